@@ -11,7 +11,7 @@ from pathlib import Path
 
 import jinja2
 
-from .claims import FILTERS, ClaimError, check
+from .checks import FILTERS, ClaimError, check
 from .sources import ROOT
 from .store import Store
 

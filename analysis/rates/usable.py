@@ -39,7 +39,7 @@ from regimes.records import Record, check_same_experiment, load_all
 from ..common.command import Files, Out, Several
 from ..common.compare import LAST
 from ..common.estimates import estimate
-from ..grids.names import ARMS, LATE
+from ..common.names import ARMS, LATE
 from . import usable_figure
 from .usable_figure import as_text as as_text
 

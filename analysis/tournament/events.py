@@ -29,8 +29,8 @@ from regimes.records import Record, load_all
 
 from ..common.command import Files, Out, Several, name_of
 from ..common.estimates import Row
+from ..common.names import spoken
 from ..common.paired import ALPHA, difference_text, draw_forest
-from ..grids.names import spoken
 from .equal_floats import comparisons
 from .tournament import entries
 

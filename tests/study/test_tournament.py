@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.grids.names import LADDERS
+from analysis.common.names import LADDERS
 from analysis.tournament import tournament, tournament_figure
 from analysis.tournament.equal_floats import at_same_floats, comparisons, moments
 from analysis.tournament.tournament import (

@@ -8,11 +8,11 @@ from typing import Any
 
 import pandas as pd
 
-from ..tournament import events, tournament
-from ..tournament.equal_floats import comparisons, moments
+from ...tournament import events, tournament
+from ...tournament.equal_floats import comparisons, moments
+from ..sources import entries, note, number, records, row_of, trials
+from ..values import Interval, mean_of
 from .differences import effect
-from .sources import entries, note, number, records, row_of, trials
-from .values import Interval, mean_of
 
 FASTER, MIDDLE, SLOWER = tournament.NETWORKS
 

@@ -14,11 +14,11 @@ import pandas as pd
 from regimes.plotting.looks import named
 from regimes.statistics import holm
 
-from ..detection import deep_linear
-from ..grids.names import LATE
-from ..rates import edge, narrowing, quadratic, usable
-from .sources import number, records, row_of
-from .values import Interval, mean_of, of_ratios
+from ...common.names import LATE
+from ...detection import deep_linear
+from ...rates import edge, narrowing, quadratic, usable
+from ..sources import number, records, row_of
+from ..values import Interval, mean_of, of_ratios
 
 # -- usable rates ----------------------------------------------------------------------------
 

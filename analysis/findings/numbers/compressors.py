@@ -6,8 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from ..tournament import error_per_float
-from .sources import number, records, row_of
+from ...tournament import error_per_float
+from ..sources import number, records, row_of
 
 KEPT = (  # rows of the table
     ("topk", "1"),

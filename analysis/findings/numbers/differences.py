@@ -12,12 +12,12 @@ import pandas as pd
 from regimes.records import find, share_of_low, unpacked
 from regimes.statistics import holm
 
-from ..claims import claims
-from ..claims.effects import minus
-from ..common import compare
-from ..rates import collapse
-from .sources import REFERENCE, note, number, pooled, records, row_of, trials
-from .values import Interval, mean_of
+from ...common import compare
+from ...rates import collapse
+from .. import claims
+from ..effects import minus
+from ..sources import REFERENCE, note, number, pooled, records, row_of, trials
+from ..values import Interval, mean_of
 
 # -- schedules -------------------------------------------------------------------------------
 

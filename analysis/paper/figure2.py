@@ -122,7 +122,7 @@ def figure2b(runs: Iterable[Record]) -> tuple[Figure, pd.DataFrame]:
             drawn = names + (strangers if title == RECOVER else ())
             part = numbers[numbers["schedule"].isin(drawn)]
             for ax, against in ((left, "epoch"), (right, "floats")):
-                panels.fill(ax, against, part, last, shown, said, marks=ax is right)
+                panels.draw_curves(ax, against, part, last, shown, said, marks=ax is right)
                 panels.format_axis(ax, against, last, one.config)
             panels.limits(left, numbers, shown, last)
             left.set_ylabel(shown.axis)

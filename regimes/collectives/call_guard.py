@@ -30,8 +30,8 @@ SAME = "every process makes the same calls and takes the same number of steps"
 
 
 class Position(TypedDict):
-    """``call``: the call it waits in, None: a collective of a step, or nothing. ``steps``: finished
-    steps. ``count``: calls entered so far."""
+    """``call``: the call in which a process waits; None if it waits in a collective of a step, or
+    not at all. ``steps``: finished steps. ``count``: calls entered so far."""
 
     call: str | None
     steps: int
@@ -39,7 +39,7 @@ class Position(TypedDict):
 
 
 class CallGuard:
-    """One process's view.
+    """The guard of one process.
 
     Attributes:
         done: gives the steps that this process has finished.

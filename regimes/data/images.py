@@ -48,7 +48,7 @@ class Images:
     # Held out of the training set.
     validation: tuple[UInt8[Tensor, "held c h w"], Int64[Tensor, " held"]] | None = None
 
-    def tested_on(self, device: torch.device) -> Images:
+    def with_test_on(self, device: torch.device) -> Images:
         """A copy with the test and validation tensors on a device."""
         held = self.validation and (self.validation[0].to(device), self.validation[1].to(device))
         test_x, test_y = self.test_x.to(device), self.test_y.to(device)

@@ -18,7 +18,7 @@ from regimes import policies
 from regimes.collectives.group import GroupWorld
 from regimes.collectives.managed import ManagedWorld
 from regimes.collectives.requests import Layer, Traffic
-from regimes.compression.reducer import costs_per_step
+from regimes.compression.traffic import costs_per_step
 from regimes.config import Signal
 from regimes.ddp.choices import Choice
 from regimes.ddp.record import JobRecorder, RecordOptions

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import nn
 
 from regimes.collectives.managed import ManagedWorld
-from regimes.compression.reducer import costs_per_step
+from regimes.compression.traffic import costs_per_step
 from regimes.ddp.own_hooks import BUCKET, OwnHooks
 from regimes.ddp.source import check_parameters, plain_names
 from regimes.errors import ConfigError, RecordError

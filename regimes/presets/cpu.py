@@ -1,4 +1,4 @@
-"""CPU scale: minutes on two cores, with the paper's phenomena where they show."""
+"""Presets and grids that take minutes on two cores."""
 
 from __future__ import annotations
 

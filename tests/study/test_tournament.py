@@ -23,7 +23,7 @@ from analysis.tournament.tournament import (
 )
 from analysis.tournament.tournament_figure import kinds
 from regimes.compression import compressor
-from regimes.compression.reducer import costs_per_step
+from regimes.compression.traffic import costs_per_step
 from regimes.config import Budget, RunConfig, in_windows
 from regimes.console.tables import Table
 from regimes.errors import RecordError

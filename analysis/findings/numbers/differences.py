@@ -63,13 +63,6 @@ def of_low(source: str, arm: str) -> float:
 
 
 @number
-def seeds(source: str) -> list[int]:
-    """The first and the last seed."""
-    every = [run.seed for run in records(source)]
-    return [min(every), max(every)]
-
-
-@number
 def run_count(source: str) -> int:
     """Runs of an archive."""
     with unpacked(note(f"{source}.tar.xz")) as folder:

@@ -59,11 +59,6 @@ def extreme_arm(source: str, network: int, slowest: bool = False) -> str:
 
 
 @number
-def arm_count(source: str) -> int:
-    return len(arms(source))
-
-
-@number
 def floats_ratio(source: str, a: str, b: str) -> float:
     """Floats of ``a``, of those of ``b``."""
     return float(arms(source)["floats"][a] / arms(source)["floats"][b])

@@ -83,7 +83,7 @@ class Problem:
 
     @property
     def paper_variance(self) -> float:
-        """As printed, of any coordinate; for comparison."""
+        """The variance of any coordinate as the paper prints it; for comparison."""
         sigma, top = self.sigma, float(np.abs(self.mu).max())
         return (sigma**4 + 2 * top**2 * sigma**2) * float(self.w @ self.w) + sigma**2
 

@@ -173,7 +173,7 @@ def _rates(by_schedule: Groups) -> str:
 
 
 def _fall(numbers: pd.DataFrame, critical: Sequence[Sequence[int]]) -> str:
-    """How far the norm of the layers falls in the first window, and after it."""
+    """A sentence: how far the norm of the layers falls in the first window, and after it."""
     wide = numbers.pivot(index="epoch", columns="layer", values="norm")
     stop = critical[0][1] if critical else 1
     if not 0 < stop < len(wide):

@@ -131,7 +131,7 @@ class CallGuard:
         return checksums.tolist() == [checksum, -checksum]
 
     def _all_posted(self, seconds: float) -> bool:
-        """Before there is a communicator: has every process posted that it has entered?"""
+        """Has every process posted that it has entered? Asked where no communicator exists yet."""
         until, pause = time.monotonic() + min(seconds, self.timeout), 0.001
         self._post("attach()")
         while any(self._position(other)["count"] < self.count for other in self.others):

@@ -120,7 +120,7 @@ class Reducer:
         return mean if bool(total.isfinite()) else torch.full_like(mean, torch.nan)
 
     def _examines_updates(self, like: Tensor) -> bool:
-        """Only on a CPU: on a GPU the host would wait for the answer."""
+        """Does ``flag_mean`` examine the updates? Not on a GPU: the host would wait for it."""
         return not on_gpu(like) and all(c.propagates_nonfinite for c in self.compressors)
 
     def reduce(

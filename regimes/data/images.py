@@ -221,7 +221,7 @@ def evaluation_batches(
     split: Split = "test",
     share: slice = slice(None),
 ) -> Iterator[tuple[Float[Tensor, "b c h w"], Int64[Tensor, " b"]]]:
-    """Some batches of a split, in stored order, never augmented.
+    """Yield batches of a split in stored order, never augmented.
 
     Raises:
         DataError: nothing was held out for validation.

@@ -303,5 +303,5 @@ def _name(network: nn.Module) -> str:
 
 
 def no_data(*_: Any) -> NoReturn:
-    """In place of the training data, which a hook does not have."""
+    """Stands in for functions of the training data, which a hook does not have."""
     raise ConfigError("a hook has no training data to measure on")

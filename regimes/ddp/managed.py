@@ -239,7 +239,7 @@ class HookQuorum:
 
 
 def size_header(job: Job, steps: int, chosen: Choice) -> None:
-    """Before the first step of the job."""
+    """Write the number of replicas into the header, before the first step of the job."""
     if steps == 0 and not job.rows:
         workers = job.world.workers
         job.header["world"] |= {"workers": workers, "processes": workers}

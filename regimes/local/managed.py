@@ -109,7 +109,8 @@ class ManagedSteps(LocalSteps):
         self.world.enter()
 
     def _meet(self) -> None:
-        """Before each exchange, not only in a new quorum: replicas may have moved or not."""
+        """Agree before each exchange, not only in a new quorum: a replica that has just joined has
+        no movement of its own."""
         world, reducer = self.world, self.exchange.reducer
         if world.rank:  # before the others may open the files
             write_or_wait(self, world)
@@ -156,7 +157,7 @@ class ManagedSteps(LocalSteps):
         write_or_wait(self, self.world)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """As of ``LocalSteps``; a replica's place changes with the quorum."""
+        """See ``LocalSteps``. The state may be of another process: ranks change with the quorum."""
         super().load_state_dict({**saved, "process": self._identity()["process"]})
         self.moved = True
 

@@ -247,7 +247,7 @@ def drawn(fig: Figure, kind: str = "svg", dpi: int = DPI) -> bytes:
 
 
 def _smaller(png: io.BytesIO) -> bytes:
-    """With a palette of 256 colours, a third of the size."""
+    """The picture with a palette of 256 colours, in a third of the bytes."""
     from PIL import Image
 
     with Image.open(png) as image:

@@ -1,4 +1,4 @@
-"""Presets and grids that take minutes on two cores."""
+"""CPU scale: minutes on two cores, with the paper's phenomena where they show."""
 
 from __future__ import annotations
 

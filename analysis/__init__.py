@@ -1,9 +1,9 @@
 """The study: the figures and tables of the paper, and what goes beyond it, from records only.
 
 A room holds the modules of one subject: `paper`, `lasso`, `rates`, `detection`, `criticality`,
-`tournament`, `claims`, `cost`, `notebook`, `campaign`; `common` is what they share. `findings`
-writes the pages of docs/findings/, `grids` holds the study's grids, `plugins` its instruments. A
-module with a ``main`` is a command::
+`tournament`, `cost`, `notebook`, `campaign`; `common` is what they share. `findings` judges the
+claims and writes the pages of docs/findings/, `plugins` has the study's instruments. ``grids/``
+holds its grids, TOML files alone. A module with a ``main`` is a command::
 
     regimes ablate smoke --seeds 5    # train: leaves records in runs/smoke
     regimes figure 2 runs/smoke       # draw: PNG, SVG and the plotted numbers as CSV

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from regimes.plotting.offered import Offer
 
 ROOMS = (
-    *("paper", "lasso", "rates", "detection", "criticality", "tournament", "claims", "cost"),
-    "campaign",
+    *("paper", "lasso", "rates", "detection", "criticality", "tournament"),
+    *("findings", "cost", "campaign"),
 )
 NAMES = {  # of commands that are not called like their files
     "error_per_float": "rivals",

@@ -53,9 +53,9 @@ LEFT_OUT = {
     "analysis/paper/figures.py": "lists of names",
     "analysis/rates/usable_figure.py": "how a figure is laid out",
     "analysis/notebook/outputs.py": "how a notebook's output is laid out",
-    "analysis/claims/sentences.py": "sentences and what each is read from",
+    "analysis/findings/sentences.py": "sentences and what each is read from",
     "analysis/tournament/tournament_figure.py": "how a figure is laid out",
-    "analysis/grids": "values that were chosen, and names",
+    "analysis/common/names.py": "names",
 }
 OTHERS = {  # of test_NAME.py: pages and packages, which look at the core from afar
     "docs",

@@ -26,7 +26,7 @@ In five lines::
 # Python has not loaded already (`__main__` then takes the folder off the path).
 import importlib
 
-TYPE_CHECKING = False  # what `typing` calls so; type checkers take it for true
+TYPE_CHECKING = False  # that of `typing`, which is not imported; True for type checkers
 if TYPE_CHECKING:
     from typing import Any
 

@@ -1,4 +1,4 @@
-"""Half precision: its types, and where numbers are widened because sums would lose them."""
+"""Half precision: its dtypes, and the conversion to float32 where sums would lose bits."""
 
 from __future__ import annotations
 

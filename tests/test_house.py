@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -59,6 +60,22 @@ def test_layers_and_circles() -> None:
     done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=env, check=False)
     assert done.returncode == 0, done.stdout
     assert "5 kept, 0 broken" in done.stdout
+
+
+def test_the_study_has_few_rooms_and_arrows() -> None:
+    """An arrow: a module of one room imports one of another. The linter sees to their directions,
+    not to how many there are."""
+    graph = grimp.build_graph("analysis", cache_dir=None)
+    room_of = {name: name.split(".")[1] for name in graph.modules if "." in name}
+    rooms = {*room_of.values()} - {"__main__"}
+    arrows = {
+        (room_of[name], room_of[other])
+        for name in room_of
+        for other in graph.find_modules_directly_imported_by(name) & room_of.keys()
+        if room_of[name] != room_of[other] and room_of[name] != "__main__"
+    }
+    assert len(rooms) <= 12
+    assert len(arrows) <= 16
 
 
 def test_one_room_talks_to_torch_distributed() -> None:

@@ -1,1 +1,1 @@
-"""What several rooms use: commands and their files, comparisons of schedules, panels, verdicts."""
+"""What several rooms use: commands and their files, comparisons, panels, names of arms."""

@@ -26,8 +26,8 @@ from regimes.plotting.schedules import differences, pair, pairs_of, reached
 from regimes.records import Record
 from regimes.statistics import paired_differences as paired_differences
 
-from ..grids.names import PAPER
 from .estimates import Cell, Row, as_table, number, word
+from .names import PAPER
 
 SCHEDULES = ("dense", "low", "high", "low-in-critical", "high-in-critical", "accordion", "low-late")
 PAIRS = (

@@ -38,7 +38,7 @@ DETECTORS = (
     "first-share",
     "random-windows",
 )
-KNOBS = ("eta", "interval", "share")  # of the settings, the fields of detectors
+KNOBS = ("eta", "interval", "share")  # settings that are fields of a detector
 RECORDED = "as trained"
 
 
@@ -64,7 +64,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Answer:
-    """What follows.
+    """What one position of the knobs gives.
 
     Attributes:
         bands: a row per detector that the run can answer for, the chosen one first and then
@@ -125,16 +125,16 @@ class PricedRuns:
         return case.work.bytes["mean"] + case.work.bytes["gather"] - layers
 
     def detectors(self, run: Record) -> list[str]:
-        """Those whose signal the run recorded."""
+        """The detectors whose signal the run recorded."""
         return [name for name in DETECTORS if measured(run, detect.rule(name, run))]
 
     def knobs(self, run: Record, detector: str) -> list[str]:
-        """Those of the settings that a detector has a field for."""
+        """The settings that are fields of a detector."""
         rule = detect.rule(detector, run)
         return [name for name in KNOBS if hasattr(rule, name)]
 
     def rule(self, settings: Settings, detector: str) -> Rule:
-        """A detector with those of the settings that it has."""
+        """A detector whose fields have the values of the settings."""
         run = self.runs[settings.schedule, settings.seed]
         known = self.knobs(run, detector)
         given = ",".join(f"{name}={getattr(settings, name)}" for name in known)
@@ -197,9 +197,9 @@ class PricedRuns:
     def work(self, levels: Mapping[int, str]) -> Work:
         """One worker's step with a level of its own for each layer (its index).
 
-        All layers' requests of a round travel as one collective, so a step has as many as its
-        most demanding level; a level's compression takes the time of all layers at it, times its
-        layers' share of their elements.
+        The requests of all layers in a round travel as one collective, so a step has as many
+        collectives as the level that needs most. The time to compress at a level is that of a step
+        with all layers at this level, times the share of elements of the layers that have it.
         """
         works = {level: self._uniform(level) for level in {levels[i] for i in self.layers}}
         share = {i: _elements(self.header["layers"][i]) for i in self.layers}

@@ -30,8 +30,8 @@ from regimes.replay.replay import measured, past_epochs
 from regimes.statistics import DIGITS, holm, p_value
 
 from ..common.estimates import estimate
+from ..common.names import STATISTICS
 from ..common.paired import compare
-from ..grids.names import STATISTICS
 from .harm import ONSETS, is_null
 
 CHANGE = "change of "

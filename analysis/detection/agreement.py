@@ -72,9 +72,8 @@ def figure(
     """
     tables = unforced.scored(runs, change)
     shares = pd.concat(map(unforced.calls, tables.values())).groupby(level="epoch").mean().T
-    all_epochs = shares.reindex(
-        columns=range(int(shares.columns.max()) + 1)
-    )  # the warm-up is empty
+    # The epochs of the warm-up are empty.
+    all_epochs = shares.reindex(columns=range(int(shares.columns.max()) + 1))
     rows = unforced.over_seeds(unforced.pairs(tables))
     agreed = unforced.with_reference(rows, reference).set_index("detector")
     with style.theme():

@@ -24,7 +24,7 @@ from regimes.replay.replay import measured, past_epochs, signal_cost
 from regimes.statistics import kappa
 
 from ..common import estimates
-from ..grids.names import STATISTICS
+from ..common.names import STATISTICS
 
 FIRST = "first epochs"
 REFERENCE = "eigenvalue"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from regimes.console import stdout
 
-from . import NUMBERS, pages
-from .claims import ClaimError
+from . import pages
+from .checks import ClaimError
+from .numbers import NUMBERS
 from .sources import ROOT
 from .store import Store
 

@@ -1,113 +1,183 @@
-"""What a sentence says, checked where the sentence stands: filters and functions of templates.
+"""Every claim with its effect, interval and verdict, at the scale of the records.
 
-``{{ effect("small", "low", "high") | above | ci }}`` prints the interval, and fails where it does
-not lie above zero. So a sentence that says "more" cannot outlive a number that says "less".
+::
+
+    regimes figure campaign --scale cpu                # about 4 hours on two cores
+    regimes figure claims runs
+    regimes figure claims data/reference --out data/reference/claims.md    # the committed ones
+
+An effect is one number per seed, its interval the 95 % t interval of their mean. The margin is one
+point of accuracy (1 % of the perplexity), chosen before the first interval was computed.
+`sentences` has what is claimed, `verdicts` how an interval becomes a verdict.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from regimes.console.units import p_text
+import pandas as pd
 
-from ..common.verdicts import ALPHA, verdict
-from .values import Interval, decimal
+from regimes.console import stdout
+from regimes.console.tables import Table
+from regimes.console.units import interval_text, p_text
+from regimes.errors import RecordError
+from regimes.plotting.groups import check_setting, check_there
+from regimes.records import Record, load_all, write_output
+from regimes.statistics import LEAST, alike, holm, least_p, p_ranks, p_value, t_interval
 
+from ..common.estimates import Cell, Row, as_table, number, p, word
+from .pools import pool, same_code
+from .sentences import PAPER, QUESTIONS, Claim
+from .verdicts import outcome, verdict
 
-class ClaimError(Exception):
-    """A number does not support the sentence that quotes it."""
+TASK = ("workers", "data.name", "data.digest", "model", "metric")  # what schedules of a claim share
+WIDTH = 200  # letters that twelve columns need
+DECIDE = ("expect", "ci_low", "ci_high", "margin", "p_holm")  # arguments of `outcome`
+ABOUT = (
+    "The mean effect over n seeds with its 95 % t interval, and the smallest effect that matters. "
+    "p: t test of no effect, two-sided; by ranks: exact signed-rank test, or ≥ and the least that "
+    "n seeds can reach (5 or fewer cannot reach 0.05); Holm: p corrected over the claims of the "
+    "item. Verdict: of the interval alone; better and worse are above and below zero. A claim of "
+    "more is supported if the effect is better, with p (Holm) < 0.05 and a mean of the margin or "
+    "more, and contradicted if an effect of the margin is excluded; a claim of no less is the "
+    "opposite of more in the other direction. †: the runs are of different code."
+)
 
-
-def above(value: Interval, least: float = 0.0) -> Interval:
-    """The whole interval is above ``least``."""
-    return _checked(value, value.low > least, f"above {least:g}")
-
-
-def below(value: Interval, most: float = 0.0) -> Interval:
-    """The whole interval is below ``most``."""
-    return _checked(value, value.high < most, f"below {most:g}")
-
-
-def unresolved(value: Interval, at: float = 0.0) -> Interval:
-    """The interval holds ``at``: no difference is shown."""
-    return _checked(value, value.low <= at <= value.high, f"an interval with {at:g} in it")
-
-
-def significant(value: Interval) -> Interval:
-    """p after Holm's correction is below 0.05."""
-    return _checked(value, value.p_holm < ALPHA, "p (Holm) below 0.05")
-
-
-def insignificant(value: Interval) -> Interval:
-    """p after Holm's correction is 0.05 or more."""
-    return _checked(value, value.p_holm >= ALPHA, "p (Holm) of 0.05 or more")
+# -- records to verdicts ---------------------------------------------------------------------
 
 
-def _checked(value: Interval, holds: bool, expected: str) -> Interval:
-    if not holds:
-        raise ClaimError(f"expected {expected}, got {value.text(3)}, p (Holm) {value.p_holm:.3g}")
-    return value
+def find(folder: Path, source: str) -> list[Record]:
+    """The records of a grid in a folder: a folder or an archive of its name; none if not there."""
+    for path in (folder / source, folder / f"{source}.tar.xz"):
+        if path.exists():
+            return load_all(path)
+    return []
 
 
-def check(holds: object, says: str) -> str:
-    """For anything else that a sentence says; prints nothing."""
-    if not holds:
-        raise ClaimError(f"this no longer holds: {says}")
-    return ""
+def judge(folder: Path, claims: Sequence[Claim] = (*PAPER, *QUESTIONS)) -> pd.DataFrame:
+    """One row per claim whose records are there.
+
+    Columns: item, claim, records, effect, n, mean, ci_low, ci_high (of a 95 % t interval; nan where
+    all seeds are alike), margin, p, p_ranks, p_holm (within the item), verdict, outcome, and
+    mixed: whether the runs are of different code.
+
+    Raises:
+        RecordError: no records of any claim in the folder, or blocks that cannot be pooled.
+    """
+    known: dict[str, list[Record]] = {}
+    rows = []
+    for claim in claims:
+        blocks = {source: known.get(source) or find(folder, source) for source in claim.sources}
+        known |= blocks
+        if all(blocks.values()):
+            only = len(blocks) == 1
+            runs = blocks[claim.sources[0]] if only else pool(blocks, claim.schedules)
+            rows.append(_row(claim, runs))
+    if not rows:
+        raise RecordError(
+            f"{folder} has no records that a claim is about: expected folders or archives named "
+            "like grids, e.g. small or small.tar.xz"
+        )
+    frame = pd.DataFrame(rows)
+    frame["p_holm"] = frame.groupby("item", sort=False)["p"].transform(lambda p: holm(p.to_list()))
+    cells = zip(*(frame[name] for name in DECIDE), strict=True)
+    frame["outcome"] = [outcome(*cell) for cell in cells]
+    return frame
 
 
-# -- how numbers are written -----------------------------------------------------------------
+def _row(claim: Claim, runs: Sequence[Record]) -> dict[str, Any]:
+    chosen = [run for run in runs if run.name in claim.schedules]
+    check_there(runs, claim.schedules)
+    check_setting(chosen, TASK)
+    values = claim.effect(chosen)
+    mean, low, high = t_interval(values)
+    if alike(values):
+        low = high = math.nan
+    codes = [str(run.header.get("code", {}).get("digest")) for run in chosen]
+    return {
+        "item": claim.item,
+        "claim": claim.says,
+        "records": " + ".join(claim.sources),
+        "effect": claim.name,
+        "n": len(values),
+        "mean": mean - claim.base,
+        "ci_low": low - claim.base,
+        "ci_high": high - claim.base,
+        "margin": claim.margin,
+        "p": p_value(values, claim.base),
+        "p_ranks": p_ranks(values, claim.base),
+        "verdict": verdict(low - claim.base, high - claim.base, claim.margin),
+        "expect": claim.expect,
+        "mixed": not same_code(codes),
+    }
 
 
-def ci(value: Interval, digits: int = 1, sign: bool = False) -> str:
-    """Mean and interval, with so many digits after the point."""
-    return value.text(digits, sign)
+def summary(rows: pd.DataFrame) -> pd.DataFrame:
+    """Per item: how many of its claims there are, and are supported, contradicted and open."""
+    kinds = ["supported", "contradicted", "open"]
+    counts = pd.crosstab(rows["item"], rows["outcome"]).reindex(columns=kinds, fill_value=0)
+    counts.insert(0, "claims", counts.sum(axis=1))
+    return counts.loc[rows["item"].unique()].rename_axis(columns=None).reset_index()
 
 
-def sig(value: Interval, digits: int = 2) -> str:
-    """Mean and interval, with so many significant digits."""
-    return value.text(digits, significant=True)
+# -- verdicts to a table ---------------------------------------------------------------------
 
 
-def ci0(value: Interval) -> str:
-    """Whole numbers, with commas: "1,963 [407, 9,471]"."""
-    return value.text(0)
+def as_text(rows: pd.DataFrame) -> Table:
+    """Rows of `judge` as rounded text, the paper's first; an item is named once."""
+    columns: dict[str, Cell] = {
+        "item": word("item"),
+        "claim": word("claim"),
+        "effect": word("effect"),
+        "n": word("n"),
+        "mean [95 % interval]": _mean,
+        "margin": number("margin", "g"),
+        "p": p("p"),
+        "p by ranks": _ranks,
+        "p (Holm)": p("p_holm"),
+        "verdict": word("verdict"),
+        "the claim is": word("outcome"),
+        "records": lambda row: row["records"] + " †" * row["mixed"],
+    }
+    once = rows["item"].where(rows["item"] != rows["item"].shift(), "")
+    return as_table(rows.assign(item=once), columns, texts=3, ends=3)
 
 
-def num(value: float | Interval, digits: int = 1, sign: bool = False) -> str:
-    """A number, or the mean of one with an interval."""
-    x = value.mean if isinstance(value, Interval) else value
-    return decimal(x, digits, sign)
+def _mean(row: Row) -> str:
+    few = "[one seed]" if row["n"] == 1 else "[two seeds]"
+    missing = "[all alike]" if row["n"] >= LEAST else few
+    return f"{row['mean']:+.2f} {interval_text(row['ci_low'], row['ci_high'], '+.2f') or missing}"
 
 
-def pct(value: float, digits: int = 0) -> str:
-    """A share in per cent."""
-    return f"{decimal(100 * value, digits)} %"
+def _ranks(row: Row) -> str:
+    least = least_p(row["n"])
+    text = p_text(row["p_ranks"]) if least < 0.05 else f"≥ {least:.3g}"
+    return "" if math.isnan(row["p"]) else text
 
 
-def g(value: float, digits: int = 2) -> str:
-    """A number with so many significant digits."""
-    return f"{value:.{digits}g}"
+def page(rows: pd.DataFrame) -> str:
+    """The table as Markdown, below what its columns are."""
+    return f"{ABOUT}\n\n{as_text(rows).markdown()}\n"
 
 
-def named_verdict(value: Interval, margin: float = 1.0) -> str:
-    """What the interval says, compared with a margin (`analysis.common.verdicts`)."""
-    return verdict(value.low, value.high, margin)
+def main(folder: Path, out: Path | None = None, paper: bool = False) -> pd.DataFrame:
+    """Print the verdict on every claim whose records are in FOLDER.
 
-
-FILTERS: dict[str, Callable[..., Any]] = {
-    "above": above,
-    "below": below,
-    "unresolved": unresolved,
-    "significant": significant,
-    "insignificant": insignificant,
-    "ci": ci,
-    "ci0": ci0,
-    "sig": sig,
-    "num": num,
-    "pct": pct,
-    "g": g,
-    "p": p_text,
-    "verdict": named_verdict,
-}
+    Args:
+        folder: of grids' records, each a folder or an archive of the grid's name.
+        out: file for the same as Markdown.
+        paper: only the paper's claims.
+    """
+    rows = judge(folder, PAPER if paper else (*PAPER, *QUESTIONS))
+    if out:
+        write_output(out, page(rows))
+    items = summary(rows).astype(str)
+    console = stdout.console(highlight=False)
+    console.width = max(console.width, WIDTH)
+    console.print(as_text(rows).drawn(), "")
+    console.print(Table(list(items.columns), items.to_numpy().tolist()).drawn(), "")
+    console.print(ABOUT)
+    return rows

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import jinja2
 
-from .claims import FILTERS, ClaimError, check
+from .checks import FILTERS, ClaimError, check
 from .sources import ROOT
 from .store import Store
 
@@ -20,9 +20,8 @@ DOCS = ROOT / "docs"
 NUMBERS_FILE = DOCS / "findings" / "numbers.json"
 WIDTH = 112
 BLOCK = re.compile(r"^```.*?^```$|(?:^[^\n]*\S[^\n]*(?:\n|\Z))+", re.DOTALL | re.MULTILINE)
-TOGETHER = re.compile(
-    r"[+-]?[\d.]+ \[[^\]]+\]|\bn = \d+|\d [%±] ?\d*"
-)  # not parted at a line's end
+# words that a line's end does not part
+TOGETHER = re.compile(r"[+-]?[\d.]+ \[[^\]]+\]|\bn = \d+|\d [%±] ?\d*")
 SUMMARY = "findings"  # the page above the others
 
 

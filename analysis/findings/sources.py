@@ -21,8 +21,8 @@ from regimes.plotting import groups
 from regimes.plotting.looks import Metric
 from regimes.records import Record, load_all
 
-from ..claims import pools
 from ..tournament import tournament
+from . import pools
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "data" / "reference"
@@ -73,7 +73,7 @@ def _records(source: str) -> tuple[Record, ...]:
 
 
 def pooled(source: str, *schedules: str) -> tuple[Record, ...]:
-    """The runs of one source, or of several joined by " + " (see `analysis.claims.pools`)."""
+    """The runs of one source, or of several joined by " + " (see `analysis.findings.pools`)."""
     blocks = {name: records(name) for name in source.split(" + ")}
     return tuple(pools.pool(blocks, schedules)) if len(blocks) > 1 else records(source)
 

@@ -82,13 +82,8 @@ class Problem:
         return a**2 + 2 * a * self.mu * self.w + self.mu**2 * s, s + self.w**2
 
     @property
-    def paper_mean(self) -> Vector:
-        """As printed; for comparison."""
-        return self.w + self.mu * (self.mu @ self.w) + self.lam * np.sign(self.w)
-
-    @property
     def paper_variance(self) -> float:
-        """As printed, of any coordinate; for comparison."""
+        """The variance of any coordinate as the paper prints it; for comparison."""
         sigma, top = self.sigma, float(np.abs(self.mu).max())
         return (sigma**4 + 2 * top**2 * sigma**2) * float(self.w @ self.w) + sigma**2
 

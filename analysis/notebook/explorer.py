@@ -40,7 +40,7 @@ LATENCIES = (0.0, 5e-6, 20e-6, 50e-6, 200e-6, 1e-3, 5e-3)
 HEADS = ("", "critical", "floats", "of low", "seconds", "× dense", "signal")
 DPI = 100
 BUSY = "<b class='regimes-busy'>\N{HOURGLASS} replaying ...</b>"
-READY = "<span>\N{NO-BREAK SPACE}</span>"  # as high, so that nothing jumps
+READY = "<span>\N{NO-BREAK SPACE}</span>"  # as high as BUSY, so that nothing jumps
 WIDE = widgets.Layout(width="430px")
 
 
@@ -64,8 +64,8 @@ class Explorer:
     Attributes:
         knobs: a widget per field of `Settings`.
         settings, answer: where the knobs stand, and what follows.
-        busy: says so while an answer is computed.
-        view: all of it.
+        busy: a line that shows while an answer is computed.
+        view: the widget that contains all others.
     """
 
     def __init__(self, study: PricedRuns, **start: Any) -> None:
@@ -102,7 +102,7 @@ class Explorer:
             self._moving, self.busy.value = False, READY
 
     def _offer(self) -> None:
-        """Only seeds and detectors that the chosen run has; knobs of the detector alone."""
+        """Offer the seeds and detectors of the chosen run; enable the detector's knobs alone."""
         schedule = self.knobs["schedule"].value
         seeds = sorted(seed for name, seed in self.study.runs if name == schedule)
         _choices(self.knobs["seed"], seeds)
@@ -148,7 +148,7 @@ def _value(option: tuple[str, float]) -> float:
 
 
 def _choices(knob: widgets.Dropdown, known: list[Any]) -> None:
-    """Offer these; what was chosen stays if it can."""
+    """Replace the options; the chosen one stays if it is among them."""
     if list(knob.options) != known:
         chosen = knob.value
         knob.options = known
@@ -188,7 +188,7 @@ def as_html(answer: Answer, settings: Settings) -> str:
 
 
 def _line(cells: Sequence[Any], kind: str, attributes: str = "") -> str:
-    """A row of an HTML table; all but its first cell to the right."""
+    """A row of an HTML table; all cells but the first are aligned to the right."""
     shown = [
         f"<{kind} style='text-align:{'right' if i else 'left'};padding-left:16px'>"
         f"{html.escape(str(cell))}</{kind}>"

@@ -77,7 +77,7 @@ def figure(
         fig = style.figure(5.4)
         grid = fig.subplots(2, 2, height_ratios=[3, 2])
         for ax, against in zip(grid[0], ("epoch", "floats"), strict=True):
-            panels.fill(ax, against, numbers, last, shown, names, marks=against == "floats")
+            panels.draw_curves(ax, against, numbers, last, shown, names, marks=against == "floats")
             panels.format_axis(ax, against, last, lines.decaying(by_schedule).config)
             cut = panels.limits(ax, numbers, shown, last)
             ax.set_ylabel(shown.axis)

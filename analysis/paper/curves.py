@@ -75,7 +75,7 @@ def figure(
         axes = fig.subplots(1, len(x), sharey=True, squeeze=False)[0]
         for ax, against in zip(axes, x, strict=True):
             marks = against != "epoch" or len(x) == 1  # at one x they would cover each other
-            panels.fill(ax, against, numbers, last, shown, names, marks)
+            panels.draw_curves(ax, against, numbers, last, shown, names, marks)
             if authors is not None and against == "epoch":
                 logs.overlay(ax, authors[authors["schedule"].isin(by_schedule)], shown)
             panels.format_axis(ax, against, last, decaying(by_schedule).config)

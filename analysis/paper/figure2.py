@@ -122,7 +122,7 @@ def figure2b(runs: Iterable[Record]) -> tuple[Figure, pd.DataFrame]:
             drawn = names + (strangers if title == RECOVER else ())
             part = numbers[numbers["schedule"].isin(drawn)]
             for ax, against in ((left, "epoch"), (right, "floats")):
-                panels.fill(ax, against, part, last, shown, said, marks=ax is right)
+                panels.draw_curves(ax, against, part, last, shown, said, marks=ax is right)
                 panels.format_axis(ax, against, last, one.config)
             panels.limits(left, numbers, shown, last)
             left.set_ylabel(shown.axis)
@@ -173,7 +173,7 @@ def _rates(by_schedule: Groups) -> str:
 
 
 def _fall(numbers: pd.DataFrame, critical: Sequence[Sequence[int]]) -> str:
-    """How far the norm of the layers falls in the first window, and after it."""
+    """A sentence: how far the norm of the layers falls in the first window, and after it."""
     wide = numbers.pivot(index="epoch", columns="layer", values="norm")
     stop = critical[0][1] if critical else 1
     if not 0 < stop < len(wide):

@@ -58,7 +58,7 @@ class Rule:
 def _per_step(network: str, compressor: str, level: Level) -> float:
     """Floats of one step; ``compressor`` "dense" sends every parameter."""
     from regimes import compression, models
-    from regimes.compression.reducer import traffic_table
+    from regimes.compression.traffic import traffic_table
     from regimes.training.gradients import layer_table
 
     classes = 100 if network.endswith("cifar100") else 10

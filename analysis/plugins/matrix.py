@@ -3,8 +3,8 @@
 The setting of Kleinman, Achille & Soatto ("Critical Learning Periods Emerge Even in Deep Linear
 Networks", 2024) after Arora et al. (2019): two normal factors, entries of root mean square 1, a
 loss of half the mean squared error. The matrix and the places of the observed entries depend on
-``data.rows``, ``data.rank`` and ``data.train_size`` alone; `OtherMatrix` shows the same
-places of another matrix in their stead.
+``data.rows``, ``data.rank`` and ``data.train_size`` alone; with the deficit `OtherMatrix` the
+entries at the same places of another matrix are trained on.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class MatrixTask:
         return Entries(self.places.to(device), right, wrong, config, change)
 
     def values(self, matrix: Tensor) -> Tensor:
-        """What is observed of a matrix."""
+        """The observed entries of a matrix."""
         return matrix[self.places[:, 0], self.places[:, 1]]
 
     @torch.no_grad()
@@ -93,8 +93,8 @@ class MatrixTask:
     ) -> tuple[float, float]:
         model.eval()
         grid = torch.cartesian_prod(torch.arange(self.rows), torch.arange(self.rows)).to(device)
-        lost = model(grid).double() - self.matrix.flatten().to(device)
-        error = float(lost.square().mean())
+        residuals = model(grid).double() - self.matrix.flatten().to(device)
+        error = float(residuals.square().mean())
         return error / 2, error
 
     def validate(
@@ -148,7 +148,7 @@ def check(config: RunConfig, rows: int) -> int:
         ConfigError: something is asked for that a matrix does not have.
     """
     data, size = config.data, config.data.train_size or rows**2
-    of_others = {
+    unsupported = {
         "data.augment": data.augment,
         "data.image_size": data.image_size,
         "data.path": data.path,
@@ -156,7 +156,7 @@ def check(config: RunConfig, rows: int) -> int:
         "data.validation_size": data.validation_size,
         "channels_last": config.channels_last,
     }
-    for name, value in of_others.items():
+    for name, value in unsupported.items():
         require(not value, name, value, "none, the data are a matrix")
     require(rows >= 2, "data.rows", rows, "at least 2")
     require(size <= rows**2, "data.train_size", size, f"at most all {rows**2} entries")

@@ -23,7 +23,8 @@ from torch import Tensor
 from regimes.collectives.requests import Gather, Traffic
 from regimes.collectives.world import World
 from regimes.compression import compressor
-from regimes.compression.reducer import Reducer, traffic_table
+from regimes.compression.reducer import Reducer
+from regimes.compression.traffic import traffic_table
 from regimes.config import DENSE, Bounded, Level
 from regimes.config.bounds import Count
 from regimes.errors import ConfigError, require

@@ -39,7 +39,7 @@ from regimes.records import Record, check_same_experiment, load_all
 from ..common.command import Files, Out, Several
 from ..common.compare import LAST
 from ..common.estimates import estimate
-from ..grids.names import ARMS, LATE
+from ..common.names import ARMS, LATE
 from . import usable_figure
 from .usable_figure import as_text as as_text
 
@@ -110,9 +110,8 @@ def entries(runs: Sequence[Record], shown: Metric) -> pd.DataFrame:
         arm, rate, seed = by_run.loc[twice, ["arm", "rate", "seed"]].iloc[0]
         raise RecordError(f"two runs of {arm!r} at {rate:g} with seed {seed}")
     places = {arm: place for place, arm in enumerate([*ARMS, *LATE])}
-    place = (
-        by_run["arm"].str.partition(", momentum")[0].map(places)
-    )  # nan, so last: of another grid
+    # Arms of another grid are nan, and so sorted to the end.
+    place = by_run["arm"].str.partition(", momentum")[0].map(places)
     order = ["place", "arm", "rate", "seed"]
     return by_run.assign(place=place).sort_values(order, ignore_index=True).drop(columns="place")
 
@@ -138,10 +137,12 @@ def end(rates: Sequence[float], losses: Sequence[float], best: int, limit: float
     return math.inf
 
 
-def rules(by_run: pd.DataFrame, shown: Metric) -> dict[str, tuple[str, pd.Series]]:
-    """Per rule the column it reads, and the largest loss that it allows each arm: of a metric of
-    which more is better, its negative."""
-    tolerance = TOLERANCE.get(shown.name, math.nan)
+def rules(
+    by_run: pd.DataFrame, shown: Metric, tolerance: float | None = None
+) -> dict[str, tuple[str, pd.Series]]:
+    """Per rule the column that it reads, and the largest loss that it allows each arm. The loss of
+    a metric of which more is better is its negative."""
+    tolerance = TOLERANCE.get(shown.name, math.nan) if tolerance is None else tolerance
     best = _means(by_run, shown.name, shown).groupby("arm").min()
     limits_by_rule = {}
     if not math.isnan(tolerance):
@@ -164,15 +165,18 @@ def _means(by_run: pd.DataFrame, column: str, shown: Metric) -> pd.Series:
     return means.fillna(math.inf)
 
 
-def ends(by_run: pd.DataFrame, shown: Metric) -> pd.DataFrame:
+def ends(by_run: pd.DataFrame, shown: Metric, tolerance: float | None = None) -> pd.DataFrame:
     """One row per rule, arm and seed: the ends of the usable range, ``smallest`` and ``largest``;
     0 and inf where all rates on that side are usable, nan where none is.
+
+    Args:
+        tolerance: the loss of the metric that is allowed; default that of `TOLERANCE`.
 
     Raises:
         RecordError: a seed was not run at an arm's best rate.
     """
     rows = []
-    for rule, (column, limits) in rules(by_run, shown).items():
+    for rule, (column, limits) in rules(by_run, shown, tolerance).items():
         means = _means(by_run, column, shown)
         sign = -1 if column == shown.name and not shown.lower else 1
         for key, runs in by_run.groupby(["arm", "seed"], sort=False):

@@ -73,7 +73,7 @@ def figure(
             axes[0].set_title("AdamW" if kind < 0 else f"SGD, momentum {kind:g}", loc="left")
         counts = by_run.groupby(["arm", "rate"]).size().to_list()
         _key(fig, every)
-        headline(fig, _title(rows[rows["rule"] == first], every))
+        headline(fig, _title(rows[rows["rule"] == first]))
         style.caption(fig, _caption(first, counts, run))
     return fig, pd.concat(numbers, ignore_index=True)
 
@@ -144,8 +144,8 @@ def _key(fig: Figure, looks: dict[str, Any]) -> None:
     fig.legend(handles=[*lines.values()], loc=place, ncols=columns, handlelength=3.5)
 
 
-def _title(rows: pd.DataFrame, looks: dict[str, Any]) -> str:
-    """Whose range ends the lowest, and whether it is shown to end below dense's."""
+def _title(rows: pd.DataFrame) -> str:
+    """Which arm's range ends the lowest, and whether it is shown to end below dense's."""
     known = rows[np.isfinite(rows["of_dense_high"]) & np.isfinite(rows["of_dense"])]
     known = known[known["of_dense"] < 1]
     if known.empty:

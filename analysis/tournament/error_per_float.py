@@ -68,7 +68,7 @@ def errors(runs: Sequence[Record]) -> pd.DataFrame:
     Raises:
         RecordError: a run without readings of the instrument, or runs of different settings.
     """
-    readings = [row for group in groups(runs).values() for run in group for row in _of(run)]
+    readings = [row for group in groups(runs).values() for run in group for row in _readings(run)]
     rows = []
     for (name, level), group in pd.DataFrame(readings).groupby(KEY, sort=False):
         row = {
@@ -84,7 +84,7 @@ def errors(runs: Sequence[Record]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _of(run: Record) -> list[dict[str, Any]]:
+def _readings(run: Record) -> list[dict[str, Any]]:
     lines = [line["rivals"] for line in run.details if line["instrument"] == "rivals"]
     if not lines:
         raise RecordError(
@@ -120,7 +120,7 @@ def name_of(table: dict[str, Any]) -> str:
 
 
 def level_label(name: str, level: str) -> str:
-    """A level as one says it: "rank 4"; nothing where a compressor has one only."""
+    """A level in words, e.g. "rank 4"; empty if the compressor has only one."""
     return SPELT.get(name.partition(",")[0], "").format(level)
 
 
@@ -198,17 +198,17 @@ def _name(ax: Axes, rows: pd.DataFrame) -> None:
 
 
 def _title(rows: pd.DataFrame) -> str:
-    """Which compressor has the smallest error of all steps at few bytes, and the next other one."""
+    """Which compressor has the smallest error of all steps at few bytes, and which is next."""
     few = rows[rows["bytes"] <= FEW].sort_values("summed")
     best = few.groupby("compressor", sort=False).first().reset_index()
     if len(best) < 2:
         return "The error of compressors against the bytes that they send"
-    said = [
+    two = [
         _with_error({str(k): v for k, v in row.items()}) for row in best.iloc[:2].to_dict("records")
     ]
     return (
         f"At up to {100 * FEW:.0f}\xa0% of dense's bytes the error of all steps is smallest for "
-        f"{said[0]}; next: {said[1]}"
+        f"{two[0]}; next: {two[1]}"
     )
 
 

@@ -29,8 +29,8 @@ from regimes.records import Record, load_all
 
 from ..common.command import Files, Out, Several, name_of
 from ..common.estimates import Row
+from ..common.names import spoken
 from ..common.paired import ALPHA, difference_text, draw_forest
-from ..grids.names import spoken
 from .equal_floats import comparisons
 from .tournament import entries
 
@@ -126,7 +126,7 @@ def _panel(ax: Axes, rows: pd.DataFrame) -> None:
 
 
 def _name_controls(ax: Axes) -> None:
-    """Right of the panel, what each group of lines is held against."""
+    """Write right of the panel with what each group of lines is compared."""
     kinds = [control for _, control in PAIRS]
     for kind, words in MINUS.items():
         middle = float(np.mean([place for place, one in enumerate(kinds) if one == kind]))

@@ -14,8 +14,8 @@ from regimes.plotting import style
 from regimes.plotting.groups import tested_by
 from regimes.plotting.words import headline
 
+from ..common import names
 from ..common.paired import ALPHA
-from ..grids import names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,13 +9,7 @@ same groups, in the same order.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.harness import Limits, Row, Seconds, compare, interleaved
+from benchmarks.process_group import added, processes, run_process
 from regimes.collectives.processes import ProcessWorld
 from regimes.models import build
 
@@ -71,14 +66,10 @@ def collectives(hook: Any, gradients: list[Tensor]) -> list[Callable[[], Any]]:
     return found
 
 
-def process(at: int, rounds: int, folder: str) -> dict[str, Seconds]:
-    """CPU seconds of the hook and of its floor, by rank of PowerSGD."""
+def process(_: int, rounds: int) -> dict[str, Seconds]:
+    """One process: CPU seconds of the hook and of its floor, by rank of PowerSGD."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/meet", rank=at, world_size=PROCESSES
-    )
     shape = ISLANDS, PROCESSES // ISLANDS
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
     seconds: dict[str, Seconds] = {}
@@ -105,46 +96,22 @@ def process(at: int, rounds: int, folder: str) -> dict[str, Seconds]:
         tasks = {"regimes": lambda h=hook, g=gradients: step(h, g), "floor": floor}
         seconds[str(rank)] = interleaved(tasks, rounds, before=before)
         del net
-    dist.destroy_process_group()
     return seconds
 
 
-def together(rounds: int) -> dict[str, Seconds]:
-    """CPU seconds of all processes together."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.cases.islands"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        started = [
-            subprocess.Popen(
-                [*command, str(at), str(rounds), folder],
-                env=environment,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for at in range(PROCESSES)
-        ]
-        said = [p.communicate(timeout=1200)[1] for p in started]
-        for one, words in zip(started, said, strict=True):
-            if one.returncode:
-                raise RuntimeError((words.strip().splitlines() or ["no message"])[-1])
-        found = [json.loads(Path(folder, f"{r}.json").read_text()) for r in range(PROCESSES)]
-    return {
-        rank: {
-            name: [sum(taken) for taken in zip(*(one[rank][name] for one in found), strict=True)]
-            for name in found[0][rank]
-        }
-        for rank in found[0]
-    }
-
-
 def measure(limits: Limits, *, quick: bool) -> list[Row]:
-    seconds = together(2 if quick else 15)
+    measured = processes("benchmarks.cases.islands", PROCESSES, 2 if quick else 15)
     return [
-        compare(f"2 x 2, rank {rank}", seconds[str(rank)], "regimes", "floor", TARGET)
+        compare(
+            f"2 x 2, rank {rank}",
+            added([seconds[str(rank)] for seconds in measured]),
+            "regimes",
+            "floor",
+            TARGET,
+        )
         for rank in RANKS
     ]
 
 
 if __name__ == "__main__":
-    number, turns = map(int, sys.argv[1:3])
-    Path(sys.argv[3], f"{number}.json").write_text(json.dumps(process(number, turns, sys.argv[3])))
+    run_process(process)

@@ -11,15 +11,9 @@ update written, or the products if they take longer, and two collectives of one 
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.harness import Limits, Row, Seconds, Step, compare, interleaved, resnet18
+from benchmarks.process_group import added, processes, run_process
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
@@ -116,12 +111,9 @@ def methods(layers: list[Layer], stack: Tensor, rank: int, world: World) -> dict
     }
 
 
-def process(rank: int, workers: int, rounds: int, folder: str) -> dict[str, Any]:
+def process(rank: int, rounds: int) -> dict[str, Any]:
     """One process: CPU seconds of every method, its collectives' threads included."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/{workers}", rank=rank, world_size=workers
-    )
+    workers = dist.get_world_size()
     world = World(1) if workers == 1 else ProcessWorld(workers, torch.device("cpu"))
     layers = resnet18()
     generator = torch.Generator().manual_seed(rank)
@@ -138,37 +130,7 @@ def process(rank: int, workers: int, rounds: int, folder: str) -> dict[str, Any]
             methods(layers, stack, power, world), rounds, before=before
         )
     latency = interleaved({"": lambda: dist.all_reduce(one)}, 50)
-    dist.destroy_process_group()
     return {"seconds": seconds, "latency": statistics.median(latency[""])}
-
-
-def group(workers: int, rounds: int) -> tuple[dict[int, Seconds], float]:
-    """CPU seconds of all processes together, per rank and method; a collective's latency."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.cases.powersgd"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        started = [
-            subprocess.Popen(
-                [*command, str(rank), str(workers), str(rounds), folder],
-                env=environment,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(workers)
-        ]
-        said = [p.communicate(timeout=600)[1] for p in started]
-        for one, words in zip(started, said, strict=True):
-            if one.returncode:
-                raise RuntimeError((words.strip().splitlines() or ["no message"])[-1])
-        found = [json.loads(Path(folder, f"{r}.json").read_text()) for r in range(workers)]
-    seconds: dict[int, Seconds] = {}
-    for power in RANKS:
-        every = [one["seconds"][str(power)] for one in found]
-        seconds[power] = {
-            name: [sum(taken) for taken in zip(*(one[name] for one in every), strict=True)]
-            for name in every[0]
-        }
-    return seconds, found[0]["latency"]
 
 
 def floor(layers: list[Layer], power: int, workers: int, limits: Limits, latency: float) -> float:
@@ -182,9 +144,10 @@ def floor(layers: list[Layer], power: int, workers: int, limits: Limits, latency
 def measure(limits: Limits, *, quick: bool) -> list[Row]:
     layers, rows = resnet18(), []
     for workers in WORKERS:
-        seconds, latency = group(workers, 2 if quick else 9)
+        measured = processes("benchmarks.cases.powersgd", workers, 2 if quick else 9)
         for power in RANKS:
-            least = floor(layers, power, workers, limits, latency)
+            seconds = added([one["seconds"][str(power)] for one in measured])
+            least = floor(layers, power, workers, limits, measured[0]["latency"])
             for peer, target in TARGETS.items():
                 if peer.startswith("dense") and workers == DENSE_WORKERS:
                     target = DENSE_TARGET
@@ -192,19 +155,18 @@ def measure(limits: Limits, *, quick: bool) -> list[Row]:
                 rows.append(
                     compare(
                         setting,
-                        seconds[power],
+                        seconds,
                         "regimes",
                         peer,
                         target,
                         floor=least,
                         note=WHY_DENSE if peer.startswith("dense") else "",
                     )
-                    if peer in seconds[power]
+                    if peer in seconds
                     else Row(setting, peer, target=target, error=MISSING)
                 )
     return rows
 
 
 if __name__ == "__main__":
-    at, count, turns = map(int, sys.argv[1:4])
-    Path(sys.argv[4], f"{at}.json").write_text(json.dumps(process(at, count, turns, sys.argv[4])))
+    run_process(process)

@@ -30,8 +30,8 @@ SAME = "every process makes the same calls and takes the same number of steps"
 
 
 class Position(TypedDict):
-    """``call``: the call it waits in, None: a collective of a step, or nothing. ``steps``: finished
-    steps. ``count``: calls entered so far."""
+    """``call``: the call in which a process waits; None if it waits in a collective of a step, or
+    not at all. ``steps``: finished steps. ``count``: calls entered so far."""
 
     call: str | None
     steps: int
@@ -39,7 +39,7 @@ class Position(TypedDict):
 
 
 class CallGuard:
-    """One process's view.
+    """The guard of one process.
 
     Attributes:
         done: gives the steps that this process has finished.
@@ -131,7 +131,7 @@ class CallGuard:
         return checksums.tolist() == [checksum, -checksum]
 
     def _all_posted(self, seconds: float) -> bool:
-        """Before there is a communicator: has every process posted that it has entered?"""
+        """Has every process posted that it has entered? Asked where no communicator exists yet."""
         until, pause = time.monotonic() + min(seconds, self.timeout), 0.001
         self._post("attach()")
         while any(self._position(other)["count"] < self.count for other in self.others):

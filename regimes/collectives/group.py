@@ -90,8 +90,8 @@ class GroupWorld(ProcessWorld):
                 ranks, self._limit, backends(kind, self.device), use_local_synchronization=True
             )
         if kind == "gloo":
-            atexit.register(_destroy, found := weakref.ref(made))
-            return found
+            atexit.register(_destroy, reference := weakref.ref(made))
+            return reference
         return weakref.ref(made)
 
     @property
@@ -99,8 +99,8 @@ class GroupWorld(ProcessWorld):
         return _alive(self._group)
 
     def divide(self, group: Any, shares: Sequence[float]) -> None:
-        """Layers are divided among the processes of another group, too (tensor parallel), each of
-        which calls this.
+        """Take into account that layers are also divided among the processes of another group
+        (tensor parallel); each of these calls this.
 
         Args:
             shares: of each layer, how much of the group's sum of squares is the layer's: 1, or
@@ -116,10 +116,10 @@ class GroupWorld(ProcessWorld):
     def fewest(self, count: int) -> int:
         if self._tensor_group is None:
             return count
-        found = torch.tensor([count], device=self.device)
-        least = {"op": dist.ReduceOp.MIN, "group": _alive(self._tensor_group), "async_op": True}
-        self._wait(dist.all_reduce, found, **least)
-        return int(found)
+        least = torch.tensor([count], device=self.device)
+        options = {"op": dist.ReduceOp.MIN, "group": _alive(self._tensor_group), "async_op": True}
+        self._wait(dist.all_reduce, least, **options)
+        return int(least)
 
     def whole_norms(self, norms: Tensor) -> Tensor:
         if self._tensor_group is None or self._shares is None:

@@ -68,8 +68,8 @@ def _rank(env: Mapping[str, str], name: str, default: str, count: int) -> int:
 
 
 def _slurm_rendezvous(env: Mapping[str, str]) -> str:
-    """On the first node of the step, where task 0 runs. The port is derived from the step, so that
-    other steps rarely share it, and is below those that systems assign by themselves."""
+    """tcp://HOST:PORT of the first node of the step, where task 0 runs. The port follows from it,
+    so that other steps rarely share it, and is below those that systems assign."""
     step = f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
     port = env.get("MASTER_PORT", str(2**14 + zlib.crc32(step.encode()) % 2**14))
     nodes = env.get("SLURM_STEP_NODELIST", "")

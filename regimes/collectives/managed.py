@@ -32,8 +32,8 @@ class StepLost(Exception):
 
 
 class NoGuard:
-    """In place of a ``CallGuard``: replicas that join make other calls than those that are there,
-    and the quorum brings them together."""
+    """Stands in for a ``CallGuard`` and checks nothing: replicas that join make other calls than
+    those that are present, and the quorum brings them together."""
 
     done: Callable[[], int] = staticmethod(lambda: 0)
 
@@ -257,7 +257,7 @@ class ManagedWorld(ProcessWorld):
         """There is one group."""
 
     def claimants(self, what: str) -> list[int]:
-        """Only this one."""
+        """This group: there is no other."""
         return [self.first]
 
     def close(self) -> None:

@@ -409,8 +409,8 @@ def _leave(*, at_once: bool = False) -> None:
 
 
 def _packed(t: Tensor) -> Tensor:
-    """The same numbers without gaps: a last dimension of one number may have any stride, with which
-    torch calls a tensor contiguous but does not view it as bytes."""
+    """The tensor, or a copy without gaps. torch calls a tensor contiguous whatever the stride of a
+    last dimension of one number is, but views it as bytes only if that stride is 1."""
     if t.is_contiguous() and t.stride(-1) == 1:
         return t
     return t.clone(memory_format=torch.contiguous_format)

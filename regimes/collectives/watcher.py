@@ -37,7 +37,7 @@ AT_ONCE = timedelta(milliseconds=1)  # to wait for a finished collective, which 
 
 
 class Place(TypedDict):
-    """Where a process runs: ``machine`` as of ``_machine``, ``started`` as of ``_started``."""
+    """Where a process runs: ``machine`` from ``_machine``, ``started`` from ``_started``."""
 
     machine: str | None
     pid: int
@@ -252,7 +252,8 @@ def _watch(reference: weakref.ref[Watcher], closed: threading.Event) -> None:
 
 
 def _machine() -> str | None:
-    """The same for processes that see each other in ``/proc``; None where there is none."""
+    """An identity of the machine, equal for processes that see each other in ``/proc``; None where
+    there is no ``/proc``."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"

@@ -251,7 +251,7 @@ class World:
         ]
 
     def _run_one(self, i: int, program: Program, count: Count) -> Any:
-        """As in lockstep, of one program; the bookkeeping for several takes twice as long."""
+        """Run a single program: the bookkeeping for several would take twice as long."""
         turn, answer = 0, None
         while True:
             try:

@@ -9,7 +9,7 @@ Error feedback (Stich & Karimireddy, 2019) and the level "dense" are handled her
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal, get_args
@@ -19,14 +19,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regimes.collectives.requests import Batched, Layer, Mean, Program, Request, Shard, Traffic
+from regimes.compression.answers import check_send, check_sent, sample
 from regimes.compression.kernels import Workspace, add_, clone, sub_
 from regimes.config import DENSE, Bounded, Level
 from regimes.errors import ConfigError, require
 from regimes.seeding import Seed, derive
 
-MOST = 1 << 16  # numbers of a layer that are compared; of more, every second, third, ...
 Unit = Literal["gradient", "update"]  # of a residual
-Where = tuple[str, str]  # the names of the compressor and the layer
 Sending = Generator[Request, Any, tuple[Tensor, Tensor | None]]
 
 
@@ -94,12 +93,12 @@ class Compressor(Bounded, ABC):
             2019, algorithm 1). At a rate of zero it is left as it is.
         reads_rate: the result depends on the learning rate, which the reducer must know.
         data_dependent: how much is sent depends on the gradient; ``traffic`` is the most.
-        replayable: a CUDA graph may replay ``send``. What it launches then depends on the host by
-            the level, the hyper-parameters and the fields of the state alone, of which ``step`` and
-            ``rate`` do not count: random numbers have their seeds from ``State.seeds``. Fields are
-            tensors, numbers or words.
+        replayable: a CUDA graph may replay ``send``. The kernels that it launches must then depend
+            on nothing but the level, the hyper-parameters and the fields of the state without
+            ``step`` and ``rate``; random numbers take their seeds from ``State.seeds``. Fields are
+            tensors, numbers or text.
         linear: the update depends on the workers' gradients through their mean alone, residuals
-            included; such a compressor may receive that mean in place of the workers.
+            included; such a compressor may be given that mean in place of all gradients.
         propagates_nonfinite: where the gradient of any worker is not finite, ``finite_probe`` is
             not finite either.
         joins_shards: a layer whose rows are divided among processes is compressed as one matrix;
@@ -159,8 +158,8 @@ class Compressor(Bounded, ABC):
 
     @abstractmethod
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
-        """What ``send`` will hand to the collectives for one step of one layer. A run compares it
-        with what was sent, at each level once."""
+        """What ``send`` passes to the collectives in one step of one layer. A run compares it with
+        what was sent, once at each level."""
 
     def phase(self, state: State) -> int:
         """The kind of the step that a layer has just taken, below ``phases``."""
@@ -202,7 +201,7 @@ class Compressor(Bounded, ABC):
         return update.view(grad.shape[1:])
 
     def _rescale(self, state: State) -> float:
-        """What the residual is multiplied by to stand in the unit of this step's rate."""
+        """The factor that converts the residual to the unit of this step's rate."""
         if self.residual == "gradient" or state.rate == 0:
             return 1.0
         before, state.unit = state.unit, state.rate
@@ -231,84 +230,3 @@ class Compressor(Bounded, ABC):
         if level == DENSE or not layer.compressed:
             return Traffic(layer.size, layer.size * itemsize)
         return self.traffic(layer, level, workers, itemsize)
-
-
-# -- what ``send`` returns, checked once for each layer and level ------------------------------
-# A wrong return is one sentence that names the compressor. The checks change nothing and draw no
-# random number.
-
-
-def sample(delta: Float[Tensor, "hosted n m"]) -> Float[Tensor, " some"]:
-    """A copy of numbers spread evenly over a layer; of all if they are few."""
-    flat = delta.detach().reshape(-1)
-    return flat[:: flat.numel() // MOST + 1].clone()
-
-
-def check_send(where: Where, program: Any) -> None:
-    """Raise ConfigError unless ``send`` is a generator."""
-    got = type(program).__name__
-    what = f"send returned a {got}, expected a generator: yield a request"
-    _require(hasattr(program, "send"), where, what)
-
-
-def check_sent(
-    where: Where,
-    answer: Any,
-    delta: Float[Tensor, "hosted n m"],
-    before: Float[Tensor, " some"],
-    feedback: bool,
-) -> None:
-    """Check what a program has returned.
-
-    Args:
-        answer: ``(update, sent)``.
-        before: `sample` of ``delta`` before the program began.
-        feedback: with error feedback a program may subtract ``sent`` from ``delta`` itself.
-
-    Raises:
-        ConfigError: a wrong type, shape or dtype; ``delta`` has changed without permission.
-    """
-    good = isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], Tensor)
-    _require(good, where, f"send returned {type(answer).__name__}, expected (update, sent)")
-    (update, sent), of_one, of_all = answer, _describe(delta[0]), _describe(delta)
-    good = (update.shape, update.dtype) == (delta.shape[1:], delta.dtype)
-    _require(good, where, f"the update is {_describe(update)}, expected {of_one}")
-    if isinstance(sent, Tensor):
-        good = sent.shape in (delta.shape, delta.shape[1:])
-        _require(good, where, f"sent is {_describe(sent)}, expected {of_all} or {of_one}")
-    else:
-        what = f"sent is a {type(sent).__name__}, expected a tensor or None"
-        _require(sent is None, where, what)
-    same = (sample(delta) == before) | (before != before)
-    _require(
-        (feedback and sent is None) or bool(same.all()),
-        where,
-        "send changed delta in place, expected to leave it as it is (with error feedback it may "
-        "take out what it sends, and return None for sent)",
-    )
-
-
-def check_traffic(
-    where: Where, level: Level, formula: Traffic, steps: Collection[Traffic], most: bool = False
-) -> None:
-    """Raise ConfigError unless a compressor's formula gives the mean of what steps have sent, or
-    with ``most`` no less."""
-    floats = sum(step.floats for step in steps) / len(steps)
-    sent = sum(step.bytes for step in steps) / len(steps)
-    more, room = formula.floats - floats, 1e-6 * max(1.0, floats)
-    same = abs(more) <= room and abs(formula.bytes - sent) < 1
-    _require(
-        same or (most and more >= -room and formula.bytes > sent - 1),
-        where,
-        f"traffic says {formula.floats:g} floats and {formula.bytes} bytes a step at level "
-        f"{level!r}, send has asked for {floats:g} and {sent:g}",
-    )
-
-
-def _describe(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-
-
-def _require(good: bool, where: Where, what: str) -> None:
-    if not good:
-        raise ConfigError(f"the compressor {where[0]}, layer {where[1]}: {what}")

@@ -1,4 +1,4 @@
-"""One training step's reduction: every layer's generator and memory, and the loss.
+"""One training step's reduction: runs each layer's compressor, and averages the loss.
 
 The mean loss travels with one bucket of layers (``regimes.collectives.overlap``). It is NaN where
 any gradient is not finite, so that all processes know it in the same step at no extra cost; with
@@ -14,11 +14,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.collectives.requests import NO_LAYER, JoinShards, Layer, Mean, Program, Traffic
+from regimes.collectives.requests import NO_LAYER, JoinShards, Layer, Mean, Program
 from regimes.collectives.world import World
-from regimes.compression.base import Compressor, State, check_traffic
+from regimes.compression.base import Compressor, State
 from regimes.compression.elementwise import Dense
 from regimes.compression.kernels import on_gpu
+from regimes.compression.traffic import TrafficCheck
 from regimes.config import DENSE, Level
 from regimes.errors import ConfigError
 
@@ -67,8 +68,7 @@ class Reducer:
         self.layers, self.world = list(layers), world
         self.buckets = buckets or [range(NO_LAYER, len(self.layers))]
         self.compressors = [compressor if layer.compressed else Dense() for layer in layers]
-        # by layer and level: the traffic of a step of each phase; None: compared, or nothing to do
-        self._counted: dict[tuple[int, Level], dict[int, Traffic] | None] = {}
+        self.traffic_check = TrafficCheck(self.compressors, self.layers, world)
         first = world.hosted[0]
         self.states = [
             c.init(layer, seed, first) for c, layer in zip(self.compressors, layers, strict=True)
@@ -78,11 +78,11 @@ class Reducer:
             state.workers = world.workers
 
     def place(self, workers: int, first: int) -> None:
-        """The world has another number of workers, and the first hosted one another place."""
+        """Adapt to a world with ``workers`` workers, of which ``first`` is the first hosted one."""
         for state in self.states:
             if (state.workers, state.first_worker) != (workers, first):
                 state.workers, state.first_worker = workers, first
-                self._counted.clear()  # formulas may depend on the number
+                self.traffic_check.clear()  # formulas may depend on the number
 
     def step(
         self,
@@ -120,7 +120,7 @@ class Reducer:
         return mean if bool(total.isfinite()) else torch.full_like(mean, torch.nan)
 
     def _examines_updates(self, like: Tensor) -> bool:
-        """Only on a CPU: on a GPU the host would wait for the answer."""
+        """Does ``flag_mean`` examine the updates? Not on a GPU: the host would wait for it."""
         return not on_gpu(like) and all(c.propagates_nonfinite for c in self.compressors)
 
     def reduce(
@@ -149,16 +149,15 @@ class Reducer:
             else self._program(i, gradients[i], memories[i], levels[i])
             for i in bucket
         ]
-        before = {i: self.world.meter.layers[i] for i in self._unchecked(bucket, gradients, levels)}
+        before = self.traffic_check.before(bucket, gradients, levels)
         batched = any(on_gpu(gradients[i]) for i in bucket if i != NO_LAYER)
         results = self.world.drive(programs, bucket, batched=batched)
-        for i, counted in before.items():
-            self._check_traffic(i, levels[i], counted, memories[i], gradients[i].element_size())
+        self.traffic_check.after(before, gradients, levels, memories)
         return dict(zip(bucket, results, strict=True))
 
     def _program(self, i: int, gradient: Tensor, state: State, level: Level) -> Program | Mean:
-        """What reduces a layer: for one that is always dense, as the many small ones of a network
-        are, a mean without a generator."""
+        """What reduces a layer. For one that is always dense, as the many small ones of a network
+        are, it is a mean, which saves a generator."""
         compressor = self.compressors[i]
         unsent = state.residual is not None or state.shard is not None
         if type(compressor) is not Dense or unsent or level != DENSE:
@@ -167,44 +166,15 @@ class Reducer:
         return Mean(gradient)
 
     def set_rates(self, bucket: Sequence[int], memories: Any) -> None:
-        """Tell those compressors the rate of the step that read it."""
+        """Set the rate of the step to come in the memories of layers whose compressor reads it."""
         rates = self.rates
         for i in bucket:
             if rates is not None and i != NO_LAYER and self.compressors[i].reads_rate:
                 memories[i].rate = rates[i]
 
-    def _unchecked(
-        self, bucket: Sequence[int], gradients: Stacks, levels: Sequence[Level]
-    ) -> list[int]:
-        """Layers whose traffic at their level was not compared with the formula yet."""
-        layers, dtype = [i for i in bucket if i != NO_LAYER], self.world.meter.dtype
-        for i in layers:
-            if (i, levels[i]) not in self._counted:
-                full = dtype in (torch.float32, torch.float64) and gradients[i].dtype == dtype
-                sends = full and levels[i] != DENSE and self.layers[i].compressed
-                # the formula is of a whole matrix; a shard of which no row is here sends nothing
-                apart = self.world.shards == 1 or not self.compressors[i].joins_shards
-                sends = sends and apart and self.layers[i].size > 0
-                self._counted[i, levels[i]] = {} if sends else None
-        return [i for i in layers if self._counted[i, levels[i]] is not None]
-
-    def _check_traffic(
-        self, i: int, level: Level, before: Traffic, state: State, itemsize: int
-    ) -> None:
-        """Compare the compressor's formula with what the meter has counted."""
-        now, compressor, layer = self.world.meter.layers[i], self.compressors[i], self.layers[i]
-        steps = self._counted[i, level] or {}
-        sent = Traffic(now.floats - before.floats, now.bytes - before.bytes)
-        self._counted[i, level] = steps | {compressor.phase(state): sent}
-        if len(steps := self._counted[i, level] or {}) == compressor.phases:
-            self._counted[i, level] = None
-            formula = compressor.traffic(layer, level, self.world.workers, itemsize)
-            where = type(compressor).__name__, layer.name
-            check_traffic(where, level, formula, steps.values(), compressor.data_dependent)
-
     def set_rows(self, hosted: Sequence[int]) -> None:
-        """From now on rows are of these workers, all that are present; ``residuals`` stay as they
-        are. Of a world of one process."""
+        """Rows belong to these workers from now on, all that are present; the caller moves the
+        ``residuals``. Only for a world of one process."""
         state: State
         for state in self.states:
             state.first_worker, state.workers, state.hosted = 0, len(hosted), tuple(hosted)
@@ -250,67 +220,6 @@ class Reducer:
                 if isinstance(value, Tensor):
                     setattr(state, name, value.to(device))
         return self
-
-
-def worker_cost(
-    compressor: Compressor, layer: Layer, level: Level, workers: int, shards: int = 1
-) -> Traffic:
-    """What a worker sends of a whole layer in one float32 step, all its shards together."""
-    if shards == 1 or compressor.joins_shards:
-        return compressor.cost(layer, level, workers)
-    parts = [part for part in (layer.on(i, shards) for i in range(shards)) if part.size]
-    return sum((compressor.cost(part, level, workers) for part in parts), Traffic(0, 0))
-
-
-def traffic_table(
-    compressor: Compressor, layers: Sequence[Layer], level: Level, workers: int, shards: int = 1
-) -> tuple[float, int]:
-    """(floats, bytes) of one float32 step at one level, by the compressors' formulas."""
-    costs = [worker_cost(compressor, layer, level, workers, shards) for layer in layers]
-    return sum(c.floats for c in costs), sum(c.bytes for c in costs)
-
-
-def costs_per_step(
-    compressor: Compressor,
-    layers: Sequence[Layer],
-    levels: Mapping[str, Level],
-    workers: int,
-    shards: int = 1,
-) -> dict[str, dict[str, Any]]:
-    """The cost of one step at each level and dense, for a record's header; "layers": the floats of
-    each layer."""
-    table = {}
-    for name, level in {**levels, DENSE: DENSE}.items():
-        floats, sent = traffic_table(compressor, layers, level, workers, shards)
-        costs = [worker_cost(compressor, layer, level, workers, shards) for layer in layers]
-        by_layer = [cost.floats for cost in costs]
-        table[name] = {"floats": floats, "bytes": sent, "layers": by_layer}
-    return table
-
-
-def check_order(
-    chosen: Compressor,
-    levels: Mapping[str, Level],
-    layers: Sequence[Layer],
-    workers: int,
-    shards: int = 1,
-) -> None:
-    """Raise ConfigError unless "low" compression sends at least as many floats as "high", or at
-    equal floats (bits of a quantiser) as many bytes."""
-    if {"low", "high"} <= levels.keys():
-        low, high = levels["low"], levels["high"]
-        sent = traffic_table(chosen, layers, low, workers, shards)
-        if chosen.data_dependent:  # the formula is the most at any level
-            if DENSE not in (low, high) and float(low) > float(high):
-                raise ConfigError(
-                    f"levels.low = {low!r} is above levels.high = {high!r}: low and high qualify "
-                    "compression, and a higher level of this compressor sends less; swap them"
-                )
-        elif sent < traffic_table(chosen, layers, high, workers, shards):
-            raise ConfigError(
-                f"levels.low = {low!r} sends less than levels.high = {high!r}: low and high "
-                "qualify compression, so low must be the level that sends more; swap them"
-            )
 
 
 def _mean(value: Tensor, shards: int) -> Program | Mean:

@@ -254,7 +254,7 @@ def _bounds(keys: Float[np.ndarray, " size"], k: int) -> tuple[float, float]:
 def _exactly(
     keys: Float[np.ndarray, " size"], k: int, last: bool, high: float = math.inf
 ) -> Int64[np.ndarray, " k"]:
-    """As `_largest`, for any keys; the k-th is first sought among those up to ``high``."""
+    """`_largest` for any keys. The k-th is first sought among those up to ``high``."""
     if k == 0:
         return np.zeros(0, np.int64)
     few = keys.take(np.flatnonzero(keys <= high))

@@ -1,8 +1,8 @@
 """A constant threshold (Sahu et al., "Rethinking gradient sparsification as total error
 minimization", NeurIPS 2021): all coordinates whose movement is large enough.
 
-TopK has the smallest error of one step at its floats, a constant threshold that of all steps
-together. How much is sent then varies: much while gradients and rate are large.
+At equal floats, TopK has the smallest error of a single step, and a constant threshold the smallest
+error of all steps together. Its traffic varies: it is high while gradients and rate are large.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ class Threshold(Compressor):
     """Each worker sends the coordinates whose gradient plus residual, times the learning rate, is
     at least the level in magnitude, with their indices. The level is in units of the weights: the
     hard threshold of Sahu et al., which is on rate x gradient + residual.
-    A worker that has fewer coordinates than another pads its message with zeros, after a first one
-    with their numbers.
 
-    Between local steps the level is compared with the movements themselves.
+    Workers first exchange how many coordinates each of them sends. Those with fewer than the most
+    pad their message with zeros. In local steps the level is compared with the movement itself.
 
     Attributes:
-        residual: as theirs, in units of the update.
+        residual: "update", as in the paper.
     """
 
     residual: Unit = "update"
@@ -67,7 +66,7 @@ class Threshold(Compressor):
         return update, torch.where(large, flat, 0).view(delta.shape)
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
-        """The most: all coordinates of all workers, and their numbers."""
+        """The upper bound: all coordinates of all workers, and how many each sends."""
         return Traffic((2 * layer.size + 1) * workers, layer.size * (itemsize + 4) + 4)
 
 

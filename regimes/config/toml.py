@@ -17,13 +17,8 @@ from regimes.errors import ConfigError, nearest
 
 PLUG_INS = ("compressor", "policy", "batch_policy", "sync_policy", "deficit")  # name a class
 KEYS = re.compile(r'"([^"]*)"|([^."]+)')  # of a.b."c.d"
-OPTIONAL = (
-    *PLUG_INS,
-    "budget",
-    "pruning",
-    "churn",
-    "branch",
-)  # tables that setting one of their fields creates
+# tables that are created when one of their fields is set
+OPTIONAL = (*PLUG_INS, "budget", "pruning", "churn", "branch")
 
 
 def override(config: RunConfig, settings: list[str]) -> RunConfig:
@@ -33,8 +28,9 @@ def override(config: RunConfig, settings: list[str]) -> RunConfig:
     >>> config.policy, config.levels
     ({'name': 'accordion', 'eta': 0.3}, {'low': 2, 'high': 1})
 
-    Another plug-in does not inherit the fields of the previous one, nor does a model of one's own,
-    ``package.module:callable``; registered networks keep theirs:
+    A new ``name`` of a plug-in drops the fields of the previous one. So does a model of your own,
+    ``package.module:callable``; the name of a registered network keeps the other fields of
+    ``model``:
 
     >>> override(config, ["policy.name=static"]).policy
     {'name': 'static'}
@@ -169,11 +165,8 @@ def load_toml(path: str | Path) -> RunConfig:
         return from_dict(RunConfig, table)
     except FileNotFoundError:
         raise ConfigError(f"cannot read the configuration {path}: no such file") from None
-    except (
-        OSError,
-        ValueError,
-        RecursionError,
-    ) as error:  # no TOML, no UTF-8, or a number with thousands of digits
+    except (OSError, ValueError, RecursionError) as error:
+        # ValueError: no TOML, no UTF-8, or a number with thousands of digits
         raise ConfigError(f"cannot read the configuration {path}: {error}") from None
 
 

@@ -17,10 +17,10 @@ class Table:
     """Text in rows and columns.
 
     Attributes:
-        heads: of the columns.
+        heads: headings of the columns.
         rows: of text; for a terminal also of rich objects, such as a progress bar.
         texts: how many columns from the left hold words; the others hold numbers.
-        ends: how many from the right hold words again.
+        ends: how many columns from the right hold words, too.
         title: stands above it.
         note: stands below it; in an empty table, the reason.
     """
@@ -38,7 +38,7 @@ class Table:
         return [i < self.texts or i >= last for i in range(len(self.heads))]
 
     def _longest_word(self, column: int, most: int) -> int:
-        """Letters of the longest word of a column that has at most ``most`` letters."""
+        """Letters of a column's longest word, of its words with at most ``most`` letters."""
         texts = (row[column] for row in self.rows if isinstance(row[column], str))
         return max((len(x) for text in texts for x in text.split() if len(x) <= most), default=0)
 
@@ -46,8 +46,9 @@ class Table:
         """For a terminal: words wrap, numbers do not. No text is read as markup.
 
         Args:
-            least: letters that a column is wide.
-            word: letters of words that are not broken; a table may then be wider than the terminal.
+            least: smallest width of a column, in letters.
+            word: words of up to so many letters are not broken; the table may then be wider than
+                the terminal.
             options: of ``rich.table.Table``.
         """
         from rich.table import Table as Drawn

@@ -168,14 +168,13 @@ class Job:
         own = replace(work, compute=self.busy(work))
         how = (self.replicas, self.algorithm, self.buckets)
         slow = self.on_link(own).seconds(self.link, *how)
-        if (
-            self.nodes > 1 and self.gpus > self.shards == 1
-        ):  # the ring crosses the links within, too
+        # The ring then crosses the links within nodes, too.
+        if self.nodes > 1 and self.gpus > self.shards == 1:
             slow = np.maximum(slow, own.seconds(self.within, *how))
         return slow
 
     def bytes(self, work: Work) -> float:
-        """That a slow link carries in each direction, in one step."""
+        """Bytes that a slow link carries in each direction in one step."""
         return self.on_link(work).crossing(self.replicas, self.algorithm)
 
     def on_link(self, work: Work) -> Work:

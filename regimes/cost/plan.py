@@ -30,7 +30,7 @@ def job(options: JobOptions, algorithm: str = FASTEST) -> Job:
     """The job that the options describe.
 
     Raises:
-        ConfigError: a value that is none, or nothing from which the step's seconds follow.
+        ConfigError: an option out of its range, or none that gives the seconds of a step.
     """
     require(options.model is not None, "--model", options.model, "a model")
     good = 0 < options.utilisation <= 1
@@ -87,8 +87,8 @@ def main(options: JobOptions, algorithm: str = FASTEST, csv: Path | None = None)
     if options.figure:
         from regimes.plotting.bandwidth import save
 
-        fewest = frame["method"].iloc[int(frame["seconds"].argmin())]
-        title = f"{fewest}: the fewest seconds of a step at {planned.link}"
+        fastest = frame["method"].iloc[int(frame["seconds"].argmin())]
+        title = f"{fastest}: the fewest seconds of a step at {planned.link}"
         numbers = curves(planned, methods, BANDWIDTHS)
         save(options.figure, numbers, frame, float(planned.link.bandwidth), title, about(planned))
     return frame
@@ -115,7 +115,7 @@ def about(planned: Job) -> str:
 
 
 def drawn(frame: pd.DataFrame, nodes: int) -> Table:
-    """Milliseconds of a step, and bytes of a day on each node's slow link; 80 columns.
+    """A table of 80 columns: milliseconds of a step, bytes a day on each node's slow link.
 
     Args:
         nodes: with one, the bytes are those of a device's link.

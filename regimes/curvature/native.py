@@ -66,7 +66,8 @@ class Convolution(torch.autograd.Function):
 
 
 class _ConvolutionGradient(torch.autograd.Function):
-    """(g, x, w) -> gradients of x and w; bilinear again in each pair, so it closes on itself."""
+    """(g, x, w) -> gradients of x and w. It is bilinear in each pair, too, so that its own
+    derivatives are of the same three kernels."""
 
     @staticmethod
     def forward(
@@ -257,9 +258,9 @@ class NativeDoubleBackward(TorchFunctionMode):
             return values * n if len(values) == 1 else values
 
         stride, padding = per_dimension("stride", 1), per_dimension("padding", 0)
-        dilation, beyond = per_dimension("dilation", 1), per_dimension("output_padding", 0)
+        dilation, added = per_dimension("dilation", 1), per_dimension("output_padding", 0)
         transposed, groups = names is _TRANSPOSED, given.get("groups", 1)
-        geometry = Geometry(stride, padding, dilation, transposed, beyond, groups)
+        geometry = Geometry(stride, padding, dilation, transposed, added, groups)
         if self.channels_last and n == 2:
             wide = input.numel() > 2 * weight.numel()
             layout = torch.channels_last if wide else torch.contiguous_format

@@ -165,9 +165,8 @@ class HessianProduct:
                 room, needed = room - held, held
             flat = torch.cat([value.reshape(1), *(g.reshape(-1) for g in gradient)])
             total.add_(flat, alpha=weight)
-            del (
-                product
-            )  # before the next graph is built, so that only one is added to those retained
+            # Before the next graph is built, so that only one is added to those retained.
+            del product
         if self.mean is not None:
             total = self.mean(total)
         if not bool(torch.isfinite(total).all()):

@@ -97,7 +97,7 @@ class ImageTask:
         world: World = task.ALONE,
     ) -> tuple[float, float]:
         model.eval()
-        self.images, sums = self.images.tested_on(device), {}
+        self.images, sums = self.images.with_test_on(device), {}
         share = slice(world.rank, None, world.processes)
         batches = images.evaluation_batches(self.images, 500, device, dtype, split, share)
         for number, (x, y) in zip(task.own_batches(world), batches, strict=False):

@@ -48,7 +48,7 @@ class Images:
     # Held out of the training set.
     validation: tuple[UInt8[Tensor, "held c h w"], Int64[Tensor, " held"]] | None = None
 
-    def tested_on(self, device: torch.device) -> Images:
+    def with_test_on(self, device: torch.device) -> Images:
         """A copy with the test and validation tensors on a device."""
         held = self.validation and (self.validation[0].to(device), self.validation[1].to(device))
         test_x, test_y = self.test_x.to(device), self.test_y.to(device)
@@ -221,7 +221,7 @@ def evaluation_batches(
     split: Split = "test",
     share: slice = slice(None),
 ) -> Iterator[tuple[Float[Tensor, "b c h w"], Int64[Tensor, " b"]]]:
-    """Some batches of a split, in stored order, never augmented.
+    """Yield batches of a split in stored order, never augmented.
 
     Raises:
         DataError: nothing was held out for validation.

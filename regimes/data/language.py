@@ -124,7 +124,7 @@ class TextTask:
         """(mean loss in nats, metric) over `TEST_STREAMS` streams, by process 0 alone, or over
         windows that cover the text, each from an empty context."""
         model.eval()
-        self.corpus = self.corpus.tested_on(device)
+        self.corpus = self.corpus.with_test_on(device)
         ids = self.corpus.test if split == "test" else self.corpus.validation
         if ids is None:
             raise DataError("there is no text for validation: set data.validation_size")

@@ -143,7 +143,7 @@ class ObjectBatches(Shuffled):
             return self.samples.take(index)
 
     def moved(self, numbers: Tensor) -> Tensor:
-        """On the device; real numbers in the run's type."""
+        """Numbers on the device, floating-point ones in the run's dtype."""
         dtype = self.dtype if numbers.is_floating_point() else numbers.dtype
         return numbers.to(self.device, dtype)
 

@@ -136,7 +136,7 @@ class Task(Protocol):
 
 
 def own_batches(world: World) -> Iterator[int]:
-    """The numbers of the evaluation batches of this process: each P-th."""
+    """Indices of this process's evaluation batches: every P-th, for P processes."""
     return itertools.count(world.rank, world.processes)
 
 
@@ -170,7 +170,7 @@ def probe_share(world: World, size: int, batch: int, available: int, source: str
 
 
 def draw(seed: int, epoch: int, count: int, below: int, what: str) -> Int64[Tensor, " count"]:
-    """Different random numbers from 0 to ``below`` - 1."""
+    """Distinct random integers from 0 to ``below`` - 1."""
     if count > below:
         raise ConfigError(f"{what}: the training data hold {below}, expected at least {count}")
     return torch.randperm(below, generator=stream(seed, "samples", epoch))[:count]

@@ -1,11 +1,11 @@
-"""A text in memory as numbers (`Corpus`): its bytes, or byte pairs; `wikitext` has words.
+"""The tokens of a text as numbers (`Corpus`): bytes or byte pairs. Words are in `wikitext`.
 
 "bytes": 256 tokens, for any file.
 
 "bpe": byte-pair encoding (Sennrich et al., "Neural Machine Translation of Rare Words with Subword
 Units", 2016) over the bytes of a text in UTF-8, as in GPT-2, by the `tokenizers` library. The pairs
-are learnt from the complete training part, whatever ``data.train_size``. The cache has vocabulary
-and numbers in ``tokens/<key>.npz``; the key is of the three parts' bytes and the vocabulary's size.
+are learnt from the complete training part, whatever ``data.train_size``. Vocabulary and numbers are
+cached in ``tokens/<key>.npz``; the key is a digest of the three parts and of the vocabulary's size.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Corpus:
     lengths: Int64[Tensor, " words"] | None = None
     facts: dict[str, Any] = field(default_factory=dict)
 
-    def tested_on(self, device: torch.device) -> Corpus:
+    def with_test_on(self, device: torch.device) -> Corpus:
         """A copy with all tensors but ``train`` on a device."""
         tensors = {name: getattr(self, name) for name in ("test", "validation", "lengths")}
         return replace(self, **{k: t.to(device) for k, t in tensors.items() if t is not None})
@@ -101,7 +101,7 @@ def load(config: DataConfig) -> Corpus:
     """The text of a configuration as tokens, cut to its sizes.
 
     Raises:
-        ConfigError: byte pairs without the library, or of less than 256 bytes and one pair.
+        ConfigError: byte pairs without the package tokenizers, or a vocabulary of at most 256.
         DataError: the text cannot be read, is too small, or for byte pairs is not in UTF-8.
     """
     parts, pairs = texts.read(config), config.tokenizer == "bpe"

@@ -88,8 +88,8 @@ class Windows(task.Shuffled):
     - "contiguous": the text cut into n windows; the order of epoch e is one permutation,
       ``stream(seed, "order", e)``, as for images. Each token but the first and the (tokens - 1) mod
       ``sequence`` last is a target once per epoch.
-    - "sampled": n windows at offsets drawn uniformly and independently, all at once,
-      ``stream(seed, "offsets", e)``, so that they do not depend on the batch size.
+    - "sampled": n windows at offsets drawn uniformly and independently from ``stream(seed,
+      "offsets", e)``, all at the start of the epoch, so that they do not depend on the batch size.
     """
 
     ids: Integer[Tensor, " tokens"]

@@ -38,7 +38,7 @@ class Choice:
     probe: Probe | None = None
 
     def facts(self) -> dict[str, Any]:
-        """In plain types; must be the same on all processes."""
+        """The choice in plain types; it must be the same on all processes."""
         return {
             "policy": policies.REGISTRY.table(self.policy),
             "compressor": compression.REGISTRY.table(self.compressor),

@@ -19,7 +19,8 @@ from typing import Any, SupportsFloat, cast
 from regimes.collectives.managed import ManagedWorld
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
-from regimes.compression.reducer import Reducer, check_order, costs_per_step
+from regimes.compression.reducer import Reducer
+from regimes.compression.traffic import check_order, costs_per_step
 from regimes.config import DENSE
 from regimes.ddp.branching import as_decided
 from regimes.ddp.buckets import Buckets

@@ -18,7 +18,7 @@ from regimes import policies
 from regimes.collectives.group import GroupWorld
 from regimes.collectives.managed import ManagedWorld
 from regimes.collectives.requests import Layer, Traffic
-from regimes.compression.reducer import costs_per_step
+from regimes.compression.traffic import costs_per_step
 from regimes.config import Signal
 from regimes.ddp.choices import Choice
 from regimes.ddp.record import JobRecorder, RecordOptions
@@ -303,5 +303,5 @@ def _name(network: nn.Module) -> str:
 
 
 def no_data(*_: Any) -> NoReturn:
-    """In place of the training data, which a hook does not have."""
+    """Stands in for functions of the training data, which a hook does not have."""
     raise ConfigError("a hook has no training data to measure on")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import nn
 
 from regimes.collectives.managed import ManagedWorld
-from regimes.compression.reducer import costs_per_step
+from regimes.compression.traffic import costs_per_step
 from regimes.ddp.own_hooks import BUCKET, OwnHooks
 from regimes.ddp.source import check_parameters, plain_names
 from regimes.errors import ConfigError, RecordError
@@ -239,7 +239,7 @@ class HookQuorum:
 
 
 def size_header(job: Job, steps: int, chosen: Choice) -> None:
-    """Before the first step of the job."""
+    """Write the number of replicas into the header, before the first step of the job."""
     if steps == 0 and not job.rows:
         workers = job.world.workers
         job.header["world"] |= {"workers": workers, "processes": workers}

@@ -87,7 +87,7 @@ class UnitSchedule:
     def named_rates(
         self, lr: SupportsFloat | None, next_lr: SupportsFloat | None
     ) -> tuple[float, float]:
-        """As ``rates``, from the arguments of ``epoch_end``.
+        """The rates of the unit (see ``rates``), from the arguments of ``epoch_end``.
 
         Raises:
             ConfigError: a rate that is no number from zero up, or none at all.

@@ -206,8 +206,8 @@ class StateCodec:
         }
 
     def _upgraded(self, state: dict[str, Any]) -> dict[str, Any]:
-        """With what earlier versions did not save, and layers named as now: earlier names of a
-        compiled model had parts of its wrapper."""
+        """A state of any version in the present form: with defaults for what earlier versions did
+        not save, and without the parts of a compiled model's wrapper that their names had."""
         defaults = {"values": {}, "meter": EMPTY_METER, "pace": {}, "logged": {}, "seconds": {}}
         state = defaults | {"branched": None} | state
         if "total" not in state:
@@ -325,7 +325,7 @@ def _check_plain(
 
 
 def _on_cpu(value: Any) -> Any:
-    """The same with all tensors on the CPU."""
+    """A nested value, with all its tensors on the CPU."""
     if isinstance(value, Tensor):
         return value.cpu()
     if isinstance(value, dict):

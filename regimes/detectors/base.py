@@ -68,7 +68,7 @@ class Online(ABC):
 
     @abstractmethod
     def update(self, state: Any, value: float | None) -> tuple[Any, Verdict]:
-        """The same after one more value."""
+        """State and verdict after one more value."""
 
     def __call__(self, values: Values) -> Verdict:
         state, verdict = self.begin()

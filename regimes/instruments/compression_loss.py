@@ -58,9 +58,11 @@ class CompressionLossGauge(StridedGauge):
         where, choice = "instruments.error.levels", f"some of {', '.join(known)}"
         require(known >= set(settings.levels), where, settings.levels, choice)
         self.stride, self.world, self.layers = settings.stride, context.world, list(context.layers)
-        # What such a compressor sends depends on the rate, which an instrument does not know.
+        # An instrument does not know the rate, on which what such a compressor sends depends.
         good = not context.compressor.data_dependent
-        require(good, "instruments.error", "error", "a compressor whose levels need no rate")
+        require(
+            good, "instruments.error", "error", "a compressor that does not read the learning rate"
+        )
         # A world of one, so that no compression here is sent or counted.
         self.compressor, self.alone = context.compressor, World(1)
         self.alone.meter.dtype = context.world.meter.dtype

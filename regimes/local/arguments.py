@@ -56,7 +56,7 @@ class LocalChoice:
         return Levels(names, [None] * len(names), {}), values
 
     def facts(self) -> dict[str, Any]:
-        """In plain types; must be the same on all processes."""
+        """The choice in plain types; it must be the same on all processes."""
         return {
             "policy": policies.REGISTRY.table(self.rule),
             "periods": dict(self.periods),

@@ -12,13 +12,11 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from regimes.collectives.managed import ManagedWorld, StepLost
 from regimes.ddp.choices import check_needs
 from regimes.ddp.managed import KEY, Attendance, load_sizes, size_header, sizes, write_or_wait
-from regimes.ddp.record import RecordOptions
 from regimes.errors import ConfigError, TrainingError
 from regimes.local.arguments import LocalChoice, Trained
 from regimes.local.steps import LocalSteps
@@ -47,24 +45,16 @@ class ManagedSteps(LocalSteps):
     """
 
     world: ManagedWorld
-
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        what: Trained,
-        chosen: LocalChoice,
-        options: RecordOptions | None,
-        seed: int,
-        world: ManagedWorld,
-    ) -> None:
-        self.moved, self.attendance = False, Attendance()
-        super().__init__(model, optimizer, what, chosen, options, seed, world)
-        world.manager.register_state_dict_fn(KEY, self._load, self._save)
-        self._synchronize()  # joins the others, who may be in the middle of the job
+    moved = False
 
     def _start_alike(self, what: Trained, model: nn.Module) -> None:
         """torchft copies the first replica's state to the others in the first quorum."""
+
+    def _join(self) -> None:
+        """Join the other replicas, which may be in the middle of the job."""
+        self.attendance = Attendance()
+        self.world.manager.register_state_dict_fn(KEY, self._load, self._save)
+        self._synchronize()
 
     def step(self) -> None:
         self.moved = True
@@ -119,7 +109,8 @@ class ManagedSteps(LocalSteps):
         self.world.enter()
 
     def _meet(self) -> None:
-        """Before each exchange, not only in a new quorum: replicas may have moved or not."""
+        """Agree before each exchange, not only in a new quorum: a replica that has just joined has
+        no movement of its own."""
         world, reducer = self.world, self.exchange.reducer
         if world.rank:  # before the others may open the files
             write_or_wait(self, world)
@@ -166,7 +157,7 @@ class ManagedSteps(LocalSteps):
         write_or_wait(self, self.world)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """As of ``LocalSteps``; a replica's place changes with the quorum."""
+        """See ``LocalSteps``. The state may be of another process: ranks change with the quorum."""
         super().load_state_dict({**saved, "process": self._identity()["process"]})
         self.moved = True
 

@@ -123,11 +123,15 @@ class LocalSteps(Job):
         self._prepare_record(options, header(options, self, chosen, model, seed))
         self.controller = WholeController(chosen.rule, "update", "sync")
         self._decide()
+        self._join()
 
     def _start_alike(self, what: Trained, model: nn.Module) -> None:
         """All begin with the parameters and buffers of process 0, or of the first island."""
         assert isinstance(self.world, GroupWorld)
         what.start_alike(self.world, model)
+
+    def _join(self) -> None:
+        """Nothing to do where all processes are there from the start."""
 
     @property
     def period(self) -> int:

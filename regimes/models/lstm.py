@@ -55,8 +55,8 @@ class Layers(nn.LSTM):
 
 @contextmanager
 def _torch_kernels(x: Tensor) -> Iterator[None]:
-    """In half precision on a CPU torch's own kernels: oneDNN's LSTM needs a processor that computes
-    with bfloat16, and raises a RuntimeError on others."""
+    """Use torch's own kernels in half precision on a CPU: oneDNN's LSTM needs a processor that
+    computes with bfloat16, and raises a RuntimeError on others."""
     before = torch.backends.mkldnn.enabled
     if x.is_cpu and (is_half(x.dtype) or torch.is_autocast_enabled("cpu")):
         torch.backends.mkldnn.enabled = False  # type: ignore[assignment]

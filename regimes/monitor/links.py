@@ -82,6 +82,6 @@ def _reduction(group: Any, count: int, device: torch.device) -> Callable[[], Any
 
 
 def write(path: Path, links: dict[str, Network]) -> None:
-    """As `cost.job.read_links` reads them; bits per second, and seconds."""
+    """Write links (bits per second, seconds) to a file that `cost.job.read_links` reads."""
     plain = {name: vars(link) for name, link in links.items()}
     write_output(path, json.dumps(plain, indent=1) + "\n")

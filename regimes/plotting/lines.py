@@ -1,4 +1,4 @@
-"""A column of the epochs, one curve per schedule: for the report and for `regimes.plot`."""
+"""Plots a column of the epochs, one curve per schedule: for the report and `regimes.plot`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def plot(
 
 
 def lines(by_schedule: Groups, against: str, shown: Metric, example: Record) -> Figure:
-    """The panel.
+    """The figure without its headline.
 
     Args:
         example: the run whose configuration and decays stand for all.
@@ -70,7 +70,7 @@ def lines(by_schedule: Groups, against: str, shown: Metric, example: Record) -> 
     with style.theme():
         fig = style.figure(2.7 + 0.17 * ((len(by_schedule) + 1) // 2), WIDTH)
         ax = fig.add_subplot()
-        panels.fill(ax, against, numbers, last, shown, names_of(by_schedule))
+        panels.draw_curves(ax, against, numbers, last, shown, names_of(by_schedule))
         panels.format_axis(ax, against, last, example.config)
         ax.set_ylabel(shown.axis)
         if shown not in (TRAFFIC, BATCH):

@@ -26,10 +26,10 @@ from regimes.replay.compare import Comparison
 
 LABELS = {"floats": "floats sent (the paper's count)", "seconds": "seconds of training"}
 LONG = 100  # epochs from which lines are thinner
-WIDE = 4  # from this ratio an axis is logarithmic: of the schedules' ends, of a metric's values
+WIDE = 4  # an axis is logarithmic where its largest number is more than so many times its smallest
 
 
-def fill(
+def draw_curves(
     ax: Axes,
     against: str,
     numbers: pd.DataFrame,
@@ -38,8 +38,8 @@ def fill(
     names: Mapping[str, str] | None = None,
     marks: bool = True,
 ) -> None:
-    """One curve per schedule: mean and band against epochs, otherwise the mean alone. More than
-    `style.MANY` curves are thin, with fewer markers and without bands.
+    """Draw one curve per schedule: the mean, against epochs with its band. More than `style.MANY`
+    curves are thin, with fewer markers and without bands.
 
     Args:
         against: "epoch", "floats" or "seconds".
@@ -108,9 +108,9 @@ def format_axis(ax: Axes, against: str, last: pd.DataFrame, config: dict[str, An
 def limits(
     ax: Axes, numbers: pd.DataFrame, shown: Metric, last: pd.DataFrame | None = None
 ) -> bool:
-    """The y axis, with room for the intervals at the ends of curves. The ends have about half of
-    it: what is farther away, as the first epochs are, is left out. An accuracy stays inside 0 to
-    100 %. Gives whether something is left out."""
+    """Set the limits of the y axis. The ends of curves and their intervals get about half of it, so
+    that values far from them, as those of the first epochs, may be outside. An accuracy stays
+    inside 0 to 100 %. Returns whether a value is outside."""
     ends = [] if last is None else [last["ci_low"], last["ci_high"]]
     low, high = pd.concat([numbers[shown.name], *ends]).agg(["min", "max"])
     if not math.isfinite(low) or not math.isfinite(high):  # a record's 1e308, as a percentage
@@ -133,7 +133,7 @@ def limits(
 
 
 def _cut(low: float, high: float, ends: pd.Series, lower: bool) -> tuple[float, float]:
-    """Without the side that is worse, if the ends would have less than a third of the axis."""
+    """The limits without the worse side, if the ends would get less than a third of the axis."""
     least, most = ends.min(), ends.max()
     room = max(most - least, 0.15 * (high - low))
     if high - low < 3 * room:
@@ -215,14 +215,14 @@ def _label(run: Record, level: str) -> str:
 
 
 def draw_levels(ax: Axes, image: pd.DataFrame, colours: dict[str, Any]) -> None:
-    """Levels as colours."""
+    """Draw levels as colours."""
     norm = BoundaryNorm(np.arange(len(colours) + 1) - 0.5, len(colours))
     indices, shades = image.map(list(colours).index), ListedColormap(list(colours.values()))
     _draw(ax, indices, 0.8, cmap=shades, norm=norm)
 
 
 def _shares(ax: Axes, numbers: pd.DataFrame, colours: dict[str, Any]) -> None:
-    """Share of layers at each level against epoch: each seed thin, their mean thick."""
+    """Draw the share of layers at each level against epochs: seeds thin, their mean thick."""
     shown = list(colours)[1:] or list(colours)
     for level in shown:
         at = 100 * (numbers["level"] == level).groupby([numbers["epoch"], numbers["seed"]]).mean()
@@ -289,7 +289,7 @@ def draw_bands(ax: Axes, table: pd.DataFrame) -> AxesImage:
 
 
 def _totals(ax: Axes, rows: pd.DataFrame) -> None:
-    """Right of each band: share critical and traffic."""
+    """Write the share critical and the traffic, right of each band."""
     shares, costs = rows["critical"].map("{:.0%}".format), rows["of_low"].map("{:.2f}".format)
     columns = (28, "critical", shares), (58, "of low", costs.replace("nan", "–"))
     for x, head, texts in columns:  # points right of the panel

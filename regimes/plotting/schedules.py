@@ -53,7 +53,7 @@ class Schedules:
     shown: Metric
 
     def table(self, columns: Sequence[str], note: str = "") -> Table:
-        """Some columns, as text, for every schedule."""
+        """A table of text with these columns, a row per schedule."""
         heads = {"metric": self.shown.heading, "seconds": "s per run"}
         heads["of_base"] = f"of {self.base or 'low throughout'}"
         rows = [(str(name), self._cells(row.to_dict())) for name, row in self.frame.iterrows()]

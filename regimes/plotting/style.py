@@ -27,7 +27,7 @@ from regimes.statistics import LEAST
 
 WIDTH = 7.2  # inches: two columns of a paper
 DPI = 200
-MANY = 6  # curves in a panel, from which on they are thinned (`panels.fill`)
+MANY = 6  # curves in a panel, from which on they are thinned (`panels.draw_curves`)
 CAPTION_LETTERS = 132  # of size 7 that fit into WIDTH
 DOTTED = (0, (1, 1.6))
 
@@ -247,7 +247,7 @@ def drawn(fig: Figure, kind: str = "svg", dpi: int = DPI) -> bytes:
 
 
 def _smaller(png: io.BytesIO) -> bytes:
-    """With a palette of 256 colours, a third of the size."""
+    """The picture with a palette of 256 colours, in a third of the bytes."""
     from PIL import Image
 
     with Image.open(png) as image:

@@ -151,7 +151,7 @@ def _sentence(
 
 
 def _first(words: str) -> str:
-    """With a capital."""
+    """The words with a capital first letter."""
     return words[:1].upper() + words[1:]
 
 

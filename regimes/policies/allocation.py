@@ -139,7 +139,8 @@ class LGreCo(Rungs):
         return [norm * math.sqrt(max(share or 0.0, 0.0)) for share in shares]
 
     def _allocated(self, last: PastEpoch, base: Sequence[Decision]) -> dict[int, Decision]:
-        """By layer with errors; empty where no allocation within the bound sends less."""
+        """The decision for each layer whose errors are known; empty where no allocation within the
+        bound sends less."""
         by_layer = {i: row for i in range(len(base)) if (row := self._errors(last, i))}
         errors = list(by_layer.values())
         floats = [[cost(last, level).floats[i] for level in self.levels] for i in by_layer]

@@ -101,7 +101,7 @@ class History(list[PastEpoch]):
 
 
 def as_history(epochs: Sequence[PastEpoch]) -> History:
-    """The same epochs as a ``History``; a list is copied."""
+    """The epochs as a ``History``: themselves, or a copy of a list."""
     return epochs if isinstance(epochs, History) else History(epochs)
 
 

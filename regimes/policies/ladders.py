@@ -120,15 +120,14 @@ class AccordionLadder(Rungs, FollowsDetector):
 class RateLadder(Rungs):
     """Sends more while the learning rate is high, and less when it has fallen; measures nothing.
 
-    At a smaller rate the loss by compression moves the weights less. The level follows the next
+    At a smaller rate the error of compression moves the weights less. What counts is the next
     epoch's first rate, at the present batch size, as a share of the highest first rate so far; a
-    warm-up counts as high. The run starts at the last of ``levels``; below the last of ``shares``
-    it has the level before that, and so on, and back when the rate rises. Proposed here
-    (docs/findings.md); ACCORDION's rule for decays does the reverse.
+    warm-up counts as high. The run starts at the last of ``levels``. Each of ``shares`` that the
+    rate falls below takes it one level towards the first; when the rate rises it comes back.
+    Proposed here (docs/findings.md); ACCORDION's rule for decays does the reverse.
 
     Attributes:
-        shares: rising, between 0 and 1, one fewer than levels; below ``shares[0]`` of the highest
-            rate it is the first level.
+        shares: of the highest rate: rising, between 0 and 1, one fewer than levels.
     """
 
     shares: tuple[float, ...] = (0.15, 0.5)

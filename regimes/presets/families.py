@@ -20,14 +20,14 @@ def windows(*windows: tuple[int, int], inside: str = "low", outside: str = "high
 
 
 def at_rate(base: RunConfig, lr: float) -> RunConfig:
-    """The same run at another learning rate, the start of the warm-up in proportion."""
+    """A run at another learning rate, with the start of the warm-up in proportion."""
     optimizer = base.optimizer
     start = optimizer.warmup_from and optimizer.warmup_from * lr / optimizer.lr
     return replace(base, optimizer=replace(optimizer, lr=lr, warmup_from=start))
 
 
 def follow(base: RunConfig, policies: dict[str, Table]) -> Grid:
-    """The same training by each policy."""
+    """A grid of one training under several policies."""
     return {name: replace(base, name=name, policy=table) for name, table in policies.items()}
 
 

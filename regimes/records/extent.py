@@ -71,7 +71,7 @@ class Sent(NamedTuple):
     steps: int = 0
 
     def after(self, row: Row) -> Sent:
-        """The same with one row more."""
+        """What has been sent after one more row."""
         return Sent(self.floats + row["floats"], self.steps + row["steps"])
 
     def of_low(self, header: Header) -> float | None:

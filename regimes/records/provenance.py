@@ -64,7 +64,7 @@ def code() -> dict[str, str | None]:
 
 
 def machine() -> dict[str, Any]:
-    """Python, libraries, processor, threads; of the GPU and its libraries if one is in use."""
+    """Python, libraries, processor and threads; the GPU and its libraries if one is in use."""
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0

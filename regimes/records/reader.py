@@ -79,7 +79,7 @@ class Record:
         return identifying(self.fields, self.config.get("drawn_per_seed", yoked) or ())
 
     def varied(self, variant: str) -> Record:
-        """The same run as another variant; what was computed of it is kept."""
+        """A copy with another variant, which takes over what was computed of this run."""
         other = replace(self, variant=variant)
         computed = ("layers", "fields", "identity")
         vars(other).update({x: vars(self)[x] for x in computed if x in vars(self)})

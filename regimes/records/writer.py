@@ -249,7 +249,7 @@ def _unreadable(name: str, line: bytes, header: Mapping[str, Any]) -> str | None
 
 
 def _line(row: Mapping[str, Any]) -> bytes:
-    """As JSON, which has no NaN and no infinity: they become null."""
+    """A row as JSON. NaN and infinity, which JSON lacks, become null."""
     try:
         text = json.dumps(row, separators=(",", ":"), allow_nan=False)
     except ValueError:

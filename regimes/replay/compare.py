@@ -24,7 +24,7 @@ from regimes.replay.replay import (
 )
 from regimes.statistics import Calls, jaccard, kappa
 
-FARTHEST = 5  # epochs of lead or lag that are looked for
+FARTHEST = 5  # the largest lead or lag that is tried, in epochs
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ def lag(a: Calls, b: Calls, farthest: int = FARTHEST) -> tuple[float, float]:
     """By how many epochs ``b`` follows ``a`` (negative: leads it), and the agreement there.
 
     The shift s of at most ``farthest`` epochs, and at most a quarter of the run, that maximises
-    the Jaccard index of ``a[e]`` with ``b[e + s]`` over the epochs that both have; of equals the
-    smallest, of opposite ones the lead. (nan, nan) if no shift has a critical call.
+    the Jaccard index of ``a[e]`` with ``b[e + s]`` over the epochs that both have. Of equally good
+    shifts it is the smallest, and of s and -s the lead. (nan, nan) if no shift has a critical call.
     """
     best, where = math.nan, math.nan
     reach = min(farthest, len(a) // 4)

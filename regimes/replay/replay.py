@@ -1,7 +1,8 @@
 """Policies and detectors replayed over a record, without training. No torch.
 
 The statistics are those of the run as trained. A policy replayed over its own run decides exactly
-as it did; over another run it decides *for that run*, not for the one it would have steered.
+as it did. Replayed over another run it decides from that run's statistics, which would have been
+others if the policy itself had chosen the levels.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ def replay(record: Record, rule: Rule) -> pd.DataFrame:
         rule: a detector stands for the policy ``Detected(rule)`` without a decay rule.
 
     Returns:
-        One row per epoch and compressed layer: epoch, layer, level; critical (it is the policy's
-        first level); score, compared with the threshold after the epoch before (nan: no
-        evaluation then); why.
+        One row per epoch and compressed layer: epoch, layer, level; critical (whether the level is
+        the policy's first); score (what was compared with the threshold after the previous epoch;
+        nan if nothing was); why.
 
     Raises:
         RecordError: the run recorded no such statistic.
@@ -167,7 +168,7 @@ def traffic(record: Record, levels: pd.DataFrame) -> float:
 
 
 def _header_costs(record: Record) -> Costs:
-    """As the header has them; the oldest has none."""
+    """The costs in the header; the oldest headers have none."""
     names = [layer["name"] for layer in record.header["layers"]]
     return {
         (name, level): floats
@@ -189,8 +190,8 @@ def _row_costs(record: Record) -> Costs:
 def signal_cost(record: Record, rule: Rule) -> tuple[float, float]:
     """Seconds per epoch to measure what a rule reads, and their share of the training time.
 
-    Training is compute, compression and communication. The seconds are of the whole instrument,
-    whatever else it measures in the same pass. (nan, nan): the record has no such seconds.
+    Training time is that of compute, compression and communication. An instrument counts in full,
+    also if it measures other statistics in the same pass. (nan, nan): the record lacks its seconds.
     """
     needs = as_policy(rule).needs
     if not needs:

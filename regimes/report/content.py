@@ -171,7 +171,7 @@ def relative(root: Path, error: RegimesError) -> str:
 
 
 def results(study: Study) -> Table:
-    """One row per schedule: metric, n, traffic; or how far it is."""
+    """One row per schedule: metric, n, traffic; of an unfinished one how far it is."""
     columns = ("metric", "n", "floats", "of_base", "bytes")
     table = Table(("schedule", study.metric.heading, "n", "floats", "of low throughout", "bytes"))
     if finished := [run for run in study.runs if run.finished]:

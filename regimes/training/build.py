@@ -11,7 +11,8 @@ import torch
 from regimes.collectives.devices import pick_device
 from regimes.collectives.processes import connect
 from regimes.collectives.world import World
-from regimes.compression.reducer import Reducer, check_order, costs_per_step
+from regimes.compression.reducer import Reducer
+from regimes.compression.traffic import check_order, costs_per_step
 from regimes.config import DENSE, ChurnConfig, Level, RunConfig, to_dict
 from regimes.data import Task
 from regimes.data import load as load_task

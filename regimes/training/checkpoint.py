@@ -50,7 +50,7 @@ class OwnState(TypedDict):
 
 
 class SharedState(TypedDict):
-    """The same on all processes."""
+    """The part of a checkpoint that is the same on all processes."""
 
     model: dict[str, Any]
     optimizer: dict[str, Any]

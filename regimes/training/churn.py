@@ -100,7 +100,7 @@ class Churn:
             run.local.set_rows(rows)
 
     def restore(self, workers: Sequence[int]) -> None:
-        """Those that were present when a checkpoint was written."""
+        """Restore the workers that were present when a checkpoint was written."""
         known = list(range(self.run.config.workers))
         if list(workers) == known:
             return

@@ -206,7 +206,7 @@ class Gradients:
             raise unexpected("compile", True, f"a model that torch can compile: {reason}") from None
 
     def move_hidden(self, moved: Callable[[list[Any]], list[Any]]) -> Callable[[], None]:
-        """Before the present workers change: what is to be done after it.
+        """Call it before the present workers change; call what it returns after that.
 
         Args:
             moved: from the states of the workers before to those of the workers after it, None for

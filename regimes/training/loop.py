@@ -240,7 +240,7 @@ def _train(run: Run, plan: Plan, clock: Clock, reporters: Reporters) -> tuple[fl
 
 
 def _begin(run: Run, plan: Plan, at: int, losses: Losses) -> None:
-    """Before a step, workers may leave and join."""
+    """Let workers leave and join before a step, if any are due."""
     now = run.churn.due(plan.unit, at)
     if now is not None:
         # Losses so far are of other workers, by whose rows an error would name them.

@@ -43,7 +43,7 @@ class Pruning:
             parameter.register_hook(partial(self._masked, name))
 
     def begin(self, epoch: int) -> None:
-        """Before each unit: prune, if this is the one."""
+        """Called before each unit: prune, if it is the configured one."""
         if epoch != self.settings.epoch:
             return
         sizes = torch.cat([p.detach().abs().flatten() for p in self.parameters.values()])

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 @runtime_checkable
 class Reporter(Protocol):
-    """What follows a training. Called on process 0 only; removed after an exception."""
+    """Receives the events of a training, as a progress bar does. Called on process 0 only."""
 
     def start(self, header: Header, rows: list[Row]) -> None: ...
     def step(self, epoch: int, done: int, steps: int) -> None: ...
@@ -28,8 +28,8 @@ class Reporter(Protocol):
 
 
 class Reporters:
-    """Several reporters as one. The first exception of one is logged and recorded, then it is
-    removed. Only ``Terminated`` passes through, and what is no ``Exception``.
+    """Several reporters as one. A reporter that raises an exception is removed, and the exception
+    is logged and recorded. Only ``Terminated``, and what is no ``Exception``, is raised.
 
     Attributes:
         event_log: records a failure (``RecordWriter.event``); None before there is a record.

@@ -58,8 +58,8 @@ class Rounds:
         self.sent: deque[list[tuple[Tensor, int, int]]] = deque()
 
     def _storage(self) -> tuple[Tensor, list[Tensor]]:
-        """Where movements are measured: in place of gradients, unless a fragment's outlive the next
-        gradient."""
+        """The tensors in which movements are measured: those of the gradients, unless a fragment's
+        movement must outlive the next gradient."""
         if not self.config.streams:
             return self.gradients.stack, self.gradients.layers
         return new_stack(self.gradients.parameters, len(self.gradients.stack))

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from regimes.compression.reducer import costs_per_step
+from regimes.compression.traffic import costs_per_step
 from regimes.config import to_dict
 from regimes.errors import RecordError, RegimesError, require
 from regimes.records import (
@@ -61,7 +61,7 @@ def open_record(run: Run, out: Path, resume: bool) -> RecordWriter | None:
 
 
 def remaining(phases: list[Phase], out: Path, resume: bool) -> list[Phase]:
-    """Those that a run in a folder has not completed."""
+    """The phases that a run in a folder has not completed."""
     done = (checkpoint.load(out) or (0, []))[0] if resume and len(phases) > 1 else 0
     return [phase for phase in phases if not phase.over(done)]
 

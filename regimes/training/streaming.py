@@ -121,7 +121,7 @@ class Exchange:
             self.background = Background(self.stack.device)
 
     def set_storage(self, stack: Tensor, parts: Sequence[Tensor]) -> None:
-        """Where movements are measured from now on."""
+        """Measure movements in these tensors from now on."""
         self.stack, self.parts = stack, parts
 
     # -- rounds ------------------------------------------------------------------------------

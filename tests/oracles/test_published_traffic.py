@@ -13,7 +13,8 @@ import torch
 from regimes import models
 from regimes.collectives.world import World
 from regimes.compression import compressor
-from regimes.compression.reducer import Reducer, traffic_table
+from regimes.compression.reducer import Reducer
+from regimes.compression.traffic import traffic_table
 from regimes.config import DENSE, Level
 from regimes.data.classification import classification_loss
 from regimes.training.gradients import Gradients, layer_table

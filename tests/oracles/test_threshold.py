@@ -10,8 +10,9 @@ from torch import Tensor
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
-from regimes.compression.reducer import Reducer, check_order
+from regimes.compression.reducer import Reducer
 from regimes.compression.threshold import Threshold
+from regimes.compression.traffic import check_order
 from regimes.config import DENSE, Level
 from regimes.errors import ConfigError
 

@@ -116,7 +116,7 @@ def test_what_is_tested_on_is_moved_and_stays(name: str) -> None:
     made, model, _ = case(name, 50)
     data = "images" if name == "images" else "corpus"
     before = getattr(made, data)
-    there = before.tested_on(torch.device("meta"))
+    there = before.with_test_on(torch.device("meta"))
     parts = (
         [there.test_x, there.test_y, *there.validation]
         if name == "images"

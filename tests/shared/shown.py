@@ -13,8 +13,8 @@ import pandas as pd
 from drawn import Image, Panel, Shown
 from matplotlib.figure import Figure
 
+from analysis.common.names import spoken
 from analysis.detection import signals
-from analysis.grids.names import spoken
 from analysis.lasso import lasso
 from analysis.paper import figure2
 from analysis.paper.figure3 import BATCH, EVAL, NORM

@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 from sklearn.metrics import cohen_kappa_score
 
+from analysis.common.names import STATISTICS
 from analysis.detection import agreement, unforced
 from analysis.detection.unforced import (
     FIRST,
@@ -22,7 +23,6 @@ from analysis.detection.unforced import (
     scores,
     with_reference,
 )
-from analysis.grids.names import STATISTICS
 from regimes.errors import RecordError
 from regimes.policies import check_levels, policy
 from regimes.presets import get_grid

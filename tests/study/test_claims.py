@@ -17,10 +17,9 @@ from scipy import stats
 from synthetic import make
 
 from analysis.campaign.campaign import CPU
-from analysis.claims import claims
-from analysis.claims.effects import fall_at_decay, minus
-from analysis.claims.sentences import PAPER, QUESTIONS, Claim
-from analysis.common import verdicts
+from analysis.findings import claims, verdicts
+from analysis.findings.effects import fall_at_decay, minus
+from analysis.findings.sentences import PAPER, QUESTIONS, Claim
 from regimes import statistics
 from regimes.errors import RecordError
 from regimes.records import Record, load, load_all

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import regimes
-from analysis.grids.names import EVENTS, spoken
+from analysis.common.names import EVENTS, spoken
 from analysis.tournament import events as apart
 from analysis.tournament import tournament, tournament_figure
 from regimes.config import in_windows, override

@@ -15,7 +15,7 @@ from scipy import stats
 from synthetic import EPOCHS, POLICIES, make
 
 from analysis.common import compare
-from analysis.grids.names import PAPER
+from analysis.common.names import PAPER
 from analysis.paper import figure2
 from regimes.errors import RecordError
 from regimes.plotting import style

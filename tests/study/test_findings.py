@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from analysis.claims import claims as paper
-from analysis.findings import NUMBERS, claims, pages, sources
-from analysis.findings.claims import ClaimError
+from analysis.findings import checks, pages, sources
+from analysis.findings import claims as paper
+from analysis.findings.checks import ClaimError
+from analysis.findings.numbers import NUMBERS
 from analysis.findings.store import Missing, Store
 from analysis.findings.values import Interval, decode, encode, mean_of
 from benchmarks import race, race_report
@@ -184,20 +185,20 @@ OPEN = Interval(0.1, -0.2, 0.4, n=5, p=0.4, p_holm=0.6)
 
 
 def test_a_sentence_cannot_outlive_its_number() -> None:
-    assert claims.above(MORE) is claims.significant(MORE) is MORE
-    assert claims.below(-MORE) == -MORE
-    assert claims.unresolved(OPEN) is claims.insignificant(OPEN) is OPEN
-    for wrong in (claims.below, claims.unresolved, claims.insignificant):
+    assert checks.above(MORE) is checks.significant(MORE) is MORE
+    assert checks.below(-MORE) == -MORE
+    assert checks.unresolved(OPEN) is checks.insignificant(OPEN) is OPEN
+    for wrong in (checks.below, checks.unresolved, checks.insignificant):
         with pytest.raises(ClaimError, match=r"got 0\.500"):
             wrong(MORE)
-    for wrong in (claims.above, claims.below, claims.significant):
+    for wrong in (checks.above, checks.below, checks.significant):
         with pytest.raises(ClaimError, match="expected"):
             wrong(OPEN)
-    for wrong in (claims.above, claims.below, claims.unresolved):  # nothing is known of one seed
+    for wrong in (checks.above, checks.below, checks.unresolved):  # nothing is known of one seed
         with pytest.raises(ClaimError):
             wrong(mean_of([1.0]))
     with pytest.raises(ClaimError, match="it is so"):
-        claims.check(False, "it is so")
+        checks.check(False, "it is so")
 
 
 def test_another_number_makes_a_page_fail() -> None:

@@ -12,8 +12,8 @@ import pytest
 from scipy import stats
 from synthetic import make
 
-from analysis.claims import pools
-from analysis.claims.effects import minus
+from analysis.findings import pools
+from analysis.findings.effects import minus
 from regimes.errors import RecordError
 from regimes.records import Record, load_all
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from analysis.campaign import begin, campaign
-from analysis.claims import provenance as study
+from analysis.findings import provenance as study
 from regimes.errors import ConfigError, RecordError
 from regimes.records import provenance
 

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from analysis.criticality import schedule
-from analysis.findings import ladders, schedules
+from analysis.findings.numbers import ladders, schedules
 from analysis.findings.sources import records
 from regimes.errors import RecordError
 from regimes.presets import get_grid

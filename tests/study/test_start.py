@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.claims.effects import minus
-from analysis.findings.differences import effect
+from analysis.findings.effects import minus
+from analysis.findings.numbers.differences import effect
 from analysis.findings.sources import records
 from regimes.statistics import holm, p_value
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.grids.names import LADDERS
+from analysis.common.names import LADDERS
 from analysis.tournament import tournament, tournament_figure
 from analysis.tournament.equal_floats import at_same_floats, comparisons, moments
 from analysis.tournament.tournament import (
@@ -23,7 +23,7 @@ from analysis.tournament.tournament import (
 )
 from analysis.tournament.tournament_figure import kinds
 from regimes.compression import compressor
-from regimes.compression.reducer import costs_per_step
+from regimes.compression.traffic import costs_per_step
 from regimes.config import Budget, RunConfig, in_windows
 from regimes.console.tables import Table
 from regimes.errors import RecordError

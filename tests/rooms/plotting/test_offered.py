@@ -132,8 +132,7 @@ def test_every_room_with_commands_is_listed(
         assert command.summary in printed
     files = Path(study.__file__).parent.rglob("*.py")
     rooms = {p.parent.name for p in files if "\ndef main(" in p.read_text(encoding="utf-8")}
-    # findings writes pages (make pages)
-    assert rooms - {"analysis", "common", "findings"} == {*study.ROOMS}
+    assert rooms - {"analysis", "common"} == {*study.ROOMS}
 
 
 def test_figure_is_among_the_commands(

@@ -44,7 +44,7 @@ ARMS = (  # rates-smoke.toml
     "TopK 1 %, no feedback",
 )
 LATE = ("low-pass as rank 4", "low-pass as rank 2", "low-pass as rank 1")  # rates-low-pass.toml
-SPOKEN = {  # an arm as one says it
+SPOKEN = {  # arms in figures
     **{f"rank {rank}": f"rank {rank} throughout" for rank in (1, 2, 3, 4)},
     **{f"every {steps}": f"every {steps} steps" for steps in (128, 32, 8, 4, 2)},
     **{f"first {n}": f"rank 4 for the first {n}, then 1" for n in (6, 12, 18)},

@@ -6,11 +6,11 @@ import pandas as pd
 
 from regimes.replay.detect import bench
 
-from ..detection import agreement, unforced
-from ..detection.unforced import RELATIVE, Change
-from ..paper import figure3
-from .sources import number, records, row_of
-from .values import Interval, mean_of
+from ...detection import agreement, unforced
+from ...detection.unforced import RELATIVE, Change
+from ...paper import figure3
+from ..sources import number, records, row_of
+from ..values import Interval, mean_of
 
 TOP, SIGNALS = unforced.REFERENCE, "detection-signals-smoke"
 

@@ -6,9 +6,9 @@ import functools
 
 import pandas as pd
 
-from ..criticality import layers, settings
-from .sources import note, number, records
-from .values import Interval, mean_of
+from ...criticality import layers, settings
+from ..sources import note, number, records
+from ..values import Interval, mean_of
 
 
 def _split(sources: str) -> list[tuple[str, str]]:

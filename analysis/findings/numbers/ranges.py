@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import math
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -14,11 +13,11 @@ import pandas as pd
 from regimes.plotting.looks import named
 from regimes.statistics import holm
 
-from ..detection import deep_linear
-from ..grids.names import LATE
-from ..rates import edge, narrowing, quadratic, usable
-from .sources import number, records, row_of
-from .values import Interval, mean_of, of_ratios
+from ...common.names import LATE
+from ...detection import deep_linear
+from ...rates import edge, narrowing, quadratic, usable
+from ..sources import number, records, row_of
+from ..values import Interval, mean_of, of_ratios
 
 # -- usable rates ----------------------------------------------------------------------------
 
@@ -32,14 +31,12 @@ def _usable(source: str, metric: str) -> pd.DataFrame:
 def usable_runs(source: str, metric: str = "accuracy") -> pd.DataFrame:
     """One row per run: arm, rate, seed, metric and training loss."""
     for name in source.split(" + "):
-        records(name)  # marks the archives as read by this page, also where a table is cached
+        records(name)  # marks the archive as read, also where the table is cached
     return _usable(source, metric)
 
 
 def _table(source: str, metric: str) -> pd.DataFrame:
-    usable_runs(
-        source, metric
-    )  # marks the archives as read by this page, also where a table is cached
+    usable_runs(source, metric)  # marks the archives as read, also where the table is cached
     return _cached_table(source, metric)
 
 
@@ -122,8 +119,7 @@ def end_of_rank(rank: int, rule: int = 0, points: float = 5.0) -> Interval:
     """The largest usable rate at a rank divided by that of its low-pass, by rule number
     ``rule``."""
     runs = usable_runs("rates + rates-low-pass")
-    with mock.patch.dict(usable.TOLERANCE, accuracy=points):
-        ends = usable.ends(runs, named("accuracy"))
+    ends = usable.ends(runs, named("accuracy"), points)
     kept = ends[ends["rule"] == ends["rule"].unique()[rule]]
     wide = kept.pivot(index="seed", columns="arm", values="largest")
     return of_ratios(np.log(wide[f"rank {rank}"] / wide[f"low-pass as rank {rank}"]).to_list())
@@ -146,7 +142,7 @@ def loss_of_lateness(rank: int) -> Interval:
 
 
 def _when() -> pd.DataFrame:
-    records("rates-when")  # marks the archive as read by this page
+    records("rates-when")  # marks the archive as read
     return _cached_when()
 
 
@@ -300,14 +296,14 @@ def _late_after_the_deficit() -> dict[tuple[int, int], Interval]:
         error = run.epochs["metric"].tail(3).mean() / without[run.seed]
         logs.setdefault((first, stop), {})[run.seed] = math.log(error)
     late = {
-        (first, stop): of_ratios([x - logs[0, stop - first][seed] for seed, x in each.items()])
-        for (first, stop), each in logs.items()
+        (first, stop): of_ratios([x - logs[0, stop - first][seed] for seed, x in by_seed.items()])
+        for (first, stop), by_seed in logs.items()
         if first
     }
-    corrected = holm([found.p for found in late.values()])
+    corrected = holm([ratio.p for ratio in late.values()])
     return {
-        window: dataclasses.replace(found, p_holm=p)
-        for (window, found), p in zip(late.items(), corrected, strict=True)
+        window: dataclasses.replace(ratio, p_holm=p)
+        for (window, ratio), p in zip(late.items(), corrected, strict=True)
     }
 
 
@@ -321,4 +317,4 @@ def harm_after_the_deficit(first: int, stop: int) -> Interval:
 @number
 def early_worse_after_the_deficit() -> int:
     """How many of the late deficits' intervals say that early is worse."""
-    return sum(found.high < 1 for found in _late_after_the_deficit().values())
+    return sum(ratio.high < 1 for ratio in _late_after_the_deficit().values())

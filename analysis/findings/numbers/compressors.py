@@ -6,10 +6,10 @@ from typing import Any
 
 import pandas as pd
 
-from ..tournament import error_per_float
-from .sources import number, records, row_of
+from ...tournament import error_per_float
+from ..sources import number, records, row_of
 
-KEPT = (  # rows of the table
+SHOWN = (  # rows of the table
     ("topk", "1"),
     ("sign", "1"),
     ("dct-topk", "3"),
@@ -41,8 +41,7 @@ def rivals_table() -> str:
     """Errors of a step and of the sum, from few bytes to many."""
     rows = pd.concat([_errors("smoke-rivals"), _errors("smoke-rivals-more")])
     keys = zip(rows["compressor"], rows["level"], strict=True)
-    kept = rows[[key in KEPT for key in keys]]
-    return error_per_float.as_text(kept).markdown()
+    return error_per_float.as_text(rows[[key in SHOWN for key in keys]]).markdown()
 
 
 @number

@@ -12,12 +12,12 @@ import pandas as pd
 from regimes.records import find, share_of_low, unpacked
 from regimes.statistics import holm
 
-from ..claims import claims
-from ..claims.effects import minus
-from ..common import compare
-from ..rates import collapse
-from .sources import REFERENCE, note, number, pooled, records, row_of, trials
-from .values import Interval, mean_of
+from ...common import compare
+from ...rates import collapse
+from .. import claims
+from ..effects import minus
+from ..sources import REFERENCE, note, number, pooled, records, row_of, trials
+from ..values import Interval, mean_of
 
 # -- schedules -------------------------------------------------------------------------------
 
@@ -60,13 +60,6 @@ def of_low(source: str, arm: str) -> float:
     seeds."""
     runs = [run for run in records(source) if run.name == arm]
     return fmean(share_of_low(run.header, run.rows) or 0.0 for run in runs)
-
-
-@number
-def seeds(source: str) -> list[int]:
-    """The first and the last seed."""
-    every = [run.seed for run in records(source)]
-    return [min(every), max(every)]
 
 
 @number

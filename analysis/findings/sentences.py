@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..common.verdicts import Expect
 from .effects import Effect, fall_at_decay, minus, overlap, unforced
+from .verdicts import Expect
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from statistics import fmean
 import numpy as np
 import pandas as pd
 
-from .sources import entries, number, records
-from .values import Interval, mean_of
+from ..sources import entries, number, records
+from ..values import Interval, mean_of
 
 STATIC = ["rank 1", "rank 2", "rank 3"]
 

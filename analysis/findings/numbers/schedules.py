@@ -6,11 +6,11 @@ from statistics import fmean
 
 import pandas as pd
 
-from ..criticality import schedule
-from ..grids.names import LADDERS
-from ..tournament.equal_floats import at_same_floats
-from .sources import entries, number, records
-from .values import Interval, mean_of
+from ...common.names import LADDERS
+from ...criticality import schedule
+from ...tournament.equal_floats import at_same_floats
+from ..sources import entries, number, records
+from ..values import Interval, mean_of
 
 
 def _of_one_rank(source: str, arm: str) -> list[float]:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pandas as pd
 
-from ..tournament import events, tournament
-from ..tournament.equal_floats import comparisons, moments
+from ...tournament import events, tournament
+from ...tournament.equal_floats import comparisons, moments
+from ..sources import entries, note, number, records, row_of, trials
+from ..values import Interval, mean_of
 from .differences import effect
-from .sources import entries, note, number, records, row_of, trials
-from .values import Interval, mean_of
 
 FASTER, MIDDLE, SLOWER = tournament.NETWORKS
 
@@ -56,11 +56,6 @@ def extreme_arm(source: str, network: int, slowest: bool = False) -> str:
     """The fastest arm, or the slowest, on the n-th network."""
     seconds = arms(source)[tournament.NETWORKS[network]]
     return str(seconds.idxmax() if slowest else seconds.idxmin())
-
-
-@number
-def arm_count(source: str) -> int:
-    return len(arms(source))
 
 
 @number

@@ -8,9 +8,9 @@ import pandas as pd
 
 from regimes.plotting.groups import tested_by
 
-from ..criticality import criticality, harm, scores
-from .sources import note, number, records, row_of
-from .values import Interval, mean_of
+from ...criticality import criticality, harm, scores
+from ..sources import note, number, records, row_of
+from ..values import Interval, mean_of
 
 
 @functools.cache

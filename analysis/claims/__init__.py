@@ -1,1 +1,0 @@
-"""Claims: every sentence with its effect, interval and verdict, and the code behind its records."""

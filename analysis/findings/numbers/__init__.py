@@ -1,0 +1,18 @@
+"""Functions of the committed records that templates call, by subject: `NUMBERS`, by name."""
+
+from ..sources import number_functions
+from . import (
+    compressors,
+    detection,
+    differences,
+    ladders,
+    pulses,
+    ranges,
+    schedules,
+    settings,
+    tournaments,
+)
+
+NUMBERS = number_functions(
+    differences, tournaments, ladders, detection, ranges, compressors, pulses, schedules, settings
+)

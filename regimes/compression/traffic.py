@@ -1,0 +1,154 @@
+"""What a compressor sends in a step: by its formula, and compared with what was sent."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from regimes.collectives.requests import NO_LAYER, Layer, Traffic
+from regimes.collectives.world import World
+from regimes.compression.answers import Where, require_of
+from regimes.compression.base import Compressor
+from regimes.config import DENSE, Level
+from regimes.errors import ConfigError
+
+
+class TrafficCheck:
+    """Compares each compressor's formula with what the world has counted, once for each layer and
+    level, as soon as a step of each of its ``phases`` was taken."""
+
+    def __init__(
+        self, compressors: Sequence[Compressor], layers: Sequence[Layer], world: World
+    ) -> None:
+        self.compressors, self.layers, self.world = compressors, layers, world
+        # By layer and level: what a step of each phase has sent, until all phases are known.
+        # None: compared, or nothing to compare.
+        self._counted: dict[tuple[int, Level], dict[int, Traffic] | None] = {}
+
+    def clear(self) -> None:
+        """Compare all again: formulas may depend on the number of workers, which has changed."""
+        self._counted.clear()
+
+    def before(
+        self, bucket: Sequence[int], gradients: Any, levels: Sequence[Level]
+    ) -> dict[int, Traffic]:
+        """What layers of a bucket have sent so far, of those that are still to be compared."""
+        counted, dtype = {}, self.world.meter.dtype
+        for i in bucket:
+            if i == NO_LAYER:
+                continue
+            if (i, levels[i]) not in self._counted:
+                full = dtype in (torch.float32, torch.float64) and gradients[i].dtype == dtype
+                sends = full and levels[i] != DENSE and self.layers[i].compressed
+                # the formula is of a whole matrix; a shard of which no row is here sends nothing
+                apart = self.world.shards == 1 or not self.compressors[i].joins_shards
+                sends = sends and apart and self.layers[i].size > 0
+                self._counted[i, levels[i]] = {} if sends else None
+            if self._counted[i, levels[i]] is not None:
+                counted[i] = self.world.meter.layers[i]
+        return counted
+
+    def after(
+        self, before: Mapping[int, Traffic], gradients: Any, levels: Sequence[Level], states: Any
+    ) -> None:
+        """Add the step that these layers have taken since ``before``, and compare.
+
+        Raises:
+            ConfigError: a compressor's formula gives another number.
+        """
+        for i, counted in before.items():
+            compressor, layer, key = self.compressors[i], self.layers[i], (i, levels[i])
+            now = self.world.meter.layers[i]
+            sent = Traffic(now.floats - counted.floats, now.bytes - counted.bytes)
+            steps = (self._counted[key] or {}) | {compressor.phase(states[i]): sent}
+            self._counted[key] = steps
+            if len(steps) == compressor.phases:
+                self._counted[key] = None
+                itemsize = gradients[i].element_size()
+                formula = compressor.traffic(layer, levels[i], self.world.workers, itemsize)
+                where = type(compressor).__name__, layer.name
+                most = compressor.data_dependent
+                check_traffic(where, levels[i], formula, steps.values(), most)
+
+
+def check_traffic(
+    where: Where, level: Level, formula: Traffic, steps: Collection[Traffic], most: bool = False
+) -> None:
+    """Raise ConfigError unless a compressor's formula gives the mean of what steps have sent, or
+    with ``most`` no less."""
+    floats = sum(step.floats for step in steps) / len(steps)
+    sent = sum(step.bytes for step in steps) / len(steps)
+    more, room = formula.floats - floats, 1e-6 * max(1.0, floats)
+    same = abs(more) <= room and abs(formula.bytes - sent) < 1
+    require_of(
+        same or (most and more >= -room and formula.bytes > sent - 1),
+        where,
+        f"traffic says {formula.floats:g} floats and {formula.bytes} bytes a step at level "
+        f"{level!r}, send has asked for {floats:g} and {sent:g}",
+    )
+
+
+# -- formulas of several layers --------------------------------------------------------------
+
+
+def worker_cost(
+    compressor: Compressor, layer: Layer, level: Level, workers: int, shards: int = 1
+) -> Traffic:
+    """What a worker sends of a whole layer in one float32 step, all its shards together."""
+    if shards == 1 or compressor.joins_shards:
+        return compressor.cost(layer, level, workers)
+    parts = [part for part in (layer.on(i, shards) for i in range(shards)) if part.size]
+    return sum((compressor.cost(part, level, workers) for part in parts), Traffic(0, 0))
+
+
+def traffic_table(
+    compressor: Compressor, layers: Sequence[Layer], level: Level, workers: int, shards: int = 1
+) -> tuple[float, int]:
+    """(floats, bytes) of one float32 step at one level, by the compressors' formulas."""
+    costs = [worker_cost(compressor, layer, level, workers, shards) for layer in layers]
+    return sum(c.floats for c in costs), sum(c.bytes for c in costs)
+
+
+def costs_per_step(
+    compressor: Compressor,
+    layers: Sequence[Layer],
+    levels: Mapping[str, Level],
+    workers: int,
+    shards: int = 1,
+) -> dict[str, dict[str, Any]]:
+    """The cost of one step at each level and dense, for a record's header; "layers": the floats of
+    each layer."""
+    table = {}
+    for name, level in {**levels, DENSE: DENSE}.items():
+        floats, sent = traffic_table(compressor, layers, level, workers, shards)
+        costs = [worker_cost(compressor, layer, level, workers, shards) for layer in layers]
+        by_layer = [cost.floats for cost in costs]
+        table[name] = {"floats": floats, "bytes": sent, "layers": by_layer}
+    return table
+
+
+def check_order(
+    chosen: Compressor,
+    levels: Mapping[str, Level],
+    layers: Sequence[Layer],
+    workers: int,
+    shards: int = 1,
+) -> None:
+    """Raise ConfigError unless "low" compression sends at least as many floats as "high", or at
+    equal floats (bits of a quantiser) as many bytes."""
+    if {"low", "high"} <= levels.keys():
+        low, high = levels["low"], levels["high"]
+        sent = traffic_table(chosen, layers, low, workers, shards)
+        if chosen.data_dependent:  # the formula is the most at any level
+            if DENSE not in (low, high) and float(low) > float(high):
+                raise ConfigError(
+                    f"levels.low = {low!r} is above levels.high = {high!r}: low and high qualify "
+                    "compression, and a higher level of this compressor sends less; swap them"
+                )
+        elif sent < traffic_table(chosen, layers, high, workers, shards):
+            raise ConfigError(
+                f"levels.low = {low!r} sends less than levels.high = {high!r}: low and high "
+                "qualify compression, so low must be the level that sends more; swap them"
+            )

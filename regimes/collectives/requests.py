@@ -101,8 +101,8 @@ class Exchange:
 
 @dataclass(frozen=True)
 class SumShards:
-    """Ask for this shard's share of a sum over the shards of a worker: ``[k] -> [share]``. Shares
-    are divided as rows are, see ``Shard``."""
+    """Ask for this shard's share of a sum over the shards of each hosted worker: ``[L, k] -> [L,
+    share]``. Shares are divided as rows are, see ``Shard``."""
 
     tensor: Tensor
 

@@ -299,7 +299,7 @@ class World:
     # -- shards of a worker: here there is one -------------------------------------------------
 
     def sum_shards(self, tensors: list[Tensor]) -> list[Tensor]:
-        """This shard's shares of sums over the shards of a worker: each ``[k] -> [share]``."""
+        """This shard's shares of sums over the shards of workers: each ``[L, k] -> [L, share]``."""
         return tensors
 
     def join_shards(self, parts: Sequence[JoinShards]) -> list[Tensor]:
@@ -331,6 +331,15 @@ class World:
         """The counts of a whole worker since the last time, of ``count`` layers; with several
         shards all processes call this."""
         return self.meter.take()
+
+    def sum_in_model(self, tensor: Tensor) -> Tensor:
+        """The sum over the shards of a worker within a forward pass, with its gradient."""
+        return tensor
+
+    @property
+    def evaluators(self) -> World:
+        """The world whose processes divide the batches of an evaluation."""
+        return self
 
     # -- plain services ----------------------------------------------------------------------
 

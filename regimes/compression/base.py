@@ -102,6 +102,8 @@ class Compressor(Bounded, ABC):
             included; such a compressor may receive that mean in place of the workers.
         propagates_nonfinite: where the gradient of any worker is not finite, ``finite_probe`` is
             not finite either.
+        entrywise: an entry of the update depends on that entry of the gradients alone, whatever
+            else is in the layer.
         joins_shards: a layer whose rows are divided among processes is compressed as one matrix;
             without it each shard by itself, as if it were a layer.
         phases: the number of kinds of steps that ``traffic`` averages over; see ``phase``.
@@ -117,6 +119,7 @@ class Compressor(Bounded, ABC):
     replayable: ClassVar[bool] = False
     linear: ClassVar[bool] = False
     propagates_nonfinite: ClassVar[bool] = False
+    entrywise: ClassVar[bool] = False
     joins_shards: ClassVar[bool] = False
     phases: ClassVar[int] = 1
     usual: ClassVar[Mapping[str, Level]] = {}

@@ -14,7 +14,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.collectives.requests import NO_LAYER, JoinShards, Layer, Mean, Program, Traffic
+from regimes.collectives.requests import (
+    NO_LAYER,
+    JoinShards,
+    Layer,
+    Mean,
+    Program,
+    SumShards,
+    Traffic,
+)
 from regimes.collectives.world import World
 from regimes.compression.base import Compressor, State, check_traffic
 from regimes.compression.elementwise import Dense
@@ -121,7 +129,8 @@ class Reducer:
 
     def _examines_updates(self, like: Tensor) -> bool:
         """Only on a CPU: on a GPU the host would wait for the answer."""
-        return not on_gpu(like) and all(c.propagates_nonfinite for c in self.compressors)
+        alike = self.world.shards == 1  # a shard's update alone may be finite
+        return alike and not on_gpu(like) and all(c.propagates_nonfinite for c in self.compressors)
 
     def reduce(
         self,
@@ -137,8 +146,8 @@ class Reducer:
         Args:
             states: memories that change instead of this reducer's own.
 
-        Where a worker's layers are divided into shards, ``loss`` is ``[1, k]`` and its mean is over
-        shards, too.
+        Where a worker's layers are divided into shards, the mean of ``loss`` is over shards, too:
+        of ``[L]``, of which the worker sends one number, or of ``[L, k]``, which each shard sends.
         """
         memories: Any = self.states if states is None else states
         self.set_rates(bucket, memories)
@@ -314,10 +323,19 @@ def check_order(
 
 
 def _mean(value: Tensor, shards: int) -> Program | Mean:
-    return Mean(value) if shards == 1 else _mean_of_shards(value, shards)
+    if shards == 1:
+        return Mean(value)
+    return _mean_sent_once(value, shards) if value.ndim == 1 else _mean_of_shards(value, shards)
 
 
-def _mean_of_shards(value: Tensor, shards: int) -> Program:
+def _mean_of_shards(value: Float[Tensor, "hosted k"], shards: int) -> Program:
     mean = yield Mean(value)
     joined = yield JoinShards(mean, len(mean), shards * len(mean))
     return joined.view(shards, -1).mean(0)
+
+
+def _mean_sent_once(value: Float[Tensor, " hosted"], shards: int) -> Program:
+    share = yield SumShards(value[:, None])
+    mean = yield Mean(share)
+    joined = yield JoinShards(mean, 1, 1)
+    return joined[0] / shards

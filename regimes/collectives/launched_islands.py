@@ -8,16 +8,19 @@ evaluation, whole tensors for checkpoints.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+import re
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from regimes.collectives import processes
 from regimes.collectives.group import _alive
@@ -27,6 +30,8 @@ from regimes.collectives.processes import _abort_nccl
 from regimes.collectives.requests import JoinShards, Shard
 from regimes.collectives.world import Meter, World
 from regimes.errors import ConfigError
+
+_SIGNS = re.compile(r"gloo|nccl|connection|timed out", re.IGNORECASE)  # of a collective of FSDP2
 
 
 class LaunchedIslands(Islands):
@@ -64,6 +69,25 @@ class LaunchedIslands(Islands):
         self._across = _own_group(place.T)
         names = ("replicate", "shard")
         self.mesh = init_device_mesh(device.type, tuple(place.shape), mesh_dim_names=names)["shard"]
+
+    def divide(self, module: nn.Module) -> None:
+        """Let FSDP2 divide a module's parameters, but for those of parts that are divided already.
+        They are whole during its passes alone: one of an evaluation has no backward to end it."""
+        fully_shard(module, mesh=self.mesh, reshard_after_forward=True)
+
+    @contextlib.contextmanager
+    def contact(self, where: str) -> Iterator[None]:
+        failed: RuntimeError | None = None
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            if not _SIGNS.search(str(error)):
+                raise
+            failed = error
+        if failed is not None:  # outside of the handler: a chained error would keep the group
+            raise self._lost(where, failed)
 
     @property
     def evaluators(self) -> World:

@@ -7,6 +7,7 @@ same requests among processes, so that a run has the same numbers on any P.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -335,6 +336,10 @@ class World:
     def sum_in_model(self, tensor: Tensor) -> Tensor:
         """The sum over the shards of a worker within a forward pass, with its gradient."""
         return tensor
+
+    def contact(self, where: str) -> contextlib.AbstractContextManager[None]:
+        """Around what may contain torch's own collectives: TrainingError where one fails."""
+        return contextlib.nullcontext()
 
     @property
     def evaluators(self) -> World:

@@ -218,12 +218,12 @@ def _evaluate(run: Run, clock: Clock) -> dict[str, Any]:
     """Columns of the record: loss and metric of the test set, what else the task derives from the
     loss, and both on the samples held out for validation, if there are any."""
     where = run.device, run.batches.dtype, run.world.evaluators
-    with clock("evaluate"):
+    with clock("evaluate"), run.world.contact("an evaluation"):
         loss, metric = run.task.evaluate(run.model, *where)
     columns: dict[str, Any] = {"test_loss": loss, "metric": metric}
     columns |= run.task.extra_metrics(loss)
     if run.config.data.validation_size is not None:
-        with clock("evaluate"):
+        with clock("evaluate"), run.world.contact("an evaluation"):
             loss, metric = run.task.validate(run.model, *where)
         columns["validation"] = {"loss": loss, "metric": metric}
     return columns
@@ -274,7 +274,8 @@ def _step_together(run: Run, batch: Minibatch, levels: list[Level], losses: Loss
     run.panel.step(run.gradients.stack, updates, clock)
     with clock("compute"):
         install(run.gradients.parameters, updates)
-        run.optimizer.step()
+        with run.world.contact("a step of the optimiser"):
+            run.optimizer.step()
         if run.pruning is not None:
             run.pruning.apply_masks()
 

@@ -27,17 +27,14 @@ def shard(model: nn.Module, world: LaunchedIslands) -> None:
     Raises:
         ConfigError: FSDP2 cannot divide it.
     """
-    from torch.distributed.fsdp import fully_shard
-
     for name, parameter in model.named_parameters():
         if not parameter.ndim:
             raise ConfigError(
                 f"--shards: the model's parameter {name!r} is a single number without rows to "
                 "divide: give it the shape [1]"
             )
-    # Sharded again after each forward pass: a pass of an evaluation has no backward to do it.
     for part in (*blocks(model), model):
-        fully_shard(part, mesh=world.mesh, reshard_after_forward=True)
+        world.divide(part)
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:

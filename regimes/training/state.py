@@ -178,7 +178,8 @@ def save(run: Run, out: Path) -> None:
     memories, residuals = run.reducer.state_dict()
     model, optimizer, writes = run.model.state_dict(), run.optimizer.state_dict(), True
     if isinstance(world := run.world, LaunchedIslands):
-        model, optimizer = gathered(world, model), gathered(world, optimizer)
+        with world.contact("a checkpoint"):
+            model, optimizer = gathered(world, model), gathered(world, optimizer)
         residuals = whole_residuals(world, run.layers, residuals)
         writes = world.shard == 0  # the others of an island have the same
     shared = SharedState(

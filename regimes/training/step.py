@@ -76,7 +76,8 @@ class TrainingStep:
 
     def _backward(self, x: Tensor, y: Tensor, epoch: int, step: int) -> Float[Tensor, " rows"]:
         """Fill the gradients; the losses of this process's rows."""
-        return self.gradients.compute(x, y, epoch, step)
+        with self.reducer.world.contact("a pass of the model"):
+            return self.gradients.compute(x, y, epoch, step)
 
     def _reduction(self, losses: Float[Tensor, " rows"]) -> Reduced:
         """What ``take`` returns, from the gradients and losses, at ``levels``."""

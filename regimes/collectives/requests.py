@@ -120,6 +120,15 @@ class JoinShards:
     size: int
 
 
+def mean_of_sums(own: Tensor, shards: int) -> Program:
+    """The workers' mean of sums over shards, ``[L, k] -> [k]``. Each shard exchanges its share of
+    the sum, so that a worker sends it once."""
+    share = yield SumShards(own)
+    mean = yield Mean(share)
+    joined: Tensor = yield JoinShards(mean, -(-own.shape[1] // shards), own.shape[1])
+    return joined
+
+
 class Batched:
     """Ask for ``kernel([arguments])[0]``, work of this process: nothing travels. On a GPU the
     requests of all programs for one kernel share a call, in which each has an entry of the list."""

@@ -20,8 +20,8 @@ from regimes.collectives.requests import (
     Layer,
     Mean,
     Program,
-    SumShards,
     Traffic,
+    mean_of_sums,
 )
 from regimes.collectives.world import World
 from regimes.compression.base import Compressor, State, check_traffic
@@ -127,6 +127,22 @@ class Reducer:
         total = torch.stack(torch._foreach_norm(probes, 1)).sum()
         return mean if bool(total.isfinite()) else torch.full_like(mean, torch.nan)
 
+    def finite_flag(
+        self,
+        bucket: Sequence[int],
+        updates: Mapping[int, Tensor],
+        states: Mapping[int, State],
+        levels: Sequence[Level],
+    ) -> Float[Tensor, ""]:
+        """0, or NaN where an update shows that a gradient was not finite, or is not finite itself;
+        of compressors with ``propagates_nonfinite``."""
+        probes = [
+            self.compressors[i].finite_probe(updates[i], states[i], levels[i]) for i in bucket
+        ]
+        total = torch.stack(torch._foreach_norm(probes, 1)).sum()
+        # A sum may overflow where its numbers do not, and their product where they do not.
+        return 0 * total if bool(total.isfinite()) else finite_flag([*updates.values(), *probes])
+
     def _examines_updates(self, like: Tensor) -> bool:
         """Only on a CPU: on a GPU the host would wait for the answer."""
         alike = self.world.shards == 1  # a shard's update alone may be finite
@@ -169,8 +185,7 @@ class Reducer:
         """What reduces a layer: for one that is always dense, as the many small ones of a network
         are, a mean without a generator."""
         compressor = self.compressors[i]
-        unsent = state.residual is not None or state.shard is not None
-        if type(compressor) is not Dense or unsent or level != DENSE:
+        if type(compressor) is not Dense or state.residual is not None or level != DENSE:
             return compressor.reduce(gradient, state, level)
         state.step += 1
         return Mean(gradient)
@@ -325,7 +340,7 @@ def check_order(
 def _mean(value: Tensor, shards: int) -> Program | Mean:
     if shards == 1:
         return Mean(value)
-    return _mean_sent_once(value, shards) if value.ndim == 1 else _mean_of_shards(value, shards)
+    return _mean_loss(value, shards) if value.ndim == 1 else _mean_of_shards(value, shards)
 
 
 def _mean_of_shards(value: Float[Tensor, "hosted k"], shards: int) -> Program:
@@ -334,8 +349,6 @@ def _mean_of_shards(value: Float[Tensor, "hosted k"], shards: int) -> Program:
     return joined.view(shards, -1).mean(0)
 
 
-def _mean_sent_once(value: Float[Tensor, " hosted"], shards: int) -> Program:
-    share = yield SumShards(value[:, None])
-    mean = yield Mean(share)
-    joined = yield JoinShards(mean, 1, 1)
-    return joined[0] / shards
+def _mean_loss(value: Float[Tensor, " hosted"], shards: int) -> Program:
+    total = yield from mean_of_sums(value[:, None], shards)
+    return total[0] / shards

@@ -264,8 +264,9 @@ def _hosted_rows(run: Run, saved: Sequence[tuple[list[int], Tensor | None]]) -> 
     if any(rows is None for _, rows in saved):
         return None
     hosted = list(run.world.hosted)
+    count = 1 if run.gradients.union else len(hosted)
     for workers, rows in saved:
-        if workers == hosted:
+        if workers == hosted and rows is not None and len(rows) == count:
             return rows
     row = {
         worker: rows[i if len(rows) == len(workers) else 0]  # type: ignore[arg-type, index]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -68,15 +68,17 @@ class State(Workspace):
         return derive(*self.key, what, self.step, *tail)
 
     def twin(self) -> State:
-        """A state that shares no memory with this one but the residual, the workspace and what is
-        no tensor; ``copy.copy`` takes ten times as long."""
+        """A state that shares no memory with this one but the residual, the buffer and what is no
+        tensor; ``copy.copy`` takes ten times as long. Where the next residual goes is not taken
+        over: it may be the memory of this one's."""
         other = object.__new__(type(self))
         own = vars(other)
         own.update(vars(self))
-        for name in own.keys() - _PLAIN:
-            if isinstance(value := own[name], Tensor):
-                own[name] = value.clone()
-        for name in _slots(type(self)):
+        if len(own) > len(_PLAIN):  # another class than this, or fields that one has added
+            for name in own.keys() - _PLAIN:
+                if isinstance(value := own[name], Tensor):
+                    own[name] = value.clone()
+        for name in ("_buffer", "_checked", "_table"):
             if (value := getattr(self, name, None)) is not None:
                 setattr(other, name, value)
         return other
@@ -95,16 +97,6 @@ class State(Workspace):
 
 
 _PLAIN = frozenset(field.name for field in fields(State))  # of these the residual alone is a tensor
-
-
-@lru_cache
-def _slots(kind: type) -> list[str]:
-    return [
-        name
-        for base in kind.__mro__
-        for name in getattr(base, "__slots__", ())
-        if name not in ("__dict__", "__weakref__")
-    ]
 
 
 @dataclass(frozen=True, kw_only=True)

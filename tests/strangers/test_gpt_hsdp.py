@@ -67,18 +67,14 @@ def test_a_killed_job_restarts_and_its_record_is_whole(tmp_path: Path) -> None:
         time.sleep(0.01)
     os.kill(workers(killed.pid)[3], signal.SIGKILL)
     assert killed.wait(PATIENCE) == 0, (cut / "said").read_text()
-    assert "SIGKILL" in (cut / "said").read_text()  # torchrun names the signal
+    assert "exitcode: -9" in (cut / "said").read_text()
     ours, theirs = ((folder / "run" / "epochs.jsonl").read_bytes() for folder in (cut, whole))
     assert ours == theirs
     record = regimes.load(cut / "run")
     assert record.finished
     assert [row["steps"] for row in record.rows] == [5] * 6
-    assert record.header["world"] | {"device": ""} == {
-        "workers": 2,
-        "processes": 4,
-        "shards": 2,
-        "device": "",
-    }
+    world = {"workers": 2, "processes": 4, "shards": 2}
+    assert record.header["world"].items() >= world.items()
     assert "accordion" in read(cut, "watch", "run", "--once")
     assert read(cut, "report", "run")
     assert "accordion" in read(cut, "detect", "run")

@@ -278,7 +278,8 @@ class Buckets:
         if shown:
             flag = self.reducer.finite_flag(bucket, updates, step.states, step.levels)
         written = [i for i, x in updates.items() if x.data_ptr() != gradients[i].data_ptr()]
-        torch._foreach_copy_([gradients[i] for i in written], [updates[i] for i in written])
+        if written:
+            torch._foreach_copy_([gradients[i] for i in written], [updates[i] for i in written])
         if not shown:  # tested as written: float16 may overflow where float32 does not
             flag = flag + finite_flag([full_precision(x) for x in gradients.values()])
         # NaN in the gradients, as without compression: a GradScaler then skips the step

@@ -120,7 +120,8 @@ class NormsGauge(StatelessGauge):
         return self.world.ask(*requests, layers=range(len(requests)))
 
     def _mean_squares(self) -> list[Tensor]:
-        """Of whole layers; a worker that is divided among processes sends each once."""
+        """The workers' means for whole layers; a worker that is divided among processes sends each
+        once."""
         columns, shards = self._squares().T, self.world.shards
         if shards == 1:
             return self._means(columns)

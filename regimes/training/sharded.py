@@ -91,7 +91,7 @@ def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
 def whole_residuals(
     world: LaunchedIslands, layers: Iterable[Layer], residuals: Residuals
 ) -> Residuals:
-    """Of the hosted workers, ``[L, n, m]`` each; all processes call this."""
+    """Each layer's residual of the hosted workers, ``[L, n, m]``; all processes call this."""
     return {
         layer.name: None if own is None else world.whole_rows(own, layer.shape[0])
         for layer in layers

@@ -54,19 +54,22 @@ def read(folder: Path, *words: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc; runs on Linux")
 def test_a_killed_job_restarts_and_its_record_is_whole(tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     for folder in (whole, cut):
         folder.mkdir()
     alone = start(whole)
-    assert alone.wait(PATIENCE) == 0, (whole / "said").read_text()
+    with alone:
+        assert alone.wait(PATIENCE) == 0, (whole / "said").read_text()
     killed = start(cut, "--max-restarts", "1")
     until = time.monotonic() + PATIENCE
     while not (cut / "run/checkpoints/8/.metadata").exists() and time.monotonic() < until:
         time.sleep(0.01)
     os.kill(workers(killed.pid)[3], signal.SIGKILL)
-    assert killed.wait(PATIENCE) == 0, (cut / "said").read_text()
+    with killed:
+        assert killed.wait(PATIENCE) == 0, (cut / "said").read_text()
     assert "exitcode: -9" in (cut / "said").read_text()
     ours, theirs = ((folder / "run" / "epochs.jsonl").read_bytes() for folder in (cut, whole))
     assert ours == theirs

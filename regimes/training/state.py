@@ -264,9 +264,11 @@ def _hosted_rows(run: Run, saved: Sequence[tuple[list[int], Tensor | None]]) -> 
     if any(rows is None for _, rows in saved):
         return None
     hosted = list(run.world.hosted)
-    count = 1 if run.gradients.union else len(hosted)
+    several = len(hosted) > 1
+    # A run with shards has a row for each worker, one without may have a row for all.
+    foreign = len(hosted) if run.gradients.union else 1
     for workers, rows in saved:
-        if workers == hosted and rows is not None and len(rows) == count:
+        if workers == hosted and not (several and rows is not None and len(rows) == foreign):
             return rows
     row = {
         worker: rows[i if len(rows) == len(workers) else 0]  # type: ignore[arg-type, index]

@@ -307,7 +307,10 @@ class Buckets:
         unused = self.source.unused(bucket)
         marks = [*(flag[None] for flag in sent), *([] if unused is None else [unused])]
         dtype = self.reducer.world.meter.dtype
-        flags = torch.cat([mark.to(dtype) for mark in marks])[None] if marks else None
+        marks = [mark.to(dtype) for mark in marks]
+        flags = None
+        if marks:  # of one no copy: on a GPU it is a launch
+            flags = (torch.cat(marks) if len(marks) > 1 else marks[0])[None]
         layers = bucket if flags is None else [NO_LAYER, *bucket]
         stacked = {i: gradient[None] for i, gradient in exact.items()}
         updates = self.reducer.reduce(layers, stacked, step.levels, flags, step.states)

@@ -45,10 +45,17 @@ class End:
 class Training:
     """One run on one or several processes, continued if the folder holds it already."""
 
-    def __init__(self, configs: Sequence[RunConfig], out: Path, spoil: Spoil | None = None) -> None:
+    def __init__(
+        self,
+        configs: Sequence[RunConfig],
+        out: Path,
+        spoil: Spoil | None = None,
+        shards: int = 1,
+    ) -> None:
         """
         Args:
             configs: one per process.
+            shards: as of ``regimes.run``.
         """
         self.out = out
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +65,8 @@ class Training:
         context.set_forkserver_preload(list(PRELOAD))
         self.group = [
             context.Process(
-                target=_train, args=(config, out, resume, rank, len(configs), self.talk, spoil)
+                target=_train,
+                args=(config, out, resume, rank, len(configs), self.talk, spoil, shards),
             )
             for rank, config in enumerate(configs)
         ]
@@ -120,6 +128,7 @@ def _train(
     count: int,
     talk: Path,
     spoil: Spoil | None,
+    shards: int,
 ) -> None:
     import torch
 
@@ -139,7 +148,7 @@ def _train(
     try:
         if spoil is not None:
             spoil(rank)
-        regimes.run(config, out, resume=resume)
+        regimes.run(config, out, resume=resume, shards=shards)
     except RegimesError as error:
         (talk / str(rank)).write_text(str(error))
         sys.exit(error.exit_code)

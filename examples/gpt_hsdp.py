@@ -3,7 +3,9 @@
     torchrun --nproc-per-node 4 examples/gpt_hsdp.py --islands 2 --steps 400 --out runs/gpt-hsdp
 
 Trains on the text of Python's standard library, byte by byte. Checkpoints go to OUT/checkpoints;
-the same command continues from the last one. On GPUs each process takes one.
+the same command continues from the last one. So does torchrun by itself with --max-restarts 3,
+where the environment has TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: without it torch's store still has
+the addresses of the dead. On GPUs each process takes one.
 """
 
 import argparse
@@ -72,6 +74,8 @@ def main() -> None:
     parser.add_argument("--islands", type=int, default=2)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--stop", type=int, help="stop after so many steps, as if cut off")
+    parser.add_argument("--every", type=int, default=20, help="steps of a unit of the record")
+    parser.add_argument("--save", type=int, default=100, help="steps between two checkpoints")
     parser.add_argument("--out", default="runs/gpt-hsdp")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -89,7 +93,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: rate(s, args.steps))
     hook = regimes.attach(
-        model, replicas=mesh["replicate"], optimizer=optimizer, every=20, record=args.out
+        model, replicas=mesh["replicate"], optimizer=optimizer, every=args.every, record=args.out
     )
 
     def parts() -> dict:
@@ -124,7 +128,7 @@ def main() -> None:
         optimizer.step()
         scheduler.step()
         hook.log(train_loss=loss.detach())
-        if (step + 1) % 100 == 0:
+        if (step + 1) % args.save == 0:
             dcp.save(parts(), checkpoint_id=saved / str(step + 1))
     hook.close()
     dist.destroy_process_group()

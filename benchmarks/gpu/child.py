@@ -41,10 +41,11 @@ def alone(folder: str) -> None:
         MASTER_PORT="29517",
     )
 
-    def connect(workers: int, device: torch.device, timeout: float = 600.0) -> processes.World:
+    def connect(workers: int, device: torch.device, timeout: float, shards: int) -> processes.World:
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        return processes._join(workers, device, timedelta(seconds=timeout), "alone")
+        store, limit = processes._join(device, timedelta(seconds=timeout), "alone")
+        return processes.ProcessWorld(workers, device, store, limit)
 
     build.connect = connect  # type: ignore[attr-defined]
     train(folder)

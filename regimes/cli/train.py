@@ -9,7 +9,7 @@ import tyro
 
 from regimes import presets as _presets
 from regimes.cli.app import Settings, app, configuration, welcome_plug_ins
-from regimes.collectives.launcher import launched
+from regimes.collectives.launcher import check_islands, launched
 from regimes.config import read_value, to_dict, to_toml
 from regimes.console import stdout
 from regimes.console.tables import Table
@@ -25,6 +25,7 @@ def run(
     out: Path | None = None,
     workers: int | None = None,
     processes: int = 1,
+    shards: int = 1,
     resume: bool = False,
     quiet: bool = False,
 ) -> None:
@@ -37,6 +38,8 @@ def run(
         out: folder of the record; default runs/NAME/seed-SEED.
         workers: logical workers W.
         processes: local processes P that share the workers (P divides W).
+        shards: so many of the processes hold each worker together, an island, among which FSDP2
+            divides the model; the islands share the workers.
         resume: continue the run in the folder from its last checkpoint.
         quiet: print nothing but errors.
     """
@@ -47,10 +50,13 @@ def run(
     out = out or Path("runs", _stem(preset), f"seed-{config.seed}")
     if (note := sibling_difference(to_dict(config), out)) and not quiet and launched().rank == 0:
         stdout.try_print(f"note: {note}")
-    if processes == 1 or launched().count > 1:
+    if launched().count > 1:
+        train(config, out, resume, quiet, shards)
+    elif processes == 1:
+        check_islands(1, shards, config.workers)
         train(config, out, resume, quiet)
     else:
-        spawn(config, out, processes, resume=resume, quiet=quiet)
+        spawn(config, out, processes, resume=resume, quiet=quiet, shards=shards)
 
 
 def _stem(name: str) -> str:

@@ -18,14 +18,14 @@ import json
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from regimes.collectives.group import GroupWorld, _alive, _store
-from regimes.collectives.processes import GATHER
+from regimes.collectives.processes import GATHER, ProcessWorld
 from regimes.collectives.requests import NO_LAYER, JoinShards, Layer, Shard, Traffic
 from regimes.collectives.world import Meter
 from regimes.errors import ConfigError, TrainingError
@@ -36,51 +36,34 @@ SCATTER = (
 )
 
 
-class IslandWorld(GroupWorld):
-    """One island for each worker. All its processes must create it.
+class Islands(ProcessWorld):
+    """W workers, each divided among the processes of an island.
 
     Attributes:
         shard: this process's place in its island.
         rank: its place among all, ``island * shards + shard``.
     """
 
-    def __init__(
-        self, replicas: Any, island: Any, device: torch.device, timeout: float, call: str
-    ) -> None:
-        """
-        Args:
-            replicas: the process group of those that hold the same rows, one of each island.
-            island: the process group that a replica is divided among.
-        """
-        across = dist.get_process_group_ranks(replicas)
-        inside = dist.get_process_group_ranks(island)
-        ranks = _all_ranks(across, inside, timeout, call)
-        super().__init__(replicas, device, timeout, call, ranks)
-        self.workers, self.shards = len(across), len(inside)
-        here, self.shard = divmod(self.rank, self.shards)
-        self.hosted, self.meter.workers = range(here, here + 1), self.workers
-        self._source = across[0]
-        self._across = self._make(across, self._kind)
-        self._inside = self._make(inside, self._kind)
+    shard: int
+    _across: weakref.ref[Any]  # the group of those that hold the same rows
+    _inside: weakref.ref[Any]  # the group of this island
+    _kind: str
 
     @property
     def peers(self) -> tuple[Any, int]:
-        return _alive(self._across), self.workers
+        return _alive(self._across), self.processes // self.shards
 
     @property
     def inside(self) -> Any:
         """The group of this island. Not to be stored."""
         return _alive(self._inside)
 
-    def _all_groups(self) -> list[weakref.ref[Any]]:
-        return [*super()._all_groups(), self._across, self._inside]
-
     # -- among the shards of a worker ---------------------------------------------------------
 
     def sum_shards(self, tensors: list[Tensor]) -> list[Tensor]:
         shares: dict[int, Tensor] = {}
         for ids in _by_type(tensors):
-            chunks = [-(-tensors[i].numel() // self.shards) for i in ids]
+            chunks = [-(-tensors[i].shape[1] // self.shards) for i in ids]
             columns = [
                 _padded(tensors[i], chunk, self.shards)
                 for i, chunk in zip(ids, chunks, strict=True)
@@ -92,10 +75,11 @@ class IslandWorld(GroupWorld):
             else:
                 mine, flat = whole.new_empty(whole.shape[1]), whole.flatten()
                 self._wait(getattr(dist, SCATTER), mine, flat, group=self.inside, async_op=True)
-            pieces = mine.split(chunks)
-            for i, piece in zip(ids, pieces, strict=True):
-                rows = Shard(self.shard, self.shards, tensors[i].numel()).here
-                shares[i] = piece[: rows.stop - rows.start]
+            rows = [len(tensors[i]) for i in ids]
+            pieces = mine.split([n * chunk for n, chunk in zip(rows, chunks, strict=True)])
+            for i, n, piece in zip(ids, rows, pieces, strict=True):
+                here = Shard(self.shard, self.shards, tensors[i].shape[1]).here
+                shares[i] = piece.view(n, -1)[:, : here.stop - here.start]
         return [shares[i] for i in range(len(tensors))]
 
     def join_shards(self, parts: Sequence[JoinShards]) -> list[Tensor]:
@@ -103,7 +87,7 @@ class IslandWorld(GroupWorld):
         tensors = [part.tensor for part in parts]
         for ids in _by_type(tensors):
             chunks = [parts[i].chunk for i in ids]
-            mine = torch.cat([_padded(tensors[i], parts[i].chunk, 1)[0] for i in ids])
+            mine = torch.cat([_filled(tensors[i], parts[i].chunk) for i in ids])
             everyone = mine.new_empty((self.shards, len(mine)))
             self._wait(
                 getattr(dist, GATHER), everyone.view(-1), mine, group=self.inside, async_op=True
@@ -111,15 +95,6 @@ class IslandWorld(GroupWorld):
             for i, piece in zip(ids, everyone.split(chunks, dim=1), strict=True):
                 joined[i] = piece.reshape(-1)[: parts[i].size]
         return [joined[i] for i in range(len(tensors))]
-
-    def copy_first(self, tensors: Sequence[Tensor]) -> None:
-        """Overwrite the tensors of all islands with those of the first, not counted as traffic."""
-        for ids in _by_type(tensors):
-            flat = torch.cat([tensors[i].detach().flatten() for i in ids])
-            self._wait(dist.broadcast, flat, self._source, group=self.peers[0], async_op=True)
-            pieces = flat.split([tensors[i].numel() for i in ids])
-            for i, piece in zip(ids, pieces, strict=True):
-                tensors[i].detach().copy_(piece.view(tensors[i].shape))
 
     def parts(self, layers: Sequence[Layer]) -> list[Layer]:
         several = self.shards > 1
@@ -145,6 +120,41 @@ class IslandWorld(GroupWorld):
             meter.layers[i] = Traffic(next(sums), int(next(sums)))
         meter.sent.update({kind: int(next(sums)) for kind in sorted(meter.sent)})
         return meter
+
+
+class IslandWorld(Islands, GroupWorld):
+    """One island for each worker. All its processes must create it."""
+
+    def __init__(
+        self, replicas: Any, island: Any, device: torch.device, timeout: float, call: str
+    ) -> None:
+        """
+        Args:
+            replicas: the process group of those that hold the same rows, one of each island.
+            island: the process group that a replica is divided among.
+        """
+        across = dist.get_process_group_ranks(replicas)
+        inside = dist.get_process_group_ranks(island)
+        ranks = _all_ranks(across, inside, timeout, call)
+        GroupWorld.__init__(self, replicas, device, timeout, call, ranks)
+        self.workers, self.shards = len(across), len(inside)
+        here, self.shard = divmod(self.rank, self.shards)
+        self.hosted, self.meter.workers = range(here, here + 1), self.workers
+        self._source = across[0]
+        self._across = self._make(across, self._kind)
+        self._inside = self._make(inside, self._kind)
+
+    def _all_groups(self) -> list[weakref.ref[Any]]:
+        return [*super()._all_groups(), self._across, self._inside]
+
+    def copy_first(self, tensors: Sequence[Tensor]) -> None:
+        """Overwrite the tensors of all islands with those of the first, not counted as traffic."""
+        for ids in _by_type(tensors):
+            flat = torch.cat([tensors[i].detach().flatten() for i in ids])
+            self._wait(dist.broadcast, flat, self._source, group=self.peers[0], async_op=True)
+            pieces = flat.split([tensors[i].numel() for i in ids])
+            for i, piece in zip(ids, pieces, strict=True):
+                tensors[i].detach().copy_(piece.view(tensors[i].shape))
 
 
 def mesh_dimension(mesh: Any) -> str | None:
@@ -188,6 +198,31 @@ def sharded_tensor(rows: Tensor, mesh: Any, shape: Sequence[int]) -> Tensor:
     )
 
 
+def as_gradient(parameter: Tensor, rows: Tensor) -> Tensor:
+    """What ``.grad`` of a parameter is, from this process's rows of it."""
+    if not hasattr(parameter, "to_local"):
+        return rows
+    placed: Any = parameter
+    return sharded_tensor(rows, placed.device_mesh, parameter.shape)
+
+
+def as_stored(parameter: Tensor, whole: Tensor) -> Tensor:
+    """A tensor of a parameter's shape as the parameter is stored: of a sharded one this process's
+    rows, in memory of their own."""
+    if not hasattr(parameter, "to_local"):
+        return whole
+    mesh = (placed := cast("Any", parameter)).device_mesh
+    rows = Shard(mesh.get_local_rank(), mesh.size(), parameter.shape[0]).here
+    return sharded_tensor(whole[rows].to(placed.device, copy=True), mesh, parameter.shape)
+
+
+def as_whole(tensor: Any) -> Tensor:
+    """All rows of a sharded tensor, which all processes of an island ask for; any other tensor as
+    it is."""
+    with torch.no_grad():
+        return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
 def saved_names(saved: Any) -> list[str]:
     """The names of all that a checkpoint of ``torch.distributed.checkpoint`` holds.
 
@@ -212,10 +247,18 @@ def _by_type(tensors: Sequence[Tensor]) -> list[list[int]]:
     return [[i for i, t in enumerate(tensors) if t.dtype == kind] for kind in kinds]
 
 
-def _padded(tensor: Tensor, chunk: int, rows: int) -> Tensor:
-    """``[k]`` with zeros at its end, as ``[rows, chunk]``."""
+def _padded(tensor: Tensor, chunk: int, shards: int) -> Tensor:
+    """``[L, k]`` with zeros at the end of k, as ``[shards, L * chunk]``: for each shard its share
+    of each row."""
+    if (room := shards * chunk - tensor.shape[1]) > 0:
+        tensor = torch.nn.functional.pad(tensor, (0, room))
+    return tensor.view(-1, shards, chunk).transpose(0, 1).reshape(shards, -1)
+
+
+def _filled(tensor: Tensor, size: int) -> Tensor:
+    """A tensor as one vector of a size, with zeros at its end."""
     flat = tensor.reshape(-1)
-    return torch.nn.functional.pad(flat, (0, rows * chunk - len(flat))).view(rows, chunk)
+    return torch.nn.functional.pad(flat, (0, size - len(flat))) if len(flat) < size else flat
 
 
 def _all_ranks(

@@ -53,6 +53,17 @@ def launched(env: Mapping[str, str] | None = None) -> Launched:
     )
 
 
+def check_islands(count: int, shards: int, workers: int) -> None:
+    """Raise ConfigError unless so many processes are islands of ``shards``, which can share the
+    workers."""
+    require(shards >= 1, "--shards", shards, "at least 1")
+    expected = f"a divisor of the number of processes, {count} (--processes, or of the launcher)"
+    require(count % shards == 0, "--shards", shards, expected)
+    islands = count // shards
+    expected = f"a multiple of the number of islands, {count} processes / {shards} = {islands}"
+    require(workers % islands == 0, "workers", workers, expected)
+
+
 def _number(env: Mapping[str, str], name: str, default: str, least: int = 0) -> int:
     """A variable's value; ConfigError if it is not a number."""
     text = env.get(name, default)

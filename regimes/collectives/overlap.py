@@ -112,12 +112,14 @@ class Pipeline(Background):
         # Only the thread changes these during a step; the main thread does after ``_idle``.
         self.left: list[list[int]] = []
         self.complete: set[int] = set()
+        self.missing: set[int] = set()  # of the next bucket
         super().__init__(device)
 
     def begin(self) -> None:
         """A step begins."""
         self._idle()
         self.left, self.complete = list(self.buckets), set()
+        self.missing = set(self.left[0]) if self.left else set()
 
     def mark_ready(self, layers: Iterable[int]) -> None:
         """These layers are complete in the current stream. Called in the thread of backward."""
@@ -125,8 +127,11 @@ class Pipeline(Background):
 
     def _arrive(self, layers: set[int]) -> None:
         self.complete |= layers
-        while self.left and self.complete >= set(self.left[0]) and not self.error:
-            self.reduce(self.left.pop(0))
+        self.missing -= layers
+        while self.left and not self.missing and not self.error:
+            bucket = self.left.pop(0)
+            self.missing = set(self.left[0]) - self.complete if self.left else set()
+            self.reduce(bucket)
 
 
 def _serve(tasks: SimpleQueue[Callable[[], Any] | None], device: torch.device) -> None:

@@ -14,7 +14,7 @@ import itertools
 import os
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -120,7 +120,8 @@ class ProcessWorld(World):
             ids = [i for i, t in enumerate(tensors) if t.dtype == dtype]
             parts = super().mean([tensors[i] for i in ids])
             flat = torch.cat([p.flatten() for p in parts])
-            self._wait(dist.all_reduce, flat, group=self.peers[0], async_op=True)
+            if len(flat):  # a share may be empty, on all peers alike
+                self._wait(dist.all_reduce, flat, group=self.peers[0], async_op=True)
             flat /= self.peers[1]
             pieces = flat.split([p.numel() for p in parts])
             for i, piece, part in zip(ids, pieces, parts, strict=True):
@@ -271,11 +272,19 @@ def _name_silent(store: dist.Store | None, rank: int, processes: int) -> str:
     return f"no sign of process {', '.join(map(str, others))}, which has died or hangs"
 
 
-def connect(workers: int, device: torch.device, timeout: float = 600.0) -> World:
+def connect(
+    workers: int,
+    device: torch.device,
+    timeout: float = 600.0,
+    make: Callable[..., ProcessWorld] | None = None,
+) -> World:
     """The world of this process: simulated when alone, else joined to the launched group.
 
     NCCL carries the tensors if every process has a GPU for itself, gloo otherwise. A process's GPU
     becomes torch's current one.
+
+    Args:
+        make: the world of several processes that have met, by the arguments of ``ProcessWorld``.
 
     Raises:
         ConfigError: W is not a multiple of P; some processes are on a CPU, others on a GPU.
@@ -284,8 +293,10 @@ def connect(workers: int, device: torch.device, timeout: float = 600.0) -> World
     count, us = next(_connections), launched()
     if us.count == 1:
         return World(workers)
-    World(workers, processes=us.count)  # checks the division, before any process waits
-    return _join(workers, device, timedelta(seconds=timeout), f"{attempt()}/{count}")
+    if make is None:
+        World(workers, processes=us.count)  # checks the division, before any process waits
+    store, limit = _join(device, timedelta(seconds=timeout), f"{attempt()}/{count}")
+    return (make or ProcessWorld)(workers, device, store, limit)
 
 
 @dataclass
@@ -337,15 +348,16 @@ def _end() -> None:
     _leave()
 
 
-def _join(workers: int, device: torch.device, timeout: timedelta, name: str) -> ProcessWorld:
-    """Make a group under ``name``, unless that of the run before can be reused."""
+def _join(device: torch.device, timeout: timedelta, name: str) -> tuple[dist.Store, float | None]:
+    """Make a group under ``name``, unless that of the run before can be reused; its store, and the
+    limit of ``ProcessWorld``."""
     us, shared, wants = launched(), _shared_now(), (device, timeout)
     store: dist.Store | None = None
     try:
         if shared is not None:
             store = dist.PrefixStore(name, shared.store)
             if shared.acquire(store, us, wants):
-                return ProcessWorld(workers, device, store, shared.nccl_limit)
+                return store, shared.nccl_limit
         _end()  # the group of a run in this process that has failed
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -375,7 +387,7 @@ def _join(workers: int, device: torch.device, timeout: timedelta, name: str) -> 
     nccl_limit = timeout.total_seconds() if own_gpus else None
     if _shared:  # offer it to later runs
         _shared[-1] = SharedGroup(store, wants, nccl_limit)
-    return ProcessWorld(workers, device, store, nccl_limit)
+    return store, nccl_limit
 
 
 def backends(own: str, device: torch.device) -> str:

@@ -101,8 +101,8 @@ class Exchange:
 
 @dataclass(frozen=True)
 class SumShards:
-    """Ask for this shard's share of a sum over the shards of a worker: ``[k] -> [share]``. Shares
-    are divided as rows are, see ``Shard``."""
+    """Ask for this shard's share of a sum over the shards of each hosted worker: ``[L, k] -> [L,
+    share]``. Shares are divided as rows are, see ``Shard``."""
 
     tensor: Tensor
 
@@ -118,6 +118,15 @@ class JoinShards:
     tensor: Tensor
     chunk: int
     size: int
+
+
+def mean_of_sums(own: Tensor, shards: int) -> Program:
+    """The workers' mean of sums over shards, ``[L, k] -> [k]``. Each shard exchanges its share of
+    the sum, so that a worker sends it once."""
+    share = yield SumShards(own)
+    mean = yield Mean(share)
+    joined: Tensor = yield JoinShards(mean, -(-own.shape[1] // shards), own.shape[1])
+    return joined
 
 
 class Batched:

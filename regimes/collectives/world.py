@@ -7,9 +7,10 @@ same requests among processes, so that a run has the same numbers on any P.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -201,8 +202,7 @@ class World:
             return kind
 
         if batched or self.lockstep:
-            whole = [_single(x) if isinstance(x, Mean) else x for x in programs]
-            results = self._run_in_lockstep(whole, batched, count)
+            results = self._run_in_lockstep(programs, batched, count)
         else:
             results = self._run_one_by_one(programs, count)
         made = [kind for _, kind, _ in collectives]
@@ -212,20 +212,25 @@ class World:
         return results
 
     def _run_in_lockstep(
-        self, programs: Sequence[Program], batched: bool, count: Count
+        self, programs: Sequence[Program | Mean], batched: bool, count: Count
     ) -> list[Any]:
         results: list[Any] = [None] * len(programs)
-        answers: dict[int, Any] = dict.fromkeys(range(len(programs)))
+        plain = {i: x for i, x in enumerate(programs) if isinstance(x, Mean)}
+        running = {i: x for i, x in enumerate(programs) if not isinstance(x, Mean)}
+        answers: dict[int, Any] = dict.fromkeys(running)
         turn = 0
-        while answers:
+        while answers or plain:
             waiting: dict[str, dict[int, Any]] = {kind: {} for kind in KIND.values()}
-            for i, request in _advance(programs, answers, results, batched):
-                waiting[count(i, request, turn)][i] = request
+            asked = {**plain, **_advance(running, answers, results, batched)}
+            for i in sorted(asked):
+                waiting[count(i, asked[i], turn)][i] = asked[i]
             answers = {}
-            for kind, asked in waiting.items():  # in one order, which must be that of all processes
-                if asked:
-                    answers.update(zip(asked, self._answer(kind, [*asked.values()]), strict=True))
-            turn += 1
+            for kind, alike in waiting.items():  # in one order, which must be that of all processes
+                if alike:
+                    answers.update(zip(alike, self._answer(kind, [*alike.values()]), strict=True))
+            for i in plain:
+                results[i] = answers.pop(i)
+            plain, turn = {}, turn + 1
         return results
 
     def _answer(self, kind: str, requests: Sequence[Any]) -> list[Tensor]:
@@ -299,7 +304,7 @@ class World:
     # -- shards of a worker: here there is one -------------------------------------------------
 
     def sum_shards(self, tensors: list[Tensor]) -> list[Tensor]:
-        """This shard's shares of sums over the shards of a worker: each ``[k] -> [share]``."""
+        """This shard's shares of sums over the shards of workers: each ``[L, k] -> [L, share]``."""
         return tensors
 
     def join_shards(self, parts: Sequence[JoinShards]) -> list[Tensor]:
@@ -331,6 +336,19 @@ class World:
         """The counts of a whole worker since the last time, of ``count`` layers; with several
         shards all processes call this."""
         return self.meter.take()
+
+    def sum_in_model(self, tensor: Tensor) -> Tensor:
+        """The sum over the shards of a worker within a forward pass, with its gradient."""
+        return tensor
+
+    def contact(self, where: str) -> contextlib.AbstractContextManager[None]:
+        """Around what may contain torch's own collectives: TrainingError where one fails."""
+        return contextlib.nullcontext()
+
+    @property
+    def evaluators(self) -> World:
+        """The world whose processes divide the batches of an evaluation."""
+        return self
 
     # -- plain services ----------------------------------------------------------------------
 
@@ -381,8 +399,8 @@ def _joins_others(tensor: Tensor) -> bool:
 
 
 def _advance(
-    programs: Sequence[Program], answers: dict[int, Any], results: list[Any], batched: bool
-) -> list[tuple[int, Collective]]:
+    programs: Mapping[int, Program], answers: dict[int, Any], results: list[Any], batched: bool
+) -> dict[int, Collective]:
     """Run programs until each asks for a collective, or ends and leaves its result."""
     requests: dict[int, Collective] = {}
     while answers:
@@ -401,7 +419,7 @@ def _advance(
         answers = {}
         for kernel, arguments in calls.items():
             answers.update(zip(arguments, kernel(list(arguments.values())), strict=True))
-    return sorted(requests.items())
+    return requests
 
 
 def _next_collective(program: Program, answer: Any) -> Collective:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
@@ -66,6 +66,22 @@ class State(Workspace):
     def _seed(self, what: str, *tail: int) -> int:
         return derive(*self.key, what, self.step, *tail)
 
+    def twin(self) -> State:
+        """A state that shares no memory with this one but the residual, the buffer and what is no
+        tensor; ``copy.copy`` takes ten times as long. Where the next residual goes is not taken
+        over: it may be the memory of this one's."""
+        other = object.__new__(type(self))
+        own = vars(other)
+        own.update(vars(self))
+        if len(own) > len(_PLAIN):  # another class than this, or fields that one has added
+            for name in own.keys() - _PLAIN:
+                if isinstance(value := own[name], Tensor):
+                    own[name] = value.clone()
+        for name in ("_buffer", "_checked", "_table"):
+            if (value := getattr(self, name, None)) is not None:
+                setattr(other, name, value)
+        return other
+
     def shared_state(self) -> dict[str, Any]:
         """What is the same on all workers and the next step depends on, for a checkpoint."""
         own = ("key", "first_worker", "workers", "hosted", "shard", "residual")
@@ -77,6 +93,9 @@ class State(Workspace):
         """The inverse; moves tensors to ``device``."""
         for name, value in shared.items():
             setattr(self, name, value.to(device) if isinstance(value, Tensor) else value)
+
+
+_PLAIN = frozenset(field.name for field in fields(State))  # of these the residual alone is a tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +120,8 @@ class Compressor(Bounded, ABC):
             included; such a compressor may be given that mean in place of all gradients.
         propagates_nonfinite: where the gradient of any worker is not finite, ``finite_probe`` is
             not finite either.
+        entrywise: an entry of the update depends on that entry of the gradients alone, whatever
+            else is in the layer.
         joins_shards: a layer whose rows are divided among processes is compressed as one matrix;
             without it each shard by itself, as if it were a layer.
         phases: the number of kinds of steps that ``traffic`` averages over; see ``phase``.
@@ -116,6 +137,7 @@ class Compressor(Bounded, ABC):
     replayable: ClassVar[bool] = False
     linear: ClassVar[bool] = False
     propagates_nonfinite: ClassVar[bool] = False
+    entrywise: ClassVar[bool] = False
     joins_shards: ClassVar[bool] = False
     phases: ClassVar[int] = 1
     usual: ClassVar[Mapping[str, Level]] = {}
@@ -186,7 +208,7 @@ class Compressor(Bounded, ABC):
             # In place on the residual, never on grad, which instruments read afterwards; neither
             # has an autograd graph that in-place arithmetic would break.
             decay = float(self.error_feedback or True) * self._rescale(state)
-            delta = state.residual = yield Batched(add_, state.residual, delta, decay)
+            delta = state.residual = yield Batched(add_, state.residual, delta, decay, state.room)
         elif self.error_feedback and level != DENSE:
             delta = state.residual = yield Batched(clone, delta)
             state.unit = state.rate

@@ -27,6 +27,7 @@ from regimes.precision import HALF
 class Dense(Compressor):
     """No compression: the one level is "dense", which ``Compressor.reduce`` sends."""
 
+    entrywise: ClassVar[bool] = True
     replayable: ClassVar[bool] = True
     linear: ClassVar[bool] = True
     propagates_nonfinite: ClassVar[bool] = True
@@ -189,6 +190,7 @@ class Cast(Compressor):
     are equal up to the rounding of that format, in which the processes add."""
 
     usual: ClassVar[Mapping[str, Level]] = {"low": DENSE, "high": "bf16"}
+    entrywise: ClassVar[bool] = True
     replayable: ClassVar[bool] = True
 
     def check(self, level: Level) -> None:

@@ -101,17 +101,25 @@ clone = batch_by_shape(torch.clone)
 _side_by_side = batch_by_shape(lambda tensor: tensor)  # in one piece of memory, for ``stacked``
 
 
-def add_(entries: Sequence[tuple[Tensor, Tensor, float]]) -> list[Tensor]:
-    """``decay * residual + grad``, in place of the residual on a CPU. On a GPU the residuals of
-    equal shape move into one piece of memory, so that later kernels need not copy them."""
+def add_(entries: Sequence[tuple[Tensor, Tensor, float, Tensor | None]]) -> list[Tensor]:
+    """``decay * residual + grad``, on a CPU in the last tensor, or without one in place of the
+    residual. On a GPU the residuals of equal shape move into one piece of memory, so that later
+    kernels need not copy them."""
     if not on_gpu(entries[0][0]):
-        return [(x if decay == 1 else x.mul_(decay)).add_(grad) for x, grad, decay in entries]
-    residuals = _side_by_side([(residual,) for residual, _, _ in entries])
-    decays = [decay for _, _, decay in entries]
+        return [_add(*entry) for entry in entries]
+    residuals = _side_by_side([entry[:1] for entry in entries])
+    decays = [decay for _, _, decay, _ in entries]
     if any(decay != 1 for decay in decays):
         torch._foreach_mul_(residuals, decays)
-    torch._foreach_add_(residuals, [grad for _, grad, _ in entries])
+    torch._foreach_add_(residuals, [grad for _, grad, _, _ in entries])
     return residuals
+
+
+def _add(residual: Tensor, grad: Tensor, decay: float, room: Tensor | None) -> Tensor:
+    into = residual if room is None else room
+    if decay != 1:
+        residual = torch.mul(residual, decay, out=into)
+    return torch.add(residual, grad, out=into)
 
 
 def sub_(entries: Entries) -> list[Tensor]:
@@ -140,7 +148,25 @@ class Workspace:
     copies them.
     """
 
-    __slots__ = ("_buffer", "_checked", "_table")
+    __slots__ = ("_buffer", "_checked", "_room", "_table")
+
+    def write_to(self, residual: Tensor, update: Tensor | None) -> None:
+        """On a CPU the next step leaves the present residual as it is.
+
+        Args:
+            residual: where the next one goes.
+            update: what the step may use as its buffer, which may be the memory of the gradient:
+                that is not needed once it is added to the residual.
+        """
+        self._room = residual
+        if update is not None:
+            self._buffer = update
+
+    @property
+    def room(self) -> Tensor | None:
+        """Where the next residual goes; None: in place of the present one."""
+        room: Tensor | None = getattr(self, "_room", None)
+        return room
 
     def use_seeds_of(self, table: SeedTable | None) -> None:
         """Seeds come from there while a step is captured; None: from the host."""

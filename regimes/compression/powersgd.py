@@ -128,8 +128,8 @@ class PowerSGD(LowRank):
         the worker sends it once."""
         if (shard := state.shard) is None:
             return (yield from self._mean(own))
-        share = yield SumShards(own.flatten())
-        mean = yield from self._mean(share[None])
+        share = yield SumShards(own.flatten(1))
+        mean = yield from self._mean(share)
         size = own[0].numel()
         joined = yield JoinShards(mean, -(-size // shard.count), size)
         return joined.view(own.shape[1:])

@@ -14,7 +14,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.collectives.requests import NO_LAYER, JoinShards, Layer, Mean, Program
+from regimes.collectives.requests import (
+    NO_LAYER,
+    JoinShards,
+    Layer,
+    Mean,
+    Program,
+    mean_of_sums,
+)
 from regimes.collectives.world import World
 from regimes.compression.base import Compressor, State
 from regimes.compression.elementwise import Dense
@@ -119,9 +126,26 @@ class Reducer:
         total = torch.stack(torch._foreach_norm(probes, 1)).sum()
         return mean if bool(total.isfinite()) else torch.full_like(mean, torch.nan)
 
+    def finite_flag(
+        self,
+        bucket: Sequence[int],
+        updates: Mapping[int, Tensor],
+        states: Mapping[int, State],
+        levels: Sequence[Level],
+    ) -> Float[Tensor, ""]:
+        """0, or NaN where an update shows that a gradient was not finite, or is not finite itself;
+        of compressors with ``propagates_nonfinite``."""
+        probes = [
+            self.compressors[i].finite_probe(updates[i], states[i], levels[i]) for i in bucket
+        ]
+        total = torch.stack(torch._foreach_norm(probes, 1)).sum()
+        # A sum may overflow where its numbers do not, and their product where they do not.
+        return 0 * total if bool(total.isfinite()) else finite_flag([*updates.values(), *probes])
+
     def _examines_updates(self, like: Tensor) -> bool:
         """Does ``flag_mean`` examine the updates? Not on a GPU: the host would wait for it."""
-        return not on_gpu(like) and all(c.propagates_nonfinite for c in self.compressors)
+        alike = self.world.shards == 1  # a shard's update alone may be finite
+        return alike and not on_gpu(like) and all(c.propagates_nonfinite for c in self.compressors)
 
     def reduce(
         self,
@@ -137,8 +161,8 @@ class Reducer:
         Args:
             states: memories that change instead of this reducer's own.
 
-        Where a worker's layers are divided into shards, ``loss`` is ``[1, k]`` and its mean is over
-        shards, too.
+        Where a worker's layers are divided into shards, the mean of ``loss`` is over shards, too:
+        of ``[L]``, of which the worker sends one number, or of ``[L, k]``, which each shard sends.
         """
         memories: Any = self.states if states is None else states
         self.set_rates(bucket, memories)
@@ -159,8 +183,7 @@ class Reducer:
         """What reduces a layer. For one that is always dense, as the many small ones of a network
         are, it is a mean, which saves a generator."""
         compressor = self.compressors[i]
-        unsent = state.residual is not None or state.shard is not None
-        if type(compressor) is not Dense or unsent or level != DENSE:
+        if type(compressor) is not Dense or state.residual is not None or level != DENSE:
             return compressor.reduce(gradient, state, level)
         state.step += 1
         return Mean(gradient)
@@ -223,10 +246,17 @@ class Reducer:
 
 
 def _mean(value: Tensor, shards: int) -> Program | Mean:
-    return Mean(value) if shards == 1 else _mean_of_shards(value, shards)
+    if shards == 1:
+        return Mean(value)
+    return _mean_loss(value, shards) if value.ndim == 1 else _mean_of_shards(value, shards)
 
 
-def _mean_of_shards(value: Tensor, shards: int) -> Program:
+def _mean_of_shards(value: Float[Tensor, "hosted k"], shards: int) -> Program:
     mean = yield Mean(value)
     joined = yield JoinShards(mean, len(mean), shards * len(mean))
     return joined.view(shards, -1).mean(0)
+
+
+def _mean_loss(value: Float[Tensor, " hosted"], shards: int) -> Program:
+    total = yield from mean_of_sums(value[:, None], shards)
+    return total[0] / shards

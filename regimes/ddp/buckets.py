@@ -32,6 +32,7 @@ from regimes.collectives.managed import StepLost
 from regimes.collectives.overlap import Pipeline, make_buckets
 from regimes.collectives.requests import NO_LAYER
 from regimes.compression.base import State
+from regimes.compression.kernels import on_gpu
 from regimes.compression.reducer import Reducer, finite_flag
 from regimes.config import DENSE, Level
 from regimes.ddp.schedule import StepClock
@@ -178,7 +179,7 @@ class Buckets:
         states, self.last = self.reducer.states, None
         if step.lost:
             for i, new in step.states.items():
-                self.spare[i] = new.residual
+                self._spare(i, new)
             self.clock.stop()
             return
         if self.undoable:
@@ -187,7 +188,7 @@ class Buckets:
         unapplied = self.source.unwritten() if step.finite else set(step.states)
         for i, new in step.states.items():
             if i in unapplied:
-                self.spare[i] = new.residual
+                self._spare(i, new)
             else:
                 self.spare[i], states[i], self.scales[i] = states[i].residual, new, step.scale
         self.steps += 1
@@ -265,41 +266,79 @@ class Buckets:
             check()
         gradients = {i: step.gradients[i] for i in bucket}
         exact = {i: full_precision(gradient) for i, gradient in gradients.items()}
-        flag = finite_flag([*exact.values()])
-        unused = self.source.unused(bucket)
-        flags = flag[None] if unused is None else torch.stack([flag.to(unused), *unused])[None]
-        _blank([*exact.values()], flag, 0.0)  # NaN would stay in residuals for ever
+        shown = self._shows_in_updates(bucket, gradients)
+        sent = [] if shown else [finite_flag([*exact.values()])]
+        if not shown:
+            _blank([*exact.values()], sent[0], 0.0)  # NaN would spread in some compressors' codes
         for i, gradient in exact.items():
             if self.rows is not None:
                 self.rows[i].view(gradient.shape).copy_(gradient)
-            step.states[i] = self._copy(i, step.scale)
-        stacked = {i: gradient[None] for i, gradient in exact.items()}
-        layers = [NO_LAYER, *bucket]
-        updates = self.reducer.reduce(layers, stacked, step.levels, flags, step.states)
-        flag = updates.pop(NO_LAYER)
-        if unused is not None:
-            step.unused.append((bucket, flag[1:]))
-            flag = flag[0]
-        for i, update in updates.items():
-            gradients[i].copy_(update)
-        # tested as written: float16 may overflow where float32 does not
-        flag = flag + finite_flag([full_precision(gradient) for gradient in gradients.values()])
+            step.states[i] = self._copy(i, step.scale, gradient)
+        updates, flag = self._exchange(step, bucket, exact, sent)
+        if shown:
+            flag = self.reducer.finite_flag(bucket, updates, step.states, step.levels)
+        written = [i for i, x in updates.items() if x.data_ptr() != gradients[i].data_ptr()]
+        if written:
+            torch._foreach_copy_([gradients[i] for i in written], [updates[i] for i in written])
+        if not shown:  # tested as written: float16 may overflow where float32 does not
+            flag = flag + finite_flag([full_precision(x) for x in gradients.values()])
         # NaN in the gradients, as without compression: a GradScaler then skips the step
         _blank([*gradients.values()], flag, torch.nan)
         step.flags.append(flag)
         if len(step.states) == len(self.scales):  # here: a static graph's first pass waits for it
             self.source.release()
 
-    def _copy(self, layer: int, scale: float) -> State:
+    def _shows_in_updates(self, bucket: Sequence[int], gradients: Mapping[int, Tensor]) -> bool:
+        """Does a gradient that is not finite on any process show in what the exchange gives, which
+        is smaller? Only on a CPU, as in ``Reducer.flag_mean``."""
+        compressors = self.reducer.compressors
+        return all(
+            compressors[i].propagates_nonfinite
+            and gradients[i].dtype in (torch.float32, torch.float64)
+            and gradients[i].device.type == "cpu"
+            for i in bucket
+        )
+
+    def _exchange(
+        self, step: Step, bucket: list[int], exact: Mapping[int, Tensor], sent: list[Tensor]
+    ) -> tuple[dict[int, Tensor], Tensor]:
+        """The updates, and the flag of all processes, if one is sent: it travels with the marks of
+        layers that the step has not used."""
+        unused = self.source.unused(bucket)
+        marks = [*(flag[None] for flag in sent), *([] if unused is None else [unused])]
+        dtype = self.reducer.world.meter.dtype
+        marks = [mark.to(dtype) for mark in marks]
+        flags = None
+        if marks:  # of one no copy: on a GPU it is a launch
+            flags = (torch.cat(marks) if len(marks) > 1 else marks[0])[None]
+        layers = bucket if flags is None else [NO_LAYER, *bucket]
+        stacked = {i: gradient[None] for i, gradient in exact.items()}
+        updates = self.reducer.reduce(layers, stacked, step.levels, flags, step.states)
+        means = updates.pop(NO_LAYER) if flags is not None else torch.zeros(0)
+        if unused is not None:
+            step.unused.append((bucket, means[len(sent) :]))
+        return updates, means[0] if sent else means
+
+    def _copy(self, layer: int, scale: float, gradient: Tensor) -> State:
         """A state that the step may change, its residual in units of the step's scale."""
-        state = copy.copy(self.reducer.states[layer])
-        for name, value in vars(state).items():
-            if name != "residual" and isinstance(value, Tensor):
-                setattr(state, name, value.clone())
-        if state.residual is not None:
-            ratio = scale / self.scales[layer]
-            state.residual = torch.mul(state.residual, ratio, out=self.spare[layer])
+        state = self.reducer.states[layer].twin()
+        if (residual := state.residual) is None:
+            return state
+        ratio, spare = scale / self.scales[layer], self.spare[layer]
+        if ratio != 1 or on_gpu(residual):
+            state.residual = torch.mul(residual, ratio, out=spare)
+        else:  # the compressor adds the gradient to it, and leaves the present one
+            matrix = gradient.flatten(1) if gradient.ndim > 2 else gradient
+            fits = matrix.is_contiguous() and matrix.data_ptr() == gradient.data_ptr()
+            room = torch.empty_like(residual) if spare is None else spare
+            state.write_to(room, matrix if fits else None)
         return state
+
+    def _spare(self, layer: int, state: State) -> None:
+        """The next step may write to the residual of a state that is not adopted, unless it is the
+        present one, because the step has not come to it."""
+        if state.residual is not self.reducer.states[layer].residual:
+            self.spare[layer] = state.residual
 
 
 def _blank(tensors: Sequence[Tensor], flag: Tensor, value: float) -> None:

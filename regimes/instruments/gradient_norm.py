@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regimes.collectives.requests import Mean
+from regimes.collectives.requests import Mean, mean_of_sums
 from regimes.config import Signal
 from regimes.errors import ConfigError
 from regimes.instruments.base import MeasurementContext, Reading, StatelessGauge, ratio
@@ -101,7 +101,7 @@ class NormsGauge(StatelessGauge):
             means = self._means(total[None].split(self.sizes, 1))
             return self._of_whole(torch.stack(torch._foreach_norm(means)))
         if reading == "local-mean":
-            return self._of_whole(torch.stack(self._means(self._squares().T)).sqrt())
+            return torch.stack(self._mean_squares()).sqrt()
         device = getattr(self.world, "device", torch.device("cpu"))
         # Only one process hosts worker 0; all take part in the broadcast.
         own = torch.zeros(len(self.sizes), dtype=self.world.meter.dtype, device=device)
@@ -118,6 +118,16 @@ class NormsGauge(StatelessGauge):
         """Over all workers, of one part per layer; the bytes are counted for that layer."""
         requests = [Mean(part) for part in parts]
         return self.world.ask(*requests, layers=range(len(requests)))
+
+    def _mean_squares(self) -> list[Tensor]:
+        """The workers' means for whole layers; a worker that is divided among processes sends each
+        once."""
+        columns, shards = self._squares().T, self.world.shards
+        if shards == 1:
+            return self._means(columns)
+        programs = [mean_of_sums(column[:, None], shards) for column in columns]
+        sums = self.world.drive(programs, range(len(programs)), signal=True)
+        return [total[0] for total in sums]
 
     def _squares(self) -> Float[Tensor, "rows layers"]:
         (stack,) = self.sums["workers"]

@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from regimes.collectives.launcher import launched
+from regimes.collectives.launcher import check_islands, launched
 from regimes.config import ChurnConfig, RunConfig, to_toml
 from regimes.console import stdout
 from regimes.errors import RegimesError, TrainingError, require
@@ -28,7 +28,7 @@ from regimes.training.idle_policy import inactivity_warnings
 GRACE = 10.0  # seconds that the other processes have to end when one has died
 
 
-def train(config: RunConfig, out: Path, resume: bool, quiet: bool) -> None:
+def train(config: RunConfig, out: Path, resume: bool, quiet: bool, shards: int = 1) -> None:
     """Train in this process; resume where torchrun restarted it. Process 0 prints the result."""
     from regimes.training.loop import run
 
@@ -36,9 +36,10 @@ def train(config: RunConfig, out: Path, resume: bool, quiet: bool) -> None:
     resume = resume or (process.restarts > 0 and (out / "run.json").exists())
     if quiet or process.rank > 0:
         named = reporters(config.reporters, out) if process.rank == 0 else ()
-        run(config, out, resume=resume, reporters=named)
+        run(config, out, resume=resume, reporters=named, shards=shards)
         return
-    record = run(config, out, resume=resume, reporters=monitoring.reporters(config, out))
+    shown = monitoring.reporters(config, out)
+    record = run(config, out, resume=resume, reporters=shown, shards=shards)
     last, name = record.epochs.iloc[-1], record.header["metric"]
     unit = " %" if name == "accuracy" else ""
     stdout.try_print(
@@ -51,25 +52,34 @@ def train(config: RunConfig, out: Path, resume: bool, quiet: bool) -> None:
 
 
 def spawn(
-    config: RunConfig, out: Path, count: int, *, resume: bool = False, quiet: bool = True
+    config: RunConfig,
+    out: Path,
+    count: int,
+    *,
+    resume: bool = False,
+    quiet: bool = True,
+    shards: int = 1,
 ) -> None:
-    """Run one configuration on ``count`` local processes.
+    """Run one configuration on ``count`` local processes, in islands of ``shards``.
 
     Raises:
-        ConfigError: no process, workers that are no multiple of the processes, or a
+        ConfigError: no process, workers that are no multiple of the processes or islands, or a
             ``REGIMES_GRACE`` that is no time.
         TrainingError: a process failed or was lost.
     """
     require(count >= 1, "--processes", count, "at least 1")
-    multiple = f"a multiple of the number of processes, {count}"
-    require(config.workers % count == 0, "workers", config.workers, multiple)
+    if shards == 1:
+        multiple = f"a multiple of the number of processes, {count}"
+        require(config.workers % count == 0, "workers", config.workers, multiple)
+    else:
+        check_islands(count, shards, config.workers)
     require(count == 1 or config.churn is None, "--processes", count, ChurnConfig.ALONE)
     grace = termination.grace_seconds()
     with tempfile.TemporaryDirectory(prefix="regimes-") as scratch:
         toml = Path(scratch, "run.toml")
         toml.write_text(to_toml(config))
         command = [sys.executable, "-m", "regimes", "run", str(toml), "--out", str(out)]
-        command += ["--resume"] * resume + ["--quiet"] * quiet
+        command += ["--resume"] * resume + ["--quiet"] * quiet + ["--shards", str(shards)]
         logs = [Path(scratch, f"stderr-{rank}") for rank in range(count)]
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         group = [_start(command, rank, count, scratch, logs[rank]) for rank in range(count)]

@@ -295,8 +295,12 @@ def header_fault(table: Any) -> str | None:
     if len({*names}) < len(names):
         return "two layers have one name"
     if "shards" in world:
-        if world["workers"] * world["shards"] != world["processes"]:
-            return f"{world['workers']} islands of {world['shards']} are not {world['processes']}"
+        islands, rest = divmod(world["processes"], world["shards"])
+        if rest or world["workers"] % islands or (hooked(table) and world["workers"] != islands):
+            return (
+                f"{world['workers']} workers are not shared by {world['processes']} processes in "
+                f"islands of {world['shards']}"
+            )
     elif world["workers"] % world["processes"]:
         return f"{world['workers']} workers are not shared by {world['processes']} processes"
     if any(len(x.get("layers", names)) != len(names) for x in table["per_step"].values()):

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from regimes.collectives.world import World
+
 
 class PerWorkerBatchNorm:
     """The BatchNorm layers of one model, in training; evaluation and the state dictionary do not
@@ -22,9 +24,18 @@ class PerWorkerBatchNorm:
 
     Buffers for a pass of several workers are prepared for all layers at once: on a GPU each kernel
     launch costs more than the copy.
+
+    Attributes:
+        counted: whether this process's samples are the worker's; with shards one without any runs
+            along.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    counted = True
+
+    def __init__(self, model: nn.Module, world: World | None = None) -> None:
+        """``world``: of workers that may be divided among processes, each with a part of the batch
+        that is normalised."""
+        self.world = World(1) if world is None else world
         self.layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
         self.groups, self.update = 1, False
         self._scales: dict[_BatchNorm, list[Tensor]] = {}  # weight and bias, once per worker
@@ -108,11 +119,34 @@ class PerWorkerBatchNorm:
                 factor = bn.momentum
             self._used.append(bn)
         mean, var = running
+        if self.world.shards > 1:
+            return self._normalise_shards(bn, x, mean, var, factor)
         if self.groups == 1:
             return F.batch_norm(x, mean, var, bn.weight, bn.bias, True, factor, bn.eps)
         weight, bias = self._scales.get(bn, [None, None])
         grouped = _merge(x, self.groups)
         return _split(F.batch_norm(grouped, mean, var, weight, bias, True, factor, bn.eps), x)
+
+    def _normalise_shards(
+        self, bn: _BatchNorm, x: Tensor, running_mean: Any, running_var: Any, factor: float
+    ) -> Tensor:
+        """BatchNorm of a batch of which this process has a part."""
+        other = [i for i in range(x.ndim) if i != 1]
+        shape = [-1 if i == 1 else 1 for i in range(x.ndim)]
+        own, add = float(self.counted), self.world.sum_in_model
+        numbers = x.new_full((1,), own * x.numel() / x.shape[1])
+        *sums, count = add(torch.cat([own * x.sum(other), numbers])).split([x.shape[1], 1])
+        mean = sums[0] / count
+        centred = x - mean.view(shape)
+        var = add(own * centred.square().sum(other)) / count
+        if running_mean is not None:
+            with torch.no_grad():
+                running_mean.lerp_(mean, factor)
+                running_var.lerp_(var * count / (count - 1), factor)
+        scale = torch.rsqrt(var + bn.eps)
+        weight = scale if bn.weight is None else scale * bn.weight
+        y = centred * weight.view(shape)
+        return y if bn.bias is None else y + bn.bias.view(shape)
 
 
 def _running(bn: _BatchNorm) -> list[Tensor]:

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 
 from regimes.collectives.devices import pick_device
-from regimes.collectives.processes import connect
+from regimes.collectives.launched_islands import LaunchedIslands, connect
 from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer
 from regimes.compression.traffic import check_order, costs_per_step
@@ -24,7 +24,13 @@ from regimes.policies.controller import Controller, WholeController
 from regimes.policies.history import level_costs
 from regimes.precision import full_precision, is_half
 from regimes.records import Header, Row, provenance
-from regimes.training.checks import PlugIns, check_graphs, check_size, check_windows_fit
+from regimes.training.checks import (
+    PlugIns,
+    check_graphs,
+    check_shards,
+    check_size,
+    check_windows_fit,
+)
 from regimes.training.churn import Churn
 from regimes.training.gradients import (
     Gradients,
@@ -39,6 +45,7 @@ from regimes.training.optimizers import build as build_optimizer
 from regimes.training.phases import Phase
 from regimes.training.pruning import Pruning
 from regimes.training.rounds import Rounds
+from regimes.training.sharded import shard
 from regimes.training.step import TrainingStep, buckets_of
 from regimes.training.units import Units
 
@@ -84,10 +91,13 @@ class Run:
         chosen, signal = plug_ins.compressor, config.signal
         check_order(chosen, config.levels, self.layers, config.workers)
         self.batches = self.task.batches(config, device, dtype)
+        if isinstance(world, LaunchedIslands):
+            self._check_divisible(world.shards)
+            shard(self.model, world)
         self.gradients = self._gradients()
         parameters = self.gradients.parameters
         buckets = buckets_of(parameters, config.bucket_mb, config.optimizer.clip is not None)
-        self.reducer = Reducer(chosen, self.layers, world, config.seed, buckets)
+        self.reducer = Reducer(chosen, world.parts(self.layers), world, config.seed, buckets)
         cut = config.pruning
         self.pruning = None if cut is None else Pruning(cut, self.layers, parameters)
         self.controller = self._controller()
@@ -133,7 +143,7 @@ class Run:
         numbers do not depend on how many processes share the workers."""
         config = self.config
         per_worker = config.signal in PER_WORKER or config.optimizer.clip is not None
-        per_worker |= config.sync_policy is not None
+        per_worker |= config.sync_policy is not None or self.world.shards > 1
         # What a worker that leaves takes with it is known of single workers only.
         per_worker |= config.churn is not None and self.plug_ins.compressor.holds_back
         # Half precision would round the workers' mean once, and not each worker's gradient.
@@ -142,6 +152,14 @@ class Run:
             return False
         x, _ = next(iter(self.batches.epoch(0, [0])))
         return not draws_random_numbers(self.model, x[0])
+
+    def _check_divisible(self, shards: int) -> None:
+        """Raise ConfigError unless a worker's step is the same when its samples are divided."""
+        x, y = (t[0] for t in next(iter(self.batches.epoch(0, [0]))))
+        expected = "1: the model draws random numbers (dropout), for a worker's whole batch at once"
+        require(not draws_random_numbers(self.model, x), "--shards", shards, expected)
+        expected = "1: the model carries a state from batch to batch"
+        require(not carries_state(self.model, self.task.loss, x, y), "--shards", shards, expected)
 
     def _step(self) -> TrainingStep:
         if self.config.graphs is None:
@@ -198,18 +216,21 @@ class Run:
         self.numerics.close()
 
 
-def prepare(config: RunConfig, task: Task | None = None) -> Run:
+def prepare(config: RunConfig, task: Task | None = None, shards: int = 1) -> Run:
     """Check the whole configuration and build the parts.
 
     Args:
         task: in place of the one that the configuration names.
+        shards: processes that hold a worker together.
 
     Raises:
         ConfigError, DataError: one sentence.
     """
     plug_ins = PlugIns.of(config)
+    check_shards(config, plug_ins, shards)
     device = pick_device(config.device)
-    world, numerics = connect(config.workers, device, config.timeout), Numerics(config, device)
+    world = connect(config.workers, device, config.timeout, shards)
+    numerics = Numerics(config, device)
     try:
         return Run(config, plug_ins, world, device, numerics, task)
     except BaseException:

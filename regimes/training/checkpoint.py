@@ -82,26 +82,32 @@ def save(
     folder: Path,
     epochs: int,
     shared: SharedState,
-    own: OwnState,
+    own: OwnState | None,
     world: World,
     keep: Keep = None,
 ) -> None:
     """Write the checkpoint after ``epochs`` epochs; every process calls this together.
+
+    Args:
+        own: None on a process that writes nothing, because another one has its workers, too.
 
     Raises:
         RecordError: the disk is full or not writable; earlier checkpoints are intact.
     """
     final = folder / "checkpoints" / f"epoch-{epochs:04d}"
     partial = final.with_suffix(".partial")
-    state = ProcessFile(own=own, workers=list(world.hosted))
-    if world.rank == 0:
-        state["shared"] = shared
+    report: list[str | None] = ["", None, None]
     # Failures are gathered, not raised: a process that leaves here alone would let the others wait.
     # The first gather also ensures that all files are there before process 0 renames the folder.
-    reports = world.gather_object(_write(partial, f"process-{world.rank}.pt", state))
+    if own is not None:
+        state = ProcessFile(own=own, workers=list(world.hosted))
+        if world.rank == 0:
+            state["shared"] = shared
+        report = _write(partial, f"process-{world.rank}.pt", state)
+    reports = world.gather_object(report)
     failure = next((why for *_, why in reports if why), None)
     if world.rank == 0:
-        digests = {name: digest for name, digest, _ in reports}
+        digests = {name: digest for name, digest, _ in reports if name}
         manifest = {"epochs": epochs, "files": digests}
         if keep == "all" or is_asked(keep, epochs):
             manifest["kept"] = True

@@ -181,6 +181,46 @@ def check_graphs(
         require(not applies, "graphs", config.graphs, f"none {reason}")
 
 
+def check_shards(config: RunConfig, plug_ins: PlugIns, shards: int) -> None:
+    """Raise ConfigError for what needs whole layers, or a worker's whole batch, on one process."""
+    if shards == 1:
+        return
+    name, signals = config.compressor.get("name"), {config.signal, *_readings(config)}
+    whole = [x for x in config.instruments if x != "norms"]
+    whole += [x for x in plug_ins.needs if Statistic.parse(x).instrument != "norms"]
+    rows = plug_ins.compressor.joins_shards or plug_ins.compressor.entrywise
+    reasons = {
+        "with a branch: train it without": config.branch is not None,
+        "with churn: the workers present change during the run": config.churn is not None,
+        "with a sync_policy: use local_steps on a model of your own": config.sync_policy
+        is not None,
+        "with graphs: collectives are not captured": config.graphs is not None,
+        "with compile": config.compile,
+        "with channels_last: rows of layers are divided": config.channels_last,
+        "with pruning: a mask is of whole layers": config.pruning is not None,
+        "with this deficit: it changes whole updates": type(plug_ins.deficit).updates
+        is not deficits.Deficit.updates,
+        f"with dtype = {config.dtype!r}: use float32 or float64": config.dtype
+        not in ("float32", "float64"),
+        'with movements of parameters, which are of whole layers: choose the signal "update"': any(
+            x.startswith("movement") for x in signals
+        ),
+        f"with {', '.join(whole)}, which read whole layers": bool(whole),
+        f"with the compressor {name!r}, which would compress the rows of each process by themselves"
+        ": choose one whose numbers do not depend on the shards, powersgd, cast, low-pass or "
+        "dense": not rows,
+    }
+    for reason, applies in reasons.items():
+        require(not applies, "--shards", shards, f"1 {reason}")
+    expected = f"at least --shards, {shards}: each process has a part of a worker's samples"
+    require(config.batch_size >= shards, "batch_size", config.batch_size, expected)
+
+
+def _readings(config: RunConfig) -> list[str]:
+    """The norms that the configuration asks for besides the signal."""
+    return [str(x) for x in config.instruments.get("norms", {}).get("readings", ())]
+
+
 def check_outer(outer: OuterConfig) -> None:
     """Raise ConfigError unless the fields of an outer step fit together."""
     fits = not outer.nesterov or outer.momentum > 0

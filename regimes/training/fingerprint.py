@@ -29,16 +29,19 @@ def fingerprint(tensors: Sequence[Tensor]) -> int:
     return int((words * (places * ODD)).sum())
 
 
-def check_same_weights(fingerprints: Sequence[int | None], unit: str) -> None:
-    """Raise TrainingError unless all processes have the fingerprint of process 0.
+def check_same_weights(fingerprints: Sequence[int | None], unit: str, shards: int = 1) -> None:
+    """Raise TrainingError unless all processes have the fingerprint of process 0, or of ``shards``
+    that divide a model, all islands that of the first.
 
     Args:
         unit: what has just ended, e.g. "epoch 3".
     """
-    odd = [str(rank) for rank, theirs in enumerate(fingerprints) if theirs != fingerprints[0]]
+    ranks = enumerate(fingerprints)
+    odd = [str(rank) for rank, theirs in ranks if theirs != fingerprints[rank % shards]]
     if odd:
         raise TrainingError(
-            f"process {', '.join(odd)} holds other weights than process 0 at the end of {unit}: "
+            f"process {', '.join(odd)} holds other weights than "
+            f"{'process 0' if shards == 1 else 'the first island'} at the end of {unit}: "
             "the replicas have drifted apart; the record up to there is intact, continue with "
             "--resume, on equal processors and with deterministic = true"
         )

@@ -1,6 +1,8 @@
 """Gradients of the hosted workers, stacked on a leading axis, by one of two passes.
 
 - *Worker by worker*: one forward and backward pass for each hosted worker, ``[L, *shape]``.
+  Where FSDP2 divides a worker among the processes of an island, each has its part of the worker's
+  samples, and its rows of the gradient.
 - *Union*: one pass over all hosted workers' samples, which gives their mean, ``[1, *shape]``.
   Exact for a compressor that declares itself ``linear`` and a model without randomness, because
   BatchNorm still normalises each worker's samples by themselves (``batchnorm``).
@@ -17,6 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from regimes.collectives.islands import as_gradient, local_part
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.errors import ConfigError, unexpected
@@ -56,6 +59,7 @@ class Gradients:
         layers: its views, ``[G, *shape]`` each, in parameter order.
         seeded: whether generators are seeded before each worker's pass; False for a model that
             draws no random numbers, whose steps are captured.
+        local: what this process holds of each parameter.
         hidden: by row, the state that a language model carries from batch to batch.
         replicas: the workers' own parameters while they step locally. Each worker then updates its
             own running statistics, and ``on_layer_complete`` is not called.
@@ -80,16 +84,18 @@ class Gradients:
         self.hidden: dict[int, Any] = {}
         self.seeded = True
         self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.local = [local_part(p) for p in self.parameters]
         self._final_backward = False  # is the last backward pass of a step in progress?
+        self._complete: set[int] = set()  # layers whose gradient it has completed
         self.replicas: Replicas | None = None
-        self.batchnorm = PerWorkerBatchNorm(model)
+        self.batchnorm = PerWorkerBatchNorm(model, world)
         # Backward adds to these, which are of the parameters' type.
-        self._sum, self._summed = new_stack(self.parameters, 1 if union else world.local)
+        self._sum, self._summed = new_stack(self.local, 1 if union else world.local)
         self.stack, self.layers = self._sum, self._summed
         self._to_widen: set[int] = set()
         if is_half(self._sum.dtype):
             self.stack = self._sum.float()
-            self.layers = views(self.stack, self.parameters)
+            self.layers = views(self.stack, self.local)
         self._whole = self._sum, self.stack
 
     def set_rows(self, count: int) -> None:
@@ -99,18 +105,29 @@ class Gradients:
             return
         summed, stack = self._whole
         self._sum = self.stack = summed[:count]
-        self._summed = self.layers = views(self._sum, self.parameters)
+        self._summed = self.layers = views(self._sum, self.local)
         if stack is not summed:
             self.stack = stack[:count]
-            self.layers = views(self.stack, self.parameters)
+            self.layers = views(self.stack, self.local)
 
     def on_layer_complete(self, callback: Callable[[Iterable[int]], None]) -> None:
         """Call ``callback([layer])`` from now on during the last backward pass of each step, as
-        soon as a layer's gradient is final; never for a layer that the pass does not use."""
+        soon as a layer's gradient is final; never for a layer that the pass does not use.
+
+        Raises:
+            ConfigError: in that pass, a block that FSDP2 shards is called twice.
+        """
         for i, parameter in enumerate(self.parameters):
 
             def accumulated(_: Tensor, layer: int = i) -> None:
                 if self._final_backward:  # earlier passes are followed by another addition
+                    if layer in self._complete:
+                        raise ConfigError(
+                            "--shards: a block of the model is called several times in a step, so "
+                            "that its gradient comes in parts: set bucket_mb so high that one "
+                            "bucket has all layers"
+                        )
+                    self._complete.add(layer)
                     self._widen(layer)
                     callback([layer])
 
@@ -125,24 +142,40 @@ class Gradients:
         """
         self.model.train()
         self._sum.zero_()
+        self._complete.clear()
         if self.stack is not self._sum:
             self._to_widen = {*range(len(self.layers))}
         if step == 0:
             self.hidden = {}
         size = self.micro_batch or x.shape[1]
         pieces = list(zip(x.split(size, 1), y.split(size, 1), strict=True))
-        losses = torch.zeros_like(self.stack[:, 0])
+        losses = self.stack.new_zeros(len(self.stack))
         for i, (inputs, targets) in enumerate(pieces):
             share, last = inputs.shape[1] / x.shape[1], i == len(pieces) - 1
             key = epoch, step * len(pieces) + i
-            losses += self._add_micro_batch(inputs, targets, share, key, last)
+            inputs, targets, weight = self._own_part(inputs, targets)
+            losses += self._add_micro_batch(inputs, targets, share * weight, key, last)
         self._final_backward = False
         for layer in [*self._to_widen]:
             self._widen(layer)
         if self.clip is not None:
-            norms = torch.linalg.vector_norm(self.stack, dim=1, keepdim=True)
+            own = torch.linalg.vector_norm(self.stack, dim=1, keepdim=True)
+            norms = self.world.whole_norms(own)
             self.stack *= (self.clip / norms.clamp_min(1e-12)).clamp_max(1)
         return losses
+
+    def _own_part(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, float]:
+        """This process's part of its workers' samples ``[L, b, ...]``, and the weight of its mean
+        among those of its island; without a sample any one, at weight 0, because all processes of
+        an island run the model together."""
+        count, shards = x.shape[1], self.world.shards
+        if shards == 1:
+            return x, y, 1.0
+        at = self.world.rank % shards
+        first, stop = at * count // shards, (at + 1) * count // shards
+        self.batchnorm.counted = stop > first
+        part = slice(first, stop) if stop > first else slice(0, 1)
+        return x[:, part], y[:, part], (stop - first) * shards / count
 
     def _widen(self, layer: int) -> None:
         """Copy a layer's final gradient from half precision to the stack, once in each step."""
@@ -176,7 +209,7 @@ class Gradients:
         """One pass, which adds its gradient to a row of ``stack``."""
         # backward adds to an existing .grad in place: as views, they accumulate in the buffer
         for parameter, layer in zip(self.parameters, self._summed, strict=True):
-            parameter.grad = layer[row]
+            parameter.grad = as_gradient(parameter, layer[row])
         context: AbstractContextManager[Any] = nullcontext()
         if self.autocast is not None:
             context = torch.autocast(x.device.type, self.autocast)
@@ -269,6 +302,7 @@ def layer_table(model: nn.Module) -> list[Layer]:
 
 
 def install(parameters: Sequence[nn.Parameter], updates: Sequence[Tensor]) -> None:
-    """Set the updates as the gradients that the optimiser reads, in the parameters' types."""
+    """Set the updates, of the rows that are here, as the gradients that the optimiser reads, in the
+    parameters' types."""
     for parameter, update in zip(parameters, updates, strict=True):
-        parameter.grad = update.to(parameter.dtype)
+        parameter.grad = as_gradient(parameter, update.to(parameter.dtype))

@@ -42,6 +42,7 @@ def run(
     resume: bool = False,
     reporters: Sequence[Reporter] = (),
     task: Task | None = None,
+    shards: int = 1,
 ) -> Record:
     """Run one configuration and leave its record in ``out``.
 
@@ -51,6 +52,9 @@ def run(
         resume: continue the run in ``out`` from its newest complete checkpoint, bit for bit.
         reporters: called as the run proceeds; an exception in one does not end the training.
         task: model and data in place of those that the configuration names.
+        shards: so many consecutive processes are an island that holds each of its workers together:
+            FSDP2 divides the model, its gradients and its optimiser among them. Numbers and record
+            are those of a run without.
 
     Raises:
         ConfigError, DataError, RecordError: before any training, one sentence.
@@ -58,16 +62,21 @@ def run(
     """
     out = Path(out)
     for phase in remaining(phases(resolve(config), out), out, resume):
-        resume = _run_phase(phase, out, resume, reporters, task)
+        resume = _run_phase(phase, out, resume, reporters, task, shards)
     return load(out)
 
 
 def _run_phase(
-    phase: Phase, out: Path, resume: bool, reporters: Sequence[Reporter], task: Task | None
+    phase: Phase,
+    out: Path,
+    resume: bool,
+    reporters: Sequence[Reporter],
+    task: Task | None,
+    shards: int,
 ) -> bool:
     """Train the units of one phase. Returns True, which is ``resume`` for the next one."""
     shutdown = GracefulShutdown()
-    parts = prepare(phase.config, task)
+    parts = prepare(phase.config, task, shards)
     parts.phase = phase
     group = Reporters(reporters if parts.world.rank == 0 else ())
     recorded = _recorded(parts, group, out, resume)
@@ -150,7 +159,7 @@ def _end_of_unit_consensus(
         TrainingError: the processes hold different weights.
     """
     alone = run.world.processes == 1
-    weights = None if alone else fingerprint(run.gradients.parameters)
+    weights = None if alone else fingerprint(run.gradients.local)
     every, interval = run.config.checkpoint_every, run.config.checkpoint_seconds or 0
     due = (unit + 1) % every == 0 and time.monotonic() >= run.saved + interval
     due = due or is_asked(run.config.checkpoint_keep, unit + 1)
@@ -158,7 +167,7 @@ def _end_of_unit_consensus(
     gathered = run.world.gather_object((grace.asked, due, weights, own))
     stopping, dues, fingerprints, times = zip(*gathered, strict=True)
     name = unit_name(run.header["config"])
-    check_same_weights(fingerprints, f"{name} {unit}")
+    check_same_weights(fingerprints, f"{name} {unit}", run.world.shards)
     spent = dict(zip(LOOP, map(list, zip(*times, strict=True)), strict=True))
     return any(stopping), dues[0], {} if alone else {"processes": spent}
 
@@ -193,7 +202,7 @@ def _unit(
         "steps": steps,
         "train_loss": train_loss,
         **evaluation,
-        **traffic_columns(run.world.meter.take(), plan.levels),
+        **traffic_columns(run.world.take_meter(len(run.layers)), plan.levels),
         "statistics": readings.layers,
         "model": readings.model,
         **run.churn.take_row(),
@@ -208,13 +217,13 @@ def _unit(
 def _evaluate(run: Run, clock: Clock) -> dict[str, Any]:
     """Columns of the record: loss and metric of the test set, what else the task derives from the
     loss, and both on the samples held out for validation, if there are any."""
-    where = run.device, run.batches.dtype, run.world
-    with clock("evaluate"):
+    where = run.device, run.batches.dtype, run.world.evaluators
+    with clock("evaluate"), run.world.contact("an evaluation"):
         loss, metric = run.task.evaluate(run.model, *where)
     columns: dict[str, Any] = {"test_loss": loss, "metric": metric}
     columns |= run.task.extra_metrics(loss)
     if run.config.data.validation_size is not None:
-        with clock("evaluate"):
+        with clock("evaluate"), run.world.contact("an evaluation"):
             loss, metric = run.task.validate(run.model, *where)
         columns["validation"] = {"loss": loss, "metric": metric}
     return columns
@@ -265,7 +274,8 @@ def _step_together(run: Run, batch: Minibatch, levels: list[Level], losses: Loss
     run.panel.step(run.gradients.stack, updates, clock)
     with clock("compute"):
         install(run.gradients.parameters, updates)
-        run.optimizer.step()
+        with run.world.contact("a step of the optimiser"):
+            run.optimizer.step()
         if run.pruning is not None:
             run.pruning.apply_masks()
 

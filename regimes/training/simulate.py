@@ -38,6 +38,7 @@ def simulate(
     name: str | None = None,
     set: Mapping[str, Any] | None = None,
     reporters: Sequence[Reporter] = (),
+    shards: int = 1,
 ) -> Record:
     """Train a copy of a model on simulated workers, and leave a record.
 
@@ -66,7 +67,7 @@ def simulate(
         metric: likewise, for the test samples; default the accuracy of classes, else the loss.
         name: of the schedule in tables and figures; default the policy's.
         set: other fields of `RunConfig`: ``{"unit_steps": 50, "instruments.fisher": {}}``.
-        reporters: as of `run`.
+        reporters, shards: as of `run`.
 
     Raises:
         ConfigError, DataError: before any training, one sentence.
@@ -95,7 +96,7 @@ def simulate(
     made = ObjectTask(model, train_data, test_data, loss, metric)
     folder = Path(out)
     resume = (folder / "run.json").exists()
-    return run(config, folder, resume=resume, reporters=reporters, task=made)
+    return run(config, folder, resume=resume, reporters=reporters, task=made, shards=shards)
 
 
 def _check(config: RunConfig) -> None:

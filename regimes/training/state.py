@@ -9,6 +9,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from regimes.collectives.islands import as_stored
+from regimes.collectives.launched_islands import LaunchedIslands
 from regimes.compression.traffic import costs_per_step
 from regimes.config import to_dict
 from regimes.errors import RecordError, RegimesError, require
@@ -28,8 +30,14 @@ from regimes.training.changes import Notes, as_decided, fitted
 from regimes.training.checkpoint import LocalState, OwnState, ProcessFile, SharedState
 from regimes.training.phases import Phase, differ
 from regimes.training.rows import layer_entries
-
-Residuals = dict[str, Tensor | None]  # by layer, [rows, ...]
+from regimes.training.sharded import (
+    Residuals,
+    gathered,
+    load_model,
+    load_optimizer,
+    own_rows,
+    whole_residuals,
+)
 
 
 def open_record(run: Run, out: Path, resume: bool) -> RecordWriter | None:
@@ -129,6 +137,7 @@ def _header(run: Run) -> Header:
         "world": {
             "workers": config.workers,
             "processes": run.world.processes,
+            **({} if run.world.shards == 1 else {"shards": run.world.shards}),
             "device": str(run.device),
             "union_pass": run.gradients.union,
         },
@@ -167,9 +176,15 @@ def _of_trunk(run: Run, trunk: Path) -> dict[str, Any]:
 def save(run: Run, out: Path) -> None:
     """Write a checkpoint; all processes call this together."""
     memories, residuals = run.reducer.state_dict()
+    model, optimizer, writes = run.model.state_dict(), run.optimizer.state_dict(), True
+    if isinstance(world := run.world, LaunchedIslands):
+        with world.contact("a checkpoint"):
+            model, optimizer = gathered(world, model), gathered(world, optimizer)
+        residuals = whole_residuals(world, run.layers, residuals)
+        writes = world.shard == 0  # the others of an island have the same
     shared = SharedState(
-        model=run.model.state_dict(),
-        optimizer=run.optimizer.state_dict(),
+        model=model,
+        optimizer=optimizer,
         memories=memories,
         gauges=run.panel.state_dict(),
         union=run.gradients.union,
@@ -180,15 +195,16 @@ def save(run: Run, out: Path) -> None:
     if run.local is not None:
         shared["local"], local = run.local.state_dict()
         own["local"] = LocalState(residuals=local["residuals"], workers=local["workers"])
-    checkpoint.save(out, len(run.rows), shared, own, run.world, run.config.checkpoint_keep)
+    keep = run.config.checkpoint_keep
+    checkpoint.save(out, len(run.rows), shared, own if writes else None, world, keep)
 
 
 def _restore(run: Run, files: list[ProcessFile]) -> None:
     """The inverse of ``save``, from the files of any number of processes."""
     shared = next(file["shared"] for file in files if "shared" in file)
-    run.model.load_state_dict(shared["model"])
+    load_model(run.model, shared["model"])
     if "optimizer" in shared:
-        run.optimizer.load_state_dict(shared["optimizer"])
+        load_optimizer(run.optimizer, shared["optimizer"])
     else:
         _restore_momenta(run, shared["momentum"])
     run.panel.load_state_dict(shared["gauges"])
@@ -197,7 +213,7 @@ def _restore(run: Run, files: list[ProcessFile]) -> None:
     workers = [file["workers"] for file in files]
     run.churn.restore(sorted(worker for part in workers for worker in part))
     residuals = _residuals(run, workers, [file["own"]["residuals"] for file in files])
-    run.reducer.load_state_dict(shared["memories"], residuals)
+    run.reducer.load_state_dict(shared["memories"], own_rows(run.reducer.layers, residuals))
     run.reducer.to(run.device)
     if run.local is not None:
         local = [file["own"]["local"] for file in files]
@@ -225,7 +241,8 @@ def _restore_momenta(run: Run, momenta: dict[str, Tensor | None]) -> None:
     for layer, parameter in zip(run.layers, run.gradients.parameters, strict=True):
         momentum = momenta[layer.name]
         if momentum is not None:
-            sgd.state[parameter]["momentum_buffer"] = momentum.to(run.device)
+            stored = as_stored(parameter, momentum.to(run.device))
+            sgd.state[parameter]["momentum_buffer"] = stored
 
 
 def _residuals(run: Run, workers: list[list[int]], saved: list[Residuals]) -> Residuals:
@@ -247,8 +264,11 @@ def _hosted_rows(run: Run, saved: Sequence[tuple[list[int], Tensor | None]]) -> 
     if any(rows is None for _, rows in saved):
         return None
     hosted = list(run.world.hosted)
+    several = len(hosted) > 1
+    # A run with shards has a row for each worker, one without may have a row for all.
+    foreign = len(hosted) if run.gradients.union else 1
     for workers, rows in saved:
-        if workers == hosted:
+        if workers == hosted and not (several and rows is not None and len(rows) == foreign):
             return rows
     row = {
         worker: rows[i if len(rows) == len(workers) else 0]  # type: ignore[arg-type, index]

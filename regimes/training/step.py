@@ -76,7 +76,8 @@ class TrainingStep:
 
     def _backward(self, x: Tensor, y: Tensor, epoch: int, step: int) -> Float[Tensor, " rows"]:
         """Fill the gradients; the losses of this process's rows."""
-        return self.gradients.compute(x, y, epoch, step)
+        with self.reducer.world.contact("a pass of the model"):
+            return self.gradients.compute(x, y, epoch, step)
 
     def _reduction(self, losses: Float[Tensor, " rows"]) -> Reduced:
         """What ``take`` returns, from the gradients and losses, at ``levels``."""
@@ -161,7 +162,8 @@ class Losses:
     def _not_finite(self, rows: Tensor, epoch: int, step: int) -> TrainingError:
         """The error that names the workers; every process calls this together."""
         world, union = self.gradients.world, self.gradients.union
-        finite = world.gather([rows.expand(world.local)])[0].isfinite().tolist()
+        whole = world.add_shards(rows)
+        finite = world.gather([whole.expand(world.local)])[0].isfinite().tolist()
         present = world.hosted if world.processes == 1 else range(world.workers)
         workers = ", ".join(str(w) for w, ok in zip(present, finite, strict=True) if not ok)
         who = "the union of workers" if union and world.local > 1 else "worker"

@@ -182,8 +182,11 @@ def test_bytes_at_the_collective_are_the_bytes_reported(
     case = Case(ddp=ddp, compressor=compressor, levels=levels)
     for steps in group.run(jobs.traffic, 2, case, names):
         for i, step in enumerate(steps):
-            news = 8 * step["buckets"]  # one float64 each: is the gradient finite?
-            assert step["bytes"] == step["seen"] == step["formula"] + news, i
+            # One float64 for each bucket with a compressed layer: is the gradient finite? Of
+            # PowerSGD's what is sent anyway shows it.
+            most = 0 if compressor == "powersgd" else 8 * step["buckets"]
+            assert step["bytes"] == step["seen"], i
+            assert step["bytes"] - step["formula"] in range(min(8, most), most + 1, 8), i
             assert step["floats"] == step["formula_floats"], i
             assert step["calls"] <= _most_calls(compressor, rounds[i // 3]) * step["buckets"]
         assert len({step["bytes"] for step in steps[-2:]}) == 1

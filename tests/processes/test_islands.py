@@ -82,16 +82,21 @@ def compare(case: Case, count: int, shards: int, results: list[dict[str, Any]]) 
                 assert torch.allclose(owed[0], residual[island, rows.here], rtol=0, atol=1e-9)
 
 
+LONG = [pytest.mark.slow, pytest.mark.timeout(900)]  # eight processes
+
+
 @pytest.mark.parametrize(
-    ("count", "shards"),
+    ("count", "shards", "cases"),
     [
-        (2, 2),
-        pytest.param(2, 4, marks=pytest.mark.slow),
-        pytest.param(4, 2, marks=pytest.mark.slow),
+        pytest.param(2, 2, EXACT, id="2-2"),
+        pytest.param(2, 2, [*POLICIES, COMPILED], marks=pytest.mark.slow, id="2-2-policies"),
+        pytest.param(2, 4, EXACT, marks=LONG, id="2-4"),
+        pytest.param(4, 2, [*EXACT, *POLICIES], marks=LONG, id="4-2"),
     ],
 )
-def test_every_compressor_on_islands_equals_its_simulation(count: int, shards: int) -> None:
-    cases = EXACT if count * shards == 4 else [*EXACT, *POLICIES, COMPILED]
+def test_every_compressor_on_islands_equals_its_simulation(
+    count: int, shards: int, cases: list[Case]
+) -> None:
     found = group.run(islands.trained, count * shards, count, shards, cases)
     for i, case in enumerate(cases):
         compare(case, count, shards, [results[i] for results in found])

@@ -7,6 +7,7 @@ Oracles: the job that is not broken off, whose record and weights the resumed on
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -92,6 +93,30 @@ def test_an_example_runs_to_the_end_and_resumes(example: str, tmp_path: Path) ->
                 if file.suffix == ".safetensors"
                 else (same_weights(file, other))
             )
+
+
+@pytest.mark.integrations
+@pytest.mark.parametrize("compressor", ["dense", "powersgd"])
+def test_accelerates_parallelism_config_leaves_the_islands_to_the_hook(
+    compressor: str, tmp_path: Path
+) -> None:
+    """Without compression the weights are those of one process with the batches of all four."""
+    if importlib.util.find_spec("accelerate") is None:
+        pytest.skip("needs accelerate")
+    script, out = ROOT / "tests/shared/ddp_scripts/islands_accelerate.py", tmp_path / "record"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    words = [*command, "--nproc-per-node", "4", script, out, compressor]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(words, capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    differences = json.loads(next(x for x in done.stdout.splitlines() if x.startswith("{")))
+    assert len(differences) == 4
+    limit = 1e-6 if compressor == "dense" else 0.2  # AdamW at 0.01 moves a weight 0.12 at most
+    assert all(value < limit for value in differences.values()), differences
+    record = regimes.load(out)
+    assert record.finished
+    assert record.header["world"]["shards"] == 2
+    assert [row["steps"] for row in record.rows] == [4, 4, 4]
 
 
 def weights(saved: Path) -> list[Path]:

@@ -1,0 +1,137 @@
+"""The model, optimiser and residuals of a run whose workers are divided among processes
+(``collectives.launched_islands``): sharded by FSDP2 for training, whole in a checkpoint.
+
+A checkpoint is the same as that of a run without shards, so that either can continue the other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from regimes.collectives.islands import as_stored, as_whole
+from regimes.collectives.launched_islands import LaunchedIslands
+from regimes.collectives.requests import Layer
+from regimes.errors import ConfigError
+from regimes.training.optimizers import Optimizers
+
+Residuals = dict[str, Tensor | None]  # by layer, [rows, ...]
+
+
+def shard(model: nn.Module, world: LaunchedIslands) -> None:
+    """Divide a model's parameters by rows, block by block, among the processes of each island.
+
+    Raises:
+        ConfigError: FSDP2 cannot divide it.
+    """
+    for name, parameter in model.named_parameters():
+        if not parameter.ndim:
+            raise ConfigError(
+                f"--shards: the model's parameter {name!r} is a single number without rows to "
+                "divide: give it the shape [1]"
+            )
+    for part in (*blocks(model), model):
+        world.divide(part)
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """The outermost members of sequences and lists that have modules of their own, such as residual
+    or attention blocks: their gradients are reduced while backward goes on. One whose parameters
+    others share stays a part of the model."""
+    owners = Counter(
+        id(p) for m in model.modules() for p in m.parameters(recurse=False) if p is not None
+    )
+    return [
+        block
+        for block in _members(model)
+        if (own := [*block.parameters()]) and all(_alone(block, p, owners) for p in own)
+    ]
+
+
+def _alone(block: nn.Module, parameter: nn.Parameter, owners: Counter[int]) -> bool:
+    own = sum(p is parameter for m in block.modules() for p in m.parameters(recurse=False))
+    return own == owners[id(parameter)]
+
+
+def _members(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module.children():
+        if isinstance(module, nn.Sequential | nn.ModuleList) and any(child.children()):
+            yield child
+        else:
+            yield from _members(child)
+
+
+# -- a checkpoint ------------------------------------------------------------------------------
+
+
+def gathered(world: LaunchedIslands, tree: Any) -> Any:
+    """A state dictionary with whole tensors on the CPU, on process 0; other processes, which all
+    call this, keep none."""
+
+    def whole(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        found = as_whole(value)  # all ask
+        return found.detach().cpu() if world.rank == 0 else None
+
+    return _mapped(tree, whole)
+
+
+def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(tree, Mapping):
+        return {key: _mapped(value, change) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_mapped(value, change) for value in tree)
+    return change(tree)
+
+
+def whole_residuals(
+    world: LaunchedIslands, layers: Iterable[Layer], residuals: Residuals
+) -> Residuals:
+    """Each layer's residual of the hosted workers, ``[L, n, m]``; all processes call this."""
+    return {
+        layer.name: None if own is None else world.whole_rows(own, layer.shape[0])
+        for layer in layers
+        for own in [residuals[layer.name]]
+    }
+
+
+def own_rows(parts: Iterable[Layer], residuals: Residuals) -> Residuals:
+    """The rows of whole residuals that are here."""
+    found: Residuals = {}
+    for part in parts:
+        whole = residuals[part.name]
+        if whole is not None and part.shard is not None:
+            whole = whole[:, part.shard.here].clone()
+        found[part.name] = whole
+    return found
+
+
+def load_model(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    """The inverse of ``gathered``, of a model's state; one without shards loads as always."""
+    here = model.state_dict()
+    model.load_state_dict(
+        {key: as_stored(here[key], value) if key in here else value for key, value in saved.items()}
+    )
+
+
+def load_optimizer(optimizer: Optimizers, saved: Mapping[str, Any]) -> None:
+    """Likewise, of an optimiser's state: what has a parameter's shape is stored as it is."""
+    parts = []
+    for part, state in zip(optimizer.parts, saved["parts"], strict=True):
+        parameters = [p for group in part.param_groups for p in group["params"]]
+        stored = {
+            i: {key: _as_parameter(parameters[i], value) for key, value in values.items()}
+            for i, values in state["state"].items()
+        }
+        parts.append({**state, "state": stored})
+    optimizer.load_state_dict({"parts": parts})
+
+
+def _as_parameter(parameter: Tensor, value: Any) -> Any:
+    if isinstance(value, Tensor) and value.shape == parameter.shape and value.ndim:
+        return as_stored(parameter, value)
+    return value

@@ -82,6 +82,11 @@ class Problem:
         return a**2 + 2 * a * self.mu * self.w + self.mu**2 * s, s + self.w**2
 
     @property
+    def paper_mean(self) -> Vector:
+        """As printed; for comparison."""
+        return self.w + self.mu * (self.mu @ self.w) + self.lam * np.sign(self.w)
+
+    @property
     def paper_variance(self) -> float:
         """The variance of any coordinate as the paper prints it; for comparison."""
         sigma, top = self.sigma, float(np.abs(self.mu).max())

@@ -14,6 +14,7 @@ import pytest
 import torch
 from ddp_scripts import group, jobs
 
+import regimes
 from regimes.records import read_lines
 
 SLOW = pytest.mark.slow
@@ -55,8 +56,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 @pytest.mark.slow
 def test_the_ranks_change_and_it_learns(undisturbed: tuple[Path, str]) -> None:
     out, printed = undisturbed
-    saved = torch.load(out / f"{EPOCHS:03d}/process-3.pt", weights_only=True)
-    levels = [row["layers"]["level"] for row in saved["hook"]["rows"]]
+    levels = [row["layers"]["level"] for row in regimes.load(out / "record").rows]
     assert {x for row in levels for x in row} == {"low", "high", "dense"}
     assert len(re.findall(r"^epoch", printed, re.M)) == EPOCHS
     assert float(re.findall(r"accuracy ([\d.]+)%", printed)[-1]) > 80

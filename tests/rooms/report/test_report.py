@@ -229,7 +229,7 @@ def test_an_archive_shows_what_its_folder_shows(folder: Path, tmp_path: Path) ->
 def test_every_kind_of_study_has_its_pictures(name: str) -> None:
     page = Page(report.page(REFERENCE / f"{name}.tar.xz", LINK))
     assert page.tags.count("img") >= 5
-    assert len(page.tables) == 4  # results, differences, seconds, prediction
+    assert len(page.tables) == 5  # results, differences, seconds, prediction, other methods
     assert "not finished" not in page.text
 
 

@@ -124,7 +124,7 @@ def redistribute(full: Any, workers: int) -> list[dict[str, Any]]:
             refuse(
                 f"it was saved within an epoch, when each of {len(saved)} processes had its own "
                 f"sums for the norm's signal; this job has {workers}: on another number of "
-                "processes, load a state that was saved right after epoch_end"
+                "processes load a state that was saved right after epoch_end"
             )
         residuals = {
             name: [part["residuals"][name] for part in saved] for name in saved[0]["residuals"]

@@ -99,7 +99,7 @@ class Gradients:
         self._whole = self._sum, self.stack
 
     def set_rows(self, count: int) -> None:
-        """Use the first ``count`` rows, one per present worker, of the buffer that was made for all."""
+        """Use the first ``count`` rows, one per present worker, of the buffer made for all."""
         if self.union:
             return
         summed, stack = self._whole

@@ -160,7 +160,7 @@ def test_what_process_0_does_wrong_all_hear_in_one_sentence() -> None:
     first, second = group.run(state_jobs.refused, 2)
     not_full = "it is not what hook.full_state_dict() gave on process 0"
     expected = {
-        "nothing": "process 0 must pass what hook.full_state_dict() gave there",
+        "nothing": "process 0 must pass the value that hook.full_state_dict() returned there",
         "one of them": f"{not_full}: it is that of one process, for hook.load_state_dict()",
         "other things": not_full,
         "less than all": "it does not hold the states of all processes in their order",

@@ -169,7 +169,7 @@ def _processes(full: Any) -> list[dict[str, Any]]:
         hint = (
             ": it is the state of one process, load it with hook.load_state_dict()" if one else ""
         )
-        refuse(f"hook.full_state_dict() did not return it on process 0{hint}")
+        refuse(f"it was not returned by hook.full_state_dict() on process 0{hint}")
     states = list(full["processes"])
     order = [(part["worker"], part["workers"]) for part in states]
     if order != [(i, len(states)) for i in range(len(states))]:

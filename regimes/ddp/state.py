@@ -282,7 +282,7 @@ def _check_process(here: Mapping[str, Any], state: Any) -> None:
             if full
             else ""
         )
-        refuse(f"hook.state_dict() did not return it{hint}")
+        refuse(f"it was not returned by hook.state_dict(){hint}")
     if (state["worker"], state["workers"]) != (here["worker"], here["workers"]):
         refuse(
             f"it was saved by process {state['worker']} of {state['workers']}, this is process "

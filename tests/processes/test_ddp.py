@@ -312,7 +312,7 @@ def test_bad_input_gets_one_sentence() -> None:
         "state of a compressor": "it was saved with compressor TopK(), this hook has PowerSGD(",
         "state of levels": "it uses level 'medium', this hook's levels are: low, high",
         "state of a policy": "saved with a policy that reads other statistics",
-        "no state": "it is not what hook.state_dict() gave",
+        "no state": "it was not returned by hook.state_dict()",
     }
     assert heard.keys() == expected.keys()
     for name, words in expected.items():

@@ -158,10 +158,10 @@ def test_on_the_same_number_it_is_each_ones_own_state() -> None:
 
 def test_what_process_0_does_wrong_all_hear_in_one_sentence() -> None:
     first, second = group.run(state_jobs.refused, 2)
-    not_full = "it is not what hook.full_state_dict() gave on process 0"
+    not_full = "it was not returned by hook.full_state_dict() on process 0"
     expected = {
         "nothing": "process 0 must pass the value that hook.full_state_dict() returned there",
-        "one of them": f"{not_full}: it is that of one process, for hook.load_state_dict()",
+        "one of them": f"{not_full}: it is the state of one process, load it with hook.load_state_dict()",
         "other things": not_full,
         "less than all": "it does not hold the states of all processes in their order",
         "no memories": "it is damaged (KeyError: 'memories')",
@@ -179,7 +179,7 @@ def test_what_process_0_does_wrong_all_hear_in_one_sentence() -> None:
             in heard["nothing in common"]
         )
         assert "saved by process 2 of 4" in heard["another number"]
-        assert "what hook.full_state_dict() gives loads on any number" in heard["another number"]
+        assert "hook.full_state_dict() loads on any number of processes" in heard["another number"]
         assert "'gauges'" in heard["damaged"]
         assert "\n" not in "".join(heard.values())
         assert heard["fine"] == "no error"

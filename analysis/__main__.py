@@ -1,7 +1,8 @@
 """``python -m analysis NAME ...`` runs a figure or table; without a name it lists them by room.
 
 `offers` gives the same to ``regimes figure``, with the paper's figures by their numbers. A command
-is a module of a room that has a function ``main``. Its name is that of the file, or in `NAMES`.
+is a module of a room that has a function ``main``. Its name is that of the file, or in `NAMES`; the
+list then shows the file as well.
 """
 
 from __future__ import annotations
@@ -115,7 +116,9 @@ def main() -> None:
             print(about)
             for key, command in known.items():
                 if command.room == room:
-                    print(f"  {key:14} {command.summary}")
+                    file = command.module.partition(".")[2]
+                    shown = "" if file == key else f" [{file}.py]"
+                    print(f"  {key:14} {command.summary}{shown}")
     elif name in known:
         start(known[name].main, f"python -m analysis {name}", words)
     else:

@@ -31,8 +31,8 @@ def minus(a: str, b: str) -> Effect:
 
 
 def fall_at_decay(schedule: str) -> Effect:
-    """log2(mean norm of the three epochs before the first decay / mean norm of the three epochs
-    from it on), mean over layers; negative where the norm rises."""
+    """log2(mean norm of the three epochs before the first decay / mean norm of the first
+    three epochs at the lower rate), mean over layers; negative where the norm rises."""
 
     def values(runs: Sequence[Record]) -> list[float]:
         falls = []
@@ -51,7 +51,7 @@ def fall_at_decay(schedule: str) -> Effect:
     return values
 
 
-def unforced(a: str, b: str, schedule: str) -> Effect:
+def kappa_at_equal_counts(a: str, b: str, schedule: str) -> Effect:
     """Cohen's kappa of two detectors that each mark a quarter of the epochs after the warm-up,
     those in which its statistic changes most; 0 by chance (`analysis.detection.unforced`)."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .effects import Effect, fall_at_decay, minus, overlap, unforced
+from .effects import Effect, fall_at_decay, kappa_at_equal_counts, minus, overlap
 from .verdicts import Expect
 
 
@@ -195,8 +195,8 @@ PAPER = (
         "Figure 3",
         "the norm marks the epochs that the eigenvalue marks",
         ("small-signals",),
-        unforced("norm", "eigenvalue", "low"),
-        "kappa, nothing forced",
+        kappa_at_equal_counts("norm", "eigenvalue", "low"),
+        "kappa, equal counts",
         ("low",),
         margin=0.1,
     ),
@@ -204,8 +204,8 @@ PAPER = (
         "Figure 3",
         "... on digits, at a rate of its own",
         ("detection-signals-smoke",),
-        unforced("norm", "eigenvalue", "signals"),
-        "kappa, nothing forced",
+        kappa_at_equal_counts("norm", "eigenvalue", "signals"),
+        "kappa, equal counts",
         ("signals",),
         margin=0.1,
     ),
@@ -213,8 +213,8 @@ PAPER = (
         "Figure 3",
         "... on CIFAR-10, at a rate of its own",
         ("small-signals-own",),
-        unforced("norm", "eigenvalue", "low"),
-        "kappa, nothing forced",
+        kappa_at_equal_counts("norm", "eigenvalue", "low"),
+        "kappa, equal counts",
         ("low",),
         margin=0.1,
     ),

@@ -44,7 +44,7 @@ def reading() -> Iterator[set[str]]:
             _reads[-1].update(files)
 
 
-def note(name: str) -> Path:
+def record_read(name: str) -> Path:
     """The path of a file in ``data/reference`` that is about to be read."""
     if _reads:
         _reads[-1].add(name)
@@ -63,7 +63,7 @@ def digest(name: str) -> str:
 
 def records(source: str) -> tuple[Record, ...]:
     """The runs of ``SOURCE.tar.xz``."""
-    note(f"{source}.tar.xz")
+    record_read(f"{source}.tar.xz")
     return _records(source)
 
 
@@ -80,7 +80,7 @@ def pooled(source: str, *schedules: str) -> tuple[Record, ...]:
 
 def entries(source: str) -> tuple[pd.DataFrame, Metric]:
     """One row per run of a tournament, and the metric that is shown."""
-    note(f"{source}.tar.xz")
+    record_read(f"{source}.tar.xz")
     return _entries(source)
 
 
@@ -91,7 +91,7 @@ def _entries(source: str) -> tuple[pd.DataFrame, Metric]:
 
 def trials(source: str) -> list[dict[str, Any]]:
     """The trials that chose learning rates; ``rate`` is that of each."""
-    path = note(f"{source}-tune.json")
+    path = record_read(f"{source}-tune.json")
     rows = json.loads(path.read_text(encoding="utf-8"))["trials"]
     return [{**row, "rate": float(row["values"].rpartition("=")[2])} for row in rows]
 

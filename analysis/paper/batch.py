@@ -78,7 +78,7 @@ def figure(
         grid = fig.subplots(2, 2, height_ratios=[3, 2])
         for ax, against in zip(grid[0], ("epoch", "floats"), strict=True):
             panels.draw_curves(ax, against, numbers, last, shown, names, marks=against == "floats")
-            panels.format_axis(ax, against, last, lines.decaying(by_schedule).config)
+            panels.format_axis(ax, against, last, lines.typical_run(by_schedule).config)
             cut = panels.limits(ax, numbers, shown, last)
             ax.set_ylabel(shown.axis)
         for ax, (column, label) in zip(grid[1], DECIDED.items(), strict=True):
@@ -87,7 +87,7 @@ def figure(
             ax.margins(x=0.02)
         for ax in (grid[0, 0], *grid[1]):
             style.shade(ax, compare.windows(by_schedule))
-            style.mark_decays(ax, lines.decaying(by_schedule), labelled=ax is grid[0, 0])
+            style.mark_decays(ax, lines.typical_run(by_schedule), labelled=ax is grid[0, 0])
         lines.name_ends(grid[0, 1], "floats", last, shown, names)
         headline(fig, answer(by_schedule, shown, names))
         below = "Below, thin: each seed; thick: the median. "

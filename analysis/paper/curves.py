@@ -25,7 +25,7 @@ from regimes.plotting import panels, style
 from regimes.plotting.curves import CLOCK as CLOCK
 from regimes.plotting.curves import curves, ends, has
 from regimes.plotting.curves import seconds as seconds
-from regimes.plotting.groups import decay_epochs, decaying, measured
+from regimes.plotting.groups import decay_epochs, measured, typical_run
 from regimes.plotting.looks import Metric
 from regimes.plotting.words import LAST, answer, headline, label_ends, names_of
 from regimes.records import Record, length, load_all, unit_name
@@ -78,10 +78,10 @@ def figure(
             panels.draw_curves(ax, against, numbers, last, shown, names, marks)
             if authors is not None and against == "epoch":
                 logs.overlay(ax, authors[authors["schedule"].isin(by_schedule)], shown)
-            panels.format_axis(ax, against, last, decaying(by_schedule).config)
+            panels.format_axis(ax, against, last, typical_run(by_schedule).config)
             if against == "epoch":
                 style.shade(ax, compare.windows(by_schedule))
-                style.mark_decays(ax, decaying(by_schedule))
+                style.mark_decays(ax, typical_run(by_schedule))
         axes[0].set_ylabel(shown.axis)
         cut = panels.limits(axes[0], numbers, shown, last)
         _name(fig, axes, x, last, shown, names)
@@ -129,7 +129,7 @@ def words(by_schedule: Groups, x: Sequence[str], overlay: bool = False, cut: boo
     Args:
         cut: whether the axis leaves out values.
     """
-    one, counts = decaying(by_schedule), [len(runs) for runs in by_schedule.values()]
+    one, counts = typical_run(by_schedule), [len(runs) for runs in by_schedule.values()]
     parts = [
         f"Mean over {style.seeds_in_words(counts)}; "
         f"{style.intervals_in_words(counts, len(counts))}; a large marker is the "

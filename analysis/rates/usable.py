@@ -1,13 +1,14 @@
-"""The usable range of learning rates, by level of compression.
+"""The usable range of learning rates, by level of compression (the command `mechanism`).
 
-Train each level at many rates, then draw (`grids/rates-smoke.toml` has the arms)::
+Train each level at many rates, then draw; `grids/rates-smoke.toml` has the arms. The command writes
+the figure ``mechanism`` and the table ``ranges``::
 
     regimes ablate rates-smoke --seeds 4 --first-seed 4000 --out runs/rates/smoke
     regimes figure mechanism runs/rates
 
 A rate is *usable* for an arm by two rules, of the mean of a run's last three units:
 
-- *own best*: the metric is no worse than that of the arm at its own best rate, but for a tolerance;
+- *own best*: the metric is within a tolerance of the arm's metric at its own best rate;
 - *loss*: the training loss is at most so many nats above the lowest of the arm ``dense``.
 
 The range of a seed starts at the arm's best rate (of the mean over seeds) and goes up and down from
@@ -78,7 +79,8 @@ def entries(runs: Sequence[Record], shown: Metric) -> pd.DataFrame:
     training loss; nan where one of the last units has none.
 
     Raises:
-        RecordError: an unfinished run, one whose name has no rate, two alike, other metrics.
+        RecordError: an unfinished run, one whose name has no rate, two runs with the same arm, rate
+            and seed, or runs tested by another metric.
     """
     rows = []
     for run in runs:
@@ -86,11 +88,13 @@ def entries(runs: Sequence[Record], shown: Metric) -> pd.DataFrame:
         arm, at = arm_of(run)
         if not at:
             raise RecordError(
-                f"{run.folder}: {run.name!r} is no arm at a rate: see `regimes "
-                "presets mechanism` for grids of them"
+                f"{run.folder}: the name {run.name!r} does not have the form 'ARM at RATE': see "
+                "`regimes presets mechanism` for grids that name their arms so"
             )
         if tested_by(run) != shown:
-            raise RecordError(f"{run.folder} has no {shown.name}: draw it in a figure of its own")
+            raise RecordError(
+                f"{run.folder} was tested by another metric than {shown.name}: draw it separately"
+            )
         optimizer = run.config["optimizer"]
         momentum = optimizer.get("momentum") if optimizer.get("name") == "sgd" else None
         last = run.epochs[["metric", "train_loss"]].astype(float).tail(LAST).mean(skipna=False)
@@ -122,7 +126,7 @@ def end(rates: Sequence[float], losses: Sequence[float], best: int, limit: float
     The line is linear in the logarithm of the rate. inf if it never does, nan if it does at
     ``best``.
 
-    >>> end([1, 2, 4, 16], [0, 0, 1, 3], best=0, limit=2)  # halfway from 4 to 16
+    >>> end([1, 2, 4, 16], [0, 0, 1, 3], best=0, limit=2)  # halfway from 4 to 16 on a log scale
     8.0
     >>> end([1, 2, 4], [0, 1, math.nan], best=0, limit=2) == 8**0.5
     True
@@ -140,8 +144,8 @@ def end(rates: Sequence[float], losses: Sequence[float], best: int, limit: float
 def rules(
     by_run: pd.DataFrame, shown: Metric, tolerance: float | None = None
 ) -> dict[str, tuple[str, pd.Series]]:
-    """Per rule the column that it reads, and the largest loss that it allows each arm. The loss of
-    a metric of which more is better is its negative."""
+    """Per rule the column that it reads, and the largest loss that it allows each arm. Metrics
+    where higher is better are negated, so that lower is always better."""
     tolerance = TOLERANCE.get(shown.name, math.nan) if tolerance is None else tolerance
     best = _means(by_run, shown.name, shown).groupby("arm").min()
     limits_by_rule = {}
@@ -166,8 +170,9 @@ def _means(by_run: pd.DataFrame, column: str, shown: Metric) -> pd.Series:
 
 
 def ends(by_run: pd.DataFrame, shown: Metric, tolerance: float | None = None) -> pd.DataFrame:
-    """One row per rule, arm and seed: the ends of the usable range, ``smallest`` and ``largest``;
-    0 and inf where all rates on that side are usable, nan where none is.
+    """One row per rule, arm and seed: the ends of the usable range, ``usable_min`` and
+    ``usable_max``, 0 and inf where all rates on that side are usable, nan where none is; and the
+    smallest and largest rate that was tried, ``tried_min`` and ``tried_max``.
 
     Args:
         tolerance: the loss of the metric that is allowed; default that of `TOLERANCE`.
@@ -196,10 +201,10 @@ def ends(by_run: pd.DataFrame, shown: Metric, tolerance: float | None = None) ->
                     "rule": rule,
                     "arm": arm,
                     "seed": seed,
-                    "smallest": 1 / back,
-                    "largest": end(rates, losses, best, limits[arm]),
-                    "least": rates[0],
-                    "most": rates[-1],
+                    "usable_min": 1 / back,
+                    "usable_max": end(rates, losses, best, limits[arm]),
+                    "tried_min": rates[0],
+                    "tried_max": rates[-1],
                 }
             )
     return pd.DataFrame(rows)
@@ -207,14 +212,15 @@ def ends(by_run: pd.DataFrame, shown: Metric, tolerance: float | None = None) ->
 
 def table(by_run: pd.DataFrame, shown: Metric) -> pd.DataFrame:
     """One row per rule and arm: momentum, best rate, n of seeds that have a range; its smallest and
-    largest rate, geometric means with 95 % t intervals; at how many seeds each is the last tried;
-    and the largest as a share of that of dense with the same momentum, on common seeds."""
+    largest rate, geometric means with 95 % t intervals; for how many seeds the range reaches the
+    end of the rates tried (``_beyond``); and the largest usable rate divided by that of dense with
+    the same momentum, on common seeds."""
     ranges, rows = ends(by_run, shown), []
     best = _means(by_run, shown.name, shown)
     momentum = by_run.groupby("arm")["momentum"].first()
     for key, seeds in ranges.groupby(["rule", "arm"], sort=False):
         rule, arm = map(str, key)
-        kept = seeds.dropna(subset="largest")
+        kept = seeds.dropna(subset="usable_max")
         row = {
             "rule": rule,
             "arm": arm,
@@ -222,7 +228,7 @@ def table(by_run: pd.DataFrame, shown: Metric) -> pd.DataFrame:
             "best": best[arm].idxmin(),
             "n": len(kept),
         }
-        for side, edge in (("smallest", "least"), ("largest", "most")):
+        for side, edge in (("usable_min", "tried_min"), ("usable_max", "tried_max")):
             beyond = kept[side].isin([0.0, math.inf])
             values = kept[side].where(~beyond, kept[edge]).to_numpy()
             row |= estimate(np.log(values), side, logs=True)
@@ -240,7 +246,7 @@ def _of_dense(ranges: pd.DataFrame, rule: str, arm: str, momentum: pd.Series) ->
         if name.partition(",")[0] == REFERENCE
         and (momentum[name] == momentum[arm] or math.isnan(momentum[arm]))
     ]
-    wide = ranges[ranges["rule"] == rule].pivot(index="seed", columns="arm", values="largest")
+    wide = ranges[ranges["rule"] == rule].pivot(index="seed", columns="arm", values="usable_max")
     ratios = (wide[arm] / wide[dense[0]] if dense else pd.Series(dtype=float)).to_numpy()
     kept = ratios[np.isfinite(ratios) & (ratios > 0)]
     return estimate(np.log(kept), "of_dense", logs=True)

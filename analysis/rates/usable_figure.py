@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from regimes.records import Record
 
 
+NO_MOMENTUM = -1.0  # stands for AdamW in comparisons, in which nan equals nothing
+
+
 def as_text(rows: pd.DataFrame) -> dict[str, Table]:
     """A table per rule, rounded; ``>=`` where a seed is usable to the last rate that was tried."""
     columns = {
@@ -38,13 +41,13 @@ def as_text(rows: pd.DataFrame) -> dict[str, Table]:
 
 
 def _smallest(row: Row) -> str:
-    beyond = "<= " if row["smallest_beyond"] else ""
-    return "" if not row["n"] else f"{beyond}{row['smallest']:.2g}"
+    beyond = "<= " if row["usable_min_beyond"] else ""
+    return "" if not row["n"] else f"{beyond}{row['usable_min']:.2g}"
 
 
 def _largest(row: Row) -> str:
-    beyond = ">= " if row["largest_beyond"] else ""
-    return "none" if not row["n"] else beyond + mean("largest", ".2g")(row)
+    beyond = ">= " if row["usable_max_beyond"] else ""
+    return "none" if not row["n"] else beyond + mean("usable_max", ".2g")(row)
 
 
 def figure(
@@ -56,30 +59,32 @@ def figure(
         by_run, rows: of `usable.entries` and `usable.table`.
         run: any of them, for the setting.
     """
-    kinds = list(dict.fromkeys(by_run["momentum"].fillna(-1)))
+    momenta = list(dict.fromkeys(by_run["momentum"].fillna(NO_MOMENTUM)))
     numbers, first = [], rows["rule"].iloc[0] if len(rows) else ""
     every = _looks(by_run)
     with style.theme():
-        fig = style.figure(2.6 * len(kinds) + 0.5)
-        panels = fig.subplots(len(kinds), 3, squeeze=False)
-        for axes, kind in zip(panels, sorted(kinds, reverse=True), strict=True):
-            part = by_run[by_run["momentum"].fillna(-1) == kind]
+        fig = style.figure(2.6 * len(momenta) + 0.5)
+        panels = fig.subplots(len(momenta), 3, squeeze=False)
+        for axes, momentum in zip(panels, sorted(momenta, reverse=True), strict=True):
+            part = by_run[by_run["momentum"].fillna(NO_MOMENTUM) == momentum]
             looks = {arm: look for arm, look in every.items() if arm in {*part["arm"]}}
             for ax, column in zip(axes, (shown.name, "train_loss"), strict=False):
                 metric = shown if column == shown.name else named(column)
                 numbers.append(_curves(ax, part, metric, column, looks))
             ranges = rows[(rows["rule"] == first) & rows["arm"].isin(looks)]
             _ranges(axes[2], ranges, looks)
-            axes[0].set_title("AdamW" if kind < 0 else f"SGD, momentum {kind:g}", loc="left")
+            name = "AdamW" if momentum == NO_MOMENTUM else f"SGD, momentum {momentum:g}"
+            axes[0].set_title(name, loc="left")
         counts = by_run.groupby(["arm", "rate"]).size().to_list()
-        _key(fig, every)
+        _legend(fig, every)
         headline(fig, _title(rows[rows["rule"] == first]))
         style.caption(fig, _caption(first, counts, run))
     return fig, pd.concat(numbers, ignore_index=True)
 
 
 def _looks(part: pd.DataFrame) -> dict[str, Any]:
-    """How each arm of a panel is drawn: an arm of another momentum as that of the preset's."""
+    """The style of each arm: an arm trained with another momentum gets the style of the same arm
+    with the preset's momentum."""
     short = {arm: arm.partition(", momentum")[0] for arm in dict.fromkeys(part["arm"])}
     looks = styles_of(dict.fromkeys(short.values()))
     return {arm: looks[name] for arm, name in short.items()}
@@ -97,7 +102,8 @@ def _curves(
     rates_axis(ax)
     hold(ax, pd.concat(drawn), metric)
     low, high = ax.get_ylim()
-    if metric.name == "train_loss" and not high < 4 * low:  # with less, no power of ten is there
+    # A log axis over less than a factor of 4 may have no tick at a power of ten.
+    if metric.name == "train_loss" and not high < 4 * low:
         ax.set_yscale("log")
         ax.set_ylim(bottom=0.7 * float(pd.concat(drawn)["mean"].min()))
     return pd.concat(drawn, ignore_index=True)
@@ -108,9 +114,9 @@ def _ranges(ax: Axes, rows: pd.DataFrame, looks: dict[str, Any]) -> None:
     where all rates tried on that side are usable at a seed or more."""
     kept = rows[rows["n"] > 0]
     for y, row in enumerate(kept.to_dict("records")):
-        rates = [row["smallest"], row["best"], row["largest"]]
+        rates = [row["usable_min"], row["best"], row["usable_max"]]
         ax.plot(rates, [y] * 3, markevery=[1], **looks[row["arm"]].line)
-        for side, arrow in (("smallest", "<"), ("largest", ">")):
+        for side, arrow in (("usable_min", "<"), ("usable_max", ">")):
             bars = [[row[side] - row[f"{side}_low"]], [row[f"{side}_high"] - row[side]]]
             marker = arrow if row[f"{side}_beyond"] else "|"
             ax.errorbar(
@@ -131,12 +137,12 @@ def _ranges(ax: Axes, rows: pd.DataFrame, looks: dict[str, Any]) -> None:
 
 
 def _with_share(row: Row, label: str) -> str:
-    """The name of an arm, with where its range ends, of dense's."""
+    """The name of an arm, with its largest usable rate divided by dense's."""
     short, share = label.partition(" (")[0], row["of_dense"]
     return f"{short}: {share:.2f}" if np.isfinite(share) and short != "dense" else short
 
 
-def _key(fig: Figure, looks: dict[str, Any]) -> None:
+def _legend(fig: Figure, looks: dict[str, Any]) -> None:
     """One legend of all panels, an entry per look."""
     lines = {look.label: Line2D([], [], label=look.label, **look.line) for look in looks.values()}
     columns = style.legend_columns([*lines], style.WIDTH, 4)
@@ -162,7 +168,7 @@ def _caption(rule: str, counts: list[int], run: Record) -> str:
     return (
         f"Means of the last units, {style.seeds_in_words(counts)}; bars: 95 % t intervals. No "
         "point where a run is not finite. Right, with the marker at the best rate: usable is "
-        f"{rule}; the number is where the range ends, of dense's; an arrow where the rates that "
-        "were tried do not reach its end. Compression: PowerSGD by rank, or TopK, with error "
-        f"feedback but where it says so. {style.setting(run, compression=False)}."
+        f"{rule}; the number is the largest usable rate divided by dense's; an arrow where the "
+        "range reaches the last rate that was tried. Compression: PowerSGD by rank, or TopK, with "
+        f"error feedback but where it says so. {style.setting(run, compression=False)}."
     )

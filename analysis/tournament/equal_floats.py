@@ -64,7 +64,7 @@ def comparisons(by_run: pd.DataFrame, shown: Metric) -> pd.DataFrame:
     )
 
 
-def moments(by_run: pd.DataFrame, shown: Metric) -> pd.DataFrame:
+def timings(by_run: pd.DataFrame, shown: Metric) -> pd.DataFrame:
     """Controls compared with each other: does it matter *when* rank 4 is used? Each is compared
     with the kinds before its own (`LADDERS`), at its floats. Holm's correction is over these
     rows."""

@@ -35,7 +35,7 @@ from ..common.command import Files, Out, Records
 from ..common.estimates import Cell, as_table, estimate, mean, number, word
 from ..common.paired import ALIKE, as_text, difference_text
 from . import tournament_figure
-from .equal_floats import comparisons, moments
+from .equal_floats import comparisons, timings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -180,8 +180,8 @@ def _percent(column: str) -> Cell:
 
 
 def differences_as_text(pairs: pd.DataFrame, metric: Metric) -> Table:
-    """`comparisons` or `moments`, rounded."""
-    return as_text(pairs, metric, "minus, at its floats", "other floats")
+    """`comparisons` or `timings`, rounded."""
+    return as_text(pairs, metric, "control, same floats", "other floats")
 
 
 def own_minus_shared_as_text(rows: pd.DataFrame, metric: Metric) -> Table:
@@ -216,7 +216,7 @@ def main(
     files, runs = Files(records, out), load_all(records)
     by_run, metric = entries(runs), tested_by(runs[0])
     rows = table(by_run, metric)
-    pairs = {"differences": comparisons(by_run, metric), "moments": moments(by_run, metric)}
+    pairs = {"differences": comparisons(by_run, metric), "timings": timings(by_run, metric)}
     texts = [arms_as_text(rows, metric)]
     texts += [differences_as_text(table, metric) for table in pairs.values() if len(table)]
     if shared:

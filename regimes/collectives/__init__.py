@@ -1,1 +1,1 @@
-"""What crosses workers, and what it costs: the only room that knows of other processes."""
+"""Communication between workers, simulated or in real processes, and its cost."""

@@ -185,8 +185,8 @@ class CallGuard:
         self.store.set(f"place/{self.rank}", json.dumps(position))
 
     def _lost(self, call: str, error: RuntimeError) -> Exception:
-        """What to raise in place of an error of the store or the communicator. (No context manager:
-        its frame would keep the traceback, whose frames keep the group.)"""
+        """The exception to raise in place of an error of the store or the communicator. (Not a
+        context manager: its frame would keep the traceback, whose frames keep the group.)"""
         try:
             with contextlib.suppress(RuntimeError):  # the store may have ended, too
                 self._missing(call)

@@ -1,14 +1,15 @@
-"""Workers whose layers are divided among the processes of an island: the world of a sharded model.
+"""Workers whose layers are divided among the processes of an island: the process groups of a
+sharded model, and their collectives.
 
 An island (a machine, or a few with fast links between them) holds one replica, each of its
 processes some rows of every layer (``Shard``). Islands are the W workers: means and gathers go
 between the processes that hold the same rows, ``sum_shards`` and ``join_shards`` go between the
-processes of an island. What all processes do together (agreements, calls that all make) goes over
-all of them.
+processes of an island. Other collectives (checks of agreement, the guard of calls) use all
+processes.
 
-A matrix whose rows are divided is compressed as one (PowerSGD): sums over shards are divided before
-they travel between islands, so that an island sends each number once, whatever its number of
-shards.
+A matrix whose rows are divided is compressed as one (PowerSGD): sums over shards are
+reduce-scattered first, and each process then sends only its part between islands, so that an island
+sends each number once, whatever its number of shards.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Islands(ProcessWorld):
     """
 
     shard: int
-    _across: weakref.ref[Any]  # the group of those that hold the same rows
+    _across: weakref.ref[Any]  # the group of the processes that hold the same rows
     _inside: weakref.ref[Any]  # the group of this island
     _kind: str
 
@@ -69,7 +70,8 @@ class Islands(ProcessWorld):
                 for i, chunk in zip(ids, chunks, strict=True)
             ]
             whole = torch.cat(columns, dim=1)  # [shards, numbers]
-            if self._kind == "gloo":  # as gloo's own reduce-scatter, whose work never ends for us
+            if self._kind == "gloo":
+                # The Work of gloo's reduce_scatter never becomes completed, which `_finish` polls.
                 self._wait(dist.all_reduce, whole, group=self.inside, async_op=True)
                 mine = whole[self.shard]
             else:
@@ -130,8 +132,9 @@ class IslandWorld(Islands, GroupWorld):
     ) -> None:
         """
         Args:
-            replicas: the process group of those that hold the same rows, one of each island.
-            island: the process group that a replica is divided among.
+            replicas: the process group of those processes, one of each island, that hold the same
+                rows.
+            island: the process group of the processes that hold one replica together.
         """
         across = dist.get_process_group_ranks(replicas)
         inside = dist.get_process_group_ranks(island)
@@ -157,8 +160,8 @@ class IslandWorld(Islands, GroupWorld):
                 tensors[i].detach().copy_(piece.view(tensors[i].shape))
 
 
-def mesh_dimension(mesh: Any) -> str | None:
-    """What is wrong with a mesh of which one dimension is wanted; None if nothing is."""
+def mesh_fault(mesh: Any) -> str | None:
+    """Describes what was passed instead of a one-dimensional DeviceMesh; None if it is one."""
     from torch.distributed.device_mesh import DeviceMesh
 
     if not isinstance(mesh, DeviceMesh):
@@ -182,7 +185,7 @@ def sharding(tensor: Tensor) -> tuple[Any, list[str]] | None:
 
 
 def local_part(tensor: Any) -> Tensor:
-    """The memory of a DTensor on this process; any other tensor as it is."""
+    """The local tensor of a DTensor; any other tensor as it is."""
     with torch.no_grad():
         return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
@@ -199,7 +202,7 @@ def sharded_tensor(rows: Tensor, mesh: Any, shape: Sequence[int]) -> Tensor:
 
 
 def as_gradient(parameter: Tensor, rows: Tensor) -> Tensor:
-    """What ``.grad`` of a parameter is, from this process's rows of it."""
+    """This process's gradient rows in the form of ``.grad``: a DTensor if the parameter is one."""
     if not hasattr(parameter, "to_local"):
         return rows
     placed: Any = parameter
@@ -217,8 +220,8 @@ def as_stored(parameter: Tensor, whole: Tensor) -> Tensor:
 
 
 def as_whole(tensor: Any) -> Tensor:
-    """All rows of a sharded tensor, which all processes of an island ask for; any other tensor as
-    it is."""
+    """The full tensor of a DTensor (``full_tensor()``, a collective: all processes of the island
+    must call it); any other tensor as it is."""
     with torch.no_grad():
         return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
@@ -264,8 +267,8 @@ def _filled(tensor: Tensor, size: int) -> Tensor:
 def _all_ranks(
     across: Sequence[int], inside: Sequence[int], timeout: float, call: str
 ) -> list[int]:
-    """The ranks of all islands, one island after the other. Each process posts those that hold its
-    rows, and reads what the others of its island have posted."""
+    """The ranks of all islands, one island after the other. Each process posts the ranks that hold
+    the same rows as it, and reads the posts of the other processes of its island."""
     store = _store(f"islands/{next(_made)}/{'-'.join(map(str, inside))}")
     store.set(str(dist.get_rank()), json.dumps(list(across)))
     columns = []
@@ -275,7 +278,7 @@ def _all_ranks(
         except RuntimeError as error:
             raise TrainingError(
                 f"process {dist.get_rank()} has waited {timeout:.0f} s in {call} for process "
-                f"{rank}: every process calls it, or none"
+                f"{rank}: all processes must call it"
             ) from error.with_traceback(None)
         columns.append(json.loads(store.get(str(rank))))
     ranks = [rank for island in zip(*columns, strict=False) for rank in island]
@@ -283,8 +286,8 @@ def _all_ranks(
     if not alike or len({*ranks}) < len(ranks) or set(inside) - set(ranks):
         raise ConfigError(
             f"replicas: the processes {sorted({*across})} hold the same rows as process "
-            f"{dist.get_rank()}, and {sorted({*inside})} are its island: expected the other "
-            'dimension of one mesh, replicas=mesh["replicate"] of a model sharded over '
-            'mesh["shard"]'
+            f"{dist.get_rank()}, and {sorted({*inside})} are in its island: `replicas` "
+            'must be the mesh\'s other dimension, replicas=mesh["replicate"] of a model sharded '
+            'over mesh["shard"]'
         )
     return ranks

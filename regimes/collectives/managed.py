@@ -138,10 +138,15 @@ class ManagedWorld(ProcessWorld):
         everyone = self.gather_object(facts)
         before = [i for i, card in enumerate(cards) if not card["new"]]
         if not before or len({cards[i]["facts"] for i in before}) > 1:
-            raise ConfigError(f"{agreement.difference(everyone)}: start all replicas alike")
+            raise ConfigError(
+                f"{agreement.difference(everyone)}: start all replicas with the same arguments"
+            )
         if cards[self.rank]["facts"] != cards[before[0]]["facts"]:
             differ = agreement.difference([everyone[before[0]], facts])
-            raise ConfigError(f"{differ}: this replica is process 1 and joins others: start alike")
+            raise ConfigError(
+                f"{differ}: process 1 is this replica, process 0 one that it joins: start it with "
+                "the same arguments"
+            )
         self.give_up("a replica has joined with another configuration")
 
     def _note_changes(self, cards: Sequence[Mapping[str, Any]]) -> None:
@@ -296,7 +301,7 @@ def _checked(manager: Any) -> Any:
     if manager._use_async_quorum:
         raise ConfigError(
             "manager: with an asynchronous quorum a replica that joins sends nothing in its first "
-            "step, and compressed means need everyone's: Manager(..., use_async_quorum=False)"
+            "step, and compressed means need the data of all: Manager(..., use_async_quorum=False)"
         )
     if manager._replica_world_size_mode.name != "DYNAMIC":
         raise ConfigError(

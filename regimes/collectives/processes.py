@@ -256,7 +256,7 @@ def _abort_nccl(group: Any) -> None:
 
 
 def _name_silent(store: dist.Store | None, rank: int, processes: int) -> str:
-    """Which processes do not answer a roll call in the store."""
+    """Names the processes that do not answer a roll call in the store."""
     others = {other: f"roll call/{other}" for other in range(processes) if other != rank}
     try:
         assert store is not None

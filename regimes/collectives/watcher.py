@@ -45,7 +45,7 @@ class Place(TypedDict):
 
 
 class Presence:
-    """Which processes of a group still live.
+    """Tells which processes of a group are still alive.
 
     Args:
         store: the group's; an own connection to it is made, because a call that waits in a store

@@ -155,7 +155,7 @@ class World:
         return self.hosted[0] if self.rank == 0 else 0
 
     def set_present(self, workers: Sequence[int]) -> None:
-        """From now on these workers are there, in ascending order, and a mean is over them; of a
+        """Host only these workers from now on (ascending order); means are over them. Only in a
         world of one process."""
         # a tuple, as gaps have no range; only processes, whose workers are all there, read its ends
         self.hosted = cast("range", tuple(workers))

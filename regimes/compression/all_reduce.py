@@ -1,4 +1,5 @@
-"""Quantised all-reduce: as many bytes at any number of workers, where gathered codes grow with it.
+"""Quantised all-reduce: the bytes per worker hardly depend on the number of workers; with an
+all-gather of codes they grow with it.
 
 Each worker owns a part of the layer. All send their quantised numbers of a part to its owner
 (reduce-scatter), which decodes them, adds them in float32 at least, and sends the quantised mean to
@@ -31,8 +32,8 @@ class QuantisedAllReduce(Rounding):
 
     With s the scale of a block and n = 2^(bits - 1) - 1, a number is sent as a multiple of s / n:
     nearest rounding errs by at most s / (2 n), stochastic rounding by less than s / n and by zero
-    in the mean. Error feedback keeps both roundings: a worker its own, and the owner of a part that
-    of the mean, times the number of workers, because the mean divides by it.
+    in the mean. Both rounding errors go into residuals: each worker's own, and, at the owner of a
+    part, that of the rounded mean, multiplied by W because the next mean divides by W.
 
     Attributes:
         block: how many numbers share a scale.
@@ -69,8 +70,8 @@ class QuantisedAllReduce(Rounding):
         return update.to(delta.dtype).view(delta.shape[1:]), sent.view(delta.shape)
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
-        """All parts to their owners, and the mean of one part to all. As floats both are one mean,
-        so that only the means count."""
+        """All parts to their owners, and the mean of one part to all. In floats only the all-gather
+        of the means is counted (``workers * size / 4``), not the exchange (see `Meter.count`)."""
         part = -(-layer.size // workers)
         size = max(4, itemsize) * -(-part // self.block) + -(-part * int(level) // 8)
         return Traffic(workers * size / 4, workers * size + size)
@@ -79,7 +80,7 @@ class QuantisedAllReduce(Rounding):
 def quantise(
     numbers: Float[Tensor, "*rows size"], bits: int, block: int, noise: Tensor | float
 ) -> tuple[UInt8[Tensor, "*rows packed"], Float[Tensor, "*rows size"]]:
-    """(scales and packed codes of each row, what they stand for).
+    """(scales and packed codes of each row, the dequantised values).
 
     Args:
         noise: added before rounding down: 0.5 rounds to the nearest, a uniform number in [0, 1)
@@ -90,17 +91,17 @@ def quantise(
     scale = blocks.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(numbers.dtype).tiny)
     given = _in_blocks(noise.view(numbers.shape), block) if isinstance(noise, Tensor) else noise
     codes = (blocks / scale * steps).add_(given).floor_().clamp_(-steps, steps)
-    shown = (codes * (scale / steps)).flatten(-2)[..., : numbers.shape[-1]]
+    dequantised = (codes * (scale / steps)).flatten(-2)[..., : numbers.shape[-1]]
     plain = codes.flatten(-2)[..., : numbers.shape[-1]]
     scales = scale.squeeze(-1).contiguous().view(torch.uint8)
     wire = torch.cat([scales, pack((plain + steps).to(torch.uint8), bits)], -1)
-    return wire, shown.contiguous()
+    return wire, dequantised.contiguous()
 
 
 def dequantise(
     wire: UInt8[Tensor, "*rows packed"], bits: int, block: int, size: int, dtype: torch.dtype
 ) -> Float[Tensor, "*rows size"]:
-    """The inverse of `quantise`: the same bits as what it said they stand for."""
+    """The inverse of `quantise`: the same bits as the values that it returned."""
     steps, blocks = 2 ** (bits - 1) - 1, -(-size // block)
     end = blocks * dtype.itemsize
     # a copy, because a view as another dtype needs aligned storage

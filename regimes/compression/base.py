@@ -208,6 +208,7 @@ class Compressor(Bounded, ABC):
             # In place on the residual, never on grad, which instruments read afterwards; neither
             # has an autograd graph that in-place arithmetic would break.
             decay = float(self.error_feedback or True) * self._rescale(state)
+            # residual = decay * residual + gradient, batched with the bucket's other layers
             delta = state.residual = yield Batched(add_, state.residual, delta, decay, state.room)
         elif self.error_feedback and level != DENSE:
             delta = state.residual = yield Batched(clone, delta)

@@ -141,8 +141,8 @@ def random_rows(entries: Sequence[tuple[Sequence[Seed], Tensor]]) -> list[Tensor
 
 
 class Workspace:
-    """What a checkpoint of a layer's memory does not need: a buffer that is reused, because fresh
-    pages cost as much as a pass over them, and which levels were checked.
+    """The part of a layer's memory that checkpoints leave out: a buffer that is reused, because
+    fresh pages cost as much as a pass over them, and the set of levels that were checked.
 
     Slots, not fields: ``vars`` leaves them out, ``copy.copy`` shares them, ``copy.deepcopy``
     copies them.

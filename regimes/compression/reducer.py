@@ -180,8 +180,8 @@ class Reducer:
         return dict(zip(bucket, results, strict=True))
 
     def _program(self, i: int, gradient: Tensor, state: State, level: Level) -> Program | Mean:
-        """What reduces a layer. For one that is always dense, as the many small ones of a network
-        are, it is a mean, which saves a generator."""
+        """The program that reduces a layer. For a layer that is always dense, like the many small
+        ones of a network, it is a single Mean, which saves a generator."""
         compressor = self.compressors[i]
         if type(compressor) is not Dense or state.residual is not None or level != DENSE:
             return compressor.reduce(gradient, state, level)

@@ -34,7 +34,7 @@ class TrafficCheck:
     def before(
         self, bucket: Sequence[int], gradients: Any, levels: Sequence[Level]
     ) -> dict[int, Traffic]:
-        """What layers of a bucket have sent so far, of those that are still to be compared."""
+        """The traffic so far of those layers of a bucket that are not compared yet."""
         counted, dtype = {}, self.world.meter.dtype
         for i in bucket:
             if i == NO_LAYER:

@@ -46,13 +46,16 @@ def fisher_trace(
     first_sample: int = 0,
     mode: Mode | None = None,
     mean: ProcessMean | None = None,
+    processes: int | None = None,
 ) -> FisherTrace:
     """The trace of the Fisher information of a classifier over (inputs, class labels), the signal
-    of Achille et al. (2019) for critical periods; leaves no trace on the model.
+    of Achille et al. (2019) for critical periods; parameters, buffers and ``.grad`` are restored
+    afterwards.
 
     It is the mean over samples of the squared gradient of log p(y | x), exact over the probe set:
     the gradient of each sample is taken on its own, which costs up to four times as much as in a
-    batch.
+    batch. The standard error is that of this mean, as if the samples were drawn at random from a
+    larger set.
 
     Args:
         kind: "model" draws labels from the model's own softmax: the Fisher matrix proper, for
@@ -62,16 +65,18 @@ def fisher_trace(
             are keyed by (seed, index), so any split of the data draws the same ones.
         mode: "eval" as in `HessianProduct`; batch statistics mix samples and are not offered.
         mean: averages over processes, which must hold equally many samples.
-
-    The standard error is that of the mean over the samples, taken as drawn from a larger set.
+        processes: how many processes ``mean`` averages over.
 
     Raises:
-        ConfigError: empty probe set, no parameter with a gradient, a non-deterministic model.
+        ConfigError: empty probe set, no parameter with a gradient, a non-deterministic model,
+            ``mean`` without ``processes``.
         TrainingError: a gradient is not finite.
     """
     require(kind in ("model", "empirical"), "kind", kind, "'model' or 'empirical'")
     require(mode in (None, "eval"), "mode", mode, "'eval' or None")
     require(draws == 1 or (draws > 1 and kind == "model"), "draws", draws, "1, or more for 'model'")
+    known = mean is None or (processes is not None and processes > 0)
+    require(known, "processes", processes, "the number of processes that mean averages over")
     samples = [pair for x, y in batches for pair in zip(x.split(1), y.split(1), strict=True)]
     named = check_probe(model, len(samples), mode)
     rows = []
@@ -86,7 +91,8 @@ def fisher_trace(
                 key = stream(seed, "fisher", first_sample + index)
                 y = torch.multinomial(p[0], draws, replacement=True, generator=key).to(y)
             rows.append(_squares(logits, y, list(named.values())))
-    return _summary(torch.stack(rows), list(named), mean, samples[0][0].device)
+    device, count = samples[0][0].device, 1 if mean is None else processes or 1
+    return _summary(torch.stack(rows), list(named), mean, count, device)
 
 
 def _squares(logits: Tensor, labels: Tensor, parameters: list[nn.Parameter]) -> Tensor:
@@ -103,7 +109,11 @@ def _squares(logits: Tensor, labels: Tensor, parameters: list[nn.Parameter]) -> 
 
 
 def _summary(
-    squares: Tensor, names: list[str], mean: ProcessMean | None, device: torch.device
+    squares: Tensor,
+    names: list[str],
+    mean: ProcessMean | None,
+    processes: int,
+    device: torch.device,
 ) -> FisherTrace:
     """Means and standard errors over samples [n, layers] and processes."""
     table = torch.cat([squares.sum(1, keepdim=True), squares], dim=1)
@@ -112,7 +122,7 @@ def _summary(
         moments = mean(moments.to(device)).cpu()
     if not bool(torch.isfinite(moments).all()):
         raise TrainingError("A sample's gradient is not finite; training has diverged.")
-    n = len(table)
+    n = processes * len(table)
     estimates = [
         Estimate(float(m), float((s - m * m).clamp(min=0) / max(n - 1, 1)) ** 0.5, n)
         for m, s in zip(*moments.chunk(2), strict=True)
@@ -123,7 +133,8 @@ def _summary(
 @dataclass(frozen=True)
 class CriticalSharpness:
     """Attributes:
-    value: 2 / ``rate``; NaN where the direction is zero or no step raised the loss.
+    value: 2 / ``rate``; NaN if the direction is zero, or if the loss rises at every rate that was
+        tried or at none.
     rate: the smallest measured rate that raises the loss.
     forwards: passes over the probe set, the one with the gradient included.
     """
@@ -145,7 +156,8 @@ def critical_sharpness(
     mean: ProcessMean | None = None,
 ) -> CriticalSharpness:
     """2 / eta_c, where eta_c is the smallest rate at which a step along a direction raises a probe
-    loss (Kalra et al. 2026, arXiv 2601.16979); leaves no trace on the model.
+    loss (Kalra et al. 2026, arXiv 2601.16979); parameters, buffers and ``.grad`` are restored
+    afterwards.
 
     Doubles or halves a first guess until eta_c lies between two rates, then bisects: a few forward
     passes. Along the gradient g of a quadratic it is the Rayleigh quotient g'Hg / g'g, which is at
@@ -169,18 +181,18 @@ def critical_sharpness(
     require(start is None or 0 < start < math.inf, "start", start, "a positive number")
     probe = list(batches)
     parameters = check_probe(model, sum(map(batch_size, probe)), mode)
-    line = _LossAlong(model, loss, probe, list(parameters.values()), mean)
+    loss_along = _LossAlong(model, loss, probe, list(parameters.values()), mean)
     with preserved(model, mode):
-        here, gradient = line.gradient()
+        here, gradient = loss_along.gradient()
         steps = gradient if direction is None else list(direction)
         size = sum(float(step.double().square().sum()) for step in steps)
         if not math.isfinite(here) or not math.isfinite(size):
             raise TrainingError("The loss or the direction is not finite; training has diverged.")
         if size == 0:
-            return CriticalSharpness(math.nan, math.nan, line.forwards)
+            return CriticalSharpness(math.nan, math.nan, loss_along.forwards)
         # `not <=`: a loss that is NaN has risen
-        rate = _smallest(lambda rate: not line(steps, rate) <= here, start or 1.0, tolerance)
-    return CriticalSharpness(2 / rate, rate, line.forwards)
+        rate = _smallest(lambda rate: not loss_along(steps, rate) <= here, start or 1.0, tolerance)
+    return CriticalSharpness(2 / rate, rate, loss_along.forwards)
 
 
 def _smallest(rises: Callable[[float], bool], rate: float, tolerance: float) -> float:

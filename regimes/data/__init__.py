@@ -19,8 +19,8 @@ def load(config: RunConfig) -> Task:
     name, only_for = config.data.name, deficit(config.deficit).only_for
     if name == OWN:
         raise ConfigError(
-            f"data.name = {OWN!r}: this run has a model and data of a program's own, which no file "
-            "holds; call regimes.simulate again with them, and it goes on"
+            f"data.name = {OWN!r}: model and data were passed by a program and are in no file: "
+            "call regimes.simulate again with them to continue it"
         )
     if only_for not in (None, name):
         given = (config.deficit or {})["name"]

@@ -1,7 +1,8 @@
 """Folders of data sets, and a cache of arrays.
 
 A file is written under a temporary name and then renamed, so several processes may write the same
-one at once and none reads half of it. A damaged file is rebuilt; a read-only folder costs time.
+one at once and none reads half of it. A damaged file is rebuilt. In a
+read-only folder nothing is cached, and the arrays are computed anew each time.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ import numpy as np
 
 logger = logging.getLogger(__name__)
 
-UNREADABLE = (  # what the standard library raises on a truncated or foreign archive
+# What the standard library raises on a truncated archive, or a file of another format.
+UNREADABLE = (
     *(OSError, EOFError, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, zlib.error),
     RuntimeError,  # zip: encrypted, or an unknown compression
 )
@@ -49,7 +51,7 @@ def load_arrays(file: Path, names: Sequence[str]) -> list[np.ndarray] | None:
             arrays = [stored[name] for name in names]
             if str(stored["checksum"]) == _checksum(arrays):
                 return arrays
-        logger.warning("the cache file %s has other arrays than it should and is rebuilt", file)
+        logger.warning("the cache file %s does not match its checksum and is rebuilt", file)
     except FileNotFoundError:
         pass
     except (*UNREADABLE, KeyError, ValueError) as error:
@@ -66,7 +68,8 @@ def _checksum(arrays: Iterable[np.ndarray]) -> str:
 
 
 def store_arrays(file: Path, arrays: Mapping[str, np.ndarray], what: str) -> None:
-    """Write arrays for `load_arrays`; a failure is a warning that names them as ``what``."""
+    """Write arrays for `load_arrays`; a failure only logs a warning, in which the
+    arrays are called ``what``."""
     temporary = file.with_suffix(f".{secrets.token_hex(4)}.tmp")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

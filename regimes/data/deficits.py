@@ -64,7 +64,7 @@ class Deficit(Bounded):
         return y
 
     def updates(self, updates: list[Tensor], seed: int, epoch: int, step: int) -> list[Tensor]:
-        """A step's aggregated updates, changed alike on every process."""
+        """A step's aggregated updates, with the same change on every process."""
         return updates
 
 
@@ -92,7 +92,8 @@ class Flip(Deficit):
 
 @dataclass(frozen=True)
 class OtherTask(Flip):
-    """Another task on the same samples: images upside down, and each label ``by`` further."""
+    """Another task on the same samples: images upside down, each label replaced by
+    (label + ``by``) mod classes."""
 
     by: Count = 3
 
@@ -119,7 +120,7 @@ def _noise_images(
 
 @dataclass(frozen=True)
 class Labels(Deficit):
-    """A share of the labels, always the same, replaced by random ones."""
+    """A fixed random subset of the labels, the same in every epoch, replaced by random labels."""
 
     share: Annotated[float, Bounds("a share in (0, 1]", above=0, high=1)] = 1.0
 
@@ -139,7 +140,7 @@ class GradientNoise(Deficit):
     def updates(self, updates: list[Tensor], seed: int, epoch: int, step: int) -> list[Tensor]:
         generator = stream(seed, "gradient noise", epoch, step)
         noise = [torch.randn(u.shape, generator=generator) for u in updates]
-        if updates[0].device.type == "cuda":  # one copy, for which the host does not wait
+        if updates[0].device.type == "cuda":  # one non-blocking copy for all layers
             flat = torch.cat([n.flatten() for n in noise]).pin_memory()
             there = flat.to(updates[0].device, non_blocking=True)
             noise = list(there.split([u.numel() for u in updates]))

@@ -97,8 +97,8 @@ def _pool(x: UInt8[Tensor, "n c h w"], size: int | None) -> UInt8[Tensor, "n c s
         return x
     if size < 1 or h % size or w % size:
         raise DataError(
-            f"data.image_size = {size} must divide the original size, {h}x{w}; images of a folder "
-            "come to any size with data.resize, and data.image_size = none leaves them as they are."
+            f"data.image_size = {size} must divide the original size, {h}x{w}; data.resize "
+            "resizes the images of a folder to any size; data.image_size = none keeps their size."
         )
     area = (h // size) * (w // size)
     sums = (

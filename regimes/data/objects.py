@@ -63,7 +63,7 @@ class Samples:
         if isinstance(data, tuple | list) and data and all(isinstance(x, Tensor) for x in data):
             good = len(data) == 2 and len(data[0]) == len(data[1]) > 0
             shapes = [tuple(part.shape) for part in data]
-            require(good, name, shapes, "inputs and targets, as many of each")
+            require(good, name, shapes, "inputs and targets, as many targets as inputs")
             self.tensors = data[0].detach().cpu(), data[1].detach().cpu()
         elif not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
             kind = type(data).__name__

@@ -158,7 +158,7 @@ def balanced_order(y: np.ndarray, classes: int, size: int | None, what: str) -> 
             worst, first = int((counts - share).argmin()), what.partition(",")[0]
             field = first if first in ("test", "validation") else "train"
             raise DataError(
-                f"{what}: {size} images of {classes} classes take {share[worst]} of class {worst}, "
+                f"{what}: {size} images of {classes} classes need {share[worst]} of class {worst}, "
                 f"which has {counts[worst]}: set another data.{field}_size, or none for all."
             )
     return _in_turn(torch.randperm(len(y), generator=stream("subset", what)).numpy(), y)

@@ -47,8 +47,8 @@ def load(config: DataConfig) -> Corpus:
         if missing and UNK not in number:
             raise DataError(
                 f"{folder / name} has {len(missing)} words that {folder / files['train']} lacks, "
-                f"{missing[0]!r} the first, and there is no {UNK} to stand for them: set "
-                f"data.vocabulary to {len(known) + 1} or fewer, which makes one."
+                f"the first is {missing[0]!r}, and the vocabulary has no {UNK} to replace them: "
+                f"set data.vocabulary to {len(known) + 1} or fewer, which adds {UNK}."
             )
     unknown = number.get(UNK, -1)
 

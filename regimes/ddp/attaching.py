@@ -110,7 +110,8 @@ def attach(
         choices.check_needs(chosen.policy, ("norms",), "a sharded model gives")
         if scaler is not None:
             raise ConfigError(
-                "scaler: a sharded model trains in bfloat16, which needs none: leave it out"
+                "scaler: a sharded model trains in bfloat16, which needs no gradient scaler: leave "
+                "it out"
             )
     if chosen.compressor.reads_rate and schedule.optimizer is None:
         raise ConfigError(
@@ -132,11 +133,11 @@ def _check_managed(
             raise ConfigError(f"{name}: not together with a manager: leave it out")
     if signal != "update":
         raise ConfigError(
-            f"signal = {signal!r}: it is sent at the end of a unit, outside of a quorum: with a "
-            'manager use "update"'
+            f"signal = {signal!r}: its norms are sent at the end of a unit, outside of a quorum: "
+            'with a manager use "update"'
         )
     if optimizer is None or not is_whole(every, 1):
         raise ConfigError(
-            "manager: a replica that joins needs the optimiser's state, and units that end alike: "
+            "manager: a replica that joins needs the optimiser's state and units of equal length: "
             "attach(..., optimizer=optimizer, every=STEPS)"
         )

@@ -36,9 +36,9 @@ def changed(
         refuse(f"it was saved after {steps} steps of a unit; branch where a unit has just ended")
     if state["shapes"] != here["shapes"]:
         odd = sorted(state["shapes"].keys() ^ here["shapes"].keys())
-        refuse(f"layers are frozen in one of both, and a branch has its trunk's: {several(odd)}")
+        refuse(f"branch and trunk must train the same layers, one has frozen {several(odd)}")
     if (rows or steps) and (unread := sorted(job.panel.gauges.keys() - state["gauges"].keys())):
-        refuse(f"the policy reads {', '.join(unread)}, and that of the trunk did not")
+        refuse(f"the policy reads {', '.join(unread)}, which the trunk's policy did not read")
     same_values = here["compressor"] == state["compressor"] and chosen.levels == state["values"]
     gauges = job.panel.state_dict()
     for name in gauges.keys() & state["gauges"].keys():

@@ -59,7 +59,7 @@ class Step:
 
 @dataclass
 class Undo:
-    """What a step that may still be undone has replaced."""
+    """The state before a step, kept while the step may still be undone."""
 
     states: list[State]
     scales: list[float]
@@ -154,9 +154,9 @@ class Buckets:
 
     @torch.no_grad()
     def _read(self, step: Step) -> None:
-        """What the host must know of a step: the one wait of a step for a GPU.
+        """Copy a step's flags to the host: the only synchronisation of a step with a GPU.
 
-        An update may overflow in one shard alone: then all skip the step."""
+        An update may overflow in one shard alone: then all shards skip the step."""
         world = self.reducer.world
         failed = ~torch.stack(step.flags).isfinite().all()
         total = world.add_shards(failed.to(world.meter.dtype).reshape(1))

@@ -118,8 +118,8 @@ def pick_levels(compressor: Compressor, given: Any) -> dict[str, Level]:
     levels = {name: _plain_number(level) for name, level in given.items()}
     if not levels:
         raise ConfigError(
-            f"levels: {type(compressor).__name__} has none of its own: say what low and high are, "
-            'e.g. levels={"low": ..., "high": ...}'
+            f"levels: {type(compressor).__name__} has no default levels: say what low and high "
+            'are, e.g. levels={"low": ..., "high": ...}'
         )
     if DENSE in levels:
         raise ConfigError('levels: "dense" is always known, give the level another name')

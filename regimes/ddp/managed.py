@@ -151,12 +151,12 @@ def write_or_wait(job: Job, world: ManagedWorld) -> None:
             if not world.manager.current_step():
                 raise
             if not recorder.warned:
-                warnings.warn(f"{error}; training goes on, and rows wait", stacklevel=2)
+                warnings.warn(f"{error}; training goes on, rows are kept in memory", stacklevel=2)
             recorder.warned = True
 
 
 class HookQuorum:
-    """What a hook does besides, when a manager has its replicas.
+    """The additional work of a hook whose replicas have a manager (torchft).
 
     Attributes:
         step: the manager's step when gradients were last exchanged; None: that is settled.
@@ -249,7 +249,7 @@ def size_header(job: Job, steps: int, chosen: Choice) -> None:
 
 
 def sizes(job: Job) -> dict[str, Any]:
-    """What ``size_header`` has written."""
+    """The part of the header that ``size_header`` has written."""
     header = job.header
     return copy.deepcopy({"world": header["world"], "per_step": header["per_step"]})
 

@@ -59,12 +59,12 @@ class OwnHooks:
         return network
 
     def gradient(self, parameter: Any) -> Tensor:
-        """What this process holds of a gradient that is complete."""
+        """This process's part of a gradient that is complete."""
         gradient: Tensor = parameter.grad
         return gradient
 
     def mark_attached(self) -> None:
-        """From now on this model has a hook."""
+        """Note that this model has a hook."""
         _attached.add(self.network)
 
     def connect(self, receiver: Receiver) -> None:

@@ -236,7 +236,8 @@ class JobRecorder:
             except Exception as error:  # of the disk, or of a row that a user's policy has spoilt
                 if not self.warned:
                     why = "" if isinstance(error, RecordError) else "a row cannot be written: "
-                    warnings.warn(f"{why}{error}; training goes on, and rows wait", stacklevel=2)
+                    said = f"{why}{error}; training goes on, rows are kept in memory"
+                    warnings.warn(said, stacklevel=2)
                 self.warned = True
                 return
             done = self.pending.pop(0)
@@ -257,8 +258,8 @@ class JobRecorder:
         row["logged"] |= logged
 
     def state_dict(self) -> dict[str, Any]:
-        """What was logged since the last unit, and what pending rows have besides the row, which
-        the job's state has; plain types."""
+        """The values logged since the last unit, and clocks and details of pending rows (the rows
+        themselves are in the job's state); plain types."""
         return {
             "sums": {k: _number(v) for k, v in self.sums.items()},
             "counts": dict(self.counts),

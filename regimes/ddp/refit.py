@@ -123,7 +123,7 @@ def redistribute(full: Any, workers: int) -> list[dict[str, Any]]:
         if any(part["sums"].keys() - {"update"} for part in saved):
             refuse(
                 f"it was saved within an epoch, when each of {len(saved)} processes had its own "
-                f"sums for the norm's signal, and here are {workers}: on another number of "
+                f"sums for the norm's signal; this job has {workers}: on another number of "
                 "processes load a state that was saved right after epoch_end"
             )
         residuals = {
@@ -163,15 +163,17 @@ def residual_of(worker: int, workers: int, old: Sequence[Tensor | None]) -> Tens
 def _processes(full: Any) -> list[dict[str, Any]]:
     """The states in a full one."""
     if full is None:
-        refuse("process 0 must pass what hook.full_state_dict() gave there")
+        refuse("process 0 must pass the value that hook.full_state_dict() returned there")
     if not isinstance(full, Mapping) or not full.get("processes"):
         one = isinstance(full, Mapping) and "residuals" in full
-        hint = ": it is that of one process, for hook.load_state_dict()" if one else ""
-        refuse(f"it is not what hook.full_state_dict() gave on process 0{hint}")
+        hint = (
+            ": it is the state of one process, load it with hook.load_state_dict()" if one else ""
+        )
+        refuse(f"it was not returned by hook.full_state_dict() on process 0{hint}")
     states = list(full["processes"])
     order = [(part["worker"], part["workers"]) for part in states]
     if order != [(i, len(states)) for i in range(len(states))]:
-        refuse("it is not that of all processes, in their order")
+        refuse("it does not hold the states of all processes in their order")
     return states
 
 

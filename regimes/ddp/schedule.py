@@ -64,7 +64,7 @@ class UnitSchedule:
         return getattr(self.every, "epoch", None) != self.epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """What ``begin`` has noted for the unit under way."""
+        """The values that ``begin`` has noted for the current unit."""
         return {"first": self.first, "groups": self.groups, "epoch": self.epoch}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from regimes.collectives.group import GroupWorld
-from regimes.collectives.islands import IslandWorld, local_part, mesh_dimension, sharding
+from regimes.collectives.islands import IslandWorld, local_part, mesh_fault, sharding
 from regimes.ddp.own_hooks import BUCKET, OwnHooks
 from regimes.ddp.source import Receiver, plain_names
 from regimes.errors import ConfigError
 
 WRITE = (
     'mesh = init_device_mesh(device, (islands, gpus), mesh_dim_names=("replicate", "shard")), '
-    'fully_shard(model, mesh=mesh["shard"]), and here replicas=mesh["replicate"]'
+    'fully_shard(model, mesh=mesh["shard"]), regimes.attach(model, replicas=mesh["replicate"])'
 )
 
 
@@ -43,7 +43,7 @@ class ShardedGradients(OwnHooks):
             ConfigError: the hook cannot serve the model, or it has a hook already.
         """
         network = getattr(model, "_orig_mod", model)
-        if (got := mesh_dimension(replicas)) is not None:
+        if (got := mesh_fault(replicas)) is not None:
             raise ConfigError(
                 f'replicas: got {got}, expected one dimension of a mesh, mesh["replicate"]: {WRITE}'
             )
@@ -102,15 +102,15 @@ def trainable(network: nn.Module) -> dict[str, nn.Parameter]:
         if ways == ["copies"] and mesh.size() > 1:
             raise ConfigError(
                 f"parameter {name!r} has copies on {mesh.size()} processes, between which replicate"
-                "() exchanges uncompressed: give it a dimension of one process, "
+                "() exchanges uncompressed: give it a mesh dimension of size 1, "
                 'mesh = init_device_mesh(device, (processes, 1), mesh_dim_names=("replicate", '
-                '"shard")), replicate(model, mesh=mesh["shard"]), and here replicas='
-                'mesh["replicate"]'
+                '"shard")), replicate(model, mesh=mesh["shard"]), regimes.attach(model, '
+                'replicas=mesh["replicate"])'
             )
         if ways not in (["rows"], ["copies"]):
             raise ConfigError(
                 f"parameter {name!r} is divided as {', '.join(ways)}: the hook needs its rows "
-                "divided over one dimension of a mesh, which is what fully_shard does by itself"
+                "divided over one dimension of a mesh, as fully_shard does by default"
             )
     return parameters
 

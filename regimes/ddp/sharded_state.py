@@ -104,7 +104,7 @@ class ShardedState:
             count = state["workers"] // shards
             if count != self.islands and state["residuals"].keys() & self._with_residual():
                 refuse(
-                    f"it is of {count} islands, and here are {self.islands}: load it with "
+                    f"it was saved with {count} islands, this job has {self.islands}: load it with "
                     "hook.sharded_state(saved=FOLDER)"
                 )
             state["residuals"] = dict.fromkeys(state["residuals"])
@@ -166,7 +166,8 @@ class ShardedState:
 
 
 def _redistributed(by_shard: Sequence[Mapping[str, Any]], here: int) -> dict[str, Any]:
-    """What another number of shards has counted so far: all of it on the first."""
+    """Meters saved with another number of shards, for one of this job's: the sum for the first,
+    zero for the others."""
     first = by_shard[0]
     if here:  # the same kinds: they are added up over shards
         return {"layers": {}, "calls": first["calls"], "sent": dict.fromkeys(first["sent"], 0)}

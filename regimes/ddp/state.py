@@ -36,15 +36,15 @@ RATE = Nullable(kinds.AMOUNT)
 ROW = Object(
     {"lr": kinds.AMOUNT, "next_lr": kinds.AMOUNT}, {"epoch": kinds.COUNT, "steps": kinds.STEPS}
 )
-PACE = Object(
+SCHEDULE = Object(
     {}, {"first": RATE, "epoch": Nullable(kinds.WHOLE), "groups": Nullable(kinds.NUMBERS)}
 )
-PLAIN = {  # what a damaged file may have in another form
+PLAIN = {  # entries whose form is checked, because the file may be damaged
     "steps": Items(kinds.COUNT),
     "total": kinds.COUNT,
     "traffic": kinds.AMOUNTS,
     "lr": RATE,
-    "pace": PACE,
+    "pace": SCHEDULE,  # UnitSchedule.state_dict()
     "seconds": CLOCKS,
     "logged": Object({}, {"waiting": Items(PENDING)}),
     "rows": Items(ROW),
@@ -57,7 +57,7 @@ class Fitted:
     """A state that fits a hook.
 
     Attributes:
-        warning: one sentence of layers that are new or left out, if there are any.
+        warning: a sentence that names layers that are new or left out, if there are any.
     """
 
     state: dict[str, Any]
@@ -79,8 +79,8 @@ class StateCodec:
         """See ``Hook.state_dict``.
 
         Args:
-            levels: those of the layers now.
-            whole: with all units, also those that the record has.
+            levels: the present level of each layer.
+            whole: save the rows of all units, including those already written to the record.
         """
         job, b = self.job, self.buckets
         if b.steps and not self.within_unit:
@@ -117,13 +117,13 @@ class StateCodec:
 
     @property
     def within_unit(self) -> bool:
-        """Whether the gauges can be saved within a unit: the norm's sums, and what is read at its
-        end alone."""
+        """Whether the gauges can be saved within a unit. Only the norms (their running sums are
+        saved) and gauges that measure at the end of a unit can be."""
         gauges = self.job.panel.gauges.items()
         return all(name == "norms" or isinstance(gauge, EndOfEpochGauge) for name, gauge in gauges)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a fitted state, but for the levels."""
+        """Restore everything from a fitted state except the levels."""
         job, b = self.job, self.buckets
         b.reducer.load_state_dict(state["memories"], state["residuals"])
         b.reducer.to(job.world.device)
@@ -173,11 +173,11 @@ class StateCodec:
         """A copy of what ``save`` gave, made to fit the hook's layers.
 
         Args:
-            branch: it may be of another compressor, level or policy.
+            branch: the state may have been saved with another compressor, level or policy.
 
         Raises:
-            ConfigError: it is not this process's, or that of another model; without ``branch``,
-                also of another compressor or policy.
+            ConfigError: the state was saved by another process or for another model; without
+                ``branch``, also if it was saved with another compressor or policy.
         """
         with damage_refused():
             here = self._identity()
@@ -194,7 +194,7 @@ class StateCodec:
             return Fitted(state, match.warning)
 
     def _identity(self) -> dict[str, Any]:
-        """What must be the same where the state is loaded."""
+        """Facts that must be the same in the hook that loads the state."""
         world, compressor = self.job.world, self.chosen.compressor
         # the text of a dataclass is the same on all processes
         plain = hasattr(compressor, "__dataclass_fields__")
@@ -219,20 +219,22 @@ class StateCodec:
         return state
 
     def _check_kind(self, here: Mapping[str, Any], state: dict[str, Any]) -> None:
-        """Refuse the state of another compressor or policy."""
+        """Raise if the state was saved with another compressor or policy."""
         values = self.chosen.levels
         if state["compressor"] != here["compressor"]:
-            refuse(f"it is of {state['compressor']}, and here is {here['compressor']}")
+            saved, mine = state["compressor"], here["compressor"]
+            refuse(f"it was saved with compressor {saved}, this hook has {mine}")
         if unknown := set(state["levels"].values()) - {*values, DENSE}:
-            refuse(f"it has a level {min(unknown)!r}, and here are {', '.join(values) or 'none'}")
+            mine = ", ".join(values) or "none"
+            refuse(f"it uses level {min(unknown)!r}, this hook's levels are: {mine}")
         for level, value in state["values"].items():
             if values.get(level, value) != value:
-                refuse(f"its level {level} is {value!r}, and here it is {values[level]!r}")
+                refuse(f"its level {level} is {value!r}, this hook's is {values[level]!r}")
         if state["gauges"].keys() != self.job.panel.gauges.keys():
-            refuse("it is of a policy that reads other statistics")
+            refuse("it was saved with a policy that reads other statistics than this hook's")
 
     def _matched(self, match: LayerMatch, state: dict[str, Any]) -> dict[str, Any]:
-        """What a state has by layer, for the hook's layers.
+        """The state's per-layer entries, reordered and completed for the hook's layers.
 
         In past units a new layer has the level that the policy gives at the very start; now, the
         one that the policy gives it after these units.
@@ -272,24 +274,28 @@ class StateCodec:
 
 
 def _check_process(here: Mapping[str, Any], state: Any) -> None:
-    """Refuse what is no state, and that of another process."""
+    """Raise unless this is a hook's state, saved by this process."""
     if not isinstance(state, Mapping) or not {*here, "residuals", "rows"} <= state.keys():
         full = isinstance(state, Mapping) and "processes" in state
-        hint = ": it is that of all processes, for hook.load_full_state_dict()" if full else ""
-        refuse(f"it is not what hook.state_dict() gave{hint}")
+        hint = (
+            ": it is the state of all processes, load it with hook.load_full_state_dict()"
+            if full
+            else ""
+        )
+        refuse(f"it was not returned by hook.state_dict(){hint}")
     if (state["worker"], state["workers"]) != (here["worker"], here["workers"]):
         refuse(
             f"it was saved by process {state['worker']} of {state['workers']}, this is process "
             f"{here['worker']} of {here['workers']}: every process loads its own file, on the same "
-            "number of processes, or its residuals would be lost; what hook.full_state_dict() "
-            "gives loads on any number"
+            "number of processes, or its residuals would be lost; a state of "
+            "hook.full_state_dict() loads on any number of processes"
         )
 
 
 def _check_shapes(
     here: Mapping[str, list[int]], state: dict[str, Any], local: Mapping[str, int]
 ) -> None:
-    """Refuse the state of another model.
+    """Raise if the state was saved for another model.
 
     Args:
         local: by layer, how many numbers of it this process holds.
@@ -297,14 +303,14 @@ def _check_shapes(
     saved = state["shapes"]
     if not here.keys() & saved.keys():
         refuse(
-            "it is of another model, no layer of which is here: it has "
-            f"{several(list(saved))}, and here are {several(list(here))}"
+            "it was saved for another model and has no layer in common with this one: the state "
+            f"has {several(list(saved))}, the model has {several(list(here))}"
         )
     for name, shape in here.items():
         if saved.get(name, shape) != shape:
             refuse(
-                f"it is of another model, in which layer {name!r} has shape {saved[name]}, and "
-                f"here it has shape {shape}"
+                f"it was saved for another model: layer {name!r} has shape {saved[name]} in the "
+                f"state and shape {shape} in this model"
             )
         residual = state["residuals"].get(name)
         if residual is not None and residual.numel() != local[name]:
@@ -314,14 +320,16 @@ def _check_shapes(
 def _check_plain(
     here: Mapping[str, list[int]], state: dict[str, Any], local: Mapping[str, int]
 ) -> None:
-    """Refuse the state of another model, and damaged numbers."""
+    """Raise if the state was saved for another model, or has damaged numbers."""
     _check_shapes(here, state, local)
     plain = {key: value for key, value in state.items() if key in PLAIN}
     if problem := kinds.fault(plain, Object({}, PLAIN)):
         raise ValueError(problem)
     for number, row in enumerate(state["rows"]):
         if row.get("epoch", number) != number:  # rows of version 0.1 have no number
-            raise ValueError(f"unit {row['epoch']} stands where unit {number} was expected")
+            raise ValueError(
+                f"rows out of order: expected unit {number}, found unit {row['epoch']}"
+            )
 
 
 def _on_cpu(value: Any) -> Any:

@@ -62,7 +62,7 @@ def with_all_units(
         return saved
     with damage_refused():
         if (units := saved["recorded"]["units"]) != len(found):
-            refuse(f"it is of unit {units}, and that of process 0 is of unit {len(found)}")
+            refuse(f"it was saved after {units} units, the state of process 0 after {len(found)}")
     return {key: value for key, value in saved.items() if key != "recorded"} | {"rows": found}
 
 

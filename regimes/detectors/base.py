@@ -1,8 +1,8 @@
 """The contract of a detector, a frozen dataclass that is called with the values of all past epochs
-and answers for the next, ``len(values)``.
+and returns a verdict on the next one, ``len(values)``.
 
 ``values[e]`` is of epoch e, None where nothing was measured (an instrument with ``every`` > 1). A
-detector is pure, so a run and its replay get the same answer.
+detector is pure, so a run and its replay get the same verdict.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ Values = Sequence[float | None]
 
 @dataclass(frozen=True)
 class Verdict:
-    """An answer and the numbers behind it.
+    """Whether the next epoch is critical, and the numbers behind that.
 
     Attributes:
-        critical: is this a critical regime? None: no opinion, the last answer stands.
+        critical: is the next epoch critical? None: no verdict, the previous one stays in force.
         old, new: the two values compared.
         score: compared with ``threshold``.
     """
@@ -32,7 +32,8 @@ class Verdict:
     threshold: float | None = None
 
     def why(self, rule: str) -> dict[str, Any]:
-        """The reason of a decision, for the record."""
+        """The reason of a decision, for the record. There the score is called "ratio", as in
+        records of all earlier versions."""
         numbers = {"old": self.old, "new": self.new, "ratio": self.score}
         return {"rule": rule, **numbers, "threshold": self.threshold}
 
@@ -56,8 +57,8 @@ class Detector(Protocol):
 
 
 class Online(ABC):
-    """Base of detectors that read each value once, so that an answer costs the same at every epoch.
-    The state is never changed in place; a call is all updates."""
+    """Base of detectors that read each value once, so that a verdict costs the same at every epoch.
+    The state is never changed in place; ``__call__`` applies `update` to every value in turn."""
 
     statistic: str
     per_layer: bool

@@ -192,6 +192,7 @@ class FisherGauge(ProbeGauge):
             first_sample=self.context.world.rank * here,
             mode="eval",
             mean=self.process_mean,
+            processes=self.context.world.processes,
         )
         return Reading(
             layers={"fisher_trace": [layer.value for layer in trace.layers.values()]},

@@ -154,7 +154,12 @@ class MsdrGauge(StatelessGauge):
 
 
 def _msdr(total: float, squares: float, steps: int) -> float:
-    """From |sum u|^2 and sum |u|^2 of ``steps`` vectors u."""
+    """The mean-to-standard-deviation ratio of ``steps`` vectors u.
+
+    Args:
+        total: |sum u|^2.
+        squares: sum |u|^2.
+    """
     if steps < 2:
         return math.nan
     variance = (squares - total / steps) / (steps - 1)

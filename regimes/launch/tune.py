@@ -254,8 +254,8 @@ def _check(
         require(config.branch is None, f"{cell}.branch", cell, "no branch: tune its trunk")
         if not config.data.validation_size:
             raise ConfigError(
-                f"{cell} has no validation data, which choose in place of the test set: set "
-                "data.validation_size"
+                f"{cell} has no validation data, on which tune compares instead of the test set: "
+                "set data.validation_size"
             )
     if not seeds:
         raise ConfigError("tune needs a seed or more")

@@ -81,7 +81,7 @@ def choose(
     if pressed.residual != type(pressed).residual:
         raise ConfigError(
             f"compressor.residual = {pressed.residual!r}: local steps exchange movements of the "
-            "weights, whose unit no learning rate changes: leave it out"
+            "weights, whose unit does not depend on the learning rate: leave it out"
         )
     levels = {} if level == DENSE else choices.pick_levels(pressed, {"sent": level})
     static = Static(next(iter(levels), DENSE))

@@ -26,8 +26,8 @@ def check_managed(chosen: LocalChoice) -> None:
     """Raise ConfigError for what replicas that come and go cannot have."""
     if chosen.outer.delay:
         raise ConfigError(
-            "outer.delay: with a manager an update is applied when its step commits, so nothing is "
-            "on its way meanwhile: leave it out"
+            "outer.delay: with a manager an update is applied when its step commits, so it "
+            "cannot be delayed: leave it out"
         )
     if chosen.outer.states == "average":
         raise ConfigError(

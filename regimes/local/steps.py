@@ -284,8 +284,8 @@ class LocalSteps(Job):
         for name, here in self._identity().items():
             if saved.get(name) != here:
                 raise ConfigError(
-                    f"load_state_dict: the state has another {name}: {saved.get(name)} in place of "
-                    f"{here}"
+                    f"load_state_dict: the state was saved with {name} {saved.get(name)}, "
+                    f"this job has {here}"
                 )
         self.world.guard.enter("load_state_dict()")
         state = copy.deepcopy(dict(with_all_units(saved, self.world, self.recorder)))

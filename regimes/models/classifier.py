@@ -31,7 +31,7 @@ class Classifier(nn.Module):
 def conv_unit(
     channels: int, width: int, kernel: int = 3, stride: int = 1, bias: bool = True
 ) -> nn.Sequential:
-    """relu(bn(conv(x))), of the image's size over the stride."""
+    """relu(bn(conv(x))); output height and width are the input's divided by ``stride``."""
     conv = nn.Conv2d(channels, width, kernel, stride, padding=kernel // 2, bias=bias)
     return nn.Sequential(conv, nn.BatchNorm2d(width), nn.ReLU())
 

@@ -29,7 +29,9 @@ def values(run: Record, shown: Metric) -> np.ndarray:
             + (f"choose one of {choice}" if choice else "no loss or metric was logged in it")
         )
     if shown.name in KEYS:
-        raise RecordError(f"{shown.name!r} has a meaning of its own here: log it by another name")
+        raise RecordError(
+            f"{shown.name!r} is a column of the figure's table: log it by another name"
+        )
     return shown.factor * run.epochs[_column(run, shown)].to_numpy(dtype=float)
 
 

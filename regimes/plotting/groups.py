@@ -136,7 +136,7 @@ def decay_epochs(run: Record) -> tuple[int, ...]:
     return tuple(first for first, _ in decays(run))
 
 
-def decaying(by_schedule: Groups) -> Record:
+def typical_run(by_schedule: Groups) -> Record:
     """A run whose decays most of the schedules share."""
     runs = [group[0] for group in by_schedule.values()]
     decays = [decay_epochs(run) for run in runs]

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from regimes.errors import RecordError, nearest
 from regimes.plotting import panels, style
 from regimes.plotting.curves import curves, ends, has
-from regimes.plotting.groups import Groups, decaying, measured, tested_by, windows
+from regimes.plotting.groups import Groups, measured, tested_by, typical_run, windows
 from regimes.plotting.looks import Metric
 from regimes.plotting.schedules import given
 from regimes.plotting.words import answer, headline, names_of
@@ -41,10 +41,10 @@ def plot(
         where: only runs of which this is true, e.g. ``["optimizer.lr=0.4"]``.
 
     Raises:
-        RecordError: no run, runs of other settings, or a column that they do not have.
+        RecordError: no run, runs whose settings differ, or a column that they do not have.
     """
     by_schedule = given(records, where)
-    example = decaying(by_schedule)
+    example = typical_run(by_schedule)
     shown = tested_by(example)
     if column is not None:
         shown = COLUMNS.get(column) or measured(example, column)

@@ -148,7 +148,8 @@ def given(
 
 
 def reached(runs: Sequence[Record]) -> tuple[Metric, pd.DataFrame]:
-    """What runs were tested by, and `records.summary` with a column of that, in the shown unit.
+    """The metric by which runs were tested, and `records.summary` with a column of it, in the shown
+    unit.
 
     Raises:
         RecordError: one of them is not finished, or has no value of it.

@@ -119,7 +119,7 @@ class LGreCo(Rungs):
         return [allocated.get(i, decision) for i, decision in enumerate(base)]
 
     def _base(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
-        """What ``base`` decides after a history with the levels that it decided itself."""
+        """The decisions of ``base`` after this history, had the run used the levels of ``base``."""
 
         def extend(past: History, epochs: Sequence[PastEpoch]) -> History:
             for epoch in epochs:

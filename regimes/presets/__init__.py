@@ -135,7 +135,7 @@ def check_common(grid: Grid, settings: Sequence[str]) -> None:
         if any(value != next(iter(values.values())) for value in values.values()):
             raise ConfigError(
                 f"--set {setting}: the schedules {', '.join(values)} differ in {'.'.join(path)}; "
-                "choose those it is meant for with --schedules"
+                "choose with --schedules those to which the setting applies"
             )
 
 

@@ -38,7 +38,7 @@ class Member(tarfile.TarInfo):
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Member:
         member = super().frombuf(buf, encoding, errors)
         if member.type in EXTENSIONS and member.size > LARGEST_EXTENSION:
-            raise tarfile.TarError(f"it has {member.size} bytes about a member")
+            raise tarfile.TarError(f"the header of a member has {member.size} bytes")
         return member
 
 

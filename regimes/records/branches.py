@@ -120,8 +120,8 @@ def check_trunk(trunk: Path, folder: Path, header: Header) -> None:
     at = first_unit(header)
     if not (trunk / "run.json").is_file():
         raise RecordError(
-            f"{folder} is a branch of {trunk}, which is missing: keep both where they were to each "
-            "other"
+            f"{folder} is a branch of {trunk}, which is missing: both folders must keep "
+            "their places relative to each other"
         )
     if branch_table(trunk).get("at", -1) >= at:
         raise RecordError(f"{folder} is damaged: unit {at} is not one that {trunk} trained itself")
@@ -131,7 +131,7 @@ def check_trunk(trunk: Path, folder: Path, header: Header) -> None:
     for name, state in header["trunk"]["files"].items():
         if present.get(name) != state:
             raise RecordError(
-                f"{folder} is a branch of {trunk} at unit {at}, of which {name} has changed since"
+                f"{folder} is a branch of {trunk} at unit {at}, whose {name} has changed since"
             )
 
 

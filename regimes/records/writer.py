@@ -188,7 +188,7 @@ class RecordWriter:
         return line
 
     def _announce(self, sums: dict[str, chain.Sum]) -> None:
-        """To the chain, before the files change: what they will be."""
+        """Write to the chain, before the files change, the digests that they will have."""
         self._write(chain.CHAIN, _line({"files": {name: x.state for name, x in sums.items()}}))
 
     def _write(self, name: str, lines: bytes) -> None:

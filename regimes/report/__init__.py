@@ -16,23 +16,24 @@ from regimes.report import content, pictures
 
 
 @track_inputs()
-def write(place: Path, network: str, out: Path, baseline: str | None = None) -> None:
+def write(records: Path, network: str, out: Path, baseline: str | None = None) -> None:
     """Write the page of the records in a folder or archive.
 
     Args:
+        records: the folder or archive.
         baseline: see `plotting.schedules.compare`.
     """
     if not out.name or out.is_dir():
         raise RecordError(f"cannot write {out}: it is a folder, expected a file, e.g. report.html")
-    write_output(out, page(place, network, baseline))
+    write_output(out, page(records, network, baseline))
 
 
-def page(place: Path, network: str, baseline: str | None = None) -> str:
+def page(records: Path, network: str, baseline: str | None = None) -> str:
     import jinja2
 
     link = Network.parse(network)
-    with unpacked(place) as root:
-        study = content.read(root, place)
+    with unpacked(records) as root:
+        study = content.read(root, records)
         environment = jinja2.Environment(
             loader=jinja2.PackageLoader("regimes.report", "."),
             autoescape=True,

@@ -25,7 +25,7 @@ from regimes.monitor.text import unknown_text
 from regimes.monitor.watch import state
 from regimes.plotting import style
 from regimes.plotting.curves import has
-from regimes.plotting.groups import Groups, decaying, groups, tested_by
+from regimes.plotting.groups import Groups, groups, tested_by, typical_run
 from regimes.plotting.looks import Metric, order, styles_of
 from regimes.plotting.schedules import DASH, between, pairs_of, schedules
 from regimes.records import (
@@ -74,7 +74,7 @@ class Study:
     @cached_property
     def example(self) -> Record:
         """The run whose configuration and metric stand for all."""
-        return decaying(self.groups) if self.groups else self.records[0]
+        return typical_run(self.groups) if self.groups else self.records[0]
 
     @property
     def records(self) -> list[Record]:

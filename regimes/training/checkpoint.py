@@ -1,12 +1,13 @@
-"""Checkpoints on disk: all that a bit-exact resume needs, safe against a kill at any byte.
+"""Checkpoints on disk: all that a bit-exact resume needs, safe if the process is
+killed at any point of writing.
 
 A checkpoint is a folder ``checkpoints/epoch-0012`` (12 epochs are done): one file per process with
 its workers' residuals, the shared state in that of process 0, and ``manifest.json`` with the
 SHA-256 of each. The folder is written under another name and renamed when complete. The last two
 stay, and those that ``checkpoint_keep`` asks for: their manifests say so, and no later run of the
 record removes them. Files hold tensors and plain types only and are read with
-``weights_only=True``. Random streams are functions of their keys (``seeding``) and policies of the
-record, so neither needs saving.
+``weights_only=True``. Random numbers depend only on their keys (``seeding``), and policies only on
+the record, so neither is saved.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class SharedState(TypedDict):
     optimizer: dict[str, Any]
     memories: dict[str, Any]  # of the compressor, by layer
     gauges: dict[str, Any]  # by instrument
-    union: NotRequired[bool]  # are residuals of all workers of a process one row?
+    union: NotRequired[bool]  # one residual row for all workers of a process (union pass)?
     pruning: NotRequired[dict[str, Tensor]]
     local: NotRequired[dict[str, Any]]
     momentum: NotRequired[dict[str, Tensor | None]]  # of SGD, in old files without ``optimizer``
@@ -66,7 +67,7 @@ class ProcessFile(TypedDict):
     """What one process writes; ``shared`` is in process 0's file only."""
 
     own: OwnState
-    workers: list[int]  # those that are present
+    workers: list[int]  # the hosted workers that are present
     shared: NotRequired[SharedState]
 
 
@@ -89,7 +90,8 @@ def save(
     """Write the checkpoint after ``epochs`` epochs; every process calls this together.
 
     Args:
-        own: None on a process that writes nothing, because another one has its workers, too.
+        own: None on a process that writes nothing, because another process saves the same
+            workers.
 
     Raises:
         RecordError: the disk is full or not writable; earlier checkpoints are intact.
@@ -97,7 +99,8 @@ def save(
     final = folder / "checkpoints" / f"epoch-{epochs:04d}"
     partial = final.with_suffix(".partial")
     report: list[str | None] = ["", None, None]
-    # Failures are gathered, not raised: a process that leaves here alone would let the others wait.
+    # Failures are gathered, not raised: if one process raised here, the others would wait for it
+    # in the collective.
     # The first gather also ensures that all files are there before process 0 renames the folder.
     if own is not None:
         state = ProcessFile(own=own, workers=list(world.hosted))
@@ -187,7 +190,9 @@ def load(folder: Path) -> tuple[int, list[ProcessFile]] | None:
             reason = str(error).partition("\n")[0] or type(error).__name__
             log.warning("checkpoint %s is damaged and passed over: %s", path, reason)
     if candidates:
-        raise RecordError(f"no checkpoint of {folder} is complete: train anew in another folder")
+        raise RecordError(
+            f"no checkpoint of {folder} is complete: start a new run in another folder"
+        )
     return None
 
 
@@ -219,7 +224,7 @@ def _content(path: Path) -> bytes:
 def _read(path: Path) -> tuple[int, list[ProcessFile]]:
     manifest = json.loads(_content(path / "manifest.json"))
     if not isinstance(manifest, dict) or manifest.get("epochs") != _epochs(path):
-        raise ValueError(f"its manifest is not that of {_epochs(path)} epochs")
+        raise ValueError(f"its manifest is not of a checkpoint after {_epochs(path)} epochs")
     states: list[ProcessFile] = []
     for name, digest in manifest["files"].items():
         if not PART.fullmatch(name):  # nor may a name lead out of the folder
@@ -229,7 +234,7 @@ def _read(path: Path) -> tuple[int, list[ProcessFile]]:
             raise ValueError(f"{name} does not match its checksum")
         states.append(torch.load(io.BytesIO(content), weights_only=True, map_location="cpu"))
     if any(set(state) - {"shared"} != {"own", "workers"} for state in states):
-        raise ValueError("a file has other parts than a process saves")
+        raise ValueError("a process file has unexpected keys")
     if sum("shared" in state for state in states) != 1:
-        raise ValueError("what all processes share is not in one file of it")
+        raise ValueError("expected the shared state in exactly one process file")
     return manifest["epochs"], states

@@ -107,8 +107,8 @@ def _check_local_steps(config: RunConfig, plug_ins: PlugIns) -> None:
         )
     if config.pruning is not None:
         raise ConfigError(
-            "pruning: workers that step locally have weights of their own, of which each would "
-            "prune others: leave pruning or sync_policy out"
+            "pruning: with local steps each worker has its own weights and would prune other "
+            "coordinates than the others: leave pruning or sync_policy out"
         )
     readers = [
         name
@@ -121,8 +121,8 @@ def _check_local_steps(config: RunConfig, plug_ins: PlugIns) -> None:
     mixed = shares_gradients and 1 in periods and periods != {1}
     if readers and mixed and not config.signal.startswith("movement"):
         raise ConfigError(
-            f"signal = {config.signal!r}: {readers[0]} reads a norm, which is of gradients at a "
-            'period of 1 and of movements at a longer one: set signal = "movement/lr", or '
+            f"signal = {config.signal!r}: {readers[0]} reads a norm, that of gradients at a "
+            'period of 1 but of movements at a longer period: set signal = "movement/lr", or '
             'outer.period_one = "parameters"'
         )
 
@@ -148,8 +148,8 @@ def check_fields(config: RunConfig) -> None:
     for field in ("warmup_steps", "decay_steps", "cycle_steps"):
         if config.optimizer.per == "epoch" and getattr(config.optimizer, field) not in (None, ()):
             raise ConfigError(
-                f"optimizer.{field}: the rate changes once per epoch, so steps mean nothing to it: "
-                'set optimizer.per = "step"'
+                f"optimizer.{field}: the rate changes once per epoch, so a number of steps has no "
+                'effect: set optimizer.per = "step"'
             )
     if config.unit_steps is None and config.steps is None:  # a unit is an epoch
         for field, first in _window_starts(config, *POLICIES, "deficit"):

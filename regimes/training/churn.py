@@ -68,11 +68,13 @@ class Churn:
         """Let workers leave and join before a step.
 
         Raises:
-            ConfigError: none stays, from which those that join could copy.
+            ConfigError: no worker stays, so that those that join have none to copy from.
         """
         run, before = self.run, tuple(self.run.world.hosted)
         if not {*now} & {*before}:
-            raise ConfigError(f"churn: before step {step} no worker stays, from which to copy")
+            raise ConfigError(
+                f"churn: before step {step} no worker stays, so new ones have no source"
+            )
         rows = [before.index(w) if w in before else None for w in now]
         for worker in (w for w in before if w not in now):
             self.left.append({"worker": worker, "step": step, **self._taken(before.index(worker))})

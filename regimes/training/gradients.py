@@ -99,8 +99,7 @@ class Gradients:
         self._whole = self._sum, self.stack
 
     def set_rows(self, count: int) -> None:
-        """From now on so many workers are there, at most as many as at first. The buffer of all
-        stays, and its first rows are used."""
+        """Use the first ``count`` rows, one per present worker, of the buffer made for all."""
         if self.union:
             return
         summed, stack = self._whole

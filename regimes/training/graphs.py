@@ -231,8 +231,8 @@ class GraphedStep(TrainingStep):
             setattr(state, name, old)
 
     def _move(self, graph: _Graph) -> None:
-        """What a step does on the host: memories where the graph reads them, and their fields after
-        the step."""
+        """The host's part of a step: copy memories to where the graph reads them, and set their
+        fields as after the step."""
         states, reducer = self.reducer.states, self.reducer
         present = [getattr(state, name) for state, name in _fields(states)]
         _copy(graph.inputs, present)
@@ -259,7 +259,7 @@ def _remembered(state: State) -> dict[str, Any]:
 
 
 def _decisive(state: State) -> tuple[Any, ...]:
-    """What decides the launches of a layer, apart from its level."""
+    """The values on which a layer's kernel launches depend, apart from its level."""
     return tuple(
         (name, _layout(value) if isinstance(value, Tensor) else value)
         for name, value in _remembered(state).items()

@@ -103,7 +103,9 @@ def phases(config: RunConfig, out: Path) -> list[Phase]:
     check_bounds(config.branch, "branch.")
     trunk = located(out, config.branch.of)
     if (header := read_header(trunk)).get("written_by") == "hook":
-        raise ConfigError(f"{trunk} records a training of your own, which saves no state there")
+        raise ConfigError(
+            f"{trunk} is the record of your own training script and has no checkpoint"
+        )
     every = [
         (first, from_dict(RunConfig, resolved(plain)))
         for first, plain in spliced(recorded_phases(trunk), to_dict(config))
@@ -137,7 +139,7 @@ def _check(before: RunConfig, after: RunConfig, units: int | None) -> None:
         fixed = table in FIXED and field not in FREE
         require(not fixed, field, value, of_trunk)
         fixed = branch.length is not None and table in LENGTH
-        require(not fixed, field, value, f"{of_trunk}, to whose end a pulse returns")
+        require(not fixed, field, value, f"{of_trunk}: a pulse ends as its trunk does")
     if "batch_size" in changed:
         expected = (
             f"{before.batch_size}, as units of steps count at it (batch_policy may change it)"

@@ -93,12 +93,13 @@ def _check_enough(churn: ChurnConfig, workers: int) -> None:
     for time, (before, after) in zip(times[1:], pairwise(present), strict=False):
         if not {*before} & {*after}:
             raise ConfigError(
-                f"churn.away: at {churn.per} {time} no worker stays, from which others could copy"
+                f"churn.away: at {churn.per} {time} no worker stays, so new ones have no source"
             )
 
 
 def _check_readers(config: RunConfig, churn: ChurnConfig) -> None:
-    """What measures single workers needs them there, and all steps of a unit alike."""
+    """Raise if an instrument or the signal reads single workers, which may be absent, or needs the
+    same workers in all steps of a unit."""
     norms = config.instruments.get("norms")
     read = (
         {config.signal} if norms is None else {config.signal, *norms.get("readings", OF_GRADIENTS)}

@@ -1,5 +1,5 @@
-"""Reporters. An exception in one never stops training: it may be a user's code, or write to a pipe
-that another program closes.
+"""Reporters. An exception in one never stops training: a reporter may be a user's code, or write
+to a pipe that another program closes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Reporter(Protocol):
 
 class Reporters:
     """Several reporters as one. A reporter that raises an exception is removed, and the exception
-    is logged and recorded. Only ``Terminated``, and what is no ``Exception``, is raised.
+    is logged and recorded. Only ``Terminated`` and BaseExceptions such as KeyboardInterrupt
+    propagate.
 
     Attributes:
         event_log: records a failure (``RecordWriter.event``); None before there is a record.
@@ -55,7 +56,8 @@ class Reporters:
     def _report_failure(self, reporter: Reporter, method: str, error: Exception) -> None:
         name, why = type(reporter).__name__, f"{type(error).__name__} {error}".strip()
         if self.event_log:
-            with contextlib.suppress(RecordError):  # a full disk is an error of the next epoch
+            # a full disk raises when the next epoch is written
+            with contextlib.suppress(RecordError):
                 self.event_log("reporter failed", reporter=name, during=method, why=why)
         with contextlib.suppress(OSError, ValueError):
             log.warning("the reporter %s failed and is left out: %s; training goes on", name, why)

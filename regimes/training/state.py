@@ -120,7 +120,7 @@ def _restore_as(run: Run, files: list[ProcessFile], source: Path) -> Notes | Non
         why = " ".join(str(error).split()) or type(error).__name__
         raise RecordError(
             f"the checkpoint of {source} does not fit its configuration ({why:.200}): has the "
-            "model, or another part of one's own, changed since? Train anew in another folder"
+            "code of the model or of another part changed since? Start a new run in another folder"
         ) from error
     return notes
 
@@ -163,7 +163,7 @@ def _first_rate(run: Run) -> float:
 
 
 def _of_trunk(run: Run, trunk: Path) -> dict[str, Any]:
-    """What the header of a branch has besides, or from its trunk."""
+    """The entries that a branch's header adds, or copies from its trunk."""
     branch = run.phase.recorded.branch
     assert branch is not None
     begins = run.rows and branch.at and run.phase.first == branch.at
@@ -236,7 +236,7 @@ def _hosted(run: Run, workers: list[list[int]], saved: list[list[Any]]) -> list[
 
 
 def _restore_momenta(run: Run, momenta: dict[str, Tensor | None]) -> None:
-    """From a checkpoint of a version that knew SGD only."""
+    """Restore a checkpoint of an early version, which had no optimiser but SGD."""
     (sgd,) = run.optimizer.parts
     for layer, parameter in zip(run.layers, run.gradients.parameters, strict=True):
         momentum = momenta[layer.name]

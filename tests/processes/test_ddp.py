@@ -308,11 +308,11 @@ def test_bad_input_gets_one_sentence() -> None:
         "rate": "lr = -1.0: expected a number from zero up",
         "rate of truth": "lr = True: expected a number from zero up",
         "state of others": "saved by process 2 of 4, this is process 0 of 1",
-        "state of a model": "layer 'head.weight' has shape [7, 24], and here it has shape [5, 24]",
-        "state of a compressor": "it is of TopK(), and here is PowerSGD(",
-        "state of levels": "it has a level 'medium', and here are low, high",
-        "state of a policy": "of a policy that reads other statistics",
-        "no state": "it is not what hook.state_dict() gave",
+        "state of a model": "layer 'head.weight' has shape [7, 24] in the state and shape [5, 24]",
+        "state of a compressor": "it was saved with compressor TopK(), this hook has PowerSGD(",
+        "state of levels": "it uses level 'medium', this hook's levels are: low, high",
+        "state of a policy": "saved with a policy that reads other statistics",
+        "no state": "it was not returned by hook.state_dict()",
     }
     assert heard.keys() == expected.keys()
     for name, words in expected.items():

@@ -216,7 +216,9 @@ def test_mistakes_are_one_sentence() -> None:
     start = "cannot load the hook's state: "
     for said in group.run(refused, 2):
         assert f"{start}it was saved after 1 steps of a unit; branch where a unit" in said["within"]
-        assert f"{start}layers are frozen in one of both" in said["layers"]
+        assert f"{start}branch and trunk must train the same layers" in said["layers"]
         assert "'head.weight'" in said["layers"] or "'head.bias'" in said["layers"]
-        assert f"{start}the policy reads norms, and that of the trunk did not" in said["norms"]
-        assert f"{start}its level low is 2, and here it is 4" in said["not a branch"]
+        assert (
+            f"{start}the policy reads norms, which the trunk's policy did not read" in said["norms"]
+        )
+        assert f"{start}its level low is 2, this hook's is 4" in said["not a branch"]

@@ -151,19 +151,19 @@ def test_on_the_same_number_it_is_each_ones_own_state() -> None:
     assert not torch.equal(a, b)
     assert results[0]["refused"] == (
         "ConfigError: cannot load the hook's state: it was saved within an epoch, when each of 2 "
-        "processes had its own sums for the norm's signal, and here are 1: on another number of "
+        "processes had its own sums for the norm's signal; this job has 1: on another number of "
         "processes load a state that was saved right after epoch_end"
     )
 
 
 def test_what_process_0_does_wrong_all_hear_in_one_sentence() -> None:
     first, second = group.run(state_jobs.refused, 2)
-    not_full = "it is not what hook.full_state_dict() gave on process 0"
+    not_full = "it was not returned by hook.full_state_dict() on process 0"
     expected = {
-        "nothing": "process 0 must pass what hook.full_state_dict() gave there",
-        "one of them": f"{not_full}: it is that of one process, for hook.load_state_dict()",
+        "nothing": "process 0 must pass the value that hook.full_state_dict() returned there",
+        "one of them": f"{not_full}: it is the state of one process, load it with hook.load_state_dict()",
         "other things": not_full,
-        "less than all": "it is not that of all processes, in their order",
+        "less than all": "it does not hold the states of all processes in their order",
         "no memories": "it is damaged (KeyError: 'memories')",
         "no worker": "it is damaged (KeyError: 'worker')",
     }
@@ -172,13 +172,14 @@ def test_what_process_0_does_wrong_all_hear_in_one_sentence() -> None:
         assert second[name] == first[name], name
     for heard in (first, second):
         assert heard["full for one"].endswith(
-            "that of all processes, for hook.load_full_state_dict()"
+            "the state of all processes, load it with hook.load_full_state_dict()"
         )
         assert (
-            "another model, no layer of which is here: it has 'old." in heard["nothing in common"]
+            "another model and has no layer in common with this one: the state has 'old."
+            in heard["nothing in common"]
         )
         assert "saved by process 2 of 4" in heard["another number"]
-        assert "what hook.full_state_dict() gives loads on any number" in heard["another number"]
+        assert "hook.full_state_dict() loads on any number of processes" in heard["another number"]
         assert "'gauges'" in heard["damaged"]
         assert "\n" not in "".join(heard.values())
         assert heard["fine"] == "no error"

@@ -62,7 +62,7 @@ TOGETHER = {
     "every of nothing": (("ConfigError: every = 0: expected a number of steps from 1 up",),) * 2,
     "foreign optimiser": (("ConfigError: optimizer: it has none of the model's parameters",),) * 2,
     "record of no folder": (("ConfigError: record = '': expected a folder",),) * 2,
-    "no levels": (("ConfigError: levels: Nameless has none of its own: say what low and high",),)
+    "no levels": (("ConfigError: levels: Nameless has no default levels: say what low and high",),)
     * 2,
     "logged text": (("ConfigError: log: accuracy = 'good': expected a number",), ()),
     "in a run": (("RecordError: FOLDER/again already holds a run: load the state of its hook",),)

@@ -249,7 +249,7 @@ SAID = {
     "frozen": "the model has no parameter to train: there is nothing to exchange",
     "half": "is of type torch.float16: the hook needs float32, float64 or bfloat16",
     "meta": "parameter 'weight' is on the device meta: attach after model.to_empty()",
-    "scaler": "scaler: a sharded model trains in bfloat16, which needs none: leave it out",
+    "scaler": "scaler: a sharded model trains in bfloat16, which needs no gradient scaler: leave",
     "statistics": "the policy needs the statistic 'error:",
     "seeds": "process 2 has seed = 1, process 0 has seed = 0",
     "a whole state": "full_state_dict: this model is sharded, and no process holds whole layers",

@@ -401,7 +401,7 @@ def usable(made: Made) -> Shown:
     first = ranges[(ranges["rule"] == ranges["rule"].iloc[0]) & (ranges["n"] > 0)]
     first = first.assign(place=range(len(first)))
     wide = first.melt(
-        ["arm", "place", "of_dense"], ["smallest", "best", "largest"], value_name="rate"
+        ["arm", "place", "of_dense"], ["usable_min", "best", "usable_max"], value_name="rate"
     )
     metric, loss = dict.fromkeys(made.table["panel"])
     return made.shown(
@@ -427,7 +427,7 @@ def usable(made: Made) -> Shown:
                     None,
                     xends=(f"{side}_low", f"{side}_high"),
                 )
-                for side in ("smallest", "largest")
+                for side in ("usable_min", "usable_max")
             ),
         ],
         cut=(0, 1),

@@ -136,16 +136,18 @@ def _made() -> pd.DataFrame:
 def test_the_table_of_made_up_runs() -> None:
     rows = table(_made(), ACCURACY).set_index(["rule", "arm"])
     own = "own best within 5 points"
-    assert rows.loc[(own, "dense"), "largest"] == pytest.approx(0.4)
-    assert rows.loc[(own, "dense"), "largest_beyond"] == 3
+    assert rows.loc[(own, "dense"), "usable_max"] == pytest.approx(0.4)
+    assert rows.loc[(own, "dense"), "usable_max_beyond"] == 3
     by_hand = [0.2 * 2 ** (5 / (10 + 10 * seed)) for seed in range(3)]  # 90 to 80, 70, 60
-    assert rows.loc[(own, "rank 1"), "largest"] == pytest.approx(np.exp(np.mean(np.log(by_hand))))
-    assert rows.loc[(own, "rank 1"), "largest_beyond"] == 0
+    assert rows.loc[(own, "rank 1"), "usable_max"] == pytest.approx(
+        np.exp(np.mean(np.log(by_hand)))
+    )
+    assert rows.loc[(own, "rank 1"), "usable_max_beyond"] == 0
     assert rows.loc[(own, "rank 1"), "best"] == 0.2
     assert math.isnan(rows.loc[(own, "rank 1"), "of_dense"])  # dense's is not known
     loss = "training loss within 0.3 of dense"  # its lowest: 0.8
-    assert rows.loc[(loss, "dense"), "largest_beyond"] == 3
-    assert rows.loc[(loss, "rank 1"), "largest"] == pytest.approx(
+    assert rows.loc[(loss, "dense"), "usable_max_beyond"] == 3
+    assert rows.loc[(loss, "rank 1"), "usable_max"] == pytest.approx(
         np.exp(np.mean([np.log(0.2) + np.log(2) * 0.1 / (1 + seed) for seed in range(3)]))
     )
 
@@ -170,7 +172,7 @@ def test_a_run_that_is_not_finite_is_outside() -> None:
     each.loc[(each["arm"] == "dense") & (each["rate"] == 0.4), ["accuracy", "train_loss"]] = np.nan
     found = ends(each, ACCURACY)
     own = found[(found["arm"] == "dense") & found["rule"].str.startswith("own")]
-    assert own["largest"].to_list() == pytest.approx([0.2 * 2**0.5] * 3)
+    assert own["usable_max"].to_list() == pytest.approx([0.2 * 2**0.5] * 3)
 
 
 def test_a_seed_without_the_best_rate_is_one_sentence() -> None:

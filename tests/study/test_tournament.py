@@ -12,7 +12,7 @@ import pytest
 
 from analysis.common.names import LADDERS
 from analysis.tournament import tournament, tournament_figure
-from analysis.tournament.equal_floats import at_same_floats, comparisons, moments
+from analysis.tournament.equal_floats import at_same_floats, comparisons, timings
 from analysis.tournament.tournament import (
     differences_as_text,
     edges,
@@ -224,7 +224,7 @@ def test_controls_are_compared_with_the_kinds_before_their_own() -> None:
         last_6=[(200, 90), (200, 91), (200, 92.5)],
         a=[(200, 1), (200, 2), (200, 3)],
     )
-    rows = moments(each, ACCURACY).set_index(["arm", "control"])
+    rows = timings(each, ACCURACY).set_index(["arm", "control"])
     assert list(rows.index) == [("first 6", "static"), ("last 6", "static"), ("last 6", "first")]
     halfway = [92, 93.5, 93]  # of ranks 1 and 4, over the logarithm of the floats
     assert rows.loc[("first 6", "static"), "difference"] == pytest.approx((1 + 0 + 1.5) / 3)
@@ -332,7 +332,7 @@ def test_the_command_leaves_its_files(tmp_path: Path, capsys: pytest.CaptureFixt
         "tournament.csv",
         "arms.csv",
         "differences.csv",
-        "moments.csv",
+        "timings.csv",
         "tables.md",
     }
     drawn = pd.read_csv(tmp_path / "tournament.csv")
@@ -342,7 +342,7 @@ def test_the_command_leaves_its_files(tmp_path: Path, capsys: pytest.CaptureFixt
     best = drawn[drawn["panel"] == "accuracy"].set_index("place")["value"].sort_index()
     assert best.is_monotonic_decreasing
     said = capsys.readouterr().out
-    assert "minus, at its floats" in said
+    assert "control, same floats" in said
     assert "accordion 4-1" in said
 
 

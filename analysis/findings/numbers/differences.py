@@ -16,7 +16,7 @@ from ...common import compare
 from ...rates import collapse
 from .. import claims
 from ..effects import minus
-from ..sources import REFERENCE, note, number, pooled, records, row_of, trials
+from ..sources import REFERENCE, number, pooled, record_read, records, row_of, trials
 from ..values import Interval, mean_of
 
 # -- schedules -------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def of_low(source: str, arm: str) -> float:
 @number
 def run_count(source: str) -> int:
     """Runs of an archive."""
-    with unpacked(note(f"{source}.tar.xz")) as folder:
+    with unpacked(record_read(f"{source}.tar.xz")) as folder:
         return len(find(folder))
 
 
@@ -162,7 +162,7 @@ def judged() -> pd.DataFrame:
     """Every claim with its verdict."""
     for claim in (*claims.PAPER, *claims.QUESTIONS):
         for source in claim.sources:
-            note(f"{source}.tar.xz")
+            record_read(f"{source}.tar.xz")
     return _judged()
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 from regimes.plotting.groups import tested_by
 
 from ...criticality import criticality, harm, scores
-from ..sources import note, number, records, row_of
+from ..sources import number, record_read, records, row_of
 from ..values import Interval, mean_of
 
 
@@ -26,7 +26,7 @@ def _scores(source: str) -> pd.DataFrame:
 
 def _harms(source: str, arm: str, onset: int) -> list[float]:
     """Harm in the end of one pulse, a value per seed in the order of the seeds."""
-    note(f"{source}.tar.xz")
+    record_read(f"{source}.tar.xz")
     runs = _each(source)
     rows = runs[(runs["arm"] == arm) & (runs["onset"] == onset)].sort_values("seed")
     return [float(value) for value in rows["harm"]]
@@ -56,7 +56,7 @@ def harm_across(source: str, other: str, arm: str, onset: int) -> Interval:
 @number
 def harm_right_after(source: str, arm: str, onset: int) -> float:
     """Harm in the last unit of a pulse, mean over seeds."""
-    note(f"{source}.tar.xz")
+    record_read(f"{source}.tar.xz")
     return float(row_of(harm.curve(_each(source)), arm=arm, onset=onset)["after"])
 
 
@@ -79,14 +79,14 @@ def harms_added(source: str, pulses: str, minus: str = "", times: float = 1.0) -
 @number
 def harm_reliability(source: str, arm: str) -> float:
     """Reliability of the mean curve of harm over onsets (`harm.reliability`)."""
-    note(f"{source}.tar.xz")
+    record_read(f"{source}.tar.xz")
     return float(row_of(harm.arms(_each(source)), arm=arm)["reliability"])
 
 
 @number
 def signal_of_harm(source: str, arm: str, signal: str) -> Interval:
     """Rank correlation of a signal with harm over the onsets, mean over seeds."""
-    note(f"{source}.tar.xz")
+    record_read(f"{source}.tar.xz")
     row = row_of(scores.over_seeds(_scores(source)), arm=arm, signal=signal)
     low, high = row["rank_low"], row["rank_high"]
     return Interval(row["rank"], low, high, int(row["n"]), row["p"], row["p_holm"])
@@ -95,7 +95,7 @@ def signal_of_harm(source: str, arm: str, signal: str) -> Interval:
 @number
 def signal_minus(source: str, arm: str, signal: str, dull: str) -> Interval:
     """A signal's rank correlation minus that of one that measures nothing, by seed."""
-    note(f"{source}.tar.xz")
+    record_read(f"{source}.tar.xz")
     table = scores.against_dull(_scores(source))
     row = row_of(table, of=arm, arm=signal, control=dull)
     ends = row["ci_low"], row["ci_high"]
@@ -105,7 +105,7 @@ def signal_minus(source: str, arm: str, signal: str, dull: str) -> Interval:
 @number
 def pulses_table(source: str) -> str:
     """Harm by onset, of every pulse."""
-    note(f"{source}.tar.xz")
+    record_read(f"{source}.tar.xz")
     metric = tested_by(harm.trunks(harm.pairs(records(source)))[0])
     return criticality.onset_table(harm.curve(_each(source)), metric).markdown()
 
@@ -117,7 +117,7 @@ def signals_table(source: str, arm: str) -> str:
 
 
 def _table(source: str, title: str) -> str:
-    note(f"{source}.tar.xz")
+    record_read(f"{source}.tar.xz")
     runs, by_seed = _each(source), _scores(source)
     metric = tested_by(harm.trunks(harm.pairs(records(source)))[0])
     tables = criticality.tables(

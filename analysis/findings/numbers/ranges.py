@@ -68,7 +68,7 @@ def range_of(source: str, arm: str, rule: int = 0, metric: str = "accuracy") -> 
     row = row_of(rows, rule=rows["rule"].unique()[rule], arm=arm)
     ends = row["of_dense"], row["of_dense_low"], row["of_dense_high"]
     n = int(row["n"])
-    return {"of_dense": Interval(*ends, n=n), "end": row["largest"], "n": n, "best": row["best"]}
+    return {"of_dense": Interval(*ends, n=n), "end": row["usable_max"], "n": n, "best": row["best"]}
 
 
 @number
@@ -111,7 +111,7 @@ def endless(source: str, arm: str, metric: str) -> int:
     """Seeds whose range goes on to the largest rate that was tried, against the arm's own best."""
     ends = usable.ends(usable_runs(source, metric), named(metric))
     largest_rates = ends[(ends["arm"] == arm) & (ends["rule"] == ends["rule"].unique()[0])]
-    return int(np.isinf(largest_rates["largest"]).sum())
+    return int(np.isinf(largest_rates["usable_max"]).sum())
 
 
 @number
@@ -121,7 +121,7 @@ def end_of_rank(rank: int, rule: int = 0, points: float = 5.0) -> Interval:
     runs = usable_runs("rates + rates-low-pass")
     ends = usable.ends(runs, named("accuracy"), points)
     kept = ends[ends["rule"] == ends["rule"].unique()[rule]]
-    wide = kept.pivot(index="seed", columns="arm", values="largest")
+    wide = kept.pivot(index="seed", columns="arm", values="usable_max")
     return of_ratios(np.log(wide[f"rank {rank}"] / wide[f"low-pass as rank {rank}"]).to_list())
 
 

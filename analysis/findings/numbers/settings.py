@@ -7,7 +7,7 @@ import functools
 import pandas as pd
 
 from ...criticality import layers, settings
-from ..sources import note, number, records
+from ..sources import number, record_read, records
 from ..values import Interval, mean_of
 
 
@@ -15,7 +15,7 @@ def _split(sources: str) -> list[tuple[str, str]]:
     """Archives and arms of "ARCHIVE; ARCHIVE: ARM"."""
     parts = [words.partition(": ") for words in sources.split("; ")]
     for name, _, _ in parts:
-        note(f"{name}.tar.xz")
+        record_read(f"{name}.tar.xz")
     return [(name, arm or settings.ARM) for name, _, arm in parts]
 
 
@@ -76,12 +76,12 @@ def _layers(source: str) -> pd.DataFrame:
 @number
 def layers_table(source: str) -> str:
     """How well signals of a group of layers rank pulses in these groups by harm."""
-    note(f"{source}.tar.xz")
+    record_read(f"{source}.tar.xz")
     return layers.table_of(_layers(source)).markdown()
 
 
 @number
 def layers_rank(source: str, signal: str, column: str) -> Interval:
     """Rank correlation with harm of a group's signal: over "all" pulses, "when" or "where"."""
-    note(f"{source}.tar.xz")
+    record_read(f"{source}.tar.xz")
     return mean_of(_layers(source).query("signal == @signal")[column].dropna().to_list())

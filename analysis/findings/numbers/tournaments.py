@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 
 from ...tournament import events, tournament
-from ...tournament.equal_floats import comparisons, moments
-from ..sources import entries, note, number, records, row_of, trials
+from ...tournament.equal_floats import comparisons, timings
+from ..sources import entries, number, record_read, records, row_of, trials
 from ..values import Interval, mean_of
 from .differences import effect
 
@@ -25,7 +25,7 @@ def _arms(source: str) -> pd.DataFrame:
 
 
 def arms(source: str) -> pd.DataFrame:
-    note(f"{source}.tar.xz")
+    record_read(f"{source}.tar.xz")
     return _arms(source)
 
 
@@ -46,7 +46,7 @@ def arm(source: str, name: str) -> dict[str, Any]:
         "value": Interval(row[metric.name], row["ci_low"], row["ci_high"], n=int(row["n"])),
         "of_dense": float(row["floats_of_dense"]),
         "bytes_of_dense": float(row["bytes_of_dense"]),
-        "beside": float(row["bytes_of_dense"] - row["floats_of_dense"]),
+        "bytes_minus_floats_share": float(row["bytes_of_dense"] - row["floats_of_dense"]),
         "seconds": [float(row[network]) for network in tournament.NETWORKS],
     }
 
@@ -60,7 +60,7 @@ def extreme_arm(source: str, network: int, slowest: bool = False) -> str:
 
 @number
 def floats_ratio(source: str, a: str, b: str) -> float:
-    """Floats of ``a``, of those of ``b``."""
+    """Floats of ``a`` divided by floats of ``b``."""
     return float(arms(source)["floats"][a] / arms(source)["floats"][b])
 
 
@@ -81,7 +81,8 @@ def seed_value(source: str, name: str, seed: int) -> float:
 
 @number
 def mean_at_rates(source: str, low: float, high: float) -> dict[str, float]:
-    """The arms that chose rates in a range: how many, and the mean of their metrics."""
+    """The arms whose chosen learning rate lies in a range: how many, and the mean of their
+    metrics."""
     rows, metric = arms(source), entries(source)[1]
     chosen = rows[rows["rate"].between(low, high)]
     return {"arms": len(chosen), "value": float(chosen[metric.name].mean())}
@@ -96,13 +97,13 @@ def _comparisons(source: str) -> pd.DataFrame:
 
 
 @functools.cache
-def _moments(source: str) -> pd.DataFrame:
-    return moments(*entries(source))
+def _timings(source: str) -> pd.DataFrame:
+    return timings(*entries(source))
 
 
-def _pairs(source: str, moment: bool = False) -> pd.DataFrame:
-    note(f"{source}.tar.xz")
-    return _moments(source) if moment else _comparisons(source)
+def _pairs(source: str, timing: bool = False) -> pd.DataFrame:
+    record_read(f"{source}.tar.xz")
+    return _timings(source) if timing else _comparisons(source)
 
 
 def interval_of(row: Any) -> Interval:
@@ -123,7 +124,7 @@ def minus_control(source: str, name: str, control: str) -> Interval:
 @number
 def timing(source: str, name: str, control: str) -> Interval:
     """A control minus another kind of control, which has rank 4 at other times."""
-    return _row(_pairs(source, moment=True), name, control)
+    return _row(_pairs(source, timing=True), name, control)
 
 
 @number
@@ -162,7 +163,7 @@ def policies_tested(source: str, control: str = "") -> dict[str, Any]:
 @number
 def timings_tested(source: str) -> dict[str, Any]:
     """How many comparisons of two kinds of controls were tested, and which survive."""
-    return _summed_up(_pairs(source, moment=True))
+    return _summed_up(_pairs(source, timing=True))
 
 
 # -- trials ----------------------------------------------------------------------------------
@@ -171,7 +172,7 @@ def timings_tested(source: str) -> dict[str, Any]:
 @number
 def at_an_end(source: str) -> list[str]:
     """Arms whose rate is the smallest or the largest that was tried."""
-    path = note(f"{source}-tune.json")
+    path = record_read(f"{source}-tune.json")
     return tournament.edges(path, arms(source)["rate"])
 
 
@@ -221,7 +222,8 @@ def events_table() -> str:
 
 @number
 def known_event(control: str) -> dict[str, Any]:
-    """Arms that know the event, against one kind of control, over all settings."""
+    """Arms whose schedule is built around the event, against one kind of control, over all
+    settings."""
     rows = pd.concat([_pairs(name) for name in SETTINGS])
     against = rows[rows["arm"].str.startswith("event ") & (rows["control"] == control)]
     return {
@@ -234,15 +236,18 @@ def known_event(control: str) -> dict[str, Any]:
 
 @number
 def accordion_at_events() -> dict[str, Any]:
-    """ACCORDION against the arm that knows the event, and any arm against one rank throughout."""
+    """ACCORDION against the arm whose schedule is built around the event, and any arm against one
+    rank throughout."""
     rows = pd.concat([_pairs(name).assign(setting=name) for name in SETTINGS])
-    ours = rows[(rows["control"] == "event") & rows["arm"].isin(["accordion 1", "accordion 3"])]
-    significant = ours[ours["p_holm"] < 0.05]
+    accordion = rows[
+        (rows["control"] == "event") & rows["arm"].isin(["accordion 1", "accordion 3"])
+    ]
+    significant = accordion[accordion["p_holm"] < 0.05]
     static = rows[rows["control"] == "static"]
     wins = static[(static["difference"] > 0) & (static["p_holm"] < 0.05)]
     return {
-        "lowest": float(ours["difference"].min()),
-        "highest": float(ours["difference"].max()),
+        "lowest": float(accordion["difference"].min()),
+        "highest": float(accordion["difference"].max()),
         "significant": [f"{row['arm']} in {row['setting']}" for _, row in significant.iterrows()],
         "above_one_rank": len(wins),
     }
@@ -250,6 +255,7 @@ def accordion_at_events() -> dict[str, Any]:
 
 @number
 def above_the_event(source: str) -> int:
-    """Arms that lie above the one that knows the event."""
+    """How many arms are better than the arm whose schedule is built around the event (interval
+    above 0)."""
     rows = _pairs(source)
     return int(((rows["control"] == "event") & (rows["ci_low"] > 0)).sum())

@@ -31,7 +31,7 @@ def test_who_has_come_is_not_missing(absent: int, monkeypatch: pytest.MonkeyPatc
         thread.join()
     for rank in there:
         assert said[rank].startswith(f"process {rank} has waited 1 s in attach() for process")
-        assert f"for process {absent}: every process calls it" in said[rank]
+        assert f"for process {absent}: all processes must call it" in said[rank]
 
 
 @pytest.mark.parametrize(

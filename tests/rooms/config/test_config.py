@@ -151,7 +151,9 @@ def test_a_grids_schedules_stay_apart() -> None:
     cells = get_grid("smoke")
     check_common(cells, ("optimizer.lr=0.2", "data.train_size=100"))
     for setting in ("epochs=4", "optimizer.decay_epochs=[3]", "policy.interval=4"):
-        with pytest.raises(ConfigError, match="choose those it is meant for with --schedules"):
+        with pytest.raises(
+            ConfigError, match="choose with --schedules those to which the setting applies"
+        ):
             check_common(cells, (setting,))
     check_common({"accordion": cells["accordion"]}, ("policy.interval=4",))
 

@@ -239,6 +239,7 @@ def test_labels_are_drawn_as_the_model_expects_them():
         (lambda h: fisher_trace(h.model, []), "probe set is empty"),
         (lambda h: fisher_trace(h.model, h.batches, mode="train"), "mode = 'train'"),
         (lambda h: fisher_trace(h.model, h.batches, kind="empirical", draws=2), "draws = 2"),
+        (lambda h: fisher_trace(h.model, h.batches, mean=lambda flat: flat), "processes = None"),
         (lambda h: fisher_trace(h.model.train(), h.batches), "train mode"),
     ],
 )
@@ -247,11 +248,11 @@ def test_bad_input_is_one_sentence(hessian, call, sentence):
         call(hessian)
 
 
-def measure(batches, mean=None, first_sample=0):
+def measure(batches, mean=None, first_sample=0, processes=None):
     """A tour of the instruments over this process's part of the probe set."""
     product = HessianProduct(net(), cross_entropy, batches, mean=mean)
     ends = eigenvalues(product, largest=1, smallest=1, tolerance=1e-4, max_seconds=600.0)
-    fisher = fisher_trace(net(), batches, mean=mean, first_sample=first_sample)
+    fisher = fisher_trace(net(), batches, mean=mean, first_sample=first_sample, processes=processes)
     return torch.tensor(
         [
             product.loss_value,
@@ -261,6 +262,9 @@ def measure(batches, mean=None, first_sample=0):
             trace(product, products=3).value,
             *(e.value for e in layer_traces(product, probes=2).values()),
             fisher.total.value,
+            fisher.total.error,
+            fisher.total.samples,
+            *(e.error for e in fisher.layers.values()),
         ],
         dtype=torch.float64,
     )
@@ -272,7 +276,7 @@ def process(rank):
         torch.distributed.all_reduce(out)
         return out / 2
 
-    return measure([split(data(), 6, 6)[rank]], mean, first_sample=6 * rank)
+    return measure([split(data(), 6, 6)[rank]], mean, first_sample=6 * rank, processes=2)
 
 
 def test_two_processes_measure_the_union():

@@ -174,7 +174,7 @@ def test_words_that_the_vocabulary_lacks(tmp_path: Path) -> None:
     train = [line.replace("<unk>", "bat") for line in TRAIN]
     said = sentence(write(tmp_path, train))
     assert "wiki.test.tokens has 1 words that" in said
-    assert "'dog' the first, and there is no <unk> to stand for them" in said
+    assert "the first is 'dog', and the vocabulary has no <unk> to replace them" in said
     assert "set data.vocabulary to 11 or fewer" in said
     text = load(tmp_path, vocabulary=11)  # the advice
     assert "bat" in text.words

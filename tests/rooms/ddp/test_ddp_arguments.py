@@ -106,7 +106,7 @@ def test_a_state_of_other_shapes_or_levels_is_refused() -> None:
         hook.load_state_dict(altered)
     hook.load_state_dict(saved)
     other = trained(levels={"low": 3, "high": 1})
-    with pytest.raises(ConfigError, match="its level low is 4, and here it is 3"):
+    with pytest.raises(ConfigError, match="its level low is 4, this hook's is 3"):
         other.load_state_dict(saved)
     del saved["values"]  # of an older version
     other.load_state_dict(saved)
@@ -165,8 +165,11 @@ def test_what_is_no_number_is_not_logged(value: torch.Tensor, tmp_path: Path) ->
         (lambda s: s["pace"].update(first=-1.0), "pace.first is -1.0"),
         (lambda s: s["rows"][1].update(lr=-5.0), "rows.1.lr is -5.0"),
         (lambda s: s["rows"][0].update(next_lr=float("nan")), "rows.0.next_lr is nan"),
-        (lambda s: s["rows"].append(s["rows"][1]), "unit 1 stands where unit 2 was expected"),
-        (lambda s: s["rows"].pop(0), "unit 1 stands where unit 0 was expected"),
+        (
+            lambda s: s["rows"].append(s["rows"][1]),
+            "rows out of order: expected unit 2, found unit 1",
+        ),
+        (lambda s: s["rows"].pop(0), "rows out of order: expected unit 0, found unit 1"),
         (lambda s: s["logged"].update(waiting=[{"epoch": 0}]), "logged.waiting.0.seconds is miss"),
         (lambda s: s.update(seconds={"compute": "x"}), "seconds.compute is 'x'"),
     ],
@@ -361,7 +364,7 @@ def test_a_row_that_cannot_be_written_does_not_end_the_job(tmp_path: Path) -> No
         hook.close()
     assert len(hook.rows) == 4
     (said,) = (str(w.message) for w in caught if "row" in str(w.message))
-    assert "training goes on, and rows wait" in said
+    assert "training goes on, rows are kept in memory" in said
 
 
 class Listens:

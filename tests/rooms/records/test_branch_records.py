@@ -152,9 +152,9 @@ def cut(root: Path) -> None:
 
 CHANGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing": (lambda root: shutil.rmtree(root / "trunk"), "which is missing"),
-    "edited": (edit_row, "of which epochs.jsonl has changed since"),
+    "edited": (edit_row, "whose epochs.jsonl has changed since"),
     "reconfigured": (edit_configuration, "whose configuration has changed since"),
-    "shortened": (cut, "of which epochs.jsonl has changed since"),
+    "shortened": (cut, "whose epochs.jsonl has changed since"),
 }
 
 

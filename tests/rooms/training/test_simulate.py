@@ -304,7 +304,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no parameter": ({"model": nn.Identity()}, "no parameter"),
     "data": ({"data": 3}, "expected a data set with a length"),
     "loader": ({"data": iter([])}, "a DataLoader has its data set in .dataset"),
-    "tensors": ({"data": (torch.ones(3, 6), torch.ones(2))}, "as many of each"),
+    "tensors": ({"data": (torch.ones(3, 6), torch.ones(2))}, "as many targets as inputs"),
     "empty": ({"data": []}, "at least one sample"),
     "sample": ({"data": [1, 2, 3]}, "a sample of train_data is a int"),
     "few": ({"data": points(1)}, "too few"),

@@ -215,8 +215,8 @@ def done_within(work: Any, seconds: float) -> bool:
 def _absent(rank: int, call: str, missing: list[int], waited: float) -> str:
     names = ", ".join(map(str, missing)) or "another one"
     return (
-        f"process {rank} has waited {waited:.0f} s in {call} for process {names}: every process "
-        f"calls it, or none"
+        f"process {rank} has waited {waited:.0f} s in {call} for process {names}: all processes "
+        "must call it"
     )
 
 

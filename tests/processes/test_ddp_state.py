@@ -161,8 +161,9 @@ def test_what_process_0_does_wrong_all_hear_in_one_sentence() -> None:
     not_full = "it was not returned by hook.full_state_dict() on process 0"
     expected = {
         "nothing": "process 0 must pass the value that hook.full_state_dict() returned there",
-        "one of them": f"{not_full}: it is the state of one process, load it with "
-        "hook.load_state_dict()",
+        "one of them": (
+            f"{not_full}: it is the state of one process, load it with hook.load_state_dict()"
+        ),
         "other things": not_full,
         "less than all": "it does not hold the states of all processes in their order",
         "no memories": "it is damaged (KeyError: 'memories')",

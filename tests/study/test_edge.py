@@ -71,7 +71,10 @@ def test_the_command_draws_and_says(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize(
     ("source", "part"),
-    [("rates", "no eigenvalue:batch was recorded"), ("small", "is no arm at a rate")],
+    [
+        ("rates", "no eigenvalue:batch was recorded"),
+        ("small", "does not have the form 'ARM at RATE'"),
+    ],
 )
 def test_runs_without_either_are_one_sentence(source: str, part: str) -> None:
     with pytest.raises(RecordError, match=part):

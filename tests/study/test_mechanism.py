@@ -201,5 +201,5 @@ def test_the_command_from_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str
     other = replace(grid["dense at 0.1"], name="dense", epochs=1)
     other = replace(other, data=replace(other.data, train_size=64, test_size=32))
     regimes.run(other, tmp_path / "runs" / "other")
-    with pytest.raises(RecordError, match="'dense' is no arm at a rate"):
+    with pytest.raises(RecordError, match="the name 'dense' does not have the form 'ARM at RATE'"):
         entries(load_all(tmp_path / "runs"), ACCURACY)

@@ -238,7 +238,7 @@ SAID = {
     "a native mesh of two dimensions": "sharded over a mesh of 2 dimensions, where FSDP2 exchanges",
     "the whole mesh": "replicas: got a mesh of 2 dimensions, expected one dimension of a mesh",
     "a name": "replicas: got a str, expected one dimension of a mesh",
-    "the mesh of the shards": "expected the other dimension of one mesh",
+    "the mesh of the shards": "must be the mesh's other dimension",
     "a plain model": "parameter 'conv.weight' is not sharded: call fully_shard on the whole model",
     "a DDP model": "parameter 'module.conv.weight' is not sharded",
     "FSDP1": "is not sharded: call fully_shard on the whole model",

@@ -76,7 +76,8 @@ def products(runs: Sequence[Record]) -> pd.DataFrame:
     for run in runs:
         arm, at = arm_of(run)
         if not at or COLUMN not in run.epochs:
-            lacks = f"no {COLUMN} was recorded" if at else f"{run.name!r} is no arm at a rate"
+            form = f"the name {run.name!r} does not have the form 'ARM at RATE'"
+            lacks = f"no {COLUMN} was recorded" if at else form
             raise RecordError(f"{run.folder}: {lacks}: see `regimes presets rates-edge`")
         kept = run.epochs[["epoch", "lr", COLUMN]].dropna()
         rows.append(

@@ -111,7 +111,11 @@ def test_a_mistake_that_all_processes_share_is_reported(tmp_path: Path) -> None:
     answers = group.run(wrong.all_of, 2, list(TOGETHER), tmp_path)
     for rank, found in enumerate(answers):
         for (way, expected), result in zip(TOGETHER.items(), found, strict=True):
-            said: Any = [text.replace(str(tmp_path), "FOLDER") for text in result["said"]]
+            said: Any = [
+                text.replace(str(tmp_path), "FOLDER")
+                for text in result["said"]
+                if "has waited 0 s in attach()" not in text  # a slow machine, and a short patience
+            ]
             starts = expected[rank]
             assert len(said) == len(starts), (way, said)
             for text, start in zip(said, starts, strict=True):

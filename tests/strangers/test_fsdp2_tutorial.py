@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import read
 
 import regimes
 
@@ -48,19 +49,6 @@ def launched(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         timeout=540,
         check=False,
     )
-
-
-def read(folder: Path, *words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "regimes", *words],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from commands import read
 
 import regimes
 
@@ -38,19 +39,6 @@ def workers(torchrun: int) -> list[int]:
     found = Path(f"/proc/{torchrun}/task/{torchrun}/children").read_text().split()
     scripts = {int(p): Path(f"/proc/{p}/cmdline").read_bytes().split(b"\0") for p in found}
     return sorted(pid for pid, words in scripts.items() if str(EXAMPLE).encode() in words)
-
-
-def read(folder: Path, *words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "regimes", *words],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.mark.slow

@@ -104,7 +104,6 @@ def test_what_needs_no_torch_imports_none() -> None:
         ["watch", "SMALL", "--once"],
         ["detect", "SMALL", "--detectors", "norm-change:interval=3"],
         ["cost", "SMALL"],
-        pytest.param(["report", "SMALL", "--out", "page.html"], marks=pytest.mark.slow),
         ["presets"],
         ["presets", "smoke"],
     ],

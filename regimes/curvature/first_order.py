@@ -132,11 +132,13 @@ def _summary(
 
 @dataclass(frozen=True)
 class CriticalSharpness:
-    """Attributes:
-    value: 2 / ``rate``; NaN if the direction is zero, or if the loss rises at every rate that was
-        tried or at none.
-    rate: the smallest measured rate that raises the loss.
-    forwards: passes over the probe set, the one with the gradient included.
+    """What `critical_sharpness` returns.
+
+    Attributes:
+        value: 2 / ``rate``; NaN if the direction is zero, or if the loss rises at every rate that
+            was tried or at none.
+        rate: the smallest measured rate that raises the loss.
+        forwards: passes over the probe set, the one with the gradient included.
     """
 
     value: float

@@ -45,6 +45,7 @@ POLICIES = [  # those that decide levels from norms and rates
     Case(levels=LADDER, rule={"name": "rate-ladder"}, decay=0.1),
     Case(levels=LADDER, rule={"name": "accordion-ladder"}),
 ]
+UNMEASURED = [POLICIES[0].rule, POLICIES[1].rule, POLICIES[4].rule]
 COMPILED = Case("low-pass", (("low", 0.5), ("high", 0.1)), blocks="compile")  # slow to import
 
 
@@ -58,7 +59,8 @@ def name_of(case: Case) -> str:
 
 def compare(case: Case, count: int, shards: int, results: list[dict[str, Any]]) -> None:
     oracle = islands.simulated(count, shards, case)
-    half = "wire" in case.compressor  # which rounds a mean of islands otherwise
+    # sums in half precision: of two islands in any order the same, of four not
+    half = "wire" in case.compressor or (name_of(case) == "cast" and count > 2)
     for rank, mine in enumerate(results):
         island, shard = divmod(rank, shards)
         for name, tensor in oracle["weights"].items():
@@ -66,7 +68,9 @@ def compare(case: Case, count: int, shards: int, results: list[dict[str, Any]]) 
             assert torch.allclose(found, tensor, rtol=0, atol=5e-3 if half else 1e-10), name
         for row, theirs in zip(mine["rows"], oracle["rows"], strict=True):
             assert row["layers"]["level"] == theirs["layers"]["level"]
-            if not half:
+            measured = "norm:update" in row["statistics"]  # a policy that reads no norm has none
+            assert measured or case.rule in UNMEASURED
+            if measured and not half:
                 norms = (r["statistics"]["norm:update"] for r in (row, theirs))
                 assert next(norms) == pytest.approx(next(norms), rel=1e-9)
             if name_of(case) not in UNEVEN:

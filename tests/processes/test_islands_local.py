@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from ddp_scripts import group, islands_local
 
 import regimes
+
+
+def rounded(sync: dict[str, Any]) -> dict[str, Any]:
+    """With 12 digits of the norms behind the decision, which are summed over shards."""
+    why = sync["why"] and {
+        key: float(f"{value:.12g}") if isinstance(value, float) else value
+        for key, value in sync["why"].items()
+    }
+    return sync | {"why": why}
 
 
 @pytest.mark.parametrize(("count", "shards"), [(2, 2), pytest.param(2, 4, marks=pytest.mark.slow)])
@@ -21,7 +31,7 @@ def test_they_equal_local_steps_of_whole_models(count: int, shards: int) -> None
                 found = mine[way]["weights"][name]
                 assert torch.allclose(found, tensor, rtol=0, atol=1e-10), (way, name)
             for row, theirs in zip(mine[way]["rows"], expected["rows"], strict=True):
-                assert row["sync"] == theirs["sync"]
+                assert rounded(row["sync"]) == rounded(theirs["sync"])
                 assert row["floats"] == pytest.approx(theirs["floats"], rel=1e-12)
 
 

@@ -19,9 +19,10 @@ def _each(source: str) -> pd.DataFrame:
 
 
 @functools.cache
-def _scores(source: str) -> pd.DataFrame:
-    runs = records(source)
-    return scores.scores(_each(source), scores.by_seed(harm.trunks(harm.pairs(runs)), runs))
+def _scores(source: str, first: int = 0) -> pd.DataFrame:
+    runs, pulses = records(source), _each(source)
+    pulses = pulses[pulses["onset"] >= first]
+    return scores.scores(pulses, scores.by_seed(harm.trunks(harm.pairs(runs)), runs))
 
 
 def _harms(source: str, arm: str, onset: int) -> list[float]:
@@ -84,10 +85,10 @@ def harm_reliability(source: str, arm: str) -> float:
 
 
 @number
-def signal_of_harm(source: str, arm: str, signal: str) -> Interval:
-    """Rank correlation of a signal with harm over the onsets, mean over seeds."""
+def signal_of_harm(source: str, arm: str, signal: str, first: int = 0) -> Interval:
+    """Rank correlation of a signal with harm over the onsets from ``first`` on, mean over seeds."""
     record_read(f"{source}.tar.xz")
-    row = row_of(scores.over_seeds(_scores(source)), arm=arm, signal=signal)
+    row = row_of(scores.over_seeds(_scores(source, first)), arm=arm, signal=signal)
     low, high = row["rank_low"], row["rank_high"]
     return Interval(row["rank"], low, high, int(row["n"]), row["p"], row["p_holm"])
 

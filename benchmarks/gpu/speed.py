@@ -378,6 +378,9 @@ PEERS: dict[str, Callable[[nn.Module], Any]] = {
 }
 
 
+_used: list[Any] = []  # process groups, so that each lives as long as the process
+
+
 def peer(
     place: Place, name: str, precision: str, make: Callable[[Place], Task] = images
 ) -> dict[str, Any]:
@@ -389,6 +392,9 @@ def peer(
             return loop(place, precision, PEERS[name], make)
         store = dist.HashStore()
         dist.init_process_group("nccl" if place.gpu else "gloo", store=store, rank=0, world_size=1)
+        # The futures of torch's PowerSGD hold the group, and gloo's thread drops them late. If that
+        # were the last reference, the thread would join itself, and the process abort.
+        _used.append(dist.group.WORLD)
         try:
             return loop(place, precision, PEERS[name], make)
         finally:

@@ -53,7 +53,11 @@ def record_read(name: str) -> Path:
 
 @functools.cache
 def digest(name: str) -> str:
-    """The first 16 hexadecimal digits of a file's SHA-256; empty where there is none."""
+    """The first 16 hexadecimal digits of a file's SHA-256, or of the names that a pattern such as
+    ``*.tar.xz`` matches; empty where there is no file."""
+    if "*" in name:
+        names = "\n".join(sorted(path.name for path in REFERENCE.glob(name)))
+        return hashlib.sha256(names.encode()).hexdigest()[:16]
     path = REFERENCE / name
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.exists() else ""
 

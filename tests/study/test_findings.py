@@ -230,6 +230,19 @@ def test_a_changed_archive_asks_for_its_numbers_again(tmp_path: Path) -> None:
         Store({}, path, compute=False).get("b")
 
 
+def test_a_new_archive_asks_for_the_numbers_of_all_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "REFERENCE", tmp_path)
+    digest = sources.digest.__wrapped__  # without its cache
+    (tmp_path / "a.tar.xz").touch()
+    before = digest("*.tar.xz")
+    assert digest("*.tar.xz") == before
+    (tmp_path / "b.tar.xz").touch()
+    assert digest("*.tar.xz") != before
+    assert "*.tar.xz" in KEPT["numbers"]["all_run_count()"]["files"]
+
+
 def test_a_value_is_the_same_after_json() -> None:
     value = {"x": MORE, "y": [1.25, "a\nb", None, True], "z": 3}
     assert decode(json.loads(json.dumps(encode(value)))) == value

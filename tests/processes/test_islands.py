@@ -49,6 +49,8 @@ UNMEASURED = [POLICIES[0].rule, POLICIES[1].rule, POLICIES[4].rule]
 COMPILED = Case("low-pass", (("low", 0.5), ("high", 0.1)), blocks="compile")  # slow to import
 
 
+# torch 2.9 clips sharded gradients with a factor in single precision, also without this package
+OLD = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 11)
 UNEVEN = {"acp-sgd", "threshold", "quantised-all-reduce"}  # steps differ; scales are of 8 bytes
 
 
@@ -61,18 +63,20 @@ def compare(case: Case, count: int, shards: int, results: list[dict[str, Any]]) 
     oracle = islands.simulated(count, shards, case)
     # sums in half precision: of two islands in any order the same, of four not
     half = "wire" in case.compressor or (name_of(case) == "cast" and count > 2)
+    scale = 1e4 if OLD and case.clip is not None else 1.0
     for rank, mine in enumerate(results):
         island, shard = divmod(rank, shards)
         for name, tensor in oracle["weights"].items():
             found = mine["weights"][name]
-            assert torch.allclose(found, tensor, rtol=0, atol=5e-3 if half else 1e-10), name
+            atol = 5e-3 if half else 1e-10 * scale
+            assert torch.allclose(found, tensor, rtol=0, atol=atol), name
         for row, theirs in zip(mine["rows"], oracle["rows"], strict=True):
             assert row["layers"]["level"] == theirs["layers"]["level"]
             measured = "norm:update" in row["statistics"]  # a policy that reads no norm has none
             assert measured or case.rule in UNMEASURED
             if measured and not half:
                 norms = (r["statistics"]["norm:update"] for r in (row, theirs))
-                assert next(norms) == pytest.approx(next(norms), rel=1e-9)
+                assert next(norms) == pytest.approx(next(norms), rel=1e-9 * scale)
             if name_of(case) not in UNEVEN:
                 # a layer that no island uses is exchanged all the same
                 costs = [mine["per_step"][x]["layers"] for x in row["layers"]["level"]]
@@ -83,7 +87,8 @@ def compare(case: Case, count: int, shards: int, results: list[dict[str, Any]]) 
                 n = residual.shape[1]
                 rows = Layer("", (n,)).on(shard, shards).shard
                 assert rows is not None
-                assert torch.allclose(owed[0], residual[island, rows.here], rtol=0, atol=1e-9)
+                atol = 1e-9 * scale
+                assert torch.allclose(owed[0], residual[island, rows.here], rtol=0, atol=atol)
 
 
 LONG = [pytest.mark.slow, pytest.mark.timeout(900)]  # eight processes

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Tree = tuple[Record, pd.DataFrame]  # one seed's trunk; `harm.curve` without null pulses
+WAYS = {"step": "in steps", "cosine": "along a cosine", "wsd": "at the end"}  # schedules
+OPTIMIZERS = {"sgd": "SGD", "adamw": "AdamW"}  # as they are written
 ROOM_ABOVE = 1.12  # the axis ends at so many times the highest interval of a lasting pulse
 
 
@@ -64,9 +66,13 @@ def figure(trees: Sequence[Tree]) -> tuple[Figure, pd.DataFrame]:
         axes = fig.subplots(
             2, len(trees), sharex="col", sharey="row", squeeze=False, height_ratios=[3, 0.9]
         )
-        for column, (trunk, curve) in enumerate(trees):
+        named = titles([trunk for trunk, _ in trees])
+        for column, ((trunk, curve), title) in enumerate(zip(trees, named, strict=True)):
             tables.append(_harm(axes[0, column], curve, looks, trunk, top))
             tables.append(_rate(axes[1, column], trunk))
+            axes[0, column].set_title(title, loc="left")
+            if len(trees) < 3 or column == len(trees) // 2:  # the labels of three would overlap
+                axes[1, column].set_xlabel(f"{unit_name(trunk.config)} in which the pulse starts")
         tables = [t.assign(tree=i // 2) for i, t in enumerate(tables)]
         least = every[["harm", "ci_low"]].min().min()
         axes[0, 0].set(ylim=(min(-0.05 * top, 1.2 * float(least)), top))
@@ -75,7 +81,8 @@ def figure(trees: Sequence[Tree]) -> tuple[Figure, pd.DataFrame]:
         axes[1, 0].set_ylabel("learning rate\n(of its peak)", fontsize=7)
         lines = [Line2D([], [], label=look.label, **look.line) for look in looks.values()]
         fig.legend(handles=lines, loc="outside upper left", ncols=3, handlelength=3.5)
-        headline(fig, worst(trees[0][1], trees[0][0]))
+        says = worst(trees[0][1], trees[0][0])
+        headline(fig, f"Left: {says[0].lower()}{says[1:]}" if len(trees) > 2 else says)
         style.caption(fig, _caption(trees, top))
     return fig, pd.concat(tables, ignore_index=True)
 
@@ -96,7 +103,6 @@ def _harm(
         ):
             x = min(at + 0.3, len(trunk.rows) - 2)
             ax.text(x, 0.95 * top, f"{value:.2f} ↑", fontsize=7, color=look.line["color"])
-    ax.set_title(_title(trunk), loc="left")
     ax.set(xlim=(-0.7, len(trunk.rows) - 0.3))
     style.mark_decays(ax, trunk, labelled=False)
     return curve.assign(panel="harm")
@@ -106,13 +112,27 @@ def _rate(ax: Axes, trunk: Record) -> pd.DataFrame:
     rates = trunk.epochs[["epoch", "lr"]]
     share = rates["lr"] / rates["lr"].max()
     ax.plot(rates["epoch"], share, color="#555555", linewidth=1.4, drawstyle="steps-mid")
-    ax.set(ylim=(0, 1.15), xlabel=f"{unit_name(trunk.config)} in which the pulse starts")
+    ax.set(ylim=(0, 1.15))
     style.mark_decays(ax, trunk, labelled=False)
     return pd.DataFrame({"panel": "rate", "onset": rates["epoch"], "share": share})
 
 
-def _title(trunk: Record) -> str:
-    return "the learning rate falls" if decays(trunk) else "the learning rate stays constant"
+def titles(trunks: Sequence[Record]) -> list[str]:
+    """What the learning rate of each does; where it falls in several, how; where optimisers differ,
+    which."""
+    rates = [trunk.epochs["lr"] for trunk in trunks]
+    falls = [
+        bool(decays(t)) or lr.iloc[-1] < lr.max() / 2 for t, lr in zip(trunks, rates, strict=True)
+    ]
+    optimizers = [str(trunk.config["optimizer"]["name"]) for trunk in trunks]
+    optimizers = [OPTIMIZERS.get(name, name) for name in optimizers]
+    found = []
+    for trunk, falling, optimizer in zip(trunks, falls, optimizers, strict=True):
+        way = WAYS.get(trunk.config["optimizer"]["schedule"], "") if sum(falls) > 1 else ""
+        words = f"rate falls {way}".rstrip() if falling else "rate stays constant"
+        apart = f"{optimizer}: " if len(set(optimizers)) > 1 else "the learning "
+        found.append(apart + words)
+    return found
 
 
 def _caption(trees: Sequence[Tree], top: float) -> str:

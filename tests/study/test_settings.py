@@ -18,6 +18,7 @@ from scipy import stats
 from sklearn.metrics import roc_auc_score
 
 from analysis.criticality import layers, settings
+from analysis.criticality.onset import titles, tree
 from regimes.errors import RecordError
 from regimes.records import load_all
 
@@ -174,3 +175,19 @@ def test_groups_of_layers_by_own_code() -> None:
         assert math.isnan(table.loc[(seed, layers.RATE), "where"])
     with pytest.raises(RecordError, match="no two arms change a part of the layers"):
         layers.pulses(load_all(REFERENCE / "harm-lm.tar.xz"))
+
+
+def test_panels_say_what_each_learning_rate_does() -> None:
+    names = ("harm-lm-sgd", "harm-lm-cosine", "harm-lm-wsd", "harm-lm-constant")
+    trunks = [tree(load_all(REFERENCE / f"{name}.tar.xz"))[0] for name in names]
+    falls = ["rate falls in steps", "rate falls along a cosine", "rate falls at the end"]
+    assert titles(trunks) == [
+        f"SGD: {falls[0]}",
+        f"AdamW: {falls[1]}",
+        f"AdamW: {falls[2]}",
+        "AdamW: rate stays constant",
+    ]
+    assert titles(trunks[2:]) == [
+        "the learning rate falls",
+        "the learning rate stays constant",
+    ]

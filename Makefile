@@ -27,7 +27,7 @@ demo: .venv/demo.stamp  ## train a small language model under 6 schedules, 3 see
 test: .venv/dev.stamp check  ## checks, and all tests but the slow ones
 	$(BIN)/python -m pytest -n 3
 
-test-all: .venv/dev.stamp check  ## all tests, the slow ones too, about 90 minutes on 2 cores
+test-all: .venv/dev.stamp check  ## all tests, the slow ones too; more than an hour on 2 cores
 	CHECKED_CALLS=inf $(BIN)/python -m pytest -n 3 -m "not integrations"
 
 integrations: .venv-integrations/stamp  ## test Hugging Face's Trainer, Accelerate, Lightning and torchft, on real processes

@@ -16,13 +16,13 @@ import pandas as pd
 
 from regimes.errors import RecordError
 from regimes.plotting import style
-from regimes.plotting.groups import decays, tested_by
+from regimes.plotting.groups import tested_by
 from regimes.plotting.looks import Look
 from regimes.plotting.words import headline
 from regimes.records import Record, load_all, unit_name
 
 from ..common.command import Files, Out, Several
-from . import harm
+from . import harm, settings
 from .draw import LINES, worst
 
 if TYPE_CHECKING:
@@ -120,10 +120,7 @@ def _rate(ax: Axes, trunk: Record) -> pd.DataFrame:
 def titles(trunks: Sequence[Record]) -> list[str]:
     """What the learning rate of each does; where it falls in several, how; where optimisers differ,
     which."""
-    rates = [trunk.epochs["lr"] for trunk in trunks]
-    falls = [
-        bool(decays(t)) or lr.iloc[-1] < lr.max() / 2 for t, lr in zip(trunks, rates, strict=True)
-    ]
+    falls = [bool(settings.phases(trunk)[settings.FALLEN]) for trunk in trunks]
     optimizers = [str(trunk.config["optimizer"]["name"]) for trunk in trunks]
     optimizers = [OPTIMIZERS.get(name, name) for name in optimizers]
     found = []

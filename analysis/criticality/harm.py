@@ -39,8 +39,8 @@ def pairs(runs: Sequence[Record]) -> list[Pair]:
     """Each branch with its trunk, in the order of the runs.
 
     Raises:
-        RecordError: no branch, an unfinished run, a trunk that is not among the runs or is itself a
-            branch, or trunks of several experiments.
+        RecordError: no branch, an unfinished run, or a trunk that is not among the runs or is
+            itself a branch.
     """
     for run in runs:
         run.check_finished()
@@ -56,11 +56,9 @@ def pairs(runs: Sequence[Record]) -> list[Pair]:
                     "folder that holds both, and a trunk that is not itself a branch"
                 )
             found.append((run, trunk))
-    names = dict.fromkeys(trunk.name for _, trunk in found)
-    if len(names) != 1:
-        which = f"branches of {', '.join(names)}: choose one with --where" if names else "no branch"
+    if not found:
         raise RecordError(
-            f"the runs have {which}; `regimes ablate harm-lm` trains a grid of pulses"
+            "the runs have no branch; `regimes ablate harm-lm` trains a grid of pulses"
         )
     return found
 
@@ -191,6 +189,13 @@ def arms(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def trunks(found: Sequence[Pair]) -> list[Record]:
-    """The trunks, one per seed."""
+    """The trunks, one per seed.
+
+    Raises:
+        RecordError: trunks of several experiments.
+    """
+    names = dict.fromkeys(trunk.name for _, trunk in found)
+    if len(names) > 1:
+        raise RecordError(f"the runs have branches of {', '.join(names)}: choose one with --where")
     by_folder: dict[Path, Record] = {trunk.folder: trunk for _, trunk in found}
     return sorted(by_folder.values(), key=lambda run: run.seed)

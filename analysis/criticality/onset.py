@@ -39,15 +39,16 @@ def tree(runs: Sequence[Record]) -> Tree:
     """A trunk of the runs, and its pulses' harm by onset.
 
     Raises:
-        RecordError: as `harm.pairs`; or no pulse changes anything.
+        RecordError: as `harm.pairs` and `harm.trunks`; or no pulse changes anything.
     """
     found = harm.pairs(runs)
+    trunks = harm.trunks(found)
     curve = harm.curve(harm.by_run(harm.by_unit(found)))
     by_arm = curve.groupby("arm")["harm"]
     curve = curve[~by_arm.transform(lambda values: harm.is_null(values.to_list())).astype(bool)]
     if curve.empty:
         raise RecordError("no pulse of these runs changes anything: there is no harm to draw")
-    return harm.trunks(found)[0], curve.reset_index(drop=True)
+    return trunks[0], curve.reset_index(drop=True)
 
 
 def figure(trees: Sequence[Tree]) -> tuple[Figure, pd.DataFrame]:

@@ -112,11 +112,10 @@ def of_tree(name: str, runs: Sequence[Record], arm: str) -> tuple[pd.DataFrame, 
     Raises:
         RecordError: as `harm.pairs`; or the tree has no such arm.
     """
-    found = harm.pairs(runs)
-    trunks, each = harm.trunks(found), harm.by_run(harm.by_unit(found))
-    each = each[each["arm"] == arm]
-    if each.empty:
+    found = [pair for pair in harm.pairs(runs) if harm.arm_of(pair[0]) == arm]
+    if not found:
         raise RecordError(f"{name} has no pulses {arm!r}: choose others with --arm")
+    trunks, each = harm.trunks(found), harm.by_run(harm.by_unit(found))
     shape = harm.arms(each).iloc[0]
     label = name if arm == ARM else f"{name}: {arm}"
     about = {"setting": label, **described(trunks[0]), "reliability": shape["reliability"]}

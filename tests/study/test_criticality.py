@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import shutil
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,11 @@ SEEDS, ONSETS = (3, 4, 5), (0, 1, 2, 3, 4)
 def cut(folder: Path, trunk: Path, at: int, length: int = 1) -> None:
     """A synthetic run as a branch."""
     header = json.loads((folder / "run.json").read_text())
-    header["config"]["branch"] = {"of": f"../../trunk/{trunk.name}", "at": at, "length": length}
+    header["config"]["branch"] = {
+        "of": f"../../{trunk.parent.name}/{trunk.name}",
+        "at": at,
+        "length": length,
+    }
     header["trunk"] = trunk_table(trunk, at, header["config"], None)
     (folder / "run.json").write_text(json.dumps(header))
     for path in folder.glob("*.jsonl"):
@@ -64,8 +69,26 @@ def by_hand(root: Path) -> dict[int, dict[int, float]]:
     return found
 
 
+TWO = ("dense trunk", "dense from 2")
+
+
 def computed(root: Path) -> pd.DataFrame:
     return harm.by_run(harm.by_unit(harm.pairs(load_all(root))))
+
+
+def test_pulses_of_two_trunks_have_harm_but_no_common_signals(tree: Path, tmp_path: Path) -> None:
+    shutil.copytree(tree, tmp_path, dirs_exist_ok=True)
+    for seed in SEEDS:
+        dense = synthetic.make(tmp_path, "dense trunk", seed)
+        cut(synthetic.make(tmp_path, "dense from 2", seed), dense, 2)
+    both = computed(tmp_path)
+    one = both[both["arm"] == "pulse"].reset_index(drop=True)
+    pd.testing.assert_frame_equal(one, computed(tree))
+    ends = {name: rows(tmp_path / name / "seed-3")[-1]["metric"] for name in TWO}
+    dense = both[(both["arm"] == "dense") & (both["seed"] == 3)]["harm"].item()
+    assert dense == pytest.approx(100 * (ends[TWO[0]] - ends[TWO[1]]))
+    with pytest.raises(RecordError, match=r"branches of .*trunk, .*trunk: choose one with --where"):
+        harm.trunks(harm.pairs(load_all(tmp_path)))
 
 
 def test_harm_by_onset_with_intervals_and_holm(tree: Path) -> None:

@@ -62,6 +62,16 @@ def harm_right_after(source: str, arm: str, onset: int) -> float:
 
 
 @number
+def norm_that_left(source: str, arm: str, onset: int) -> Interval:
+    """Norm of the residual that absent workers take with them when the pulse starts."""
+    record_read(f"{source}.tar.xz")
+    found = [run for run, _ in harm.pairs(records(source))]
+    named = sorted((run for run in found if harm.arm_of(run) == arm), key=lambda run: run.seed)
+    rows = [run.rows[onset] for run in named if run.config["branch"]["at"] == onset]
+    return mean_of([row["churn"]["residual"] for row in rows])
+
+
+@number
 def harms_added(source: str, pulses: str, minus: str = "", times: float = 1.0) -> Interval:
     """The harms of several pulses added up, by seed; minus ``times`` that of another.
 
@@ -107,7 +117,7 @@ def signal_minus(source: str, arm: str, signal: str, dull: str) -> Interval:
 def pulses_table(source: str) -> str:
     """Harm by onset, of every pulse."""
     record_read(f"{source}.tar.xz")
-    metric = tested_by(harm.trunks(harm.pairs(records(source)))[0])
+    metric = tested_by(harm.pairs(records(source))[0][1])
     return criticality.onset_table(harm.curve(_each(source)), metric).markdown()
 
 

@@ -255,7 +255,8 @@ def measure(times: int, seed: int, report: Path, only: str) -> None:
                     assert codes == [0] * 4, codes
                     missed += 1
                     continue
-                alone["hung" if None in codes else "ended"] += 1
+                hung = "hung later" if step >= 0 else "hung at the start"
+                alone[hung if None in codes else "ended"] += 1
                 outcome = continued(out, whole, meshes[number % len(meshes)])
                 number += 1
                 rows[name][outcome] += 1
@@ -286,6 +287,7 @@ def write(
     result |= {"outcomes": {name: dict(found) for name, found in rows.items()}}
     write_output(report, json.dumps(result, indent=1) + "\n")
     total = sum(found.total() for found in rows.values())
+    hung = alone["hung at the start"] + alone["hung later"]
     lines = [
         "This page shows what comes of a sharded job that is killed and continued from torch's "
         "distributed checkpoints. `python -m benchmarks.island_faults` kills one of four processes "
@@ -300,7 +302,8 @@ def write(
     lines += [
         "",
         f"{total} kills, seed {seed}. After {alone['ended']} of them the other processes ended by "
-        f"themselves within {ALONE:.0f} s; after {alone['hung']} they had to be killed.",
+        f"themselves within {ALONE:.0f} s; after {hung} they had to be killed, in "
+        f"{alone['hung at the start']} of these because the first had died before the first step.",
     ]
     write_output(report.with_suffix(".md"), "\n".join(lines) + "\n")
 

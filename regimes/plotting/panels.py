@@ -101,6 +101,7 @@ def format_axis(ax: Axes, against: str, last: pd.DataFrame, config: dict[str, An
         ax.xaxis.set_minor_locator(NullLocator())
     else:
         ax.set_xlim(left=0)
+        ax.xaxis.set_major_locator(MaxNLocator(5, steps=(1, 2, 5, 10)))
     if against == "floats":
         ax.xaxis.set_major_formatter(EngFormatter(sep="\N{NO-BREAK SPACE}"))
 

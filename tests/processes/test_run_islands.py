@@ -3,7 +3,10 @@ and weights, on any number of shards, stopped or not; and what cannot go with it
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ from torch import nn
 import regimes
 from benchmarks.trainers import Training
 from regimes.cli.train import run as run_command
-from regimes.config import RunConfig
+from regimes.config import RunConfig, to_toml
 from regimes.errors import ConfigError
 from regimes.training.sharded import blocks
 
@@ -92,6 +95,20 @@ def test_it_is_the_run_of_as_many_processes_as_islands(settings: list[str], tmp_
     forked.train(config, tmp_path / "plain", 2)
     forked.train(config, tmp_path / "islands", 4, 2)
     same_record(tmp_path / "islands", tmp_path / "plain")
+
+
+@SLOW
+def test_torchrun_starts_it_with_the_same_bits(tmp_path: Path) -> None:
+    config = smoke("workers=2", epochs=2)
+    forked.train(config, tmp_path / "own", 4, 2)
+    (tmp_path / "run.toml").write_text(to_toml(config))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    job = ["-m", "regimes", "run", str(tmp_path / "run.toml"), "--shards", "2", "--quiet"]
+    words = [*torchrun, "--nproc-per-node", "4", *job, "--out", str(tmp_path / "torchrun")]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    ended = subprocess.run(words, env=env, capture_output=True, text=True, timeout=240)
+    assert ended.returncode == 0, ended.stderr
+    same_bits(tmp_path / "own", tmp_path / "torchrun")
 
 
 # -- stopped and continued ---------------------------------------------------------------------

@@ -3,8 +3,10 @@ the replicas the same, is the record whole?
 
     python -m benchmarks.kills      # Linux; torchft must be installed; half an hour
 
-It does this to a compressed mean in each step and to compressed local steps, and then kills the
-lighthouse. Sessions of 10 kills are added to ``kills.jsonl``; those that are there are left out.
+It does this to a compressed mean in each step and to compressed local steps. The next kill comes
+at a random moment after the last replica has joined again. Then it kills without waiting for that,
+so that two or three may be dead together, and in the end the lighthouse. Sessions of 10 kills are
+added to ``kills.jsonl``; those that are there are left out.
 """
 
 from __future__ import annotations
@@ -115,10 +117,14 @@ def every_8(out: Path, address: str, data: Any, patience: float, name: str, note
 LIVES = {"PowerSGD in each step": each_step, "TopK every 8 steps": every_8}
 
 
-def session(out: Path, kind: str, kills: int, seed: int) -> dict[str, Any]:
-    """So many kills of a new job; what became of it. With seed 0 a replica is killed only once the
-    last one has joined again, otherwise also two or all three within a second."""
-    one_at_a_time = seed == 0
+def session(
+    out: Path, kind: str, kills: int, seed: int, one_at_a_time: bool = True
+) -> dict[str, Any]:
+    """So many kills of a new job; what became of it.
+
+    Args:
+        one_at_a_time: wait until the last replica has joined again before a kill.
+    """
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     draw, data = random.Random(seed), digits()
@@ -192,11 +198,12 @@ def judged(fleet: Fleet, out: Path, died: dict[str, int], codes: dict[str, int])
         "longest pause": round(max(pauses), 2),
         "seconds paused above 1": [round(p, 1) for p in pauses if p > 1],
         "lives that joined": len(firsts),
-        "seconds to join, median": round(statistics.median(waits), 2),
+        "seconds to join, median": round(statistics.median(waits), 2) if waits else None,
         "ended by themselves": len(died),
         "ended badly": {name: code for name, code in codes.items() if code},
         "errors": sorted({note["error"][:200] for note in notes if "error" in note}),
         "units": len(rows),
+        "began again": began_again(out),
         "record": "whole" if whole and find_edit(out / "record") is None else "BROKEN",
         "joined": sum(r["joined"] for r in replicas),
         "left": sum(r["left"] for r in replicas),
@@ -208,6 +215,14 @@ def judged(fleet: Fleet, out: Path, died: dict[str, int], codes: dict[str, int])
 def rows_of(out: Path) -> list[dict[str, Any]]:
     lines = (out / "record" / "epochs.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
+
+
+def began_again(out: Path) -> int:
+    """How often the record begins again from unit 0, because no replica with a state was left."""
+    lines = (out / "record" / "events.jsonl").read_text().splitlines()
+    return sum(
+        event["event"] == "resume" and not event["epoch"] for event in map(json.loads, lines)
+    )
 
 
 def without_lighthouse(out: Path, kind: str) -> dict[str, Any]:
@@ -238,16 +253,19 @@ def without_lighthouse(out: Path, kind: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=100, help="of each kind")
+    parser.add_argument("--together", type=int, default=30, help="likewise, without waiting")
     parser.add_argument("--out", type=Path, default=Path("runs/kills"))
     parser.add_argument("--results", type=Path, default=HERE / "kills.jsonl")
     parser.add_argument("--lighthouse", action=argparse.BooleanOptionalAction, default=True)
     chosen = parser.parse_args()
     done = read_notes(chosen.results)
     preload()
-    for number in range(-(-chosen.kills // SESSION)):
-        for kind in KINDS:
-            if not any(d["kind"] == kind and d.get("seed") == number for d in done):
-                add(chosen.results, session(chosen.out, kind, min(SESSION, chosen.kills), number))
+    for kills, alone in ((chosen.kills, True), (chosen.together, False)):
+        for number, kind in itertools.product(range(-(-kills // SESSION)), KINDS):
+            key = kind, number, alone
+            if not any((d["kind"], d.get("seed"), d.get("one at a time")) == key for d in done):
+                found = session(chosen.out, kind, min(SESSION, kills), number, alone)
+                add(chosen.results, found)
     for kind in KINDS if chosen.lighthouse else ():
         if not any(d["kind"] == kind and d.get("lighthouse") for d in done):
             add(chosen.results, without_lighthouse(chosen.out, kind))

@@ -24,17 +24,21 @@ NOTE = (
 
 def kills_page(found: Sequence[dict[str, Any]]) -> str:
     """What became of the kills, by kind of job."""
+    sessions: dict[str, list[dict[str, Any]]] = {}
+    for f in sorted((f for f in found if "kills" in f), key=lambda f: not f["one at a time"]):
+        when = "" if f["one at a time"] else ", several dead together"
+        sessions.setdefault(f"{f['kind']}{when}", []).append(f)
     lines = [
         "This page shows what happens to a job of three replicas when one is killed (`kill -9`) at "
         "a random moment and started again at once or within two seconds. `python -m "
         "benchmarks.kills` does it on one machine, with real processes, torchft's lighthouse and "
-        "managers. In the first session of each kind a replica is killed once the last one has "
-        "joined again; in the others at any time, so that two or three may be dead together.",
+        "managers. The next kill comes when the last replica has joined again; with *several dead "
+        "together* it comes at any time, so that two or three may be dead, and with three the "
+        "job's state is lost.",
         "",
-        "| | " + " | ".join(kinds := sorted({f["kind"] for f in found})) + " |",
-        "|---|" + "---:|" * len(kinds),
+        "| | " + " | ".join(sessions) + " |",
+        "|---|" + "---:|" * len(sessions),
     ]
-    sessions = {k: [f for f in found if f["kind"] == k and "kills" in f] for k in kinds}
     rows = {
         "kills": lambda s: sum(f["kills"] for f in s),
         "jobs": lambda s: len(s),
@@ -44,26 +48,32 @@ def kills_page(found: Sequence[dict[str, Any]]) -> str:
         "jobs whose three replicas are the same at the end": lambda s: sum(
             f["equal at the end"] for f in s
         ),
+        "times that a job began again, with no replica left": lambda s: sum(
+            f["began again"] for f in s
+        ),
         "records that are whole": lambda s: sum(f["record"] == "whole" for f in s),
         "replicas that left, by the records": lambda s: sum(f["left"] for f in s),
         "replicas that joined, by the records": lambda s: sum(f["joined"] for f in s),
         "steps that did not count": lambda s: sum(f["uncommitted"] for f in s),
-        "replicas that ended by an error": lambda s: sum(f["ended by themselves"] for f in s),
+        "replicas that ended by an error": lambda s: sum(len(f["errors"]) for f in s),
         "seconds from start to joined, median": lambda s: statistics.median(
-            f["seconds to join, median"] for f in s
+            f["seconds to join, median"] for f in s if f["seconds to join, median"]
         ),
         "longest pause between two synchronisations, s": lambda s: max(
             f["longest pause"] for f in s
         ),
     }
     for name, count in rows.items():
-        lines.append(f"| {name} | " + " | ".join(str(count(sessions[k])) for k in kinds) + " |")
+        cells = " | ".join(str(count(part)) for part in sessions.values())
+        lines.append(f"| {name} | {cells} |")
     lines += [
         "",
         "A kill that hits a replica before it has joined is no replica that left. After a kill the "
         f"lighthouse counts a replica as dead after {HEARTBEAT / 1000:g} s without a sign, and it "
         "forms a quorum only of more than half of the replicas that give signs: a survivor next to "
-        f"two that start waits for them. {NOTE}",
+        "two that start waits for them. A replica that is told to load the state of one that has "
+        "just died waits for torchft's timeout, here 20 s. "
+        f"{NOTE}",
         "",
     ]
     for dead in (f for f in found if f.get("lighthouse")):

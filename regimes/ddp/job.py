@@ -177,7 +177,8 @@ class Job:
         self.header = header
         # with a manager all have one, because any may become the first
         if options is not None and self.world.rank == 0:
-            self.recorder = JobRecorder(options, header)
+            varying = isinstance(self.world, ManagedWorld)
+            self.recorder = JobRecorder(options, header, varying)
             self.world.claim(self.recorder.key)
 
     def _open_record(self) -> None:

@@ -112,12 +112,18 @@ class JobRecorder:
         reporters: TensorBoard and others; an exception in one never stops training.
         pending: rows that are not written yet.
         restored: the seconds and details of rows that were pending in a loaded state, by unit.
+        same: fields of the configuration that a job which is continued must have.
         row_is_open: ``log`` still adds to the last pending row.
         closed: the record has ended; later units are not written.
     """
 
-    def __init__(self, options: RecordOptions, header: Header) -> None:
+    def __init__(self, options: RecordOptions, header: Header, varying: bool = False) -> None:
+        """
+        Args:
+            varying: the number of workers may change, so one that starts again may have another.
+        """
         self.options, self.header, self.folder = options, header, Path(options.folder)
+        self.same = [name for name in SAME if not (varying and name == "workers")]
         self.writer: RecordWriter | None = None
         self.reporters = Reporters(())
         self.pending: list[PendingRow] = []
@@ -189,11 +195,11 @@ class JobRecorder:
 
     def _check_same(self) -> None:
         old, new = read_header(self.folder), self.header
-        differ = [k for k in SAME if old["config"].get(k) != new["config"].get(k)]
+        differ = [k for k in self.same if old["config"].get(k) != new["config"].get(k)]
         differ += ["layers"] * (old["layers"] != new["layers"])
         if differ:
             raise RecordError(
-                f"{self.folder} holds a run with another {', '.join(differ)}: continue it as it "
+                f"{self.folder} holds a run that differs in {', '.join(differ)}: continue it as it "
                 "was, or choose another folder"
             )
 

@@ -124,7 +124,7 @@ def check_same(folder: Path, config: Mapping[str, Any]) -> None:
     differ = sorted(k for k in keys if recorded.get(k) != config.get(k))
     if differ:
         raise RecordError(
-            f"{folder} holds a run with another {', '.join(differ)}: continue it with its own "
+            f"{folder} holds a run that differs in {', '.join(differ)}: continue it with its own "
             "configuration or choose another --out"
         )
 

@@ -68,7 +68,9 @@ TOGETHER = {
     "in a run": (("RecordError: FOLDER/again already holds a run: load the state of its hook",),)
     * 2,
     "in a file": (("RecordError: cannot write to FOLDER/file: ",),) * 2,
-    "in another job": (("RecordError: FOLDER/other holds a run with another policy: continue it",),)
+    "in another job": (
+        ("RecordError: FOLDER/other holds a run that differs in policy: continue it",),
+    )
     * 2,
     "full disk": (("UserWarning: cannot write FOLDER/full/epochs.jsonl: ",), ()),
     "FSDP2": (

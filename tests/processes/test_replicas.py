@@ -348,6 +348,38 @@ def test_a_replica_joins_local_steps_without_a_movement(
     assert columns[-1]["most"] == 3
 
 
+def test_when_all_have_died_one_begins_again(address: str, tmp_path: Path) -> None:
+    """No state is left: training starts again, and the rows of before are set aside."""
+    folder, barrier = tmp_path / "record", threading.Barrier(2)
+
+    def live(i: int) -> None:
+        with managed(address, f"r{i}") as manager:
+            barrier.wait(60)
+            replica = Replica(manager, i, record=folder)
+            replica.until(10)
+            if replica.hook.recorder is not None:
+                replica.hook.recorder.suspend()  # as a kill, which writes no end
+
+    together(2, live)
+    before = (folder / "epochs.jsonl").read_text()
+    assert len(before.splitlines()) == 2
+    with managed(address, "r2") as manager:
+        replica = Replica(manager, 2, record=folder)
+        with pytest.warns(UserWarning, match="training starts again, and these rows are set aside"):
+            replica.until(13)
+        replica.hook.close()
+    assert before in (folder / "superseded.jsonl").read_text().replace(
+        '{"file":"epochs.jsonl",', "{"
+    )
+    rows = regimes.load(folder).rows
+    assert {row["replicas"]["most"] for row in rows} == {1}
+    assert [event["workers"] for event in events(folder) if event["event"] == "resume"] == [1]
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+
+
 def test_a_replica_with_other_options_ends_and_the_others_go_on(address: str) -> None:
     attached = threading.Event()
     said: list[str] = []

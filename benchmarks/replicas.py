@@ -6,12 +6,14 @@ a second. Each writes a line after each synchronisation: step, quorum, replicas,
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import json
 import logging
 import os
 import signal
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -181,6 +183,8 @@ class Fleet:
             except BaseException as error:
                 notes.add(error=f"{type(error).__name__}: {error}")
                 traceback.print_exc()
+                sys.last_value = error
+                atexit._run_exitfuncs()  # the end of the record, as a script that ends by itself
         finally:
             os._exit(code)  # without the parent's cleaning up
 

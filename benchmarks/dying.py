@@ -31,7 +31,7 @@ from benchmarks.replicas import Fleet, Notes, lighthouse, manager_of, preload
 
 HERE = Path(__file__).parent
 NAMES = ("a", "b", "c")
-SECONDS, DEATHS = 120.0, 40.0  # of a run; between two deaths
+SECONDS, DEATHS = 200.0, 60.0  # of a run; between two deaths
 STEP = 0.05  # seconds that a step waits
 UNIT = 40  # steps between two checkpoints: two seconds
 PERIOD = 8

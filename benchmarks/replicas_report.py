@@ -134,8 +134,8 @@ def dying_page(runs: Sequence[dict[str, Any]]) -> str:
         "Neither is shown to be better here. The job that starts again is favoured: a death is "
         "known at once, all processes start within a second because they are forked from one that "
         f"has torch imported, and a checkpoint is at most {UNIT} steps old, which is "
-        f"{UNIT * STEP:g} s. A job whose start takes a minute loses that minute with each death. The "
-        "job that goes on pays the time until the lighthouse counts the dead replica as dead "
+        f"{UNIT * STEP:g} s. A job whose start takes a minute loses that minute with each death. "
+        "The job that goes on pays the time until the lighthouse counts the dead replica as dead "
         f"({HEARTBEAT / 1000:g} s), whatever a start takes, and a step that does not count. "
         f"{MACHINE}",
         "",

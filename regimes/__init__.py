@@ -30,7 +30,7 @@ TYPE_CHECKING = False  # that of `typing`, which is not imported; True for type 
 if TYPE_CHECKING:
     from typing import Any
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 # Public names, grouped, imported at first use (`import regimes` does not load torch).
 _PUBLIC = {

@@ -211,9 +211,9 @@ def test_what_a_branch_cannot_change_is_one_sentence(
 
 def test_a_folder_with_another_run_is_refused(trunk: Path, tmp_path: Path) -> None:
     regimes.branch(trunk, at=2, set=["policy.level=high"], out=tmp_path / "branch")
-    with pytest.raises(RecordError, match="another policy"):
+    with pytest.raises(RecordError, match="differs in policy"):
         regimes.branch(trunk, at=2, out=tmp_path / "branch")
-    with pytest.raises(RecordError, match="another branch"):
+    with pytest.raises(RecordError, match="differs in branch"):
         regimes.branch(trunk, at=1, set=["policy.level=high"], out=tmp_path / "branch")
 
 

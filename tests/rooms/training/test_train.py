@@ -430,7 +430,7 @@ def test_a_folder_keeps_its_run(tmp_path: Path) -> None:
     regimes.run(c, tmp_path / "run")
     with pytest.raises(RecordError, match="already holds a run"):
         regimes.run(c, tmp_path / "run")
-    with pytest.raises(RecordError, match="another seed"):
+    with pytest.raises(RecordError, match="differs in seed"):
         regimes.run(replace(c, seed=9), tmp_path / "run", resume=True)
     with pytest.raises(RecordError, match="holds no run"):
         regimes.run(c, tmp_path / "empty", resume=True)
@@ -441,7 +441,7 @@ def test_an_ablation_refuses_results_of_another_configuration(tmp_path: Path) ->
     regimes.run(c, tmp_path / "cell")
     assert sweep.done(tmp_path / "cell", c)
     assert not sweep.done(tmp_path / "other", c)
-    with pytest.raises(RecordError, match="another optimizer"):
+    with pytest.raises(RecordError, match="differs in optimizer"):
         sweep.done(tmp_path / "cell", override(c, ["optimizer.lr=0.01"]))
 
 

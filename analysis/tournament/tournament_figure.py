@@ -147,7 +147,7 @@ def _traffic(ax: Axes, rows: pd.DataFrame) -> None:
         ax.plot(100 * rows[column], rows["place"], "o", color=INK, linestyle="", **look)
     ax.set(
         xscale="log",
-        xlabel="sent, of dense's (%)\n\N{BLACK CIRCLE} floats   \N{WHITE CIRCLE} bytes",
+        xlabel="sent, of dense's (%)\n\N{BLACK CIRCLE} floats   \N{WHITE CIRCLE} bytes\nleft: cheaper",
     )
     values = pd.concat([rows["floats_of_dense"], rows["bytes_of_dense"]]).dropna()
     _few_ticks(ax, float(values.max() / values.min()) if len(values) else 1.0)
@@ -155,7 +155,7 @@ def _traffic(ax: Axes, rows: pd.DataFrame) -> None:
 
 def _seconds(ax: Axes, rows: pd.DataFrame, network: str) -> None:
     ax.plot(rows[network], rows["place"], "D", color=INK, markersize=3.5)
-    ax.set(xscale="log", xlabel="seconds (predicted)\n" + network.replace(",", ", "))
+    ax.set(xscale="log", xlabel=f"predicted seconds\n{network.replace(',', ', ')}\nleft: faster")
     _few_ticks(ax, rows[network].max() / rows[network].min())
 
 

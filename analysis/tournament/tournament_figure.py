@@ -145,10 +145,8 @@ def _traffic(ax: Axes, rows: pd.DataFrame) -> None:
         ("floats_of_dense", {"markersize": 3.5}),
     ):
         ax.plot(100 * rows[column], rows["place"], "o", color=INK, linestyle="", **look)
-    ax.set(
-        xscale="log",
-        xlabel="sent, of dense's (%)\n\N{BLACK CIRCLE} floats   \N{WHITE CIRCLE} bytes\nleft: cheaper",
-    )
+    marks = "\N{BLACK CIRCLE} floats   \N{WHITE CIRCLE} bytes"
+    ax.set(xscale="log", xlabel=f"sent, of dense's (%)\n{marks}\nleft: cheaper")
     values = pd.concat([rows["floats_of_dense"], rows["bytes_of_dense"]]).dropna()
     _few_ticks(ax, float(values.max() / values.min()) if len(values) else 1.0)
 

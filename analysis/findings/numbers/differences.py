@@ -30,6 +30,14 @@ def effect(source: str, a: str, b: str) -> Interval:
 
 
 @number
+def effect_minus(source: str, a: str, b: str, c: str, d: str) -> Interval:
+    """The effect "a - b" minus the effect "c - d", paired over seeds; also of schedules whose
+    compressors differ."""
+    both = (minus(one, other)(pooled(source, one, other)) for one, other in ((a, b), (c, d)))
+    return mean_of([x - y for x, y in zip(*both, strict=True)])
+
+
+@number
 def family(source: str, *pairs: str) -> dict[str, Interval]:
     """Effects "a - b", with Holm's correction over all that are named."""
     effects = {pair: effect(source, *pair.split(" - ")) for pair in pairs}

@@ -167,8 +167,8 @@ def _signals(
     style.mark_decays(image, trunk, labelled=False, behind="white")
     points = _places(scored, [*cells.index])
     for number, column, chance, label in (
-        (1, "rank", 0.0, "rank correlation\nwith harm"),
-        (2, "auc", 0.5, "ROC area, worst\nthird of harm"),
+        (1, "rank", 0.0, "rank correlation\nwith harm\nright: better"),
+        (2, "auc", 0.5, "ROC area, worst\nthird of harm\nright: better"),
     ):
         ax = fig.add_subplot(columns[number])
         ax.axvline(chance, color="#949494", linewidth=0.8)

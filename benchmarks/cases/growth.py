@@ -112,6 +112,12 @@ def plot(rows: list[Row], file: Path) -> None:
         panel.set(xscale="log", yscale="log", xlabel=axis)
         panel.set_xscale("log", base=2)
         panel.legend(frameon=False, fontsize=8)
-    panels[0].set_ylabel("ms per reduction, one core")
+    panels[0].set_ylabel("ms per reduction, one core\nlower is better")
+    most = max(row.ours for row in rows)
+    figure.suptitle(
+        f"Time grows about in proportion to size: exponents of {most:.2f} at most (thin dashes: 1)",
+        x=0.01,
+        ha="left",
+    )
     figure.savefig(file, dpi=150)
     plt.close(figure)

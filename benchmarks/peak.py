@@ -201,9 +201,9 @@ def markdown(result: dict[str, Any]) -> str:
             "",
             f"n = {len(base)} runs of {result['rounds'] - 1} counted rounds of {PERIOD} steps, one "
             f"step every {result['pace']:g} s; medians, and ratios within a turn of all methods. "
-            f"{NODES} processes on {machine['cores']} cores of a {machine['processor']}, which "
-            f"other programs shared (load average {machine['load']:.0f}). The four fragments "
-            "are not equal: a layer is never divided.",
+            f"{NODES} processes on {machine['cores']} cores of a {machine['processor']} "
+            f"(load average {machine['load']:.0f}). The four fragments are not equal: a layer "
+            "is never divided.",
             "",
         ]
     )

@@ -40,6 +40,7 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 DILOCO = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
 RATE = 0.1
+GENERATOR = threading.Lock()
 
 
 def network() -> nn.Module:
@@ -257,9 +258,10 @@ def locally(address: str, steps: int, options: dict[str, Any]) -> list[Any]:
 
 
 def own_network() -> nn.Module:
-    torch.manual_seed(3)
-    layers = nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3)
-    return nn.Sequential(*layers).double()
+    with GENERATOR:  # all threads share it
+        torch.manual_seed(3)
+        layers = nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3)
+        return nn.Sequential(*layers).double()
 
 
 @pytest.mark.parametrize("compressor", [{}, {"compressor": "powersgd", "level": 1}])
@@ -457,7 +459,17 @@ def test_gradients_are_added_up_without_an_exchange(address: str) -> None:
 
 def test_kills_at_random_moments(tmp_path: Path) -> None:
     """Real processes, and a lighthouse of its own; `benchmarks.kills` does it 200 times."""
-    words = ["-m", "benchmarks.kills", "--kills", "3", "--no-lighthouse", "--out", tmp_path / "job"]
+    words = [
+        "-m",
+        "benchmarks.kills",
+        "--kills",
+        "3",
+        "--together",
+        "0",
+        "--no-lighthouse",
+        "--out",
+        tmp_path / "job",
+    ]
     results = tmp_path / "results.jsonl"
     subprocess.run(
         [sys.executable, *words, "--results", results], cwd=ROOT, check=True, timeout=900

@@ -28,6 +28,7 @@ from torch.nn import functional
 import regimes
 from benchmarks.kills import digits, loss_of
 from benchmarks.replicas import Fleet, Notes, lighthouse, manager_of, preload
+from regimes.records import provenance
 
 HERE = Path(__file__).parent
 NAMES = ("a", "b", "c")
@@ -194,6 +195,7 @@ def together(out: Path, seed: int) -> list[dict[str, Any]]:
         if (child := os.fork()) == 0:
             try:
                 found = run(out / arm, arm, seed) | {"load": os.getloadavg()[0]}
+                found |= {"processor": provenance.processor()}
                 (out / f"{arm}.json").write_text(json.dumps(found))
             finally:
                 os._exit(0)

@@ -302,8 +302,8 @@ def write(
     lines += [
         "",
         f"{total} kills, seed {seed}. After {alone['ended']} of them the other processes ended by "
-        f"themselves within {ALONE:.0f} s; after {hung} they had to be killed, in "
-        f"{alone['hung at the start']} of these because the first had died before the first step.",
+        f"themselves within {ALONE:.0f} s; after {hung} they had to be killed "
+        f"({alone['hung at the start']} of these kills came before the first step).",
     ]
     write_output(report.with_suffix(".md"), "\n".join(lines) + "\n")
 

@@ -29,7 +29,7 @@ from torch.nn import functional
 
 import regimes
 from benchmarks.replicas import Fleet, Notes, lighthouse, manager_of, preload, read_notes
-from regimes.records import load
+from regimes.records import load, provenance
 from regimes.records.chain import find_edit
 
 HERE = Path(__file__).parent
@@ -201,7 +201,9 @@ def judged(fleet: Fleet, out: Path, died: dict[str, int], codes: dict[str, int])
         "seconds to join, median": round(statistics.median(waits), 2) if waits else None,
         "ended by themselves": len(died),
         "ended badly": {name: code for name, code in codes.items() if code},
-        "errors": sorted({note["error"][:200] for note in notes if "error" in note}),
+        "errors": sorted(
+            {note["error"].replace(str(out), "FOLDER")[:200] for note in notes if "error" in note}
+        ),
         "units": len(rows),
         "began again": began_again(out),
         "record": "whole" if whole and find_edit(out / "record") is None else "BROKEN",
@@ -272,6 +274,7 @@ def main() -> None:
 
 
 def add(results: Path, found: dict[str, Any]) -> None:
+    found |= {"processor": provenance.processor()}
     print(json.dumps(found), flush=True)
     with results.open("a") as file:
         file.write(json.dumps(found) + "\n")

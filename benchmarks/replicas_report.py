@@ -13,10 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.dying import ARMS, DEATHS, SECONDS, STEP, UNIT
-from benchmarks.replicas import HEARTBEAT, read_notes
+from benchmarks.replicas import HEARTBEAT, LIMIT, read_notes
 
 HERE = Path(__file__).parent
-MACHINE = "Two cores of an AMD EPYC."
+
+
+def machine(found: Sequence[dict[str, Any]]) -> str:
+    """Which processors have measured."""
+    return f"Processor: {', '.join(sorted({f['processor'] for f in found}))}."
 
 
 def kills_page(found: Sequence[dict[str, Any]]) -> str:
@@ -53,8 +57,8 @@ def kills_page(found: Sequence[dict[str, Any]]) -> str:
         "replicas that joined, by the records": lambda s: sum(f["joined"] for f in s),
         "steps that did not count": lambda s: sum(f["uncommitted"] for f in s),
         "replicas that ended by an error": lambda s: sum(len(f["errors"]) for f in s),
-        "seconds from start to joined, median": lambda s: statistics.median(
-            f["seconds to join, median"] for f in s if f["seconds to join, median"]
+        "seconds from start to joined, median": lambda s: round(
+            statistics.median(x for f in s if (x := f["seconds to join, median"])), 2
         ),
         "longest pause between two synchronisations, s": lambda s: max(
             f["longest pause"] for f in s
@@ -68,8 +72,8 @@ def kills_page(found: Sequence[dict[str, Any]]) -> str:
         "A kill that hits a replica before it has joined is no replica that left. After a kill the "
         f"lighthouse counts a replica as dead after {HEARTBEAT / 1000:g} s without a sign, and it "
         "forms a quorum only of more than half of the replicas that give signs: a survivor next to "
-        "two that start waits for them. A replica that is told to load the state of one that has "
-        f"just died waits for torchft's timeout, here 20 s. {MACHINE}",
+        "two that start waits for them. A replica that loads its state from one that has just died "
+        f"waits for torchft's timeout, {LIMIT.seconds} s here. {machine(found)}",
         "",
     ]
     for dead in (f for f in found if f.get("lighthouse")):
@@ -106,7 +110,7 @@ def dying_page(runs: Sequence[dict[str, Any]]) -> str:
         f"waits {1000 * STEP:g} ms in place of computing. `python -m benchmarks.dying`, "
         f"{SECONDS:g} s each, {len(whole)} seeds.",
         "",
-        "![Test loss against seconds of the three jobs](dying.png)",
+        "![Steps that two jobs are behind an undisturbed one, against seconds](dying.png)",
         "",
         f"Lowest test loss in {SECONDS:g} s, steps before the first death and in all, and the "
         "longest time without a synchronisation:",
@@ -137,39 +141,38 @@ def dying_page(runs: Sequence[dict[str, Any]]) -> str:
         f"{UNIT * STEP:g} s. A job whose start takes a minute loses that minute with each death. "
         "The job that goes on pays the time until the lighthouse counts the dead replica as dead "
         f"({HEARTBEAT / 1000:g} s), whatever a start takes, and a step that does not count. "
-        f"{MACHINE}",
+        f"{machine(runs)}",
         "",
     ]
     return "\n".join(lines)
 
 
-def behind(run: dict[str, Any], whole: dict[str, Any]) -> list[tuple[float, int]]:
-    """(second, steps that the undisturbed job of the same seed is ahead)."""
-    return [(t, steps_by(whole, t) - steps_by(run, t)) for t in range(int(SECONDS) + 1)]
-
-
 def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
+    """How many steps the undisturbed job of the same seed is ahead, each second."""
     import matplotlib.pyplot as plt
 
-    looks = {ARMS[1]: ("tab:blue", "-"), ARMS[2]: ("tab:orange", "--")}
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    lost = {arm: [] for arm in looks}
-    for run in runs:
-        if (arm := run["arm"]) not in looks:
-            continue
-        (whole,) = (r for r in runs if r["seed"] == run["seed"] and r["arm"] == ARMS[0])
-        seconds, steps = zip(*behind(run, whole), strict=True)
-        color, dashes = looks[arm]
-        label = {ARMS[1]: "goes on with those present", ARMS[2]: "starts again from a checkpoint"}
-        shown = label[arm] if run["seed"] == 0 else None
-        axes.plot(seconds, steps, color=color, linestyle=dashes, linewidth=1.3, label=shown)
-        lost[arm].append(1 - max(run["steps"]) / max(whole["steps"]))
+    whole = {run["seed"]: run for run in runs if run["arm"] == ARMS[0]}
+    seconds, shares = range(int(SECONDS) + 1), []
+    for arm, words, look in (
+        (ARMS[1], "goes on with those present", {"color": "tab:blue"}),
+        (ARMS[2], "starts again from a checkpoint", {"color": "tab:orange", "linestyle": "--"}),
+    ):
+        own = [run for run in runs if run["arm"] == arm]
+        for number, run in enumerate(own):
+            steps = [steps_by(whole[run["seed"]], t) - steps_by(run, t) for t in seconds]
+            axes.plot(seconds, steps, linewidth=1.3, label="" if number else words, **look)
+        lost = [1 - max(run["steps"]) / max(whole[run["seed"]]["steps"]) for run in own]
+        shares.append(f"{100 * statistics.mean(lost):.1f} %")
     for k in range(1, int(SECONDS / DEATHS) + 1):
         axes.axvline(k * DEATHS, color="0.8", linewidth=0.8, zorder=0)
     axes.set(xlabel="seconds (grey lines: a replica dies)", ylabel="steps behind, lower is better")
-    shares = " and ".join(f"{100 * statistics.mean(lost[arm]):.1f} %" for arm in looks)
-    axes.set_title(f"A death each {DEATHS:g} s costs {shares} of the steps", loc="left")
-    axes.legend(frameon=False, title="a job of three replicas, three seeds", loc="upper left")
+    axes.set_title(
+        f"A death each {DEATHS:g} s costs {' and '.join(shares)} of the steps", loc="left"
+    )
+    axes.legend(
+        frameon=False, title=f"a job of three replicas, {len(whole)} seeds", loc="upper left"
+    )
     figure.savefig(path, dpi=150)
     plt.close(figure)
 

@@ -459,17 +459,8 @@ def test_gradients_are_added_up_without_an_exchange(address: str) -> None:
 
 def test_kills_at_random_moments(tmp_path: Path) -> None:
     """Real processes, and a lighthouse of its own; `benchmarks.kills` does it 200 times."""
-    words = [
-        "-m",
-        "benchmarks.kills",
-        "--kills",
-        "3",
-        "--together",
-        "0",
-        "--no-lighthouse",
-        "--out",
-        tmp_path / "job",
-    ]
+    few = ["--kills", "3", "--together", "0", "--no-lighthouse"]
+    words = ["-m", "benchmarks.kills", *few, "--out", tmp_path / "job"]
     results = tmp_path / "results.jsonl"
     subprocess.run(
         [sys.executable, *words, "--results", results], cwd=ROOT, check=True, timeout=900

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from analysis.criticality import schedule
-from analysis.findings.numbers import ladders, schedules
+from analysis.findings.numbers import differences, schedules
 from analysis.findings.sources import records
 from regimes.errors import RecordError
 from regimes.presets import get_grid
@@ -104,6 +104,6 @@ def test_a_difference_of_differences_is_that_of_the_files() -> None:
     }
     arms = [f"{level}, beta1 {beta}" for beta in ("0", "0.9") for level in ("rank 1", "dense")]
     values = np.array([[ends[arm, seed] for arm in arms] for seed in range(9000, 9006)])
-    found = ladders.difference_of_differences("momentum-lm", *arms)
+    found = differences.difference_of_differences("momentum-lm", *arms)
     assert found.mean == pytest.approx((values @ [1, -1, -1, 1]).mean(), rel=1e-9)
     assert found.n == 6

@@ -30,9 +30,8 @@ def effect(source: str, a: str, b: str) -> Interval:
 
 
 @number
-def effect_minus(source: str, a: str, b: str, c: str, d: str) -> Interval:
-    """The effect "a - b" minus the effect "c - d", paired over seeds; also of schedules whose
-    compressors differ."""
+def difference_of_differences(source: str, a: str, b: str, c: str, d: str) -> Interval:
+    """(a - b) - (c - d), paired over seeds."""
     both = (minus(one, other)(pooled(source, one, other)) for one, other in ((a, b), (c, d)))
     return mean_of([x - y for x, y in zip(*both, strict=True)])
 

@@ -95,10 +95,3 @@ def synchronisations(source: str, arm: str) -> int:
         sum(row["sync"]["rounds"] for row in run.rows) for run in records(source) if run.name == arm
     }
     return int(count)
-
-
-@number
-def difference_of_differences(source: str, a: str, b: str, c: str, d: str) -> Interval:
-    """(a - b) - (c - d), by seed."""
-    values = _wide(source)[0]
-    return mean_of(((values[a] - values[b]) - (values[c] - values[d])).dropna().to_list())

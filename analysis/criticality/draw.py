@@ -76,9 +76,9 @@ def figure(
         for ax, arm in zip(axes, first, strict=True):
             part = recovery[recovery["arm"] == arm]
             _recovery(ax, part, onsets, trunk, shown)
-            ax.set_title(f"after a pulse: {arm}", loc="left")
+            ax.set_title(f"after a pulse of {arm}", loc="left")
         image, forest = _signals(fig, grid[2], cells, scored, looks, trunk)
-        _legend(fig, looks, onsets)
+        _legend(fig, looks, felt)
         headline(fig, worst(curve, trunk))
         style.caption(fig, _caption(trunk, curve, shown, known))
     drawn = recovery[recovery["arm"].isin(first)]
@@ -166,18 +166,20 @@ def _signals(
     image.set_title("the trunk's signals: light low, dark high", loc="left")
     style.mark_decays(image, trunk, labelled=False, behind="white")
     points = _places(scored, [*cells.index])
-    for number, column, chance, label in (
-        (1, "rank", 0.0, "rank correlation\nwith harm\nright: better"),
-        (2, "auc", 0.5, "ROC area, worst\nthird of harm\nright: better"),
+    for number, column, chance, limits, label in (
+        (1, "rank", 0.0, (-1.08, 1.08), "rank correlation\nwith harm\nright: better"),
+        (2, "auc", 0.5, (-0.04, 1.04), "ROC area, worst\nthird of harm\nright: better"),
     ):
         ax = fig.add_subplot(columns[number])
+        if number == 1:
+            ax.set_title("do they mark the harm? grey: chance", loc="left")
         ax.axvline(chance, color="#949494", linewidth=0.8)
         ax.axhline(len(cells) - len(DULL) - 0.5, color="#949494", linewidth=0.8)
         for arm, part in points.groupby("arm", sort=False):
             bars = [part[column] - part[f"{column}_low"], part[f"{column}_high"] - part[column]]
             line = looks[str(arm)].line | {"linestyle": "none"}
             ax.errorbar(part[column], part["place"], xerr=np.nan_to_num(bars), capsize=1.5, **line)
-        ax.set(xlabel=label, ylim=(len(cells) - 0.5, -0.5))
+        ax.set(xlabel=label, ylim=(len(cells) - 0.5, -0.5), xlim=limits)
         ax.set_yticks(range(len(cells)), [""] * len(cells))
     return cells.rename_axis("signal").reset_index().melt("signal", var_name="unit"), points
 
@@ -193,12 +195,14 @@ def _places(scored: pd.DataFrame, rows: Sequence[str]) -> pd.DataFrame:
     return scored.assign(place=places)
 
 
-def _legend(fig: Figure, looks: Mapping[str, Look], onsets: Sequence[int]) -> None:
+def _legend(fig: Figure, looks: Mapping[str, Look], felt: Sequence[str]) -> None:
     from matplotlib.lines import Line2D
 
-    lines = [Line2D([], [], label=look.label, **look.line) for look in looks.values()]
-    of_onsets = _by_onset(onsets).items()
-    lines += [Line2D([], [], label=f"pulse from {n}", **line) for n, line in of_onsets]
+    words = {
+        arm: look.label if arm in felt else f"nothing changed ({look.label})"
+        for arm, look in looks.items()
+    }
+    lines = [Line2D([], [], label=words[arm], **look.line) for arm, look in looks.items()]
     place: Any = "outside upper left"
     fig.legend(handles=lines, loc=place, ncols=4, handlelength=3.5, fontsize=7)
 

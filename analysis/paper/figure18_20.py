@@ -56,12 +56,23 @@ def level_map(
         headline(fig, f"{style_of(schedule).label} chose {drawing.level_share(chosen, numbers)}")
         style.caption(
             fig,
-            f"Top: compression level of each compressed layer (network order) in the run of seed "
-            f"{shown.seed}, schedule {schedule!r}. Bottom: share of layers at each level but the "
-            f"highest compression, thick: mean over {style.seeds_in_words([len(chosen)])}, thin: "
-            f"each seed. {style.setting(shown)}.",
+            f"Top: compression level of each compressed layer (network order){_of_run(shown)}. "
+            f"Bottom: share of layers at each level but the "
+            f"highest compression{_seeds(len(chosen))}. {style.setting(shown)}.",
         )
     return fig, numbers
+
+
+def _of_run(shown: Record) -> str:
+    """Seed and schedule, which a job with the hook has none of."""
+    return "" if shown.hooked else f" in the run of seed {shown.seed}, schedule {shown.name!r}"
+
+
+def _seeds(count: int) -> str:
+    """The meaning of thick and thin lines, where there are several."""
+    if count == 1:
+        return ""
+    return f", thick: mean over {style.seeds_in_words([count])}, thin: each seed"
 
 
 def main(

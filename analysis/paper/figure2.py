@@ -24,7 +24,7 @@ import seaborn as sns
 
 from regimes.plotting import panels, style
 from regimes.plotting.looks import LOOKS, Metric, style_of
-from regimes.plotting.words import answer, headline, names_of
+from regimes.plotting.words import answer, headline, names_of, spoken
 from regimes.records import Record, load_all, unit_name
 
 from ..common.command import Files, Out, Records
@@ -155,12 +155,11 @@ def _claim(by_schedule: Groups, shown: Metric, said: Mapping[str, str]) -> str:
     _, by_run = reached([run for runs in few.values() for run in runs])
     row = pair(by_run, "low-in-critical", "high", shown)
     size = f"{row['difference']:.1f} [{row['ci_low']:.1f}, {row['ci_high']:.1f}] {shown.unit}"
+    low, high = (spoken(name, less[0].config) for name in ("low", "high"))
+    alone = f"{low[:1].upper()}{low[1:]} in the shaded epochs alone"
     if row["ci_low"] < 0 < row["ci_high"]:
-        return (
-            "Low compression in the shaded epochs alone is not shown to end above high "
-            f"compression: {size}"
-        )
-    return f"Low compression in the shaded epochs alone ends {size} above high compression"
+        return f"{alone} is not shown to end above {high} throughout: {size}"
+    return f"{alone} ends {size} above {high} throughout"
 
 
 def _rates(by_schedule: Groups) -> str:

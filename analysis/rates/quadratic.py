@@ -171,9 +171,10 @@ def figure(rows: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
         headline(fig, _title(rows))
         style.caption(
             fig,
-            "Computed: one direction of a quadratic. Delayed: a delay of p - 1 steps is drawn at "
-            f"1 / p. Simulated: {ROWS} x {COLUMNS} directions with curvatures from 0.1 to 1, "
-            f"PowerSGD at ranks 4, 2, 1, one worker, {STEPS} steps; the share is that at the "
+            "Computed: one direction of a quadratic. In turns: its residual is sent in every p-th "
+            "step; low-pass: 1 / p of it in each step; delayed: the gradient of p - 1 steps ago, "
+            f"drawn at 1 / p. Simulated: {ROWS} x {COLUMNS} directions with curvatures from 0.1 to "
+            f"1, PowerSGD at ranks 4, 2, 1, one worker, {STEPS} steps; the share is that at the "
             "largest rate at which the weights do not grow.",
         )
     return fig, rows

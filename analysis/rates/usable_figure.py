@@ -118,13 +118,20 @@ def _ranges(ax: Axes, rows: pd.DataFrame, looks: dict[str, Any]) -> None:
         ax.plot(rates, [y] * 3, markevery=[1], **looks[row["arm"]].line)
         for side, arrow in (("usable_min", "<"), ("usable_max", ">")):
             bars = [[row[side] - row[f"{side}_low"]], [row[f"{side}_high"] - row[side]]]
-            marker = arrow if row[f"{side}_beyond"] else "|"
+            if row[f"{side}_beyond"]:  # beside the end, which may be the best rate
+                ax.annotate(
+                    "",
+                    (row[side], y),
+                    (-9 if arrow == "<" else 9, 0),
+                    textcoords="offset points",
+                    arrowprops={"arrowstyle": "<|-", "color": "black", "linewidth": 0.8},
+                )
             ax.errorbar(
                 row[side],
                 y,
                 xerr=np.nan_to_num(bars),
                 color="black",
-                marker=marker,
+                marker="none" if row[f"{side}_beyond"] else "|",
                 markersize=5,
                 elinewidth=0.8,
                 capsize=2,
@@ -169,6 +176,6 @@ def _caption(rule: str, counts: list[int], run: Record) -> str:
         f"Means of the last units, {style.seeds_in_words(counts)}; bars: 95 % t intervals. No "
         "point where a run is not finite. Right, with the marker at the best rate: usable is "
         f"{rule}; the number is the largest usable rate divided by dense's; an arrow where the "
-        "range reaches the last rate that was tried. Compression: PowerSGD by rank, or TopK, with "
-        f"error feedback but where it says so. {style.setting(run, compression=False)}."
+        "range reaches the last rate that was tried, and may go on. Compression: PowerSGD by rank, "
+        f"or TopK, with error feedback but where it says so. {style.setting(run, compression=False)}."
     )

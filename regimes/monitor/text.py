@@ -11,7 +11,7 @@ from rich.table import Table as Drawn
 from regimes.console.tables import Table
 from regimes.console.units import human
 from regimes.policies.schedules import in_words
-from regimes.records import NOT_SAID, OWN, Header, Row, Sent, unknown_fields
+from regimes.records import NOT_RECORDED, OWN, Header, Row, Sent, unknown_fields
 
 EPOCHS = 8  # in the table
 STRAGGLES = 1.3  # times the median of the other processes
@@ -50,7 +50,7 @@ def headline(header: Header) -> str:
     """Name, seed, model, data, workers, compressor, levels and, of local steps, the rule."""
     c, world = header["config"], header["world"]
     levels = ", ".join(f"{name} {value}" for name, value in c["levels"].items())
-    data = f"data {NOT_SAID}" if c["data"]["name"] == OWN else c["data"]["name"]
+    data = f"data {NOT_RECORDED}" if c["data"]["name"] == OWN else c["data"]["name"]
     islands = f" in islands of {world['shards']}" if world.get("shards", 1) > 1 else ""
     plural, rule = "" if world["processes"] == 1 else "es", c.get("sync_policy")
     sync = f", synchronised {in_words(rule, c.get('sync_levels') or {})}" if rule else ""
@@ -64,7 +64,7 @@ def headline(header: Header) -> str:
 def unknown_text(header: Header) -> str:
     """The fields that a hook's record lacks, in one line; empty if none."""
     missing = unknown_fields(header)
-    return f"{NOT_SAID}: {', '.join(missing)}" if missing else ""
+    return f"{NOT_RECORDED}: {', '.join(missing)}" if missing else ""
 
 
 def straggler(processes: Mapping[str, Sequence[float]]) -> str:

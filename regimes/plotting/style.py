@@ -22,7 +22,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from regimes.plotting.groups import decays
 from regimes.policies.schedules import in_words
-from regimes.records import NOT_SAID, OWN, Record, count_units, write_output, write_table
+from regimes.records import NOT_RECORDED, OWN, Record, count_units, write_output, write_table
 from regimes.statistics import LEAST
 
 WIDTH = 7.2  # inches: two columns of a paper
@@ -85,7 +85,7 @@ def setting(run: Record, compression: bool = True) -> str:
     if c.get("batch_size"):
         samples = f"\xa0×\xa0{c['batch_size']} {batch}"
     else:
-        samples = f", batch {NOT_SAID}" if run.hooked else ""
+        samples = f", batch {NOT_RECORDED}" if run.hooked else ""
     return (
         f"Setting: {_data(run, unit)}; {c['model']['name']}, {parameters:,} parameters; "
         f"{count_units(h, run.rows)}; W\xa0=\xa0{c['workers']} worker"
@@ -96,7 +96,7 @@ def setting(run: Record, compression: bool = True) -> str:
 def _data(run: Record, unit: str) -> str:
     data, known = run.config["data"], run.header["data"]
     if known.get("train") is None or known.get("test") is None:  # a user's own training
-        return f"data {NOT_SAID}" if data["name"] == OWN else data["name"]
+        return f"data {NOT_RECORDED}" if data["name"] == OWN else data["name"]
     path, size = data.get("path"), data.get("image_size")
     name = Path(path).name if data["name"] == "folder" and path else data["name"]
     pixels = f" at {size} × {size} pixels" if size else ""

@@ -27,9 +27,9 @@ LETTERS = 30  # of a line of such a name
 LAST = 3  # units whose mean a run has reached, as in tables
 SUBJECTS = ("accordion", "accordion-batch")  # of a title
 SPOKEN = {  # a schedule as one says it, by what its levels mean
-    "low": "{low} (low)",
-    "mid": "{mid} (middle)",
-    "high": "{high} (high)",
+    "low": "{low}",
+    "mid": "{mid}",
+    "high": "{high}",
     "accordion": "ACCORDION ({low} or {high})",
     "low-first": "{low} first, then {high}",
     "low-last": "{high} first, then {low}",
@@ -48,7 +48,7 @@ def spoken(name: str, config: Mapping[str, Any]) -> str:
     """A schedule's name in a figure, with the meaning of its levels where they have one.
 
     >>> spoken("low", {"levels": {"low": 4, "high": 1}, "compressor": {"name": "powersgd"}})
-    'rank 4 (low)'
+    'rank 4'
     """
     form = SPELT.get((config.get("compressor") or {}).get("name", ""))
     known = {level: form.format(value) for level, value in config["levels"].items()} if form else {}

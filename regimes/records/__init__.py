@@ -53,7 +53,7 @@ from regimes.records.extent import (
 )
 from regimes.records.fields import SAVING, differing, resolved
 from regimes.records.files import check_output, write_atomically, write_output, write_table
-from regimes.records.hooked import NOT_SAID, OWN, unknown_fields
+from regimes.records.hooked import NOT_RECORDED, OWN, unknown_fields
 from regimes.records.lines import read_events, read_header, read_lines
 from regimes.records.reader import Record, find, load
 from regimes.records.reporting import check_reporters, reporters

@@ -17,7 +17,7 @@ KNOWN = ("name", "seed", "unit_steps", "workers", "batch_size", *COMPRESSION, "d
 LOCAL_STEPS = ("sync_policy", "sync_levels", "outer")
 OPTIMIZER = ("optimizer.name", "optimizer.options", "optimizer.schedule")
 LOOKED_FOR = ("data", "batch_size", *OPTIMIZER, "precision", "deterministic")
-NOT_SAID = "not said"
+NOT_RECORDED = "not recorded"
 
 
 def without_defaults(header: Header) -> Header:

@@ -29,7 +29,7 @@ from regimes.plotting.groups import Groups, groups, tested_by, typical_run
 from regimes.plotting.looks import Metric, order, styles_of
 from regimes.plotting.schedules import DASH, between, pairs_of, schedules
 from regimes.records import (
-    NOT_SAID,
+    NOT_RECORDED,
     OWN,
     Record,
     find,
@@ -300,7 +300,7 @@ def _writable(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _writable(v) for k, v in value.items() if v is not None}
     if isinstance(value, list):
-        return [NOT_SAID if v is None else _writable(v) for v in value]
+        return [NOT_RECORDED if v is None else _writable(v) for v in value]
     return value
 
 

@@ -372,7 +372,7 @@ def test_the_caption_names_the_schedules_trained_at_another_rate() -> None:
     runs = load_all(REFERENCE.with_name("lm-small-tuned.tar.xz"))
     fig, _ = curves.figure(runs, schedules=("dense", "low", "high"))
     said = " ".join(fig.get_supxlabel().split())
-    assert "rank 4 (low) and rank 1 (high): learning rate 0.003, in place of 0.006." in said
+    assert "rank 4 and rank 1: learning rate 0.003, in place of 0.006." in said
 
 
 def test_decays_in_one_epoch_are_one(runs: list[Record]) -> None:

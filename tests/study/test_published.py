@@ -97,7 +97,7 @@ def test_overlay_of_the_same_setting(tmp_path: Path) -> None:
     drawn = {str(line.get_label()): line for line in fig.axes[0].lines}
     labels = [label for label in drawn if label and not label.startswith("_")]
     assert labels == [
-        "rank 2 (low)",
+        "rank 2",
         "ACCORDION (rank 2 or 1)",
         "low compression: authors' log",
         "ACCORDION: authors' log",

@@ -168,7 +168,8 @@ def test_units_of_steps_count_as_units(trained: Path, tmp_path: Path) -> None:
 def test_the_headline_says_what_has_no_name(trained: Path, tmp_path: Path) -> None:
     run = load(hooked(trained, tmp_path / "run"))
     assert headline(run.header) == (
-        "accordion (seed 0): Net, data not said, 4 workers on 4 processes, powersgd low 4, high 1"
+        "accordion (seed 0): Net, data not recorded, 4 workers on 4 processes, "
+        "powersgd low 4, high 1"
     )
     run.config["data"]["name"] = "my tweets"
     assert ": Net, my tweets, 4 workers" in headline(run.header)
@@ -195,7 +196,7 @@ def test_tensorboard_leaves_out_what_was_not_logged(trained: Path, tmp_path: Pat
     assert not {name for name, _ in seen} & {"loss", "loss/train", "logged/validation_loss"}
 
 
-# -- what is not said ------------------------------------------------------------------------
+# -- what is not recorded --------------------------------------------------------------------
 
 MADE_UP = (
     "warmup",
@@ -224,15 +225,15 @@ def test_what_nobody_has_said_is_shown_as_not_said(
         missing.insert(2, "optimizer.options")
     assert unknown_fields(run.header) == missing
     assert (run.config["optimizer"].get("options") is None) == made_up
-    sentence = f"not said: {', '.join(missing)}"
+    sentence = f"not recorded: {', '.join(missing)}"
     assert sentence in " ".join(shown(folder).split())
     html = page(folder, NET)
     block = re.sub(r"<h2>.*", "", html, flags=re.DOTALL)
     assert f"# {sentence}" in block
     assert "# learning rate: 0.1 in the first unit, 0.04 in the last" in block
     assert not [word for word in MADE_UP if word in block]
-    assert "data not said" in style.setting(run)
-    assert "batch not said" in style.setting(run)
+    assert "data not recorded" in style.setting(run)
+    assert "batch not recorded" in style.setting(run)
     assert run.config["epochs"] is None
     assert unknown_fields(load(trained).header) == []
 
@@ -251,7 +252,7 @@ def test_a_null_in_a_list_is_shown(trained: Path, tmp_path: Path) -> None:
     header = json.loads((folder / "run.json").read_text())
     header["config"]["optimizer"]["options"] = {"betas": [None, 0.9]}
     (folder / "run.json").write_text(json.dumps(header))
-    assert "&#34;not said&#34;," in page(folder, NET)
+    assert "&#34;not recorded&#34;," in page(folder, NET)
 
 
 # -- seconds that a kill has lost ------------------------------------------------------------
@@ -399,8 +400,8 @@ def test_the_caption_says_what_is_known(trained: Path, tmp_path: Path) -> None:
 
     rest = "powersgd (low = 4, high = 1)"
     assert re.fullmatch(
-        r"Setting: data not said; Net, [\d,]+ parameters; 6 epochs; W = 4 workers, "
-        rf"batch not said; {re.escape(rest)}",
+        r"Setting: data not recorded; Net, [\d,]+ parameters; 6 epochs; W = 4 workers, "
+        rf"batch not recorded; {re.escape(rest)}",
         said(),
     )
     assert "; 6 epochs so far; W = 4 workers × 8 samples; " in said(ended=False, batch=8)

@@ -44,6 +44,9 @@ def _title(result: Comparison) -> str:
     low, high = (
         f"{name} {100 * share[name]:.0f}\xa0%" for name in (share.index[0], share.index[-1])
     )
+    if share.iloc[0] == share.iloc[-1]:
+        each = f"{100 * share.iloc[0]:.0f}\xa0%"
+        return f"Each detector marks {each} of layers and epochs as critical"
     return f"Of layers and epochs detectors mark as critical: at least {low}, at most {high}"
 
 

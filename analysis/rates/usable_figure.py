@@ -177,5 +177,6 @@ def _caption(rule: str, counts: list[int], run: Record) -> str:
         "point where a run is not finite. Right, with the marker at the best rate: usable is "
         f"{rule}; the number is the largest usable rate divided by dense's; an arrow where the "
         "range reaches the last rate that was tried, and may go on. Compression: PowerSGD by rank, "
-        f"or TopK, with error feedback but where it says so. {style.setting(run, compression=False)}."
+        "or TopK, with error feedback but where it says so. "
+        f"{style.setting(run, compression=False)}."
     )

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import TensorDataset
+from torch.nn.parameter import UninitializedParameter
 
 from regimes.collectives.world import World
 from regimes.config import RunConfig
 from regimes.data import task
+from regimes.data.samples import Samples
 from regimes.data.task import Shuffled
 from regimes.errors import ConfigError, DataError, require
 from regimes.models.loss import Batch
@@ -24,9 +26,8 @@ from regimes.precision import full_precision
 from regimes.seeding import derive, seed_generators
 
 EVALUATED = 256  # samples of an evaluation batch
-DIGESTED = 256  # samples of a data set, of which the digest is made
 Loss = Callable[[Any, Tensor], Tensor]  # of the model's output and the targets: a scalar
-Metric = Callable[[Any, Tensor], Tensor | float]  # likewise, a mean over the batch
+Metric = Callable[[Any, Tensor], Tensor | float]  # likewise, one number
 
 
 def logits(output: Any) -> Tensor:
@@ -40,6 +41,11 @@ def usual_loss(output: Any, target: Tensor) -> Float[Tensor, ""]:
     real targets."""
     values = logits(output)
     if target.is_floating_point():
+        if target.numel() != values.numel():
+            raise ValueError(
+                f"real targets {list(target.shape)} and outputs {list(values.shape)} have other "
+                "sizes (classes are integers)"
+            )
         return F.mse_loss(values, target.view_as(values))
     return F.cross_entropy(values.flatten(0, -2), target.flatten())
 
@@ -49,65 +55,29 @@ def accuracy(output: Any, target: Tensor) -> Float[Tensor, ""]:
     return (logits(output).argmax(-1) == target).double().mean()
 
 
-class Samples:
-    """A map-style data set, or two tensors.
+def is_cross_entropy(loss: Loss | None) -> bool:
+    """Is it the cross-entropy of classes, as torch computes it?"""
+    return loss is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
 
-    Attributes:
-        tensors: inputs and targets of all samples, where they are tensors; else None.
-    """
 
-    def __init__(self, data: Any, name: str) -> None:
-        self.name, self.tensors = name, None
-        if isinstance(data, TensorDataset) and len(data.tensors) == 2:
-            data = data.tensors
-        if isinstance(data, tuple | list) and data and all(isinstance(x, Tensor) for x in data):
-            good = len(data) == 2 and len(data[0]) == len(data[1]) > 0
-            shapes = [tuple(part.shape) for part in data]
-            require(good, name, shapes, "inputs and targets, as many targets as inputs")
-            self.tensors = data[0].detach().cpu(), data[1].detach().cpu()
-        elif not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-            kind = type(data).__name__
-            raise DataError(
-                f"{name} is a {kind}: expected a data set with a length and numbered samples, or "
-                "a tuple of two tensors (a DataLoader has its data set in .dataset)"
-            )
-        self.data = data
-        self.count = len(self.tensors[0]) if self.tensors else len(data)
-        require(self.count > 0, name, self.count, "at least one sample")
+def name_of(function: Callable[..., Any] | None) -> str | None:
+    """The name by which a record knows a loss or a metric: of a function, or of a module with its
+    settings."""
+    if function is None:
+        return None
+    if isinstance(function, nn.Module):
+        return repr(function)
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
 
-    def take(self, index: Int64[Tensor, " n"]) -> Batch:
-        """Inputs ``[n, ...]`` and targets ``[n, ...]`` of some samples."""
-        if self.tensors is not None:
-            return self.tensors[0][index], self.tensors[1][index]
-        items = [self._item(i) for i in index.tolist()]
-        try:
-            return torch.stack([x for x, _ in items]), torch.stack([y for _, y in items])
-        except RuntimeError as error:
-            raise DataError(f"the samples of {self.name} differ in shape: {error}") from None
 
-    def _item(self, number: int) -> Batch:
-        """One sample: a pair, or a mapping with the tokens of a causal language model."""
-        item = self.data[number]
-        if isinstance(item, Mapping) and "input_ids" in item:
-            tokens = torch.as_tensor(item["input_ids"])
-            return tokens[:-1], torch.as_tensor(item.get("labels", tokens))[1:]
-        if not isinstance(item, tuple | list) or len(item) != 2:
-            raise DataError(
-                f"a sample of {self.name} is a {type(item).__name__}: expected (input, target), or "
-                'a mapping with "input_ids"'
-            )
-        x, y = (torch.as_tensor(part) for part in item)
-        return x, y
-
-    def digest(self) -> str:
-        """SHA-256 of the number of samples, and of `DIGESTED` of them at equal distances."""
-        digest = hashlib.sha256(str(self.count).encode())
-        index = torch.arange(0, self.count, max(1, self.count // DIGESTED))
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # for a data set that augments its samples
-            for part in self.take(index):
-                digest.update(part.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()
+def _tried(what: str, function: Callable[..., Any], *given: Any) -> Any:
+    """What a function of the user's returns; ConfigError if it raises."""
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            return function(*given)
+    except Exception as error:  # the user's code may raise anything
+        why = str(error).partition("\n")[0] or type(error).__name__
+        raise ConfigError(f"{what}: {why}") from None
 
 
 class ObjectBatches(Shuffled):
@@ -168,12 +138,14 @@ class ObjectTask:
         self.model = model
         self.train, self.test = Samples(train, "train_data"), Samples(test, "test_data")
         self.size, self.outputs = self.train.count, 1
+        self.given = {"loss": name_of(loss), "metric": name_of(metric)}
         self.criterion = loss or usual_loss
         self.loss: TaskLoss = self._loss
         _, target = self.test.take(torch.arange(1))
-        classified = metric is None and loss is None and target.ndim == 1
-        classified &= not target.is_floating_point()
-        self.measured = accuracy if classified else metric
+        self.whole = not target.is_floating_point()  # classes or tokens
+        self.classified = self.whole and (loss is None or is_cross_entropy(loss))
+        usual = metric is None and self.classified and target.ndim == 1
+        self.measured = accuracy if usual else metric
         plain = getattr(self.measured, "__name__", "metric")
         self.metric = "loss" if self.measured is None else plain.strip("<>")
         self.digest = hashlib.sha256(
@@ -188,7 +160,12 @@ class ObjectTask:
         return self.criterion(model(x), y)
 
     def header(self) -> dict[str, Any]:
-        return {"digest": self.digest, "train": self.size, "test": self.test.count}
+        return {
+            "digest": self.digest,
+            "train": self.size,
+            "test": self.test.count,
+            **{name: given for name, given in self.given.items() if given is not None},
+        }
 
     def build(self, config: RunConfig) -> nn.Module:
         """A copy of the module, or what the function returns under the run's seed."""
@@ -199,29 +176,42 @@ class ObjectTask:
                 torch.manual_seed(derive(config.seed, "init"))
                 model = self.model()
         require(isinstance(model, nn.Module), "model", type(model), "an nn.Module")
-        self._check(model, getattr(torch, config.dtype))
+        for name, parameter in model.named_parameters():
+            if isinstance(parameter, UninitializedParameter):
+                raise ConfigError(f"{name} has no shape yet: call the model once before")
+            if parameter.is_meta:
+                raise ConfigError(f"{name} is on the meta device: make the model on the CPU")
+        probe = copy.deepcopy(model).to("cpu", getattr(torch, config.dtype)).eval()
+        for samples in (self.train, self.test):
+            self._check(probe, samples, getattr(torch, config.dtype))
         return model
 
-    def _check(self, model: nn.Module, dtype: torch.dtype) -> None:
-        """Raise ConfigError unless the model takes a sample and its loss is a scalar; the model
-        does not change."""
-        probe = copy.deepcopy(model).to("cpu", dtype).eval()
-        x, y = self.test.take(torch.arange(min(2, self.test.count)))
+    def _check(self, probe: nn.Module, samples: Samples, dtype: torch.dtype) -> None:
+        """Raise ConfigError unless the model takes two samples, and their loss and metric are one
+        number each."""
+        x, y = samples.take(torch.arange(min(2, samples.count)))
         x, y = (t.to(dtype) if t.is_floating_point() else t for t in (x, y))
-        try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                output = probe(x)
-                loss = self.criterion(output, y)
-        except Exception as error:  # the user's code may raise anything
-            why = str(error).partition("\n")[0] or type(error).__name__
-            shapes = f"inputs {list(x.shape)} and targets {list(y.shape)}"
-            raise ConfigError(f"model and loss do not take {shapes}: {why}") from None
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            kind = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-            raise ConfigError(f"the loss of a batch is {kind}: expected one number, a mean")
+        shapes = f"inputs {list(x.shape)} and targets {list(y.shape)} of {samples.name}"
+        output = _tried(f"the model does not take {shapes}", probe, x)
         values = logits(output)
         if isinstance(values, Tensor) and values.ndim:
             self.outputs = values.shape[-1]
+        if self.classified and self.outputs > 1:
+            samples.check_classes(self.outputs)
+        loss = _tried(
+            f"the loss does not take the model's output, {shapes}", self.criterion, output, y
+        )
+        if not isinstance(loss, Tensor) or loss.ndim:
+            kind = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            none = ": the model gets the inputs alone, without labels" if loss is None else ""
+            raise ConfigError(f"the loss of a batch is {kind}: expected one number, a mean{none}")
+        if self.measured is not None:
+            value = _tried(f"the metric does not take {shapes}", self.measured, output, y)
+            if not isinstance(value, int | float | np.number) and not (
+                isinstance(value, Tensor) and value.numel() == 1
+            ):
+                kind = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise ConfigError(f"the metric of a batch is {kind}: expected one number")
 
     def batches(self, config: RunConfig, device: torch.device, dtype: torch.dtype) -> ObjectBatches:
         return ObjectBatches(self.train, config, device, dtype)
@@ -237,9 +227,14 @@ class ObjectTask:
         dtype: torch.dtype,
         world: World = task.ALONE,
     ) -> tuple[float, float]:
-        """Mean loss and metric over the test samples, batch means weighted by their samples."""
+        """Mean loss and metric over the test samples. Batch means are weighted by their samples;
+        a metric of the user's is of all samples at once where outputs are tensors."""
         model.eval()
-        sums = {}
+        sums: dict[int, Tensor] = {}
+        kept: list[Batch] = []
+        own = self.measured is not None and self.measured is not accuracy
+        if own:  # each process computes all
+            world = task.ALONE
         parts = torch.arange(self.test.count).split(EVALUATED)
         for number, index in zip(
             task.own_batches(world), parts[world.rank :: world.processes], strict=False
@@ -248,10 +243,17 @@ class ObjectTask:
             x, y = (t.to(device, dtype if t.is_floating_point() else t.dtype) for t in (x, y))
             output = model(x)
             loss = self.criterion(output, y).double()
-            value = loss if self.measured is None else self.measured(output, y)
-            both = torch.stack([loss, torch.as_tensor(value, device=device).double()])
-            sums[number] = torch.cat([both.view(2) * len(index), both.new_tensor([len(index)])])
+            if own and isinstance(output, Tensor):
+                kept.append((output, y))
+                value: Any = 0.0
+            else:
+                value = loss if self.measured is None else self.measured(output, y)
+            both = torch.stack([loss, torch.as_tensor(value, device=device).double().view(())])
+            sums[number] = torch.cat([both * len(index), both.new_tensor([len(index)])])
         total_loss, total_metric, count = task.total(world, sums)
+        if kept and self.measured is not None:
+            outputs, targets = (torch.cat(parts) for parts in zip(*kept, strict=True))
+            return total_loss / count, float(self.measured(outputs, targets))
         return total_loss / count, total_metric / count
 
     def validate(

@@ -106,6 +106,7 @@ class Hook(Job):
         about = options or RecordOptions("")
         self._prepare_record(options, self._header(about, chosen, network, seed))
         self.quorum: HookQuorum | None = None
+        self.diverged = False  # has a whole unit had no finite gradient?
         if isinstance(world, ManagedWorld):
             self.quorum = HookQuorum(self, world, optimizer)
         self._decide()
@@ -298,6 +299,13 @@ class Hook(Job):
         with b.on_hook_stream():
             # a norm is read by all processes that share a layer, or by none
             seen = self.world.fewest(b.finite_steps) if self.sends_at_end else b.finite_steps
+            if b.steps and not b.finite_steps and not self.diverged and self.world.rank == 0:
+                self.diverged = True
+                warnings.warn(
+                    f"no step of unit {len(self.rows)} has finite gradients (NaN or infinity): the "
+                    "training has diverged",
+                    stacklevel=2,
+                )
             if not seen:
                 self._norm_sums().clear()
             readings = self.panel.read(len(self.rows)) if seen else Readings()

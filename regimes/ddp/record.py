@@ -259,8 +259,11 @@ class JobRecorder:
         logged = {name: x if math.isfinite(x) else None for name, x in means.items()}
         for name in LOSSES:
             row[name] = logged.pop(name, row[name])
-        metric = logged.pop(self.options.metric, logged.pop("metric", row["metric"]))
-        row["metric"] = row["test_loss"] if self.options.metric == "loss" else metric
+        if self.options.metric == "loss":  # a value named metric stays among the logged
+            row["metric"] = row["test_loss"]
+        else:
+            metric = logged.pop("metric", row["metric"])
+            row["metric"] = logged.pop(self.options.metric, metric)
         row["logged"] |= logged
 
     def state_dict(self) -> dict[str, Any]:

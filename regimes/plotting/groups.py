@@ -94,7 +94,8 @@ def tested_by(run: Record) -> Metric:
 
 def measured(run: Record, column: str) -> Metric:
     """How a column of the run's epochs is written."""
-    return named(column, unit_known=not run.hooked)
+    own_loss = run.header["data"].get("loss") is not None
+    return named(column, unit_known=not run.hooked and not own_loss)
 
 
 def compressed(run: Record) -> list[dict[str, Any]]:

@@ -14,15 +14,17 @@ from regimes.plotting.curves import curves, ends, has
 from regimes.plotting.groups import Groups, measured, tested_by, typical_run, windows
 from regimes.plotting.looks import Metric
 from regimes.plotting.schedules import given
-from regimes.plotting.words import answer, headline, names_of
+from regimes.plotting.words import LAST, answer, headline, names_of
 from regimes.records import Record
 
 WIDTH = 4.8  # inches: letters are legible on a phone
 Against = Literal["epoch", "floats"]
-TRAFFIC = Metric("bytes", "MB sent by a worker", "MB", "MB", 1e-6)
+TRAFFIC = Metric("bytes", "MB sent by a worker in an epoch", "MB", "MB", 1e-6)
+SENT = Metric("total_bytes", "MB sent by a worker so far", "MB", "MB", 1e-6)
+FLOATS = Metric("total_floats", "million floats sent so far", "M floats", "M floats", 1e-6)
 PERIOD = Metric("period", "steps between synchronisations", "period", "steps")
 BATCH = Metric("batch_size", "batch per worker", "batch", "samples")
-COLUMNS = {metric.name: metric for metric in (TRAFFIC, PERIOD, BATCH)}
+COLUMNS = {metric.name: metric for metric in (TRAFFIC, SENT, FLOATS, PERIOD, BATCH)}
 
 
 def plot(
@@ -54,18 +56,27 @@ def plot(
         if not all(has(run, shown) for run in runs):
             known = nearest(shown.name, map(str, runs[0].epochs.columns))
             raise RecordError(f"{runs[0].folder} has no column {shown.name!r}, {known}")
-    fig = lines(by_schedule, against, shown, example)
+    fig, outside = lines(by_schedule, against, shown, example)
+    counts = [len(runs) for runs in by_schedule.values()]
+    many = f"Means over {style.seeds_in_words(counts)}, 95 % t intervals"
+    shape = "One seed a curve" if max(counts) == 1 else many
+    cut = ". The axis leaves out the first values" if outside else ""
     with style.theme():
         headline(fig, answer(by_schedule, shown, names_of(by_schedule)))
+        style.caption(
+            fig,
+            f"{shape}; in the title means of the last {LAST} values{cut}.",
+        )
     return fig
 
 
-def lines(by_schedule: Groups, against: str, shown: Metric, example: Record) -> Figure:
-    """The figure without its headline.
+def lines(by_schedule: Groups, against: str, shown: Metric, example: Record) -> tuple[Figure, bool]:
+    """The figure without headline and caption, and whether values are outside of its axis.
 
     Args:
         example: the run whose configuration and decays stand for all.
     """
+    outside = False
     numbers, last = curves(by_schedule, shown), ends(by_schedule, shown)
     with style.theme():
         fig = style.figure(2.7 + 0.17 * ((len(by_schedule) + 1) // 2), WIDTH)
@@ -74,7 +85,7 @@ def lines(by_schedule: Groups, against: str, shown: Metric, example: Record) -> 
         panels.format_axis(ax, against, last, example.config)
         ax.set_ylabel(shown.axis)
         if shown not in (TRAFFIC, BATCH):
-            panels.limits(ax, numbers, shown, last)
+            outside = panels.limits(ax, numbers, shown, last)
         elif numbers[shown.name].max() > panels.WIDE * numbers[shown.name].min():
             style.log_axis(ax)
         else:
@@ -86,4 +97,4 @@ def lines(by_schedule: Groups, against: str, shown: Metric, example: Record) -> 
         columns = style.legend_columns(labels, WIDTH, 2)
         place: Any = "outside upper left"
         fig.legend(handles, labels, loc=place, handlelength=3.2, columnspacing=1, ncols=columns)
-    return fig
+    return fig, outside

@@ -188,7 +188,7 @@ def named(name: str, unit_known: bool = True) -> Metric:
     """How a metric is written; plainly, under its own name, if the table has none.
 
     Args:
-        unit_known: whether a loss is in nats; False for a user's own.
+        unit_known: whether a loss is in nats; False for a function of the user's.
     """
     metric = METRICS.get(name, Metric(name, name, name, name, digits=3))
     if unit_known or metric.unit != "nats":

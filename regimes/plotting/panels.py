@@ -124,7 +124,7 @@ def limits(
             style.log_axis(ax)
         ax.set_ylim(0.93 * low, 1.05 * high)
         return bool(highest > 1.05 * high)
-    if last is not None and shown.directed:
+    if last is not None and len(last) > 1 and shown.directed:  # one curve is shown whole
         low, high = _cut(low, high, pd.concat([last[shown.name], *ends]), shown.lower)
     if shown.name == "accuracy":
         ax.set_ylim(max(0.0, low - 1 if low > lowest else low - 4), min(101.0, high + 4))

@@ -174,7 +174,7 @@ def pairs_of(names: Sequence[str], baseline: str | None = None) -> list[tuple[st
         RecordError: no such baseline.
     """
     if baseline is not None and baseline not in names:
-        raise RecordError(f"--baseline {baseline}: no such schedule; found {', '.join(names)}")
+        raise RecordError(f"baseline {baseline}: no such schedule; found {', '.join(names)}")
     if baseline is None and len(names) <= ALL_PAIRS:
         return list(combinations(names, 2))
     base = baseline or next((name for name in BASELINES if name in names), None)

@@ -100,7 +100,7 @@ def answer(by_schedule: Groups, shown: Metric, names: Mapping[str, str]) -> str:
     if len(ends) == 1:
         (name,) = ends
         unit = "%" if shown.name == "accuracy" else _unit(shown)
-        return f"{_first(names[name])} ends at {mean[name]:.{shown.digits}f}\xa0{unit}"
+        return f"{_first(names[name])} ends at {_size(mean[name], shown)}\xa0{unit}"
     sign = -1.0 if shown.lower else 1.0
     a, b = _two(mean, sent, sign)
     common = sorted(ends[a].keys() & ends[b].keys())
@@ -109,7 +109,27 @@ def answer(by_schedule: Groups, shown: Metric, names: Mapping[str, str]) -> str:
         gaps = [sign * (mean[a] - mean[b])]
     less, more = (b, a) if a in SUBJECTS else (a, b)
     share = f"{100 * sent[less] / (sent[more] or 1.0):.0f}\xa0%"
-    return _sentence(names, a, b, gaps, share, shown)
+    said = _sentence(names, a, b, gaps, share, shown)
+    best = max(mean, key=lambda name: sign * mean[name])
+    if a in SUBJECTS and shown.directed and best not in (a, b):
+        said += _beaten(names, ends, a, best, sign, shown)
+    return said
+
+
+def _beaten(
+    names: Mapping[str, str],
+    ends: Mapping[str, Mapping[int, float]],
+    a: str,
+    best: str,
+    sign: float,
+    shown: Metric,
+) -> str:
+    """That a schedule which sends more is better, where that is shown."""
+    common = sorted(ends[a].keys() & ends[best].keys())
+    gap, low, _ = t_interval([sign * (ends[best][seed] - ends[a][seed]) for seed in common])
+    if not common or (len(common) >= LEAST and low <= 0):
+        return ""
+    return f"; {names[best].partition(' (')[0]} is {_size(gap, shown, -1)} {_unit(shown)} better"
 
 
 def _reached(runs: Sequence[Any], shown: Metric) -> dict[int, float]:
@@ -135,9 +155,11 @@ def _sentence(
 ) -> str:
     one, other = _first(names[a]), names[b]
     gap, low, high = t_interval([*gaps])
-    form = f".{max(1, shown.digits - 1)}f"
+    form = f".{max(1, shown.digits - 1)}f" if shown.directed else ".4g"
     about = f", which sends {share} of its floats" if a in SUBJECTS else ""
     sends = "" if a in SUBJECTS else f", and sends {share} of its floats"
+    if len(gaps) >= LEAST and low < 0 < high and not shown.directed:
+        return f"{one} is not shown to differ from {other}{about}{sends}"
     if len(gaps) >= LEAST and low < 0 < high:
         verb = "is not shown to beat" if a in SUBJECTS else "is not shown to lose to"
         return f"{one} {verb} {other}{about}{sends}"
@@ -148,6 +170,11 @@ def _sentence(
     if gap >= 0:
         return f"{one} is {size} better than {other}{about}{sends}"
     return f"{one} loses {size} to {other}{about}{sends}"
+
+
+def _size(value: float, shown: Metric, more: int = 0) -> str:
+    """A value with the digits of its metric, or four where nothing is known of it."""
+    return f"{value:.{max(1, shown.digits + more)}f}" if shown.directed else f"{value:.4g}"
 
 
 def _first(words: str) -> str:

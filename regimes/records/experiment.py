@@ -125,7 +125,7 @@ def check_same(folder: Path, config: Mapping[str, Any]) -> None:
     if differ:
         raise RecordError(
             f"{folder} holds a run that differs in {', '.join(differ)}: continue it with its own "
-            "configuration or choose another --out"
+            "configuration or choose another folder (--out)"
         )
 
 

@@ -71,6 +71,8 @@ class Data(TypedDict):
     validation: NotRequired[Count | None]
     words: NotRequired[Count | None]
     classes: NotRequired[Any]
+    loss: NotRequired[str]  # of a user's own training, as `metric`: the name of a function
+    metric: NotRequired[str]
 
 
 class Cost(TypedDict):

@@ -44,7 +44,7 @@ class RecordWriter:
             raise RecordError(f"cannot write to {folder}: {error.strerror}") from None
         if not _lock(self._lock.fileno()):
             self._lock.close()
-            raise RecordError(f"another run is writing to {folder}: choose another --out")
+            raise RecordError(f"another run is writing to {folder}: choose another folder (--out)")
         with self._close_on_error():
             for path in sorted(folder.glob("*.jsonl")):
                 _cut_torn_line(path)
@@ -64,7 +64,7 @@ class RecordWriter:
         writer = cls(folder)
         with writer._close_on_error():
             if (folder / "run.json").exists() and read_lines(folder / "epochs.jsonl"):
-                how = "continue it with --resume or choose another --out"
+                how = "continue it with --resume or choose another folder (--out)"
                 raise RecordError(f"{folder} already holds a run: {how}")
             text = _header_text({"schema": SCHEMA, **header}, folder)
             writer._header = json.loads(text)

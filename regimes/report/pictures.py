@@ -61,7 +61,7 @@ def _curves(study: Study, against: str, metric: Metric | None = None, title: str
     if not groups:
         return Picture(name, "Nothing to draw: it was not logged.")
     try:
-        fig = lines(groups, against, metric, study.example)
+        fig, _ = lines(groups, against, metric, study.example)
     except RecordError as error:
         return Picture(name, f"Nothing: {relative(study.root, error)}.")
     left_out = ", ".join(name for name, runs in logged_by.items() if not runs)

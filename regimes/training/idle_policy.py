@@ -14,12 +14,13 @@ from regimes.records import Header, Row, count_units
 
 
 def inactivity_warnings(header: Header, rows: Sequence[Row]) -> list[str]:
-    """One sentence for each way in which the policies of a run made no difference.
+    """One sentence for each way in which the policies of a run made no difference; first, that the
+    gradients of whole units were not finite.
 
     A policy chose one level throughout; its interval is as long as the run; or decays of the
     learning rate decided most of the time, in place of the detector.
     """
-    config, warnings = header["config"], list[str]()
+    config, warnings = header["config"], _diverged(rows)
     if len(rows) < 2:
         return warnings
     compressed = [i for i, layer in enumerate(header["layers"]) if layer["compressed"]]
@@ -33,6 +34,16 @@ def inactivity_warnings(header: Header, rows: Sequence[Row]) -> list[str]:
             units = [[(column["level"], column["why"])] for column in columns]
             warnings += _of_policy(header, rows, f"{table}_policy", units)
     return warnings
+
+
+def _diverged(rows: Sequence[Row]) -> list[str]:
+    lost = [row["epoch"] for row in rows if 0 < row.get("steps", 0) <= row.get("skipped", 0)]
+    if not lost:
+        return []
+    return [
+        f"no step of {len(lost)} of {len(rows)} units has finite gradients (NaN or infinity), the "
+        f"first is unit {lost[0]}: the training has diverged"
+    ]
 
 
 def _of_policy(

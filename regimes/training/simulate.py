@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from regimes import compression, policies
 from regimes.config import DataConfig, Level, ModelConfig, OptimizerConfig, Registry, RunConfig
 from regimes.config.toml import override_fields
 from regimes.data.objects import Loss, Metric, ObjectTask
-from regimes.errors import ConfigError, unexpected
+from regimes.errors import ConfigError, require, unexpected
 from regimes.records import OWN, Record
 from regimes.training import optimizers
 from regimes.training.loop import run
@@ -49,10 +51,11 @@ def simulate(
     Args:
         model: a module, whose parameters all seeds begin with; or a function (or class) without
             arguments that makes one, from the random numbers of ``seed``.
-        train_data, test_data: two tensors, inputs and targets; or any data set with a length whose
-            samples are such a pair, or mappings with ``input_ids`` (tokens; the targets are the
-            next ones, of ``labels`` where there are some). What such a data set draws at random
-            depends on seed, epoch, step and worker alone.
+        train_data, test_data: two tensors or arrays, inputs and targets; or any data set with a
+            length whose samples are such a pair, or mappings with ``input_ids`` (tokens; the
+            targets are the next ones, of ``labels`` where there are some; padding at the end, which
+            ``attention_mask`` marks, is no target). What such a data set draws at random depends on
+            seed, epoch, step and worker alone.
         out: folder of the record.
         workers: W, simulated one after the other.
         batch_size: samples of one worker's step.
@@ -64,7 +67,9 @@ def simulate(
         loss: of the model's output and the targets, a mean over the batch; default cross-entropy of
             classes or tokens, mean squared error of real targets. An output may be an object with
             ``logits``.
-        metric: likewise, for the test samples; default the accuracy of classes, else the loss.
+        metric: of the outputs and targets of all test samples, one number; of batches, weighted by
+            their samples, where an output is not a tensor. Default the accuracy of classes, else
+            the loss. A record knows both functions by their names.
         name: of the schedule in tables and figures; default the policy's.
         set: other fields of `RunConfig`: ``{"unit_steps": 50, "instruments.fisher": {}}``.
         reporters, shards: as of `run`.
@@ -93,6 +98,9 @@ def simulate(
     )
     config = override_fields(config, dict(set or {}))
     _check(config)
+    for what, given in (("loss", loss), ("metric", metric)):
+        expected = "a function of the model's output and the targets"
+        require(given is None or callable(given), what, given, expected)
     made = ObjectTask(model, train_data, test_data, loss, metric)
     folder = Path(out)
     resume = (folder / "run.json").exists()
@@ -133,11 +141,19 @@ def _optimizer(given: Any) -> OptimizerConfig:
     if isinstance(given, OptimizerConfig):
         return given
     table = {"lr": 0.1} if given is None else _table(optimizers.CLASSES, given)
-    if "lr" not in table:
-        name = table["name"]
+    if isinstance(given, Optimizer):
+        kind = type(given).__name__.lower()
         raise ConfigError(
-            f'optimizer = {name!r}: its learning rate is missing: write optimizer={{"name": '
-            f'"{name}", "lr": ...}}'
+            "optimizer: the copy of the model that is trained has other parameters than a torch "
+            f'optimiser that exists: write optimizer={{"name": "{kind}", "lr": ...}}'
+        )
+    if "lr" not in table:
+        name = table.get("name", "sgd")
+        others = [key for key in table if key not in {f.name for f in fields(OptimizerConfig)}]
+        unknown = f" ({', '.join(others)}: no such field)" if others else ""
+        raise ConfigError(
+            f"optimizer = {name!r}: its learning rate is missing{unknown}: write "
+            f'optimizer={{"name": "{name}", "lr": ...}}'
         )
     changes = {f"optimizer.{key}": value for key, value in table.items()}
     return override_fields(RunConfig(), changes).optimizer

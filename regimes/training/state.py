@@ -86,8 +86,15 @@ def _enter(run: Run, out: Path, resume: bool) -> Notes | None:
     header = read_header(source)
     if resume:
         check_same(out, to_dict(run.phase.recorded))
-    if header["data"]["digest"] != run.task.digest:
-        raise RecordError(f"{source} was trained on other data: the images have changed since")
+    now = run.task.header()
+    if header["data"]["digest"] != now["digest"]:
+        raise RecordError(f"{source} was trained on other data: the samples have changed since")
+    for name in ("loss", "metric"):  # of a user's own
+        if (before := header["data"].get(name)) != now.get(name):
+            raise RecordError(
+                f"{source} was trained with the {name} {before or 'by default'}, not "
+                f"{now.get(name) or 'that by default'}: choose another folder"
+            )
     done, files = (checkpoint.load(out) if resume else None) or (0, [])
     if not files and trunk is not None and run.config.branch is not None:
         source, done = trunk, run.config.branch.at

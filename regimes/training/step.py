@@ -167,8 +167,10 @@ class Losses:
         present = world.hosted if world.processes == 1 else range(world.workers)
         workers = ", ".join(str(w) for w, ok in zip(present, finite, strict=True) if not ok)
         who = "the union of workers" if union and world.local > 1 else "worker"
+        advice = "lower optimizer.lr or lengthen the warm-up"
+        if not epoch and not step:
+            advice = "before any update: see whether the data or the loss have NaN or infinity"
         return TrainingError(
             f"the loss or a gradient of {who} {workers} is not finite in epoch {epoch}, step "
-            f"{step}: lower optimizer.lr or lengthen the warm-up; the record up to the last epoch "
-            "is intact"
+            f"{step}: {advice}; the record up to the last epoch is intact"
         )

@@ -26,6 +26,7 @@ from regimes.cost.cases import cases
 from regimes.errors import ConfigError, RecordError
 from regimes.records import read_lines, unknown_fields
 from regimes.report import page
+from regimes.training.idle_policy import inactivity_warnings
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -235,7 +236,8 @@ def job(make: Any, folder: Path, units: int = 4, **options: Any) -> Any:
     )
     for _ in range(units):
         for _ in range(2):
-            model(torch.ones(4, 5)).square().sum().backward()
+            optimizer.zero_grad()
+            model(torch.ones(4, 5)).square().mean().backward()
             optimizer.step()
         cosine.step()
     hook.close()
@@ -472,3 +474,29 @@ def test_a_kill_right_after_saving_keeps_the_time_of_the_unit(within: bool, tmp_
     if within:  # two steps before the kill, two after it
         assert record.epochs["seconds_compress"][1] > before["compress"] > 0
     assert cases([record])
+
+
+def test_a_training_that_has_diverged_says_so(tmp_path: Path) -> None:
+    model = wrapped()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hook = regimes.attach(
+        model, policy="static", levels={"low": 2, "high": 1}, optimizer=optimizer, every=2,
+        record=tmp_path / "run",
+    )  # fmt: skip
+
+    def train() -> None:
+        for step in range(6):
+            optimizer.zero_grad()
+            loss = model(torch.ones(4, 5)).square().mean() * (math.nan if step >= 2 else 1.0)
+            loss.backward()
+            optimizer.step()
+            hook.log(metric=0.5)
+        hook.close()
+
+    with pytest.warns(UserWarning, match=r"no step of unit 1 .* has diverged") as caught:
+        train()
+    assert len([w for w in caught if "has diverged" in str(w.message)]) == 1
+    record = regimes.load(tmp_path / "run")
+    assert record.rows[0]["logged"] == {"metric": 0.5}
+    (said, *_) = inactivity_warnings(record.header, record.rows)
+    assert said.startswith("no step of 2 of 3 units has finite gradients")

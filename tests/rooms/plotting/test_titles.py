@@ -19,7 +19,7 @@ LEVELS = {"levels": {"low": 4, "high": 1}, "compressor": {"name": "powersgd"}}
 def run(name: str, seed: int, value: float, floats: float, metric: str = "accuracy") -> Any:
     """A record of three units, as far as a title reads it."""
     epochs = pd.DataFrame({"metric": [value] * 3, "total_floats": [1.0, 2.0, floats]})
-    header = {"metric": metric, "config": LEVELS}
+    header = {"metric": metric, "config": LEVELS, "data": {}}
     return SimpleNamespace(
         name=name, seed=seed, epochs=epochs, header=header, config=LEVELS, hooked=False, folder=""
     )
@@ -37,7 +37,7 @@ def said(found: Any, shown: looks.Metric) -> str:
 
 
 def test_accordion_is_held_against_the_best_that_sends_no_more() -> None:
-    """`low` is better and sends more: it is no rival."""
+    """`low` is better and sends more: it is named last."""
     found = groups(
         {
             "low": ([0.99, 0.98, 0.99], 100.0),
@@ -47,7 +47,7 @@ def test_accordion_is_held_against_the_best_that_sends_no_more() -> None:
     )
     text = said(found, POINTS)
     assert text.startswith("ACCORDION (rank 4 or 1) is 20.7 points [17.8, 23.5] better than rank 1")
-    assert text.endswith("better than rank 1, which sends 50 % of its floats")
+    assert text.endswith("than rank 1, which sends 50 % of its floats; rank 4 is 7.7 points better")
 
 
 def test_a_gap_smaller_than_its_interval_is_not_shown() -> None:

@@ -312,7 +312,7 @@ def test_differences_of_schedules_of_any_name(pair: list[Record]) -> None:
     assert pd.isna(rows.loc["mine - third", "ci_low"])
     against = regimes.compare(runs, baseline="third")
     assert list(against["comparison"]) == ["mine - third", "theirs - third"]
-    with pytest.raises(RecordError, match="--baseline low: no such schedule; found mine"):
+    with pytest.raises(RecordError, match="baseline low: no such schedule; found mine"):
         regimes.compare(runs, baseline="low")
     table = between(runs)
     assert table is not None

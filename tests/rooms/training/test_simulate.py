@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from regimes import models
 from regimes.config import DataConfig
 from regimes.data import images
 from regimes.data.images import Normaliser
+from regimes.data.samples import Samples
 from regimes.errors import ConfigError, DataError, RecordError
 
 QUICK: dict[str, Any] = {"workers": 2, "batch_size": 8, "epochs": 2, "optimizer": {"lr": 0.05}}
@@ -250,6 +252,59 @@ def test_a_stopped_run_goes_on_and_an_ended_one_is_returned(tmp_path: Path) -> N
     assert simulated(tmp_path / "again", data=Stopper(1e9)).rows == whole.rows
 
 
+def test_another_loss_or_metric_is_another_run(tmp_path: Path) -> None:
+    def squares(output: Tensor, target: Tensor) -> Tensor:
+        return (output - F.one_hot(target, 3)).square().mean()
+
+    simulated(tmp_path / "run")
+    with pytest.raises(RecordError, match=r"with the loss by default, not .*squares"):
+        simulated(tmp_path / "run", loss=squares)
+    simulated(tmp_path / "own", loss=squares)
+    with pytest.raises(RecordError, match=r"with the metric by default, not .*squares"):
+        simulated(tmp_path / "own", loss=squares, metric=squares)
+
+
+def test_a_metric_is_of_all_test_samples_at_once(tmp_path: Path) -> None:
+    x = torch.randn(257, 6, generator=torch.Generator().manual_seed(3))
+    test, seen = (x, x[:, :1]), list[int]()
+
+    def explained(output: Tensor, target: Tensor) -> Tensor:
+        seen.append(len(target))
+        return 1 - (output - target).square().sum() / (target - target.mean()).square().sum()
+
+    record = regimes.simulate(
+        nn.Linear(6, 1), test, test, out=tmp_path, metric=explained, policy=STATIC, **QUICK
+    )
+    assert math.isfinite(record.rows[-1]["metric"] or math.nan)
+    assert set(seen) == {2, 257}  # 2: before training, whether it takes the model's outputs
+
+
+def test_cross_entropy_by_name_has_an_accuracy(tmp_path: Path) -> None:
+    one = simulated(tmp_path / "usual")
+    other = simulated(tmp_path / "named", loss=nn.CrossEntropyLoss())
+    assert other.header["metric"] == "accuracy"
+    assert [row["metric"] for row in one.rows] == [row["metric"] for row in other.rows]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_is_no_target(side: str) -> None:
+    ids = torch.tensor([3, 1, 2, 0, 0])
+    mask = torch.tensor([1, 1, 1, 0, 0])
+    if side == "left":
+        with pytest.raises(DataError, match="pad at the end"):
+            Samples([{"input_ids": ids.flip(0), "attention_mask": mask.flip(0)}], "data").digest()
+        return
+    x, y = Samples([{"input_ids": ids, "attention_mask": mask}], "data").take(torch.arange(1))
+    assert (x.tolist(), y.tolist()) == ([[3, 1, 2, 0]], [[1, 2, -100, -100]])
+
+
+def test_arrays_are_tensors(tmp_path: Path) -> None:
+    x, y = points()
+    one = simulated(tmp_path / "tensors")
+    other = simulated(tmp_path / "arrays", data=(x.numpy(), y.numpy()))
+    assert [row["train_loss"] for row in one.rows] == [row["train_loss"] for row in other.rows]
+
+
 def test_another_run_in_the_folder_is_refused(tmp_path: Path) -> None:
     simulated(tmp_path)
     with pytest.raises(RecordError):
@@ -299,7 +354,19 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "field": ({"set": {"unit_step": 3}}, "unit_steps"),
     "model": ({"model": 3}, "an nn.Module, or a function that makes one"),
     "made": ({"model": lambda: 3}, "an nn.Module"),
-    "shape": ({"model": nn.Linear(5, 3)}, r"do not take inputs \[2, 6\] and targets \[2\]"),
+    "shape": ({"model": nn.Linear(5, 3)}, r"does not take inputs \[2, 6\] and targets \[2\]"),
+    "word": ({"loss": "mse"}, "loss = 'mse': expected a function"),
+    "no loss": ({"loss": lambda *_: None}, "the model gets the inputs alone, without labels"),
+    "list": ({"loss": lambda output, target: output.mean()[None]}, r"the loss of a batch is \[1\]"),
+    "metric": ({"metric": lambda output, target: output}, "expected one number"),
+    "bad metric": ({"metric": lambda output, target: output.logits}, "the metric does not take"),
+    "lazy": ({"model": nn.LazyLinear(3)}, "call the model once before"),
+    "meta": ({"model": nn.Linear(6, 3, device="meta")}, "make the model on the CPU"),
+    "classes": ({"model": nn.Linear(6, 2)}, "train_data has a target of 0 to 2: the model's outp"),
+    "real": ({"data": (points()[0], torch.ones(80))}, "classes are integers"),
+    "mapping": ({"data": {"x": torch.ones(3)}}, "train_data is a dict"),
+    "torch": ({"optimizer": torch.optim.SGD(network().parameters(), 0.1)}, "write optimizer="),
+    "unknown": ({"optimizer": {"learning_rate": 0.1}}, "missing .learning_rate: no such field."),
     "loss": ({"loss": lambda output, target: output.sum(1)}, "expected one number, a mean"),
     "no parameter": ({"model": nn.Identity()}, "no parameter"),
     "data": ({"data": 3}, "expected a data set with a length"),

@@ -1,0 +1,117 @@
+"""Samples of a program's own: a data set with numbered samples, or two tensors."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from regimes.errors import DataError, require
+from regimes.models.loss import Batch
+
+DIGESTED = 256  # samples of a data set, of which the digest is made
+IGNORED = -100  # a target that cross-entropy leaves out
+
+
+class Samples:
+    """A map-style data set, or two tensors or arrays.
+
+    Attributes:
+        tensors: inputs and targets of all samples, where they are tensors; else None.
+        tokens: whether a sample is a mapping with the tokens of a language model.
+    """
+
+    def __init__(self, data: Any, name: str) -> None:
+        self.name, self.tensors, self.tokens = name, None, False
+        if isinstance(data, TensorDataset) and len(data.tensors) == 2:
+            data = data.tensors
+        arrays = Tensor | np.ndarray
+        if isinstance(data, tuple | list) and data and all(isinstance(x, arrays) for x in data):
+            shapes = [tuple(part.shape) for part in data]
+            good = len(data) == 2 and len(data[0]) == len(data[1])
+            require(good, name, shapes, "inputs and targets, as many targets as inputs")
+            x, y = (torch.as_tensor(part).detach().cpu() for part in data)
+            self.tensors = x, y
+        elif isinstance(data, Tensor | np.ndarray | Mapping) or not (
+            hasattr(data, "__len__") and hasattr(data, "__getitem__")
+        ):
+            kind = type(data).__name__
+            raise DataError(
+                f"{name} is a {kind}: expected a data set with a length and numbered samples, or "
+                "a tuple of two tensors, inputs and targets (a DataLoader has its data set in "
+                ".dataset; a tensor of tokens can be a list of mappings with input_ids)"
+            )
+        self.data = data
+        self.count = len(self.tensors[0]) if self.tensors else len(data)
+        require(self.count > 0, name, self.count, "at least one sample")
+
+    def take(self, index: Int64[Tensor, " n"]) -> Batch:
+        """Inputs ``[n, ...]`` and targets ``[n, ...]`` of some samples."""
+        if self.tensors is not None:
+            return self.tensors[0][index], self.tensors[1][index]
+        items = [self._item(i) for i in index.tolist()]
+        try:
+            return torch.stack([x for x, _ in items]), torch.stack([y for _, y in items])
+        except RuntimeError as error:
+            raise DataError(f"the samples of {self.name} differ in shape: {error}") from None
+
+    def _item(self, number: int) -> Batch:
+        """One sample: a pair, or a mapping with the tokens of a causal language model."""
+        item = self.data[number]
+        if isinstance(item, Mapping) and "input_ids" in item:
+            self.tokens = True
+            return self._tokens(item)
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise DataError(
+                f"a sample of {self.name} is a {type(item).__name__}: expected (input, target), or "
+                'a mapping with "input_ids"'
+            )
+        x, y = (torch.as_tensor(part) for part in item)
+        return x, y
+
+    def _tokens(self, item: Mapping[str, Any]) -> Batch:
+        """Tokens and the next ones; padding, which a mask of 0 marks, is no target."""
+        tokens = torch.as_tensor(item["input_ids"])
+        targets = torch.as_tensor(item.get("labels", tokens))
+        mask = item.get("attention_mask")
+        if mask is not None:
+            kept = torch.as_tensor(mask).bool()
+            if (kept[..., 1:] & ~kept[..., :-1]).any():
+                raise DataError(
+                    f"{self.name}: attention_mask leaves out tokens before others, and the model "
+                    "is called with the tokens alone: pad at the end of a sample"
+                )
+            targets = targets.masked_fill(~kept, IGNORED)
+        return tokens[:-1], targets[1:]
+
+    def some(self) -> Batch:
+        """`DIGESTED` samples at equal distances."""
+        index = torch.arange(0, self.count, max(1, self.count // DIGESTED))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # for a data set that augments its samples
+            return self.take(index)
+
+    def digest(self) -> str:
+        """SHA-256 of the number of samples, and of `some`."""
+        digest = hashlib.sha256(str(self.count).encode())
+        for part in self.some():
+            digest.update(part.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+    def check_classes(self, classes: int) -> None:
+        """Raise DataError if a class or token is not one of ``classes``: of all samples where they
+        are tensors, else of `some`."""
+        x, y = self.tensors or self.some()
+        parts = {"target": y[y != IGNORED], **({"token": x} if self.tokens else {})}
+        for what, part in parts.items():
+            if part.numel() and not 0 <= int(part.min()) <= int(part.max()) < classes:
+                raise DataError(
+                    f"{self.name} has a {what} of {int(part.min())} to {int(part.max())}: the "
+                    f"model's outputs are {classes} classes, 0 to {classes - 1}"
+                )

@@ -200,14 +200,27 @@ class Loop:
     """One step of our loop but the data: gradients, reduction, instruments, optimiser."""
 
     def __init__(
-        self, net: Net, compressor: Compressor, level: Level, *, workers: int = 4, union: bool
+        self,
+        net: Net,
+        compressor: Compressor,
+        level: Level,
+        *,
+        workers: int = 4,
+        union: bool,
+        vmapped: bool = False,
     ) -> None:
         self.x, self.y = net.images(workers)
         self.model = net.build()
         self.layers = layer_table(self.model)
         self.world = World(workers)
         self.gradients = Gradients(
-            self.model, classification_loss, self.world, union=union, seed=0, micro_batch=net.batch
+            self.model,
+            classification_loss,
+            self.world,
+            union=union,
+            seed=0,
+            micro_batch=net.batch,
+            vmapped=vmapped,
         )
         self.reducer = Reducer(compressor, self.layers, self.world, 0)
         self.levels = [level if layer.compressed else DENSE for layer in self.layers]

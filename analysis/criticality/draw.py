@@ -213,7 +213,8 @@ def _caption(trunk: Record, curve: pd.DataFrame, shown: Metric, known: bool) -> 
     return (
         f"Harm: {shown.label} of a branch with a pulse minus its trunk's, by the same seed, "
         f"signed so that a positive number is a worse result; {style.seeds_in_words(counts)}, "
-        f"{style.intervals_in_words(counts, style.MANY + 1)}. Below: "
+        f"{style.intervals_in_words(counts, style.MANY + 1)}. In the middle a line begins with its "
+        "pulse. Below: "
         "rank of each signal in its run (blue: no value), mean over seeds; at the right its "
         f"scores, of its {of}, with intervals over seeds; under the line those "
         f"that measure nothing. {style.setting(trunk)}."

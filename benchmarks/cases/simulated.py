@@ -4,7 +4,9 @@ The bare loop: four forward and backward passes of a worker's batch, their gradi
 SGD step. Ours: the same batches with PowerSGD rank 2, error feedback, traffic counted, one SGD
 step; *union*: in one pass over the four batches, BatchNorm per worker, as `regimes run` does for
 linear compressors; *worker by worker*: in four, as it does for the others. Batch per worker:
-smoke 8, small 16, ResNet-18 8 images of 32 x 32. Floor: the bare loop's own passes.
+smoke 8, small 16, ResNet-18 8 images of 32 x 32. Floor: the bare loop's own passes. The last rows
+are of TopK, which needs each worker's gradient, with 64 workers of smoke: one after the other, and
+with `vmap`, against a step of PowerSGD in one union pass (target: 4 times).
 """
 
 from __future__ import annotations
@@ -13,10 +15,13 @@ import statistics
 
 from benchmarks.harness import NETS, Limits, Loop, Net, Row, compare, interleaved, sgd
 from regimes.compression.powersgd import PowerSGD
+from regimes.compression.sparse import TopK
 from regimes.data.classification import classification_loss
 
 TARGETS = {"smoke": 1.10, "small": 1.10, "ResNet-18": 1.05}
 WORKERS = 4
+MANY = 64
+TIMES = 4.0  # the union pass
 
 
 class Bare:
@@ -55,4 +60,19 @@ def measure(limits: Limits, *, quick: bool) -> list[Row]:
             compare(f"{name}, {way}", seconds, way, "bare loop", target, floor=least)
             for way, target in (("union", TARGETS[name]), ("worker by worker", None))
         ]
-    return rows
+    return rows + _many(20 if quick else 40)
+
+
+def _many(rounds: int) -> list[Row]:
+    """64 workers, each with a gradient of its own."""
+    net = NETS["smoke"]
+    tasks = {
+        "union": Loop(net, PowerSGD(), 2, workers=MANY, union=True),
+        "worker by worker": Loop(net, TopK(), 0.1, workers=MANY, union=False),
+        "vmap": Loop(net, TopK(), 0.1, workers=MANY, union=False, vmapped=True),
+    }
+    seconds = interleaved(tasks, rounds)
+    return [
+        compare(f"smoke, {MANY} workers, TopK, {way}", seconds, way, "union", target)
+        for way, target in (("worker by worker", None), ("vmap", TIMES))
+    ]

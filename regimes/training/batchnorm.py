@@ -6,7 +6,7 @@ DistributedDataParallel's broadcast of buffers does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -38,6 +38,9 @@ class PerWorkerBatchNorm:
         self.world = World(1) if world is None else world
         self.layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
         self.groups, self.update = 1, False
+        # in a pass of `apart`: batch mean and unbiased variance of each call, and its layer
+        self._apart: list[tuple[_BatchNorm, Tensor, Tensor]] | None = None
+        self._called: list[_BatchNorm] = []
         self._scales: dict[_BatchNorm, list[Tensor]] = {}  # weight and bias, once per worker
         # running mean and variance of all groups, [groups * C]; only worker 0's, the first C, count
         self._running: dict[_BatchNorm, list[Tensor]] = {}
@@ -70,6 +73,26 @@ class PerWorkerBatchNorm:
         finally:
             self.groups, self.update = 1, False
             self._scales, self._used = {}, []
+
+    @contextmanager
+    def apart(self) -> Iterator[list[tuple[Tensor, Tensor]]]:
+        """Within ``vmap``: a call normalises one worker's batch and updates nothing. The list has
+        then the batches' means and unbiased variances, for `follow`."""
+        calls, statistics = list[tuple[_BatchNorm, Tensor, Tensor]](), list[tuple[Tensor, Tensor]]()
+        self._apart = calls
+        try:
+            yield statistics
+        finally:
+            self._apart, self._called = None, [bn for bn, _, _ in calls]
+        statistics += [(mean, var) for _, mean, var in calls]
+
+    def follow(self, statistics: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Update the running statistics of the layers of the last `apart`, in its order."""
+        for bn, (mean, var) in zip(self._called, statistics, strict=True):
+            count = cast(Tensor, bn.num_batches_tracked).add_(1)
+            factor = 1.0 / float(count) if bn.momentum is None else bn.momentum
+            for running, now in zip(_running(bn), (mean, var), strict=True):
+                running.lerp_(now.to(running.dtype), factor)
 
     def _repeat_scales(self) -> dict[_BatchNorm, list[Tensor]]:
         """Weight and bias once per worker, of layers with equally many channels together."""
@@ -109,6 +132,12 @@ class PerWorkerBatchNorm:
 
     def _normalise(self, bn: _BatchNorm, x: Tensor) -> Tensor:
         """BatchNorm of ``groups`` interleaved batches, as one of groups * C channels."""
+        if self._apart is not None:
+            if bn.running_mean is not None:
+                others = [i for i in range(x.ndim) if i != 1]
+                var, mean = torch.var_mean(x.detach(), others)
+                self._apart.append((bn, mean, var))
+            return F.batch_norm(x, None, None, bn.weight, bn.bias, True, 0.0, bn.eps)
         running: list[Any] = [None, None]
         factor = 0.0
         if self.update and bn.running_mean is not None:

@@ -302,8 +302,8 @@ class Hook(Job):
             if b.steps and not b.finite_steps and not self.diverged and self.world.rank == 0:
                 self.diverged = True
                 warnings.warn(
-                    f"no step of unit {len(self.rows)} has finite gradients (NaN or infinity): the "
-                    "training has diverged",
+                    f"no step of unit {len(self.rows)} has finite gradients (NaN or infinity): has "
+                    "the training diverged?",
                     stacklevel=2,
                 )
             if not seen:

@@ -42,7 +42,7 @@ def _diverged(rows: Sequence[Row]) -> list[str]:
         return []
     return [
         f"no step of {len(lost)} of {len(rows)} units has finite gradients (NaN or infinity), the "
-        f"first is unit {lost[0]}: the training has diverged"
+        f"first is unit {lost[0]}: has the training diverged?"
     ]
 
 

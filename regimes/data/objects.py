@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -141,7 +142,7 @@ class ObjectTask:
         self.given = {"loss": name_of(loss), "metric": name_of(metric)}
         self.criterion = loss or usual_loss
         self.loss: TaskLoss = self._loss
-        _, target = self.test.take(torch.arange(1))
+        (_, target), _ = (s.take(torch.arange(1)) for s in (self.train, self.test))
         self.whole = not target.is_floating_point()  # classes or tokens
         self.classified = self.whole and (loss is None or is_cross_entropy(loss))
         usual = metric is None and self.classified and target.ndim == 1
@@ -196,6 +197,18 @@ class ObjectTask:
         values = logits(output)
         if isinstance(values, Tensor) and values.ndim:
             self.outputs = values.shape[-1]
+            other = values.numel() == y.numel() and values.shape != y.shape
+            if (
+                samples is self.train
+                and other
+                and self.given["loss"] is not None
+                and y.is_floating_point()
+            ):
+                warnings.warn(
+                    f"outputs {list(values.shape)} and targets {list(y.shape)} of {samples.name} "
+                    "differ in shape: a loss of your own may broadcast them",
+                    stacklevel=2,
+                )
         if self.classified and self.outputs > 1:
             samples.check_classes(self.outputs)
         loss = _tried(

@@ -120,9 +120,11 @@ def compare(
         of fewer than three seeds), positive (seeds at which a is above b), traffic_ratio (floats).
 
     Raises:
-        RecordError: no or unfinished runs, other settings, or no such schedule.
+        RecordError: no or unfinished runs, other settings, no such schedule, or only one.
     """
     by_schedule = given(records, where)
+    if len(by_schedule) < 2:
+        raise RecordError(f"only {', '.join(by_schedule)}: name runs of another schedule, too")
     shown, summaries = reached([run for group in by_schedule.values() for run in group])
     return differences(summaries, pairs_of(list(by_schedule), baseline), shown)
 

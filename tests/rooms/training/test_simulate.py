@@ -298,6 +298,27 @@ def test_padding_is_no_target(side: str) -> None:
     assert (x.tolist(), y.tolist()) == ([[3, 1, 2, 0]], [[1, 2, -100, -100]])
 
 
+def test_shapes_that_would_be_broadcast_are_told_of(tmp_path: Path) -> None:
+    x, _ = points()
+    data = x, x[:, 0]
+    with pytest.warns(UserWarning, match=r"outputs \[2, 1\] and targets \[2\] of train_data"):
+        regimes.simulate(
+            nn.Linear(6, 1),
+            data,
+            data,
+            out=tmp_path,
+            loss=lambda output, target: (output - target).abs().mean(),
+            policy=STATIC,
+            **QUICK,
+        )
+
+
+def test_one_schedule_has_nothing_to_be_compared_with(tmp_path: Path) -> None:
+    record = simulated(tmp_path / "alone", name="alone")
+    with pytest.raises(RecordError, match="only alone: name runs of another schedule"):
+        regimes.compare([record])
+
+
 def test_arrays_are_tensors(tmp_path: Path) -> None:
     x, y = points()
     one = simulated(tmp_path / "tensors")

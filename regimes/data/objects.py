@@ -18,7 +18,7 @@ from torch.nn.parameter import UninitializedParameter
 from regimes.collectives.world import World
 from regimes.config import RunConfig
 from regimes.data import task
-from regimes.data.samples import Samples
+from regimes.data.samples import IGNORED, Samples
 from regimes.data.task import Shuffled
 from regimes.errors import ConfigError, DataError, require
 from regimes.models.loss import Batch
@@ -143,8 +143,8 @@ class ObjectTask:
         self.criterion = loss or usual_loss
         self.loss: TaskLoss = self._loss
         (_, target), _ = (s.take(torch.arange(1)) for s in (self.train, self.test))
-        self.whole = not target.is_floating_point()  # classes or tokens
-        self.classified = self.whole and (loss is None or is_cross_entropy(loss))
+        whole = not target.is_floating_point()  # classes or tokens
+        self.classified = whole and (loss is None or is_cross_entropy(loss))
         usual = metric is None and self.classified and target.ndim == 1
         self.measured = accuracy if usual else metric
         plain = getattr(self.measured, "__name__", "metric")
@@ -209,8 +209,10 @@ class ObjectTask:
                     "differ in shape: a loss of your own may broadcast them",
                     stacklevel=2,
                 )
-        if self.classified and self.outputs > 1:
-            samples.check_classes(self.outputs)
+        # torch's own cross-entropy of images has the classes in the second dimension
+        last = self.given["loss"] is None or (isinstance(values, Tensor) and values.ndim == 2)
+        if self.classified and last and self.outputs > 1:
+            samples.check_classes(self.outputs, getattr(self.criterion, "ignore_index", IGNORED))
         loss = _tried(
             f"the loss does not take the model's output, {shapes}", self.criterion, output, y
         )

@@ -104,11 +104,11 @@ class Samples:
             digest.update(part.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
-    def check_classes(self, classes: int) -> None:
+    def check_classes(self, classes: int, ignored: int = IGNORED) -> None:
         """Raise DataError if a class or token is not one of ``classes``: of all samples where they
         are tensors, else of `some`."""
         x, y = self.tensors or self.some()
-        parts = {"target": y[y != IGNORED], **({"token": x} if self.tokens else {})}
+        parts = {"target": y[y != ignored], **({"token": x} if self.tokens else {})}
         for what, part in parts.items():
             if part.numel() and not 0 <= int(part.min()) <= int(part.max()) < classes:
                 raise DataError(

@@ -286,6 +286,22 @@ def test_cross_entropy_by_name_has_an_accuracy(tmp_path: Path) -> None:
     assert [row["metric"] for row in one.rows] == [row["metric"] for row in other.rows]
 
 
+def test_classes_that_a_loss_ignores_or_has_in_the_second_dimension(tmp_path: Path) -> None:
+    x, y = points()
+    y = torch.where(torch.arange(80) % 5 == 0, 255, y)
+    simulated(tmp_path / "ignored", data=(x, y), loss=nn.CrossEntropyLoss(ignore_index=255))
+    images, classes = torch.randn(24, 1, 2, 2), torch.randint(0, 3, (24, 2, 2))
+    regimes.simulate(
+        nn.Conv2d(1, 3, 1),
+        (images, classes),
+        (images, classes),
+        out=tmp_path / "images",
+        loss=nn.CrossEntropyLoss(),
+        policy=STATIC,
+        **QUICK,
+    )
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_is_no_target(side: str) -> None:
     ids = torch.tensor([3, 1, 2, 0, 0])

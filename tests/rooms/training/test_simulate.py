@@ -21,7 +21,7 @@ from regimes.config import DataConfig
 from regimes.data import images
 from regimes.data.images import Normaliser
 from regimes.data.samples import Samples
-from regimes.errors import ConfigError, DataError, RecordError
+from regimes.errors import ConfigError, DataError, RecordError, TrainingError
 
 QUICK: dict[str, Any] = {"workers": 2, "batch_size": 8, "epochs": 2, "optimizer": {"lr": 0.05}}
 STATIC = {"name": "static", "level": "low"}
@@ -262,6 +262,12 @@ def test_another_loss_or_metric_is_another_run(tmp_path: Path) -> None:
     simulated(tmp_path / "own", loss=squares)
     with pytest.raises(RecordError, match=r"with the metric by default, not .*squares"):
         simulated(tmp_path / "own", loss=squares, metric=squares)
+
+
+def test_a_run_that_its_first_loss_stopped_is_begun_again(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="see whether the data or the loss have NaN"):
+        simulated(tmp_path, loss=lambda output, target: output.mean() * math.nan)
+    assert len(simulated(tmp_path).rows) == 2
 
 
 def test_a_metric_is_of_all_test_samples_at_once(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ SGD step. Ours: the same batches with PowerSGD rank 2, error feedback, traffic c
 step; *union*: in one pass over the four batches, BatchNorm per worker, as `regimes run` does for
 linear compressors; *worker by worker*: in four, as it does for the others. Batch per worker:
 smoke 8, small 16, ResNet-18 8 images of 32 x 32. Floor: the bare loop's own passes. The last rows
-are of TopK, which needs each worker's gradient, with 64 workers of smoke: one after the other, and
-with `vmap`, against a step of PowerSGD in one union pass (target: 4 times).
+are of TopK, which needs each worker's gradient, with 64 workers of smoke and 16 of small: one after
+the other, and with `vmap`, against a step of PowerSGD in one union pass (target: 4 times).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from regimes.data.classification import classification_loss
 
 TARGETS = {"smoke": 1.10, "small": 1.10, "ResNet-18": 1.05}
 WORKERS = 4
-MANY = 64
+MANY = {"smoke": (64, 40), "small": (16, 20)}  # workers and rounds
 TIMES = 4.0  # the union pass
 
 
@@ -60,19 +60,19 @@ def measure(limits: Limits, *, quick: bool) -> list[Row]:
             compare(f"{name}, {way}", seconds, way, "bare loop", target, floor=least)
             for way, target in (("union", TARGETS[name]), ("worker by worker", None))
         ]
-    return rows + _many(20 if quick else 40)
+    return rows + [row for name in MANY for row in _many(name, quick)]
 
 
-def _many(rounds: int) -> list[Row]:
-    """64 workers, each with a gradient of its own."""
-    net = NETS["smoke"]
+def _many(name: str, quick: bool) -> list[Row]:
+    """Many workers, each with a gradient of its own."""
+    net, (workers, rounds) = NETS[name], MANY[name]
     tasks = {
-        "union": Loop(net, PowerSGD(), 2, workers=MANY, union=True),
-        "worker by worker": Loop(net, TopK(), 0.1, workers=MANY, union=False),
-        "vmap": Loop(net, TopK(), 0.1, workers=MANY, union=False, vmapped=True),
+        "union": Loop(net, PowerSGD(), 2, workers=workers, union=True),
+        "worker by worker": Loop(net, TopK(), 0.1, workers=workers, union=False),
+        "vmap": Loop(net, TopK(), 0.1, workers=workers, union=False, vmapped=True),
     }
-    seconds = interleaved(tasks, rounds)
+    seconds = interleaved(tasks, rounds // 3 if quick else rounds)
     return [
-        compare(f"smoke, {MANY} workers, TopK, {way}", seconds, way, "union", target)
+        compare(f"{name}, {workers} workers, TopK, {way}", seconds, way, "union", target)
         for way, target in (("worker by worker", None), ("vmap", TIMES))
     ]

@@ -38,9 +38,8 @@ class PerWorkerBatchNorm:
         self.world = World(1) if world is None else world
         self.layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
         self.groups, self.update = 1, False
-        # in a pass of `apart`: batch mean and unbiased variance of each call, and its layer
-        self._apart: list[tuple[_BatchNorm, Tensor, Tensor]] | None = None
-        self._called: list[_BatchNorm] = []
+        self._apart: list[tuple[Tensor, Tensor]] | None = None  # of each call of `apart`
+        self._called: list[_BatchNorm] = []  # whose calls these are
         self._scales: dict[_BatchNorm, list[Tensor]] = {}  # weight and bias, once per worker
         # running mean and variance of all groups, [groups * C]; only worker 0's, the first C, count
         self._running: dict[_BatchNorm, list[Tensor]] = {}
@@ -76,15 +75,13 @@ class PerWorkerBatchNorm:
 
     @contextmanager
     def apart(self) -> Iterator[list[tuple[Tensor, Tensor]]]:
-        """Within ``vmap``: a call normalises one worker's batch and updates nothing. The list has
-        then the batches' means and unbiased variances, for `follow`."""
-        calls, statistics = list[tuple[_BatchNorm, Tensor, Tensor]](), list[tuple[Tensor, Tensor]]()
-        self._apart = calls
+        """Within ``vmap``: a call normalises one worker's batch and updates nothing. The list gets
+        the means and unbiased variances of the batches, for `follow`."""
+        self._apart, self._called = list[tuple[Tensor, Tensor]](), []
         try:
-            yield statistics
+            yield self._apart
         finally:
-            self._apart, self._called = None, [bn for bn, _, _ in calls]
-        statistics += [(mean, var) for _, mean, var in calls]
+            self._apart = None
 
     def follow(self, statistics: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Update the running statistics of the layers of the last `apart`, in its order."""
@@ -136,7 +133,8 @@ class PerWorkerBatchNorm:
             if bn.running_mean is not None:
                 others = [i for i in range(x.ndim) if i != 1]
                 var, mean = torch.var_mean(x.detach(), others)
-                self._apart.append((bn, mean, var))
+                self._apart.append((mean, var))
+                self._called.append(bn)
             return F.batch_norm(x, None, None, bn.weight, bn.bias, True, 0.0, bn.eps)
         running: list[Any] = [None, None]
         factor = 0.0

@@ -99,6 +99,7 @@ class Gradients:
         self.union, self.micro_batch, self.clip, self.autocast = union, micro_batch, clip, autocast
         self.hidden: dict[int, Any] = {}
         self.seeded, self.vmapped = True, vmapped and not union
+        self._modules = [*model.modules()]
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self.names, self.parameters = [name for name, _ in named], [p for _, p in named]
         self.local = [local_part(p) for p in self.parameters]
@@ -156,7 +157,7 @@ class Gradients:
         copies nothing. Parameters' ``.grad`` are left as views of the buffer. A batch larger than
         ``micro_batch`` is cut along b and accumulated, each part weighted by its share.
         """
-        if not self.model.training:  # as an evaluation leaves it
+        if not all(module.training for module in self._modules):  # after an evaluation
             self.model.train()
         self._sum.zero_()
         self._complete.clear()
@@ -239,7 +240,7 @@ class Gradients:
         def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Any]:
             with self.batchnorm.apart() as statistics:
                 value: Tensor = self.loss(_WithParameters(self.model, parameters), x, y) * share
-            return value, [*statistics]
+            return value, statistics
 
         parameters = {name: p.detach() for name, p in zip(self.names, self.parameters, strict=True)}
         each = vmap(grad_and_value(loss, has_aux=True), in_dims=(None, 0, 0))

@@ -15,7 +15,7 @@ from regimes.config import DataConfig, Level, ModelConfig, OptimizerConfig, Regi
 from regimes.config.toml import override_fields
 from regimes.data.objects import Loss, Metric, ObjectTask
 from regimes.errors import ConfigError, require, unexpected
-from regimes.records import OWN, Record, read_lines
+from regimes.records import OWN, Record
 from regimes.training import optimizers
 from regimes.training.loop import run
 from regimes.training.reporters import Reporter
@@ -103,9 +103,17 @@ def simulate(
         require(given is None or callable(given), what, given, expected)
     made = ObjectTask(model, train_data, test_data, loss, metric)
     folder = Path(out)
-    # a record without an epoch is replaced, as one that its first loss has stopped
-    resume = (folder / "run.json").exists() and bool(read_lines(folder / "epochs.jsonl"))
+    resume = (folder / "run.json").exists() and _has_epoch(folder)
     return run(config, folder, resume=resume, reporters=reporters, task=made, shards=shards)
+
+
+def _has_epoch(folder: Path) -> bool:
+    """A record without an epoch, such as one that its first loss has stopped, is replaced."""
+    rows = folder / "epochs.jsonl"
+    if not rows.exists():
+        return False
+    with rows.open("rb") as file:
+        return file.readline().endswith(b"\n")
 
 
 def _check(config: RunConfig) -> None:

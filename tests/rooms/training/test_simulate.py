@@ -320,7 +320,7 @@ def test_padding_is_no_target(side: str) -> None:
     assert (x.tolist(), y.tolist()) == ([[3, 1, 2, 0]], [[1, 2, -100, -100]])
 
 
-def test_shapes_that_would_be_broadcast_are_told_of(tmp_path: Path) -> None:
+def test_shapes_that_would_be_broadcast_are_warned_of(tmp_path: Path) -> None:
     x, _ = points()
     data = x, x[:, 0]
     with pytest.warns(UserWarning, match=r"outputs \[2, 1\] and targets \[2\] of train_data"):
@@ -339,6 +339,24 @@ def test_one_schedule_has_nothing_to_be_compared_with(tmp_path: Path) -> None:
     record = simulated(tmp_path / "alone", name="alone")
     with pytest.raises(RecordError, match="only alone: name runs of another schedule"):
         regimes.compare([record])
+
+
+def test_a_layer_that_was_left_in_evaluation_trains(tmp_path: Path) -> None:
+    """From the first epoch on: an evaluation ends with all layers in training."""
+
+    def normalised() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.Linear(12, 3))
+
+    def left() -> nn.Module:
+        model = normalised()
+        model[1].eval()
+        return model
+
+    one, other = (
+        simulated(tmp_path / name, make, name="one")
+        for name, make in (("all", normalised), ("left", left))
+    )
+    assert [row["train_loss"] for row in one.rows] == [row["train_loss"] for row in other.rows]
 
 
 def test_arrays_are_tensors(tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ MADE_UP = (
 
 
 @pytest.mark.parametrize("made_up", [True, False], ids=["older", "this version"])
-def test_what_was_not_given_is_shown_as_not_recorded(
+def test_what_nobody_has_said_is_shown_as_not_said(
     made_up: bool, trained: Path, tmp_path: Path
 ) -> None:
     folder = hooked(trained, tmp_path / "run", made_up=made_up)

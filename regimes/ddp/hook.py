@@ -44,7 +44,7 @@ from regimes.policies.controller import Controller, Levels
 from regimes.policies.history import level_costs
 from regimes.precision import full_precision
 from regimes.records import Header, Row
-from regimes.training.idle_policy import inactivity_warnings
+from regimes.training.run_warnings import run_warnings
 
 FIRST_STEP = 120.0  # seconds before a warning that a process is missing; one may still evaluate
 MANY_STEPS = 1000  # without the end of an epoch: then a warning
@@ -411,7 +411,7 @@ class Hook(Job):
             self._end(*self.schedule.rates())
         if self.world.rank == 0 and not why:
             at_end = cast("Header", {**self.header, "units": len(self.rows)})
-            said = inactivity_warnings(at_end, self.rows)
+            said = run_warnings(at_end, self.rows)
             if steps and not self.rows and type(self.controller.policy).__name__ != "Static":
                 said.append(self._no_end())
             for sentence in said:

@@ -23,7 +23,7 @@ from regimes.monitor import reporters as monitoring
 from regimes.monitor.text import metric_text
 from regimes.records import reporters
 from regimes.training import termination
-from regimes.training.idle_policy import inactivity_warnings
+from regimes.training.run_warnings import run_warnings
 
 GRACE = 10.0  # seconds that the other processes have to end when one has died
 
@@ -47,7 +47,7 @@ def train(config: RunConfig, out: Path, resume: bool, quiet: bool, shards: int =
         f"{last['total_floats'] / 1e6:.3f} M floats, {last['total_bytes'] / 1e6:.2f} MB "
         "sent by each worker"
     )
-    for sentence in inactivity_warnings(record.header, record.rows):
+    for sentence in run_warnings(record.header, record.rows):
         stdout.try_print(sentence)
 
 

@@ -41,7 +41,7 @@ from regimes.records import (
 )
 from regimes.records.branches import check_row
 from regimes.records.lines import Growing, file_state
-from regimes.training.idle_policy import inactivity_warnings
+from regimes.training.run_warnings import run_warnings
 
 ACTIVE = ("running", "starting")
 PATIENCE = 60  # seconds in which the next run of a grid may begin
@@ -218,7 +218,7 @@ def _one(folder: Path) -> tuple[RenderableType, bool]:
     if lines and (slow := text.straggler(lines[-1].get("processes", {}))):
         parts.append(Text(slow, "yellow"))
     if what == "finished":
-        parts += [Text(sentence, "yellow") for sentence in inactivity_warnings(header, rows)]
+        parts += [Text(sentence, "yellow") for sentence in run_warnings(header, rows)]
     return Group(*parts), what in ACTIVE
 
 

@@ -38,7 +38,7 @@ from regimes.records import (
     read_events,
     select_and_separate,
 )
-from regimes.training.idle_policy import inactivity_warnings
+from regimes.training.run_warnings import run_warnings
 
 PARTS = ("compute", "compress", "communicate", "evaluate")  # other clocks follow
 
@@ -88,7 +88,7 @@ class Study:
             f"{run.name}: {sentence}"
             for run in self.runs
             if run.finished
-            for sentence in inactivity_warnings(run.header, run.rows)
+            for sentence in run_warnings(run.header, run.rows)
         )
         return [f"{sentence} (Runs: {n}.)" for sentence, n in warnings.items()]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -173,4 +174,22 @@ def _called(model: Any) -> str:
     made = type(model) if isinstance(model, nn.Module) else model
     if not callable(made):
         raise unexpected("model", model, "an nn.Module, or a function that makes one")
+    if made is model:
+        _check_no_arguments(made)
     return getattr(made, "__name__", type(made).__name__).strip("<>")
+
+
+def _check_no_arguments(make: Callable[..., Any]) -> None:
+    """Raise ConfigError for a function that cannot be called without arguments."""
+    try:
+        parameters = inspect.signature(make).parameters.values()
+    except (TypeError, ValueError):  # of some builtins nothing is known
+        return
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [x.name for x in parameters if x.default is x.empty and x.kind not in several]
+    if needed:
+        name = getattr(make, "__name__", "MODEL")
+        raise ConfigError(
+            f"model: {name} needs {', '.join(needed)}, and is called without arguments: pass "
+            f"functools.partial({name}, {needed[0]}=...), or a module"
+        )

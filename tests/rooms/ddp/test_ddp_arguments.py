@@ -26,7 +26,7 @@ from regimes.cost.cases import cases
 from regimes.errors import ConfigError, RecordError
 from regimes.records import read_lines, unknown_fields
 from regimes.report import page
-from regimes.training.idle_policy import inactivity_warnings
+from regimes.training.run_warnings import run_warnings
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -500,5 +500,5 @@ def test_a_training_that_has_diverged_says_so(tmp_path: Path) -> None:
     assert len([w for w in caught if "diverged" in str(w.message)]) == 1
     record = regimes.load(tmp_path / "run")
     assert record.rows[0]["logged"] == {"metric": 0.5}
-    (said, *_) = inactivity_warnings(record.header, record.rows)
+    (said, *_) = run_warnings(record.header, record.rows)
     assert said.startswith("no step of 2 of 3 units has finite gradients")

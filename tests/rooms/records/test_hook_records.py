@@ -39,8 +39,8 @@ from regimes.records import Record, load, pack, read_lines, summary, unknown_fie
 from regimes.replay.detect import defaults, main, rule
 from regimes.replay.replay import replay
 from regimes.report import content, page
-from regimes.training.idle_policy import inactivity_warnings
 from regimes.training.rows import job_row
+from regimes.training.run_warnings import run_warnings
 
 torch.set_num_threads(1)
 EPOCHS = 6
@@ -382,7 +382,7 @@ def test_a_reader_does_not_import_somebodys_policy(
     run = load(hooked(trained, tmp_path / "run", policy=policy))
     for row in run.rows:
         row["layers"]["level"] = ["low"] * len(row["layers"]["level"])
-    assert inactivity_warnings(run.header, run.rows) == [
+    assert run_warnings(run.header, run.rows) == [
         "policy: theirs:Policy compares every 7 units, and the run has 6: it has compared nothing. "
         "Set policy.interval lower.",
         "policy: theirs:Policy chose 'low' for everything in all of 6 epochs: the run is one at a "

@@ -415,6 +415,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "field": ({"set": {"unit_step": 3}}, "unit_steps"),
     "model": ({"model": 3}, "an nn.Module, or a function that makes one"),
     "made": ({"model": lambda: 3}, "an nn.Module"),
+    "arguments": ({"model": nn.Linear}, "Linear needs in_features, out_features, and is called"),
     "shape": ({"model": nn.Linear(5, 3)}, r"does not take inputs \[2, 6\] and targets \[2\]"),
     "word": ({"loss": "mse"}, "loss = 'mse': expected a function"),
     "no loss": ({"loss": lambda *_: None}, "the model gets the inputs alone, without labels"),

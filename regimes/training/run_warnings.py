@@ -1,5 +1,5 @@
-"""Warnings for policies that made no difference: a run may end well and have tested nothing. No
-torch.
+"""Warnings about a run that has ended well: its policies made no difference, so that it has tested
+nothing, or units had no finite gradient. No torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from regimes.policies import REGISTRY, policy
 from regimes.records import Header, Row, count_units
 
 
-def inactivity_warnings(header: Header, rows: Sequence[Row]) -> list[str]:
+def run_warnings(header: Header, rows: Sequence[Row]) -> list[str]:
     """One sentence for each way in which the policies of a run made no difference; first, that the
     gradients of whole units were not finite.
 

@@ -12,7 +12,7 @@ import regimes
 from regimes.launch.processes import train
 from regimes.monitor.watch import watch
 from regimes.report import page
-from regimes.training.idle_policy import inactivity_warnings
+from regimes.training.run_warnings import run_warnings
 
 torch.set_num_threads(1)
 ALWAYS = "policy: accordion chose 'low' for everything in all of 4 epochs"
@@ -50,7 +50,7 @@ def test_an_interval_that_is_nearly_the_run() -> None:
             "units": units,
         }
         rows = [{"layers": {"level": ["low"], "why": why}}] * units
-        assert any(words in sentence for sentence in inactivity_warnings(header, rows))
+        assert any(words in sentence for sentence in run_warnings(header, rows))
 
 
 def test_a_decay_in_every_epoch(tmp_path: Path) -> None:
@@ -63,14 +63,14 @@ def test_a_decay_in_every_epoch(tmp_path: Path) -> None:
         ),
         tmp_path / "run",
     )
-    (first, _) = inactivity_warnings(record.header, record.rows)
+    (first, _) = run_warnings(record.header, record.rows)
     assert first.startswith("policy: the learning rate decayed before 3 of 4 units")
 
 
 def test_a_batch_policy_that_never_grew(tmp_path: Path) -> None:
     batch = ("batch_levels={low=8,high=16}", 'batch_policy={name="windows",windows=[[0,4]]}')
     record = regimes.run(config(*batch, "policy=static"), tmp_path / "run")
-    (said,) = inactivity_warnings(record.header, record.rows)
+    (said,) = run_warnings(record.header, record.rows)
     assert said.startswith("batch_policy: windows chose 'low' for everything")
 
 
@@ -80,4 +80,4 @@ def test_a_policy_that_decides_is_not_mentioned(tmp_path: Path) -> None:
         "static": ["policy=static"],
     }.items():
         record = regimes.run(config(*settings), tmp_path / name)
-        assert inactivity_warnings(record.header, record.rows) == []
+        assert run_warnings(record.header, record.rows) == []

@@ -21,7 +21,6 @@ from regimes.seeding import Seed, SeedTable, uniform
 
 T = TypeVar("T")
 Entries = Sequence[tuple[Tensor, ...]]
-BLOCK = 2**20  # bytes: the second cache of a core, or half of it
 TINY = 1e-10  # of a matrix's norm: what completes a basis, far below the rounding of float32
 FEW = 1 << 18  # numbers of a batch whose padding costs less than another batch's launches
 PLANS = 8  # of padding that stay in memory, one for each vector of levels and bucket
@@ -196,9 +195,26 @@ class Workspace:
 
 # -- low-rank factors, in rows: ``P [r, n]`` and ``Q [r, m]`` --------------------------------------
 # On a CPU a product whose *last* dimension is a rank of two to four is several times slower than
-# one whose first is.
-left_product = batch_by_shape(lambda q, delta: q.unsqueeze(-3) @ delta.mT)  # [L, r, n]
-right_product = batch_by_shape(lambda p, delta: p.unsqueeze(-3) @ delta)  # [L, r, m]
+# one whose first is, and a product of one worker's matrix faster than a batch of one.
+def _by_worker(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Entries], list[Tensor]]:
+    """The kernel that multiplies a factor with each worker's matrix: ``[L, r, n or m]``."""
+    batched = batch_by_shape(lambda factor, delta: product(factor.unsqueeze(-3), delta))
+
+    def kernel(entries: Entries) -> list[Tensor]:
+        if on_gpu(entries[0][0]):
+            return batched(entries)
+        return [
+            product(factor, delta[0])[None]
+            if len(delta) == 1
+            else torch.stack([product(factor, matrix) for matrix in delta.unbind()])
+            for factor, delta in entries
+        ]
+
+    return kernel
+
+
+left_product = _by_worker(lambda q, delta: q @ delta.mT)
+right_product = _by_worker(lambda p, delta: p @ delta)
 _product = batch_by_shape(lambda p, q: p.mT @ q)
 
 
@@ -223,33 +239,16 @@ def subtract_product_(entries: Sequence[tuple[Tensor, Tensor, Tensor]]) -> list[
 def reconstruct_and_subtract_(
     entries: Sequence[tuple[Tensor, Tensor, Workspace, Tensor]],
 ) -> list[Tensor]:
-    """`reconstruct`; the product is subtracted from each worker's row of ``delta``, in place."""
+    """`reconstruct`; the product is subtracted from each worker's row of ``delta``, in place. On a
+    CPU it is computed again for each row, which costs less than reading it."""
+    updates = reconstruct([entry[:3] for entry in entries])
     if on_gpu(entries[0][0]):
-        updates = reconstruct([entry[:3] for entry in entries])
         sub_([(e[3], update) for e, update in zip(entries, updates, strict=True)])
         return updates
-    return [_block_by_block(p, q, workspace, delta) for p, q, workspace, delta in entries]
-
-
-def _block_by_block(
-    p: Float[Tensor, "r n"],
-    q: Float[Tensor, "r m"],
-    workspace: Workspace,
-    delta: Float[Tensor, "hosted n m"],
-) -> Float[Tensor, "n m"]:
-    """Above rank 1 in blocks of rows: some kernels write over a product several times, which is
-    cheap while it is in a cache. At rank 1 no kernel does, and blocks only cost calls."""
-    update = workspace.buffer(delta.shape[1:], delta)
-    n, m = update.shape
-    fit = max(1, BLOCK // max(1, m * update.element_size()))  # rows in ``BLOCK`` bytes
-    step = -(-n // max(1, -(-n // fit))) if len(p) > 1 else n  # rows, shared out evenly
-    if step >= n:
-        delta.sub_(torch.mm(p.mT, q, out=update))
-        return update
-    blocks = zip(p.split(step, 1), update.split(step), delta.split(step, 1), strict=True)
-    for p_block, update_block, delta_block in blocks:
-        delta_block.sub_(torch.mm(p_block.mT, q, out=update_block))
-    return update
+    for p, q, _, delta in entries:
+        for matrix in delta.unbind():
+            matrix.addmm_(p.mT, q, alpha=-1)
+    return updates
 
 
 def orthonormal(entries: Sequence[tuple[Tensor]]) -> list[Tensor]:

@@ -33,11 +33,14 @@ def allocate(errors: Table, floats: Table, bound: float, bins: int = 10_000) -> 
         return None
     spent = [[_spent(error, bound, bins) for error in row] for row in errors]
     # after so many layers, the floats of these, by the error that they may spend
-    fewest = np.full((len(spent) + 1, bins + 1), np.inf)
+    fewest = np.empty((len(spent) + 1, bins + 1))
     fewest[0] = 0.0
     sums = np.empty(bins + 1)
     for before, after, row, costs in zip(fewest[:-1], fewest[1:], spent, floats, strict=True):
-        for bins_spent, sent in zip(row, costs, strict=True):
+        least, *others = sorted(zip(row, costs, strict=True))
+        after[: least[0]] = np.inf
+        np.add(before[: max(0, bins + 1 - least[0])], least[1], out=after[least[0] :])
+        for bins_spent, sent in others:
             option, here = sums[bins_spent:], after[bins_spent:]
             np.add(before[: len(here)], sent, out=option)
             np.minimum(here, option, out=here)

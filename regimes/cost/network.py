@@ -1,7 +1,7 @@
 """The cost model: seconds of a collective, and of a step, on a given network. No torch.
 
 A collective of n bytes among W workers is a chain of ``hops(W)`` messages that wait for each other,
-each of ``copies(W) n / hops(W)`` bytes; it takes
+each of ``copies(W) n / hops(W)`` bytes (of an all-to-all: one, of all parts); it takes
 
     hops x (latency + message / bandwidth)                      plain
     hops x max(message / bandwidth, latency + message / (2 bandwidth))  two segments in flight
@@ -108,13 +108,18 @@ class Pattern:
     segments: int = 1
 
 
+# Each worker sends its part to each other one, and waits for all (gloo/alltoall.cc; NCCL's grouped
+# sends), so the messages do not wait for each other.
+ALL_AT_ONCE = Pattern(lambda w: 1.0 * (w > 1), lambda w: (w - 1) / w)
+
+
 def _ring(segments: int) -> Registry:
     return Registry(
         "collective",
         {
             "mean": Pattern(lambda w: 2 * (w - 1), lambda w: 2 * (w - 1) / w, segments),
             "gather": Pattern(lambda w: w - 1, lambda w: w - 1, segments),
-            "exchange": Pattern(lambda w: w - 1, lambda w: (w - 1) / w, segments),
+            "exchange": ALL_AT_ONCE,
             "broadcast": Pattern(_doublings, _doublings),  # binomial tree over the root's one link
         },
     )
@@ -133,7 +138,7 @@ ALGORITHMS = Registry(
             {
                 "mean": Pattern(lambda w: 2 * _doublings(w), lambda w: 2.0 * (w > 1)),
                 "gather": Pattern(_doublings, lambda w: w - 1),
-                "exchange": Pattern(lambda w: w - 1, lambda w: (w - 1) / w),  # all pairs
+                "exchange": ALL_AT_ONCE,
                 "broadcast": Pattern(_doublings, lambda w: 1.0 * (w > 1)),
             },
         ),

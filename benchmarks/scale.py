@@ -1,13 +1,15 @@
 """Growth with units, layers and runs: decisions, loading, the report, detectors, figures, watching.
 
-    python -m benchmarks.scale --report benchmarks/scale.json   # five minutes on one core
+    python -m benchmarks.scale --report benchmarks/scale.json   # six minutes on one core
 
 Records of random numbers, whose levels ACCORDION has chosen: of 62 layers (ResNet-18's tensors), up
 to 20,000 units, and 1,000 runs of 24 units and 14 layers (10 schedules, 100 seeds). Each task runs
 in a process of its own. Times are CPU seconds of that process, without its imports; the exponent e
 is that of cost ~ size^e between the last two sizes. Of a hook's checkpoint: the units, the time to
-make and pack it, and its size. Of a PowerSGD step of rank 4: the parameters, the time of the second
-step, and memory above gradients and residuals, most of which is the update, as large as a gradient.
+make and pack it, and its size. Of a PowerSGD step of rank 4 (`benchmarks.large`): the parameters,
+the time of the second step, and memory above gradients and residuals, most of which is the update,
+as large as a gradient; at W = 2 of one of two processes. Of ``ablate --jobs 2``: runs of smoke, the
+time by the clock, and as goal the time in which two cores would be busy for 90 % of it.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import json
 import math
 import platform
 import random
+import resource
 import statistics
 import subprocess
 import sys
@@ -37,12 +40,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import regimes
-from benchmarks.harness import Step
+from benchmarks.large import peak, steps
 from regimes import report
-from regimes.collectives.requests import Layer
-from regimes.collectives.world import World
-from regimes.compression.powersgd import PowerSGD
-from regimes.compression.reducer import Reducer
 from regimes.monitor import watch
 from regimes.plotting import offered
 from regimes.policies import REGISTRY, Decision, Policy, policy
@@ -261,8 +260,6 @@ def task(name: str, folder: Path) -> tuple[float, float]:
     before = peak()
     if name.startswith("hook checkpoint"):
         return hook_checkpoint(folder, int(name.split()[-1]))
-    if name in STEPS:
-        return powersgd_step(gpt2(*STEPS[name]))
     seconds = timed(name, folder)
     return seconds, peak() - before
 
@@ -317,30 +314,7 @@ def hook_checkpoint(folder: Path, units: int) -> tuple[float, float]:
     return taken, len(buffer.getvalue()) / 2**20
 
 
-def powersgd_step(layers: list[Layer]) -> tuple[float, float]:
-    """Seconds of a step at rank 4, and megabytes above gradients and residuals."""
-    torch.set_num_threads(1)
-    stack = torch.ones(1, sum(layer.size for layer in layers)).normal_()
-    before = peak()
-    step = Step(Reducer(PowerSGD(), layers, World(1), 0), 4, stack)
-    step()  # of which the residuals remain
-    began = time.process_time()
-    step()
-    taken = time.process_time() - began
-    return taken, peak() - before - stack.nbytes / 2**20
-
-
-def gpt2(width: int, blocks: int) -> list[Layer]:
-    """GPT-2's parameters; its head is tied to the embedding."""
-    matrices = [("wte", 50_257, width), ("wpe", 1_024, width)]
-    for i in range(blocks):
-        shapes = {"qkv": (3, 1), "out": (1, 1), "up": (4, 1), "down": (1, 4)}
-        matrices += [(f"{i}.{name}", n * width, m * width) for name, (n, m) in shapes.items()]
-    vectors = [Layer(f"{i}.norm", (2 * width,)) for i in range(2 * blocks + 1)]
-    return [Layer(name, (n, m)) for name, n, m in matrices] + vectors
-
-
-STEPS = {"GPT-2 124M": (768, 12), "GPT-2, embedding and a block of width 2,048": (2_048, 1)}
+BUSY = 0.9
 CHECKPOINTS = (20, 2_000, 20_000)
 GOALS = {  # seconds at the largest size, at the one before
     "json.loads": (None, None),
@@ -367,6 +341,24 @@ def alone(name: str, folder: Path, size: int, most: float | None) -> Cost:
     return Cost(name, size, seconds, megabytes, most)
 
 
+def two_at_a_time(runs: int = 20) -> Cost:
+    """``ablate --jobs 2``, from its start to its table."""
+
+    def spent() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
+    with tempfile.TemporaryDirectory() as place:
+        grid = Path(place, "grid.toml")
+        grid.write_text('base = "smoke"\n[schedules]\nlow.policy = {name="static", level="low"}\n')
+        command = [sys.executable, "-m", "regimes", "ablate", str(grid), "--jobs", "2"]
+        command += ["--seeds", str(runs), "--out", str(Path(place, "runs"))]
+        before, began = spent(), time.monotonic()
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        taken = time.monotonic() - began
+    return Cost("ablate --jobs 2", runs, taken, most=(spent() - before) / 2 / BUSY)
+
+
 def measure() -> list[Cost]:
     costs = [cost for size in UNITS for cost in decisions(size)]
     with tempfile.TemporaryDirectory() as place:
@@ -387,10 +379,9 @@ def measure() -> list[Cost]:
         for units in CHECKPOINTS:
             one = alone(f"hook checkpoint, units: {units}", Path(place), units, None)
             costs.append(replace(one, task="hook checkpoint"))
-        for name, shape in STEPS.items():
-            size = sum(layer.size for layer in gpt2(*shape))
-            one = alone(name, Path(place), size, None)
-            costs.append(replace(one, task=f"PowerSGD step: {name}"))
+    costs.append(two_at_a_time())
+    for name, workers, size, seconds, megabytes in steps():
+        costs.append(Cost(f"PowerSGD step, W = {workers}: {name}", size, seconds, megabytes))
     return costs
 
 
@@ -421,13 +412,6 @@ def page(costs: list[Cost]) -> str:
 
 def exponent(small: Cost, large: Cost) -> float:
     return math.log(large.seconds / small.seconds) / math.log(large.size / small.size)
-
-
-def peak() -> float:
-    """The most memory that this process has had, MB. Not ``ru_maxrss``, which begins with that of
-    the process that has started it."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:"))
 
 
 def main() -> None:

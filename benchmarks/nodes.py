@@ -29,6 +29,7 @@ NODES = 4
 PREFIX = "regimes-bench"  # of the namespaces: PREFIX-PID-NODE
 DEADLINE = 240.0  # seconds for one command to all nodes
 SUBNET = "10.83.7"
+PAUSE = 0.5  # seconds between collectives that are seldom
 
 
 # -- the network -----------------------------------------------------------------------------
@@ -231,7 +232,7 @@ def node() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # die with the parent
     answers, sys.stdout = sys.stdout, sys.stderr
     tasks: dict[str, Callable[..., Any]] = {"train": _train, "echo": _echo, "goodput": _goodput}
-    tasks |= {"race": _race, "island": _island, "peak": _peak}
+    tasks |= {"race": _race, "island": _island, "peak": _peak, "collectives": _collectives}
     for line in sys.stdin:
         command = json.loads(line)
         os.environ["MASTER_PORT"] = str(command.pop("port"))
@@ -302,6 +303,41 @@ def _echo(times: int, size: int = 1) -> float:
         taken.append(time.perf_counter() - start)
     world.close()
     return statistics.median(taken)
+
+
+def _collectives(sizes: Sequence[int], times: int) -> dict[str, list[tuple[int, float]]]:
+    """Median seconds of each kind of collective at some sizes in bytes, as `cost.network` counts
+    them. "pairs" are two means at once, of the first and third and of the second and fourth, and a
+    "seldom" one comes after `PAUSE`, when TCP has forgotten the speed of the link."""
+    import torch
+    import torch.distributed as dist
+
+    from regimes.collectives.processes import connect
+
+    world = connect(NODES, torch.device("cpu"))
+    groups = [dist.new_group([i, i + NODES // 2]) for i in range(NODES // 2)]
+    own = groups[world.rank % (NODES // 2)]
+    kinds: dict[str, Callable[[torch.Tensor], Any]] = {
+        "mean": lambda x: world.mean([x]),
+        "gather": lambda x: world.gather([x]),
+        "exchange": lambda x: world.exchange([x.view(1, NODES, -1)]),
+        "pairs": lambda x: dist.all_reduce(x, group=own),
+    }
+    found: dict[str, list[tuple[int, float]]] = {}
+    kinds["seldom"] = kinds["mean"]
+    for kind, collective in kinds.items():
+        for size in sizes:
+            numbers, taken = torch.ones(1, size // 4), []
+            often = size <= 2**17 and kind != "seldom"
+            for _ in range(times if often else min(times, 9)):
+                time.sleep(PAUSE if kind == "seldom" else 0.0)
+                start = time.perf_counter()
+                collective(numbers)
+                taken.append(time.perf_counter() - start)
+            found.setdefault(kind, []).append((size, statistics.median(taken)))
+    own, groups = None, []
+    world.close()
+    return found
 
 
 def _goodput(seconds: float) -> float:

@@ -10,11 +10,12 @@ race-lm-460k`` a model four times as large, by some of them. What counts is the
 loss on a third text, and the seconds of training until it is reached, without evaluation. All four
 share the cores of one machine, so compute and compression take longer than on nodes of their own.
 
-Before a link's first race each entrant takes three units on unlimited links. From their seconds,
-the bytes that it hands to the collectives, the rate of the link and the time of an all-reduce of
-64 numbers follow the predicted seconds of a step, by the formulas of `regimes cost`. The kernel
-counts what crosses the link. The link of 20 Mbit/s has a delay of 25 ms in each direction; there
-most entrants take four units, since their losses do not depend on the link.
+Before a link's first race each entrant takes five units on unlimited links, and each kind of
+collective is timed alone at some sizes, on unlimited links and on the link. The predicted seconds
+of a step are those on unlimited links, and for each collective of the step what it takes longer on
+the link at its size. The kernel counts what crosses the link. The link of 20 Mbit/s has a delay of
+25 ms in each direction; there, and with the larger model at 100 Mbit/s, most entrants take four
+units, since their losses do not depend on the link.
 
 Leaves ``benchmarks/race.jsonl``, one line per training; ``race.md`` and ``race.png``.
 """
@@ -32,12 +33,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from scipy.optimize import isotonic_regression
+
 from benchmarks.entrants import BEFORE, PEERS, PERIOD, QUARTER, TORCH_RANK
-from benchmarks.nodes import NODES, Nodes, crossed, islands, limit_trunk
+from benchmarks.nodes import Nodes, crossed, islands, limit_trunk
 from benchmarks.race_report import DELAY, write
 from regimes.config import RunConfig, override, to_dict
 from regimes.cost import cases
-from regimes.cost.network import Network, Work
+from regimes.cost.network import Work
 from regimes.presets import get_grid
 from regimes.records import provenance
 
@@ -61,8 +65,12 @@ RATE_OF = {  # torch's methods, and the schedule with the same numbers, whose ra
 }
 POWER = "DDP, PowerSGD hook"
 PLANNED = ("post-local 8", "qsr")  # periods that change
-FREE_UNITS, DELAYED_UNITS, DEADLINE = 3, 4, 1800.0
-PAYLOAD = 1448 / (1514 + 33)  # TCP in Ethernet frames; half a confirmation of 66 bytes comes back
+FREE_UNITS, SHORT_UNITS, DEADLINE = 5, 4, 1800.0
+# of the collectives that are timed alone: bytes, and how often
+SIZES = (256, *(2**i for i in range(12, 18)), *(n << 16 for n in (3, 4, 6, 8, 16, 32)))
+TIMES, DELAYED_TIMES = 41, 5
+SELDOM = 0.1  # collectives a step
+Table = dict[str, list[tuple[float, float]]]  # of each kind of collective: bytes, seconds
 Line = dict[str, Any]
 
 
@@ -118,7 +126,6 @@ def train(name: str, config: RunConfig, rate: int | None) -> Line:
     delay = DELAY.get(rate, 0.0) if rate else 0.0
     with islands(delay) as (names, hubs), Nodes(names, DEADLINE) as nodes:
         limit_trunk(hubs, rate)
-        echo = statistics.median(nodes.ask("echo", times=40, size=64))
         before = crossed(hubs[0])
         with tempfile.TemporaryDirectory() as scratch:
             answers = nodes.ask("race", kind=kind, config=to_dict(config), out=f"{scratch}/run")
@@ -132,9 +139,22 @@ def train(name: str, config: RunConfig, rate: int | None) -> Line:
         **rounded,
         **more,
         "crossed": round(sent / steps, 1),
-        "echo": echo,
         "processor": provenance.processor(),
     }
+
+
+def probe(rate: int | None) -> Line:
+    """The seconds of each kind of collective alone, over links of ``rate`` Mbit/s."""
+    times = DELAYED_TIMES if rate in DELAY else TIMES
+    with islands(DELAY.get(rate or 0, 0.0)) as (names, hubs), Nodes(names, DEADLINE) as nodes:
+        limit_trunk(hubs, rate)
+        answers = nodes.ask("collectives", sizes=SIZES, times=times)
+    table = {}
+    for kind in answers[0]:
+        each = [statistics.median(x[kind][i][1] for x in answers) for i in range(len(SIZES))]
+        growing = isotonic_regression(each).x  # more bytes never take less time
+        table[kind] = [(size, round(float(t), 6)) for size, t in zip(SIZES, growing, strict=True)]
+    return {"table": table, "processor": provenance.processor()}
 
 
 def race(
@@ -147,29 +167,35 @@ def race(
         if time.monotonic() > stop:
             return print("the minutes are over: start again to go on", flush=True)
         stage, name, seed, link, rate = todo
+        head = dict(zip(("stage", "entrant", "seed", "link", "rate"), todo, strict=True))
+        head["grid"] = grid
+        if stage == "probe":
+            _add(head | probe(link))
+            continue
         settings = [f"data.validation_size={HELD_OUT}"] if stage == "tune" else []
         config = configured(name, rate, seed, *settings, grid=grid)
         if stage == "free":
             config = shortened(config)
-        elif link in DELAY and name not in PLANNED:
-            config = shortened(config, DELAYED_UNITS)
+        elif _short(grid, link) and name not in PLANNED:
+            config = shortened(config, SHORT_UNITS)
         began = time.monotonic()
         found = train(name, config, link)
-        head = {
-            "grid": grid,
-            "stage": stage,
-            "entrant": name,
-            "seed": seed,
-            "link": link,
-            "rate": rate,
-        }
         if stage == "race":
-            head["predicted"] = predicted(name, read(grid), link, found["echo"], grid)
-        with LINES.open("a") as file:
-            file.write(json.dumps(head | found) + "\n")
+            head["predicted"] = predicted(name, read(grid), link, grid)
+        _add(head | found)
         said = f"{stage} {name}, seed {seed}, link {link}: {found['loss'][-1]:.3f}"
         print(f"{said}, {time.monotonic() - began:.0f} s", flush=True)
     return None
+
+
+def _add(line: Line) -> None:
+    with LINES.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def _short(grid: str, link: int | None) -> bool:
+    """Do most entrants take a few units there? Losses do not depend on the link."""
+    return link in DELAY or (grid != GRID and link != max(LINKS))
 
 
 def read(grid: str = GRID) -> list[Line]:
@@ -201,10 +227,12 @@ def _missing(
     known_to = entrants(grid)
     names = [name for name in rates(read(grid), grid) if name in known_to]
     names = [name for name in names if not only or name in only]
+    yield from new("probe", "", SEEDS[0], None, 0.0)
     for name in names:
         yield from new("free", name, SEEDS[0], None, rates(read(grid), grid)[name])
     for seed in seeds:
         for link in links:
+            yield from new("probe", "", SEEDS[0], link, 0.0)
             for name in names:
                 yield from new("race", name, seed, link, rates(read(grid), grid)[name])
 
@@ -224,9 +252,10 @@ def work(name: str, free: Line, grid: str = GRID) -> Work:
     if "bytes" in free:
         size = {kind: sum(x) / steps for kind, x in free["bytes"].items() if sum(x)}
         calls = {kind: sum(x) / steps for kind, x in free["calls"].items() if kind in size}
-        if name == "half":  # its second mean is of a few vectors
-            calls["mean"] = 1.0
         return Work(0.0, 0.0, calls, size)
+    if name == "HSDP":  # each shard is a half; every block and the rest have a mean of their own
+        blocks = int(entrants(grid)["dense"].model.depth)
+        return Work(0.0, 0.0, {"pairs": blocks + 1.0}, {"pairs": 2.0 * numbers})
     if name == POWER:
         return Work(0, 0, {"mean": 3.0}, {"mean": BEFORE * 4 * numbers + (1 - BEFORE) * 4 * low})
     return Work(0, 0, {"mean": 1.0}, {"mean": 2.0 * numbers}) if "fp16" in name else dense
@@ -255,29 +284,19 @@ def _shapes(grid: str) -> tuple[int, int]:
     return sum(layer.size for layer in layers), low
 
 
-def predicted(
-    name: str, lines: Sequence[Line], link: float, echo: float, grid: str = GRID
-) -> float:
-    """Seconds of a mean step on a link: those of the steps on unlimited links, and what the
-    collectives take longer. A ring over two islands crosses their link once in each
-    direction; of an all-to-all, two workers send half of their parts over it.
-
-    Args:
-        echo: seconds of a small all-reduce on the link. Without a delay of the link it is that of
-            the four processes on unlimited links, whatever was measured now.
-    """
+def predicted(name: str, lines: Sequence[Line], link: float, grid: str = GRID) -> float:
+    """Seconds of a mean step on a link: those of the steps on unlimited links, and what each
+    collective of its size takes longer there."""
     frees = {x["entrant"]: x for x in lines if x["stage"] == "free"}
+    tables = {x["link"]: x["table"] for x in lines if x["stage"] == "probe"}
     step = work(name, frees[name], grid)
-    if "exchange" in step.bytes:
-        size = {**step.bytes, "exchange": step.bytes["exchange"] * 4 / 3}
-        step = Work(0.0, 0.0, step.calls, size)
-    hops = 2 * (NODES - 1)
-    near = statistics.median(x["echo"] for x in frees.values())
-    far = echo if link in DELAY else near
-    slow, fast = Network(link * 1e6 * PAYLOAD, far / hops), Network(1e10, near / hops)
-    workers = 2 if name == "HSDP" else NODES  # islands exchange shards
-    waits = [float(step.communicate(network, workers, "gloo")) for network in (slow, fast)]
-    return _unlimited(name, frees, grid) + max(0.0, waits[0] - waits[1])
+    longer = 0.0
+    for kind, calls in step.calls.items():
+        size = step.bytes[kind] / calls
+        kind = "seldom" if kind == "mean" and calls < SELDOM else kind
+        alone = [float(np.interp(size, *zip(*tables[x][kind], strict=True))) for x in (link, None)]
+        longer += calls * max(0.0, alone[0] - alone[1])
+    return _unlimited(name, frees, grid) + longer
 
 
 def _unlimited(name: str, frees: dict[str, Line], grid: str) -> float:

@@ -36,19 +36,50 @@ def test_the_page_says_who_is_first_and_who_never_arrives() -> None:
     assert race_report.errors([line()]) == [pytest.approx(0.05)]
 
 
+def test_pairs_in_the_right_order() -> None:
+    """Steps of 0.2, 0.21 and 0.4 s: two pairs differ by more than a tenth."""
+    races = [
+        line(entrant=name, seconds=[10 * taken] * 3, predicted=guess)
+        for name, taken, guess in (("a", 0.2, 0.3), ("b", 0.21, 0.1), ("c", 0.4, 0.2))
+    ]
+    assert race_report.ordered(races) == (1, 2)
+
+
+def probes(link: float, **seconds: tuple[float, float]) -> list[dict[str, Any]]:
+    """Collectives of 1 kB and 1 MB: without a limit they take nothing, and on a link these
+    seconds."""
+    tables = {None: {kind: [(1e3, 0.0), (1e6, 0.0)] for kind in seconds}}
+    tables[link] = {k: list(zip((1e3, 1e6), x, strict=True)) for k, x in seconds.items()}
+    return [
+        {"stage": "probe", "entrant": "", "link": where, "table": x} for where, x in tables.items()
+    ]
+
+
+def free(**sent: float) -> dict[str, Any]:
+    """Steps of 0.25 s without a limit; a collective of so many bytes of each kind in each step."""
+    calls = {kind: [10, 10, 10] for kind in sent}
+    size = {kind: [10 * x] * 3 for kind, x in sent.items()}
+    return line(stage="free", link=None, calls=calls, bytes=size)
+
+
 def test_a_prediction_by_hand() -> None:
-    """A mean of 1 MB in a ring of four at 8 Mbit/s takes 1.5 s more than without limit."""
-    free = line(stage="free", link=None, echo=0.0, calls={"mean": [10, 10, 10]})
-    free["bytes"] = {"mean": [1e7, 1e7, 1e7]}
-    got = race.predicted("dense", [free], 8 / race.PAYLOAD, 0.0)
-    assert got == pytest.approx(5 / 20 + 1.5 * 1e6 * 8 / 8e6 - 1.5 * 8e6 / 1e10)
+    """Half of 1 MB takes half of its time longer on the link than a free step of 0.25 s, and each
+    of two means a delay that hardly depends on its size."""
+    tables = probes(8, mean=(0.0, 1.5), gather=(0.3, 0.31))
+    got = race.predicted("dense", [*tables, free(mean=5e5)], 8)
+    assert got == pytest.approx(0.25 + 1.5 * 499 / 999)
+    both = free(mean=5e5, gather=1e3)
+    assert race.predicted("dense", [*tables, both], 8) == pytest.approx(got + 0.3)
+    twice = free(mean=1e6)
+    twice["calls"] = {"mean": [20, 20, 20]}  # of half of the bytes each
+    assert race.predicted("dense", [*tables, twice], 8) == pytest.approx(2 * got - 0.25)
 
 
-def test_an_all_to_all_crosses_more_of_its_parts() -> None:
-    free = line(stage="free", link=None, echo=0.0, calls={"exchange": [10, 10, 10]})
-    free["bytes"] = {"exchange": [1e7, 1e7, 1e7]}
-    got = race.predicted("dense", [free], 8 / race.PAYLOAD, 0.0)
-    assert got == pytest.approx(0.25 + 1.0 - 8e6 / 1e10, rel=1e-6)
+def test_seldom_collectives_have_a_time_of_their_own() -> None:
+    tables = probes(8, mean=(0.0, 1.0), seldom=(0.0, 3.0))
+    once = free(mean=1e6 / 20)
+    once["calls"] = {"mean": [0.5, 0.5, 0.5]}  # in 10 steps
+    assert race.predicted("dense", [*tables, once], 8) == pytest.approx(0.25 + 3.0 / 20)
 
 
 def test_every_entrant_has_a_configuration() -> None:
@@ -56,7 +87,7 @@ def test_every_entrant_has_a_configuration() -> None:
     assert {*race.RATE_OF.values()} <= named.keys()
     assert {*race.RATE_OF, race.POWER} <= named.keys()
     short = race.shortened(race.configured("rank 1", 0.003, 5))
-    assert short.data.train_size == 3 * 25 * 32 * 64 + 1
+    assert short.data.train_size == 5 * 25 * 32 * 64 + 1
     assert (short.optimizer.lr, short.seed) == (0.003, 5)
 
 
@@ -71,18 +102,11 @@ def test_a_short_race_has_the_losses_of_the_others_and_its_own_speed() -> None:
 
 def test_a_period_that_changes_is_predicted_from_steps_with_and_without() -> None:
     """Steps of 0.5 s with an exchange, 0.25 s with one in eight: 0.2143 s without."""
-    free = {"stage": "free", "link": None, "echo": 0.0, "rate": 0.006}
+    same = {"stage": "free", "link": None, "rate": 0.006}
     lines = [
-        line(**free, entrant=name, seconds=[0.0, 10 * each, 10 * each])
+        line(**same, entrant=name, seconds=[0.0, 10 * each, 10 * each])
         for name, each in (("dense", 0.5), ("every 8", 0.25), ("post-local 8", 9.0))
     ]
     often = (150 + 450 / 8) / 600
-    got = race.predicted("post-local 8", lines, 1e6, 0.0)
+    got = race.predicted("post-local 8", [*probes(8, mean=(0.0, 0.0)), *lines], 8)
     assert got == pytest.approx(0.5 - (0.25 / (7 / 8)) * (1 - often), rel=1e-4)
-
-
-def test_a_delay_counts_once_per_message() -> None:
-    free = line(stage="free", link=None, echo=0.06, calls={"mean": [10, 10, 10]})
-    free["bytes"] = {"mean": [1e3, 1e3, 1e3]}
-    assert race.predicted("dense", [free], 20, 0.3) == pytest.approx(0.25 + 0.24, rel=0.01)
-    assert race.predicted("dense", [free], 100, 0.3) == pytest.approx(0.25, rel=0.01)

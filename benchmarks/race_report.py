@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ PARAMETERS = {"race-lm": "115 k", "race-lm-460k": "460 k"}  # of grids
 TORCH = ("DDP", "HSDP")  # with which the names of torch's own methods begin
 TARGETS = (3.0, 2.8)  # bits per byte
 AT = 100  # Mbit/s, of the figure
+CLEAR = 0.1  # a difference of steps whose order a prediction should have
 SHOWN = (  # there; the table has all
     *("4 bits every 8", "4 bits", "every 8", "rank 4", "accordion"),
     *("DDP", "DDP, fp16 hook", "DDP, PowerSGD hook", "DDP, PostLocalSGD"),
@@ -91,12 +93,6 @@ def _spread(values: Sequence[float], form: str) -> str:
     if not np.isfinite(low):  # too few for an interval
         return f"{mean:{form}}"
     return f"{mean:{form}} [{low:{form}}, {high:{form}}]"
-
-
-def errors(lines: Sequence[Line]) -> list[float]:
-    """Predicted over measured seconds of a step, less 1, of every race."""
-    races = [line for line in lines if line["stage"] == "race"]
-    return [line["predicted"] / step_seconds(line) - 1 for line in races]
 
 
 def page(models: Mapping[str, Sequence[Line]], system: str) -> str:
@@ -176,39 +172,103 @@ def _verdict(found: Mapping[str, Sequence[Line]]) -> str:
 
 def _notes(models: Mapping[str, Sequence[Line]], system: str) -> list[str]:
     lines = [line for each in models.values() for line in each]
-    first = [line for line in lines if "grid" not in line and line.get("link") == 100]
-    later = [x for x in lines if x["stage"] == "race" and x not in first]
-    larger = [x for x in later if x.get("grid") == "race-lm-460k"]
-    machines = sorted({line["processor"] for line in lines})
+    machines = sorted({line["processor"] for line in lines if line["stage"] == "race"})
     floor = 1e3 * statistics.median(_free(next(iter(models.values())), "DDP"))
-    return [
+    words = [
         "The loss is in bits per byte, on text that neither training nor the choice of rates has "
         "seen; intervals are 95 % t intervals over seeds. kB / step: what the kernel counted on "
         "the link, in one direction, headers and the processes' agreement included. On the link "
-        "with a delay most entrants took 100 steps; their losses are those of the other links.",
+        "with a delay, and with the larger model at 100 Mbit/s, most entrants took 100 steps; "
+        "their losses are those of their whole races on other links.",
         "",
-        f"Predicted: before the race, from three units on unlimited links and the rate of the "
-        f"link. At 100 Mbit/s with 115 k parameters the error is {_wrong(first)}. After these "
-        "races, and before all others, the formula was changed: the periods follow from the "
-        "chosen learning rate (QSR's did from another), steps with and without an exchange are "
-        "predicted apart, confirmations count as bytes of the link, the waits of four processes "
-        "for two cores are those of all entrants together, and a collective of a few vectors is "
-        f"not counted as one of two equal ones. Of the other races the error is {_wrong(later)}; "
-        f"of those with 460 k parameters, on an idle machine, {_wrong(larger)}. "
-        "With the delay the last change was wrong: each further collective costs its whole delay, "
-        "also a small one (`half`), and HSDP's two stages were counted as one. At 1000 Mbit/s "
-        "nearly all took longer than predicted; other programs ran now and then on the same cores.",
-        "",
+    ]
+    for machine in machines:
+        words += [_predictions(models, machine), ""]
+    return [
+        *words,
         f"The floor, plain DDP with 115 k parameters on unlimited links: {floor:.0f} ms a step. "
         f"Four processes share 2 cores ({', '.join(machines)}; {system}).",
         "",
     ]
 
 
-def _wrong(lines: Sequence[Line]) -> str:
-    wrong = [100 * abs(error) for error in errors(lines)]
-    if not wrong:
-        return "not known"
+def _predictions(models: Mapping[str, Sequence[Line]], machine: str) -> str:
+    """How far the predictions of the races on a processor were from what was measured."""
+    here = {k: [x for x in lines if x["processor"] == machine] for k, lines in models.items()}
+    races = {
+        (PARAMETERS[grid], link): [x for x in lines if x["stage"] == "race" and x["link"] == link]
+        for grid, lines in here.items()
+        for link in dict.fromkeys(x["link"] for x in lines if x["stage"] == "race")
+    }
+    each = {place: means(lines) for place, lines in races.items()}
+    places = "; ".join(
+        f"{parameters}, {link} Mbit/s: {_wrong(pairs)}"
+        for (parameters, link), pairs in each.items()
+    )
+    right, pairs = (sum(x) for x in zip(*map(ordered, each.values()), strict=True))
+    every = [line for lines in races.values() for line in lines]
+    single = [(step_seconds(line), line["predicted"]) for line in every]
+    probed = any(x["stage"] == "probe" for lines in here.values() for x in lines)
+    how = (
+        "from five units on unlimited links, and from the seconds of the same collectives alone "
+        "there and on the link"
+        if probed
+        else "from three units on unlimited links and the rate and the delay of the link, by an "
+        "earlier formula"
+    )
+    return (
+        f"Predicted, on {machine}: before the race, {how}. The error of an entrant's seconds of a "
+        f"step, in the mean over its seeds, is {_wrong([x for y in each.values() for x in y])} "
+        f"({places}). Of single races it is {_wrong(single)}; steps of one entrant on one link "
+        f"differ by up to {100 * _drift(every):.0f} % between seeds. Of {pairs} pairs of entrants "
+        f"whose steps differ by more than {100 * CLEAR:.0f} %, {right} are predicted in the right "
+        "order."
+    )
+
+
+def means(races: Sequence[Line]) -> list[tuple[float, float]]:
+    """Of each entrant on one link, its mean seconds of a step over seeds: measured, predicted."""
+    return [
+        (
+            statistics.fmean(map(step_seconds, lines)),
+            statistics.fmean(x["predicted"] for x in lines),
+        )
+        for lines in _by("entrant", races)
+    ]
+
+
+def _by(field: str, lines: Sequence[Line]) -> list[list[Line]]:
+    groups: dict[str, list[Line]] = {}
+    for line in lines:
+        groups.setdefault(line[field], []).append(line)
+    return [*groups.values()]
+
+
+def _drift(races: Sequence[Line]) -> float:
+    """The largest difference between seeds of one entrant on one link, as a share."""
+    steps = [
+        [*map(step_seconds, same)]
+        for model in _by("grid", [{"grid": "", **line} for line in races])
+        for link in _by("link", model)
+        for same in _by("entrant", link)
+    ]
+    return max(max(x) / min(x) - 1 for x in steps)
+
+
+def ordered(pairs: Sequence[tuple[float, float]]) -> tuple[int, int]:
+    """Of the pairs of entrants on one link whose `means` clearly differ: how many are predicted in
+    the right order, and how many there are."""
+    clear = [
+        sorted(two)
+        for two in itertools.combinations(pairs, 2)
+        if max(two)[0] > (1 + CLEAR) * min(two)[0]
+    ]
+    return sum(faster[1] < slower[1] for faster, slower in clear), len(clear)
+
+
+def _wrong(pairs: Sequence[tuple[float, float]]) -> str:
+    """The errors of predictions; of pairs measured, predicted."""
+    wrong = [100 * abs(predicted / measured - 1) for measured, predicted in pairs]
     median, largest = statistics.median(wrong), max(wrong)
     return f"{median:.0f} % in the median, {largest:.0f} % at most (n = {len(wrong)})"
 

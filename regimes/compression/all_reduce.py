@@ -53,7 +53,7 @@ class QuantisedAllReduce(Rounding):
         exact = flat.to(torch.promote_types(flat.dtype, torch.float32))
         count, size = state.workers, flat.shape[1]
         part = -(-size // count)  # numbers of each owner, the last one's padded with zeros
-        padded = torch.nn.functional.pad(exact, (0, count * part - size))
+        padded = _padded(exact, count * part - size)
         noise = yield from self._noise(padded, state, "numbers")
         wire, own = quantise(padded.view(hosted, count, part), bits, self.block, noise)
         received = yield Exchange(wire)  # [L, W, bytes]: of all workers, this one's part
@@ -122,5 +122,9 @@ def in_order_mean(rows: Float[Tensor, "hosted workers size"]) -> Float[Tensor, "
 def _in_blocks(numbers: Tensor, block: int) -> Tensor:
     """``[..., size]`` to ``[..., blocks, block]``, the last one padded with zeros."""
     block = min(block, max(1, numbers.shape[-1]))
-    missing = -numbers.shape[-1] % block
-    return torch.nn.functional.pad(numbers, (0, missing)).unflatten(-1, (-1, block))
+    return _padded(numbers, -numbers.shape[-1] % block).unflatten(-1, (-1, block))
+
+
+def _padded(numbers: Tensor, zeros: int) -> Tensor:
+    """With zeros at the end; without any the tensor itself, which torch would copy."""
+    return torch.nn.functional.pad(numbers, (0, zeros)) if zeros else numbers

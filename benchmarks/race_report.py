@@ -74,8 +74,11 @@ def grouped(lines: Sequence[Line], link: int) -> dict[str, list[Line]]:
 
 
 def _at_speed(whole: Line, short: Line) -> Line:
-    """A whole race, with the seconds of a step, the bytes and the prediction of a short one."""
-    seconds = [n * step_seconds(short) for n in whole["steps"]]
+    """A whole race, with the bytes and the prediction of a short one, and the seconds of its steps:
+    those at the same share of the training, because some entrants' steps change on the way."""
+    each = [taken / n for taken, n in zip(short["seconds"], short["steps"], strict=True)]
+    units = len(whole["steps"])
+    seconds = [n * each[i * len(each) // units] for i, n in enumerate(whole["steps"])]
     more = {key: short[key] for key in ("link", "predicted", "crossed", "processor")}
     return {**whole, **more, "seconds": seconds}
 
@@ -120,13 +123,14 @@ def page(models: Mapping[str, Sequence[Line]], system: str) -> str:
 def _table(parameters: str, lines: Sequence[Line], link: int) -> list[str]:
     found = grouped(lines, link)
     seeds = max(len(x) for x in found.values())
+    machines = sorted({x["processor"] for runs in found.values() for x in runs})
     delay = DELAY.get(link, 0.0)
     delayed = f" with a delay of {1e3 * delay:.0f} ms in each direction" if delay else ""
     heads = "".join(f" seconds to {target:g} |" for target in TARGETS)
     out = [
         f"## {parameters} parameters, {link} Mbit/s{delayed}, {style.seeds_in_words([seeds])}",
         "",
-        _verdict(found),
+        f"{_verdict(found)} Processor: {', '.join(machines)}.",
         "",
         f"| entrant | rate |{heads} loss at the end | ms / step | predicted | kB / step |",
         f"|---|---:|{'---:|' * len(TARGETS)}---:|---:|---:|---:|",
@@ -186,6 +190,12 @@ def _notes(models: Mapping[str, Sequence[Line]], system: str) -> list[str]:
         words += [_predictions(models, machine), ""]
     return [
         *words,
+        "Likely causes of the largest errors: a small collective at the end of each unit is counted "
+        "with the timed steps, to which it does not belong, and shows where exchanges are few and "
+        "the link has a delay; HSDP's collectives of unequal size are counted as equal; "
+        "DistributedDataParallel begins to exchange the larger model's gradient before its "
+        "backward pass ends.",
+        "",
         f"The floor, plain DDP with 115 k parameters on unlimited links: {floor:.0f} ms a step. "
         f"Four processes share 2 cores ({', '.join(machines)}; {system}).",
         "",

@@ -1,6 +1,6 @@
 """PowerSGD's step with the code of earlier commits and of the present tree, in turns.
 
-    python -m benchmarks.versions 694ab4a HEAD   # three minutes; leaves benchmarks/versions.md
+    python -m benchmarks.versions 694ab4a HEAD   # five minutes; leaves benchmarks/versions.md
 
 Each version compresses ResNet-18's gradients in processes of its own, with its own code; all take
 turns, so that a busy machine hits them alike. CPU time of all processes together, on one core, of a

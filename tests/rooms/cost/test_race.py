@@ -98,6 +98,9 @@ def test_a_short_race_has_the_losses_of_the_others_and_its_own_speed() -> None:
     assert [run["loss"] for run in runs] == [run["loss"] for run in whole]
     assert [run["seconds"] for run in runs] == [[5.0, 5.0, 5.0]] * 2
     assert {run["crossed"] for run in runs} == {7.0}
+    slower = line(link=20, steps=[2, 2, 2], seconds=[4.0, 1.0, 1.0], loss=[5.0] * 3)
+    (runs,) = race_report.grouped([*whole, {**slower, "steps": [2, 2, 1]}], 20).values()
+    assert [run["seconds"] for run in runs] == [[20.0, 5.0, 10.0]] * 2  # at the same share
 
 
 def test_a_period_that_changes_is_predicted_from_steps_with_and_without() -> None:

@@ -190,7 +190,7 @@ def _notes(models: Mapping[str, Sequence[Line]], system: str) -> list[str]:
         words += [_predictions(models, machine), ""]
     return [
         *words,
-        "Likely causes of the largest errors: a small collective at the end of each unit is counted "
+        "Likely causes of the largest errors: a small collective at the end of each unit counts "
         "with the timed steps, to which it does not belong, and shows where exchanges are few and "
         "the link has a delay; HSDP's collectives of unequal size are counted as equal; "
         "DistributedDataParallel begins to exchange the larger model's gradient before its "

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -238,6 +239,13 @@ class Loop:
 
 
 # -- the machine -----------------------------------------------------------------------------
+
+
+def peak_memory() -> float:
+    """The most memory that this process has had, MiB. Not ``ru_maxrss``, which begins with that of
+    the process that has started it."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 2**10 for line in lines if line.startswith("VmHWM:"))
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from benchmarks.harness import Step
+from benchmarks.harness import Step, peak_memory
 from benchmarks.process_group import processes, run_process
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.requests import Layer
@@ -49,20 +48,13 @@ def process(place: int, which: int) -> tuple[float, float]:
     world = World(1) if workers == 1 else ProcessWorld(workers, torch.device("cpu"))
     generator = torch.Generator().manual_seed(place)
     stack = torch.ones(1, sum(layer.size for layer in layers)).normal_(generator=generator)
-    before = peak()
+    before = peak_memory()
     step = Step(Reducer(PowerSGD(), layers, world, 0), RANK, stack)
     step()  # of which the residuals remain
     began = time.process_time()
     step()
     taken = time.process_time() - began
-    return taken, peak() - before - stack.nbytes / 2**20
-
-
-def peak() -> float:
-    """The most memory that this process has had, MB. Not ``ru_maxrss``, which begins with that of
-    the process that has started it."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:"))
+    return taken, peak_memory() - before - stack.nbytes / 2**20
 
 
 if __name__ == "__main__":

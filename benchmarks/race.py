@@ -70,7 +70,6 @@ FREE_UNITS, SHORT_UNITS, DEADLINE = 5, 4, 1800.0
 SIZES = (256, *(2**i for i in range(12, 18)), *(n << 16 for n in (3, 4, 6, 8, 16, 32)))
 TIMES, DELAYED_TIMES = 41, 5
 SELDOM = 0.1  # collectives a step
-Table = dict[str, list[tuple[float, float]]]  # of each kind of collective: bytes, seconds
 Line = dict[str, Any]
 
 

@@ -183,7 +183,8 @@ def _notes(models: Mapping[str, Sequence[Line]], system: str) -> list[str]:
         "seen; intervals are 95 % t intervals over seeds. kB / step: what the kernel counted on "
         "the link, in one direction, headers and the processes' agreement included. On the link "
         "with a delay, and with the larger model at 100 Mbit/s, most entrants took 100 steps; "
-        "their losses are those of their whole races on other links.",
+        "their losses are those of their whole races on other links, and the intervals there have "
+        "the spread of losses alone.",
         "",
     ]
     for machine in machines:
@@ -210,14 +211,17 @@ def _predictions(models: Mapping[str, Sequence[Line]], machine: str) -> str:
         for grid, lines in here.items()
         for link in dict.fromkeys(x["link"] for x in lines if x["stage"] == "race")
     }
-    each = {place: means(lines) for place, lines in races.items()}
+    entrants = {place: _by_entrant(lines) for place, lines in races.items()}
+    each = {place: [*map(mean, groups)] for place, groups in entrants.items()}
     places = "; ".join(
         f"{parameters}, {link} Mbit/s: {_wrong(pairs)}"
         for (parameters, link), pairs in each.items()
     )
     right, pairs = (sum(x) for x in zip(*map(ordered, each.values()), strict=True))
-    every = [line for lines in races.values() for line in lines]
-    single = [(step_seconds(line), line["predicted"]) for line in every]
+    groups = [group for found in entrants.values() for group in found]
+    single = [mean([line]) for group in groups for line in group]
+    steps = [[*map(step_seconds, group)] for group in groups]
+    drift = 100 * max(max(x) / min(x) - 1 for x in steps)
     probed = any(x["stage"] == "probe" for lines in here.values() for x in lines)
     how = (
         "from five units on unlimited links, and from the seconds of the same collectives alone "
@@ -230,44 +234,30 @@ def _predictions(models: Mapping[str, Sequence[Line]], machine: str) -> str:
         f"Predicted, on {machine}: before the race, {how}. The error of an entrant's seconds of a "
         f"step, in the mean over its seeds, is {_wrong([x for y in each.values() for x in y])} "
         f"({places}). Of single races it is {_wrong(single)}; steps of one entrant on one link "
-        f"differ by up to {100 * _drift(every):.0f} % between seeds. Of {pairs} pairs of entrants "
+        f"differ by up to {drift:.0f} % between seeds. Of {pairs} pairs of entrants "
         f"whose steps differ by more than {100 * CLEAR:.0f} %, {right} are predicted in the right "
         "order."
     )
 
 
-def means(races: Sequence[Line]) -> list[tuple[float, float]]:
-    """Of each entrant on one link, its mean seconds of a step over seeds: measured, predicted."""
-    return [
-        (
-            statistics.fmean(map(step_seconds, lines)),
-            statistics.fmean(x["predicted"] for x in lines),
-        )
-        for lines in _by("entrant", races)
-    ]
+def mean(races: Sequence[Line]) -> tuple[float, float]:
+    """The mean seconds of a step of races: measured, predicted."""
+    return (
+        statistics.fmean(map(step_seconds, races)),
+        statistics.fmean(line["predicted"] for line in races),
+    )
 
 
-def _by(field: str, lines: Sequence[Line]) -> list[list[Line]]:
+def _by_entrant(lines: Sequence[Line]) -> list[list[Line]]:
     groups: dict[str, list[Line]] = {}
     for line in lines:
-        groups.setdefault(line[field], []).append(line)
+        groups.setdefault(line["entrant"], []).append(line)
     return [*groups.values()]
 
 
-def _drift(races: Sequence[Line]) -> float:
-    """The largest difference between seeds of one entrant on one link, as a share."""
-    steps = [
-        [*map(step_seconds, same)]
-        for model in _by("grid", [{"grid": "", **line} for line in races])
-        for link in _by("link", model)
-        for same in _by("entrant", link)
-    ]
-    return max(max(x) / min(x) - 1 for x in steps)
-
-
 def ordered(pairs: Sequence[tuple[float, float]]) -> tuple[int, int]:
-    """Of the pairs of entrants on one link whose `means` clearly differ: how many are predicted in
-    the right order, and how many there are."""
+    """Of the pairs of entrants on one link whose `mean` steps clearly differ: how many are
+    predicted in the right order, and how many there are."""
     clear = [
         sorted(two)
         for two in itertools.combinations(pairs, 2)

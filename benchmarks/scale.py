@@ -40,7 +40,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import regimes
-from benchmarks.large import peak, steps
+from benchmarks.harness import peak_memory
+from benchmarks.large import steps
 from regimes import report
 from regimes.monitor import watch
 from regimes.plotting import offered
@@ -257,11 +258,11 @@ def refreshed(folder: Path) -> float:
 
 def task(name: str, folder: Path) -> tuple[float, float]:
     """CPU seconds of one task, and megabytes that it has added."""
-    before = peak()
+    before = peak_memory()
     if name.startswith("hook checkpoint"):
         return hook_checkpoint(folder, int(name.split()[-1]))
     seconds = timed(name, folder)
-    return seconds, peak() - before
+    return seconds, peak_memory() - before
 
 
 def timed(name: str, folder: Path) -> float:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.same_bits import ROOT, unpack
 from regimes.records import write_output
-from regimes.records.provenance import processor
+from regimes.records.provenance import commit, processor
 
 RANKS, WORKERS, TURNS, STEPS = (1, 2, 4), (1, 4), 7, 5
 PRESENT = "the present tree"
@@ -76,7 +76,7 @@ def measure(tree: Path, workers: int) -> dict[int, float]:
 def page(names: Sequence[str], taken: dict[tuple[str, int, int], list[float]]) -> str:
     """A row for each number of workers and rank, a column for each version."""
     lines = ["# Versions", "", f"`python -m benchmarks.versions {' '.join(names[:-1])}`", ""]
-    lines += [f"{processor()}, one core, {TURNS} turns.", ""]
+    lines += [f"{processor()}, one core, {TURNS} turns. The present tree is {commit()}.", ""]
     lines += [(__doc__ or "").split("\n\n", 2)[2].strip(), ""]
     heads = "".join(f" {name}, ms |" for name in names)
     ratios = "".join(f" to {name} |" for name in names[:-1])

@@ -16,11 +16,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import statistics
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 
-from benchmarks.harness import NETS, Limits, Net, Row, child, compare, interleaved, sgd
+from benchmarks.harness import NETS, Limits, Net, Row, child, compare, interleaved, peak_memory, sgd
 from regimes.collectives.world import World
 from regimes.compression.elementwise import Dense
 from regimes.compression.reducer import Reducer
@@ -87,9 +86,7 @@ def peak(way: str) -> float:
     step = Bare(net) if way == "bare" else Local(net)
     for _ in range(3):
         step()
-    status = Path("/proc/self/status").read_text()
-    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) / 2**10
+    return peak_memory()
 
 
 def measure(limits: Limits, *, quick: bool) -> list[Row]:

@@ -12,10 +12,9 @@ import sys
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from dataclasses import replace
-from pathlib import Path
 
 from benchmarks.cases.simulated import WORKERS, Bare
-from benchmarks.harness import NETS, Limits, Loop, Row, child
+from benchmarks.harness import NETS, Limits, Loop, Row, child, peak_memory
 from regimes.compression.elementwise import Dense
 from regimes.compression.powersgd import PowerSGD
 from regimes.compression.sparse import TopK
@@ -37,9 +36,7 @@ def peak(way: str) -> float:
     step = Bare(net) if way == "bare" else WAYS[way](net)
     for _ in range(3):
         step()
-    status = Path("/proc/self/status").read_text()  # `getrusage` would count the parent's memory
-    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) / 2**10
+    return peak_memory()
 
 
 def measure(limits: Limits, *, quick: bool) -> list[Row]:

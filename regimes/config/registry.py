@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
@@ -121,6 +122,16 @@ class Registry(dict[str, Any]):
             if not hasattr(plug_in, part):
                 raise ConfigError(f"{where}.name = {name!r} is no {self.kind}: it has no {part}")
         return plug_in
+
+
+def required_arguments(function: Callable[..., Any]) -> list[str]:
+    """The names of the arguments without which a function, or a class, cannot be called."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # of some builtins nothing is known
+        return []
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [x.name for x in parameters if x.default is x.empty and x.kind not in several]
 
 
 def _plain(value: Any) -> Any:

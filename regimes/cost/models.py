@@ -14,7 +14,6 @@ may have ``flops``, the floating-point operations of the forward pass for one ``
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from regimes.collectives.requests import Layer
 from regimes.config import Registry
+from regimes.config.registry import required_arguments
 from regimes.config.toml import read_tables
 from regimes.errors import ConfigError, is_whole, nearest, require
 
@@ -177,13 +177,7 @@ def _on_meta(name: str, build: Callable[[], Any]) -> Any:
     """
     import torch
 
-    needed = [
-        parameter.name
-        for parameter in inspect.signature(build).parameters.values()
-        if parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    ]
-    if needed:
+    if needed := required_arguments(build):
         raise ConfigError(
             f"--model {name} needs {', '.join(needed)}: name a function without arguments that "
             "returns the model"

@@ -38,8 +38,8 @@ def allocate(errors: Table, floats: Table, bound: float, bins: int = 10_000) -> 
     sums = np.empty(bins + 1)
     for before, after, row, costs in zip(fewest[:-1], fewest[1:], spent, floats, strict=True):
         least, *others = sorted(zip(row, costs, strict=True))
-        after[: least[0]] = np.inf
-        np.add(before[: max(0, bins + 1 - least[0])], least[1], out=after[least[0] :])
+        after[: least[0]], here = np.inf, after[least[0] :]
+        np.add(before[: len(here)], least[1], out=here)
         for bins_spent, sent in others:
             option, here = sums[bins_spent:], after[bins_spent:]
             np.add(before[: len(here)], sent, out=option)

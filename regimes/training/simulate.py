@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch.optim import Optimizer
 
 from regimes import compression, policies
 from regimes.config import DataConfig, Level, ModelConfig, OptimizerConfig, Registry, RunConfig
+from regimes.config.registry import required_arguments
 from regimes.config.toml import override_fields
 from regimes.data.objects import Loss, Metric, ObjectTask
 from regimes.errors import ConfigError, require, unexpected
@@ -174,22 +174,10 @@ def _called(model: Any) -> str:
     made = type(model) if isinstance(model, nn.Module) else model
     if not callable(made):
         raise unexpected("model", model, "an nn.Module, or a function that makes one")
-    if made is model:
-        _check_no_arguments(made)
-    return getattr(made, "__name__", type(made).__name__).strip("<>")
-
-
-def _check_no_arguments(make: Callable[..., Any]) -> None:
-    """Raise ConfigError for a function that cannot be called without arguments."""
-    try:
-        parameters = inspect.signature(make).parameters.values()
-    except (TypeError, ValueError):  # of some builtins nothing is known
-        return
-    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    needed = [x.name for x in parameters if x.default is x.empty and x.kind not in several]
-    if needed:
-        name = getattr(make, "__name__", "MODEL")
+    name = str(getattr(made, "__name__", type(made).__name__)).strip("<>")
+    if made is model and (needed := required_arguments(made)):
         raise ConfigError(
             f"model: {name} needs {', '.join(needed)}, and is called without arguments: pass "
             f"functools.partial({name}, {needed[0]}=...), or a module"
         )
+    return name

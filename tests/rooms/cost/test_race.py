@@ -42,7 +42,7 @@ def test_pairs_in_the_right_order() -> None:
         line(entrant=name, seconds=[10 * taken] * 3, predicted=guess)
         for name, taken, guess in (("a", 0.2, 0.3), ("b", 0.21, 0.1), ("c", 0.4, 0.2))
     ]
-    assert race_report.ordered(race_report.means(races)) == (1, 2)
+    assert race_report.ordered([race_report.mean([race]) for race in races]) == (1, 2)
 
 
 def probes(link: float, **seconds: tuple[float, float]) -> list[dict[str, Any]]:

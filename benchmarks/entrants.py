@@ -47,7 +47,9 @@ def train(kind: str, config: dict[str, Any], out: str) -> dict[str, Any]:
 
     Returns:
         Per unit: steps, loss (bits per byte of the test text, and of the text held out if there is
-        one) and seconds of training; on process 0 of a schedule also where they went, and bytes.
+        one) and seconds of training. On process 0 of a schedule also where they went, and bytes; of
+        DistributedDataParallel the bytes of its buckets, and the seconds of a step's backward pass
+        that follow the first exchange.
     """
     made = from_dict(RunConfig, config)
     return _recorded(made, out) if kind == "regimes" else _peer(kind, made)
@@ -150,6 +152,8 @@ def _peer(kind: str, config: RunConfig) -> dict[str, Any]:
     with parts.numerics.training():
         network, optimizer, evaluated = PEERS[kind](parts)
         KEPT.extend((parts, network, optimizer))
+        if isinstance(network, DistributedDataParallel):
+            network._set_ddp_runtime_logging_sample_rate(1)
         batches = parts.batches.epoch(0, parts.world.hosted)
         for unit in range(len(parts.units)):
             first, stop = parts.units.span(unit)
@@ -170,4 +174,8 @@ def _peer(kind: str, config: RunConfig) -> dict[str, Any]:
             found["loss"].append(parts.task.evaluate(*where)[1])
             if config.data.validation_size is not None:
                 found["validation"].append(parts.task.validate(*where)[1])
+        if isinstance(network, DistributedDataParallel):
+            told = network._get_ddp_logging_data()
+            found["buckets"] = [int(x) for x in told["rebuilt_bucket_sizes"].split(", ")]
+            found["overlap"] = told["avg_backward_compute_comm_overlap_time"] / 1e9
     return found

@@ -305,38 +305,53 @@ def _echo(times: int, size: int = 1) -> float:
     return statistics.median(taken)
 
 
-def _collectives(sizes: Sequence[int], times: int) -> dict[str, list[tuple[int, float]]]:
+def _collectives(
+    config: dict[str, Any], sizes: Sequence[int], times: int
+) -> dict[str, list[tuple[int, float]]]:
     """Median seconds of each kind of collective at some sizes in bytes, as `cost.network` counts
-    them. "pairs" are two means at once, of the first and third and of the second and fourth, and a
-    "seldom" one comes after `PAUSE`, when TCP has forgotten the speed of the link."""
+    them. "pairs" are two means at once, of the first and third and of the second and fourth, which
+    begin together; a "seldom" one comes after `PAUSE`, when TCP has forgotten the speed of the
+    link; "after" is a mean with the pass of the configuration's model before it."""
     import torch
     import torch.distributed as dist
 
-    from regimes.collectives.processes import connect
+    from regimes.config import RunConfig, from_dict
+    from regimes.training.build import prepare
 
-    world = connect(NODES, torch.device("cpu"))
+    run = prepare(from_dict(RunConfig, config))
+    world = run.world
+    x, y = next(iter(run.batches.epoch(0, world.hosted)))
     groups = [dist.new_group([i, i + NODES // 2]) for i in range(NODES // 2)]
     own = groups[world.rank % (NODES // 2)]
+    islands = [dist.new_group([i, i + 1]) for i in range(0, NODES, 2)]
+    island = islands[world.rank // 2]
+
+    def after(numbers: torch.Tensor) -> None:
+        run.task.loss(run.model, x[0], y[0]).backward()
+        world.mean([numbers])
+
     kinds: dict[str, Callable[[torch.Tensor], Any]] = {
         "mean": lambda x: world.mean([x]),
         "gather": lambda x: world.gather([x]),
         "exchange": lambda x: world.exchange([x.view(1, NODES, -1)]),
         "pairs": lambda x: dist.all_reduce(x, group=own),
+        "after": after,
     }
     found: dict[str, list[tuple[int, float]]] = {}
     kinds["seldom"] = kinds["mean"]
     for kind, collective in kinds.items():
         for size in sizes:
             numbers, taken = torch.ones(1, size // 4), []
-            often = size <= 2**17 and kind != "seldom"
+            often = (size <= 2**17 and kind != "seldom") or kind == "after"
             for _ in range(times if often else min(times, 9)):
                 time.sleep(PAUSE if kind == "seldom" else 0.0)
+                dist.barrier(island) if kind == "pairs" else None
                 start = time.perf_counter()
                 collective(numbers)
                 taken.append(time.perf_counter() - start)
             found.setdefault(kind, []).append((size, statistics.median(taken)))
-    own, groups = None, []
-    world.close()
+    own, groups, island, islands = None, [], None, []
+    run.close()
     return found
 
 

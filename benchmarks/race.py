@@ -10,12 +10,14 @@ race-lm-460k`` a model four times as large, by some of them. What counts is the
 loss on a third text, and the seconds of training until it is reached, without evaluation. All four
 share the cores of one machine, so compute and compression take longer than on nodes of their own.
 
-Before a link's first race each entrant takes five units on unlimited links, and each kind of
-collective is timed alone at some sizes, on unlimited links and on the link. The predicted seconds
-of a step are those on unlimited links, and for each collective of the step what it takes longer on
-the link at its size. The kernel counts what crosses the link. The link of 20 Mbit/s has a delay of
-25 ms in each direction; there, and with the larger model at 100 Mbit/s, most entrants take four
-units, since their losses do not depend on the link.
+Before a link's first race each kind of collective is timed alone at some sizes, on unlimited links
+and on the link, and before each race its entrant takes five units on unlimited links. The predicted
+seconds of a step are those on unlimited links, and for each collective of the step what it takes
+longer on the link at its size, less what DistributedDataParallel hides behind the backward pass,
+and less what nodes that share cores gain on the link: they leave a collective one after the other,
+and so share the cores with fewer. The kernel counts what crosses the link. The link of 20 Mbit/s
+has a delay of 25 ms in each direction; there, and with the larger model at 100 Mbit/s, most
+entrants take four units, since their losses do not depend on the link.
 
 Leaves ``benchmarks/race.jsonl``, one line per training; ``race.md`` and ``race.png``.
 """
@@ -25,23 +27,26 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import math
 import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import isotonic_regression
+from torch import nn
 
 from benchmarks.entrants import BEFORE, PEERS, PERIOD, QUARTER, TORCH_RANK
 from benchmarks.nodes import Nodes, crossed, islands, limit_trunk
 from benchmarks.race_report import DELAY, write
 from regimes.config import RunConfig, override, to_dict
 from regimes.cost import cases
-from regimes.cost.network import Work
+from regimes.cost.models import from_module
+from regimes.data import load
 from regimes.presets import get_grid
 from regimes.records import provenance
 
@@ -65,7 +70,11 @@ RATE_OF = {  # torch's methods, and the schedule with the same numbers, whose ra
 }
 POWER = "DDP, PowerSGD hook"
 PLANNED = ("post-local 8", "qsr")  # periods that change
+# whose steps on unlimited links follow from those of others
+DERIVED = {**dict.fromkeys(PLANNED, ("dense", "every 8")), POST_LOCAL: ("DDP", POST_LOCAL)}
 FREE_UNITS, SHORT_UNITS, DEADLINE = 5, 4, 1800.0
+# of an answer, kept of steps on unlimited links only, for predictions
+FREE = ("calls", "bytes", "buckets", "overlap")
 # of the collectives that are timed alone: bytes, and how often
 SIZES = (256, *(2**i for i in range(12, 18)), *(n << 16 for n in (3, 4, 6, 8, 16, 32)))
 TIMES, DELAYED_TIMES = 41, 5
@@ -129,10 +138,10 @@ def train(name: str, config: RunConfig, rate: int | None) -> Line:
         with tempfile.TemporaryDirectory() as scratch:
             answers = nodes.ask("race", kind=kind, config=to_dict(config), out=f"{scratch}/run")
         sent = crossed(hubs[0]) - before
-    rounded = {k: v for k, v in answers[0].items() if k not in ("parts", "calls", "bytes")}
+    rounded = {k: v for k, v in answers[0].items() if k not in (*FREE, "parts")}
     rounded["loss"] = [round(x, 5) for x in answers[0]["loss"]]
     rounded["seconds"] = [round(x, 4) for x in answers[0]["seconds"]]
-    more = {k: answers[0][k] for k in ("calls", "bytes") if k in answers[0]} if not rate else {}
+    more = {k: answers[0][k] for k in FREE if k in answers[0]} if not rate else {}
     steps = sum(answers[0]["steps"])
     return {
         **rounded,
@@ -142,12 +151,13 @@ def train(name: str, config: RunConfig, rate: int | None) -> Line:
     }
 
 
-def probe(rate: int | None) -> Line:
+def probe(rate: int | None, grid: str = GRID) -> Line:
     """The seconds of each kind of collective alone, over links of ``rate`` Mbit/s."""
+    model = to_dict(entrants(grid)["dense"])
     times = DELAYED_TIMES if rate in DELAY else TIMES
     with islands(DELAY.get(rate or 0, 0.0)) as (names, hubs), Nodes(names, DEADLINE) as nodes:
         limit_trunk(hubs, rate)
-        answers = nodes.ask("collectives", sizes=SIZES, times=times)
+        answers = nodes.ask("collectives", config=model, sizes=SIZES, times=times)
     table = {}
     for kind in answers[0]:
         each = [statistics.median(x[kind][i][1] for x in answers) for i in range(len(SIZES))]
@@ -169,7 +179,7 @@ def race(
         head = dict(zip(("stage", "entrant", "seed", "link", "rate"), todo, strict=True))
         head["grid"] = grid
         if stage == "probe":
-            _add(head | probe(link))
+            _add(head | probe(link, grid))
             continue
         settings = [f"data.validation_size={HELD_OUT}"] if stage == "tune" else []
         config = configured(name, rate, seed, *settings, grid=grid)
@@ -178,9 +188,9 @@ def race(
         elif _short(grid, link) and name not in PLANNED:
             config = shortened(config, SHORT_UNITS)
         began = time.monotonic()
-        found = train(name, config, link)
+        found = train(name, config, None if stage == "free" else link)
         if stage == "race":
-            head["predicted"] = predicted(name, read(grid), link, grid)
+            head["predicted"] = predicted(head, read(grid), sum(found["steps"]))
         _add(head | found)
         said = f"{stage} {name}, seed {seed}, link {link}: {found['loss'][-1]:.3f}"
         print(f"{said}, {time.monotonic() - began:.0f} s", flush=True)
@@ -225,54 +235,92 @@ def _missing(
             yield from new("tune", POWER, seed, None, rate)
     known_to = entrants(grid)
     names = [name for name in rates(read(grid), grid) if name in known_to]
-    names = [name for name in names if not only or name in only]
-    yield from new("probe", "", SEEDS[0], None, 0.0)
-    for name in names:
-        yield from new("free", name, SEEDS[0], None, rates(read(grid), grid)[name])
     for seed in seeds:
         for link in links:
-            yield from new("probe", "", SEEDS[0], link, 0.0)
-            for name in names:
-                yield from new("race", name, seed, link, rates(read(grid), grid)[name])
+            chosen = rates(read(grid), grid)
+            todo = [x for x in names if not known("race", x, seed, link, chosen[x])]
+            todo = [name for name in todo if not only or name in only]
+            for where in (None, link) if todo else ():
+                yield from new("probe", "", SEEDS[0], where, 0.0)
+            for name in todo:
+                for other in DERIVED.get(name, (name,)):
+                    yield from new("free", other, seed, link, chosen[other])
+                yield "race", name, seed, link, chosen[name]
 
 
 # -- predictions -----------------------------------------------------------------------------
 
 
-def work(name: str, free: Line, grid: str = GRID) -> Work:
-    """What an entrant hands to the collectives in a mean step: from its record, or by formula."""
-    steps = sum(free["steps"])
+class Exchange(NamedTuple):
+    """Equal collectives of an entrant: their kind, how many there are in a mean step, bytes."""
+
+    kind: str
+    often: float
+    size: float
+
+
+def exchanges(
+    name: str, frees: Mapping[str, Line], steps: int, often: float | None, grid: str = GRID
+) -> list[Exchange]:
+    """The collectives of an entrant in a race of so many steps, in their order: from the record of
+    its steps on unlimited links, or by formula; ``often`` as `_often` says."""
     numbers, low = _shapes(grid)
-    dense = Work(0.0, 0.0, {"mean": 1.0}, {"mean": 4.0 * numbers})
-    if name in PLANNED:  # their first units are not like the others
-        return dense * statistics.fmean(1 / period for period in _periods(name, free["rate"], grid))
+    mean = Exchange("mean", 1.0, 4.0 * numbers)
     if name == POST_LOCAL:
-        return dense * (QUARTER + (1 - QUARTER) / PERIOD)
+        first = [x._replace(often=QUARTER) for x in exchanges("DDP", frees, steps, None, grid)]
+        return [*first, mean._replace(often=(1 - QUARTER) / PERIOD)]
+    if often is not None:  # its first units are not like the others
+        return [mean._replace(often=often)]
+    free = frees[name]
     if "bytes" in free:
-        size = {kind: sum(x) / steps for kind, x in free["bytes"].items() if sum(x)}
-        calls = {kind: sum(x) / steps for kind, x in free["calls"].items() if kind in size}
-        return Work(0.0, 0.0, calls, size)
+        return _counted(free, steps)
     if name == "HSDP":  # each shard is a half; every block and the rest have a mean of their own
-        blocks = int(entrants(grid)["dense"].model.depth)
-        return Work(0.0, 0.0, {"pairs": blocks + 1.0}, {"pairs": 2.0 * numbers})
-    if name == POWER:
-        return Work(0, 0, {"mean": 3.0}, {"mean": BEFORE * 4 * numbers + (1 - BEFORE) * 4 * low})
-    return Work(0, 0, {"mean": 1.0}, {"mean": 2.0 * numbers}) if "fp16" in name else dense
+        return [Exchange("pairs", 1.0, 2.0 * part) for part in _parts(grid)]
+    if name == POWER:  # two factors, and what is not compressed
+        later = Exchange("mean", 3 * (1 - BEFORE), 4 * low / 3)
+        return [mean._replace(often=BEFORE), later]
+    share = 0.5 if "fp16" in name else 1.0
+    return [Exchange("mean", 1.0, share * size) for size in free["buckets"]]
 
 
-def _periods(name: str, rate: float, grid: str) -> list[int]:
-    """Of each step of a schedule whose period changes."""
-    plan = cases.planned(override(entrants(grid)[name], [f"optimizer.lr={rate}"]), 600)
-    return [period for steps, _, period in plan or [] for _ in range(steps)]
+def _counted(free: Line, steps: int) -> list[Exchange]:
+    """Of a schedule, with one period throughout. A unit that ends between two synchronisations has
+    a collective of its losses more, which is not among the timed steps."""
+    period, taken = max(free["period"]), sum(free["steps"])
+    rounds = math.ceil(taken / period)
+    found = []
+    for kind, calls in free["calls"].items():
+        each = sum(calls) / rounds if period == 1 else sum(calls) // rounds
+        if each:
+            often = each * math.ceil(steps / period) / steps
+            found.append(Exchange(kind, often, sum(free["bytes"][kind]) / each / rounds))
+    return found
+
+
+def _often(name: str, rate: float, grid: str) -> float | None:
+    """How many synchronisations a mean step has, of an entrant whose period changes."""
+    if name == POST_LOCAL:
+        return QUARTER + (1 - QUARTER) / PERIOD
+    if name not in PLANNED:
+        return None
+    plan = cases.planned(override(entrants(grid)[name], [f"optimizer.lr={rate}"]), 600) or []
+    return sum(steps / period for steps, _, period in plan) / sum(steps for steps, *_ in plan)
+
+
+@functools.cache
+def _parts(grid: str) -> list[int]:
+    """Numbers of each block of the model, and of the rest."""
+    config = entrants(grid)["dense"]
+    model = load(config).build(config)
+    lists = [m for m in model.modules() if isinstance(m, nn.ModuleList)]
+    blocks = [sum(x.numel() for x in part.parameters()) for each in lists for part in each]
+    return [*blocks, sum(x.numel() for x in model.parameters()) - sum(blocks)]
 
 
 @functools.cache
 def _shapes(grid: str) -> tuple[int, int]:
     """Numbers of the model, and of torch's PowerSGD: factors of matrices that shrink to less than
     half, and the rest."""
-    from regimes.cost.models import from_module
-    from regimes.data import load
-
     config = entrants(grid)["dense"]
     layers = from_module(load(config).build(config), "lm-small").layers
     low = 0
@@ -283,36 +331,45 @@ def _shapes(grid: str) -> tuple[int, int]:
     return sum(layer.size for layer in layers), low
 
 
-def predicted(name: str, lines: Sequence[Line], link: float, grid: str = GRID) -> float:
-    """Seconds of a mean step on a link: those of the steps on unlimited links, and what each
-    collective of its size takes longer there."""
-    frees = {x["entrant"]: x for x in lines if x["stage"] == "free"}
+def predicted(race: Line, lines: Sequence[Line], steps: int) -> float:
+    """Seconds of a mean step of a race.
+
+    Args:
+        race: its entrant, link, rate and grid.
+        lines: what was measured before.
+        steps: of the race.
+    """
+    name, link, grid = race["entrant"], race["link"], race["grid"]
+    frees = {x["entrant"]: x for x in lines if x["stage"] == "free"}  # the latest
     tables = {x["link"]: x["table"] for x in lines if x["stage"] == "probe"}
-    step = work(name, frees[name], grid)
-    longer = 0.0
-    for kind, calls in step.calls.items():
-        size = step.bytes[kind] / calls
-        kind = "seldom" if kind == "mean" and calls < SELDOM else kind
+
+    def longer(kind: str, size: float) -> float:
         alone = [float(np.interp(size, *zip(*tables[x][kind], strict=True))) for x in (link, None)]
-        longer += calls * max(0.0, alone[0] - alone[1])
-    return _unlimited(name, frees, grid) + longer
+        return max(0.0, alone[0] - alone[1])
+
+    often = _often(name, race["rate"], grid)
+    found = exchanges(name, frees, steps, often, grid)
+    seconds = _unlimited(name, frees, often)
+    for kind, times, size in found:
+        kind = "seldom" if kind == "mean" and times < SELDOM else kind
+        seconds += times * longer(kind, size)
+    first = found[0]
+    rounds = min(1.0, max(x.often for x in found)) if often is None else often
+    seconds -= rounds * max(0.0, longer("mean", first.size) - longer("after", first.size))
+    behind = frees.get("DDP" if name == POST_LOCAL else name, {}).get("overlap", 0.0)
+    return seconds - first.often * min(behind, longer(first.kind, first.size))
 
 
-def _unlimited(name: str, frees: dict[str, Line], grid: str) -> float:
+def _unlimited(name: str, frees: Mapping[str, Line], often: float | None) -> float:
     """Seconds of a mean step on unlimited links. Of a schedule whose period p changes: a + b / p
     with the a and b of the same steps at periods of one and of `PERIOD`."""
 
-    def mean(line: Line, first: int = 1) -> float:
-        return float(sum(line["seconds"][first:]) / sum(line["steps"][first:]))
+    def mean(line: Line) -> float:
+        return float(sum(line["seconds"][1:]) / sum(line["steps"][1:]))
 
-    if name in PLANNED:
-        each, seldom = mean(frees["dense"]), mean(frees["every 8"])
-        often = statistics.fmean(1 / period for period in _periods(name, frees[name]["rate"], grid))
-    elif name == POST_LOCAL:
-        each, seldom = mean(frees["DDP"]), mean(frees[name])
-        often = QUARTER + (1 - QUARTER) / PERIOD
-    else:
+    if often is None:
         return mean(frees[name])
+    each, seldom = (mean(frees[other]) for other in DERIVED[name])
     slope = (each - seldom) / (1 - 1 / PERIOD)
     return each - slope * (1 - often)
 

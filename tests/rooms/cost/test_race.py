@@ -47,7 +47,8 @@ def test_pairs_in_the_right_order() -> None:
 
 def probes(link: float, **seconds: tuple[float, float]) -> list[dict[str, Any]]:
     """Collectives of 1 kB and 1 MB: without a limit they take nothing, and on a link these
-    seconds."""
+    seconds; after a pass they take as long, if nothing else is said."""
+    seconds.setdefault("after", seconds["mean"])
     tables = {None: {kind: [(1e3, 0.0), (1e6, 0.0)] for kind in seconds}}
     tables[link] = {k: list(zip((1e3, 1e6), x, strict=True)) for k, x in seconds.items()}
     return [
@@ -59,27 +60,72 @@ def free(**sent: float) -> dict[str, Any]:
     """Steps of 0.25 s without a limit; a collective of so many bytes of each kind in each step."""
     calls = {kind: [10, 10, 10] for kind in sent}
     size = {kind: [10 * x] * 3 for kind, x in sent.items()}
-    return line(stage="free", link=None, calls=calls, bytes=size)
+    return line(stage="free", calls=calls, bytes=size, period=[1, 1, 1])
+
+
+def predicted(*lines: dict[str, Any], steps: int = 600, **changes: Any) -> float:
+    head = {**LINE, "grid": "race-lm", "link": 8, **changes}
+    return race.predicted(head, lines, steps)
 
 
 def test_a_prediction_by_hand() -> None:
     """Half of 1 MB takes half of its time longer on the link than a free step of 0.25 s, and each
     of two means a delay that hardly depends on its size."""
     tables = probes(8, mean=(0.0, 1.5), gather=(0.3, 0.31))
-    got = race.predicted("dense", [*tables, free(mean=5e5)], 8)
+    got = predicted(*tables, free(mean=5e5))
     assert got == pytest.approx(0.25 + 1.5 * 499 / 999)
     both = free(mean=5e5, gather=1e3)
-    assert race.predicted("dense", [*tables, both], 8) == pytest.approx(got + 0.3)
+    assert predicted(*tables, both) == pytest.approx(got + 0.3)
     twice = free(mean=1e6)
     twice["calls"] = {"mean": [20, 20, 20]}  # of half of the bytes each
-    assert race.predicted("dense", [*tables, twice], 8) == pytest.approx(2 * got - 0.25)
+    assert predicted(*tables, twice) == pytest.approx(2 * got - 0.25)
+
+
+def test_a_prediction_takes_the_latest_steps_on_unlimited_links() -> None:
+    tables = probes(8, mean=(0.0, 0.0))
+    later = {**free(mean=5e5), "seconds": [9.0, 4.0, 4.0]}
+    assert predicted(*tables, free(mean=5e5), later) == pytest.approx(0.4)
+
+
+def test_nodes_that_leave_a_collective_apart_gain_once_a_step() -> None:
+    tables = probes(8, mean=(1.0, 1.0), after=(0.9, 0.9))
+    twice = free(mean=1e6)
+    twice["calls"] = {"mean": [20, 20, 20]}
+    assert predicted(*tables, twice) == pytest.approx(0.25 + 2 * 1.0 - 0.1)
+
+
+def test_a_collective_at_the_end_of_a_unit_does_not_count() -> None:
+    """30 steps with a period of 8 have four synchronisations of 1 MB; two more collectives of next
+    to no bytes are of losses. A race of 20 steps has three."""
+    local = line(stage="free", period=[8, 8, 8], calls={"mean": [2, 2, 2]})
+    local["bytes"] = {"mean": [1e6, 1e6, 2e6]}
+    tables = probes(8, mean=(0.0, 1.0), seldom=(9.0, 9.0))
+    assert predicted(*tables, local, steps=20) == pytest.approx(0.25 + 3 / 20)
 
 
 def test_seldom_collectives_have_a_time_of_their_own() -> None:
     tables = probes(8, mean=(0.0, 1.0), seldom=(0.0, 3.0))
-    once = free(mean=1e6 / 20)
-    once["calls"] = {"mean": [0.5, 0.5, 0.5]}  # in 10 steps
-    assert race.predicted("dense", [*tables, once], 8) == pytest.approx(0.25 + 3.0 / 20)
+    local = line(stage="free", period=[15, 15, 15], calls={"mean": [0, 1, 1]})
+    local["bytes"] = {"mean": [0, 1e6, 1e6]}
+    assert predicted(*tables, local, steps=600) == pytest.approx(0.25 + 3.0 / 15)
+
+
+def test_what_ddp_hides_behind_the_backward_pass() -> None:
+    """Of two buckets the first, 0.5 s longer on the link, runs while 0.1 s of the pass follow."""
+    tables = probes(8, mean=(0.0, 1.0))
+    ddp = line(stage="free", entrant="DDP", buckets=[500500, 250750], overlap=0.1)
+    got = predicted(*tables, ddp, entrant="DDP")
+    assert got == pytest.approx(0.25 + 0.5 + 0.25 - 0.1)
+    ddp["overlap"] = 2.0  # no more than it takes
+    assert predicted(*tables, ddp, entrant="DDP") == pytest.approx(0.25 + 0.25)
+
+
+def test_hsdp_exchanges_each_block_alone() -> None:
+    """Half of two blocks of 49,280 numbers, and of the rest, 16,448."""
+    assert race.exchanges("HSDP", {"HSDP": line(stage="free")}, 600, None) == [
+        *[("pairs", 1.0, 2 * 49280)] * 2,
+        ("pairs", 1.0, 2 * 16448),
+    ]
 
 
 def test_every_entrant_has_a_configuration() -> None:
@@ -105,11 +151,11 @@ def test_a_short_race_has_the_losses_of_the_others_and_its_own_speed() -> None:
 
 def test_a_period_that_changes_is_predicted_from_steps_with_and_without() -> None:
     """Steps of 0.5 s with an exchange, 0.25 s with one in eight: 0.2143 s without."""
-    same = {"stage": "free", "link": None, "rate": 0.006}
     lines = [
-        line(**same, entrant=name, seconds=[0.0, 10 * each, 10 * each])
-        for name, each in (("dense", 0.5), ("every 8", 0.25), ("post-local 8", 9.0))
+        line(stage="free", entrant=name, seconds=[0.0, 10 * each, 10 * each])
+        for name, each in (("dense", 0.5), ("every 8", 0.25))
     ]
     often = (150 + 450 / 8) / 600
-    got = race.predicted("post-local 8", [*probes(8, mean=(0.0, 0.0)), *lines], 8)
+    tables = probes(8, mean=(0.0, 0.0))
+    got = predicted(*tables, *lines, entrant="post-local 8")
     assert got == pytest.approx(0.5 - (0.25 / (7 / 8)) * (1 - often), rel=1e-4)

@@ -23,7 +23,6 @@ import argparse
 import copy
 import json
 import os
-import platform
 import statistics
 import sys
 import time
@@ -45,6 +44,7 @@ from regimes.curvature.lanczos import Krylov, lanczos, random_direction
 from regimes.curvature.spectrum import warm_start
 from regimes.models import build
 from regimes.records import write_output
+from regimes.records.provenance import processor
 from regimes.seeding import derive, stream
 
 DISTRIBUTIONS = {
@@ -411,7 +411,7 @@ def main() -> None:
     libraries = peers()
     report: dict[str, Any] = {
         "torch": torch.__version__,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "machine": f"{processor()}, {os.cpu_count()} cores",
         "threads": torch.get_num_threads(),
         "peers": {name: version(DISTRIBUTIONS[name]) for name in sorted(libraries)},
         "probes": {},

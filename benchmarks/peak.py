@@ -31,7 +31,7 @@ from typing import Any
 from benchmarks.nodes import NODES, Nodes, limit, star
 from regimes.config import RunConfig, from_dict, override, to_dict
 from regimes.presets import get_preset
-from regimes.records import write_output
+from regimes.records import provenance, write_output
 
 PERIOD, RATE, EVERY = 32, 100, 0.02  # steps; Mbit/s; seconds between two readings
 DILOCO = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
@@ -160,20 +160,13 @@ def measure(rounds: int, pace: float, times: int) -> dict[str, Any]:
         "machine": {
             "cores": os.cpu_count(),
             "system": platform.platform(),
-            "processor": processor(),
+            "processor": provenance.processor(),
             "load": os.getloadavg()[0],
         },
         "rounds": rounds,
         "pace": pace,
         "rows": rows,
     }
-
-
-def processor() -> str:
-    """Its name, by the kernel."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 def markdown(result: dict[str, Any]) -> str:

@@ -242,10 +242,18 @@ def _train(run: Run, plan: Plan, clock: Clock, reporters: Reporters) -> tuple[fl
         else:
             _step_together(run, batch, levels, losses)
         reporters.step(plan.unit, done, steps)
-    for loss in run.local.flush_losses() if run.local else ():
-        losses.add(*loss)
-    losses.check()
+    _flush(run, losses)
     return losses.total / steps, steps
+
+
+def _flush(run: Run, losses: Losses) -> None:
+    """Add the losses of local steps that no synchronisation has carried: a collective of its own,
+    which only the record needs, so its time counts as "evaluate"."""
+    if run.local is not None:
+        with losses.clock("evaluate"):
+            for loss in run.local.flush_losses():
+                losses.add(*loss)
+    losses.check()
 
 
 def _begin(run: Run, plan: Plan, at: int, losses: Losses) -> None:
@@ -253,9 +261,7 @@ def _begin(run: Run, plan: Plan, at: int, losses: Losses) -> None:
     now = run.churn.due(plan.unit, at)
     if now is not None:
         # Losses so far are of other workers, by whose rows an error would name them.
-        for loss in run.local.flush_losses() if run.local else ():
-            losses.add(*loss)
-        losses.check()
+        _flush(run, losses)
         run.churn.change(now, at)
     run.churn.worker_steps += run.world.workers
 

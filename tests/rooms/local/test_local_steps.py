@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import forked
 import pytest
@@ -21,6 +23,7 @@ from regimes.config import RunConfig, override, to_toml
 from regimes.errors import ConfigError
 from regimes.records import read_lines
 from regimes.training.build import prepare
+from regimes.training.rounds import Rounds
 
 torch.set_num_threads(1)
 # -- against naive loops ---------------------------------------------------------------------
@@ -386,6 +389,23 @@ def test_a_loss_that_is_not_finite_names_its_step(tmp_path: Path) -> None:
     with pytest.raises(regimes.errors.TrainingError, match=r"not finite in epoch 0, step [123]"):
         regimes.run(c, tmp_path)
     assert read_lines(tmp_path / "events.jsonl")[-1]["event"] == "stopped"
+
+
+def test_no_second_of_losses_without_a_synchronisation_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A unit that ends between two synchronisations has a collective of its losses, which takes as
+    long as the network does; its time is in the record."""
+    flush = Rounds.flush_losses
+
+    def slow(rounds: Rounds) -> list[Any]:
+        time.sleep(0.3)
+        return flush(rounds)
+
+    monkeypatch.setattr(Rounds, "flush_losses", slow)
+    record = regimes.run(text(every(100), "unit_steps=5"), tmp_path / "run")
+    spent = record.epochs.filter(like="seconds_").sum(axis=1)
+    assert spent.ge(0.3).all(), record.epochs.filter(like="seconds_")
 
 
 # -- refused ---------------------------------------------------------------------------------

@@ -35,6 +35,10 @@ BEFORE = 0.1  # share of the steps before torch's PowerSGD compresses
 TORCH_RANK = 4
 QUARTER = 0.25  # share of the steps before PostLocalSGD leaves every step
 PERIOD = 8
+POST_LOCAL = "DDP, PostLocalSGD"
+PLANNED = ("post-local 8", "qsr")  # schedules whose period changes
+# whose steps on unlimited links follow from those of others
+DERIVED = {**dict.fromkeys(PLANNED, ("dense", "every 8")), POST_LOCAL: ("DDP", POST_LOCAL)}
 KEPT: list[Any] = []  # to free a module with torch's fp16 hook can hang: the process ends instead
 
 
@@ -140,7 +144,7 @@ PEERS: dict[str, Callable[[Run], Wrapped]] = {
     "DDP": _ddp,
     "DDP, fp16 hook": _half,
     "DDP, PowerSGD hook": _power,
-    "DDP, PostLocalSGD": _post_local,
+    POST_LOCAL: _post_local,
     "HSDP": _hsdp,
 }
 

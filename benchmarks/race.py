@@ -40,7 +40,16 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 from torch import nn
 
-from benchmarks.entrants import BEFORE, PEERS, PERIOD, QUARTER, TORCH_RANK
+from benchmarks.entrants import (
+    BEFORE,
+    DERIVED,
+    PEERS,
+    PERIOD,
+    PLANNED,
+    POST_LOCAL,
+    QUARTER,
+    TORCH_RANK,
+)
 from benchmarks.nodes import Nodes, crossed, islands, limit_trunk
 from benchmarks.race_report import DELAY, write
 from regimes.config import RunConfig, override, to_dict
@@ -61,7 +70,6 @@ TRIALS = {  # of torch's PowerSGD, which no schedule stands for: learning rates 
     "race-lm-460k": ((0.0015, 0.003, 0.006), (1000,)),
 }
 HELD_OUT = 16385
-POST_LOCAL = "DDP, PostLocalSGD"
 RATE_OF = {  # torch's methods, and the schedule with the same numbers, whose rate they have
     "DDP": "dense",
     "DDP, fp16 hook": "half",
@@ -69,9 +77,6 @@ RATE_OF = {  # torch's methods, and the schedule with the same numbers, whose ra
     "HSDP": "dense",
 }
 POWER = "DDP, PowerSGD hook"
-PLANNED = ("post-local 8", "qsr")  # periods that change
-# whose steps on unlimited links follow from those of others
-DERIVED = {**dict.fromkeys(PLANNED, ("dense", "every 8")), POST_LOCAL: ("DDP", POST_LOCAL)}
 FREE_UNITS, SHORT_UNITS, DEADLINE = 5, 4, 1800.0
 # of an answer, kept of steps on unlimited links only, for predictions
 FREE = ("calls", "bytes", "buckets", "overlap")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.entrants import DERIVED
 from regimes.plotting import style
 from regimes.plotting.words import apart, headline
 from regimes.records import write_output
@@ -222,21 +223,30 @@ def _predictions(models: Mapping[str, Sequence[Line]], machine: str) -> str:
     single = [mean([line]) for group in groups for line in group]
     steps = [[*map(step_seconds, group)] for group in groups]
     drift = 100 * max(max(x) / min(x) - 1 for x in steps)
-    probed = any(x["stage"] == "probe" for lines in here.values() for x in lines)
-    how = (
-        "from five units on unlimited links, and from the seconds of the same collectives alone "
-        "there and on the link"
-        if probed
-        else "from three units on unlimited links and the rate and the delay of the link, by an "
-        "earlier formula"
+    all_races = [(models[k], x) for k, v in here.items() for x in v if x["stage"] == "race"]
+    early = sum(not _right_before(lines, one) for lines, one in all_races)
+    earlier = (
+        f"; {early} of {len(all_races)} by an earlier count of the collectives" if early else ""
     )
     return (
-        f"Predicted, on {machine}: before the race, {how}. The error of an entrant's seconds of a "
-        f"step, in the mean over its seeds, is {_wrong([x for y in each.values() for x in y])} "
+        f"Predicted, on {machine}: before the race, from five units on unlimited links and from "
+        f"the seconds of the same collectives alone there and on the link{earlier}. The error of "
+        "an entrant's seconds of a step, in the mean over its seeds, is "
+        f"{_wrong([x for y in each.values() for x in y])} "
         f"({places}). Of single races it is {_wrong(single)}; steps of one entrant on one link "
         f"differ by up to {drift:.0f} % between seeds. Of {pairs} pairs of entrants "
         f"whose steps differ by more than {100 * CLEAR:.0f} %, {right} are predicted in the right "
         "order."
+    )
+
+
+def _right_before(lines: Sequence[Line], race: Line) -> bool:
+    """Were there steps on unlimited links right before a race?"""
+    names = {race["entrant"], *DERIVED.get(race["entrant"], ())}
+    key = race["seed"], race["link"]
+    return any(
+        x["stage"] == "free" and x["entrant"] in names and (x["seed"], x["link"]) == key
+        for x in lines
     )
 
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import math
 import platform
@@ -293,9 +294,10 @@ def _counted(free: Line, steps: int) -> list[Exchange]:
     a collective of its losses more, which is not among the timed steps."""
     period, taken = max(free["period"]), sum(free["steps"])
     rounds = math.ceil(taken / period)
+    between = sum(end % period > 0 for end in itertools.accumulate(free["steps"][:-1]))
     found = []
     for kind, calls in free["calls"].items():
-        each = sum(calls) / rounds if period == 1 else sum(calls) // rounds
+        each = (sum(calls) - between * (kind == "mean")) / rounds
         if each:
             often = each * math.ceil(steps / period) / steps
             found.append(Exchange(kind, often, sum(free["bytes"][kind]) / each / rounds))

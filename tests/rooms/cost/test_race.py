@@ -103,9 +103,19 @@ def test_a_collective_at_the_end_of_a_unit_does_not_count() -> None:
     assert predicted(*tables, local, steps=20) == pytest.approx(0.25 + 3 / 20)
 
 
+def test_with_a_long_period_most_collectives_are_of_losses() -> None:
+    """30 steps with a period of 15 have two synchronisations; a unit that ends with one, like the
+    last, has no collective of losses alone. With a period of 25 there are as many of each."""
+    local = line(stage="free", period=[15, 15], steps=[10, 20], seconds=[1.0, 5.0])
+    local |= {"calls": {"mean": [1, 2]}, "bytes": {"mean": [40, 2e6]}}
+    assert race.exchanges("dense", {"dense": local}, 600, None) == [("mean", 40 / 600, 1000020)]
+    local |= {"period": [25, 25, 25], "steps": [10, 10, 10], "calls": {"mean": [1, 1, 2]}}
+    assert race.exchanges("dense", {"dense": local}, 600, None) == [("mean", 24 / 600, 1000020)]
+
+
 def test_seldom_collectives_have_a_time_of_their_own() -> None:
     tables = probes(8, mean=(0.0, 1.0), seldom=(0.0, 3.0))
-    local = line(stage="free", period=[15, 15, 15], calls={"mean": [0, 1, 1]})
+    local = line(stage="free", period=[15, 15, 15], calls={"mean": [1, 2, 1]})
     local["bytes"] = {"mean": [0, 1e6, 1e6]}
     assert predicted(*tables, local, steps=600) == pytest.approx(0.25 + 3.0 / 15)
 

@@ -29,6 +29,7 @@ NODES = 4
 PREFIX = "regimes-bench"  # of the namespaces: PREFIX-PID-NODE
 DEADLINE = 240.0  # seconds for one command to all nodes
 SUBNET = "10.83.7"
+FEW = 512  # numbers of a model that are not quantised
 PAUSE = 0.5  # seconds between collectives that are seldom
 
 
@@ -306,12 +307,18 @@ def _echo(times: int, size: int = 1) -> float:
 
 
 def _collectives(
-    config: dict[str, Any], sizes: Sequence[int], times: int
+    config: dict[str, Any], sizes: Sequence[int], times: int, only: Sequence[str] = ()
 ) -> dict[str, list[tuple[int, float]]]:
     """Median seconds of each kind of collective at some sizes in bytes, as `cost.network` counts
     them. "pairs" are two means at once, of the first and third and of the second and fourth, which
     begin together; a "seldom" one comes after `PAUSE`, when TCP has forgotten the speed of the
-    link; "after" is a mean with the pass of the configuration's model before it."""
+    link; "after" is a mean with the pass of the configuration's model before it; "quantised" are
+    the three of a quantised all-reduce, one after the other: an exchange, a gather of a quarter of
+    its bytes, and a mean of few numbers.
+
+    Args:
+        only: these kinds; default all.
+    """
     import torch
     import torch.distributed as dist
 
@@ -330,17 +337,23 @@ def _collectives(
         run.task.loss(run.model, x[0], y[0]).backward()
         world.mean([numbers])
 
+    def quantised(numbers: torch.Tensor) -> None:
+        world.exchange([numbers.view(1, NODES, -1)])
+        world.gather([numbers[:, : numbers.numel() // NODES]])
+        world.mean([numbers[:, :FEW]])
+
     kinds: dict[str, Callable[[torch.Tensor], Any]] = {
         "mean": lambda x: world.mean([x]),
         "gather": lambda x: world.gather([x]),
         "exchange": lambda x: world.exchange([x.view(1, NODES, -1)]),
         "pairs": lambda x: dist.all_reduce(x, group=own),
         "after": after,
+        "quantised": quantised,
     }
     found: dict[str, list[tuple[int, float]]] = {}
     kinds["seldom"] = kinds["mean"]
     for kind, collective in kinds.items():
-        for size in sizes:
+        for size in sizes if not only or kind in only else ():
             numbers, taken = torch.ones(1, size // 4), []
             often = (size <= 2**17 and kind != "seldom") or kind == "after"
             for _ in range(times if often else min(times, 9)):

@@ -11,12 +11,12 @@ loss on a third text, and the seconds of training until it is reached, without e
 share the cores of one machine, so compute and compression take longer than on nodes of their own.
 
 Before a link's first race each kind of collective is timed alone at some sizes, on unlimited links
-and on the link, and before each race its entrant takes five units on unlimited links. The predicted
-seconds of a step are those on unlimited links, and for each collective of the step what it takes
-longer on the link at its size, less what DistributedDataParallel hides behind the backward pass,
-and less what nodes that share cores gain on the link: they leave a collective one after the other,
-and so share the cores with fewer. The kernel counts what crosses the link. The link of 20 Mbit/s
-has a delay of 25 ms in each direction; there, and with the larger model at 100 Mbit/s, most
+and on the link, and before its first race there an entrant takes five units on unlimited links. The
+predicted seconds of a step are those on unlimited links, and for each collective of the step what
+it takes longer on the link at its size, less what DistributedDataParallel hides behind the backward
+pass, and less what nodes that share cores gain on the link: they leave a collective one after the
+other, and so share the cores with fewer. The kernel counts what crosses the link. The link of 20
+Mbit/s has a delay of 25 ms in each direction; there, and with the larger model at 100 Mbit/s, most
 entrants take four units, since their losses do not depend on the link.
 
 Leaves ``benchmarks/race.jsonl``, one line per training; ``race.md`` and ``race.png``.
@@ -157,13 +157,13 @@ def train(name: str, config: RunConfig, rate: int | None) -> Line:
     }
 
 
-def probe(rate: int | None, grid: str = GRID) -> Line:
-    """The seconds of each kind of collective alone, over links of ``rate`` Mbit/s."""
+def probe(rate: int | None, grid: str = GRID, only: Sequence[str] = ()) -> Line:
+    """The seconds of each kind of collective alone, or of these, over links of ``rate`` Mbit/s."""
     model = to_dict(entrants(grid)["dense"])
     times = DELAYED_TIMES if rate in DELAY else TIMES
     with islands(DELAY.get(rate or 0, 0.0)) as (names, hubs), Nodes(names, DEADLINE) as nodes:
         limit_trunk(hubs, rate)
-        answers = nodes.ask("collectives", config=model, sizes=SIZES, times=times)
+        answers = nodes.ask("collectives", config=model, sizes=SIZES, times=times, only=only)
     table = {}
     for kind in answers[0]:
         each = [statistics.median(x[kind][i][1] for x in answers) for i in range(len(SIZES))]
@@ -250,7 +250,7 @@ def _missing(
                 yield from new("probe", "", SEEDS[0], where, 0.0)
             for name in todo:
                 for other in DERIVED.get(name, (name,)):
-                    yield from new("free", other, seed, link, chosen[other])
+                    yield from new("free", other, SEEDS[0], link, chosen[other])
                 yield "race", name, seed, link, chosen[name]
 
 
@@ -301,7 +301,8 @@ def _counted(free: Line, steps: int) -> list[Exchange]:
         if each:
             often = each * math.ceil(steps / period) / steps
             found.append(Exchange(kind, often, sum(free["bytes"][kind]) / each / rounds))
-    return found
+    joined = [x for x in found if x.kind == "exchange"]  # with a gather and a mean
+    return [x._replace(kind="quantised") for x in joined] or found
 
 
 def _often(name: str, rate: float, grid: str) -> float | None:

@@ -120,6 +120,11 @@ def test_seldom_collectives_have_a_time_of_their_own() -> None:
     assert predicted(*tables, local, steps=600) == pytest.approx(0.25 + 3.0 / 15)
 
 
+def test_the_collectives_of_a_quantised_all_reduce_are_timed_together() -> None:
+    tables = probes(8, mean=(0.0, 1.0), quantised=(0.0, 1.2))
+    assert predicted(*tables, free(gather=2.5e5, mean=1e3, exchange=1e6)) == pytest.approx(1.45)
+
+
 def test_what_ddp_hides_behind_the_backward_pass() -> None:
     """Of two buckets the first, 0.5 s longer on the link, runs while 0.1 s of the pass follow."""
     tables = probes(8, mean=(0.0, 1.0))

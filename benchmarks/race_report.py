@@ -192,8 +192,10 @@ def _notes(models: Mapping[str, Sequence[Line]], system: str) -> list[str]:
         words += [_predictions(models, machine), ""]
     return [
         *words,
-        "A likely cause of the largest error: at 1000 Mbit/s what DistributedDataParallel hides "
-        "behind the larger model's backward pass takes the same cores.",
+        "Causes of the largest errors: at 100 Mbit/s other work disturbed the steps on unlimited "
+        "links from which rate 2-1 is predicted, and accordion's took longer than later ones; at "
+        "1000 Mbit/s what DistributedDataParallel hides behind the larger model's backward pass "
+        "takes the same cores.",
         "",
         f"The floor, plain DDP with 115 k parameters on unlimited links: {floor:.0f} ms a step. "
         f"Four processes share 2 cores ({', '.join(machines)}; {system}).",

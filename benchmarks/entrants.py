@@ -179,7 +179,7 @@ def _peer(kind: str, config: RunConfig) -> dict[str, Any]:
             if config.data.validation_size is not None:
                 found["validation"].append(parts.task.validate(*where)[1])
         if isinstance(network, DistributedDataParallel):
-            told = network._get_ddp_logging_data()
-            found["buckets"] = [int(x) for x in told["rebuilt_bucket_sizes"].split(", ")]
-            found["overlap"] = told["avg_backward_compute_comm_overlap_time"] / 1e9
+            logged = network._get_ddp_logging_data()
+            found["buckets"] = [int(x) for x in logged["rebuilt_bucket_sizes"].split(", ")]
+            found["overlap"] = logged["avg_backward_compute_comm_overlap_time"] / 1e9
     return found

@@ -307,7 +307,7 @@ def _echo(times: int, size: int = 1) -> float:
 
 
 def _collectives(
-    config: dict[str, Any], sizes: Sequence[int], times: int, only: Sequence[str] = ()
+    config: dict[str, Any], sizes: Sequence[int], times: int
 ) -> dict[str, list[tuple[int, float]]]:
     """Median seconds of each kind of collective at some sizes in bytes, as `cost.network` counts
     them. "pairs" are two means at once, of the first and third and of the second and fourth, which
@@ -315,9 +315,6 @@ def _collectives(
     link; "after" is a mean with the pass of the configuration's model before it; "quantised" are
     the three of a quantised all-reduce, one after the other: an exchange, a gather of a quarter of
     its bytes, and a mean of few numbers.
-
-    Args:
-        only: these kinds; default all.
     """
     import torch
     import torch.distributed as dist
@@ -353,7 +350,7 @@ def _collectives(
     found: dict[str, list[tuple[int, float]]] = {}
     kinds["seldom"] = kinds["mean"]
     for kind, collective in kinds.items():
-        for size in sizes if not only or kind in only else ():
+        for size in sizes:
             numbers, taken = torch.ones(1, size // 4), []
             often = (size <= 2**17 and kind != "seldom") or kind == "after"
             for _ in range(times if often else min(times, 9)):

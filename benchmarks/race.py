@@ -19,7 +19,8 @@ other, and so share the cores with fewer. The kernel counts what crosses the lin
 Mbit/s has a delay of 25 ms in each direction; there, and with the larger model at 100 Mbit/s, most
 entrants take four units, since their losses do not depend on the link.
 
-Leaves ``benchmarks/race.jsonl``, one line per training; ``race.md`` and ``race.png``.
+Leaves ``benchmarks/race.jsonl``, one line per training and per table of collectives alone ("earlier
+probe": of races predicted by an earlier count); ``race.md`` and ``race.png``.
 """
 
 from __future__ import annotations
@@ -157,13 +158,13 @@ def train(name: str, config: RunConfig, rate: int | None) -> Line:
     }
 
 
-def probe(rate: int | None, grid: str = GRID, only: Sequence[str] = ()) -> Line:
-    """The seconds of each kind of collective alone, or of these, over links of ``rate`` Mbit/s."""
+def probe(rate: int | None, grid: str) -> Line:
+    """The seconds of each kind of collective alone, over links of ``rate`` Mbit/s."""
     model = to_dict(entrants(grid)["dense"])
     times = DELAYED_TIMES if rate in DELAY else TIMES
     with islands(DELAY.get(rate or 0, 0.0)) as (names, hubs), Nodes(names, DEADLINE) as nodes:
         limit_trunk(hubs, rate)
-        answers = nodes.ask("collectives", config=model, sizes=SIZES, times=times, only=only)
+        answers = nodes.ask("collectives", config=model, sizes=SIZES, times=times)
     table = {}
     for kind in answers[0]:
         each = [statistics.median(x[kind][i][1] for x in answers) for i in range(len(SIZES))]
@@ -316,10 +317,14 @@ def _often(name: str, rate: float, grid: str) -> float | None:
 
 
 @functools.cache
+def _model(grid: str) -> nn.Module:
+    config = entrants(grid)["dense"]
+    return load(config).build(config)
+
+
 def _parts(grid: str) -> list[int]:
     """Numbers of each block of the model, and of the rest."""
-    config = entrants(grid)["dense"]
-    model = load(config).build(config)
+    model = _model(grid)
     lists = [m for m in model.modules() if isinstance(m, nn.ModuleList)]
     blocks = [sum(x.numel() for x in part.parameters()) for each in lists for part in each]
     return [*blocks, sum(x.numel() for x in model.parameters()) - sum(blocks)]
@@ -329,8 +334,7 @@ def _parts(grid: str) -> list[int]:
 def _shapes(grid: str) -> tuple[int, int]:
     """Numbers of the model, and of torch's PowerSGD: factors of matrices that shrink to less than
     half, and the rest."""
-    config = entrants(grid)["dense"]
-    layers = from_module(load(config).build(config), "lm-small").layers
+    layers = from_module(_model(grid), "lm-small").layers
     low = 0
     for layer in layers:
         n, m = layer.matrix

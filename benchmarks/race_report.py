@@ -192,10 +192,12 @@ def _notes(models: Mapping[str, Sequence[Line]], system: str) -> list[str]:
         words += [_predictions(models, machine), ""]
     return [
         *words,
-        "Causes of the largest errors: at 100 Mbit/s other work disturbed the steps on unlimited "
-        "links from which rate 2-1 is predicted, and accordion's took longer than later ones; at "
-        "1000 Mbit/s what DistributedDataParallel hides behind the larger model's backward pass "
-        "takes the same cores.",
+        "Likely causes of the largest errors: five units on unlimited links are few, and the ranks "
+        "of accordion and l-greco change after them; at 1000 Mbit/s what DistributedDataParallel "
+        "hides behind the larger model's backward pass takes the same cores. Some races were run "
+        "again and replace the first: every 32 on the delayed link, 8 and 4 bits there and with "
+        "460 k at 100 Mbit/s, after their count was mended; rate 2-1 at 100 Mbit/s, because other "
+        "work had disturbed its first steps.",
         "",
         f"The floor, plain DDP with 115 k parameters on unlimited links: {floor:.0f} ms a step. "
         f"Four processes share 2 cores ({', '.join(machines)}; {system}).",

@@ -37,6 +37,7 @@ QUARTER = 0.25  # share of the steps before PostLocalSGD leaves every step
 PERIOD = 8
 POST_LOCAL = "DDP, PostLocalSGD"
 PLANNED = ("post-local 8", "qsr")  # schedules whose period changes
+CHANGING = ("rate 2-1", "accordion", "l-greco")  # whose ranks change
 # whose steps on unlimited links follow from those of others
 DERIVED = {**dict.fromkeys(PLANNED, ("dense", "every 8")), POST_LOCAL: ("DDP", POST_LOCAL)}
 KEPT: list[Any] = []  # to free a module with torch's fp16 hook can hang: the process ends instead

@@ -11,13 +11,14 @@ loss on a third text, and the seconds of training until it is reached, without e
 share the cores of one machine, so compute and compression take longer than on nodes of their own.
 
 Before a link's first race each kind of collective is timed alone at some sizes, on unlimited links
-and on the link, and before its first race there an entrant takes five units on unlimited links. The
-predicted seconds of a step are those on unlimited links, and for each collective of the step what
-it takes longer on the link at its size, less what DistributedDataParallel hides behind the backward
-pass, and less what nodes that share cores gain on the link: they leave a collective one after the
-other, and so share the cores with fewer. The kernel counts what crosses the link. The link of 20
-Mbit/s has a delay of 25 ms in each direction; there, and with the larger model at 100 Mbit/s, most
-entrants take four units, since their losses do not depend on the link.
+and on the link. Before each race an entrant takes five units on unlimited links, or the whole
+training if its ranks change. The predicted seconds of a step are those on unlimited links, and for
+each collective of the step what it takes longer on the link at its size, less what
+DistributedDataParallel hides behind the backward pass, and less what nodes that share cores gain on
+the link: they leave a collective one after the other, and so share the cores with fewer. The kernel
+counts what crosses the link. The link of 20 Mbit/s has a delay of 25 ms in each direction; there,
+and with the larger model at 100 Mbit/s, entrants whose period and ranks are constant take four
+units, since their losses do not depend on the link.
 
 Leaves ``benchmarks/race.jsonl``, one line per training and per table of collectives alone ("earlier
 probe": of races predicted by an earlier count); ``race.md`` and ``race.png``.
@@ -44,6 +45,7 @@ from torch import nn
 
 from benchmarks.entrants import (
     BEFORE,
+    CHANGING,
     DERIVED,
     PEERS,
     PERIOD,
@@ -122,7 +124,16 @@ def configured(name: str, rate: float, seed: int, *settings: str, grid: str = GR
     return override(entrants(grid)[name], [f"optimizer.lr={rate}", f"seed={seed}", *settings])
 
 
-def shortened(config: RunConfig, units: int = FREE_UNITS) -> RunConfig:
+def units_taken(stage: str, name: str, grid: str, link: int | None) -> int | None:
+    """How many units of its training an entrant takes; None: the whole."""
+    if stage == "free":
+        return None if name in CHANGING else FREE_UNITS
+    steady = name not in (*PLANNED, *CHANGING)
+    slow = link in DELAY or (grid != GRID and link != max(LINKS))
+    return SHORT_UNITS if stage == "race" and steady and slow else None
+
+
+def shortened(config: RunConfig, units: int) -> RunConfig:
     """A training of a few units, with the schedule of the whole."""
     steps = units * int(config.unit_steps or 1)
     workers = config.workers * int(config.batch_size) * int(config.data.sequence)
@@ -190,10 +201,8 @@ def race(
             continue
         settings = [f"data.validation_size={HELD_OUT}"] if stage == "tune" else []
         config = configured(name, rate, seed, *settings, grid=grid)
-        if stage == "free":
-            config = shortened(config)
-        elif _short(grid, link) and name not in PLANNED:
-            config = shortened(config, SHORT_UNITS)
+        if units := units_taken(stage, name, grid, link):
+            config = shortened(config, units)
         began = time.monotonic()
         found = train(name, config, None if stage == "free" else link)
         if stage == "race":
@@ -207,11 +216,6 @@ def race(
 def _add(line: Line) -> None:
     with LINES.open("a") as file:
         file.write(json.dumps(line) + "\n")
-
-
-def _short(grid: str, link: int | None) -> bool:
-    """Do most entrants take a few units there? Losses do not depend on the link."""
-    return link in DELAY or (grid != GRID and link != max(LINKS))
 
 
 def read(grid: str = GRID) -> list[Line]:
@@ -251,7 +255,7 @@ def _missing(
                 yield from new("probe", "", SEEDS[0], where, 0.0)
             for name in todo:
                 for other in DERIVED.get(name, (name,)):
-                    yield from new("free", other, SEEDS[0], link, chosen[other])
+                    yield from new("free", other, seed, link, chosen[other])
                 yield "race", name, seed, link, chosen[name]
 
 

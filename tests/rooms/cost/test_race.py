@@ -147,9 +147,22 @@ def test_every_entrant_has_a_configuration() -> None:
     named = race.entrants()
     assert {*race.RATE_OF.values()} <= named.keys()
     assert {*race.RATE_OF, race.POWER} <= named.keys()
-    short = race.shortened(race.configured("rank 1", 0.003, 5))
+    assert {*race.PLANNED, *race.CHANGING} <= named.keys()
+    short = race.shortened(race.configured("rank 1", 0.003, 5), race.FREE_UNITS)
     assert short.data.train_size == 5 * 25 * 32 * 64 + 1
     assert (short.optimizer.lr, short.seed) == (0.003, 5)
+
+
+def test_an_entrant_whose_ranks_change_takes_its_whole_training() -> None:
+    larger = "race-lm-460k"
+    taken = race.units_taken
+    assert taken("free", "rank 4", "race-lm", 100) == 5
+    assert taken("free", "accordion", "race-lm", 100) is None
+    assert taken("race", "rank 4", "race-lm", 20) == taken("race", "rank 4", larger, 100) == 4
+    assert taken("race", "rank 4", "race-lm", 100) is None
+    assert taken("race", "rank 4", larger, 1000) is None
+    for changing in ("l-greco", "rate 2-1", "qsr"):
+        assert taken("race", changing, "race-lm", 20) is None
 
 
 def test_a_short_race_has_the_losses_of_the_others_and_its_own_speed() -> None:

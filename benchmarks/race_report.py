@@ -55,18 +55,17 @@ def seconds_until(line: Line, target: float) -> float:
 
 
 def grouped(lines: Sequence[Line], link: int) -> dict[str, list[Line]]:
-    """The races on a link, by entrant, fastest to the first target first. A race of a few steps
-    only has the losses of the same entrant's whole races on other links."""
+    """The races on a link, by entrant, fastest to the first target first. Where some took a few
+    steps only, seeds that were not raced have the losses of their whole races on other links."""
     races = [line for line in lines if line["stage"] == "race"]
     whole = max(sum(line["steps"]) for line in races)
+    here = [line for line in races if line["link"] == link]
+    few = any(sum(line["steps"]) < whole for line in here)
     found: dict[str, list[Line]] = {}
-    for line in races:
-        if line["link"] == link:
-            others = [x for x in races if x["entrant"] == line["entrant"]]
-            short = sum(line["steps"]) < whole
-            runs = [_at_speed(x, line) for x in others if sum(x["steps"]) == whole]
-            new = {x["seed"]: x for x in runs}.values() if short else [line]
-            found.setdefault(line["entrant"], []).extend(new)
+    for name, one in {line["entrant"]: line for line in here}.items():
+        full = [x for x in races if x["entrant"] == name and sum(x["steps"]) == whole]
+        runs = {x["seed"]: _at_speed(x, one) for x in full} if few else {}
+        found[name] = [*(runs | {x["seed"]: x for x in full if x["link"] == link}).values()]
 
     def key(name: str) -> float:
         return statistics.fmean(seconds_until(x, TARGETS[0]) for x in found[name])
@@ -74,13 +73,13 @@ def grouped(lines: Sequence[Line], link: int) -> dict[str, list[Line]]:
     return {name: found[name] for name in sorted(found, key=key)}
 
 
-def _at_speed(whole: Line, short: Line) -> Line:
-    """A whole race, with the bytes and the prediction of a short one, and the seconds of its steps:
+def _at_speed(whole: Line, other: Line) -> Line:
+    """A whole race, with the bytes and the prediction of another, and the seconds of its steps:
     those at the same share of the training, because some entrants' steps change on the way."""
-    each = [taken / n for taken, n in zip(short["seconds"], short["steps"], strict=True)]
+    each = [taken / n for taken, n in zip(other["seconds"], other["steps"], strict=True)]
     units = len(whole["steps"])
     seconds = [n * each[i * len(each) // units] for i, n in enumerate(whole["steps"])]
-    more = {key: short[key] for key in ("link", "predicted", "crossed", "processor")}
+    more = {key: other[key] for key in ("link", "predicted", "crossed", "processor")}
     return {**whole, **more, "seconds": seconds}
 
 
@@ -183,21 +182,24 @@ def _notes(models: Mapping[str, Sequence[Line]], system: str) -> list[str]:
         "The loss is in bits per byte, on text that neither training nor the choice of rates has "
         "seen; intervals are 95 % t intervals over seeds. kB / step: what the kernel counted on "
         "the link, in one direction, headers and the processes' agreement included. On the link "
-        "with a delay, and with the larger model at 100 Mbit/s, most entrants took 100 steps; "
-        "their losses are those of their whole races on other links, and the intervals there have "
-        "the spread of losses alone.",
+        "with a delay, and with the larger model at 100 Mbit/s, each entrant raced with one seed, "
+        "most for 100 steps; the other losses are those of whole races on other links, and the "
+        "intervals there have the spread of losses alone.",
         "",
     ]
     for machine in machines:
         words += [_predictions(models, machine), ""]
     return [
         *words,
-        "Likely causes of the largest errors: five units on unlimited links are few, and the ranks "
-        "of accordion and l-greco change after them; at 1000 Mbit/s what DistributedDataParallel "
-        "hides behind the larger model's backward pass takes the same cores. Some races were run "
-        "again and replace the first: every 32 on the delayed link, 8 and 4 bits there and with "
-        "460 k at 100 Mbit/s, after their count was mended; rate 2-1 at 100 Mbit/s, because other "
-        "work had disturbed its first steps.",
+        "Likely causes of the largest errors, not tried: the two means of a step of l-greco differ "
+        "in size, and the record has their sum only; at 1000 Mbit/s what DistributedDataParallel "
+        "hides behind the larger model's backward pass takes the same cores. There the steps on "
+        "unlimited links were taken once per entrant, in its first five units. Some races replace "
+        "earlier ones: every 32, 8 and 4 bits on the link with a delay, after their count was "
+        "mended; all at 100 Mbit/s, and accordion, l-greco and rate 2-1 on the link with a delay, "
+        "because five units do not have the ranks of later ones (accordion +15 %, l-greco -11 %). "
+        "Losses of rank 1, accordion and l-greco differ at 1000 Mbit/s, likely because PowerSGD's "
+        "rounding was changed after these races.",
         "",
         f"The floor, plain DDP with 115 k parameters on unlimited links: {floor:.0f} ms a step. "
         f"Four processes share 2 cores ({', '.join(machines)}; {system}).",
@@ -230,7 +232,7 @@ def _predictions(models: Mapping[str, Sequence[Line]], machine: str) -> str:
         f"; {early} of {len(all_races)} by an earlier count of the collectives" if early else ""
     )
     return (
-        f"Predicted, on {machine}: before the race, from five units on unlimited links and from "
+        f"Predicted, on {machine}: before the race, from steps on unlimited links and from "
         f"the seconds of the same collectives alone there and on the link{earlier}. The error of "
         "an entrant's seconds of a step, in the mean over its seeds, is "
         f"{_wrong([x for y in each.values() for x in y])} "

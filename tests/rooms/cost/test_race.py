@@ -177,6 +177,17 @@ def test_a_short_race_has_the_losses_of_the_others_and_its_own_speed() -> None:
     assert [run["seconds"] for run in runs] == [[20.0, 5.0, 10.0]] * 2  # at the same share
 
 
+def test_a_whole_race_of_one_seed_among_short_ones() -> None:
+    """Its other seeds have its speed too; without short ones only the seeds raced there count."""
+    changing = [line(entrant="qsr", seed=seed, loss=[4.0, 3.0, seed]) for seed in (1, 2)]
+    raced = line(entrant="qsr", link=20, seconds=[2.0, 3.0, 4.0], loss=[4.0, 3.0, 1])
+    short = line(link=20, steps=[2], seconds=[1.0], loss=[5.0])
+    runs = race_report.grouped([*changing, raced, line(), short], 20)["qsr"]
+    assert [run["seconds"] for run in runs] == [[2.0, 3.0, 4.0]] * 2
+    assert [run["loss"][-1] for run in runs] == [1, 2]
+    assert race_report.grouped([*changing, raced], 20) == {"qsr": [raced]}
+
+
 def test_a_period_that_changes_is_predicted_from_steps_with_and_without() -> None:
     """Steps of 0.5 s with an exchange, 0.25 s with one in eight: 0.2143 s without."""
     lines = [

@@ -20,7 +20,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 from regimes.collectives import processes
 from regimes.collectives.group import _alive
@@ -73,6 +72,8 @@ class LaunchedIslands(Islands):
     def divide(self, module: nn.Module) -> None:
         """Let FSDP2 divide a module's parameters, but for those of parts that are divided already.
         They are whole during its passes alone: one of an evaluation has no backward to end it."""
+        from torch.distributed.fsdp import fully_shard  # half a second
+
         fully_shard(module, mesh=self.mesh, reshard_after_forward=True)
 
     @contextlib.contextmanager

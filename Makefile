@@ -35,7 +35,7 @@ integrations: .venv-integrations/stamp  ## test Hugging Face's Trainer, Accelera
 		tests/rooms/monitor/test_reporters.py tests/strangers/test_cluster_examples.py \
 		tests/processes/test_replicas.py
 
-minima: .venv-minima/stamp  ## test every room with the lowest versions that pyproject.toml admits, about 30 minutes
+minima: .venv-minima/stamp  ## test every room with the lowest versions that pyproject.toml admits, about 5 minutes
 	OMP_NUM_THREADS=1 .venv-minima/bin/python -m pytest -n 2 -W default --disable-warnings tests/rooms tests/oracles
 
 UV ?= uv

@@ -193,13 +193,13 @@ def _notes(models: Mapping[str, Sequence[Line]], system: str) -> list[str]:
         *words,
         "Likely causes of the largest errors, not tried: the two means of a step of l-greco differ "
         "in size, and the record has their sum only; at 1000 Mbit/s what DistributedDataParallel "
-        "hides behind the larger model's backward pass takes the same cores. There the steps on "
-        "unlimited links were taken once per entrant, in its first five units. Some races replace "
-        "earlier ones: every 32, 8 and 4 bits on the link with a delay, after their count was "
-        "mended; all at 100 Mbit/s, and accordion, l-greco and rate 2-1 on the link with a delay, "
-        "because five units do not have the ranks of later ones (accordion +15 %, l-greco -11 %). "
-        "Losses of rank 1, accordion and l-greco differ at 1000 Mbit/s, likely because PowerSGD's "
-        "rounding was changed after these races.",
+        "hides behind the larger model's backward pass takes the same cores. For races by an "
+        "earlier count the steps on unlimited links were the first five units of one seed. Some "
+        "races replace earlier ones: every 32, 8 and 4 bits on the link with a delay, after their "
+        "count was mended; all at 100 Mbit/s, and accordion, l-greco and rate 2-1 on the link with "
+        "a delay, because five units do not have the ranks of later ones (accordion +15 %, l-greco "
+        "-11 %). Losses of rank 1, accordion and l-greco differ at 1000 Mbit/s, likely because "
+        "PowerSGD's rounding was changed after these races.",
         "",
         f"The floor, plain DDP with 115 k parameters on unlimited links: {floor:.0f} ms a step. "
         f"Four processes share 2 cores ({', '.join(machines)}; {system}).",

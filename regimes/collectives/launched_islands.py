@@ -72,7 +72,7 @@ class LaunchedIslands(Islands):
     def divide(self, module: nn.Module) -> None:
         """Let FSDP2 divide a module's parameters, but for those of parts that are divided already.
         They are whole during its passes alone: one of an evaluation has no backward to end it."""
-        from torch.distributed.fsdp import fully_shard  # half a second
+        from torch.distributed.fsdp import fully_shard  # its import is slow
 
         fully_shard(module, mesh=self.mesh, reshard_after_forward=True)
 

@@ -6,18 +6,18 @@ import dataclasses
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 from regimes.config.convert import from_dict, without_none
+from regimes.config.entry_points import entry_points
 from regimes.errors import ConfigError, nearest
 
 T = TypeVar("T")
 
 
 def offered(group: str) -> dict[str, str]:
-    """What installed packages offer by entry points of a group: {name: "package.module:Class"}."""
-    return {point.name: point.value for point in entry_points(group=group)}
+    """What packages offer by entry points of a group: {name: "package.module:Class"}."""
+    return {point.name: point.value for point in entry_points(group)}
 
 
 class Registry(dict[str, Any]):

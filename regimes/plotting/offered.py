@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 
+from regimes.config.entry_points import entry_points
 from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.errors import ConfigError, nearest
@@ -45,7 +45,7 @@ def offered() -> dict[str, Offer]:
             offers any.
     """
     known: dict[str, Offer] = {}
-    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+    for point in entry_points(GROUP):
         try:
             offers: Mapping[str, Offer] = point.load()()
         except (ImportError, AttributeError, TypeError) as error:

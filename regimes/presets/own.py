@@ -45,13 +45,13 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from regimes.config import RunConfig, from_dict, override, override_table
 from regimes.config.convert import convert
+from regimes.config.entry_points import entry_points
 from regimes.config.toml import read_tables
 from regimes.errors import ConfigError, is_whole, nearest, require, unexpected
 from regimes.presets.branches import branches_of
@@ -230,7 +230,7 @@ def register(preset: Presets) -> None:
     Args:
         preset: gives the configuration that a file names as its base.
     """
-    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+    for point in entry_points(GROUP):
         try:
             spec = find_spec(point.value)
         except (ImportError, ValueError) as error:

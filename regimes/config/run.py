@@ -223,8 +223,13 @@ class RunConfig:
             but float32 where it is "bfloat16" or "float16".
         precision: "strict" is float32 as it is written (IEEE; float64 with that dtype). On a GPU
             "tf32" lets training steps round factors of products to 10 bits. "bfloat16": forward and
-            backward under autocast, the rest strict. Instruments and evaluation are always strict.
-        deterministic: on a GPU, only operations that give the same bits each time.
+            backward under autocast, the rest strict. Instruments are always strict, and evaluation
+            is, too, unless ``evaluate_precision`` says otherwise.
+        evaluate_every: the test set, and the samples held out for validation, are evaluated after
+            so many units, and after the last one.
+        evaluate_precision: "strict", or "training": as ``precision`` says.
+        deterministic: on a GPU, only operations that give the same bits each time. Without it
+            torch's optimisers run as one fused kernel there: other last bits, in less time.
         compile: ``torch.compile`` for the forward and backward passes of training: faster steps
             after minutes of compiling, and other bits.
         graphs: on a GPU, steps are CUDA graphs, recorded once and replayed by one call: of forward
@@ -285,6 +290,8 @@ class RunConfig:
     vmap: bool = False  # one pass, too, where each worker's own gradient is needed
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
     precision: Literal["strict", "tf32", "bfloat16"] = "strict"
+    evaluate_every: Count = 1  # units
+    evaluate_precision: Literal["strict", "training"] = "strict"
     deterministic: bool = True  # on a GPU
     compile: bool = False
     graphs: Count | None = None  # on a GPU; a number of vectors of levels

@@ -107,7 +107,9 @@ class Run:
         self.units = Units.of(config, len(self.batches))
         check_windows_fit(config, len(self.units))
         self.learning_rate = LearningRate(config.optimizer, self.units.per_epoch, self.units.total)
-        build = functools.partial(build_optimizer, config.optimizer, self.model, self.task.classes)
+        fused = device.type == "cuda" and not config.deterministic
+        settings = config.optimizer, self.model, self.task.classes
+        build = functools.partial(build_optimizer, *settings, fused=fused)
         self.optimizer = build()
         self.local: Rounds | None = None
         if sync is not None:

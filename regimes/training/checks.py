@@ -145,6 +145,8 @@ def check_fields(config: RunConfig) -> None:
     if budget := config.budget:
         known = [*config.levels, DENSE]
         require(budget.level in known, "budget.level", budget.level, f"one of {', '.join(known)}")
+        expected = "1 with a budget: which unit is the last, and evaluated, is known only after it"
+        require(config.evaluate_every == 1, "evaluate_every", config.evaluate_every, expected)
     for field in ("warmup_steps", "decay_steps", "cycle_steps"):
         if config.optimizer.per == "epoch" and getattr(config.optimizer, field) not in (None, ()):
             raise ConfigError(

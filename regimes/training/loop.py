@@ -189,7 +189,7 @@ def _unit(
         run.world.broadcast(list(run.model.buffers()))
     exchanged = run.panel.steps > 0
     readings = run.panel.read(unit, clock, exchanged)
-    evaluation = _evaluate(run, clock)
+    evaluation = _evaluate(run, clock, unit)
     first, stop = run.units.span(unit)
     row = {
         "epoch": unit,
@@ -214,16 +214,18 @@ def _unit(
     return cast("Row", row), dict(clock.seconds), readings.details
 
 
-def _evaluate(run: Run, clock: Clock) -> dict[str, Any]:
+def _evaluate(run: Run, clock: Clock, unit: int) -> dict[str, Any]:
     """Columns of the record: loss and metric of the test set, what else the task derives from the
     loss, and both on the samples held out for validation, if there are any."""
+    if (unit + 1) % run.config.evaluate_every and unit + 1 < len(run.units):
+        return {"test_loss": None, "metric": None}
     where = run.device, run.batches.dtype, run.world.evaluators
-    with clock("evaluate"), run.world.contact("an evaluation"):
+    with clock("evaluate"), run.world.contact("an evaluation"), run.numerics.evaluation():
         loss, metric = run.task.evaluate(run.model, *where)
     columns: dict[str, Any] = {"test_loss": loss, "metric": metric}
     columns |= run.task.extra_metrics(loss)
     if run.config.data.validation_size is not None:
-        with clock("evaluate"), run.world.contact("an evaluation"):
+        with clock("evaluate"), run.world.contact("an evaluation"), run.numerics.evaluation():
             loss, metric = run.task.validate(run.model, *where)
         columns["validation"] = {"loss": loss, "metric": metric}
     return columns

@@ -13,6 +13,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +31,9 @@ class Numerics:
         self._flags = ExitStack()
         gpu = device.type == "cuda"
         self.tf32 = gpu and config.precision == "tf32"
+        self.evaluates_as_trained = config.evaluate_precision == "training"
+        half = config.precision == "bfloat16"
+        self.autocast = partial(torch.autocast, device.type, torch.bfloat16) if half else None
         if gpu:
             with warnings.catch_warnings():  # some versions advise against the flags, once
                 warnings.simplefilter("ignore")
@@ -40,6 +44,12 @@ class Numerics:
     def training(self) -> AbstractContextManager[None]:
         """Around a training step."""
         return _allow_tf32(True) if self.tf32 else nullcontext()
+
+    def evaluation(self) -> AbstractContextManager[Any]:
+        """Around an evaluation: strict, or as a training step if the configuration says so."""
+        if not self.evaluates_as_trained:
+            return nullcontext()
+        return self.training() if self.autocast is None else self.autocast()
 
     def close(self) -> None:
         self._flags.close()

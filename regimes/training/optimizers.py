@@ -87,11 +87,14 @@ def _mean(values: Sequence[Any]) -> Any:
     return torch.stack(list(values)).mean(0) if averaged else first
 
 
-def build(config: OptimizerConfig, model: nn.Module, classes: int) -> Optimizers:
+def build(
+    config: OptimizerConfig, model: nn.Module, classes: int, *, fused: bool = False
+) -> Optimizers:
     """The configured optimiser over the trainable parameters of a model.
 
     Args:
         classes: outputs of the model, see ``output_layer``.
+        fused: SGD and AdamW step in one kernel, as torch offers on a GPU: other last bits.
 
     Raises:
         ConfigError: an unknown optimiser, or options that its class does not take.
@@ -100,11 +103,11 @@ def build(config: OptimizerConfig, model: nn.Module, classes: int) -> Optimizers
     try:
         match config.name:
             case "sgd":
-                return Optimizers([_sgd(config, parameters)], config.lr)
+                return Optimizers([_sgd(config, parameters, fused)], config.lr)
             case "adamw":
-                return Optimizers([_adamw(config, parameters)], config.lr)
+                return Optimizers([_adamw(config, parameters, fused)], config.lr)
             case "muon":
-                return Optimizers(_muon(config, model, parameters, classes), config.lr)
+                return Optimizers(_muon(config, model, parameters, classes, fused), config.lr)
         groups = _groups(config, parameters, vectors=False)
         made = CLASSES.load(config.name)(groups, lr=config.lr, **config.options)
     except (TypeError, ValueError) as error:
@@ -116,24 +119,33 @@ def build(config: OptimizerConfig, model: nn.Module, classes: int) -> Optimizers
     return Optimizers([made], config.lr)
 
 
-def _sgd(config: OptimizerConfig, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+def _sgd(
+    config: OptimizerConfig, parameters: Sequence[nn.Parameter], fused: bool
+) -> torch.optim.Optimizer:
     return torch.optim.SGD(
         _groups(config, parameters, vectors=True),
         lr=config.lr,
         momentum=config.momentum,
         nesterov=config.nesterov and config.momentum > 0,
-        foreach=True,
+        foreach=not fused,
+        fused=fused,
         **config.options,
     )
 
 
-def _adamw(config: OptimizerConfig, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+def _adamw(
+    config: OptimizerConfig, parameters: Sequence[nn.Parameter], fused: bool
+) -> torch.optim.Optimizer:
     groups = _groups(config, parameters, vectors=False)
-    return torch.optim.AdamW(groups, lr=config.lr, foreach=True, **config.options)
+    return torch.optim.AdamW(groups, lr=config.lr, foreach=not fused, fused=fused, **config.options)
 
 
 def _muon(
-    config: OptimizerConfig, model: nn.Module, parameters: Sequence[nn.Parameter], classes: int
+    config: OptimizerConfig,
+    model: nn.Module,
+    parameters: Sequence[nn.Parameter],
+    classes: int,
+    fused: bool,
 ) -> list[torch.optim.Optimizer]:
     """Muon for hidden matrices, AdamW for the rest; ``options`` are AdamW's betas and eps."""
     output = output_layer(model, classes)
@@ -145,7 +157,7 @@ def _muon(
     }
     hidden = [p for p in parameters if p.ndim == 2 and id(p) not in outer]
     rest = [p for p in parameters if p.ndim != 2 or id(p) in outer]
-    others = [_adamw(config, rest)] if rest else []
+    others = [_adamw(config, rest, fused)] if rest else []
     if not hidden:
         return others
     muon = torch.optim.Muon(

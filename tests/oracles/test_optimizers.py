@@ -369,3 +369,22 @@ def test_a_step_that_no_weight_can_take_is_one_sentence() -> None:
         parameter.grad = torch.ones_like(parameter)
     with pytest.raises(TrainingError, match=r"rate 1e\+300 overflows: lower optimizer\.lr"):
         optimizer.step()
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "muon"])
+def test_a_fused_step_is_the_same_step(name: str) -> None:
+    """Three steps of one kernel, as without ``deterministic`` on a GPU, to the last bits."""
+    ends = []
+    for fused in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)).double()
+        built = optimizers.build(OptimizerConfig(name=name, lr=0.1), model, 3, fused=fused)
+        kinds = [part.param_groups[0].get("fused") for part in built.parts]
+        assert kinds[-1] is fused
+        for step in range(3):
+            for parameter in model.parameters():
+                parameter.grad = torch.full_like(parameter, 0.1 * (step + 1))
+            built.step()
+        ends.append([p.detach().clone() for p in model.parameters()])
+    for a, b in zip(*ends, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)

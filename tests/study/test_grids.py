@@ -17,7 +17,11 @@ from regimes.presets import GRIDS, get_grid, get_preset
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "analysis" / "grids"
 DIGESTS = json.loads((Path(__file__).parent / "grids.json").read_text())
-SINCE = {"vmap": False}  # fields that are newer than the digests
+SINCE = {
+    "vmap": False,
+    "evaluate_every": 1,
+    "evaluate_precision": "strict",
+}  # fields that are newer than the digests
 
 
 def digest(cells: dict[str, RunConfig]) -> str:

@@ -38,6 +38,54 @@ THRESHOLD = ("compressor=threshold", "levels.low=0.0005", "levels.high=0.005")
 INTEGERS = ("compressor=quantised-all-reduce", "levels.low=8", "levels.high=4")
 
 
+# -- evaluation ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("every", "known"), [(2, [1, 3, 4]), (3, [2, 4]), (9, [4])])
+def test_every_so_many_units_and_the_last_are_evaluated(
+    every: int, known: list[int], tmp_path: Path
+) -> None:
+    """All else is as in a run that evaluates each unit."""
+    words = ("epochs=5", "data.validation_size=100")
+    regimes.run(config(*words), tmp_path / "each")
+    regimes.run(config(*words, f"evaluate_every={every}"), tmp_path / "some")
+    each, some = (read_lines(tmp_path / name / "epochs.jsonl") for name in ("each", "some"))
+    for unit, (a, b) in enumerate(zip(each, some, strict=True)):
+        if unit in known:
+            assert a == b
+        else:
+            assert (b["test_loss"], b["metric"]) == (None, None)
+            del a["validation"]
+            assert a | {"test_loss": None, "metric": None} == b
+    record = load(tmp_path / "some")
+    assert record.epochs["metric"].notna().to_numpy().nonzero()[0].tolist() == known
+
+
+def test_a_budget_needs_each_unit_evaluated(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"evaluate_every = 2: expected 1 with a budget"):
+        regimes.run(config("evaluate_every=2", "budget={}"), tmp_path)
+
+
+@pytest.mark.parametrize("precision", ["strict", "bfloat16"])
+def test_evaluation_in_the_precision_of_training(precision: str, tmp_path: Path) -> None:
+    """By hand: the test set's loss under autocast, with the weights that the run ends with."""
+    words = ("epochs=1", "dtype=float32", f"precision={precision}")
+    c = config(*words, "evaluate_precision=training")
+    record = regimes.run(c, tmp_path)
+    parts = build.prepare(c)
+    parts.model.load_state_dict(weights(tmp_path))
+    parts.model.eval()
+    x, y = parts.task.images.test_x, parts.task.images.test_y
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=precision != "strict"):
+        logits = parts.model(images.Normaliser(parts.task.images, "cpu", torch.float32)(x)).float()
+    parts.close()
+    expected = nn.functional.cross_entropy(logits, y).item()
+    assert record.epochs["test_loss"].iloc[-1] == pytest.approx(expected, rel=1e-6)
+    strict = regimes.run(override(c, ["evaluate_precision=strict"]), tmp_path / "strict")
+    same = strict.epochs["test_loss"].iloc[-1] == record.epochs["test_loss"].iloc[-1]
+    assert same == (precision == "strict")
+
+
 # -- equivalence -----------------------------------------------------------------------------
 
 

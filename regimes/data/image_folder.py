@@ -29,6 +29,8 @@ from regimes.data.tree import (
 )
 from regimes.errors import DataError, require
 
+SEVERAL = 10_000  # images from which processes pay: each takes seconds to start
+PART = 500  # images that a process decodes at once
 FORMAT = "4"  # of the cache file, and what is read of a tree; part of its key
 GREY_MODES = {"1", "L", "LA"}
 DEEP_MODES = {"F", "I", "I;16", "I;16B", "I;16L", "I;16N"}  # more than 8 bits: would be clipped
@@ -114,7 +116,26 @@ def _read(path: Path, resize: int | None, test_share: float | None, seed: int) -
         places = split_places(files, nested=path.is_file())
         places = places or plain_places(files, root, test_share, seed)
         order = sorted(places, key=lambda name: (places[name], name))
-        return _assemble([Picture(places[n], _pixels(n, files[n], resize)) for n in order], root)
+        pixels = _decoded([(name, files[name]) for name in order], resize)
+        pictures = [Picture(places[n], one) for n, one in zip(order, pixels, strict=True)]
+        return _assemble(pictures, root)
+
+
+def _decoded(files: list[tuple[str, Path]], size: int | None) -> list[UInt8[np.ndarray, "h w c"]]:
+    """The pixels of many files, in their order; of very many in a process for each core."""
+    if len(files) < SEVERAL:
+        return _part(files, size)
+    from joblib import Parallel, delayed
+
+    parts = [files[i : i + PART] for i in range(0, len(files), PART)]
+    # Processes, because of a small image most of the time is Python's, which threads would share.
+    with Parallel(n_jobs=-1, idle_worker_timeout=1, max_nbytes=None) as parallel:
+        decoded = parallel(delayed(_part)(part, size) for part in parts)
+    return [one for part in decoded for one in part]
+
+
+def _part(files: list[tuple[str, Path]], size: int | None) -> list[UInt8[np.ndarray, "h w c"]]:
+    return [_pixels(name, file, size) for name, file in files]
 
 
 def _pixels(name: str, file: Path, size: int | None) -> UInt8[np.ndarray, "h w c"]:

@@ -36,6 +36,21 @@ def test_folder_and_archives_are_the_same_data(tree, suffix, prefix):
         assert np.asarray(image).transpose(2, 0, 1).tobytes() in rows(packed.train_x)
 
 
+def test_many_files_are_decoded_in_processes(tree, cache, monkeypatch):
+    """The same arrays, and the same sentence about a file that cannot be decoded."""
+    arrays = image_folder.load_tree(tree)
+    for file in cache.glob("*.npz"):
+        file.unlink()
+    monkeypatch.setattr(image_folder, "SEVERAL", 2)
+    monkeypatch.setattr(image_folder, "PART", 3)
+    for a, b in zip(image_folder.load_tree(tree), arrays, strict=True):
+        np.testing.assert_array_equal(a, b)
+    bad = sorted(tree.glob("train/*/*"))[-1]
+    bad.write_bytes(b"no image")
+    with pytest.raises(DataError, match=rf"{bad.name} cannot be decoded: it is no image"):
+        image_folder.load_tree(tree)
+
+
 def test_the_cache_is_used_and_follows_its_source(tree, cache, monkeypatch):
     first = image_folder.load_tree(tree)
     with monkeypatch.context() as patch:

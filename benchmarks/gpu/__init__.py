@@ -1,1 +1,1 @@
-"""One GPU in half an hour: is it right, how fast is it, and then a study. See ``__main__``."""
+"""One GPU in fifteen minutes (``python -m benchmarks.gpu``)."""

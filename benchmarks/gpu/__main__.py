@@ -1,12 +1,14 @@
-"""One GPU in half an hour: is it right, how fast is it, and then a study, as far as time allows.
+"""One GPU in fifteen minutes: is it right, how fast is it, and the paper's setting.
 
-    python -m benchmarks.gpu
+    python -m benchmarks.gpu --slice 450 --images cifar10.tar.xz --out results
+    python -m benchmarks.gpu --slice 270 --images cifar10.tar.xz --out results
 
-Three parts in this order: ``correct``, ``speed``, ``study``. Each result is one line of JSON,
-printed and kept in ``OUT/lines.jsonl``; the same command goes on where it was stopped. At the end
-of each call ``OUT/gpu.tar.xz`` has the lines and all records, without checkpoints. On a
-machine without a GPU the same things are done at toy size on the CPU: a rehearsal, whose times
-mean nothing.
+The second call continues the first. Parts, in order of value: ``correct`` (checks side by side),
+``speed`` and ``graphs``, ``setting`` (ResNet-18 on all of CIFAR-10), ``late`` (other precisions,
+compiled). Each result is one line of JSON, printed and kept; after each line two files are complete
+in ``--out``: ``lines.jsonl``, and ``gpu.tar.xz`` with the lines and the records of ``setting``.
+Without a GPU all is rehearsed at toy size on the CPU; the times then mean nothing. Under torchrun,
+or where a machine has several GPUs, ``--parts correct`` checks NCCL, too.
 """
 
 from __future__ import annotations
@@ -14,80 +16,72 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA is used
 
-SLICE = 420.0  # a call on a lent machine lasts 600 s at most, and a row up to two minutes
+PARTS = ("correct", "speed", "graphs", "setting", "late")
+CHECKING = 120.0  # seconds of a call in which checks begin
 LARGEST = 16 * 2**20  # bytes of a file that a lent machine gives back
-ARCHIVE = "gpu.tar.xz"
-PARTS = ("correct", "speed", "study")
 
 
 def main() -> None:
     """All parts, or some; exit code 1 if a check has failed."""
+    chosen = arguments()
+    import torch
+
+    from benchmarks.gpu import grouped, lines
+    from benchmarks.gpu.campaign import Campaign
+    from benchmarks.gpu.place import Place
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    place = Place(device, chosen.work.resolve(), chosen.images and chosen.images.resolve())
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        sys.exit(not grouped.check(place))
+    if chosen.resume is not None:
+        lines.fetch(chosen.resume, place.out)
+    campaign = Campaign(place, chosen.out, time.monotonic() + chosen.slice, chosen.only)
+    campaign.header()
+    steps: dict[str, Callable[[], None]] = {
+        "correct": lambda: campaign.side_by_side(
+            "correct", CHECKING if place.large else chosen.slice
+        ),
+        "speed": lambda: campaign.alone("speed"),
+        "graphs": lambda: campaign.alone("graphs"),
+        "setting": campaign.setting,
+        "late": lambda: campaign.alone("late"),
+    }
+    try:
+        for part in PARTS:
+            if part in chosen.parts.split(","):
+                steps[part]()
+    finally:
+        size = campaign.close()
+    print(f"{chosen.out / lines.ARCHIVE}: {size} bytes", flush=True)
+    if size > LARGEST:
+        print(f"it is larger than {LARGEST} bytes", flush=True)
+    sys.exit(bool(campaign.failures("correct")))
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--slice", type=float, default=SLICE, help="seconds in which rows begin")
+    parser.add_argument("--slice", type=float, default=450.0, help="seconds after which it ends")
     parser.add_argument("--parts", default=",".join(PARTS), help="some of them, with commas")
     parser.add_argument("--only", default="", help="rows whose name has these letters")
-    parser.add_argument("--out", type=Path, default=Path("runs", "gpu"))
+    parser.add_argument("--images", type=Path, help="archive or folder of CIFAR-10's images")
+    parser.add_argument("--work", type=Path, default=Path("runs", "gpu"), help="scratch, kept")
+    parser.add_argument("--out", type=Path, default=Path("runs", "gpu"), help="of the two files")
+    parser.add_argument("--resume", type=Path, help="the archive of an earlier call")
     chosen = parser.parse_args()
     if unknown := set(chosen.parts.split(",")) - set(PARTS):
         parser.error(f"--parts: no {', '.join(sorted(unknown))}: expected of {', '.join(PARTS)}")
-    import torch
-
-    from benchmarks.gpu import correct, speed, study
-    from benchmarks.gpu.lines import Lines
-    from benchmarks.gpu.place import Place
-
-    end = time.monotonic() + chosen.slice
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    place = Place(device, chosen.out.resolve())
-    lines = Lines(place.out / "lines.jsonl")
-    checks = {name: checked(check, place) for name, check in correct.CHECKS.items()}
-    for part, rows in (("correct", checks), ("speed", speed.rows(place))):
-        for name, measure in rows.items() if part in chosen.parts else ():
-            if chosen.only in name and not lines.has(part, name) and time.monotonic() < end:
-                lines.add(part, name, **outcome(measure))
-    if "study" in chosen.parts:
-        try:
-            study.study(place, lines, end)
-        except study.SliceOver:
-            print("the slice is over: the same command goes on", flush=True)
-    size = pack(place.out)
-    print(f"{place.out / ARCHIVE}: {size} bytes", flush=True)
-    if size > LARGEST:
-        print(f"it is larger than {LARGEST} bytes", flush=True)
-    sys.exit(any(not row.get("ok", True) for row in lines.rows if row["part"] == "correct"))
-
-
-def pack(out: Path) -> int:
-    """Lines and records, without checkpoints, in one archive; its size in bytes."""
-    kept = [f for f in sorted(out.rglob("*")) if f.suffix in (".json", ".jsonl", ".toml")]
-    with tarfile.open(out / ARCHIVE, "w:xz") as archive:
-        for file in kept:
-            archive.add(file, file.relative_to(out))
-    return (out / ARCHIVE).stat().st_size
-
-
-def checked(check: Callable[[Any], str], place: Any) -> Callable[[], dict[str, Any]]:
-    """A check as something that is measured."""
-    return lambda: {"detail": check(place)}
-
-
-def outcome(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """A row's content; an error is one, too, and the others go on."""
-    began = time.monotonic()
-    try:
-        found = {"ok": True, **measure()}
-    except Exception as error:
-        said = (str(error).splitlines() or [""])[0]
-        found = {"ok": False, "detail": f"{type(error).__name__}: {said}"}
-    return {**found, "seconds": round(time.monotonic() - began, 2)}
+    for option in ("images", "resume"):
+        path = getattr(chosen, option)
+        if path is not None and not path.exists():
+            parser.error(f"--{option}: {path} does not exist")
+    return chosen
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 ``train FOLDER`` one run of ``$REGIMES_CONFIG``; ``alone FOLDER`` the same in a process group of one
 process on the device's own backend; ``hook DEVICE`` a DDP script with bucket views, a gradient
-scaler and clipping; ``island DEVICE`` a model of FSDP2 in islands of one shard each.
+scaler and clipping; ``island DEVICE SHARDS`` a model of FSDP2 in islands of so many shards.
 """
 
 from __future__ import annotations
@@ -24,6 +24,21 @@ from regimes.config import RunConfig, from_dict
 from regimes.training import build
 
 
+def join(device: str) -> torch.device:
+    """The group, unless this process is in one; this process's device.
+
+    NCCL serves processes that have a GPU each; those that share one use gloo.
+    """
+    local = int(os.environ["LOCAL_RANK"])
+    own = device == "cuda" and int(os.environ["LOCAL_WORLD_SIZE"]) <= torch.cuda.device_count()
+    place = torch.device("cuda", local if own else 0) if device == "cuda" else torch.device("cpu")
+    if place.type == "cuda":
+        torch.cuda.set_device(place)
+    if not dist.is_initialized():
+        dist.init_process_group("cpu:gloo,cuda:nccl" if own else "gloo")
+    return place
+
+
 def train(folder: str) -> None:
     """One run, continued where there is some of it."""
     config = from_dict(RunConfig, json.loads(os.environ["REGIMES_CONFIG"]))
@@ -38,7 +53,7 @@ def alone(folder: str) -> None:
         LOCAL_RANK="0",
         LOCAL_WORLD_SIZE="1",
         MASTER_ADDR="127.0.0.1",
-        MASTER_PORT="29517",
+        MASTER_PORT=os.environ.get("MASTER_PORT", "29517"),
     )
 
     def connect(workers: int, device: torch.device, timeout: float, shards: int) -> processes.World:
@@ -53,10 +68,8 @@ def alone(folder: str) -> None:
 
 def hook(device: str) -> None:
     """20 steps; prints the first and last loss, and what was sent in shares of dense."""
-    gpu = device == "cuda" and int(os.environ["LOCAL_WORLD_SIZE"]) <= torch.cuda.device_count()
-    dist.init_process_group("nccl" if gpu else "gloo")
+    place = join(device)
     torch.manual_seed(0)
-    place = torch.device(device, 0) if device == "cuda" else torch.device(device)
     net = nn.Sequential(
         nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 96), nn.ReLU(), nn.Linear(96, 10)
     ).to(place)
@@ -87,19 +100,17 @@ def hook(device: str) -> None:
     if dist.get_rank() == 0:
         print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")
     assert losses[-1] < losses[0], f"the loss rose from {losses[0]} to {losses[-1]}"
-    dist.destroy_process_group()
 
 
-def island(device: str) -> None:
-    """20 steps; prints the first and last loss."""
+def island(device: str, shards: str = "1") -> None:
+    """20 steps in islands of so many shards; prints the first and last loss."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    join(device)
     torch.manual_seed(0)
-    mesh = init_device_mesh(
-        device, (dist.get_world_size(), 1), mesh_dim_names=("replicate", "shard")
-    )
+    shape = dist.get_world_size() // int(shards), int(shards)
+    mesh = init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
     net = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 10)).to(device)
     fully_shard(net, mesh=mesh["shard"])
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
@@ -115,8 +126,9 @@ def island(device: str) -> None:
     attached.close()
     print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")
     assert losses[-1] < losses[0], f"the loss rose from {losses[0]} to {losses[-1]}"
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    {"train": train, "alone": alone, "hook": hook, "island": island}[sys.argv[1]](sys.argv[2])
+    {"train": train, "alone": alone, "hook": hook, "island": island}[sys.argv[1]](*sys.argv[2:])
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -50,8 +50,9 @@ class ImageTask:
     metric = "accuracy"
     splits = True
 
-    def __init__(self, config: RunConfig) -> None:
-        self.images = images.load(config.data)
+    def __init__(self, config: RunConfig, data: images.Images | None = None) -> None:
+        """``data`` in place of the images that the configuration names."""
+        self.images = data or images.load(config.data)
         self.digest, self.size = self.images.digest, len(self.images.train_y)
         self.loss: Loss = classification_loss
 

@@ -1,7 +1,8 @@
-"""The campaign for a lent GPU, rehearsed on the CPU without the packages that it must not need.
+"""The campaign for a lent GPU, rehearsed on the CPU without what such a machine lacks: the
+installed project, its metadata, and the optional packages.
 
-The fast tests run each check and each kind of row in this process, with forked ones in the place of
-torchrun; the slow one is the command itself.
+The fast tests measure each check and each kind of row in this process, with forked ones in the
+place of children; one calls the command; the slow one is the command whole.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import contextlib
 import io
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tarfile
+import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,38 +29,56 @@ import torch.distributed as dist
 from ddp_scripts import group
 
 import regimes
-from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import child, correct, speed, study
-from benchmarks.gpu.lines import Lines
+from benchmarks.gpu import catalogue, child, correct, peers, setting, speed, worker
+from benchmarks.gpu.catalogue import BESIDE, plan, planned
+from benchmarks.gpu.lines import ARCHIVE, LINES, Lines, deliver, fetch
 from benchmarks.gpu.place import Place, numerics, short
+from benchmarks.gpu.worker import Row, Worker, outcome
 from regimes import models
 from regimes.config import RunConfig, to_dict
+from regimes.records import load
+from regimes.training import optimizers
 from regimes.training.checks import PlugIns
 
 ROOT = Path(__file__).parents[2]
 LACKING = """
-import runpy, sys
+import importlib.metadata, sys
 class Lacking:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in ("tyro", "tomli_w", "submitit", "pyhessian"):
             raise ImportError(f"No module named {name!r}")
 sys.meta_path.insert(0, Lacking())
-sys.argv = ["benchmarks.gpu", *sys.argv[1:]]
-runpy.run_module("benchmarks.gpu", run_name="__main__")
+known, points = importlib.metadata.distribution, importlib.metadata.entry_points
+def distribution(name):
+    if name == "regimes":
+        raise importlib.metadata.PackageNotFoundError(name)
+    return known(name)
+importlib.metadata.distribution = distribution
+importlib.metadata.entry_points = lambda group: [
+    point for point in points(group=group) if not group.startswith("regimes")
+]
 """
+SLICES = 450 + 270  # seconds of two calls
+STARTING = 15  # seconds until a process has imported everything
 
 
-def campaign(out: Path, *words: str) -> list[dict[str, Any]]:
-    """The rows of one call that has ended well."""
+def campaign(folder: Path, *words: str) -> list[dict[str, Any]]:
+    """The rows of one call that has ended well, in an environment that lacks all of it; every
+    process that the call starts runs LACKING first, too."""
+    site = folder / "site"
+    site.mkdir(exist_ok=True)
+    (site / "sitecustomize.py").write_text(LACKING)
+    places = ["--work", str(folder / "work"), "--out", str(folder / "out")]
     done = subprocess.run(
-        [sys.executable, "-c", LACKING, "--out", str(out), *words],
+        [sys.executable, "-m", "benchmarks.gpu", *places, *words],
         cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(site)},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return [json.loads(x) for x in (out / "lines.jsonl").read_text().splitlines()]
+    return [json.loads(x) for x in (folder / "out" / LINES).read_text().splitlines()]
 
 
 CPU = "cpu"
@@ -65,18 +86,16 @@ CPU = "cpu"
 
 @dataclass
 class Ended:
-    """In the place of a child process: one that has ended, with what it has said."""
+    """In the place of child processes: they have ended, with what the first has said."""
 
-    said: str
+    words: str
 
-    def poll(self) -> int:
-        return 0
+    def over(self) -> bool:
+        return True
 
     def kill(self) -> None: ...
-    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
-        return self.said, None
-
-    returncode = 0
+    def said(self, seconds: float) -> str:
+        return self.words
 
 
 def forked(what: str, *words: str, processes: int = 1, config: RunConfig | None = None) -> Ended:
@@ -113,7 +132,7 @@ def test_each_check_passes_on_the_cpu(
 ) -> None:
     monkeypatch.setattr(correct, "start", forked)
     place = Place(CPU, tmp_path)
-    row = command.outcome(command.checked(correct.CHECKS[name], place))
+    row = outcome(catalogue.measures(place)["correct", name], place)
     assert row["ok"], row["detail"]
     assert ("not measured" in row["detail"]) == (name == "CUDA graphs")  # of a GPU alone
 
@@ -148,6 +167,20 @@ def test_a_check_sees_a_difference(wrong: float, limit: str) -> None:
         correct.within(correct.ROUNDED, {"loss": None}, {"loss": 1.0})
 
 
+def test_muon_has_hidden_matrices_to_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configs = []
+
+    def trained(config: RunConfig, folder: Path) -> list[dict[str, Any]]:
+        configs.append(config)
+        return []
+
+    monkeypatch.setattr(correct, "trained", trained)
+    correct.CHECKS["optimizer muon"](Place(CPU, tmp_path))
+    network = models.build(**vars(configs[0].model), classes=256, sequence=8)
+    built = optimizers.build(configs[0].optimizer, network, 256)
+    assert [type(p).__name__ for p in built.parts] == ["Muon", "AdamW"]
+
+
 class Configured(Exception):
     """A row has come as far as its run."""
 
@@ -156,37 +189,45 @@ class Configured(Exception):
 def test_each_row_of_speed_has_a_configuration(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also those for a real GPU, whose networks and data are larger."""
+    """Also those for a real GPU, whose networks and data are larger; all with the kernels and the
+    optimisers of the peers."""
     found = []
 
     def run(config: RunConfig, *_: Any, **__: Any) -> None:
         found.append(config)
         raise Configured
 
+    def simulate(*_: Any, set: dict[str, Any], **__: Any) -> None:
+        assert (set["deterministic"], set["evaluate_every"]) == (False, 1000)
+        run(RunConfig())
+
     monkeypatch.setattr(regimes, "run", run)
-    monkeypatch.setattr(regimes, "simulate", lambda *_, **__: run(RunConfig()))
-    monkeypatch.setattr(speed, "noise", lambda *_: tmp_path)
-    for name in ("peer", "eigenvalue"):
-        monkeypatch.setattr(speed, name, lambda *_: run(RunConfig()))
+    monkeypatch.setattr(regimes, "simulate", simulate)
+    monkeypatch.setattr(speed, "task", lambda *_: None)
+    for place, name in ((peers, "peer"), (speed, "eigenvalue"), (speed, "ceilings")):
+        monkeypatch.setattr(place, name, lambda *_: run(RunConfig()))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
-    for measure in speed.rows(Place(device, tmp_path)).values():
-        with pytest.raises(Configured):
-            measure()
+    place = Place(device, tmp_path)
+    tables = catalogue.tables(place)
+    for table in ("speed", "graphs", "late"):
+        for measure in tables[table].values():
+            with pytest.raises(Configured):
+                measure()
     ours = [config for config in found if config != RunConfig()]
-    assert len(ours) == len([*speed.WAYS, *speed.GRAPHS]) * len(speed.PRECISIONS)
-    assert {config.device for config in ours} == {device}
+    assert len(ours) == 2 * len(speed.IMAGES) + 4
+    assert {(c.device, c.deterministic, c.evaluate_every) for c in ours} == {(device, False, 1000)}
     assert len({json.dumps(to_dict(config)) for config in ours}) == len(ours)
 
 
 KINDS = [
-    "plain loop, strict",
-    "plain loop, compiled, tf32",
+    "ceilings",
+    "plain loop, bfloat16",
     "DDP, torch's PowerSGD 2, bfloat16",
-    "dense, strict",
-    "powersgd 2, tf32",
+    "DDP, torch's fp16, bfloat16",
+    "dense, bfloat16",
     "topk 10 %, bfloat16",
+    "4 bits, bfloat16",
     "GPT-2, plain loop, bfloat16",
-    "GPT-2, dense, bfloat16",
     "GPT-2, powersgd 4, bfloat16",
     "eigenvalue, lanczos",
     "eigenvalue, pyhessian",
@@ -195,42 +236,38 @@ KINDS = [
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.filterwarnings("ignore:.*torch.distributed.is_initialized:FutureWarning")
-def test_a_row_of_speed_is_measured(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_of_speed_is_measured(name: str, tmp_path: Path) -> None:
     if dist.is_initialized():  # of another test of this process; a lent machine has none
         dist.destroy_process_group()
-    monkeypatch.setitem(speed.PEERS, "plain loop, compiled", lambda net: net)  # takes half a minute
-    row = command.outcome(speed.rows(Place(CPU, tmp_path))[name])
+    place = Place(CPU, tmp_path)
+    row = outcome(speed.rows(place)[name], place)
     assert row["ok"], row["detail"]
-    assert row.get("ms", row.get("s")) > 0
+    assert row.get("ms", row.get("s", row.get("GB_per_s"))) > 0
+    if "ms" in row:
+        assert row["host_ms"] > 0
+        assert row["operations"] > 10
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "powersgd 2 as graphs, tf32",
+        "powersgd 2 as graphs, bfloat16",
         pytest.param("GPT-2, dense as graphs, bfloat16", marks=pytest.mark.slow),
     ],
 )
 def test_a_row_of_graphs_is_measured(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    as_on_a_gpu(monkeypatch)
-    assert "not measured" in speed.rows(Place(CPU, tmp_path))[name]()["detail"]
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 0)
+    assert "not measured" in speed.graph_rows(Place(CPU, tmp_path))[name]()["detail"]
     with pretended.gpu() as diary:
-        row = command.outcome(speed.rows(Place("cuda", tmp_path, rehearsal=True))[name])
+        place = Place("cuda", tmp_path, rehearsal=True)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # of the profiler
+        row = outcome(speed.graph_rows(place)[name], place)
         assert row["ok"], row["detail"]
         assert row["ms"] > 0
         assert diary.graphs["replayed"] > diary.graphs["captured"] > 1
-
-
-def as_on_a_gpu(patch: pytest.MonkeyPatch) -> None:
-    """What a row asks of torch.cuda beside what is pretended."""
-    patch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
-    patch.setattr(torch.cuda, "max_memory_allocated", lambda: 0)
-    profiler = speed.profiler
-    patch.setattr(speed, "profiler", lambda place: profiler(Place(CPU, place.out)))
 
 
 def test_peers_compute_in_the_precision_of_their_row(
@@ -242,78 +279,141 @@ def test_peers_compute_in_the_precision_of_their_row(
         seen[precision] = torch.get_float32_matmul_precision(), cudnn.conv.fp32_precision
         return {}
 
-    monkeypatch.setattr(speed, "loop", loop)
-    for precision in speed.PRECISIONS:
-        speed.peer(Place("cuda", tmp_path), "plain loop", precision)
+    monkeypatch.setattr(peers, "loop", loop)
+    for precision in ("strict", "tf32", "bfloat16"):
+        peers.peer(Place("cuda", tmp_path), "plain loop", precision)
     strict, tf32 = ("highest", "ieee"), ("high", "tf32")
     assert seen == {"strict": strict, "tf32": tf32, "bfloat16": strict}
     with numerics(CPU, "tf32"):
         assert torch.get_float32_matmul_precision() == "highest"  # a CPU's are left alone
 
 
-@pytest.mark.parametrize("device", [CPU, "cuda"])
-def test_each_run_of_the_study_has_a_configuration(device: str, tmp_path: Path) -> None:
-    for model in study.NETWORKS:
-        cells = study.base(Place(device, tmp_path), model)
-        assert list(cells) == list(study.ARMS)
-        assert {config.device for config in cells.values()} == {device}
-        for config in cells.values():
-            PlugIns.of(config)
-        if device != CPU:
-            with torch.device("meta"):
-                network = models.build(**vars(config.model), classes=256, sequence=64)
-            count = sum(p.numel() for p in network.parameters())
-            assert 10 * 115_000 < count < 100 * 115_000
+# -- the paper's setting ---------------------------------------------------------------------
 
 
-def test_a_slice_ends_within_a_call(tmp_path: Path) -> None:
-    """A call on a lent machine lasts 600 seconds; a row that begins late ends in it."""
-    assert command.SLICE + 120 <= 540
-    with pytest.raises(study.SliceOver):
-        study.study(Place(CPU, tmp_path), Lines(tmp_path / "lines.jsonl"), end=0.0)
+def test_the_setting_is_the_papers(tmp_path: Path) -> None:
+    runs = setting.queue(Place("cuda", tmp_path))
+    for _, config in runs:
+        PlugIns.of(config)
+        assert (config.model.name, config.model.width) == ("resnet18-cifar10", None)
+        assert (config.workers, config.batch_size, config.precision) == (4, 128, "bfloat16")
+        assert (config.evaluate_precision, config.deterministic) == ("training", False)
+    names = [name.rpartition("/")[0] for name, _ in runs]
+    half = len(names) // len(setting.SEEDS)
+    assert names == names[:half] * len(setting.SEEDS)  # seed by seed: balanced at any stop
+    assert names[:4] == ["rank 4", "rank 1", "accordion 4-1", "ladder 4-2-1"]
+    rates = {(config.optimizer.lr, config.epochs) for _, config in runs}
+    assert rates == {(0.4, 20), (0.4, 12), (0.2, 12), (0.1, 12)}
 
 
-def test_the_command_starts_with_what_a_lent_machine_has(tmp_path: Path) -> None:
-    (row,) = campaign(tmp_path, "--parts", "correct", "--only", "versions")
-    assert (row["part"], row["name"], row["ok"]) == ("correct", "versions", True)
+def test_means_are_of_seeds_that_have_all_schedules(tmp_path: Path) -> None:
+    lines = Lines(tmp_path / LINES)
+    for name, metric in (("a/seed-1", 0.5), ("b/seed-1", 0.7), ("a/seed-2", 0.9)):
+        lines.add("setting", name, ok=True, metric=metric)
+    names = [f"{name}/seed-{seed}" for seed in setting.SEEDS for name in "ab"]
+    assert setting.summary(lines, names) == {"seeds": [1], "a": 0.5, "b": 0.7}
 
 
-def test_what_must_come_back_is_one_archive(tmp_path: Path) -> None:
-    run = tmp_path / "study" / "dense"
+# -- processes and time ----------------------------------------------------------------------
+
+
+def test_the_plan_fits_two_calls(tmp_path: Path) -> None:
+    """With four of the twelve minutes for a seed of the paper's setting."""
+    rows = plan(Place("cuda", tmp_path))
+    checks = planned(rows["correct"]) / BESIDE + max(row.seconds for row in rows["correct"])
+    assert checks + STARTING <= 120
+    seed = [row for row in rows["setting"] if row.name.endswith("/seed-1")]
+    assert planned(seed) >= 200  # 152 epochs
+    measured = planned(rows["speed"]) + planned(rows["graphs"])
+    assert checks + STARTING + measured + planned(seed) <= SLICES
+
+
+def test_a_row_that_hangs_or_dies_costs_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the place of the campaign's process one that sleeps, dies, or answers."""
+    monkeypatch.setattr(worker, "serve", serve)
+    one = Worker(Place(CPU, tmp_path), "rows")
+    try:
+        hung = one.measure(Row("part", "sleep", 0.0), limit=0.2)
+        assert (hung["ok"], hung["detail"]) == (False, "still at work after 0.2 s")
+        grandchild = int((tmp_path / "grandchild").read_text())
+        assert ended(grandchild)  # and what it has started ends with it
+        dead = one.measure(Row("part", "die", 0.0))
+        assert (dead["ok"], dead["detail"]) == (False, "its process ended with code 3")
+        assert one.measure(Row("part", "answer", 0.0))["ok"]
+        first = one.process.pid
+        assert one.measure(Row("part", "answer", 0.0))["ok"]
+        assert one.process.pid == first
+        assert one.measure(Row("part", "answer", 0.0, fresh=True))["ok"]
+        assert one.process is None
+    finally:
+        one.end()
+
+
+def serve(connection: Any, place: Place, name: str) -> None:
+    os.setsid()
+    connection.send("ready")
+    while True:
+        _, question = connection.recv()
+        if question == "sleep":
+            child = subprocess.Popen(["sleep", "100"])
+            (place.out / "grandchild").write_text(str(child.pid))
+            child.wait()
+        if question == "die":
+            os._exit(3)
+        connection.send({"ok": True})
+
+
+def ended(process: int) -> bool:
+    for _ in range(500):
+        try:
+            os.kill(process, signal.SIG_DFL)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_two_files_come_back_and_continue_elsewhere(tmp_path: Path) -> None:
+    work, out = tmp_path / "work", tmp_path / "out"
+    run = work / "setting" / "grid" / "dense" / "seed-1"
     run.mkdir(parents=True)
     for name in ("run.json", "epochs.jsonl", "checkpoint-1.pt"):
         (run / name).write_text("{}")
-    Lines(tmp_path / "lines.jsonl").add("study", "dense", ok=True)
-    assert command.pack(tmp_path) == (tmp_path / command.ARCHIVE).stat().st_size
-    assert command.pack(tmp_path) < 1000  # again, and not with itself in it
-    with tarfile.open(tmp_path / command.ARCHIVE) as archive:
+    Lines(work / LINES).add("setting", "dense/seed-1", ok=True)
+    assert deliver(work, out) == (out / ARCHIVE).stat().st_size
+    assert deliver(work, out) < 1000  # again, and not with itself in it
+    assert sorted(file.name for file in out.iterdir()) == [ARCHIVE, LINES]
+    with tarfile.open(out / ARCHIVE) as archive:
         names = archive.getnames()
-    assert names == ["lines.jsonl", "study/dense/epochs.jsonl", "study/dense/run.json"]
+    record = "setting/grid/dense/seed-1"
+    assert names == [LINES, f"{record}/epochs.jsonl", f"{record}/run.json"]
+    fetch(out / ARCHIVE, tmp_path / "other")
+    assert Lines(tmp_path / "other" / LINES).has("setting", "dense/seed-1")
+
+
+def test_the_command_with_what_a_lent_machine_has(tmp_path: Path) -> None:
+    """A preset of the study as a row of ours, and a run that `regimes report` reads, both by names
+    that only metadata gives an installed project. A second call measures nothing again."""
+    names = ("dense, bfloat16", "accordion 4-1/seed-1")
+    for part, name in zip(("speed", "setting"), names, strict=True):
+        rows = campaign(tmp_path, "--parts", part, "--only", name, "--slice", "280")
+        assert next(row for row in rows if row["name"] == name)["ok"], rows
+    record = load(tmp_path / "work" / "setting" / setting.GRID / names[1])
+    assert record.epochs["metric"].notna().tolist() == [False, True, True]
+    before = len(rows)
+    rows = campaign(tmp_path, "--parts", "setting", "--only", names[1], "--slice", "20")
+    assert [row["part"] for row in rows[before:]] == ["plan", "setting-summary"]
 
 
 @pytest.mark.slow
-def test_a_cut_of_it_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
-    words = ("--parts", "correct", "--only", "decisions")
-    rows = campaign(tmp_path, *words)
-    assert [(row["name"], row["ok"]) for row in rows] == [("decisions", True)]
-    with (tmp_path / "lines.jsonl").open("a") as lines:
-        lines.write('{"part": "correct", "name": "torn')
-    again = campaign_lines(tmp_path, *words, "--slice", "1")
-    assert again == rows  # not measured again
-
-
-def campaign_lines(out: Path, *words: str) -> list[dict[str, Any]]:
-    subprocess.run([sys.executable, "-c", LACKING, "--out", str(out), *words], cwd=ROOT, check=True)
-    lines = (out / "lines.jsonl").read_text().splitlines()
-    return [json.loads(x) for x in lines if x.endswith("}")]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_the_whole_rehearsal(tmp_path: Path) -> None:
-    rows = campaign(tmp_path, "--slice", "800")
-    assert {row["part"] for row in rows} == {"correct", "speed", "tuning", "study"}
-    bad = [row for row in rows if not row["ok"] and "ompile" not in row["name"]]
+    rows = campaign(tmp_path, "--slice", "1700", "--parts", "correct,speed,graphs,setting")
+    measured = {(row["part"], row["name"]) for row in rows}
+    planned = plan(Place(CPU, tmp_path))
+    expected = {(r.part, r.name) for part in planned if part != "late" for r in planned[part]}
+    assert expected <= measured
+    bad = [row for row in rows if not row.get("ok", True)]
     assert not [row for row in bad if "PyHessian is missing" not in row["detail"]], bad
-    arms = {row["name"].rpartition("/")[0] for row in rows if row["part"] == "study"}
-    assert len(arms) == 2 * len(study.ARMS)

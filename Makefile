@@ -62,7 +62,7 @@ race: .venv/dev.stamp  ## seconds until a loss on a slow link, all methods; Linu
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.race --minutes $(MINUTES)
 
 GPU ?=
-gpu: .venv/demo.stamp  ## test a GPU: correctness, speed, a study; without a GPU a rehearsal; GPU="--parts speed"
+gpu: .venv/demo.stamp  ## test a GPU: correctness, speed, the paper's setting; without a GPU a rehearsal; GPU="--parts speed"
 	$(BIN)/python -m benchmarks.gpu $(GPU)
 
 notebooks: .venv/demo.stamp  ## run all notebooks and keep their outputs, about 3 minutes

@@ -8,13 +8,14 @@ Each process has a GPU of its own, so that all collectives are NCCL's; on CPUs t
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 
 import torch.distributed as dist
 
 import regimes
 from benchmarks.gpu import child
-from benchmarks.gpu.correct import ROUNDED, fresh, within, without_calls
+from benchmarks.gpu.correct import ROUNDED, within, without_calls
 from benchmarks.gpu.lines import Lines
 from benchmarks.gpu.place import Place, rows, short, trained
 
@@ -23,6 +24,8 @@ def check(place: Place) -> bool:
     """All checks, one after the other; process 0 prints a line each. Have all passed?"""
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     lines = Lines(place.out / "lines.jsonl")
+    if rank == 0:  # before the first check, in which all processes meet
+        shutil.rmtree(place.out / "group", ignore_errors=True)
     found: dict[str, Callable[[], str]] = {
         "hook": lambda: said(child.hook, place.device),
         "islands of one shard": lambda: said(child.island, place.device),
@@ -36,6 +39,7 @@ def check(place: Place) -> bool:
             what = {"ok": True, "detail": measure()}
         except Exception as error:
             what = {"ok": False, "detail": f"{type(error).__name__}: {error}"}
+            print(f"process {rank}, {name}: {what['detail']}", flush=True)
         passed = passed and bool(what["ok"])
         if rank == 0:
             lines.add("group", f"{name}, {count} processes", **what)
@@ -56,9 +60,7 @@ def simulation(place: Place, rank: int, *words: str) -> str:
         dist.destroy_process_group()
     count = int(os.environ["WORLD_SIZE"])
     config = short(place.device, "dtype=float64", f"workers={count}", *words)
-    folder = place.out / "group" / f"{count} {' '.join(words)}".strip().replace(" ", "-")
-    if rank == 0:
-        folder = fresh(place, folder.name)
+    folder = place.out / "group" / "-".join(("run", *words))
     regimes.run(config, folder / "real")
     if rank > 0:
         return ""

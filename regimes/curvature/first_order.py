@@ -22,6 +22,7 @@ from regimes.curvature.probe import (
     no_random_draws,
     preserved,
 )
+from regimes.curvature.weights import Weight, weights_of
 from regimes.errors import TrainingError, require
 from regimes.seeding import stream
 
@@ -156,6 +157,7 @@ def critical_sharpness(
     tolerance: float = 1 / 16,
     mode: Mode | None = None,
     mean: ProcessMean | None = None,
+    weight: Weight = None,
 ) -> CriticalSharpness:
     """2 / eta_c, where eta_c is the smallest rate at which a step along a direction raises a probe
     loss (Kalra et al. 2026, arXiv 2601.16979); parameters, buffers and ``.grad`` are restored
@@ -166,7 +168,7 @@ def critical_sharpness(
     most the top eigenvalue.
 
     Args:
-        loss, batches, mean: as in `HessianProduct`.
+        loss, batches, mean, weight: as in `HessianProduct`.
         direction: what a step subtracts, times its rate, from each trainable parameter; None: the
             gradient of the probe loss, SGD's.
         start: the first guess, say the last eta_c; None: 1.
@@ -175,7 +177,8 @@ def critical_sharpness(
 
     Raises:
         ConfigError: an empty probe set, no trainable parameter, a guess or tolerance out of range,
-            a loss that is random or updates statistics.
+            a loss that is random or updates statistics, or of which trying does not show how
+            batches count.
         TrainingError: the loss or the direction is not finite.
     """
     require(mode in (None, "eval"), "mode", mode, "'eval' or None")
@@ -183,7 +186,9 @@ def critical_sharpness(
     require(start is None or 0 < start < math.inf, "start", start, "a positive number")
     probe = list(batches)
     parameters = check_probe(model, sum(map(batch_size, probe)), mode)
-    loss_along = _LossAlong(model, loss, probe, list(parameters.values()), mean)
+    weights = weights_of(model, loss, probe, weight, mean)
+    weighted = list(zip(weights, probe, strict=True))
+    loss_along = _LossAlong(model, loss, weighted, list(parameters.values()), mean)
     with preserved(model, mode):
         here, gradient = loss_along.gradient()
         steps = gradient if direction is None else list(direction)
@@ -221,7 +226,7 @@ class _LossAlong:
         self,
         model: nn.Module,
         loss: ProbeLoss,
-        batches: list[Any],
+        weighted: list[tuple[float, Any]],
         parameters: list[nn.Parameter],
         mean: ProcessMean | None,
     ) -> None:
@@ -229,8 +234,7 @@ class _LossAlong:
         self.mean: ProcessMean = mean or (lambda flat: flat)
         self.origin = [p.detach().clone() for p in parameters]
         self.forwards = 0
-        count = sum(map(batch_size, batches))
-        self.weighted = [(batch_size(batch) / count, batch) for batch in batches]
+        self.weighted = weighted
 
     def gradient(self) -> tuple[float, list[Tensor]]:
         """The loss at the present parameters, and its gradient."""

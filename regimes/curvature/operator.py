@@ -30,6 +30,7 @@ from regimes.curvature.probe import (
     no_random_draws,
     preserved,
 )
+from regimes.curvature.weights import Weight, weights_of
 from regimes.errors import ConfigError, TrainingError, require
 
 Kind = str  # "hessian" or "gauss-newton"
@@ -44,7 +45,7 @@ class HessianProduct:
     Args:
         model: unchanged by any measurement (see `preserved`).
         loss: `(model, batch) -> mean loss over the batch`, a scalar tensor; runs the model once.
-        batches: the probe set, split in micro-batches; each counts by its number of samples.
+        batches: the probe set, split in micro-batches, whose losses together are that of one batch.
         mode: how to normalise and drop out. "eval": as in `model.eval()`. "batch-statistics": the
             same, but each BatchNorm uses the statistics of its micro-batch (and updates none).
             None: as the model's flags stand, which must then leave the loss deterministic.
@@ -54,13 +55,18 @@ class HessianProduct:
             semi-definite for convex losses of that output, and the Fisher matrix for cross-entropy
             (Martens 2020, section 9).
         memory: bytes that retained graphs may hold; beyond it, graphs are rebuilt per call.
+        weight: by what a micro-batch counts, ``weight(batch)``, if the loss is a mean over
+            something else than samples (say, the tokens that are not ignored); "samples" if it is
+            that. None: the loss is tried on parts of the batches where there are several batches
+            or processes.
 
     The weights must not change while it is in use. `products` counts the vectors multiplied
     (a layer's own block counts as one), `gradient` and `loss_value` come free.
 
     Raises:
         ConfigError: an empty probe set, a parameter without a gradient, a loss that is random or
-            updates statistics, weights changed since the first product, a vector of a wrong shape.
+            updates statistics, weights changed since the first product, a vector of a wrong shape,
+            a loss of which trying does not show how batches count.
         TrainingError: the gradient or a product is not finite.
     """
 
@@ -74,17 +80,17 @@ class HessianProduct:
         mean: ProcessMean | None = None,
         kind: Kind = "hessian",
         memory: int = 2 * 2**30,
+        weight: Weight = None,
     ) -> None:
         modes, kinds = (None, "eval", "batch-statistics"), ("hessian", "gauss-newton")
         require(mode in modes, "mode", mode, f"one of {modes}")
         require(kind in kinds, "kind", kind, f"one of {kinds}")
         self.model, self.loss, self.batches = model, loss, list(batches)
         self.mode, self.mean, self.kind, self.memory = mode, mean, kind, memory
-        counts = [batch_size(batch) for batch in self.batches]
-        self.samples = sum(counts)
+        self._weight, self._weights = weight, list[float]()
+        self.samples = sum(batch_size(batch) for batch in self.batches)
         named = check_probe(model, self.samples, mode)
         self.names, self.parameters = list(named), list(named.values())
-        self.weights = [n / self.samples for n in counts]
         *ends, self.dimension = accumulate((p.numel() for p in self.parameters), initial=0)
         self.slices = [slice(a, b) for a, b in pairwise([*ends, self.dimension])]
         self.dtype, self.device = self.parameters[0].dtype, self.parameters[0].device
@@ -93,6 +99,14 @@ class HessianProduct:
         self._graphs: list[Product] = []  # of these micro-batches
         self._first: tuple[float, Tensor] | None = None  # loss and gradient
         self._versions = [p._version for p in self.parameters]  # any in-place change raises them
+
+    @property
+    def weights(self) -> list[float]:
+        """By what each micro-batch counts (`weights_of`)."""
+        if not self._weights:
+            given = self._weight, self.mean
+            self._weights = weights_of(self.model, self.loss, self.batches, *given)
+        return self._weights
 
     @property
     def gradient(self) -> Float[Tensor, " d"]:

@@ -9,6 +9,7 @@ the same bits as one without them.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from regimes.errors import ConfigError
+from regimes.reduction import tensors
 
 ProbeLoss = Callable[[nn.Module, Any], Tensor]  # mean loss of the model over one batch
 ProcessMean = Callable[[Tensor], Tensor]  # mean of a flat tensor over all processes
@@ -48,11 +50,18 @@ def cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def batch_size(batch: Any) -> int:
-    """Length of the first tensor in a batch (tuple, list, dict or tensor)."""
-    if isinstance(batch, Tensor):
-        return len(batch)
-    parts = batch.values() if isinstance(batch, dict) else batch
-    return next(batch_size(x) for x in parts if isinstance(x, Tensor | tuple | list | dict))
+    """The number of samples: the length that most tensors in a batch have (a tensor, or tuples,
+    lists, mappings, objects with attributes that hold some).
+
+    Raises:
+        ConfigError: there is no tensor, or two lengths are as frequent.
+    """
+    lengths = Counter(len(tensor) for tensor in tensors(batch) if tensor.ndim)
+    (length, most), *others = [*lengths.most_common(2), (0, 0)]
+    if others and others[0][1] == most:
+        given = f"tensors of length {length} and {others[0][0]}" if most else "no tensor"
+        raise ConfigError(f"A batch has {given}: how many samples are in it cannot be seen.")
+    return length
 
 
 def check_probe(model: nn.Module, samples: int, mode: Mode | None) -> dict[str, nn.Parameter]:

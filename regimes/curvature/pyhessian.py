@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from regimes.curvature.lanczos import Eigenpairs
 from regimes.curvature.native import NativeDoubleBackward
 from regimes.curvature.operator import HessianProduct
-from regimes.curvature.probe import Estimate, batch_size, preserved
+from regimes.curvature.probe import Estimate, preserved
 from regimes.errors import ConfigError, TrainingError, require
 from regimes.seeding import derive
 
@@ -58,13 +58,14 @@ def trace(hessian: HessianProduct, products: int, seed: int) -> Estimate:
 
 
 class _Batch:
-    """Any batch, with the three methods that PyHessian calls on its inputs and targets."""
+    """Any batch, with the three methods that PyHessian calls on its inputs and targets; its size is
+    by what it counts."""
 
-    def __init__(self, batch: Any) -> None:
-        self.batch = batch
+    def __init__(self, batch: Any, weight: float) -> None:
+        self.batch, self.weight = batch, weight
 
-    def size(self, _: int) -> int:
-        return batch_size(self.batch)
+    def size(self, _: int) -> float:
+        return self.weight
 
     def to(self, _: str) -> _Batch:
         return self
@@ -94,6 +95,7 @@ def _measuring(hessian: HessianProduct, seed: int) -> Iterator[tuple[Any, list[i
     except ImportError as error:
         raise ConfigError("PyHessian is missing: pip install regimes[curvature].") from error
     count, library = [0], sys.modules["pyhessian.hessian"]
+    weights = [weight * hessian.samples for weight in hessian.weights]
 
     def counted(product: Callable) -> Callable:
         def call(*args: Any) -> Any:
@@ -112,7 +114,8 @@ def _measuring(hessian: HessianProduct, seed: int) -> Iterator[tuple[Any, list[i
             stack.enter_context(NativeDoubleBackward(batch_statistics=True))
         product = counted(library.hessian_vector_product)
         stack.enter_context(patch.object(library, "hessian_vector_product", product))
-        batches = [(_Batch(batch), _Batch(batch)) for batch in hessian.batches]
+        weighted = zip(hessian.batches, weights, strict=True)
+        batches = [(_Batch(*pair), _Batch(*pair)) for pair in weighted]
         data = {"data": batches[0]} if len(batches) == 1 else {"dataloader": batches}
         cuda = hessian.device.type == "cuda"
         peer = pyhessian.hessian(_Probe(hessian), lambda out, _: out, cuda=cuda, **data)

@@ -100,7 +100,10 @@ class Hook(Job):
         )
         self._seen: list[Row] = []
         self.world.guard.done = lambda: buckets.total
-        probed = {} if chosen.probe is None else {"probe": chosen.probe.samples}
+        probed: dict[str, Any] = {}
+        if chosen.probe is not None:
+            weighed = chosen.probe.weight is not None
+            probed = {"probe": chosen.probe.samples, "probe_weight": weighed}
         scaled = scaler is not None
         self._agree_on_start(chosen.facts(), seed, scaler=scaled, **source.facts(), **probed)
         about = options or RecordOptions("")

@@ -127,6 +127,7 @@ class Job:
             compressor=exchange.compressor,
             levels=exchange.levels,
             is_local=is_local,
+            weight=probe.weigh if probe else None,
         )
         return choose(exchange.instruments, needs, signal, context)
 

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from regimes.curvature.probe import ProbeLoss, batch_size
 from regimes.errors import ConfigError, nearest, require, unexpected
 from regimes.instruments import instruments
+from regimes.reduction import tensors
 
 ON_DATA = ("curvature", "sharpness")  # instruments that the hook can read on a probe
-FORM = "a pair (loss, batches): loss(model, batch) is the mean over a batch"
+FORM = "a pair (loss, batches), or with a weight(batch) third: loss(model, batch) is a mean"
 
 
 @dataclass(frozen=True)
@@ -23,10 +24,12 @@ class Probe:
     Attributes:
         loss: ``loss(model, batch)``, the mean over a batch; a scalar tensor.
         batches: this process's share, of any type that the loss takes.
+        weight: by what a batch counts in the loss of all; None: found by trying.
     """
 
     loss: ProbeLoss
     batches: tuple[Any, ...]
+    weight: Callable[[Any], Any] | None = None
 
     @property
     def samples(self) -> int:
@@ -36,6 +39,12 @@ class Probe:
     def take(self, images: int, batch: int) -> list[tuple[Any]]:
         """The batches in the form that instruments take; ``images`` and ``batch`` are not used."""
         return [(batch,) for batch in self.batches]
+
+    @property
+    def weigh(self) -> Callable[[Any], Any] | None:
+        """``weight`` of a batch in the form that instruments take."""
+        weight = self.weight
+        return None if weight is None else lambda batch: weight(*batch)
 
     def mean(self, model: nn.Module, batch: Any) -> Tensor:
         return self.loss(model, batch)
@@ -72,15 +81,12 @@ def pick(given: Any, tables: Any, by_itself: bool) -> tuple[Probe | None, dict[s
 
 
 def _probe(given: Any) -> Probe:
-    good = isinstance(given, tuple | list) and len(given) == 2 and callable(given[0])
-    if not good:
+    several = isinstance(given, tuple | list) and len(given) in (2, 3)
+    if not several or not all(map(callable, (given[0], *given[2:]))):
         raise unexpected("probe", given, FORM)
     loss: Callable[..., Any]
-    loss, batches = given
-    probe = Probe(loss, tuple(batches) if isinstance(batches, list) else (batches,))
-    try:
-        samples = probe.samples
-    except (StopIteration, TypeError, RuntimeError):
-        samples = 0
+    loss, batches, *weight = given
+    probe = Probe(loss, tuple(batches) if isinstance(batches, list) else (batches,), *weight)
+    samples = probe.samples if any(True for _ in tensors(probe.batches)) else 0
     require(samples > 0, "probe", f"{samples} samples", f"{FORM}, with tensors in it")
     return probe

@@ -38,6 +38,7 @@ class MeasurementContext:
         is_local: whether each worker has parameters of its own now; None where workers share every
             step. Between synchronisations a step's "gradients" are the workers' movements since
             the last one.
+        weight: by what a batch of the probe counts in the loss of all, where the user says so.
     """
 
     model: nn.Module
@@ -52,6 +53,7 @@ class MeasurementContext:
     levels: Mapping[str, Level] = field(default_factory=dict)
     optimizer: Callable[[], tuple[float, Sequence[float]]] | None = None
     is_local: Callable[[], bool] | None = None
+    weight: Callable[[Batch], Any] | None = None
 
     @property
     def parameters(self) -> list[nn.Parameter]:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from torch import Tensor, nn
 
+from regimes import reduction
 from regimes.collectives.requests import Mean
 from regimes.config import Bounded, Bounds
 from regimes.config.bounds import Count, Natural
@@ -24,10 +25,12 @@ from regimes.curvature import (
     layer_traces,
 )
 from regimes.curvature.probe import ProcessMean
+from regimes.curvature.weights import Weight
 from regimes.errors import ConfigError, require
 from regimes.instruments.base import EndOfEpochGauge, MeasurementContext, Reading
 from regimes.models.loss import Batch
 from regimes.precision import is_half
+from regimes.reduction import Coupled, OwnMean, Sum, TargetMean
 from regimes.seeding import derive
 
 Mode = Literal["eval", "batch-statistics"]
@@ -62,6 +65,25 @@ class ProbeGauge(EndOfEpochGauge):
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         return self.context.loss(model, *batch)
+
+    def weight(self) -> Weight:
+        """By what a batch counts in the loss of the probe, as far as the loss says.
+
+        Raises:
+            ConfigError: the probe is divided, and the loss is no mean.
+        """
+        if self.context.weight is not None:
+            return self.context.weight
+        joins, own = reduction.of(self.context.loss), len(self.batches)
+        if isinstance(joins, TargetMean | OwnMean):
+            return lambda batch: joins.weight(batch[1])
+        if isinstance(joins, Coupled | Sum):
+            why = joins.why if isinstance(joins, Coupled) else "the loss is a sum over samples"
+            where, s = type(self.settings).bounds_prefix, self.settings
+            expected = f"{s.images}, one batch on one process: {why}"
+            alone = own == 1 and self.context.world.processes == 1
+            require(alone, f"{where}batch", s.batch, expected)
+        return None if joins is None else "samples"
 
     @property
     def process_mean(self) -> ProcessMean | None:
@@ -111,13 +133,19 @@ class CurvatureGauge(ProbeGauge):
 
     def __init__(self, settings: Curvature, context: MeasurementContext) -> None:
         super().__init__(settings, context)
+        self.weigh = self.weight()
         self.vectors: dict[str, Tensor] = {}  # per mode, [k, d]
 
     def read(self, epoch: int) -> Reading:
         reading, seed = Reading(), derive(self.context.seed, "curvature", epoch)
         for mode in self.settings.modes:
             hessian = HessianProduct(
-                self.context.model, self.loss, self.batches, mode=mode, mean=self.process_mean
+                self.context.model,
+                self.loss,
+                self.batches,
+                mode=mode,
+                mean=self.process_mean,
+                weight=self.weigh,
             )
             self._values(hessian, mode, seed, reading)
             if self.settings.probes:
@@ -224,6 +252,10 @@ class SharpnessGauge(ProbeGauge):
 
     rate: float | None = None
 
+    def __init__(self, settings: Sharpness, context: MeasurementContext) -> None:
+        super().__init__(settings, context)
+        self.weigh = self.weight()
+
     def read(self, epoch: int) -> Reading:
         sharpness = critical_sharpness(
             self.context.model,
@@ -233,6 +265,7 @@ class SharpnessGauge(ProbeGauge):
             tolerance=self.settings.tolerance,
             mode="eval",
             mean=self.process_mean,
+            weight=self.weigh,
         )
         self.rate = sharpness.rate if math.isfinite(sharpness.rate) else None
         return Reading(

@@ -1,4 +1,8 @@
-"""What a loss is: a function of a model and one batch. Data, instruments and training share it."""
+"""What a loss is: a function of a model and one batch. Data, instruments and training share it.
+
+It is a mean over the samples of the batch, or says by an attribute ``reduction`` how else it joins
+their terms (`regimes.reduction`).
+"""
 
 from __future__ import annotations
 

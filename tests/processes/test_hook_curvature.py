@@ -44,7 +44,8 @@ def job(rank: int, folder: str, measured: bool, view: bool = False) -> dict[str,
     model = DistributedDataParallel(network(), gradient_as_bucket_view=view)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     x, y = samples(100 + rank)
-    probe = (mean_loss, [{"x": x[:6], "y": y[:6]}, {"x": x[6:], "y": y[6:]}])
+    batches = [{"x": x[:6], "y": y[:6]}, {"x": x[6:], "y": y[6:]}]
+    probe = (mean_loss, batches, lambda batch: len(batch["y"])) if view else (mean_loss, batches)
     more: dict[str, Any] = {}
     if measured:
         tables = {"curvature": {"largest": 2, "tolerance": 1e-9}, "sharpness": {}}

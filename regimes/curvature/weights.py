@@ -1,0 +1,173 @@
+"""By what each micro-batch of a probe counts, so that all together give the loss of one batch.
+
+A loss of a model and a batch is a black box here: a mean over samples, over tokens of which some
+are ignored, or something else. It is tried on parts of the batches, which leaves the model and the
+random streams as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from regimes import reduction
+from regimes.curvature.probe import ProbeLoss, ProcessMean, batch_size, cross_entropy, preserved
+from regimes.errors import ConfigError
+from regimes.reduction import IGNORED, cut, is_near, join, merge, nudged, parts, tensors
+
+Weight = Callable[[Any], Any] | Literal["samples"] | None  # of a batch; None: found by trying
+Check = tuple[float, list[float], list[Any]]  # a batch's loss, those of its parts, and the parts
+REMEDY = (
+    "say by what a batch counts, weight(batch), such as the number of its tokens that are not "
+    "ignored"
+)
+
+
+def weights_of(
+    model: nn.Module,
+    loss: ProbeLoss,
+    batches: Sequence[Any],
+    weight: Weight = None,
+    mean: ProcessMean | None = None,
+) -> list[float]:
+    """One weight for each batch: the sum of losses times weights, averaged over processes, is the
+    loss of all batches of all processes as of one. All processes call it together.
+
+    Raises:
+        ConfigError: trying does not show what the loss averages over, or nothing counts.
+    """
+    if weight is None and loss is cross_entropy:
+        joins = reduction.TargetMean()
+        return _shares([float(joins.weight(targets)) for _, targets in batches], mean, model)
+    if weight is None:
+        return _tried(model, loss, batches, mean)
+    if weight == "samples":
+        counts = [batch_size(batch) for batch in batches]
+        return [n / sum(counts) for n in counts]
+    return _shares([float(weight(batch)) for batch in batches], mean, model)
+
+
+def _shares(weights: list[float], mean: ProcessMean | None, model: nn.Module) -> list[float]:
+    """Weights over their sum, or over its mean over processes."""
+    (total,) = _over_processes([sum(weights)], mean, model)
+    if not total > 0:
+        raise ConfigError("No target of the probe counts: the weights of all batches are zero.")
+    return [weight / total for weight in weights]
+
+
+def _over_processes(
+    numbers: list[float], mean: ProcessMean | None, model: nn.Module
+) -> list[float]:
+    if mean is None:
+        return numbers
+    device = next(model.parameters()).device
+    total = torch.tensor(numbers, dtype=torch.float64, device=device)
+    averaged: list[float] = mean(total).tolist()
+    return averaged
+
+
+# -- what a loss may average over ------------------------------------------------------------------
+
+
+def _samples(batch: Any) -> float:
+    return float(batch_size(batch))
+
+
+def _next_labels(batch: Any) -> float:
+    """As a model that predicts the next of its labels counts them (Hugging Face)."""
+    return float((_labels(batch)[..., 1:] != IGNORED).sum())
+
+
+def _own_labels(batch: Any) -> float:
+    return float((_labels(batch) != IGNORED).sum())
+
+
+def _unmasked(batch: Any) -> float:
+    batch = _inner(batch)
+    names = [name for name in batch if "mask" in str(name)] if isinstance(batch, Mapping) else []
+    return float((batch[names[0]] != 0).sum()) if names else _own_labels(batch)
+
+
+def _labels(batch: Any) -> Tensor:
+    """``labels``, or the last tensor."""
+    batch = _inner(batch)
+    named = batch.get("labels") if isinstance(batch, Mapping) else None
+    return named if isinstance(named, Tensor) else [*tensors(batch)][-1]
+
+
+def _inner(batch: Any) -> Any:
+    """What a hook's probe has in a tuple of one."""
+    return batch[0] if isinstance(batch, tuple) and len(batch) == 1 else batch
+
+
+CANDIDATES = _samples, _next_labels, _own_labels, _unmasked
+
+
+def _tried(
+    model: nn.Module, loss: ProbeLoss, batches: Sequence[Any], mean: ProcessMean | None
+) -> list[float]:
+    """The weights by the candidates that fit all checks, if they agree; what processes find is
+    averaged before anything is raised, so that all go on or none."""
+    if len(batches) == 1 and mean is None:
+        return [1.0]
+    checks, why = list[Check](), ""
+    try:
+        with preserved(model, "eval"), nudged(model), torch.enable_grad():
+            checks = [*_checks(model, loss, batches)]
+    except Exception as error:  # of the user's loss, which may raise anything
+        why = str(error).partition("\n")[0] or type(error).__name__
+    fits, weights = list[float](), list[list[float]]()
+    for candidate in CANDIDATES:
+        found = [] if why else _fitting(candidate, batches, checks, model)
+        fits.append(float(bool(found)))
+        weights.append(found or [0.0 for _ in batches])
+    averaged = _over_processes([*fits, *map(sum, weights)], mean, model)
+    fitting = [i for i in range(len(fits)) if averaged[i] == 1]
+    shares = [[w / averaged[len(fits) + i] for w in weights[i]] for i in fitting]
+    same = all(abs(a - b) < 1e-9 for row in shares for a, b in zip(row, shares[0], strict=True))
+    (unlike,) = _over_processes([float(not same)], mean, model)
+    if not fitting:
+        raise ConfigError(f"The probe's loss is no mean over samples ({why or 'tried'}): {REMEDY}.")
+    if unlike:
+        raise ConfigError(
+            "The probe's loss may be a mean over samples or over tokens, which differ here, and no "
+            f"batch shows which it is: {REMEDY}."
+        )
+    return shares[0]
+
+
+def _checks(model: nn.Module, loss: ProbeLoss, batches: Sequence[Any]) -> Iterator[Check]:
+    """Each batch against its parts; and the first samples of all batches together against those of
+    each, because samples may differ between batches alone."""
+
+    def value(batch: Any) -> float:
+        return float(loss(model, batch).detach())
+
+    counts = [batch_size(batch) for batch in batches]
+    for batch, count in zip(batches, counts, strict=True):
+        pieces = [cut(batch, count, part) for part in parts(count)]
+        if len(pieces) > 1:
+            yield value(batch), [value(piece) for piece in pieces], pieces
+    few = max(1, max(counts) // len(batches))
+    firsts = [cut(b, n, slice(0, few)) for b, n in zip(batches, counts, strict=True)]
+    together = merge(firsts, [min(few, n) for n in counts]) if len(batches) > 1 else None
+    if together is not None:
+        yield value(together), [value(first) for first in firsts], firsts
+
+
+def _fitting(
+    weigh: Callable[[Any], float], batches: Sequence[Any], checks: list[Check], model: nn.Module
+) -> list[float]:
+    """A candidate's weights of the batches; empty if a check contradicts it."""
+    try:
+        weights = [weigh(batch) for batch in batches]
+        for whole, values, pieces in checks:
+            own = [weigh(piece) for piece in pieces]
+            if not is_near(join(values, own, sum(own)), whole, values, *model.parameters()):
+                return []
+    except (TypeError, ValueError, IndexError, RuntimeError):
+        return []
+    return weights if sum(weights) > 0 else []

@@ -17,8 +17,10 @@ from regimes.data.images import ImageBatches, Split
 from regimes.errors import ConfigError
 from regimes.models.loss import Batch, Loss
 from regimes.precision import full_precision
+from regimes.reduction import SampleMean, stated
 
 
+@stated(SampleMean())
 def classification_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Mean cross-entropy of a batch."""
     return F.cross_entropy(full_precision(model(x)), y)

@@ -34,6 +34,7 @@ from regimes.data.windows import Layout, Streams, Windows, count_windows, coveri
 from regimes.errors import DataError, require
 from regimes.models.loss import Batch, Loss
 from regimes.precision import full_precision
+from regimes.reduction import SampleMean, stated
 
 TEST_STREAMS = 10  # side by side in the evaluation
 MAX_LOGITS = 2**22  # of an evaluation batch of windows
@@ -42,6 +43,8 @@ BITS = "bits per byte"
 
 class NextWord:
     """Mean cross-entropy of the next words, in nats; a `models.loss.CarryingLoss` loss."""
+
+    reduction = SampleMean()  # samples of a batch are equally long
 
     def __call__(
         self, model: nn.Module, x: Int64[Tensor, "b time"], y: Int64[Tensor, "b time"]
@@ -57,6 +60,7 @@ class NextWord:
         return loss, hidden and tuple(state.detach() for state in hidden)
 
 
+@stated(SampleMean())
 def window_loss(model: nn.Module, x: Tensor, y: Tensor) -> Float[Tensor, ""]:
     """`NextWord` without ``carry``: the loss of independent windows."""
     return NextWord()(model, x, y)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,20 +16,25 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parameter import UninitializedParameter
 
+from regimes import reduction
 from regimes.collectives.world import World
 from regimes.config import RunConfig
 from regimes.data import task
-from regimes.data.samples import IGNORED, Samples
+from regimes.data.samples import Samples
 from regimes.data.task import Shuffled
 from regimes.errors import ConfigError, DataError, require
 from regimes.models.loss import Batch
 from regimes.models.loss import Loss as TaskLoss
-from regimes.precision import full_precision
+from regimes.precision import full_precision, is_half
+from regimes.reduction import IGNORED, Coupled, OwnMean, Reduction, SampleMean, Sum, TargetMean
 from regimes.seeding import derive, seed_generators
 
 EVALUATED = 256  # samples of an evaluation batch
 Loss = Callable[[Any, Tensor], Tensor]  # of the model's output and the targets: a scalar
 Metric = Callable[[Any, Tensor], Tensor | float]  # likewise, one number
+LossWeight = str | Callable[[Tensor], Any]  # "samples", "sum", or a batch's weight from its targets
+TRIED = 16  # samples on which it is tried how a loss joins terms; half where each has many targets
+REMEDY = "say in loss_weight what a batch's loss is divided by, if it is a mean"
 
 
 def logits(output: Any) -> Tensor:
@@ -119,6 +125,21 @@ class ObjectBatches(Shuffled):
         return numbers.to(self.device, dtype)
 
 
+class ObjectLoss:
+    """A loss of the model's output and the targets, as one of the model and a batch.
+
+    Attributes:
+        reduction: how it joins the terms of a batch.
+    """
+
+    def __init__(self, criterion: Loss) -> None:
+        self.criterion = criterion
+        self.reduction: Reduction = SampleMean()
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return self.criterion(model(x), y)
+
+
 class ObjectTask:
     """A user's model, data, loss and metric.
 
@@ -135,13 +156,15 @@ class ObjectTask:
         test: Any,
         loss: Loss | None = None,
         metric: Metric | None = None,
+        loss_weight: LossWeight | None = None,
     ) -> None:
         self.model = model
         self.train, self.test = Samples(train, "train_data"), Samples(test, "test_data")
         self.size, self.outputs = self.train.count, 1
         self.given = {"loss": name_of(loss), "metric": name_of(metric)}
-        self.criterion = loss or usual_loss
-        self.loss: TaskLoss = self._loss
+        self.criterion, self.loss_weight = loss or usual_loss, loss_weight
+        self._joined = ObjectLoss(self.criterion)
+        self.loss: TaskLoss = self._joined
         (_, target), _ = (s.take(torch.arange(1)) for s in (self.train, self.test))
         whole = not target.is_floating_point()  # classes or tokens
         self.classified = whole and (loss is None or is_cross_entropy(loss))
@@ -156,9 +179,6 @@ class ObjectTask:
     @property
     def classes(self) -> int:
         return self.outputs
-
-    def _loss(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        return self.criterion(model(x), y)
 
     def header(self) -> dict[str, Any]:
         return {
@@ -185,7 +205,71 @@ class ObjectTask:
         probe = copy.deepcopy(model).to("cpu", getattr(torch, config.dtype)).eval()
         for samples in (self.train, self.test):
             self._check(probe, samples, getattr(torch, config.dtype))
+        self._joined.reduction = self._reduction(probe)
+        self._check_evaluation(probe)
         return model
+
+    def _reduction(self, probe: nn.Module) -> Reduction:
+        """How the loss joins the terms of a batch: known of torch's, else as the user says or, if
+        nothing is said, as trying it shows.
+
+        Raises:
+            ConfigError: it does not do what the user says.
+        """
+        _, y = self.train.take(torch.arange(1))
+        whole = not y.is_floating_point()
+        usual = TargetMean() if whole else SampleMean()
+        known = usual if self.criterion is usual_loss else reduction.of_torch(self.criterion, y)
+        given = self.loss_weight
+        if given is None and known is not None:
+            if isinstance(known, TargetMean) and known.classes is None:
+                ignores = any(samples.has(known.ignored) for samples in (self.train, self.test))
+                return known if ignores else SampleMean()
+            return known
+        candidates: list[Reduction] = [usual, SampleMean(), Sum()]
+        if given is not None:
+            own = {"samples": SampleMean(), "sum": Sum()}
+            candidates = [OwnMean(given) if callable(given) else own[given]]
+        count = TRIED if y.ndim == 1 else TRIED // 2
+        found = self._tried_on_parts(probe, self.train.varied(count), candidates)
+        if given is not None and isinstance(found, Coupled):
+            said = given if isinstance(given, str) else name_of(given)
+            raise ConfigError(f"loss_weight = {said!r} does not hold: {found.why}")
+        return found
+
+    def _tried_on_parts(
+        self, probe: nn.Module, samples: Batch, candidates: Sequence[Reduction]
+    ) -> Reduction:
+        dtype = next((p.dtype for p in probe.parameters()), torch.float32)
+        if is_half(dtype):
+            probe, dtype = copy.deepcopy(probe).float(), torch.float32
+        x, y = (t.to(dtype) if t.is_floating_point() else t for t in samples)
+        try:
+            return reduction.measured(self.loss, probe, x, y, candidates)
+        except Exception as error:  # the user's code may raise anything
+            why = str(error).partition("\n")[0] or type(error).__name__
+            return Coupled(f"the loss does not take the parts of {len(y)} samples: {why}")
+
+    def _check_evaluation(self, probe: nn.Module) -> None:
+        """Raise ConfigError or DataError unless the test loss can be computed, and both sets have a
+        target that counts."""
+        joins = self._joined.reduction
+        if isinstance(joins, Coupled):
+            if self.test.count > EVALUATED:
+                x, _ = self.test.take(torch.arange(1))
+                dtype = next((p.dtype for p in probe.parameters()), torch.float32)
+                output = _tried("the model", probe, x.to(dtype) if x.is_floating_point() else x)
+                if not isinstance(output, Tensor):
+                    raise ConfigError(
+                        f"test_data has {self.test.count} samples: expected at most {EVALUATED}, "
+                        "one evaluation batch, where the model's output is not a tensor and "
+                        f"{joins.why}; {REMEDY}"
+                    )
+            return
+        for samples in (self.train, self.test):
+            parts = torch.arange(samples.count).split(EVALUATED)
+            if not any(float(joins.weight(samples.take(part)[1])) for part in parts):
+                raise DataError(f"{samples.name} has no target that counts: all are ignored")
 
     def _check(self, probe: nn.Module, samples: Samples, dtype: torch.dtype) -> None:
         """Raise ConfigError unless the model takes two samples, and their loss and metric are one
@@ -242,13 +326,20 @@ class ObjectTask:
         dtype: torch.dtype,
         world: World = task.ALONE,
     ) -> tuple[float, float]:
-        """Mean loss and metric over the test samples. Batch means are weighted by their samples;
-        a metric of the user's is of all samples at once where outputs are tensors."""
+        """The loss of all test samples as of one batch, and the metric. A metric of a user is of
+        all samples at once where outputs are tensors, else a mean of batches by their samples; a
+        loss that batches do not give is of all at once."""
         model.eval()
         sums: dict[int, Tensor] = {}
         kept: list[Batch] = []
-        own = self.measured is not None and self.measured is not accuracy
-        if own:  # each process computes all
+        joins, own = (
+            self._joined.reduction,
+            self.measured is not None and self.measured is not accuracy,
+        )
+        coupled = isinstance(joins, Coupled)
+        if coupled:
+            joins = SampleMean()
+        if own or coupled:  # each process computes all
             world = task.ALONE
         parts = torch.arange(self.test.count).split(EVALUATED)
         for number, index in zip(
@@ -257,19 +348,35 @@ class ObjectTask:
             x, y = self.test.take(index)
             x, y = (t.to(device, dtype if t.is_floating_point() else t.dtype) for t in (x, y))
             output = model(x)
-            loss = self.criterion(output, y).double()
-            if own and isinstance(output, Tensor):
+            if (own or coupled) and isinstance(output, Tensor):
                 kept.append((output, y))
-                value: Any = 0.0
-            else:
-                value = loss if self.measured is None else self.measured(output, y)
-            both = torch.stack([loss, torch.as_tensor(value, device=device).double().view(())])
-            sums[number] = torch.cat([both * len(index), both.new_tensor([len(index)])])
-        total_loss, total_metric, count = task.total(world, sums)
-        if kept and self.measured is not None:
+            loss, weight = self.criterion(output, y).double(), joins.weight(y)
+            value, count = self._metric_sum(output, y)
+            # a batch without a target adds nothing: its mean is NaN
+            loss = torch.where(weight == 0, 0.0, loss * weight)
+            sums[number] = torch.stack([loss, weight, value, count])
+        total_loss, total_weight, total_metric, samples = task.total(world, sums)
+        mean = total_loss / joins.joined(total_weight)
+        metric = total_metric / samples if samples else math.nan
+        if kept:
             outputs, targets = (torch.cat(parts) for parts in zip(*kept, strict=True))
-            return total_loss / count, float(self.measured(outputs, targets))
-        return total_loss / count, total_metric / count
+            if coupled:
+                mean = float(self.criterion(outputs, targets))
+            if own and self.measured is not None:
+                metric = float(self.measured(outputs, targets))
+        return mean, mean if self.measured is None else metric
+
+    def _metric_sum(self, output: Any, y: Tensor) -> tuple[Tensor, Tensor]:
+        """A batch's metric times its samples, and these; of the accuracy those with a target."""
+        count = torch.full((), len(y), dtype=torch.float64, device=y.device)
+        joins = self._joined.reduction
+        if self.measured is accuracy and isinstance(joins, TargetMean):
+            kept = y != joins.ignored
+            return ((logits(output).argmax(-1) == y) & kept).sum().double(), kept.sum().double()
+        if self.measured is None or (self.measured is not accuracy and isinstance(output, Tensor)):
+            return torch.zeros_like(count), count
+        value = torch.as_tensor(self.measured(output, y), device=y.device)
+        return value.double().view(()) * count, count
 
     def validate(
         self,

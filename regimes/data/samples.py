@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Int64, Shaped
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from regimes.errors import DataError, require
 from regimes.models.loss import Batch
+from regimes.reduction import IGNORED
 
 DIGESTED = 256  # samples of a data set, of which the digest is made
-IGNORED = -100  # a target that cross-entropy leaves out
 
 
 class Samples:
@@ -97,6 +97,23 @@ class Samples:
             torch.manual_seed(0)  # for a data set that augments its samples
             return self.take(index)
 
+    def varied(self, count: int) -> Batch:
+        """Up to ``count`` samples: at equal distances, and where targets are tensors half of them
+        chosen to differ in their targets, so that classes, ignored targets and masks are seen."""
+        step = max(1, -(-self.count // count))
+        index = torch.arange(0, self.count, step)
+        if self.tensors is not None:
+            chosen = _unlike(self.tensors[1].reshape(self.count, -1), count // 2)
+            index = torch.cat([chosen, index]).unique()[: count + count // 2]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return self.take(index)
+
+    def has(self, target: int) -> bool:
+        """Is it among the targets, as far as is known? Of a data set that need not be so, it may
+        be."""
+        return self.tensors is None or bool((self.tensors[1] == target).any())
+
     def digest(self) -> str:
         """SHA-256 of the number of samples, and of `some`."""
         digest = hashlib.sha256(str(self.count).encode())
@@ -115,3 +132,16 @@ class Samples:
                     f"{self.name} has a {what} of {int(part.min())} to {int(part.max())}: the "
                     f"model's outputs are {classes} classes, 0 to {classes - 1}"
                 )
+
+
+def _unlike(targets: Shaped[Tensor, "n k"], count: int) -> Int64[Tensor, " m"]:
+    """Samples whose targets differ: the first with each whole number, from both ends of their
+    range; of real numbers those with the fewest and most zeros, with NaN, and of extreme means."""
+    if targets.is_floating_point() or targets.is_complex():
+        seen = [(targets == 0).sum(1), targets.isnan().sum(1), targets.abs().nan_to_num().sum(1)]
+        return torch.stack(
+            [end for numbers in seen for end in (numbers.argmin(), numbers.argmax())]
+        )
+    values = targets.unique()
+    ends = torch.cat([values[: count // 2 + 1], values[-(count // 2) :]]).unique()
+    return torch.stack([(targets == value).any(1).int().argmax() for value in ends])

@@ -98,7 +98,7 @@ class Task(Protocol):
     metric: str  # "accuracy", "perplexity" or "bits per byte"
     digest: str  # SHA-256 of all samples, compared between processes
     size: int  # training samples
-    loss: Loss  # of a batch, without any state carried over from the batch before
+    loss: Loss  # of a batch, without any state carried over from the batch before (`models.loss`)
     splits: bool  # whether a batch may be cut into micro-batches that are accumulated
 
     @property

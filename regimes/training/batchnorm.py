@@ -17,6 +17,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from regimes.collectives.world import World
 
+ONE_VALUE = "Expected more than 1 value per channel when training, got input size {}"  # torch's
+
 
 class PerWorkerBatchNorm:
     """The BatchNorm layers of one model, in training; evaluation and the state dictionary do not
@@ -25,12 +27,7 @@ class PerWorkerBatchNorm:
     Buffers for a pass of several workers are prepared for all layers at once: on a GPU each kernel
     launch costs more than the copy.
 
-    Attributes:
-        counted: whether this process's samples are the worker's; with shards one without any runs
-            along.
     """
-
-    counted = True
 
     def __init__(self, model: nn.Module, world: World | None = None) -> None:
         """``world``: of workers that may be divided among processes, each with a part of the batch
@@ -38,6 +35,7 @@ class PerWorkerBatchNorm:
         self.world = World(1) if world is None else world
         self.layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
         self.groups, self.update = 1, False
+        self._shares = 1, 1  # samples of the pass: of all shards, and here
         self._apart: list[tuple[Tensor, Tensor]] | None = None  # of each call of `apart`
         self._called: list[_BatchNorm] = []  # whose calls these are
         self._scales: dict[_BatchNorm, list[Tensor]] = {}  # weight and bias, once per worker
@@ -51,6 +49,11 @@ class PerWorkerBatchNorm:
                 return self._normalise(bn, x) if bn.training else original(x)
 
             layer.forward = forward  # type: ignore[method-assign, assignment]
+
+    def divided(self, count: int, here: int) -> None:
+        """Say that the next pass is of ``count`` samples, of which this process has ``here``; with
+        none it runs along with any one."""
+        self._shares = count, here
 
     @contextmanager
     def during(self, groups: int, update: bool) -> Iterator[None]:
@@ -157,10 +160,17 @@ class PerWorkerBatchNorm:
     def _normalise_shards(
         self, bn: _BatchNorm, x: Tensor, running_mean: Any, running_var: Any, factor: float
     ) -> Tensor:
-        """BatchNorm of a batch of which this process has a part."""
+        """BatchNorm of a batch of which this process has a part.
+
+        Raises:
+            ValueError: torch's own, on all processes, if the whole batch has one value per channel.
+        """
+        samples, here = self._shares
+        if samples * (x.numel() // x.shape[1]) // max(here, 1) <= 1:
+            raise ValueError(ONE_VALUE.format(list(x.shape)))
         other = [i for i in range(x.ndim) if i != 1]
         shape = [-1 if i == 1 else 1 for i in range(x.ndim)]
-        own, add = float(self.counted), self.world.sum_in_model
+        own, add = float(here > 0), self.world.sum_in_model
         numbers = x.new_full((1,), own * x.numel() / x.shape[1])
         *sums, count = add(torch.cat([own * x.sum(other), numbers])).split([x.shape[1], 1])
         mean = sums[0] / count

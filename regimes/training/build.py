@@ -8,6 +8,7 @@ from typing import cast
 
 import torch
 
+from regimes import reduction
 from regimes.collectives.devices import pick_device
 from regimes.collectives.launched_islands import LaunchedIslands, connect
 from regimes.collectives.world import World
@@ -42,6 +43,7 @@ from regimes.training.graphs import GraphedStep
 from regimes.training.learning_rate import LearningRate
 from regimes.training.numerics import Numerics
 from regimes.training.optimizers import build as build_optimizer
+from regimes.training.parts import check_batch_of_one, check_parts
 from regimes.training.phases import Phase
 from regimes.training.pruning import Pruning
 from regimes.training.rounds import Rounds
@@ -91,6 +93,8 @@ class Run:
         chosen, signal = plug_ins.compressor, config.signal
         check_order(chosen, config.levels, self.layers, config.workers)
         self.batches = self.task.batches(config, device, dtype)
+        check_parts(config, self.task, self.model, self.batches, world.shards)
+        check_batch_of_one(config, self.model, self.batches)
         if isinstance(world, LaunchedIslands):
             self._check_divisible(world.shards)
             shard(self.model, world)
@@ -171,6 +175,10 @@ class Run:
         # Half precision would round the workers' mean once, and not each worker's gradient.
         per_worker |= is_half(getattr(torch, config.dtype))
         if not config.union_pass or not self.plug_ins.compressor.linear or per_worker:
+            return False
+        # In one pass all terms of all workers count alike.
+        joins = reduction.of(self.task.loss)
+        if joins is not None and not isinstance(joins, reduction.SampleMean):
             return False
         x, _ = next(iter(self.batches.epoch(0, [0])))
         return not draws_random_numbers(self.model, x[0])

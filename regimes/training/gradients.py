@@ -23,14 +23,17 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from regimes import reduction
 from regimes.collectives.islands import as_gradient, local_part
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
-from regimes.errors import ConfigError, unexpected
+from regimes.errors import ConfigError, TrainingError, unexpected
 from regimes.models.loss import CarryingLoss, Loss
 from regimes.precision import is_half
+from regimes.reduction import OwnMean, SampleMean, Share
 from regimes.seeding import derive, seed_generators
 from regimes.training.batchnorm import PerWorkerBatchNorm
+from regimes.training.parts import ONE_SAMPLE, ONE_VALUE
 from regimes.training.replicas import Replicas
 
 
@@ -95,6 +98,7 @@ class Gradients:
         vmapped: bool = False,
     ) -> None:
         self.model, self.loss, self.world, self.seed = model, loss, world, seed
+        self.reduction = reduction.of(loss) or SampleMean()
         self.network: Any = torch.compile(model, dynamic=False) if compiled else model
         self.union, self.micro_batch, self.clip, self.autocast = union, micro_batch, clip, autocast
         self.hidden: dict[int, Any] = {}
@@ -155,7 +159,7 @@ class Gradients:
 
         ``x.transpose(0, 1)`` should be contiguous (as ``Batches`` yields it): then a union pass
         copies nothing. Parameters' ``.grad`` are left as views of the buffer. A batch larger than
-        ``micro_batch`` is cut along b and accumulated, each part weighted by its share.
+        ``micro_batch`` is cut along b and accumulated, each part by its share of the batch's loss.
         """
         if not all(module.training for module in self._modules):  # after an evaluation
             self.model.train()
@@ -165,14 +169,19 @@ class Gradients:
             self._to_widen = {*range(len(self.layers))}
         if step == 0:
             self.hidden = {}
-        size = self.micro_batch or x.shape[1]
-        pieces = list(zip(x.split(size, 1), y.split(size, 1), strict=True))
+        count = x.shape[1]
+        size = self.micro_batch or count
+        firsts = range(0, count, size)
         losses = self.stack.new_zeros(len(self.stack))
-        for i, (inputs, targets) in enumerate(pieces):
-            share, last = inputs.shape[1] / x.shape[1], i == len(pieces) - 1
-            key = epoch, step * len(pieces) + i
-            inputs, targets, weight = self._own_part(inputs, targets)
-            losses += self._add_micro_batch(inputs, targets, share * weight, key, last)
+        for i, first in enumerate(firsts):
+            part, share = self._own_part(y, slice(first, min(first + size, count)))
+            key, last = (epoch, step * len(firsts) + i), i == len(firsts) - 1
+            try:
+                losses += self._add_micro_batch(x[:, part], y[:, part], share, key, last)
+            except ValueError as error:
+                if str(error).startswith(ONE_VALUE):
+                    raise TrainingError(ONE_SAMPLE.format("a batch")) from None
+                raise
         self._final_backward = False
         for layer in [*self._to_widen]:
             self._widen(layer)
@@ -182,18 +191,23 @@ class Gradients:
             self.stack *= (self.clip / norms.clamp_min(1e-12)).clamp_max(1)
         return losses
 
-    def _own_part(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, float]:
-        """This process's part of its workers' samples ``[L, b, ...]``, and the weight of its mean
-        among those of its island; without a sample any one, at weight 0, because all processes of
-        an island run the model together."""
-        count, shards = x.shape[1], self.world.shards
-        if shards == 1:
-            return x, y, 1.0
-        at = self.world.rank % shards
-        first, stop = at * count // shards, (at + 1) * count // shards
-        self.batchnorm.counted = stop > first
-        part = slice(first, stop) if stop > first else slice(0, 1)
-        return x[:, part], y[:, part], (stop - first) * shards / count
+    def _own_part(self, y: Tensor, piece: slice) -> tuple[slice, Share]:
+        """This process's part of the samples ``piece`` of its workers' batches, whose targets are
+        ``[L, b, ...]``, and by what its loss counts in theirs; without a sample any one, which
+        counts 0, because all processes of an island run the model together."""
+        shards, count = self.world.shards, piece.stop - piece.start
+        part = piece
+        if shards > 1:
+            at = self.world.rank % shards
+            first, stop = (piece.start + place * count // shards for place in (at, at + 1))
+            self.batchnorm.divided(count, stop - first)
+            if stop == first:
+                return slice(piece.start, piece.start + 1), y.new_zeros(len(y), dtype=torch.float64)
+            part = slice(first, stop)
+        elif count == y.shape[1]:
+            return part, 1.0
+        # times shards: an island takes the mean over its processes
+        return part, self.reduction.share(y, part) * shards
 
     def _widen(self, layer: int) -> None:
         """Copy a layer's final gradient from half precision to the stack, once in each step."""
@@ -202,7 +216,7 @@ class Gradients:
             self.layers[layer].copy_(self._summed[layer])
 
     def _add_micro_batch(
-        self, x: Tensor, y: Tensor, share: float, key: tuple[int, int], last: bool
+        self, x: Tensor, y: Tensor, share: Share, key: tuple[int, int], last: bool
     ) -> Float[Tensor, " rows"]:
         """Add one micro-batch's gradient to ``stack``; returns its losses. ``key`` and the worker
         are those of the random numbers."""
@@ -210,7 +224,7 @@ class Gradients:
             self._final_backward = last
             mode = self.batchnorm.during(len(x), update=self.world.leader in self.world.hosted)
             x, y = x.transpose(0, 1).flatten(0, 1), y.transpose(0, 1).flatten(0, 1)
-            return self._forward_backward(0, x, y, share, mode)[None]
+            return self._forward_backward(0, x, y, share, mode)[None]  # of a mean over samples
         if self.vmapped:
             return self._all_workers(x, y, share)
         losses, local, hosted = [], self.replicas is not None, self.world.hosted
@@ -220,10 +234,11 @@ class Gradients:
             if self.seeded:
                 seed_generators(derive(self.seed, "dropout", *key, worker), x.device)
             mode = self.batchnorm.during(1, update=local or worker == self.world.leader)
-            losses.append(self._forward_backward(row, x[row], y[row], share, mode))
+            own = share[row] if isinstance(share, Tensor) else share
+            losses.append(self._forward_backward(row, x[row], y[row], own, mode))
         return torch.stack(losses)
 
-    def _all_workers(self, x: Tensor, y: Tensor, share: float) -> Float[Tensor, " rows"]:
+    def _all_workers(self, x: Tensor, y: Tensor, share: Share) -> Float[Tensor, " rows"]:
         """The gradient of each row of ``x`` in one pass, added to its row of ``stack``."""
         leader, hosted = self.world.leader, [*self.world.hosted]
         row = hosted.index(leader) if leader in hosted else None
@@ -232,20 +247,23 @@ class Gradients:
         return losses
 
     def _vmap(
-        self, x: Tensor, y: Tensor, share: float, row: int | None
+        self, x: Tensor, y: Tensor, share: Share, row: int | None
     ) -> tuple[list[Tensor], Float[Tensor, " rows"]]:
         """Gradients and losses, times ``share``, of all rows; running statistics follow ``row``, if
         any."""
 
-        def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Any]:
+        def loss(
+            parameters: dict[str, Tensor], x: Tensor, y: Tensor, own: Share
+        ) -> tuple[Tensor, Any]:
             with self.batchnorm.apart() as statistics:
-                value: Tensor = self.loss(_WithParameters(self.model, parameters), x, y) * share
-            return value, statistics
+                value: Tensor = self.loss(_WithParameters(self.model, parameters), x, y)
+            return reduction.scaled(value, own), statistics
 
         parameters = {name: p.detach() for name, p in zip(self.names, self.parameters, strict=True)}
-        each = vmap(grad_and_value(loss, has_aux=True), in_dims=(None, 0, 0))
+        by_row = 0 if isinstance(share, Tensor) else None
+        each = vmap(grad_and_value(loss, has_aux=True), in_dims=(None, 0, 0, by_row))
         with sdpa_kernel(SDPBackend.MATH):  # vmap takes the others sample by sample
-            gradients, (losses, statistics) = each(parameters, x, y)
+            gradients, (losses, statistics) = each(parameters, x, y, share)
         if row is not None:
             self.batchnorm.follow([(mean[row], var[row]) for mean, var in statistics])
         return [gradients[name] for name in self.names], losses.detach()
@@ -263,7 +281,7 @@ class Gradients:
             ) from None
 
     def _forward_backward(
-        self, row: int, x: Tensor, y: Tensor, share: float, mode: AbstractContextManager[None]
+        self, row: int, x: Tensor, y: Tensor, share: Share, mode: AbstractContextManager[None]
     ) -> Float[Tensor, ""]:
         """One pass, which adds its gradient to a row of ``stack``."""
         # backward adds to an existing .grad in place: as views, they accumulate in the buffer
@@ -278,7 +296,11 @@ class Gradients:
                 loss, self.hidden[row] = self.loss.carry(self.network, x, y, hidden)
             else:
                 loss = self.loss(self.network, x, y)
-        loss = loss * share
+        loss = reduction.scaled(loss, share)
+        own = isinstance(self.reduction, OwnMean) and isinstance(share, Tensor)
+        if own and self.world.shards == 1 and not bool(share):
+            # a mean over nothing by a user's own division has NaN for a gradient, also at share 0
+            return loss.detach()
         loss.backward()
         return loss.detach()
 

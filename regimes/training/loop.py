@@ -234,7 +234,12 @@ def _evaluate(run: Run, clock: Clock, unit: int) -> dict[str, Any]:
 def _train(run: Run, plan: Plan, clock: Clock, reporters: Reporters) -> tuple[float, int]:
     """All steps of a unit; their mean loss and number."""
     by_layer = [run.value(name) for name in plan.levels.names]
-    losses = Losses(run.gradients, clock)
+    own = run.batches.rebatched(plan.batch_size)
+    losses = Losses(
+        run.gradients,
+        clock,
+        lambda epoch, step: next(iter(own.epoch(epoch, [*run.world.hosted], step)))[1],
+    )
     steps, samples = minibatches(run, plan, lambda at: _begin(run, plan, at, losses))
     for done, batch in enumerate(samples, start=1):
         dense = batch.at < run.config.start_compressing_after

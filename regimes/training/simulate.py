@@ -14,7 +14,7 @@ from regimes import compression, policies
 from regimes.config import DataConfig, Level, ModelConfig, OptimizerConfig, Registry, RunConfig
 from regimes.config.registry import required_arguments
 from regimes.config.toml import override_fields
-from regimes.data.objects import Loss, Metric, ObjectTask
+from regimes.data.objects import Loss, LossWeight, Metric, ObjectTask
 from regimes.errors import ConfigError, require, unexpected
 from regimes.records import OWN, Record
 from regimes.training import optimizers
@@ -37,6 +37,7 @@ def simulate(
     optimizer: Any = None,
     loss: Loss | None = None,
     metric: Metric | None = None,
+    loss_weight: LossWeight | None = None,
     seed: int = 0,
     name: str | None = None,
     set: Mapping[str, Any] | None = None,
@@ -65,12 +66,16 @@ def simulate(
         optimizer: "sgd", "adamw", "muon" or ``package.module:Class``; or a table like
             ``{"name": "adamw", "lr": 0.001}`` with the fields of `OptimizerConfig`. Default SGD at
             0.1 with momentum 0.9.
-        loss: of the model's output and the targets, a mean over the batch; default cross-entropy of
-            classes or tokens, mean squared error of real targets. An output may be an object with
-            ``logits``.
+        loss: of the model's output and the targets, one number; default cross-entropy of classes or
+            tokens, mean squared error of real targets. An output may be an object with ``logits``.
         metric: of the outputs and targets of all test samples, one number; of batches, weighted by
             their samples, where an output is not a tensor. Default the accuracy of classes, else
             the loss. A record knows both functions by their names.
+        loss_weight: what divides the sum of a batch's terms in ``loss``: "samples" (a mean over
+            samples), "sum" (nothing does), or a function of the batch's targets that returns it,
+            like the number of pixels that count. Where a worker's batch or the test set comes in
+            parts, their losses then give that of the whole. Default: known of torch's losses with
+            ignored targets and class weights, of others found by trying.
         name: of the schedule in tables and figures; default the policy's.
         set: other fields of `RunConfig`: ``{"unit_steps": 50, "instruments.fisher": {}}``.
         reporters, shards: as of `run`.
@@ -102,7 +107,10 @@ def simulate(
     for what, given in (("loss", loss), ("metric", metric)):
         expected = "a function of the model's output and the targets"
         require(given is None or callable(given), what, given, expected)
-    made = ObjectTask(model, train_data, test_data, loss, metric)
+    known = loss_weight in (None, "samples", "sum") or callable(loss_weight)
+    expected = '"samples", "sum" or a function of the targets'
+    require(known, "loss_weight", loss_weight, expected)
+    made = ObjectTask(model, train_data, test_data, loss, metric, loss_weight)
     folder = Path(out)
     resume = (folder / "run.json").exists() and _has_epoch(folder)
     return run(config, folder, resume=resume, reporters=reporters, task=made, shards=shards)

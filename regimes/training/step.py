@@ -10,7 +10,7 @@ two processes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float
@@ -21,6 +21,7 @@ from regimes.collectives.requests import NO_LAYER
 from regimes.compression.reducer import Reducer, loss_with_flag
 from regimes.config import Level
 from regimes.errors import TrainingError
+from regimes.reduction import Coupled
 from regimes.training.clock import Clock
 from regimes.training.gradients import Gradients
 
@@ -127,8 +128,15 @@ class Losses:
         every: steps between two checks; 1 on the CPU, where a non-finite step changes no weight.
     """
 
-    def __init__(self, gradients: Gradients, clock: Clock) -> None:
-        self.gradients, self.clock, self.total = gradients, clock, 0.0
+    def __init__(
+        self,
+        gradients: Gradients,
+        clock: Clock,
+        targets: Callable[[int, int], Tensor] | None = None,
+    ) -> None:
+        """``targets``: of the hosted workers, ``[L, b, ...]``, in a step of an epoch; read where a
+        loss is not finite."""
+        self.gradients, self.clock, self.total, self.targets = gradients, clock, 0.0, targets
         self.every = check_interval(gradients.stack.device)
         self._unchecked: list[tuple[Tensor, Tensor, int, int]] = []
 
@@ -163,9 +171,19 @@ class Losses:
         """The error that names the workers; every process calls this together."""
         world, union = self.gradients.world, self.gradients.union
         whole = world.add_shards(rows)
-        finite = world.gather([whole.expand(world.local)])[0].isfinite().tolist()
+        weights = self._weights(epoch, step).to(whole)
+        both = world.gather([whole.expand(world.local), weights])
+        finite, counts = both[0].isfinite().tolist(), both[1].tolist()
         present = world.hosted if world.processes == 1 else range(world.workers)
-        workers = ", ".join(str(w) for w, ok in zip(present, finite, strict=True) if not ok)
+        bad = [(w, n) for w, ok, n in zip(present, finite, counts, strict=True) if not ok]
+        workers = ", ".join(str(w) for w, _ in bad)
+        if bad and not any(n for _, n in bad):
+            return TrainingError(
+                f"no target of worker {workers} counts in epoch {epoch}, step {step}: all of its "
+                "batch are ignored, and a mean over none of them is not a number: leave out "
+                "samples without a target, or raise batch_size; the record up to the last epoch "
+                "is intact"
+            )
         who = "the union of workers" if union and world.local > 1 else "worker"
         advice = "lower optimizer.lr or lengthen the warm-up"
         if not epoch and not step:
@@ -174,3 +192,10 @@ class Losses:
             f"the loss or a gradient of {who} {workers} is not finite in epoch {epoch}, step "
             f"{step}: {advice}; the record up to the last epoch is intact"
         )
+
+    def _weights(self, epoch: int, step: int) -> Float[Tensor, " L"]:
+        """What the hosted workers' batches weigh in their losses; 1 where that is not known."""
+        world, joins = self.gradients.world, self.gradients.reduction
+        if self.targets is None or isinstance(joins, Coupled):
+            return torch.ones(world.local)
+        return torch.stack([joins.weight(own) for own in self.targets(epoch, step)])

@@ -86,3 +86,39 @@ def test_activations_and_their_gradients_stay_channels_last(name: str) -> None:
     gradients.compute(x, torch.randint(5, (4, 8)), 0, 0)
     assert len(formats) > 20
     assert all(formats)
+
+
+# -- a batch of which each process has a part ----------------------------------------------------
+
+
+class Halves(World):
+    """Two shards of one worker, of which the other has the same numbers."""
+
+    shards = 2
+
+    def sum_in_model(self, tensor: torch.Tensor) -> torch.Tensor:
+        return 2 * tensor
+
+
+@pytest.mark.parametrize(
+    ("samples", "here", "shape"),
+    [(1, 1, (1, 3)), (1, 0, (1, 3)), (1, 1, (1, 3, 1)), (2, 1, (1, 3)), (1, 1, (1, 3, 4))],
+)
+def test_one_value_per_channel_is_refused_in_shards_too(
+    samples: int, here: int, shape: tuple[int, ...]
+) -> None:
+    """As torch refuses the whole batch; neither it nor its running statistics become NaN."""
+    model = nn.Sequential(nn.BatchNorm1d(3)).train()
+    norm = PerWorkerBatchNorm(model, Halves(1))
+    norm.divided(samples, here)
+    whole = torch.randn(samples, *shape[1:])
+    try:
+        nn.BatchNorm1d(3)(whole)
+    except ValueError as error:
+        expected = str(error).partition(", got")[0]
+        with pytest.raises(ValueError, match=expected), norm.during(1, update=True):
+            model(torch.randn(shape))
+        assert model.state_dict()["0.running_var"].isfinite().all()
+    else:
+        with norm.during(1, update=True):
+            assert model(torch.randn(shape)).isfinite().all()

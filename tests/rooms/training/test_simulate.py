@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from regimes import models
 from regimes.config import DataConfig
 from regimes.data import images
 from regimes.data.images import Normaliser
+from regimes.data.objects import ObjectTask
 from regimes.data.samples import Samples
 from regimes.errors import ConfigError, DataError, RecordError, TrainingError
 
@@ -344,9 +346,6 @@ def test_one_schedule_has_nothing_to_be_compared_with(tmp_path: Path) -> None:
 def test_a_layer_that_was_left_in_evaluation_trains(tmp_path: Path) -> None:
     """From the first epoch on: an evaluation ends with all layers in training."""
 
-    def normalised() -> nn.Module:
-        return nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.Linear(12, 3))
-
     def left() -> nn.Module:
         model = normalised()
         model[1].eval()
@@ -458,3 +457,90 @@ def test_what_is_wrong_is_one_sentence(name: str, tmp_path: Path) -> None:
 def test_a_loader_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="dataset"):
         simulated(tmp_path / "run", data=iter(DataLoader(TensorDataset(*points()))))
+
+
+# -- samples that differ, or do not count -------------------------------------------------------
+
+
+def test_workers_draw_their_own_random_numbers() -> None:
+    """A data set that augments the same sample differently for each worker."""
+
+    class Alike(Noisy):
+        def __getitem__(self, i: int) -> tuple[Tensor, int]:
+            return torch.randn(6), 0
+
+    config = replace(regimes.RunConfig(), workers=2, batch_size=4)
+    task = ObjectTask(network, Alike(), Alike())
+    batches = task.batches(config, torch.device("cpu"), torch.float32)
+    x, _ = next(batches.epoch(0, [0, 1]))
+    assert not torch.equal(x[0], x[1])
+    assert torch.equal(next(batches.epoch(0, [1]))[0][0], x[1])
+
+
+def test_a_digest_is_of_samples_all_over_a_data_set() -> None:
+    x, y = points(600)
+    changed = x.clone()
+    changed[598] += 1
+    digests = {Samples(list(zip(part, y, strict=True)), "d").digest() for part in (x, changed)}
+    assert len(digests) == 2
+    y[598] = 7
+    with pytest.raises(DataError, match="has a target of 0 to 7"):
+        Samples(list(zip(x, y, strict=True)), "train_data").check_classes(3)
+
+
+def test_a_batch_without_targets_adds_nothing_to_an_evaluation(tmp_path: Path) -> None:
+    """Of 20 test samples the first 12 are ignored; batches are of 4."""
+    x, y = points(20, 1)
+    y[:12] = -100
+    given = {"out": tmp_path, "policy": STATIC, **QUICK}
+    with patch("regimes.data.objects.EVALUATED", 4):
+        record = regimes.simulate(network, points(), (x, y), **given)
+    only = regimes.simulate(network, points(), (x[12:], y[12:]), **given | {"out": tmp_path / "b"})
+    for ours, theirs in zip(record.rows, only.rows, strict=True):
+        for name in ("test_loss", "metric"):
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-6), name  # type: ignore[literal-required]
+
+
+def test_a_worker_without_targets_is_named(tmp_path: Path) -> None:
+    x, y = points()
+    y[33] = -100
+    with pytest.raises(TrainingError, match=r"no target of worker \d counts in epoch 0, step \d+:"):
+        simulated(tmp_path / "one", data=(x, y), batch_size=1)
+    with pytest.raises(DataError, match="train_data has no target that counts: all are ignored"):
+        simulated(tmp_path / "all", data=(x, torch.full_like(y, -100)))
+
+
+def normalised() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.Linear(12, 3))
+
+
+ONE_SAMPLE: dict[str, tuple[dict[str, Any], str]] = {
+    "the last": ({"batch_size": 8}, "a last batch"),
+    "all": ({"batch_size": 1}, "a batch"),
+    "vmap": ({"batch_size": 8, "set": {"vmap": True}}, "a last batch"),
+    "union": ({"batch_size": 8, "set": {"union_pass": True}}, "a last batch"),
+    "micro": (
+        {
+            "batch_size": 2,
+            "set": {
+                "batch_levels": {"low": 2, "high": 8},
+                "batch_policy": {"name": "static", "level": "high"},
+                "data.drop_last": False,
+            },
+        },
+        "a last micro-batch",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ONE_SAMPLE)
+def test_a_batch_of_one_that_cannot_be_normalised_is_said_before(name: str, tmp_path: Path) -> None:
+    changes, what = ONE_SAMPLE[name]
+    count = {"micro": 16 + 6}.get(name, 17)
+    given = {"workers": 2, **changes}
+    with pytest.raises(ConfigError, match=f"has {what} of one sample: set data.drop_last = true"):
+        simulated(tmp_path / "run", normalised, data=points(count), **given)
+    assert not (tmp_path / "run").exists()
+    kept = {**given.get("set", {}), "data.drop_last": True}
+    if name != "all":
+        simulated(tmp_path / "run", normalised, data=points(count), **given | {"set": kept})

@@ -1,0 +1,80 @@
+"""Checks that a worker's batch can come in parts: shards, accumulated micro-batches, a smaller last
+batch.
+
+They try the model and the loss on training samples before any work, and leave both as they are.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from regimes import reduction
+from regimes.config import RunConfig
+from regimes.data.task import Batches, Task
+from regimes.errors import ConfigError, unexpected
+from regimes.precision import is_half
+from regimes.reduction import Coupled, SampleMean
+
+TRIED = 16  # samples
+LOSS = "leave it out, or say in loss_weight of simulate what a batch's loss is divided by"
+ONE_VALUE = "Expected more than 1 value per channel"  # how torch's sentence begins
+ONE_SAMPLE = (
+    "BatchNorm cannot normalise one value per channel, and a worker has {} of one sample: set "
+    "data.drop_last = true, which leaves out the last, smaller batch of an epoch, or change "
+    "batch_size"
+)
+
+
+def check_parts(
+    config: RunConfig, task: Task, model: nn.Module, batches: Batches, shards: int
+) -> None:
+    """Raise ConfigError where a worker's batch is divided, and the losses of its parts do not give
+    its loss. A loss is believed in what it says of itself (``reduction``); of any other it is tried
+    whether it is a mean over samples."""
+    more = [(k, n) for k, n in _sizes(config).items() if n > config.batch_size]
+    if shards == 1 and not more:
+        return
+    joins = reduction.of(task.loss)
+    if joins is None:
+        x, y = (t[0, :TRIED] for t in next(iter(batches.epoch(0, [0]))))
+        if is_half(batches.dtype):
+            model, x = copy.deepcopy(model).float(), x.float() if x.is_floating_point() else x
+        joins = reduction.measured(task.loss, model, x, y, [SampleMean()])
+    if not isinstance(joins, Coupled):
+        return
+    if shards > 1:
+        raise unexpected("--shards", shards, f"1: {joins.why}; {LOSS}")
+    raise unexpected(*more[0], f"{config.batch_size}, one pass: {joins.why}; {LOSS}")
+
+
+def check_batch_of_one(config: RunConfig, model: nn.Module, batches: Batches) -> None:
+    """Raise ConfigError where a pass of a worker is of a single sample, and the model has a
+    BatchNorm that cannot normalise it."""
+    if not any(isinstance(module, _BatchNorm) for module in model.modules()):
+        return
+    for size in {config.batch_size, *_sizes(config).values()}:
+        own = batches if size == config.batch_size else batches.rebatched(size)
+        for step, what in ((0, "a batch"), (len(own) - 1, "a last batch")):
+            x = next(iter(own.epoch(0, [0], step)))[0][0]
+            if len(x) % config.batch_size == 1 or config.batch_size == 1:
+                _try_one(model, x[:1], what if len(x) == 1 else f"{what[:-5]}micro-batch")
+
+
+def _try_one(model: nn.Module, x: Tensor, what: str) -> None:
+    devices = [x.device] if x.device.type == "cuda" else []
+    with torch.no_grad(), torch.random.fork_rng(devices):
+        try:
+            copy.deepcopy(model).train()(x)
+        except Exception as error:  # any other the training itself raises
+            if str(error).startswith(ONE_VALUE):
+                raise ConfigError(ONE_SAMPLE.format(what)) from None
+
+
+def _sizes(config: RunConfig) -> dict[str, int]:
+    """The batch sizes that a batch policy may choose, by field."""
+    levels = config.batch_levels if config.batch_policy else {}
+    return {f"batch_levels.{name}": size for name, size in levels.items()}

@@ -43,7 +43,8 @@ class State(Workspace):
         step: how often this layer has been sent.
         rate: the learning rate of this step; 1 where nothing says it, as between local steps, whose
             movements are in units of the weights.
-        unit: the learning rate in whose unit the residual stands.
+        residual_rate: the learning rate at which the residual is a movement of the weights; None:
+            it is a gradient, which counts at the rate of the step that sends it.
         residual: what each hosted worker has not sent yet; None: nothing.
     """
 
@@ -54,7 +55,7 @@ class State(Workspace):
     shard: Shard | None = None
     step: int = 0
     rate: float = 1.0
-    unit: float = 1.0
+    residual_rate: float | None = None
     residual: Float[Tensor, "hosted n m"] | None = None
 
     def seeds(self, what: str, workers: Iterable[int] | None = None) -> list[Seed]:
@@ -109,7 +110,8 @@ class Compressor(Bounded, ABC):
             at the learning rate of the step that sends it (torch's PowerSGD hook, epfml/powersgd).
             "update" keeps it as a movement of the weights: at a change of the rate it is multiplied
             by the ratio of the previous rate to the present one (dist-EF-SGD: Zheng, Huang & Kwok,
-            2019, algorithm 1). At a rate of zero it is left as it is.
+            2019, algorithm 1). At a rate of zero it is left as it is. Where a branch has another
+            unit than its trunk, its first step adds what the trunk's next step would have added.
         reads_rate: the result depends on the learning rate, which the reducer must know.
         data_dependent: how much is sent depends on the gradient; ``traffic`` is the most.
         replayable: a CUDA graph may replay ``send``. The kernels that it launches must then depend
@@ -212,7 +214,7 @@ class Compressor(Bounded, ABC):
             delta = state.residual = yield Batched(add_, state.residual, delta, decay, state.room)
         elif self.error_feedback and level != DENSE:
             delta = state.residual = yield Batched(clone, delta)
-            state.unit = state.rate
+            state.residual_rate = self._unit_at(state.rate)
         state.step += 1
         if level == DENSE:
             update = yield Mean(delta)
@@ -224,11 +226,20 @@ class Compressor(Bounded, ABC):
         return update.view(grad.shape[1:])
 
     def _rescale(self, state: State) -> float:
-        """The factor that converts the residual to the unit of this step's rate."""
-        if self.residual == "gradient" or state.rate == 0:
+        """The factor that converts the residual to the gradients of this step's rate."""
+        if state.rate == 0:
             return 1.0
-        before, state.unit = state.unit, state.rate
-        return before / state.rate
+        before, state.residual_rate = state.residual_rate, self._unit_at(state.rate)
+        return 1.0 if before is None else before / state.rate
+
+    def _unit_at(self, rate: float) -> float | None:
+        """``State.residual_rate`` of a residual that a step at this rate leaves."""
+        return rate if self.residual == "update" else None
+
+    def rescales(self, state: State, rate: float) -> bool:
+        """Does a step at this rate change the residual's unit?"""
+        changes = rate != 0 and state.residual_rate != self._unit_at(rate)
+        return changes and state.residual is not None
 
     def finite_probe(self, update: Tensor, state: State, level: Level) -> Tensor:
         """After ``reduce``: the update, or a smaller tensor that is the same on all workers and,
@@ -253,3 +264,27 @@ class Compressor(Bounded, ABC):
         if level == DENSE or not layer.compressed:
             return Traffic(layer.size, layer.size * itemsize)
         return self.traffic(layer, level, workers, itemsize)
+
+
+def restarted(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> dict[str, Any]:
+    """New memories, by layer, that go on counting steps and keep the residuals' units."""
+    kept = ("step", "residual_rate")
+    return {
+        name: {**new, **{key: saved[name][key] for key in kept if key in saved[name]}}
+        for name, new in fresh.items()
+    }
+
+
+def upgraded(saved: Mapping[str, Any], residual: Unit) -> dict[str, Any]:
+    """Memories, by layer, of any version in the present form.
+
+    Args:
+        residual: of the compressor that has left them. Up to version 0.3 ``unit`` was a number with
+            either, which meant something for "update" alone.
+    """
+    made = {}
+    for name, memory in saved.items():
+        made[name] = {key: value for key, value in memory.items() if key != "unit"}
+        if "unit" in memory:
+            made[name]["residual_rate"] = memory["unit"] if residual == "update" else None
+    return made

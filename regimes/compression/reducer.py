@@ -23,7 +23,7 @@ from regimes.collectives.requests import (
     mean_of_sums,
 )
 from regimes.collectives.world import World
-from regimes.compression.base import Compressor, State
+from regimes.compression.base import Compressor, State, upgraded
 from regimes.compression.elementwise import Dense
 from regimes.compression.kernels import on_gpu
 from regimes.compression.traffic import TrafficCheck
@@ -58,8 +58,10 @@ class Reducer:
 
     Attributes:
         buckets: layers that are reduced together, in order; ``NO_LAYER`` stands for the loss.
-        rates: the learning rate of each layer in the step to come, for compressors that read it;
-            None: they take 1.
+        rates: the learning rate of each layer in the step to come, for layers that read it; None:
+            they take 1.
+        reads_rates: some layer's compressor reads the rate, or its residual had another unit when it
+            was loaded.
     """
 
     rates: Sequence[float] | None = None
@@ -75,6 +77,7 @@ class Reducer:
         self.layers, self.world = list(layers), world
         self.buckets = buckets or [range(NO_LAYER, len(self.layers))]
         self.compressors = [compressor if layer.compressed else Dense() for layer in layers]
+        self.reads_rates = any(c.reads_rate for c in self.compressors)
         self.traffic_check = TrafficCheck(self.compressors, self.layers, world)
         first = world.hosted[0]
         self.states = [
@@ -189,10 +192,10 @@ class Reducer:
         return Mean(gradient)
 
     def set_rates(self, bucket: Sequence[int], memories: Any) -> None:
-        """Set the rate of the step to come in the memories of layers whose compressor reads it."""
+        """Set the rate of the step to come in the memories of layers, if any reads it."""
         rates = self.rates
-        for i in bucket:
-            if rates is not None and i != NO_LAYER and self.compressors[i].reads_rate:
+        for i in bucket if self.reads_rates else ():
+            if rates is not None and i != NO_LAYER:
                 memories[i].rate = rates[i]
 
     def set_rows(self, hosted: Sequence[int]) -> None:
@@ -222,10 +225,12 @@ class Reducer:
 
     def load_state_dict(self, shared: dict[str, Any], residuals: dict[str, Any]) -> None:
         """The inverse; ``to`` moves the tensors to the gradients' device."""
-        for layer, state in zip(self.layers, self.states, strict=True):
+        parts = zip(self.layers, self.states, self.compressors, strict=True)
+        for layer, state, compressor in parts:
             if layer.name not in shared or layer.name not in residuals:
                 raise ConfigError(f"the checkpoint has no layer {layer.name!r}: another model?")
-            state.load_shared_state(shared[layer.name])
+            kept = upgraded({layer.name: shared[layer.name]}, compressor.residual)
+            state.load_shared_state(kept[layer.name])
             state.residual = residual = residuals[layer.name]
             if residual is None:
                 continue  # a scalar, which has no matrix, never has one
@@ -234,6 +239,7 @@ class Reducer:
                     f"the checkpoint's residual of layer {layer.name!r} has shape "
                     f"{list(residual.shape)}, the layer {list(layer.shape)}: another model?"
                 )
+        self.reads_rates |= any(state.residual_rate is not None for state in self.states)
 
     def to(self, device: torch.device) -> Reducer:
         """Move all memories."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from regimes.compression.base import restarted
 from regimes.ddp.refit import refuse, several
-from regimes.training.changes import restarted
 
 if TYPE_CHECKING:
     from regimes.ddp.buckets import Buckets
@@ -50,6 +50,14 @@ def changed(
         memories = restarted(memories, buckets.reducer.state_dict()[0])
     if not chosen.compressor.error_feedback:
         residuals = dict.fromkeys(residuals)
+    if job.schedule.optimizer is None and any(
+        residuals[name] is not None and memory["residual_rate"] is not None
+        for name, memory in memories.items()
+    ):
+        refuse(
+            "its residuals are movements of the weights, and the learning rate makes gradients of "
+            "them: attach with optimizer=optimizer"
+        )
     parts = {"memories": memories, "residuals": residuals, "gauges": gauges}
     return state | parts | {"branched": len(rows) + bool(steps)}
 

@@ -287,7 +287,7 @@ class Hook(Job):
             self.recorder.flush()
         if not self.buckets.steps:
             self.schedule.begin()
-        if self.chosen.compressor.reads_rate:
+        if self.reducer.reads_rates:
             b = self.buckets
             b.reducer.rates = self.schedule.rates_of(list(b.source.parameters.values()))
         if steps == MANY_STEPS and not self.rows and self.world.rank == 0:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from regimes.collectives.islands import local_part, saved_names, sharded_tensor
 from regimes.collectives.requests import Layer
+from regimes.compression.base import restarted
 from regimes.ddp.refit import damage_refused, refuse, residual_of
 from regimes.ddp.sharded import ShardedGradients
 from regimes.errors import ConfigError
@@ -145,7 +146,9 @@ class ShardedState:
                 memories[layer.name] = by_shard[0][layer.name]
                 continue
             steps = max(memory[layer.name]["step"] for memory in by_shard)
-            memories[layer.name] = c.init(layer, 0).shared_state() | {"step": steps}
+            fresh = {layer.name: c.init(layer, 0).shared_state()}
+            memories |= restarted(by_shard[0], fresh)
+            memories[layer.name]["step"] = steps
         return memories
 
     def _sums_known(self) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
+from regimes.compression.base import upgraded
 from regimes.config import DENSE
 from regimes.ddp.branching import changed
 from regimes.ddp.buckets import Buckets
@@ -213,6 +214,8 @@ class StateCodec:
         if "total" not in state:
             state["total"] = sum(row["steps"] for row in state["rows"]) + state["steps"][0]
         known = {layer.name for layer in self.job.layers}
+        unit = "update" if "residual='update'" in state["compressor"] else "gradient"
+        state["memories"] = upgraded(state["memories"], unit)
         plain = plain_names(name for name in state["shapes"] if name not in known)
         for key in ("shapes", "memories", "residuals", "levels"):
             state[key] = {plain.get(name, name): value for name, value in state[key].items()}

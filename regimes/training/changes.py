@@ -4,7 +4,8 @@ What fits stays as it is: with an unchanged configuration nothing is touched. In
 
 - **Weights** stay. BatchNorm's statistics, too.
 - **Residuals** have the shapes of the layers with every compressor, and stay. One without error
-  feedback drops them. Where one pass served all workers (a union pass) and now each needs a
+  feedback drops them. One of the other unit (``Compressor.residual``) converts them in its first
+  step, at that step's rate. Where one pass served all workers (a union pass) and now each needs a
   residual of its own, each gets the mean.
 - **Memories** of a compressor (PowerSGD's Q) stay with the same class, at other levels, too.
   Another class starts its own; the number of steps, by which random numbers are drawn, goes on.
@@ -26,6 +27,7 @@ import torch
 from torch import Tensor
 
 from regimes.compression import compressor
+from regimes.compression.base import restarted, upgraded
 from regimes.config import OptimizerConfig, RunConfig
 from regimes.errors import ConfigError
 from regimes.records import Row
@@ -75,11 +77,14 @@ def _fit_compressor(
     old, new = compressor(before.compressor), run.plug_ins.compressor
     same, union = type(old) is type(new), bool(shared.get("union"))
     fresh, _ = run.reducer.state_dict()
-    if not same:
-        shared["memories"] = restarted(shared["memories"], fresh)
-        if "local" in shared:
-            memories = restarted(shared["local"]["memories"], fresh)
-            shared["local"] = {**shared["local"], "memories": memories}
+
+    def fit(memories: dict[str, Any]) -> dict[str, Any]:
+        memories = upgraded(memories, old.residual)
+        return memories if same else restarted(memories, fresh)
+
+    shared["memories"] = fit(shared["memories"])
+    if "local" in shared:
+        shared["local"] = {**shared["local"], "memories": fit(shared["local"]["memories"])}
     notes["memories"] = "kept" if same else "started anew"
     there = [r for file in files for part in _residual_tables(file) for r in part.values()]
     notes["residuals"] = "none" if all(r is None for r in there) else "kept"
@@ -91,11 +96,6 @@ def _fit_compressor(
     elif union != run.gradients.union and notes["residuals"] == "kept":
         notes["residuals"] = "kept, as the workers' mean"
         _average_residuals(files, to_one=run.gradients.union)
-
-
-def restarted(saved: dict[str, Any], fresh: dict[str, Any]) -> dict[str, Any]:
-    """New memories, by layer, that go on counting steps."""
-    return {name: {**new, "step": saved[name].get("step", 0)} for name, new in fresh.items()}
 
 
 def _residual_tables(file: ProcessFile) -> Iterator[Residuals]:

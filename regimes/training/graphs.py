@@ -42,7 +42,8 @@ from regimes.training.step import Reduced, TrainingStep
 
 WARM_UP = 3  # steps of a kind before it is captured, as torch advises
 SEEDS = 4  # at most for each layer and hosted worker
-PASSING = {"key", "first_worker", "workers", "shard", "step", "rate", "unit"}  # decide no launch
+# fields that decide no launch
+PASSING = {"key", "first_worker", "workers", "shard", "step", "rate", "residual_rate"}
 T = TypeVar("T")
 Field = tuple[State, str]
 
@@ -185,7 +186,7 @@ class GraphedStep(TrainingStep):
         """Does a residual change its unit in this step?"""
         rates, reducer = self.reducer.rates, self.reducer
         return rates is not None and any(
-            compressor.reads_rate and state.residual is not None and rate not in (0, state.unit)
+            compressor.rescales(state, rate)
             for compressor, state, rate in zip(
                 reducer.compressors, reducer.states, rates, strict=True
             )

@@ -3,7 +3,10 @@ out in movements; weights less what they are still owed, which no compression ch
 
 from __future__ import annotations
 
+import copy
+import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,8 @@ import pytest
 import torch
 from configs import smoke
 from ddp_scripts import group
+from reducers import EVERY
+from runs import same_weights
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -18,7 +23,8 @@ import regimes
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
-from regimes.compression import compressor
+from regimes.compression import Compressor, compressor
+from regimes.compression.base import restarted
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, Level, override
 from regimes.errors import ConfigError
@@ -215,3 +221,151 @@ def test_what_cannot_be_is_one_sentence() -> None:
         compressor({"name": "topk", "residual": "update", "error_feedback": False})
     with pytest.raises(ConfigError, match=r"local steps exchange movements.*leave it out"):
         arguments.choose(1, None, None, {"name": "topk", "residual": "update"}, 1, 1)
+
+
+# -- a branch to the other unit --------------------------------------------------------------
+
+UNITS = ("gradient", "update")
+FED: dict[Any, Any] = {c.id: c.values for c in EVERY if c.values[0].error_feedback}  # type: ignore
+FED["threshold"] = (FED["threshold"][0], 0.01, 0.05)  # of which some entries are above
+
+
+def branched(
+    trunk: Compressor, own: Compressor, levels: tuple[Any, Any], rates: list[float]
+) -> Any:
+    """Updates of a trunk's three steps at the first rate, and of a branch's at the others."""
+    old, found = one_layer(trunk), []
+    for t in range(3):
+        found.append(step(old, gradients(t, *SHAPE), levels[0], rates[0]))
+    memories, residuals = old.state_dict()
+    assert residuals["m"] is not None
+    new = one_layer(own)
+    if type(own) is not type(trunk):
+        memories = restarted(memories, new.state_dict()[0])
+    new.load_state_dict(memories, residuals)
+    for t, rate in enumerate(rates[1:], start=3):
+        found.append(step(new, gradients(t, *SHAPE), levels[1], rate))
+    return torch.stack(found)
+
+
+def one_layer(of: Compressor) -> Reducer:
+    world = World(WORKERS)
+    world.meter.dtype = F64
+    return Reducer(of, [Layer("m", SHAPE)], world, seed=3)
+
+
+@pytest.mark.parametrize("trunk", FED)
+def test_a_branch_at_a_constant_rate_has_the_same_bits_in_any_unit(trunk: str) -> None:
+    """For each compressor that a branch may have, and each unit of trunk and branch."""
+    (first, _, sent), rates = FED[trunk], [0.25] * 4
+    for own, (second, _, level) in FED.items():
+        ends = [
+            branched(
+                replace(first, residual=old), replace(second, residual=new), (sent, level), rates
+            )
+            for old, new in itertools.product(UNITS, UNITS)
+        ]
+        assert all(torch.equal(ends[0], end) for end in ends[1:]), (trunk, own)
+
+
+@pytest.mark.parametrize("name", FED)
+@pytest.mark.parametrize("rate", [0.125, 0.5, 0.0])
+def test_the_first_step_of_a_branch_to_the_other_unit_is_its_trunks(name: str, rate: float) -> None:
+    """Whatever the rate: a gradient counts at the rate of this step, a movement stays as long."""
+    kind, _, level = FED[name]
+    for old, new in (UNITS, UNITS[::-1]):
+        units = replace(kind, residual=old), replace(kind, residual=new)
+        rates = [0.25, rate, rate or 0.25, 0.0625]
+        trunk = branched(units[0], units[0], (level, level), rates)
+        branch = branched(*units, (level, level), rates)
+        same = len(trunk) - (1 if rate else 2)  # at a rate of zero the conversion waits
+        assert torch.equal(branch[:same], trunk[:same])
+        assert not torch.equal(branch, trunk)  # its own unit from the next change on
+
+
+TRAINED = {  # of a trunk and of a branch
+    "the unit": ("name='topk'", "name='topk'"),
+    "to a threshold": ("name='topk'", "name='threshold'"),
+    "from a threshold": ("name='threshold'", "name='powersgd'"),
+}
+LOW = {"topk": 4, "threshold": 1e-3, "powersgd": 2}
+
+
+@pytest.mark.parametrize("kind", TRAINED)
+def test_a_trained_pulse_has_the_same_bits_in_any_unit(kind: str, tmp_path: Path) -> None:
+    """A branch, which ends in its trunk's configuration, whose residual has its own unit again."""
+
+    def table(words: str, unit: str) -> dict[str, Any]:
+        name = words.split("'")[1]
+        levels = {"low": LOW[name], "high": LOW[name]}
+        return {"compressor": {"name": name, "residual": unit}, "levels": levels}
+
+    constant = ["lr=0.0078125", "warmup_from=none", "decay_epochs=[]", "name=sgd"]
+    plain = [f"optimizer.{one}" for one in constant]
+    plain += ["policy={name='static', level='low'}", "checkpoint_keep=[1]", "data.train_size=60"]
+    plain += ["union_pass=false"]
+    trunk, own = TRAINED[kind]
+    ends = []
+    for old, new in itertools.product(UNITS, UNITS):
+        of = tmp_path / old
+        if not of.exists():
+            settings = table(trunk, old)
+            words = [f"compressor={{{trunk}, residual='{old}'}}"]
+            words.append("levels={{low={low}, high={high}}}".format(**settings["levels"]))
+            regimes.run(smoke(*plain, *words, epochs=3), of)
+        ends.append(tmp_path / f"{old} {new}")
+        regimes.branch(of, at=1, length=1, out=ends[-1], set=table(own, new))
+    for end in ends[1:]:
+        same_weights(end, ends[0])
+
+
+def branches_of_a_hook(rank: int) -> list[Any]:
+    return [
+        branch_of_a_hook(
+            rank, {"name": name, "residual": old}, {"name": name, "residual": new}, rate
+        )
+        for name in ("topk", "powersgd")
+        for old, new in (UNITS, UNITS[::-1])
+        for rate in (0.25, 0.5)
+    ]
+
+
+def branch_of_a_hook(rank: int, trunk: dict[str, Any], own: dict[str, Any], last: float) -> Any:
+    """Weights after three steps of a trunk at a rate of 0.25, one more at the last rate, and one of
+    a branch in place of it."""
+    saved: list[Any] = []
+
+    def job(table: dict[str, Any], rate: float, steps: range, optimizer: bool = True) -> Tensor:
+        model = DistributedDataParallel(Straight())
+        sgd = torch.optim.SGD(model.module.parameters(), lr=rate)
+        hook = regimes.attach(
+            model,
+            policy={"name": "static", "level": "low"},
+            compressor=table,
+            levels={"low": LOW[table["name"]]},
+            **({"optimizer": sgd} if optimizer else {}),
+        )
+        if steps.start:
+            model.module.load_state_dict(saved[0])
+            hook.load_state_dict(saved[1], branch=True)
+        for t in steps:
+            sgd.zero_grad()
+            model(gradients(t, 2, *SHAPE)[rank]).backward()
+            sgd.step()
+        if not saved:
+            hook.epoch_end()
+            saved.extend(copy.deepcopy([model.module.state_dict(), hook.state_dict()]))
+        hook.close()
+        return torch.stack([p.detach() for p in model.parameters()])
+
+    job(trunk, 0.25, range(3))
+    found = [job(table, last, range(3, 4)) for table in (trunk, own)]
+    if trunk["residual"] == "update" and own["residual"] == "gradient":
+        with pytest.raises(ConfigError, match="movements of the weights.*optimizer=optimizer"):
+            job(own, last, range(3, 4), optimizer=False)
+    return found
+
+
+def test_a_hooks_branch_to_the_other_unit_takes_its_trunks_step() -> None:
+    for found in group.run(branches_of_a_hook, 2):
+        assert [torch.equal(trunk, branch) for trunk, branch in found] == [True] * 8

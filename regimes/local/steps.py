@@ -208,7 +208,7 @@ class LocalSteps(Job):
             if flight.sent is not None and flight.means is not None:
                 self._check(flight.sent, flight.means)
             if self.exchange.is_last(fragment):
-                self.panel.step(self.exchange.stack, self.exchange.updates)
+                self.panel.step(*self.exchange.seen())
                 self.rounds += 1
             self.exchange.apply(fragment, flight, self.replicas, means)
 
@@ -268,7 +268,8 @@ class LocalSteps(Job):
                 "memories": memories,
                 "residuals": residuals,
                 "round": [self.total, self.rounds],
-                "fragments": self.exchange.state_dict(),
+                **self.exchange.state_dict(),
+                "movements": self.exchange.movements(),
                 "seconds": [self.clock.seconds, self.clock.clocked],
                 **self._job_state(),
             }
@@ -299,7 +300,7 @@ class LocalSteps(Job):
         else:  # version 0.2
             self.total, since, self.rounds, period = state["round"]
             state["fragments"] = [whole_round(period, since)]
-        self.exchange.load_state_dict(state["fragments"])
+        self.exchange.load_state_dict(state, state.get("movements", ()))
         self.panel.steps = self.rounds
         self.clock = UnitClock(self.world)
         if "seconds" in state:  # not in states of version 0.1

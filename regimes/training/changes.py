@@ -148,8 +148,7 @@ def _fit_optimizer(
         shared["local"] = {**shared["local"], "optimizer": outer}
         if before.outer.fragments != run.config.outer.fragments:
             _refuse_between(shared, "outer.fragments")
-            fresh = run.local.state_dict()[0]["fragments"]
-            shared["local"] = {**shared["local"], "fragments": fresh}
+            shared["local"] = {**shared["local"], **run.local.exchange.state_dict()}
 
 
 def _same_kind(old: OptimizerConfig, new: OptimizerConfig) -> bool:

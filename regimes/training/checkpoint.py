@@ -39,7 +39,7 @@ class LocalState(TypedDict):
     """State of one process's workers while they step locally (``rounds``)."""
 
     residuals: dict[str, Tensor | None]
-    workers: list[dict[str, Any]]  # each one's parameters and optimiser, empty in shared steps
+    workers: list[dict[str, Any]]  # parameters, optimiser, movements; empty in shared steps
 
 
 class OwnState(TypedDict):

@@ -230,14 +230,18 @@ class OuterStep:
         means: Mapping[int, Tensor] | None = None,
     ) -> None:
         """Step the synchronised parameters of some layers by the shared pseudo-gradients
-        ``[*shape]``; the workers go on from them, with the optimisers' states as configured.
+        ``[*shape]``, which are left as they are; the workers go on from them, with the optimisers'
+        states as configured.
 
         Args:
             buffers: average the floating-point buffers, too.
             means: these means, if they are known already (``Replicas.buffer_means``).
         """
+        # torch's foreach SGD with Nesterov adds momentum x velocity to .grad in place, and
+        # instruments read the updates when the last fragment has come back.
+        given = {i: u.clone() for i, u in updates.items()} if self.config.nesterov else updates
         for i, parameter in enumerate(self.parameters):
-            parameter.grad = updates.get(i)
+            parameter.grad = given.get(i)
         self.optimizer.step()
         if buffers:
             world = self.reducer.world

@@ -138,7 +138,7 @@ class Rounds:
             losses += self._delivered()
             if self.exchange.is_last(fragment):
                 self.optimizer.lr = self.rates
-                panel.step(self.exchange.stack, self.exchange.updates, clock)
+                panel.step(*self.exchange.seen(), clock)
                 self.rates = 0.0
                 self.rounds += 1
             with clock.exchanging(self.world), clock("compress"):
@@ -187,11 +187,7 @@ class Rounds:
         Args:
             rows: where each was before; None: nowhere.
         """
-        before = self.exchange.stack
-        self.exchange.set_storage(*self._storage())
-        for i, row in enumerate(rows) if self.config.streams else ():
-            if row is not None:
-                self.exchange.stack[i].copy_(before[row])
+        self.exchange.set_storage(*self._storage(), rows)
 
     def change(self, rows: Sequence[int | None], start: str) -> None:
         """Other workers from now on; see ``Replicas.change``.
@@ -217,16 +213,18 @@ class Rounds:
     def state_dict(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """(shared, own): the same on all processes, and of this process's workers."""
         exchange = self.exchange
-        fragments = exchange.state_dict()  # first: it waits for the thread that changes memories
+        rounds = exchange.state_dict()  # first: it waits for the thread that changes memories
         memories, residuals = exchange.reducer.state_dict()
         shared = {
             "since": int(exchange.between),
-            "fragments": fragments,
+            **rounds,
             "rates": self.rates,
             "optimizer": exchange.outer.optimizer.state_dict(),
             "memories": memories,
         }
         workers = [] if self.replicas is None else self.replicas.state_dict()
+        for worker, movements in zip(workers, exchange.movements(), strict=False):
+            worker["movements"] = movements
         return shared, {"residuals": residuals, "workers": workers}
 
     def load_state_dict(
@@ -234,8 +232,10 @@ class Rounds:
     ) -> None:
         """The inverse; ``workers`` are the hosted ones, or empty if steps were shared."""
         exchange = self.exchange
-        older = whole_round(shared.get("period"), shared["since"])  # of version 0.2
-        exchange.load_state_dict(shared.get("fragments", [older]))
+        if "fragments" not in shared:  # version 0.2
+            shared = {**shared, "fragments": [whole_round(shared.get("period"), shared["since"])]}
+        movements = [worker["movements"] for worker in workers if "movements" in worker]
+        exchange.load_state_dict(shared, movements)
         self.rates = shared["rates"]
         exchange.outer.optimizer.load_state_dict(shared["optimizer"])
         exchange.reducer.load_state_dict(shared["memories"], residuals)

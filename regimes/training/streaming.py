@@ -76,12 +76,14 @@ class Fragment:
         period: local steps of the round under way.
         since: those taken in it.
         flight: what was sent and is not applied yet.
+        unseen: something has come back that instruments have not seen yet.
     """
 
     layers: list[int]
     period: int = 1
     since: int = 0
     flight: Flight | None = None
+    unseen: bool = False
 
 
 class Exchange:
@@ -91,6 +93,8 @@ class Exchange:
         stack, parts: the movements that were last sent, ``[L, N]`` and its ``[L, *shape]`` per
             layer.
         updates: what came back of them, ``[*shape]`` per layer.
+        older: of layers that were sent again before instruments saw what had come back, the
+            movements, ``[L, *shape]``, which ``stack`` no longer has.
     """
 
     def __init__(
@@ -112,16 +116,29 @@ class Exchange:
         expected = f"at most the number of layers, {len(sizes)}"
         require(config.fragments <= len(sizes), "outer.fragments", config.fragments, expected)
         self.fragments = [Fragment(layers) for layers in divide(sizes, config.fragments)]
-        self.set_storage(*storage)
+        self.stack, self.parts = storage
         self.updates = list[Tensor](part[0] for part in self.parts)
+        self.older: dict[int, Tensor] = {}
         self.begun = False
         world = reducer.world
         self.background: Background | None = None  # sends while workers go on
         if config.delay and world.processes > 1:
             self.background = Background(self.stack.device)
 
-    def set_storage(self, stack: Tensor, parts: Sequence[Tensor]) -> None:
-        """Measure movements in these tensors from now on."""
+    def set_storage(
+        self, stack: Tensor, parts: Sequence[Tensor], rows: Sequence[int | None]
+    ) -> None:
+        """Measure movements in these tensors from now on, of other workers.
+
+        Args:
+            rows: where each worker was before; None: nowhere. Those of a fragment that instruments
+                have not seen yet move with the worker.
+        """
+        if self.config.streams:
+            _move_rows(self.stack, stack, rows)
+            for layer, before in self.older.items():
+                self.older[layer] = before.new_zeros(len(stack), *before.shape[1:])
+                _move_rows(before, self.older[layer], rows)
         self.stack, self.parts = stack, parts
 
     # -- rounds ------------------------------------------------------------------------------
@@ -161,19 +178,26 @@ class Exchange:
                 yield fragment
 
     def arriving(self, last: bool) -> Iterator[tuple[Fragment, Flight]]:
-        """Fragments that are to be applied, and what came back: at the ``last`` step all."""
-        for fragment in self.fragments:
-            flight = fragment.flight
-            if flight is not None and (last or flight.left <= 0):
+        """Fragments that are to be applied, and what came back: at the ``last`` step all, in the
+        order of sending, so that instruments see what they would have seen without an end."""
+        flights = [(f, f.flight) for f in self.fragments if f.flight is not None]
+        for fragment, flight in sorted(flights, key=lambda pair: pair[1].left):
+            if last or flight.left <= 0:
                 self.wait()
                 for layer, update in flight.updates.items():
                     self.updates[layer] = update
+                    self.older.pop(layer, None)
+                fragment.unseen = True
                 yield fragment, flight
 
     # -- what is sent ------------------------------------------------------------------------
 
     def measure(self, fragment: Fragment, replicas: Replicas) -> Float[Tensor, "rows n"]:
         """The movements of a fragment since it was synchronised, which are sent next."""
+        for layer in fragment.layers if fragment.unseen else ():
+            if layer not in self.older:  # sent again before the last fragment has come back
+                self.older[layer] = self.parts[layer].clone()
+                self.updates[layer] = self.updates[layer].clone()  # a compressor's own memory
         self.outer.pseudo_gradients(replicas, self.parts, fragment.layers)
         before = sum(part[0].numel() for part in self.parts[: fragment.layers[0]])
         size = sum(self.parts[layer][0].numel() for layer in fragment.layers)
@@ -223,6 +247,20 @@ class Exchange:
         """Is it the fragment with which all have come back once more?"""
         return fragment is self.fragments[-1]
 
+    def seen(self) -> tuple[Float[Tensor, "rows N"], list[Tensor]]:
+        """For instruments: the movements that have come back last, and the updates that they gave.
+        Called when the last fragment has come back, before it is applied."""
+        stack, older = self.stack, self.older
+        if older:
+            stack = stack.clone()
+            places = stack.split([part[0].numel() for part in self.parts], 1)
+            for layer, movements in older.items():
+                places[layer].copy_(movements.flatten(1))
+        self.older = {}
+        for fragment in self.fragments:
+            fragment.unseen = False
+        return stack, self.updates
+
     def apply(
         self,
         fragment: Fragment,
@@ -243,26 +281,60 @@ class Exchange:
 
     # -- checkpoint --------------------------------------------------------------------------
 
-    def state_dict(self) -> list[dict[str, Any]]:
-        """Each fragment's round, and what is on its way; the same on all processes."""
+    def state_dict(self) -> dict[str, Any]:
+        """Each fragment's round, what is on its way and what instruments have not seen of it; the
+        same on all processes."""
         self.wait()
-        return [
+        fragments = [
             {
                 "period": f.period,
                 "since": f.since,
                 "left": f.flight.left if f.flight else None,
                 "updates": f.flight.updates if f.flight else {},
+                "unseen": {i: self.updates[i] for i in f.layers} if f.unseen else {},
             }
             for f in self.fragments
         ]
+        return {"begun": self.begun, "fragments": fragments}
 
-    def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
-        """The inverse."""
+    def movements(self) -> list[dict[str, dict[int, Tensor]]]:
+        """Per hosted worker, by layer: the movements of fragments that are on their way or that
+        instruments have not seen, and ``older``."""
+        kept = [i for f in self.fragments if f.flight or f.unseen for i in f.layers]
+        return [
+            {
+                "sent": {i: self.parts[i][row].clone() for i in kept},
+                "older": {i: movements[row].clone() for i, movements in self.older.items()},
+            }
+            for row in range(len(self.stack))
+        ]
+
+    def load_state_dict(
+        self, state: Mapping[str, Any], movements: Sequence[dict[str, dict[int, Tensor]]] = ()
+    ) -> None:
+        """The inverse of both. States of version 0.3 and before have no movements."""
         device = self.stack.device
-        for fragment, state in zip(self.fragments, states, strict=True):
-            fragment.period, fragment.since = state["period"], state["since"]
+        for fragment, saved in zip(self.fragments, state["fragments"], strict=True):
+            fragment.period, fragment.since = saved["period"], saved["since"]
             fragment.flight = None
-            if state["left"] is not None:
-                updates = {i: update.to(device) for i, update in state["updates"].items()}
-                fragment.flight = Flight(state["left"], updates=updates)
-        self.begun = True
+            if saved["left"] is not None:
+                updates = {i: update.to(device) for i, update in saved["updates"].items()}
+                fragment.flight = Flight(saved["left"], updates=updates)
+            unseen = saved.get("unseen", {})
+            fragment.unseen = bool(unseen)
+            for layer, update in unseen.items():
+                self.updates[layer] = update.to(device)
+        self.older = {}
+        for row, own in enumerate(movements):
+            for layer, moved in own["sent"].items():
+                self.parts[layer][row].copy_(moved)
+            for layer, moved in own["older"].items():
+                shape = self.parts[layer].shape
+                self.older.setdefault(layer, self.stack.new_empty(shape))[row].copy_(moved)
+        self.begun = state.get("begun", True)
+
+
+def _move_rows(before: Tensor, after: Tensor, rows: Sequence[int | None]) -> None:
+    for i, row in enumerate(rows):
+        if row is not None:
+            after[i].copy_(before[row])

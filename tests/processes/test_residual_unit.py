@@ -234,9 +234,8 @@ def branched(
     trunk: Compressor, own: Compressor, levels: tuple[Any, Any], rates: list[float]
 ) -> Any:
     """Updates of a trunk's three steps at the first rate, and of a branch's at the others."""
-    old, found = one_layer(trunk), []
-    for t in range(3):
-        found.append(step(old, gradients(t, *SHAPE), levels[0], rates[0]))
+    old = one_layer(trunk)
+    found = [step(old, gradients(t, *SHAPE), levels[0], rates[0]) for t in range(3)]
     memories, residuals = old.state_dict()
     assert residuals["m"] is not None
     new = one_layer(own)
@@ -361,7 +360,7 @@ def branch_of_a_hook(rank: int, trunk: dict[str, Any], own: dict[str, Any], last
     job(trunk, 0.25, range(3))
     found = [job(table, last, range(3, 4)) for table in (trunk, own)]
     if trunk["residual"] == "update" and own["residual"] == "gradient":
-        with pytest.raises(ConfigError, match="movements of the weights.*optimizer=optimizer"):
+        with pytest.raises(ConfigError, match=r"movements of the weights.*optimizer=optimizer"):
             job(own, last, range(3, 4), optimizer=False)
     return found
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import forked
 import pytest
 import torch
 from copied_models import ADAMW, DILOCO, SGD, Feedback, Streaming, close, every, text
+from ddp_scripts import group, own_loop
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import resumed_alike, weights
+from runs import resumed_alike, rows, same_weights, weights
 
 import regimes
+from regimes.config import override
 from regimes.errors import ConfigError
 from regimes.training.build import prepare
+from regimes.training.rounds import Rounds
 from regimes.training.streaming import divide
 
 torch.set_num_threads(1)
@@ -130,6 +134,122 @@ def test_resumed_while_a_fragment_is_on_its_way(
 ) -> None:
     c = text("unit_steps=3", every(4), *ADAMW, *STREAMING, "dtype=float32")
     resumed_alike(c, tmp_path, 2, monkeypatch)
+
+
+# -- what instruments see, and what a stopped run keeps of it --------------------------------
+
+PLACES = {  # fragments, delay, mixing; "sent again": before instruments have seen the others
+    "in turn": (2, 0, 0.0),
+    "delayed": (3, 1, 0.5),
+    "all at once": (1, 3, 0.5),
+    "sent again": (3, 5, 0.5),
+}
+
+
+def place(name: str) -> tuple[str, ...]:
+    fragments, delay, mixing = PLACES[name]
+    return f"outer.fragments={fragments}", f"outer.delay={delay}", f"outer.mixing={mixing}"
+
+
+class Norms(Streaming):
+    """Adds up the pseudo-gradients of a run, whenever the last fragment has come back."""
+
+    def seen(self) -> list[float]:
+        last: dict[int, torch.Tensor] = {}
+        self.last, self.sums = last, [torch.zeros_like(p) for p in self.synced]
+        self.run()
+        return [float(total.norm()) for total in self.sums]
+
+    def _arrive(self, k: int) -> None:
+        self.last |= dict(zip(self.parts[k], self.sent[k][1], strict=True))
+        super()._arrive(k)
+        if k == len(self.parts) - 1:
+            for i, movement in self.last.items():
+                self.sums[i] = self.sums[i] + movement
+
+
+@pytest.mark.parametrize("nesterov", ["true", "false"])
+@pytest.mark.parametrize("name", PLACES)
+def test_the_norm_is_that_of_the_pseudo_gradients(name: str, nesterov: str, tmp_path: Path) -> None:
+    """Without compression the means of what was sent are the updates: both readings are alike."""
+    both = "instruments={norms={readings=['update','global']}}"
+    outer = ("outer.lr=0.7", "outer.momentum=0.9", f"outer.nesterov={nesterov}")
+    c = text(every(6), *SGD, *outer, *place(name), both)
+    (row,) = regimes.run(c, tmp_path).rows
+    sizes = [p.numel() for p in prepare(c).model.parameters()]
+    expected = Norms(c, 6, divide(sizes, PLACES[name][0])).seen()
+    for reading in ("update", "global"):
+        assert row["statistics"][f"norm:{reading}"] == pytest.approx(expected, rel=1e-9)
+
+
+PRESSING = (
+    "compressor=topk",
+    "levels={low=50,high=5}",
+    "policy={name='accordion',interval=1,eta=0.6}",
+    "signal=update",
+)
+PERIODS = {
+    "constant": every(6),
+    "by the norm": "sync_policy={name='accordion',interval=1,eta=0.3}",
+    "from shared steps": "sync_policy={name='windows',windows=[[0,2]],inside='1',outside='6'}",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "period"),
+    [
+        ("delayed", "constant"),
+        ("all at once", "constant"),
+        ("sent again", "constant"),
+        ("delayed", "by the norm"),
+        ("in turn", "from shared steps"),
+    ],
+)
+def test_stopped_after_any_unit_it_ends_in_the_same_bytes(
+    name: str, period: str, tmp_path: Path
+) -> None:
+    """A branch without a change, and so a run that is resumed: they read the same checkpoint."""
+    nesterov = () if period == "from shared steps" else DILOCO
+    levels = ("sync_levels={low=6,high=8}", "unit_steps=4", "checkpoint_keep=all")
+    c = text(PERIODS[period], *ADAMW, *nesterov, *place(name), *PRESSING, *levels)
+    instruments = "instruments={norms={readings=['update','global','local-mean']}}"
+    regimes.run(override(c, [instruments]), tmp_path / "trunk")
+    lines = (tmp_path / "trunk/epochs.jsonl").read_bytes().splitlines()
+    levels_seen = {level for row in rows(tmp_path / "trunk") for level in row["layers"]["level"]}
+    assert name == "sent again" or levels_seen >= {"low", "high"}
+    for at in range(1, len(lines)):
+        out = tmp_path / f"from {at}"
+        regimes.branch(tmp_path / "trunk", at=at, out=out)
+        assert (out / "epochs.jsonl").read_bytes().splitlines() == lines[at:], at
+        same_weights(out, tmp_path / "trunk")
+
+
+def test_a_job_saved_after_any_step_goes_on_as_if_it_had_not_been() -> None:
+    places = [PLACES[name] for name in ("in turn", "delayed", "sent again")]
+    for found in group.run(own_loop.saved_after_each_step, 2, places):
+        assert found == []
+
+
+def test_losses_go_to_the_steps_that_they_are_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The period is 12, after the first unit 5: the fragments leave after steps 4, 8 and 12, the
+    second one again after step 13 and the first after 16, so that what the first one brings is
+    newer than what the second one does."""
+    seen = list[tuple[float, float, int]]()
+    deliver = Rounds._delivered
+
+    def watched(local: Rounds) -> list[Any]:
+        losses = deliver(local)
+        seen.extend((float(mean), float(rows.mean()), step) for mean, rows, _, step in losses)
+        return losses
+
+    monkeypatch.setattr(Rounds, "_delivered", watched)
+    rule = "sync_policy={name='windows',windows=[[0,1]],inside='12',outside='5'}"
+    regimes.run(text("unit_steps=8", rule, "outer.fragments=3", "outer.delay=4"), tmp_path)
+    assert [step for *_, step in seen] == sorted(step for *_, step in seen)
+    assert [mean for mean, *_ in seen] == pytest.approx([own for _, own, _ in seen], rel=1e-12)
+    assert len(seen) >= 12
 
 
 @pytest.mark.parametrize(

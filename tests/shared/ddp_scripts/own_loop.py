@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import threading
 import time
@@ -251,6 +252,41 @@ def resumed(rank: int, folder: Path, stop: int) -> list[Any]:
     local.close()
     assert steps == local.total
     return [flat(network), local.traffic.floats, local.rows]
+
+
+def saved_after_each_step(rank: int, places: list[tuple[int, int, float]]) -> list[Any]:
+    """Where a job that continues from a state differs from the one that has saved it after that
+    step, for each (fragments, delay, mixing)."""
+    different, data = list[Any](), list(batches(rank, 18))
+
+    def job(outer: dict[str, Any], state: Any, first: int) -> tuple[Any, list[Any]]:
+        """What it ends with, and its states after each step."""
+        network = model()
+        own = optimizer(network, "adamw")
+        rule = {"name": "accordion", "interval": 1, "eta": 0.5}
+        options = {"periods": {"low": 6, "high": 8}, "compressor": "topk", "level": 30}
+        local = regimes.local_steps(network, own, policy=rule, outer=outer, every=6, **options)
+        if state is not None:
+            for part, saved in zip((network, own, local), copy.deepcopy(state), strict=True):
+                part.load_state_dict(saved)
+        states = []
+        for x, y in data[first:]:
+            take(network, own, x, y)
+            local.step()
+            if state is None:
+                parts = [part.state_dict() for part in (network, own, local)]
+                states.append(copy.deepcopy(parts))
+        local.close()
+        return [flat(network).tolist(), local.rows], states
+
+    for fragments, delay, mixing in places:
+        outer = {"fragments": fragments, "delay": delay, "mixing": mixing, "momentum": 0.9}
+        outer |= {"lr": 0.7, "nesterov": True}
+        whole, states = job(outer, None, 0)
+        for done, state in list(enumerate(states, start=1))[3:-2]:
+            if job(outer, state, done)[0] != whole:
+                different.append((fragments, delay, done))
+    return different
 
 
 def sharded(network: nn.Module) -> nn.Module:

@@ -60,8 +60,7 @@ class Reducer:
         buckets: layers that are reduced together, in order; ``NO_LAYER`` stands for the loss.
         rates: the learning rate of each layer in the step to come, for layers that read it; None:
             they take 1.
-        reads_rates: some layer's compressor reads the rate, or its residual had another unit when it
-            was loaded.
+        reads_rates: a compressor reads the rate, or a residual had another unit when it was loaded.
     """
 
     rates: Sequence[float] | None = None

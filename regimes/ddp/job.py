@@ -72,7 +72,7 @@ class Job:
         """Add numbers to the record: of the unit under way, or, before the next unit's first step,
         of the one just ended. Several values of a name count as their mean. "train_loss",
         "test_loss" and the record's metric have columns of their own. Values of process 0 are
-        recorded; without a record nothing happens.
+        recorded; without a record nothing happens, unless a policy of local steps reads them.
 
         Raises:
             ConfigError: a value that is no number.

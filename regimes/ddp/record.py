@@ -219,12 +219,7 @@ class JobRecorder:
             ConfigError: a value that is no real number.
         """
         for name, value in values.items():
-            good = _is_scalar(value) if isinstance(value, Tensor) else isinstance(value, Real)
-            good &= not (isinstance(value, Integral) and abs(int(value)) >= 2**1023)  # no float
-            require(good, f"log: {name}", value, "a number")
-            # A tensor stays on its device: .item() here would wait for the GPU at each step.
-            number = value.detach() if isinstance(value, Tensor) else float(value)
-            self.sums[name] = self.sums.get(name, 0.0) + number
+            self.sums[name] = self.sums.get(name, 0.0) + logged_number(name, value)
             self.counts[name] = self.counts.get(name, 0) + 1
 
     def add(self, row: Row, seconds: dict[str, float], details: dict[str, Any]) -> None:
@@ -309,6 +304,15 @@ class JobRecorder:
             print(f"regimes: {error}", file=sys.stderr)
         self.reporters.stop(why)
         writer.close()
+
+
+def logged_number(name: str, value: Any) -> float | Tensor:
+    """A value that a script logs; ConfigError unless it is one real number. A tensor stays on its
+    device: ``.item()`` here would wait for the GPU at each step."""
+    good = _is_scalar(value) if isinstance(value, Tensor) else isinstance(value, Real)
+    good &= not (isinstance(value, Integral) and abs(int(value)) >= 2**1023)  # no float
+    require(good, f"log: {name}", value, "a number")
+    return value.detach() if isinstance(value, Tensor) else float(value)
 
 
 def _is_scalar(value: Tensor) -> bool:

@@ -138,6 +138,7 @@ def trained(model: nn.Module, optimizer: Any, replicas: Any, manager: Any = None
         )
     if not isinstance(model, nn.Module):
         raise unexpected("model", model, "a torch.nn.Module")
+    _check_values(model)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise unexpected("optimizer", optimizer, "an optimiser of torch")
     if replicas is None:
@@ -153,7 +154,29 @@ def trained(model: nn.Module, optimizer: Any, replicas: Any, manager: Any = None
             "model's parameters"
         )
     check_parameters(found.parameters, half=False)
+    _check_one_type(found.parameters)
     return found
+
+
+def _check_values(model: nn.Module) -> None:
+    """Raise ConfigError unless all parameters and buffers have values."""
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.is_meta:
+            raise ConfigError(
+                f"local_steps: {name!r} is on the device meta and has no values: call "
+                'model.to_empty(device="cpu"), or another device, and initialise the model first'
+            )
+
+
+def _check_one_type(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Raise ConfigError unless all movements fit into one tensor."""
+    kinds = {str(p.dtype).removeprefix("torch."): name for name, p in parameters.items()}
+    if len(kinds) > 1:
+        listed = ", ".join(f"{kind} ({name})" for kind, name in kinds.items())
+        raise ConfigError(
+            f"local_steps: the model's parameters are of several types, {listed}: movements are "
+            "exchanged in one: convert the model, model.float()"
+        )
 
 
 def _bare(model: nn.Module) -> dict[str, nn.Parameter]:

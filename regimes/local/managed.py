@@ -34,6 +34,11 @@ def check_managed(chosen: LocalChoice) -> None:
             'outer.states = "average": momenta are averaged after the commit, outside of a quorum: '
             'with a manager use "keep" or "reset"'
         )
+    if getattr(chosen.rule, "reads_loss", False):
+        raise ConfigError(
+            f"policy: {type(chosen.rule).__name__} decides by the mean training loss of all "
+            "replicas, which would be sent outside of a quorum: with a manager take another policy"
+        )
     check_needs(chosen.rule, ("norms",), "with a manager local steps give")
 
 

@@ -15,7 +15,7 @@ from regimes.ddp.choices import check_needs, check_timeout
 from regimes.ddp.record import RecordOptions, record_options
 from regimes.local.arguments import choose, trained
 from regimes.local.managed import ManagedSteps, check_managed
-from regimes.local.steps import LocalSteps
+from regimes.local.steps import LocalSteps, check_free
 
 
 def local_steps(
@@ -68,6 +68,7 @@ def local_steps(
     """
     chosen = choose(policy, periods, outer, compressor, level, every)
     what = trained(model, optimizer, replicas, manager)
+    check_free(model)
     if replicas is not None:
         check_needs(chosen.rule, ("norms",), "a sharded model gives")
     check_timeout(timeout)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import copy
 import io
+import math
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,12 +22,12 @@ from regimes.collectives.managed import ManagedWorld
 from regimes.collectives.requests import Layer
 from regimes.compression.reducer import Reducer, loss_with_flag
 from regimes.ddp.job import Job
-from regimes.ddp.record import RecordOptions
+from regimes.ddp.record import RecordOptions, logged_number
 from regimes.ddp.schedule import StepClock, UnitSchedule
 from regimes.ddp.sharded_state import packed
 from regimes.ddp.units import with_all_units
 from regimes.errors import ConfigError, TrainingError
-from regimes.instruments.panel import Readings
+from regimes.instruments.panel import Readings, finite
 from regimes.local.arguments import LocalChoice, Trained, header
 from regimes.policies.controller import WholeController
 from regimes.policies.schedules import period_of
@@ -33,6 +35,20 @@ from regimes.training.gradients import new_stack
 from regimes.training.optimizers import Optimizers
 from regimes.training.replicas import Replicas
 from regimes.training.streaming import Exchange, whole_round
+
+# the job of each model that trains by local steps
+_JOBS: weakref.WeakKeyDictionary[nn.Module, weakref.ref[LocalSteps]] = weakref.WeakKeyDictionary()
+
+
+def check_free(model: nn.Module) -> None:
+    """Raise ConfigError if a model has local steps that are not closed."""
+    known = _JOBS.get(model)
+    job = None if known is None else known()
+    if job is not None and not job.closed:
+        raise ConfigError(
+            "local_steps: this model has local steps already, and two would each average it: call "
+            "close() of the first ones before"
+        )
 
 
 class ProcessState:
@@ -87,6 +103,8 @@ class LocalSteps(Job):
         total: steps so far.
         rounds: synchronisations in the unit under way; of fragments the last one of each period
             counts.
+        losses: sum and number of this process's training losses in the unit under way, if the
+            policy reads them.
     """
 
     def __init__(
@@ -105,6 +123,8 @@ class LocalSteps(Job):
         self.chosen, (self.levels, self.values) = chosen, chosen.levels(layers)
         self.total = self.rounds = 0
         self.next_period, self.to_agree = 1, False
+        self.reads_loss = bool(getattr(chosen.rule, "reads_loss", False))
+        self.losses: list[Any] = [0.0, 0]
         world.meter.dtype = tensors[0].dtype
         world.guard.done = lambda: self.total
         kinds = [[str(t.dtype), *t.shape] for t in buffers]
@@ -124,6 +144,7 @@ class LocalSteps(Job):
         self.controller = WholeController(chosen.rule, "update", "sync")
         self._decide()
         self._join()
+        _JOBS[model] = weakref.ref(self)
 
     def _start_alike(self, what: Trained, model: nn.Module) -> None:
         """All begin with the parameters and buffers of process 0, or of the first island."""
@@ -145,9 +166,16 @@ class LocalSteps(Job):
         skipped the optimiser's step.
 
         Raises:
+            ConfigError: ``close()`` was called; or the policy decides by the training loss, and no
+                process has logged it in the first unit.
             TrainingError: another process has died, or a parameter is not finite.
             RecordError: the record cannot be opened.
         """
+        if self.closed:
+            raise ConfigError(
+                "step: close() has ended these local steps, so nothing would be synchronised any "
+                "more: call local_steps() again to go on"
+            )
         if not self.record_opened:
             self._open_record()
         if self.total % self.chosen.every == 0:
@@ -180,6 +208,19 @@ class LocalSteps(Job):
         self.exchange.close()
         if self.recorder is not None:
             self.recorder.close(len(self.rows))
+
+    def log(self, **values: Any) -> None:
+        """See ``Job.log``. Of a policy that reads the training loss ("adacomm") each process logs
+        its own "train_loss", with a record or without: the unit has the mean over processes, and
+        the policy decides from it on all alike.
+
+        Raises:
+            ConfigError: a value that is no number.
+        """
+        if self.reads_loss and "train_loss" in values:
+            self.losses[0] = self.losses[0] + logged_number("train_loss", values.pop("train_loss"))
+            self.losses[1] += 1
+        super().log(**values)
 
     # -- rounds and units --------------------------------------------------------------------
 
@@ -235,6 +276,7 @@ class LocalSteps(Job):
         seen, rounds = self.panel.steps > 0, self.rounds
         readings = self.panel.read(len(self.rows), seen=seen) if seen else Readings()
         self.rounds = 0
+        losses = {"train_loss": self._mean_loss()} if self.reads_loss else {}
         steps = self.total - len(self.rows) * self.chosen.every
         self._end_unit(
             (steps, self.total),
@@ -243,10 +285,32 @@ class LocalSteps(Job):
             self.levels,
             self.clock.of_unit(steps),
             sync={**self.decided, "rounds": rounds},
+            **losses,
             **self._columns(),
         )
         self.clock = self.clock.next_unit(self.chosen.every)
         self._decide()
+
+    def _mean_loss(self) -> float | None:
+        """The mean over processes of what each has logged in the unit: one small collective, at the
+        end of a unit. None where none has logged, or the mean is not finite.
+
+        Raises:
+            ConfigError: on all processes: no process has ever logged its loss.
+        """
+        (total, count), self.losses = self.losses, [0.0, 0]
+        self.world.guard.enter("the end of a unit")
+        gathered = self.world.gather_object(float(total) / count if count else None)
+        known = [loss for loss in gathered if loss is not None]
+        if known:
+            return finite(math.fsum(known) / len(known))
+        if not self.closed and all(row["train_loss"] is None for row in self.rows):
+            raise ConfigError(
+                f"policy: {type(self.chosen.rule).__name__} decides by the training loss, and none "
+                "was reported so far: call log(train_loss=loss) of what local_steps "
+                "returns, once per iteration on each process"
+            )
+        return None
 
     def _columns(self) -> dict[str, Any]:
         """Further columns of the row of the unit that ends."""
@@ -271,6 +335,7 @@ class LocalSteps(Job):
                 **self.exchange.state_dict(),
                 "movements": self.exchange.movements(),
                 "seconds": [self.clock.seconds, self.clock.clocked],
+                "losses": [float(self.losses[0]), self.losses[1]],
                 **self._job_state(),
             }
         )
@@ -305,6 +370,7 @@ class LocalSteps(Job):
         self.clock = UnitClock(self.world)
         if "seconds" in state:  # not in states of version 0.1
             self.clock.seconds, self.clock.clocked = state["seconds"]
+        self.losses = state.get("losses", [0.0, 0])
         self._restore_job(state)
         self.continued, self.record_opened = True, False
         self._decide()

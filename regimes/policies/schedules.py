@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from regimes.config import Bounded, check_windows, in_windows
 from regimes.config.bounds import Count, Positive
@@ -166,9 +166,15 @@ class PostLocal(FollowsDecays):
 
 
 class Periods(Bounded):
-    """Base of rules that compute a period instead of choosing among names."""
+    """Base of rules that compute a period instead of choosing among names.
+
+    Attributes:
+        reads_loss: decides by the mean training loss of a unit, ``PastEpoch.model["train_loss"]``,
+            which a user's own loop has to report. Any policy of the period may have it.
+    """
 
     bounds_prefix = "sync_policy."
+    reads_loss: ClassVar[bool] = False
     base: int
 
     @property
@@ -215,6 +221,7 @@ class AdaComm(Periods):
             authors do where the rate is not constant.
     """
 
+    reads_loss: ClassVar[bool] = True
     base: Count = 16
     rates: bool = True
     needs: tuple[str, ...] = field(default=(), init=False)

@@ -3,6 +3,8 @@ written down with plain collectives, against torch's, resumed, recorded, held wr
 
 from __future__ import annotations
 
+import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,11 @@ import torch
 from ddp_scripts import group, own_loop
 
 import regimes
+from regimes.collectives.world import World
 from regimes.cost.cases import cases
 from regimes.cost.network import Network
 from regimes.cost.predict import predict
+from regimes.local.steps import UnitClock
 from regimes.monitor.watch import watch
 from regimes.records import read_header
 from regimes.report import page
@@ -139,6 +143,44 @@ def test_readers_show_periods_rounds_and_seconds(
     assert "do not say where the time went" not in html
 
 
+@pytest.mark.parametrize(("record", "stop"), [(False, 99), (True, 99), (True, 9), (False, 12)])
+def test_adacomm_reads_the_mean_loss_of_all_processes(
+    record: bool, stop: int, tmp_path: Path
+) -> None:
+    """With a record or without, resumed or not. Step t logs 1 / t on process 0, twice as much on
+    process 1: the mean of a unit is 1.5 times that of 1 / t, and the period 4 sqrt(F / F_0)."""
+    means = [1.5 * sum(1 / t for t in range(6 * u + 1, 6 * u + 7)) / 6 for u in range(4)]
+    periods = [4, *(math.ceil(4 * math.sqrt(mean / means[0])) for mean in means[:3])]
+    assert periods == [4, 4, 3, 2]
+    folder = str(tmp_path / "run") if record else None
+    for rows in group.run(own_loop.by_the_loss, 2, folder, stop):
+        assert [row["train_loss"] for row in rows] == pytest.approx(means, rel=1e-6)
+        assert [row["sync"]["period"] for row in rows] == periods
+    if record:
+        found = regimes.load(tmp_path / "run").rows
+        assert [row["train_loss"] for row in found] == pytest.approx(means, rel=1e-6)
+
+
+def test_the_pause_between_two_units_is_no_time_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test of 100 s after a unit: the next one's first step counts as the mean of its others. A
+    unit of one step has no others, and begins where the one before ended."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    def unit(clock: UnitClock, steps: int) -> float:
+        for _ in range(steps):
+            now[0] += 2.0
+            clock.start()
+            clock.stop()
+        return clock.of_unit(steps)["compute"]
+
+    for steps, pause in ((3, 0.0), (1, 100.0)):
+        clock = UnitClock(World(1))
+        unit(clock, steps)
+        now[0] += 100.0
+        assert unit(clock.next_unit(steps), steps) == steps * 2.0 + pause
+
+
 def test_the_time_of_a_unit_is_that_of_all_its_steps(tmp_path: Path) -> None:
     """The first iteration of a unit, whose beginning is not seen, counts as the others do."""
     group.run(own_loop.slow, 2, tmp_path / "run", 0.02)
@@ -161,6 +203,12 @@ TOLD = {
     "another period": "process 1 has policy.level = '3', process 0 has policy.level = '2'",
     "not finite": "a parameter of process 1 is not finite after step 2",
     "one closes": "",
+    "twice": "this model has local steps already",
+    "after the end": "step: close() has ended these local steps",
+    "two types": "parameters are of several types, float32 (0.bias), float64 (1.bias)",
+    "meta": "'weight' is on the device meta and has no values",
+    "meta buffers": "'1.weight' is on the device meta",
+    "no loss": "AdaComm decides by the training loss, and none was reported so far: call log(",
 }
 
 

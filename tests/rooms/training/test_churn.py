@@ -234,6 +234,18 @@ def test_local_steps_are_the_naive_loop(
     assert any(movement for *_, movement in loop.taken)
 
 
+def test_a_unit_has_the_norm_of_what_all_that_left_took_together(tmp_path: Path) -> None:
+    """Two in a unit: the root of the sum of squares, of residuals and of movements."""
+    churn = "churn={per='step',away=[[3,8,99],[1,11,99]]}"
+    c = text(churn, every(7), *SGD, *TOP_HALF, "unit_steps=17")
+    column = regimes.run(c, tmp_path).rows[0]["churn"]
+    for name in ("residual", "movement"):
+        norms = [event[name] for event in column["left"]]
+        assert len(norms) == 2
+        assert min(norms) > 0
+        assert column[name] == pytest.approx(math.sqrt(norms[0] ** 2 + norms[1] ** 2), rel=1e-12)
+
+
 # -- the same in another way -----------------------------------------------------------------
 
 

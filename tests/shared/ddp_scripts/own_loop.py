@@ -318,6 +318,12 @@ def refused(rank: int, name: str) -> str:
         "another period": lambda: regimes.local_steps(network, own, policy=2 + rank),
         "not finite": lambda: _breaks(rank, network, own),
         "one closes": lambda: _leaves(rank, network, own),
+        "twice": lambda: [regimes.local_steps(network, own) for _ in range(2)],
+        "after the end": lambda: _goes_on(network, own),
+        "two types": lambda: _of(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())),
+        "meta": lambda: _of(nn.Linear(2, 2, device="meta")),
+        "meta buffers": lambda: _of(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2).to("meta"))),
+        "no loss": lambda: _without_losses(rank, network, own),
     }
     try:
         wrong[name]()
@@ -333,6 +339,50 @@ def _breaks(rank: int, network: nn.Module, own: torch.optim.Optimizer) -> None:
         if rank == 1:
             next(network.parameters()).data[0, 0] = torch.inf
         local.step()
+
+
+def _of(network: nn.Module) -> Any:
+    return regimes.local_steps(network, torch.optim.SGD(network.parameters(), lr=0.1))
+
+
+def _goes_on(network: nn.Module, own: torch.optim.Optimizer) -> None:
+    regimes.local_steps(network, own).close()
+    again = regimes.local_steps(network, own)  # closed ones are no obstacle
+    again.close()
+    again.step()
+
+
+def _without_losses(rank: int, network: nn.Module, own: torch.optim.Optimizer) -> None:
+    local = regimes.local_steps(network, own, policy="adacomm", every=2)
+    for x, y in batches(rank, 3):
+        take(network, own, x, y)
+        local.step()
+        local.log(test_loss=1.0)
+
+
+def by_the_loss(rank: int, folder: str | None, stop: int) -> list[Any]:
+    """The rows of 24 steps of AdaComm in units of six, each process with losses of its own; by
+    other objects after ``stop`` steps."""
+    options: dict[str, Any] = {"policy": {"name": "adacomm", "base": 4}, "every": 6}
+
+    def job() -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+        network = model()
+        own = optimizer(network, "sgd")
+        return network, own, regimes.local_steps(network, own, record=folder, **options)
+
+    parts = job()
+    for done, (x, y) in enumerate(batches(rank, 24), start=1):
+        take(*parts[:2], x, y)
+        parts[2].step()
+        parts[2].log(train_loss=torch.tensor((1 + rank) / done))
+        if done == stop:
+            saved = copy.deepcopy([part.state_dict() for part in parts])
+            parts[2].close()
+            parts = job()
+            for part, state in zip(parts, saved, strict=True):
+                part.load_state_dict(state)
+    parts[2].close()
+    return parts[2].rows
 
 
 def _leaves(rank: int, network: nn.Module, own: torch.optim.Optimizer) -> None:

@@ -214,8 +214,8 @@ class StateCodec:
         if "total" not in state:
             state["total"] = sum(row["steps"] for row in state["rows"]) + state["steps"][0]
         known = {layer.name for layer in self.job.layers}
-        unit = "update" if "residual='update'" in state["compressor"] else "gradient"
-        state["memories"] = upgraded(state["memories"], unit)
+        moves = "residual='update'" in state["compressor"]
+        state["memories"] = upgraded(state["memories"], "update" if moves else "gradient")
         plain = plain_names(name for name in state["shapes"] if name not in known)
         for key in ("shapes", "memories", "residuals", "levels"):
             state[key] = {plain.get(name, name): value for name, value in state[key].items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,13 @@ from regimes.collectives.managed import ManagedWorld
 from regimes.config import DENSE, Level, OuterConfig
 from regimes.ddp.choices import check_needs, check_timeout
 from regimes.ddp.record import RecordOptions, record_options
+from regimes.errors import ConfigError
 from regimes.local.arguments import choose, trained
 from regimes.local.managed import ManagedSteps, check_managed
-from regimes.local.steps import LocalSteps, check_free
+from regimes.local.steps import LocalSteps
+
+# the job of each model that trains by local steps
+_JOBS: weakref.WeakKeyDictionary[nn.Module, weakref.ref[LocalSteps]] = weakref.WeakKeyDictionary()
 
 
 def local_steps(
@@ -68,7 +73,7 @@ def local_steps(
     """
     chosen = choose(policy, periods, outer, compressor, level, every)
     what = trained(model, optimizer, replicas, manager)
-    check_free(model)
+    _check_free(model)
     if replicas is not None:
         check_needs(chosen.rule, ("norms",), "a sharded model gives")
     check_timeout(timeout)
@@ -76,6 +81,20 @@ def local_steps(
     if manager is not None:
         check_managed(chosen)
         managed = ManagedWorld(manager, what.local[0].device)
-        return ManagedSteps(model, optimizer, what, chosen, options, seed, managed)
-    world = what.world(float(timeout))
-    return LocalSteps(model, optimizer, what, chosen, options, seed, world)
+        job: LocalSteps = ManagedSteps(model, optimizer, what, chosen, options, seed, managed)
+    else:
+        world = what.world(float(timeout))
+        job = LocalSteps(model, optimizer, what, chosen, options, seed, world)
+    _JOBS[model] = weakref.ref(job)
+    return job
+
+
+def _check_free(model: nn.Module) -> None:
+    """Raise ConfigError if a model has local steps that are not closed."""
+    known = _JOBS.get(model)
+    job = None if known is None else known()
+    if job is not None and not job.closed:
+        raise ConfigError(
+            "local_steps: this model has local steps already, and two would each average it: call "
+            "close() of the first ones before"
+        )

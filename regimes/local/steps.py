@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import io
 import math
-import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,32 +22,19 @@ from regimes.collectives.requests import Layer
 from regimes.compression.reducer import Reducer, loss_with_flag
 from regimes.ddp.job import Job
 from regimes.ddp.record import RecordOptions, logged_number
-from regimes.ddp.schedule import StepClock, UnitSchedule
+from regimes.ddp.schedule import UnitSchedule
 from regimes.ddp.sharded_state import packed
 from regimes.ddp.units import with_all_units
 from regimes.errors import ConfigError, TrainingError
 from regimes.instruments.panel import Readings, finite
 from regimes.local.arguments import LocalChoice, Trained, header
+from regimes.local.clock import UnitClock
 from regimes.policies.controller import WholeController
 from regimes.policies.schedules import period_of
 from regimes.training.gradients import new_stack
 from regimes.training.optimizers import Optimizers
 from regimes.training.replicas import Replicas
 from regimes.training.streaming import Exchange, whole_round
-
-# the job of each model that trains by local steps
-_JOBS: weakref.WeakKeyDictionary[nn.Module, weakref.ref[LocalSteps]] = weakref.WeakKeyDictionary()
-
-
-def check_free(model: nn.Module) -> None:
-    """Raise ConfigError if a model has local steps that are not closed."""
-    known = _JOBS.get(model)
-    job = None if known is None else known()
-    if job is not None and not job.closed:
-        raise ConfigError(
-            "local_steps: this model has local steps already, and two would each average it: call "
-            "close() of the first ones before"
-        )
 
 
 class ProcessState:
@@ -65,34 +51,6 @@ class ProcessState:
         their own states again."""
         own = saved[str(self.local.world.rank)]
         self.local.load_state_dict(torch.load(io.BytesIO(own), weights_only=True))
-
-
-class UnitClock(StepClock):
-    """Where the time of a unit's iterations went.
-
-    Attributes:
-        clocked: iterations whose beginning is known: the end of the iteration before.
-    """
-
-    clocked = 0
-
-    def start(self) -> None:
-        """The computation of an iteration has ended; the wait for others begins."""
-        self.clocked += self.since is not None
-        super().start()
-
-    def of_unit(self, steps: int) -> dict[str, float]:
-        """Seconds of a unit of so many iterations. One whose beginning is not known, like the
-        first, counts as the mean of the others."""
-        share = steps / self.clocked if self.clocked else 1
-        return self.seconds | {"compute": self.seconds["compute"] * share}
-
-    def next_unit(self, steps: int) -> UnitClock:
-        """The clock of the next unit. A unit of one iteration has no mean of others: it begins with
-        the end of the iteration before."""
-        clock = UnitClock(self.world)
-        clock.since = self.since if steps == 1 else None
-        return clock
 
 
 class LocalSteps(Job):
@@ -144,7 +102,6 @@ class LocalSteps(Job):
         self.controller = WholeController(chosen.rule, "update", "sync")
         self._decide()
         self._join()
-        _JOBS[model] = weakref.ref(self)
 
     def _start_alike(self, what: Trained, model: nn.Module) -> None:
         """All begin with the parameters and buffers of process 0, or of the first island."""

@@ -17,7 +17,7 @@ from regimes.collectives.world import World
 from regimes.cost.cases import cases
 from regimes.cost.network import Network
 from regimes.cost.predict import predict
-from regimes.local.steps import UnitClock
+from regimes.local.clock import UnitClock
 from regimes.monitor.watch import watch
 from regimes.records import read_header
 from regimes.report import page

@@ -43,6 +43,8 @@ class State(Workspace):
         step: how often this layer has been sent.
         rate: the learning rate of this step; 1 where nothing says it, as between local steps, whose
             movements are in units of the weights.
+        scale: what the gradient of this step was multiplied by, with the loss (a GradScaler's).
+            Where a residual is saved, it is divided by it.
         residual_rate: the learning rate at which the residual is a movement of the weights; None:
             it is a gradient, which counts at the rate of the step that sends it.
         residual: what each hosted worker has not sent yet; None: nothing.
@@ -55,6 +57,7 @@ class State(Workspace):
     shard: Shard | None = None
     step: int = 0
     rate: float = 1.0
+    scale: float = 1.0
     residual_rate: float | None = None
     residual: Float[Tensor, "hosted n m"] | None = None
 
@@ -85,7 +88,7 @@ class State(Workspace):
 
     def shared_state(self) -> dict[str, Any]:
         """What is the same on all workers and the next step depends on, for a checkpoint."""
-        own = ("key", "first_worker", "workers", "hosted", "shard", "residual")
+        own = ("key", "first_worker", "workers", "hosted", "shard", "scale", "residual")
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def load_shared_state(

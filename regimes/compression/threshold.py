@@ -30,6 +30,7 @@ class Threshold(Compressor):
 
     Workers first exchange how many coordinates each of them sends. Those with fewer than the most
     pad their message with zeros. In local steps the level is compared with the movement itself.
+    Under a GradScaler it is compared with the movement of the unscaled gradient.
 
     Attributes:
         residual: "update", as in the paper.
@@ -49,7 +50,7 @@ class Threshold(Compressor):
 
     def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
         flat = delta.flatten(1)
-        large = flat.abs() * state.rate >= float(level)
+        large = flat.abs() * (state.rate / state.scale) >= float(level)
         taken = large.cumsum(1, dtype=torch.int32)  # chosen numbers up to each place
         counts = yield Gather(taken[:, -1].contiguous())  # [W]
         most = yield Batched(largest_counts, counts)

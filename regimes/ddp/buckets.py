@@ -14,13 +14,15 @@ hook aborts on gloo because of that.)
 *Memory.* A layer's state belongs to its parameter, not to a place in a bucket. During backward only
 a copy changes. The copy replaces the state after DDP has written the results to the parameters,
 unless the aggregated gradient is not finite (then a GradScaler skips the step) or DDP has not
-written a parameter because no process used it. This costs one more residual per process.
+written a parameter because no process used it. This costs one more residual per process. The state
+before a step stays until the next one, which may find that the step was not applied
+(``ddp.applied``): then it comes back.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,9 +37,12 @@ from regimes.compression.base import State
 from regimes.compression.kernels import on_gpu
 from regimes.compression.reducer import Reducer, finite_flag
 from regimes.config import DENSE, Level
+from regimes.ddp.applied import UNKNOWN, AppliedSteps
+from regimes.ddp.refit import several
 from regimes.ddp.schedule import StepClock
 from regimes.ddp.source import Source
-from regimes.instruments.base import Gauge
+from regimes.errors import ConfigError
+from regimes.instruments.base import StatelessGauge
 from regimes.instruments.gradient_norm import NormsGauge
 from regimes.precision import full_precision
 
@@ -63,8 +68,9 @@ class Undo:
 
     states: list[State]
     scales: list[float]
-    norms: list[tuple[NormsGauge, dict[str, list[Tensor]]]]
+    gauges: list[tuple[StatelessGauge, dict[str, Any]]]  # and their attributes
     finite: bool
+    layers: set[int]  # whose states the step has changed, and which are not taken back yet
 
 
 class Buckets:
@@ -79,22 +85,23 @@ class Buckets:
         before_step: called at the first gradients of a backward pass.
         check: called once, in the pipeline's thread, before the next gradient is reduced.
         clock: where the time since ``restart`` went.
-        undoable: the last step can be undone, see ``undo``.
-        last: what that needs; None: there is nothing to undo.
+        applied: tells whether the last step was applied; None: a quorum does (``ddp.managed``).
+        last: what ``undo`` needs; None: there is nothing to undo.
     """
 
-    undoable = False
     last: Undo | None = None
+    warned = False
 
     def __init__(
         self,
         source: Source,
         reducer: Reducer,
-        gauges: Collection[Gauge],
+        gauges: Collection[StatelessGauge],
         *,
         keep_gradients: bool,
         scale: Callable[[], float],
         dense_start: int = 0,
+        optimizer: Any = None,
     ) -> None:
         """
         Args:
@@ -103,7 +110,11 @@ class Buckets:
             keep_gradients: whether a gauge reads this process's gradients, too.
             dense_start: so many steps send the gradient uncompressed.
             scale: what the loss is multiplied by (a GradScaler's scale).
+            optimizer: steps the parameters, if it is known.
         """
+        self.applied: AppliedSteps | None = AppliedSteps(source.parameters.values(), optimizer)
+        for gauge in gauges:
+            gauge.reversible = True
         self.source, self.reducer, self.gauges, self.scale = source, reducer, gauges, scale
         self.levels: Sequence[Level] = []
         self.dense_start, self.total = dense_start, 0
@@ -132,6 +143,11 @@ class Buckets:
 
     # -- in the thread of backward, called by the source -------------------------------------
 
+    def approach(self, arriving: int | None = None) -> None:
+        if self.last is not None and self.applied is not None:
+            self.take_back(arriving)
+            self.last = None  # from here on .grad may be the sum of several passes
+
     def begin(self) -> None:
         self.before_step()
         self.clock.start()
@@ -150,7 +166,20 @@ class Buckets:
         with self.clock.waiting():
             self.pipeline.finish()
             if self.step is not None and self.step.flags and not self.step.lost:
+                self._check_complete(self.step)
                 self._read(self.step)
+
+    def _check_complete(self, step: Step) -> None:
+        """Raise ConfigError where a layer has no gradient: some buckets of DDP were never full. It
+        would explain that too, but only in the next forward pass, after a step with gradients that
+        are not shared."""
+        names = [*self.source.parameters]
+        if missing := [names[i] for i in range(len(names)) if i not in step.gradients]:
+            raise ConfigError(
+                f"{several(missing)} had no gradient in this backward pass, and "
+                "DistributedDataParallel waits for all that it was given: freeze layers before "
+                "wrapping the model, or wrap it with find_unused_parameters=True"
+            )
 
     @torch.no_grad()
     def _read(self, step: Step) -> None:
@@ -182,10 +211,11 @@ class Buckets:
                 self._spare(i, new)
             self.clock.stop()
             return
-        if self.undoable:
-            norms = [(g, copy.deepcopy(g.sums)) for g in self.gauges if isinstance(g, NormsGauge)]
-            self.last = Undo([*states], [*self.scales], norms, step.finite)
         unapplied = self.source.unwritten() if step.finite else set(step.states)
+        if step.finite or self.applied is None:  # a GradScaler skips others, which count
+            gauges = [(gauge, dict(vars(gauge))) for gauge in self.gauges]
+            layers = step.states.keys() - unapplied
+            self.last = Undo([*states], [*self.scales], gauges, step.finite, layers)
         for i, new in step.states.items():
             if i in unapplied:
                 self._spare(i, new)
@@ -197,20 +227,50 @@ class Buckets:
             self.finite_steps += 1
             with self.on_hook_stream():
                 self._observe(step, unapplied)
+        if self.applied is not None:
+            self.applied.begin()
         self.clock.stop()
 
-    def undo(self) -> None:
-        """Take the last step back: states, statistics and counts are as before it. Its traffic
-        stays counted, because it was sent."""
-        last, self.last = self.last, None
-        if last is None:
+    def take_back(self, arriving: int | None = None) -> None:
+        """Undo the last step for layers whose gradient was cleared and never applied.
+
+        Args:
+            arriving: a layer whose next gradient is there already.
+        """
+        last, applied = self.last, self.applied
+        if last is None or applied is None:
             return
-        for i, (new, old) in enumerate(zip(self.reducer.states, last.states, strict=True)):
-            if new is not old:
-                self.spare[i] = new.residual
-        self.reducer.states, self.scales = last.states, last.scales
-        for gauge, sums in last.norms:
-            gauge.sums = sums
+        cleared = applied.cleared(last.layers - applied.stepped, arriving)
+        if thrown := cleared & applied.known:
+            self.undo(thrown)
+        elif cleared and not applied.stepped and not applied.moved(cleared):
+            held_back = any(self.reducer.states[i].residual is not None for i in cleared)
+            if held_back and not self.warned and self.reducer.world.rank == 0:
+                self.warned = True
+                warnings.warn(UNKNOWN, stacklevel=2)
+
+    def undo(self, layers: Collection[int] | None = None) -> None:
+        """Take the last step back: states, statistics and counts are as before it. Its traffic
+        stays counted, because it was sent.
+
+        Args:
+            layers: only of these; the step still counts while others are left.
+        """
+        if (last := self.last) is None:
+            return
+        chosen = last.layers if layers is None else last.layers.intersection(layers)
+        for i in chosen:
+            self.spare[i] = self.reducer.states[i].residual
+            self.reducer.states[i], self.scales[i] = last.states[i], last.scales[i]
+        last.layers = last.layers - chosen
+        if last.layers:
+            for gauge, before in last.gauges:
+                if isinstance(gauge, NormsGauge):
+                    gauge.revert(before["sums"], chosen)
+            return
+        self.last = None
+        for gauge, before in last.gauges:
+            vars(gauge).update(before)
         self.steps -= 1
         self.total -= 1
         self.finite_steps -= last.finite
@@ -322,6 +382,7 @@ class Buckets:
     def _copy(self, layer: int, scale: float, gradient: Tensor) -> State:
         """A state that the step may change, its residual in units of the step's scale."""
         state = self.reducer.states[layer].twin()
+        state.scale = scale
         if (residual := state.residual) is None:
             return state
         ratio, spare = scale / self.scales[layer], self.spare[layer]

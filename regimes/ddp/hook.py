@@ -37,7 +37,7 @@ from regimes.ddp.state import Fitted, StateCodec
 from regimes.ddp.units import with_all_units
 from regimes.detectors.statistics import Statistic
 from regimes.errors import ConfigError
-from regimes.instruments.base import EndOfEpochGauge
+from regimes.instruments.base import EndOfEpochGauge, StatelessGauge
 from regimes.instruments.panel import Readings
 from regimes.policies import Decision
 from regimes.policies.controller import Controller, Levels
@@ -93,10 +93,11 @@ class Hook(Job):
         self.buckets = buckets = Buckets(
             source,
             self.reducer,
-            list(on_steps.values()),
+            cast("list[StatelessGauge]", list(on_steps.values())),
             keep_gradients=keeps_gradients,
             scale=(lambda: 1.0) if scaler is None else scaler.get_scale,
             dense_start=chosen.dense_start,
+            optimizer=schedule.optimizer,
         )
         self._seen: list[Row] = []
         self.world.guard.done = lambda: buckets.total
@@ -154,6 +155,7 @@ class Hook(Job):
                 "epoch_end: this hook ends its units by itself, because of attach(..., every=...): "
                 "leave epoch_end() out"
             )
+        self._resolve()
         if not self.buckets.steps:
             raise ConfigError(
                 "epoch_end: no gradient has been reduced since the epoch began: call it once per "
@@ -213,6 +215,7 @@ class Hook(Job):
         Raises:
             ConfigError: as ``state_dict`` does, on all processes.
         """
+        self._resolve()
         self.world.guard.enter("full_state_dict()")
         if not self._codec.within_unit and self.schedule.is_over(self.buckets.steps):
             self._end(*self.schedule.rates())
@@ -275,6 +278,8 @@ class Hook(Job):
         """Take back a last step that has not counted."""
         if self.quorum is not None:
             self.quorum.resolve()
+        else:
+            self.buckets.take_back()
 
     def _begin_step(self) -> None:
         """The first bucket of a backward pass is full; on every process."""
@@ -297,6 +302,7 @@ class Hook(Job):
         """End a unit: its row, without statistics if every step was skipped, and the levels of the
         next."""
         b = self.buckets
+        b.last = None
         if self.sends_at_end:
             self.world.guard.enter("the end of an epoch")
         with b.on_hook_stream():
@@ -352,7 +358,8 @@ class Hook(Job):
     def _continue(self, fitted: Fitted) -> None:
         """Go on from a state, at the levels that were in use. If a part that ``fit`` does not check
         is damaged, the hook is put back, unless it is within an epoch that cannot be saved."""
-        before = None
+        self._resolve()
+        self.buckets.last = before = None
         with suppress(ConfigError):
             before = self._codec.fit(self._codec.save(self.levels, whole=True)).state
         try:

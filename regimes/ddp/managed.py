@@ -167,7 +167,7 @@ class HookQuorum:
         self.attendance = Attendance()
         self.step: int | None = None
         self.manager = world.manager
-        hook.buckets.undoable = True
+        hook.buckets.applied = None  # the manager says what has counted
         self.manager.register_state_dict_fn(KEY, self.load, self.save)
 
     def begin(self) -> None:

@@ -81,6 +81,7 @@ class OwnHooks:
             return
         now = torch._C._current_graph_task_id()
         if now != self.backward or not self.arrived:
+            self.receiver.approach(layer)
             self._begin(now)
         if layer in self.arrived:
             raise ConfigError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
-from weakref import proxy, ref
+from weakref import WeakMethod, finalize, proxy, ref
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from regimes.collectives.group import GroupWorld
 from regimes.collectives.managed import ManagedWorld
 from regimes.collectives.requests import Layer
+from regimes.ddp.applied import remove
 from regimes.errors import ConfigError
 from regimes.precision import HALF
 
@@ -48,6 +49,10 @@ NOT_DDP = {  # by the name of a class, so that none is imported
 
 class Receiver(Protocol):
     """What a source calls in each backward pass, in this order and in the thread of backward."""
+
+    def approach(self, arriving: int | None = None) -> None:
+        """A backward pass has begun, synchronised or not. ``.grad`` is still as the script has left
+        it, but that of ``arriving``."""
 
     def begin(self) -> None:
         """The first gradients of a step are complete."""
@@ -152,6 +157,7 @@ class DDPGradients:
     def connect(self, receiver: Receiver) -> None:
         """Give DDP the hook, which then lives as long as the model: DDP keeps the closure."""
         self.receiver, receive = receiver, self._receive
+        _before_accumulation([*self.parameters.values()], receiver)
         self.model.register_comm_hook(self._model, lambda state, bucket: receive(bucket))
 
     def _receive(self, bucket: Any) -> Future[Tensor]:
@@ -230,6 +236,18 @@ def tensor_parallel(parameters: Sequence[Any]) -> tuple[Any, list[float]] | None
         copies if part is None or part.placements[0].is_replicate() else 1.0 for part in parts
     ]
     return meshes[0].get_group(), shares
+
+
+def _before_accumulation(parameters: Sequence[nn.Parameter], receiver: Receiver) -> None:
+    """Call ``approach`` in each backward pass, before the first gradient is added to ``.grad``:
+    a tensor's own hooks come before that, in any order of the layers."""
+    approach = WeakMethod(receiver.approach)
+
+    def call(_: Tensor) -> None:
+        if (alive := approach()) is not None:
+            alive()
+
+    finalize(receiver, remove, [parameter.register_hook(call) for parameter in parameters])
 
 
 def after_backward(callback: Callable[[], None]) -> None:

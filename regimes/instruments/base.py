@@ -95,7 +95,14 @@ class Gauge(Protocol):
 
 
 class StatelessGauge:
-    """Base of gauges without state between epochs."""
+    """Base of gauges without state between epochs.
+
+    Attributes:
+        reversible: the last ``step`` may be taken back, by setting all attributes to what they
+            were. So ``step`` replaces what it changes and writes to nothing that was there before.
+    """
+
+    reversible = False
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -135,6 +142,18 @@ class Instrument(Protocol):
     def every(self) -> int: ...
 
     def start(self, context: MeasurementContext) -> Gauge: ...
+
+
+def added(sums: list[Tensor], more: Sequence[Tensor], room: list[Tensor]) -> list[Tensor]:
+    """``sums + more`` in other memory than that of ``sums``.
+
+    Args:
+        room: memory that may be written to, where there is some. On a GPU it is not used: the
+            allocator keeps memory, and one call adds all.
+    """
+    if not room or sums[0].device.type != "cpu":
+        return list(torch._foreach_add(sums, list(more)))
+    return [torch.add(a, b, out=c) for a, b, c in zip(sums, more, room, strict=True)]
 
 
 def ratio(above: float, below: float) -> float:

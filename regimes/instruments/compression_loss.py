@@ -83,9 +83,13 @@ class CompressionLossGauge(StridedGauge):
         (mean,) = self.world.ask(Mean(stack))
         pieces = mean.split([layer.size for layer in self.layers])
         parts = [p.view(x.shape) for p, x in zip(pieces, self.layers, strict=True)]
-        self.energy += squared_norms(parts).cpu()
-        for name, level in self.levels.items():
-            self.lost[name] += squared_norms(self._errors(parts, name, level)).cpu()
+        self.energy = self.energy + squared_norms(parts).cpu()
+        if self.reversible:
+            self.states = {name: [s.twin() for s in states] for name, states in self.states.items()}
+        self.lost = {
+            name: self.lost[name] + squared_norms(self._errors(parts, name, level)).cpu()
+            for name, level in self.levels.items()
+        }
 
     def _errors(self, parts: list[Tensor], name: str, level: Level) -> list[Tensor]:
         """Each layer's gradient minus what a level sends of it; zero if it is never compressed."""

@@ -16,7 +16,7 @@ the optimiser's steps, which differ from the gradients with AdamW or Muon:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from regimes.collectives.requests import Mean, mean_of_sums
 from regimes.config import Signal
 from regimes.errors import ConfigError
-from regimes.instruments.base import MeasurementContext, Reading, StatelessGauge, ratio
+from regimes.instruments.base import MeasurementContext, Reading, StatelessGauge, added, ratio
 
 PER_WORKER = ("local-mean", "worker0")
 OF_GRADIENTS: tuple[Signal, ...] = ("update", "global", "local-mean", "worker0")
@@ -59,6 +59,7 @@ class NormsGauge(StatelessGauge):
         self.world = context.world
         self.sizes = [layer.size for layer in context.world.parts(context.layers)]
         self.sums: dict[str, list[Tensor]] = {}
+        self._room: dict[str, list[Tensor]] = {}  # the memory of the sums before the last step
         self.movement: Movement | None = None
         if not {*OF_STEPS}.isdisjoint(self.readings):
             if context.optimizer is None:
@@ -81,16 +82,28 @@ class NormsGauge(StatelessGauge):
             self.movement.step()
 
     def _add(self, name: str, tensors: list[Tensor]) -> None:
-        if name in self.sums:
-            torch._foreach_add_(self.sums[name], tensors)
+        if name not in self.sums:
+            self.sums = {**self.sums, name: [t.clone() for t in tensors]}
+        elif self.reversible:
+            sums = self.sums[name]
+            self.sums = {**self.sums, name: added(sums, tensors, self._room.get(name, []))}
+            self._room = {**self._room, name: sums}
         else:
-            self.sums[name] = [t.clone() for t in tensors]
+            torch._foreach_add_(self.sums[name], tensors)
+
+    def revert(self, before: Mapping[str, list[Tensor]], layers: Collection[int]) -> None:
+        """Take the last step back for some layers; ``before`` has the sums before it."""
+        if "update" in self.sums:
+            now = enumerate(self.sums["update"])
+            old = before.get("update") or [torch.zeros_like(t) for t in self.sums["update"]]
+            sums = [old[i] if i in layers else total for i, total in now]
+            self.sums, self._room = {**self.sums, "update": sums}, {}
 
     def read(self, epoch: int) -> Reading:
         """``norm:<reading>`` per layer."""
         norms = {} if self.movement is None else self.movement.read()
         norms |= {name: self._norms(name).tolist() for name in self.readings if name not in norms}
-        self.sums = {}
+        self.sums, self._room = {}, {}
         return Reading(layers={f"norm:{name}": norms[name] for name in self.readings})
 
     def _norms(self, reading: str) -> Float[Tensor, " layers"]:

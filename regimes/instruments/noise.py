@@ -19,6 +19,7 @@ from regimes.instruments.base import (
     Reading,
     StatelessGauge,
     StridedGauge,
+    added,
     ratio,
     squared_norms,
 )
@@ -132,15 +133,22 @@ class MsdrGauge(StatelessGauge):
     def __init__(self) -> None:
         self.steps = 0
         self.sums: list[Tensor] = []
+        self.room: list[Tensor] = []  # the memory of the sums before the last step
         self.squares = torch.zeros(0, dtype=torch.float64)
 
     def step(self, stack: Float[Tensor, "rows N"], updates: Sequence[Tensor]) -> None:
         squares = squared_norms(updates)
         if self.steps:
-            torch._foreach_add_(self.sums, list(updates))
+            before = self.sums
+            if self.reversible:
+                self.sums = added(before, updates, self.room)
+                self.room = before
+            else:
+                torch._foreach_add_(self.sums, list(updates))
             self.squares = self.squares + squares
         else:
             self.sums, self.squares = [update.clone() for update in updates], squares
+            self.room = []
         self.steps += 1
 
     def read(self, epoch: int) -> Reading:

@@ -183,26 +183,26 @@ def due(rank: int) -> dict[str, Any]:
     for _ in range(2):
         net = cases.build(CASE)
         model = DistributedDataParallel(net)
-        hooks.append(
-            (
-                model,
-                attach(
-                    model, levels=dict(CASE.levels), seed=7, optimizer=cases.sgd(model), **settings
-                ),
-            )
-        )
-    (model, hook), (other, continued) = hooks
+        # steps that change no weight: a pass without a step would not count
+        idle = torch.optim.SGD(net.parameters(), lr=1e-300)
+        options = {"levels": dict(CASE.levels), "seed": 7, "optimizer": idle, **settings}
+        hooks.append((model, attach(model, **options), idle))
+    (model, hook, step), (other, continued, others_step) = hooks
     for number in range(2):
         update(model, number, rank)
+        step.step()
     found["early"] = sentence(hook.full_state_dict)
     update(model, 2, rank)
+    step.step()
     full = hook.full_state_dict()
     found["units"] = len(hook.rows)
     continued.load_full_state_dict(full)
     for number in range(3, 7):
         a, b = update(model, number, rank), update(other, number, rank)
+        step.step()
+        others_step.step()
         assert all(torch.equal(a[name], b[name]) for name in a)
-    return {**found, "rows": [h.rows for _, h in hooks]}
+    return {**found, "rows": [h.rows for _, h, _ in hooks]}
 
 
 def _less(state: dict[str, Any], key: str) -> dict[str, Any]:

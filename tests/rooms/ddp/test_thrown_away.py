@@ -1,0 +1,353 @@
+"""Passes whose gradients are exchanged and then cleared without a step: what follows has the bits
+that it has without them. On a group of one process, whose compressors hold back all the same."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import _global_optimizer_post_hooks
+
+import regimes
+from regimes.compression import REGISTRY
+from regimes.ddp import Hook
+
+LEVELS = {"threshold": 0.01, "cast": "bf16", "dense": "dense"}  # of compressors without usual ones
+STEPS = 5
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    meeting = (tmp_path_factory.mktemp("group") / "rendezvous").as_uri()
+    dist.init_process_group("gloo", init_method=meeting, world_size=1, rank=0)
+    yield
+    dist.destroy_process_group()
+
+
+@dataclass(frozen=True)
+class Reads:
+    """A constant level, and statistics that are measured for it."""
+
+    needs: tuple[str, ...] = ()
+    names: tuple[str, ...] = ("high",)
+
+    def decide(self, history: Any, layers: Any) -> list[Any]:
+        return [regimes.policies.Decision("high", {"rule": "constant"}) for _ in layers]
+
+
+def level_of(name: str) -> Any:
+    usual = dict(REGISTRY.make({"name": name}).usual)
+    return usual.get("high", LEVELS.get(name))
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(10, 12), nn.Tanh(), nn.Linear(12, 8)).double()
+
+
+def data(step: int) -> tuple[Tensor, Tensor]:
+    seed = torch.Generator().manual_seed(step)
+    x, z = torch.randn(2, 6, 10, generator=seed, dtype=torch.float64)
+    return x, z
+
+
+def trained(
+    extra: Callable[[nn.Module, torch.optim.Optimizer, Tensor], None] | None,
+    compressor: str = "powersgd",
+    needs: tuple[str, ...] = (),
+    given: bool = True,
+    view: bool = False,
+    scaled: bool = False,
+    passes: int = 1,
+) -> tuple[list[Tensor], Hook]:
+    """The updates of all steps, before each of which ``extra`` is called; the last unit is open."""
+    net = network()
+    model = DistributedDataParallel(net, gradient_as_bucket_view=view)
+    optimizer = torch.optim.SGD(net.parameters(), 0.05)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2) if scaled else None
+    level = level_of(compressor)
+    policy = Reads(needs) if needs else {"name": "static", "level": "high"}
+    hook = regimes.attach(
+        model,
+        optimizer=optimizer if given else None,
+        every=2 if given else "epoch",
+        compressor=compressor,
+        policy=policy,
+        levels={"high": level},
+        scaler=scaler,
+    )
+    updates = []
+    for step in range(STEPS):
+        x, z = data(step)
+        if extra is not None and (given or step):
+            extra(model, optimizer, z)
+        for _ in range(passes):
+            loss = model(x).square().mean()
+            (scaler.scale(loss) if scaler else loss).backward()
+        updates.append(torch.cat([p.grad.flatten() for p in net.parameters()]))
+        if scaler:
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            optimizer.step()
+        optimizer.zero_grad()
+    return updates, hook
+
+
+def thrown_away(set_to_none: bool = True) -> Callable[..., None]:
+    def extra(model: nn.Module, optimizer: torch.optim.Optimizer, z: Tensor) -> None:
+        for _ in range(2):
+            (-100 * model(z).mean()).backward()
+            optimizer.zero_grad(set_to_none=set_to_none)
+
+    return extra
+
+
+def same(first: tuple[list[Tensor], Hook], second: tuple[list[Tensor], Hook]) -> bool:
+    """Updates, memories, statistics and counts."""
+    (updates, hook), (others, other) = first, second
+    assert [row["steps"] for row in hook.rows] == [row["steps"] for row in other.rows]
+    assert [row["statistics"] for row in hook.rows] == [row["statistics"] for row in other.rows]
+    assert [row["model"] for row in hook.rows] == [row["model"] for row in other.rows]
+    for mine, theirs in zip(hook.reducer.states, other.reducer.states, strict=True):
+        assert mine.shared_state().keys() == theirs.shared_state().keys()
+        for name, value in mine.shared_state().items():
+            if not name.startswith("_"):
+                assert _equal(value, theirs.shared_state()[name]), name
+        assert _equal(mine.residual, theirs.residual)
+    assert (hook.buckets.steps, hook.buckets.total) == (other.buckets.steps, other.buckets.total)
+    return all(map(torch.equal, updates, others))
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else a == b
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_a_pass_without_a_step_leaves_no_trace(name: str) -> None:
+    """It does in the traffic: it was sent."""
+    plain = trained(None, name)
+    with_passes = trained(thrown_away(), name)
+    assert same(plain, with_passes)
+    assert with_passes[1].traffic.bytes > plain[1].traffic.bytes
+    if REGISTRY.make({"name": name}).holds_back and level_of(name) != "dense":
+        assert any(state.residual is not None for state in plain[1].reducer.states)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"view": True},
+        {"scaled": True},
+        {"given": False},
+        {"needs": ("norm", "msdr", "error:high")},
+        {"passes": 2},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_in_any_kind_of_training(options: dict[str, Any], set_to_none: bool) -> None:
+    """Gradients inside the bucket, a GradScaler, an optimiser that only its first step has shown,
+    statistics, and steps of several passes whose gradients add up without no_sync."""
+    assert same(trained(None, **options), trained(thrown_away(set_to_none), **options))
+
+
+def sam(perturbed_alone: bool) -> list[Tensor]:
+    """Sharpness-aware minimisation; with ``perturbed_alone`` the first pass is not exchanged."""
+    net = network()
+    model, base = DistributedDataParallel(net), torch.optim.SGD(net.parameters(), 0.05)
+    regimes.attach(model, optimizer=base, every=2, levels={"high": 1}, policy=Reads())
+    parameters, updates = [*net.parameters()], []
+    for step in range(STEPS):
+        x, _ = data(step)
+        if not perturbed_alone:
+            model(x).square().mean().backward()
+        moves = [torch.full_like(p, 0.01) for p in parameters]  # alike in both
+        with torch.no_grad():
+            torch._foreach_add_(parameters, moves)
+        base.zero_grad()
+        model(x).square().mean().backward()
+        updates.append(torch.cat([p.grad.flatten() for p in parameters]))
+        with torch.no_grad():
+            torch._foreach_sub_(parameters, moves)
+        base.step()
+        base.zero_grad()
+    return updates
+
+
+def test_the_first_pass_of_sam() -> None:
+    assert all(map(torch.equal, sam(False), sam(True)))
+
+
+def test_trial_closures_count_once() -> None:
+    """Of the closures within one step the last is kept: L-BFGS calls 1 + 3 here."""
+    net = network()
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=4)
+    hook = regimes.attach(model, optimizer=optimizer, every=3, policy="static")
+    calls = 0
+
+    def closure() -> Tensor:
+        nonlocal calls
+        calls += 1
+        optimizer.zero_grad()
+        loss = model(data(0)[0]).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+    assert calls == 12
+    assert hook.buckets.steps == 3
+    assert {state.step for state in hook.reducer.states} == {3}
+
+
+class Pair(nn.Module):
+    """A generator and a discriminator in one module, as Lightning wraps them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.g, self.d = (nn.Linear(10, 10).double() for _ in range(2))
+
+    def forward(self, x: Tensor, both: bool) -> Tensor:
+        return self.d(self.g(x)) if both else self.d(x)
+
+
+def pair(leaks: bool) -> tuple[list[Tensor], list[Any]]:
+    net = Pair()
+    model = DistributedDataParallel(net, find_unused_parameters=True)
+    og, od = (torch.optim.SGD(part.parameters(), 0.05) for part in (net.g, net.d))
+    hook = regimes.attach(model, optimizer=og, every=2, levels={"low": 2, "high": 1})
+    for step in range(STEPS):
+        x, z = data(step)
+        model(z, both=False).square().mean().backward()
+        od.step()
+        od.zero_grad()
+        if not leaks:
+            net.d.requires_grad_(False)
+        model(x, both=True).square().mean().backward()
+        net.d.requires_grad_(True)
+        og.step()
+        og.zero_grad()
+        od.zero_grad()
+    return [p.detach() for p in net.parameters()], [row["statistics"] for row in hook.rows]
+
+
+def test_two_optimisers_of_one_model() -> None:
+    """The generator's pass counts as a step of the generator's layers alone."""
+    (clean, rows), (leaking, others) = pair(leaks=False), pair(leaks=True)
+    assert all(map(torch.equal, clean, leaking))
+    assert rows == others
+
+
+def test_a_step_that_the_script_skips() -> None:
+    """A batch that is left out because its gradient is too large."""
+
+    def skipped(model: nn.Module, optimizer: torch.optim.Optimizer, z: Tensor) -> None:
+        model(100 * z).square().mean().backward()
+        assert torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1) > 0.1
+        optimizer.zero_grad(set_to_none=False)
+
+    assert same(trained(None), trained(skipped))
+
+
+def test_without_an_optimiser_one_warning_says_what_to_do() -> None:
+    model = DistributedDataParallel(network())
+    hook = regimes.attach(model, policy="static")
+    with pytest.warns(
+        UserWarning, match=r"cleared, .*attach\(\.\.\., optimizer=optimizer\)"
+    ) as seen:
+        for step in range(3):
+            model(data(step)[0]).square().mean().backward()
+            model.zero_grad()
+    assert len(seen) == 1
+    assert hook.buckets.steps == 3
+
+
+@pytest.mark.parametrize("level", ["dense", "low"])
+def test_steps_that_are_written_by_hand_are_steps(level: str) -> None:
+    """As are passes at a level that holds nothing back."""
+    model = DistributedDataParallel(network())
+    hook = regimes.attach(model, policy={"name": "static", "level": level})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in range(3):
+            model(data(step)[0]).square().mean().backward()
+            if level == "low":
+                with torch.no_grad():
+                    for p in model.parameters():
+                        p -= 0.1 * p.grad
+            model.zero_grad()
+    assert hook.buckets.steps == 3
+
+
+def test_a_state_saved_after_a_pass_that_is_thrown_away() -> None:
+    kept: list[Any] = []
+    (_, plain), (_, hook) = trained(None), trained(lambda *given: kept.extend(given[:2]))
+    thrown_away()(kept[0], kept[1], data(9)[1])
+    mine, theirs = hook.state_dict(), plain.state_dict()
+    assert mine["steps"] == theirs["steps"]
+    for name, residual in theirs["residuals"].items():
+        assert _equal(mine["residuals"][name], residual), name
+
+
+def test_the_hooks_of_a_model_that_is_gone_are_gone() -> None:
+    net = network()
+    before = {*_global_optimizer_post_hooks}
+    model = DistributedDataParallel(net)
+    hook = regimes.attach(model, policy="static")
+    (own,) = {*_global_optimizer_post_hooks} - before
+    gone = weakref.ref(hook.buckets)
+    del model, hook
+    gc.collect()
+    assert gone() is None
+    assert own not in _global_optimizer_post_hooks
+    assert not any(p._backward_hooks for p in net.parameters())
+    copy.deepcopy(net)
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**4, 2.0**16])
+def test_a_threshold_is_in_units_of_the_unscaled_gradient(scale: float) -> None:
+    """Powers of two: what is sent, and the weights, are the same."""
+
+    def run(scaler: Any) -> tuple[Tensor, float]:
+        net = network()
+        model, optimizer = DistributedDataParallel(net), None
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        hook = regimes.attach(
+            model,
+            compressor="threshold",
+            levels={"low": 0.001},
+            policy="static",
+            optimizer=optimizer,
+            every=3,
+            scaler=scaler,
+        )
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss = model(data(step)[0]).square().mean()
+            if scaler is None:
+                loss.backward()
+                optimizer.step()
+            else:
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+        return net[0].weight.detach(), hook.traffic.floats
+
+    weight, floats = run(None)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=2)
+    scaled, same_floats = run(scaler)
+    assert floats == same_floats
+    assert torch.equal(weight, scaled)

@@ -67,8 +67,9 @@ class Layer:
 
     @property
     def compressed(self) -> bool:
-        """1-D parameters travel dense (paper, Appendix F)."""
-        return len(self.shape) > 1
+        """1-D parameters travel dense (paper, Appendix F), and so do those without any number."""
+        rows = self.shape[:1] if self.shard is None else (self.shard.rows,)
+        return len(self.shape) > 1 and 0 not in (*rows, *self.shape[1:])
 
     def on(self, index: int, count: int) -> Layer:
         """Its part on one of ``count`` processes."""
@@ -147,7 +148,10 @@ class Traffic:
         floats: the paper's convention, in elements of the model's dtype (other dtypes count by
             their bits, 32 to a float): a mean counts once, a gather once per worker. An exchange
             counts nothing: with the gather of what it adds up it is one mean.
-        bytes: what one worker sends.
+        bytes: what one worker has for others: the tensor of a mean, its part of a gather, and of an
+            exchange the parts for other workers. How often these cross its link depends on the
+            algorithm of the collective (`regimes.cost.network`, ``Pattern.copies``); between two
+            workers, once.
 
     The two means of PowerSGD at rank 2 on a matrix of 64 x 576, in float32:
 

@@ -55,7 +55,8 @@ class Meter:
         layers: traffic per layer index; ``NO_LAYER`` has that of none (loss, buffers).
         calls: number of collectives, per kind ("mean", "gather", "broadcast", and where
             they are asked for "exchange"; between shards of a worker "sum" and "join").
-        sent: bytes that one worker sent, per kind; for "sum" and "join", that one shard did.
+        sent: bytes that one worker had for others, per kind (see `Traffic`); for "sum" and "join",
+            that one shard had.
     """
 
     dtype: torch.dtype
@@ -67,6 +68,8 @@ class Meter:
     def count(self, layer: int, kind: str, tensor: Tensor, convention: bool = True) -> None:
         """Count one request; ``tensor`` is stacked, its first row is one worker's share."""
         numbers = tensor.numel() // tensor.shape[0]
+        if kind == "exchange":  # a worker keeps the part that is for itself
+            numbers -= numbers // self.workers
         size = numbers * tensor.element_size()
         floats_sent = numbers if tensor.dtype == self.dtype else size / 4
         times = {"gather": self.workers, "exchange": 0}.get(kind, 1)
@@ -114,7 +117,8 @@ class World:
         workers: W, fixed by the run's configuration; of simulated ones, how many are present.
         processes, rank: P and this process's place among them.
         hosted: the workers of this process, ``W / P`` consecutive ones, less those that are absent.
-        meter: the traffic so far.
+        meter: the traffic so far, without that of ``ask_apart``.
+        instruments: that of ``ask_apart``.
         shards: processes that hold one worker together, each some rows of every layer.
         lockstep: programs run round by round, so that a round of all travels as one collective.
     """
@@ -129,6 +133,7 @@ class World:
         count = workers // processes
         self.hosted = range(rank * count, (rank + 1) * count)
         self.meter = Meter(torch.float32, workers)
+        self.instruments = Meter(torch.float32, workers)
         # one assignment, because other threads read it
         self._clock: tuple[float, float | None] = 0.0, None
         self._marks: list[tuple[Any, Any]] = []
@@ -274,6 +279,15 @@ class World:
         """
         programs = [_single(request) for request in requests]
         return self.drive(programs, layers or [NO_LAYER] * len(programs), signal=True)
+
+    def ask_apart(self, *requests: Request) -> list[Tensor]:
+        """``ask`` for an instrument that only watches: a job without it would send none of this,
+        so it is counted in ``instruments``."""
+        own, self.meter = self.meter, self.instruments
+        try:
+            return self.ask(*requests)
+        finally:
+            self.meter = own
 
     def mean(self, tensors: list[Tensor]) -> list[Tensor]:
         """Means over all workers: each ``[L, ...] -> [...]``."""

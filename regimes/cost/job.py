@@ -179,7 +179,7 @@ class Job:
 
     def on_link(self, work: Work) -> Work:
         """The work with the bytes of an all-to-all as a node's link carries them: of p replicas in
-        a node each sends (W - p) / W of its parts to other nodes, not (W - 1) / W to others."""
+        a node each sends W - p of its W - 1 parts for others to other nodes."""
         here = self.gpus // self.shards
         if self.nodes == 1 or here == 1 or "exchange" not in work.bytes:
             return work

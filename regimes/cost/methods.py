@@ -121,8 +121,9 @@ def _collectives(method: Method, workers: int) -> tuple[dict[str, float], dict[s
     meter = world.meter.take()
     sent: dict[str, float] = {kind: size for kind, size in meter.sent.items() if size}
     sent["mean"] -= WIDE * chosen.phases  # the loss, which is sent with it
-    if "exchange" in sent:  # a worker gathers the sums of its own part
+    if "exchange" in sent:  # a worker gathers the sums of its own part, and sends all others
         sent["gather"] *= few / workers
+        sent["exchange"] *= (1 - 1 / workers) / (1 - 1 / few) if few > 1 else 0.0
     total = sum(sent.values())
     shares = {kind: size / total for kind, size in sent.items() if size}
     return {kind: meter.calls.get(kind, 0) / chosen.phases for kind in shares}, shares

@@ -1,7 +1,7 @@
 """The cost model: seconds of a collective, and of a step, on a given network. No torch.
 
 A collective of n bytes among W workers is a chain of ``hops(W)`` messages that wait for each other,
-each of ``copies(W) n / hops(W)`` bytes (of an all-to-all: one, of all parts); it takes
+each of ``copies(W) n / hops(W)`` bytes; it takes
 
     hops x (latency + message / bandwidth)                      plain
     hops x max(message / bandwidth, latency + message / (2 bandwidth))  two segments in flight
@@ -99,7 +99,7 @@ class Pattern:
         hops: of W, the number of messages that wait for each other.
         copies: of W, how often the bytes cross the busiest link. The bytes are one worker's input:
             the tensor of a mean (all-reduce), one worker's part of a gather (all-gather), the
-            parts for all workers of an exchange (all-to-all), the root's tensor of a broadcast.
+            parts for other workers of an exchange (all-to-all), the root's tensor of a broadcast.
         segments: parts of a message in flight, so that latency and transfer overlap.
     """
 
@@ -110,7 +110,7 @@ class Pattern:
 
 # Each worker sends its part to each other one, and waits for all (gloo/alltoall.cc; NCCL's grouped
 # sends), so the messages do not wait for each other.
-ALL_AT_ONCE = Pattern(lambda w: 1.0 * (w > 1), lambda w: (w - 1) / w)
+ALL_AT_ONCE = Pattern(lambda w: 1.0 * (w > 1), lambda w: 1.0 * (w > 1))
 
 
 def _ring(segments: int) -> Registry:

@@ -64,9 +64,14 @@ class Job:
 
     @property
     def traffic(self) -> Traffic:
-        """What this process has handed to the collectives since training began, detectors' signals
-        and flags of non-finite gradients included."""
+        """What this process has had for others since training began (see `Traffic`), detectors'
+        signals and flags of non-finite gradients included, ``instrument_bytes`` left out."""
         return sum(self.world.meter.layers.values(), self.past_traffic)
+
+    @property
+    def instrument_bytes(self) -> int:
+        """What instruments that only watch, such as the curvature, have sent beside it."""
+        return sum(self.world.instruments.sent.values())
 
     def log(self, **values: Any) -> None:
         """Add numbers to the record: of the unit under way, or, before the next unit's first step,

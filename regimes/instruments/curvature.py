@@ -87,9 +87,9 @@ class ProbeGauge(EndOfEpochGauge):
 
     @property
     def process_mean(self) -> ProcessMean | None:
-        """The mean over processes, counted as an instrument's bytes; None for one process."""
+        """The mean over processes, counted apart from the job's traffic; None for one process."""
         world = self.context.world
-        return None if world.processes == 1 else lambda flat: world.ask(Mean(flat[None]))[0]
+        return None if world.processes == 1 else lambda flat: world.ask_apart(Mean(flat[None]))[0]
 
 
 @dataclass(frozen=True)

@@ -157,8 +157,8 @@ def test_bytes_do_not_grow_with_the_workers(bits: int) -> None:
     for workers in (2, 4, 8, 16):
         traffic = chosen.traffic(layer, bits, workers)
         assert traffic.floats == pytest.approx(packed / 4, rel=0.01)
-        assert traffic.bytes == pytest.approx(packed * (1 + 1 / workers), rel=0.01)
-        sent = {"exchange": packed, "gather": packed / workers}
+        assert traffic.bytes == pytest.approx(packed, rel=0.01)  # W - 1 parts, and the mean of one
+        sent = {"exchange": packed * (1 - 1 / workers), "gather": packed / workers}
         work = Work(0, 0, dict.fromkeys(sent, 1.0), sent)
         wire = 8 * packed * 2 * (workers - 1) / workers
         assert work.communicate(Network(1e6), workers) == pytest.approx(wire / 1e6)
@@ -172,3 +172,13 @@ def test_half_precision_is_added_in_float32() -> None:
     ((update,), _) = to.step([grad], [8], losses, grad.flatten(1))
     assert update.tolist() == [[1.0, 1.0]]
     assert update.dtype == torch.bfloat16
+
+
+def test_absent_workers_own_no_part() -> None:
+    """Of four workers two are there: their numbers are those of a job of two."""
+    left, alone = World(4), World(2)
+    fewer, two = (reducer(world, stochastic=False) for world in (left, alone))
+    left.set_present((0, 1))
+    fewer.set_rows((0, 1))
+    for t in range(2):
+        assert torch.equal(step(fewer, gradient(2, t), 4), step(two, gradient(2, t), 4))

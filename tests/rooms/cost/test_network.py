@@ -66,12 +66,12 @@ def test_one_worker_talks_to_nobody(algorithm: str, kind: str) -> None:
         ("ring", "mean", 4, 6, 1.5),
         ("ring", "gather", 4, 3, 3),
         ("ring", "broadcast", 5, 3, 3),
-        ("ring", "exchange", 4, 1, 0.75),
-        ("gloo", "exchange", 4, 1, 0.75),
+        ("ring", "exchange", 4, 1, 1),
+        ("gloo", "exchange", 4, 1, 1),
         ("tree", "mean", 5, 6, 2),
         ("tree", "gather", 8, 3, 7),
         ("tree", "broadcast", 8, 3, 1),
-        ("tree", "exchange", 4, 1, 0.75),
+        ("tree", "exchange", 4, 1, 1),
     ],
 )
 def test_latency_and_bandwidth_terms(

@@ -25,8 +25,9 @@ def attach(
     *,
     replicas: Any = None,
     manager: Any = None,
-    policy: Any = "accordion",
+    policy: Any = None,
     compressor: Any = "powersgd",
+    level: Level | None = None,
     levels: Mapping[str, Level] | None = None,
     signal: str = "update",
     seed: int = 0,
@@ -39,8 +40,8 @@ def attach(
     probe: Any = None,
     timeout: float = 600.0,
 ) -> Hook:
-    """Let a DDP model, or islands of a sharded one, exchange gradients compressed, at levels that a
-    policy decides.
+    """Let a DDP model, or islands of a sharded one, exchange gradients compressed, at a constant
+    level, or at levels that a policy decides.
 
     Call it on every process, right after wrapping the model. ``.grad`` then holds the shared
     update after each backward pass, as without the hook. To accumulate gradients, use
@@ -57,7 +58,9 @@ def attach(
             model, and ``optimizer`` ``torchft.Optimizer``. Model, optimiser and hook are
             registered with it. See docs/how-to/sites.md.
         policy, compressor: a name, a table like ``{"name": "accordion", "interval": 5}``, or an
-            object.
+            object. The default policy is "accordion".
+        level: one level of the compressor throughout, in place of a policy and its levels: 4 for
+            PowerSGD of rank 4.
         levels: what the policy's words mean for the compressor, by default the compressor's own:
             for PowerSGD ranks, ``{"low": 4, "high": 1}``.
         signal: what the norm is of, see ``regimes.instruments.gradient_norm``. All but "update"
@@ -100,6 +103,7 @@ def attach(
     require(good, "seed", seed, "a whole number of at most 63 bits")
     schedule = unit_schedule(every, inner(optimizer), model)
     probed = pick(probe, instruments, schedule.automatic)
+    policy, levels = choices.constant(policy, level, levels)
     chosen = choices.choose(policy, compressor, levels, signal, start_compressing_after, probed)
     if manager is not None:
         choices.check_needs(chosen.policy, ("norms",), "with a manager a hook gives")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, cast, get_args
@@ -14,8 +16,9 @@ from regimes.config.bounds import LONGEST, SECONDS
 from regimes.ddp.probe import Probe
 from regimes.detectors.statistics import INSTRUMENT, Statistic
 from regimes.errors import ConfigError, is_whole, nearest, require, unexpected
-from regimes.policies import Policy, check_levels
+from regimes.policies import Policy
 
+CONSTANT = "constant"  # the name of the only level, where no policy chooses
 FROM_GRADIENTS = ("norms", "msdr", "noise", "error")  # instruments that need no data
 
 
@@ -66,11 +69,76 @@ def choose(
     known = pick_levels(chosen, chosen.usual if levels is None else levels)
     objects = "an object with decide(), needs and names"
     rule = pick_policy(policy, f"a name, a table with a name, or {objects}")
-    check_levels(rule, known)
+    _check_known(rule, chosen, known)
     probe, tables = probed
     measured = (*FROM_GRADIENTS, *tables)
     check_needs(rule, measured, "a hook sees gradients only and can measure")
     return Choice(rule, chosen, known, cast(Signal, signal), dense_start, tables, probe)
+
+
+def constant(
+    policy: Any, level: Level | None, levels: Mapping[str, Level] | None
+) -> tuple[Any, Mapping[str, Level] | None]:
+    """The policy and its levels for these arguments of ``attach``.
+
+    Raises:
+        ConfigError: ``level`` beside one of the others, or a number where a policy wants the name
+            of a level.
+    """
+    if level is not None:
+        for name, given in (("policy", policy), ("levels", levels)):
+            if given is not None:
+                raise ConfigError(
+                    f"level = {level!r}: it is one level throughout, which no {name} can change: "
+                    f"leave {name} out, or level"
+                )
+        return {"name": "static", "level": CONSTANT}, {CONSTANT: level}
+    table = policy if isinstance(policy, Mapping) else {}
+    named = table.get("level", "")
+    if table.get("name") == "static" and isinstance(named, Real):
+        raise ConfigError(
+            f'policy.level = {named!r}: expected the name of a level, like "low"; for one level '
+            f"throughout leave policy out, attach(..., level={named!r})"
+        )
+    return "accordion" if policy is None else policy, levels
+
+
+def _check_known(rule: Policy, compressor: Compressor, known: Mapping[str, Level]) -> None:
+    """Raise ConfigError where a policy asks for a level that is not among those known, with values
+    that the compressor takes."""
+    missing = [name for name in rule.names if name not in known and name != DENSE]
+    if not missing:
+        return
+    values = {name: known.get(name, "...") for name in rule.names if name != DENSE}
+    for name in missing:
+        if (value := _between(compressor, name, values)) is not None:
+            values[name] = value
+    written = ", ".join(f'"{name}": {x if x == "..." else repr(x)}' for name, x in values.items())
+    raise ConfigError(
+        f"the policy asks for level {missing[0]!r}, and levels has only "
+        f"{', '.join(known) or 'none'}: say what it is, attach(..., levels={{{written}}})"
+    )
+
+
+def _between(compressor: Compressor, name: str, values: Mapping[str, Any]) -> Any:
+    """A level between the neighbours of one that is missing, by a geometric mean; None: the
+    compressor has none there."""
+    place = list(values).index(name)
+    before = [x for x in [*values.values()][:place] if _is_number(x)]
+    after = [x for x in [*values.values()][place + 1 :] if _is_number(x)]
+    if not before or not after:
+        return None
+    middle = math.sqrt(before[-1] * after[0])
+    for value in (round(middle), middle):
+        with suppress(ConfigError):
+            compressor.check(value)
+            if value not in values.values():
+                return value
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and float(value) > 0
 
 
 def pick_policy(given: Any, expected: str) -> Policy:
@@ -124,6 +192,8 @@ def pick_levels(compressor: Compressor, given: Any) -> dict[str, Level]:
     if DENSE in levels:
         raise ConfigError('levels: "dense" is always known, give the level another name')
     for level in levels.values():
+        plain = isinstance(level, int | float | str)
+        require(plain, f"level of {type(compressor).__name__}", level, "a number or a word")
         compressor.check(level)
     return levels
 

@@ -94,7 +94,7 @@ def trainable(network: nn.Module) -> dict[str, nn.Parameter]:
                 f"after its blocks, and attach before the first step: {WRITE}"
             )
         mesh, ways = found
-        if "copies" in ways and len(ways) > 1:
+        if ways == ["copies", "rows"]:
             raise ConfigError(
                 f"parameter {name!r} is sharded over a mesh of {mesh.ndim} dimensions, where FSDP2 "
                 f"exchanges between islands itself, uncompressed: write {WRITE}"
@@ -106,6 +106,12 @@ def trainable(network: nn.Module) -> dict[str, nn.Parameter]:
                 'mesh = init_device_mesh(device, (processes, 1), mesh_dim_names=("replicate", '
                 '"shard")), replicate(model, mesh=mesh["shard"]), regimes.attach(model, '
                 'replicas=mesh["replicate"])'
+            )
+        if mesh.ndim > 1:
+            raise ConfigError(
+                f"parameter {name!r} is divided over {mesh.ndim} dimensions of a mesh, as by tensor "
+                "parallelism within an island, which the hook does not serve: divide it by "
+                f"fully_shard alone, or use tensor parallelism with DistributedDataParallel: {WRITE}"
             )
         if ways not in (["rows"], ["copies"]):
             raise ConfigError(

@@ -22,6 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import regimes
+from regimes.compression import REGISTRY
 from regimes.cost.cases import cases
 from regimes.errors import ConfigError, RecordError
 from regimes.records import read_lines, unknown_fields
@@ -502,3 +503,133 @@ def test_a_training_that_has_diverged_says_so(tmp_path: Path) -> None:
     assert record.rows[0]["logged"] == {"metric": 0.5}
     (said, *_) = run_warnings(record.header, record.rows)
     assert said.startswith("no step of 2 of 3 units has finite gradients")
+
+
+USUAL = {"threshold": 0.01, "cast": "bf16"}  # levels of compressors without a number of their own
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_a_constant_level_has_a_short_spelling(name: str) -> None:
+    """The same choice as a static policy of one level; for any compressor."""
+    level = REGISTRY.make({"name": name}).usual.get("high", USUAL.get(name))
+    model = wrapped()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hook = regimes.attach(model, optimizer=optimizer, every=2, compressor=name, level=level)
+    assert hook.chosen.levels == {"constant": level}
+    assert set(hook.levels.values()) == {"constant", "dense"}
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(4, 5)).square().sum().backward()
+        optimizer.step()
+    hook.close()
+    assert [row["layers"]["level"][0] for row in hook.rows] == ["constant"] * 2
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"level": 4, "policy": "accordion"}, "level = 4: it is one level .* leave policy out"),
+        ({"level": 4, "policy": "static"}, "level = 4: it is one level .* leave policy out"),
+        ({"level": 4, "levels": {"low": 4}}, "level = 4: it is one level .* leave levels out"),
+        *[
+            ({"level": value}, "level of PowerSGD = .*: expected a rank")
+            for value in (0, -1, 0.5, "4", True)
+        ],
+        *[
+            ({"level": value}, "level of PowerSGD = .*: expected a number or a word")
+            for value in ([4], {"low": 4})
+        ],
+        ({"level": 3, "compressor": "quantised-all-reduce"}, "= 3: expected 4 or 8"),
+        (
+            {"policy": {"name": "static", "level": 4}},
+            r"policy.level = 4: .* leave policy out, attach\(..., level=4\)",
+        ),
+        *[
+            ({"policy": name}, r'attach\(..., levels={"low": 4, "mid": 2, "high": 1}\)')
+            for name in ("l-greco", "error-ladder", "gravac")
+        ],
+        (
+            {"policy": "error-ladder", "compressor": "topk"},
+            r'levels={"low": 10, "mid": 3, "high": 1}',
+        ),
+        (
+            {"policy": "error-ladder", "compressor": "quantised-all-reduce"},
+            r'levels={"low": 8, "mid": ..., "high": 4}',
+        ),
+        ({"policy": {"name": "static", "level": "none"}}, r'levels={"none": ...}'),
+    ],
+)
+def test_levels_that_do_not_fit_are_one_sentence(given: dict[str, Any], sentence: str) -> None:
+    model = wrapped()
+    with pytest.raises(ConfigError, match=sentence) as raised:
+        regimes.attach(model, **given)
+    assert "\n" not in str(raised.value)
+    regimes.attach(model, level=4)  # nothing was registered
+
+
+def test_the_levels_that_are_proposed_are_taken() -> None:
+    for name in ("l-greco", "error-ladder", "gravac"):
+        regimes.attach(wrapped(), policy=name, levels={"low": 4, "mid": 2, "high": 1})
+
+
+class Hollow(nn.Module):
+    """A layer without any number beside one that has some."""
+
+    def __init__(self, odd: nn.Module) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Linear(5, 4)
+        self.odd = odd
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.body(x)
+        parts = [p.sum() for p in self.odd.parameters()]
+        return y + torch.stack(parts).sum() if parts else y
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+@pytest.mark.parametrize("odd", ["none out", "none in"])
+def test_layers_without_numbers_change_nothing(name: str, odd: str) -> None:
+    level = REGISTRY.make({"name": name}).usual.get("high", USUAL.get(name))
+    kinds = {
+        "none out": lambda: nn.ParameterList([torch.zeros(0, 3), torch.zeros(0)]),
+        "none in": lambda: nn.ParameterList([torch.zeros(2, 0)]),
+        "none": nn.Identity,
+    }
+    updates = []
+    for kind in (odd, "none"):
+        model = DistributedDataParallel(Hollow(kinds[kind]()))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        hook = regimes.attach(model, optimizer=optimizer, every=2, compressor=name, level=level)
+        for step in range(3):
+            optimizer.zero_grad(set_to_none=False)
+            x = torch.randn(4, 5, generator=torch.Generator().manual_seed(step))
+            model(x).square().sum().backward()
+            optimizer.step()
+        hook.load_state_dict(hook.state_dict())
+        updates.append(model.module.body.weight.grad)
+    assert torch.equal(*updates)
+
+
+def test_a_pass_that_leaves_layers_out_is_explained_at_once() -> None:
+    """As a block that is skipped, in a model of several buckets."""
+
+    class Skips(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(300, 300), nn.Linear(300, 300)
+
+        def forward(self, x: torch.Tensor, skip: bool) -> torch.Tensor:
+            out: torch.Tensor = self.second(x if skip else self.first(x))
+            return out
+
+    model = DistributedDataParallel(Skips(), bucket_cap_mb=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    regimes.attach(model, optimizer=optimizer, every=2, level=1)
+    x = torch.ones(2, 300)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(x, skip=False).sum().backward()
+        optimizer.step()
+    with pytest.raises(ConfigError, match=r"'first.*' had no gradient .*find_unused_parameters"):
+        model(x, skip=True).sum().backward()

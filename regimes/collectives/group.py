@@ -157,6 +157,35 @@ class GroupWorld(ProcessWorld):
         others = range(count) if self.processes < count else ()
         return sorted({self.first, *(rank for rank in others if store.check([str(rank)]))})
 
+    def take(self, what: str) -> int:
+        """Take what is claimed, for good; the first process of the group that has it, which may be
+        another one that was earlier."""
+        if self.processes == dist.get_world_size():
+            return self.first
+        return int(_store(f"claim/{what}").compare_set("owner", "", str(self.first)))
+
+    def post(self, what: str, key: str, text: str) -> None:
+        """Leave a text for the group that has what this one claims too."""
+        _store(f"claim/{what}").set(f"{key}/{self.first}", text)
+
+    def posted(self, what: str, key: str, wait: float = 0.0) -> list[str]:
+        """What the other groups that claim it have left under a key, in order.
+
+        Args:
+            wait: seconds for those that have not.
+        """
+        store, texts = _store(f"claim/{what}"), []
+        for other in self.claimants(what):
+            place = [f"{key}/{other}"]
+            if other == self.first:
+                continue
+            if wait and not store.check(place):
+                with contextlib.suppress(RuntimeError):  # its time is over
+                    store.wait(place, timedelta(seconds=wait))
+            if store.check(place):
+                texts.append(store.get(place[0]).decode())
+        return texts
+
     def _finish(self, work: Any) -> None:
         try:
             while not done_within(work, SOON):

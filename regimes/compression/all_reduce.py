@@ -70,8 +70,9 @@ class QuantisedAllReduce(Rounding):
         return update.to(delta.dtype).view(delta.shape[1:]), sent.view(delta.shape)
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
-        """The parts of other owners to them, and the mean of one part to all. In floats only the all-gather
-        of the means is counted (``workers * size / 4``), not the exchange (see `Meter.count`)."""
+        """The parts of other owners to them, and the mean of one part to all. In floats only the
+        all-gather of the means is counted (``workers * size / 4``), not the exchange (see
+        `Meter.count`)."""
         part = -(-layer.size // workers)
         size = max(4, itemsize) * -(-part // self.block) + -(-part * int(level) // 8)
         return Traffic(workers * size / 4, workers * size)

@@ -47,6 +47,7 @@ from regimes.records import Header, Row
 from regimes.training.run_warnings import run_warnings
 
 FIRST_STEP = 120.0  # seconds before a warning that a process is missing; one may still evaluate
+LAST_VALUES = 3.0  # seconds for what other groups have logged, as a job ends
 MANY_STEPS = 1000  # without the end of an epoch: then a warning
 
 
@@ -246,9 +247,9 @@ class Hook(Job):
         Args:
             branch: what is loaded may be of another policy, level or compressor, as in
                 ``load_state_dict``.
-            saved: to load from another number of islands: the checkpoint's folder, or its
-                ``StorageReader``. The residuals are then divided such that their mean over islands
-                is preserved.
+            saved: to load: the checkpoint's folder, or its ``StorageReader``. From another number of
+                islands the residuals are then divided such that their mean over islands is
+                preserved; without it torch finds a "Missing key" there.
 
         Raises:
             ConfigError: the model is not sharded, or ``saved`` is no checkpoint of a hook.
@@ -288,8 +289,7 @@ class Hook(Job):
         steps = self.buckets.steps
         if self.schedule.is_over(steps):
             self._end(*self.schedule.rates())
-        if self.recorder is not None:
-            self.recorder.flush()
+        self._flush()
         if not self.buckets.steps:
             self.schedule.begin()
         if self.reducer.reads_rates:
@@ -426,6 +426,7 @@ class Hook(Job):
                 said.append(self._no_end())
             for sentence in said:
                 print(f"regimes: {sentence}", file=sys.stderr)
+        self._flush(0.0 if why else LAST_VALUES)
         if self.recorder is not None:
             self.recorder.close(len(self.rows), why)
 

@@ -7,6 +7,8 @@ a collective.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar, cast
@@ -45,12 +47,16 @@ class Job:
         recorder: writes the record; None without one, and on all processes but 0.
         past_traffic: of units that are over.
         continued: a state was loaded.
+        relay: takes logged values, for the record of another group of the job (a pipeline's last stage
+            knows the loss); None: there is none.
+        shared: other groups leave values for this group's record.
         has_record: process 0 writes the units of this job to a record, which has been opened.
         branched: units that another configuration has trained, the last of which may not have ended
             yet; None: this job is no branch.
     """
 
     panel: Panel
+    unit_is_open = False  # ``log`` adds to the last row
 
     def __init__(
         self, world: GroupWorld | ManagedWorld, layers: Sequence[Layer], schedule: UnitSchedule
@@ -59,6 +65,8 @@ class Job:
         self.rows: list[Row] = []
         self.past_traffic = Traffic(0, 0)
         self.recorder: JobRecorder | None = None
+        self.relay: JobRecorder | None = None
+        self.shared = False
         self.closed = self.continued = self.record_opened = self.has_record = False
         self.branched: int | None = None
 
@@ -82,8 +90,29 @@ class Job:
         Raises:
             ConfigError: a value that is no number.
         """
-        if self.recorder is not None:
-            self.recorder.log(values)
+        if (recorder := self.recorder or self.relay) is not None:
+            recorder.log(values)
+
+    def _flush(self, wait: float = 0.0) -> None:
+        """Write the rows of past units, with what other groups have logged; as a step begins. A later
+        stage of a pipeline begins its backward pass first, and has then left its values.
+
+        Args:
+            wait: seconds for groups that have left none yet.
+        """
+        unit = f"logged/{len(self.rows) - 1}"
+        if self.relay is not None and isinstance(self.world, GroupWorld) and self.unit_is_open:
+            with contextlib.suppress(RuntimeError, ValueError):  # the default group has ended
+                self.world.post(self.relay.key, unit, json.dumps(self.relay.logged()))
+        if (recorder := self.recorder) is not None and not recorder.closed:
+            if self.shared and isinstance(self.world, GroupWorld) and recorder.row_is_open:
+                texts: list[str] = []
+                with contextlib.suppress(RuntimeError, ValueError):
+                    texts = self.world.posted(recorder.key, unit, wait)
+                for values in map(json.loads, texts):
+                    recorder.log({k: x for k, x in values.items() if k not in recorder.counts})
+            recorder.flush()
+        self.unit_is_open = False
 
     def _agree_on_start(self, chosen: Mapping[str, Any], seed: int, **more: Any) -> None:
         """Refuse, on all processes, a job whose processes would compute different numbers.
@@ -197,6 +226,8 @@ class Job:
         self.record_opened = True
         if self.recorder is not None:
             first, *others = self.world.claimants(self.recorder.key)
+            if first == self.world.first:  # unless another group was there before this one claimed
+                first = self.world.take(self.recorder.key)
             if first != self.world.first:
                 # the groups of a tensor-parallel mesh have the same norms, and so the same levels
                 missing = "traffic" if self.world.divided else "levels and traffic"
@@ -205,8 +236,9 @@ class Job:
                     f"without the {missing} of the group of process {self.world.first}",
                     stacklevel=2,
                 )
-                self.recorder = None
+                self.relay, self.recorder = self.recorder, None
             elif others:
+                self.shared = True
                 self.recorder.header["world"]["groups"] = 1 + len(others)
         recorder = self.recorder
         on_all_processes(
@@ -238,6 +270,7 @@ class Job:
         columns = job_row(len(self.rows), *span, rates, size, readings, groups)
         row = cast("Row", columns | more | traffic_columns(meter, levels))
         self.rows.append(row)
+        self.unit_is_open = True
         if self.recorder is not None and not self.recorder.closed:
             self.recorder.add(row, seconds, readings.details)
 

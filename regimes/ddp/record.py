@@ -222,6 +222,12 @@ class JobRecorder:
             self.sums[name] = self.sums.get(name, 0.0) + logged_number(name, value)
             self.counts[name] = self.counts.get(name, 0) + 1
 
+    def logged(self) -> dict[str, float]:
+        """Take the means of the values that were logged since the last call."""
+        means = {name: float(_number(self.sums[name]) / n) for name, n in self.counts.items()}
+        self.sums, self.counts = {}, {}
+        return means
+
     def add(self, row: Row, seconds: dict[str, float], details: dict[str, Any]) -> None:
         """A unit is over; its row stays open until ``flush``."""
         self.pending.append(PendingRow(row, seconds, details))
@@ -249,9 +255,7 @@ class JobRecorder:
         if not self.row_is_open or not self.counts:
             return
         row: dict[str, Any] = cast("dict[str, Any]", self.pending[-1].row)
-        means = {name: _number(self.sums[name]) / n for name, n in self.counts.items()}
-        self.sums, self.counts = {}, {}
-        logged = {name: x if math.isfinite(x) else None for name, x in means.items()}
+        logged = {k: x if math.isfinite(x) else None for k, x in self.logged().items()}
         for name in LOSSES:
             row[name] = logged.pop(name, row[name])
         if self.options.metric == "loss":  # a value named metric stays among the logged

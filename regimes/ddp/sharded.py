@@ -109,9 +109,10 @@ def trainable(network: nn.Module) -> dict[str, nn.Parameter]:
             )
         if mesh.ndim > 1:
             raise ConfigError(
-                f"parameter {name!r} is divided over {mesh.ndim} dimensions of a mesh, as by tensor "
-                "parallelism within an island, which the hook does not serve: divide it by "
-                f"fully_shard alone, or use tensor parallelism with DistributedDataParallel: {WRITE}"
+                f"parameter {name!r} is divided over {mesh.ndim} dimensions of a mesh, as by "
+                "tensor parallelism within an island, which the hook does not serve: divide it by "
+                "fully_shard alone, or use tensor parallelism with DistributedDataParallel: "
+                f"{WRITE}"
             )
         if ways not in (["rows"], ["copies"]):
             raise ConfigError(

@@ -36,3 +36,17 @@ def test_groups_of_a_tensor_parallel_mesh_have_the_norms_and_levels_of_whole_lay
         for (norms, levels), (expected, theirs) in zip(rows, whole[0], strict=True):
             assert norms == pytest.approx(expected, rel=1e-9)
             assert levels == theirs
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_stages_of_a_pipeline_have_one_record_with_the_loss(late: bool, tmp_path: Path) -> None:
+    """The group that was there first writes it, and the other one warns."""
+    first, last = group.run(mesh.stages, 2, tmp_path / "run", late)
+    record = regimes.load(tmp_path / "run")
+    assert record.finished
+    assert [row["train_loss"] for row in record.rows] == [0.5, 2.5, 4.5]
+    said = (first if late else last)["said"]
+    assert [f"has the record of the group of process {int(late)}, without" in x for x in said] == [
+        True
+    ]
+    assert (last if late else first)["said"] == []

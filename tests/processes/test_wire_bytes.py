@@ -44,7 +44,7 @@ def sent(name: str, tensors: Any, workers: int) -> tuple[float, float]:
 
 
 def counted(rank: int, workers: int) -> list[dict[str, Any]]:
-    """By compressor: bytes by the counts of the hook, its record and the cost model; and carried."""
+    """By compressor: bytes by the hook, its record and the cost model; and those carried."""
     carried: Counter[str] = Counter()
     wait = processes.ProcessWorld._wait
 

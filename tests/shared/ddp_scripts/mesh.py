@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import (
@@ -83,3 +84,33 @@ def trained(rank: int, folder: Path, records: bool) -> dict[str, Any]:
     said = [str(w.message) for w in caught if "regimes" in w.filename or "hook" in str(w.message)]
     weights = [p.detach().clone() for p in optimizer.param_groups[0]["params"]]
     return {"weights": weights, "rows": copy.deepcopy(hook.rows), "said": said}
+
+
+def stages(rank: int, folder: Path, late: bool) -> dict[str, Any]:
+    """Two stages of a pipeline, each a data-parallel group of its own, with one record; the last one
+    knows the loss. With ``late`` the first one attaches when the last one has trained a step."""
+    groups = [dist.new_group([0]), dist.new_group([1])]
+    net = nn.Linear(6, 6)
+    model = DistributedDataParallel(net, process_group=groups[rank])
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+
+        def attached() -> Any:
+            return regimes.attach(model, level=1, optimizer=optimizer, every=2, record=folder)
+
+        hook = None if late and not rank else attached()
+        dist.barrier()
+        for step in range(6):
+            if rank == 0:  # the backward pass of the last stage comes first
+                dist.recv(torch.zeros(1), 1)
+                hook = hook or attached()
+            optimizer.zero_grad()
+            model(torch.ones(4, 6)).square().mean().backward()
+            optimizer.step()
+            if rank == 1:
+                hook.log(train_loss=float(step))
+                dist.send(torch.zeros(1), 0)
+        hook.close()
+    dist.barrier()
+    return {"rows": len(hook.rows), "said": [str(w.message) for w in caught]}

@@ -84,7 +84,15 @@ def test_one_room_talks_to_torch_distributed() -> None:
         for path in (ROOT / "regimes").rglob("*.py")
         if re.search(r"^\s*(import|from) torch\.distributed\b", path.read_text(), re.MULTILINE)
     }
-    names = ("processes", "group", "managed", "call_guard", "islands", "launched_islands")
+    names = (
+        "processes",
+        "group",
+        "managed",
+        "call_guard",
+        "outside",
+        "islands",
+        "launched_islands",
+    )
     ours = {f"collectives/{name}.py" for name in names}
     # doctor tries the backends, links times them
     assert users == {*ours, "monitor/doctor.py", "monitor/links.py"}

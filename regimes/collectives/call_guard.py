@@ -17,7 +17,7 @@ import warnings
 import zlib
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import torch
 import torch.distributed as dist
@@ -31,11 +31,13 @@ SAME = "every process makes the same calls and takes the same number of steps"
 
 class Position(TypedDict):
     """``call``: the call in which a process waits; None if it waits in a collective of a step, or
-    not at all. ``steps``: finished steps. ``count``: calls entered so far."""
+    not at all. ``steps``: finished steps. ``count``: calls entered so far. ``outside``: it waits in
+    a collective of the script, of these ranks of the default group."""
 
     call: str | None
     steps: int
     count: int
+    outside: NotRequired[list[int]]
 
 
 class CallGuard:
@@ -54,6 +56,8 @@ class CallGuard:
         self.gather: Callable[[torch.Tensor], Any] | None = None
         self.count = 0
         self.posted = False
+        self.outside = False
+        self.seen_outside: dict[int, Position] = {}
         self.entering = False  # then the thread that watches collectives must not post
 
     def enter(self, call: str, patience: float | None = None) -> None:
@@ -95,12 +99,36 @@ class CallGuard:
         self._post(None)
         for other in self.others:
             position = self._position(other)
+            self._check_outside(other, position)
             late = position["count"] > self.count and position["steps"] <= self.done()
             if position["call"] and late:
                 raise ConfigError(_skipped(other, position, self.rank, self.done()))
 
+    def post_outside(self, waits: tuple[str, list[int], int] | None) -> None:
+        """Post the collective of the script in which this process has been for a while; None: it is
+        in none. From a thread of ``collectives.outside``."""
+        if waits is not None and not self.outside and not self.posted:
+            name, ranks, _ = waits
+            call = f"{name}() of the script"
+            here: Position = {"call": call, "steps": self.done(), "count": self.count}
+            self._write({**here, "outside": ranks})
+        elif waits is None and self.outside and not self.posted:
+            self._write({"call": None, "steps": -1, "count": self.count})
+        self.outside = waits is not None
+
+    def _check_outside(self, other: int, position: Position) -> None:
+        """Raise ConfigError where another process waits for this one in a collective of the script,
+        now as when this was last asked."""
+        if "outside" not in position or dist.get_rank() not in position["outside"]:
+            self.seen_outside.pop(other, None)
+        elif self.seen_outside.get(other) == position:
+            raise ConfigError(_skipped(other, position, self.rank, self.done()))
+        else:
+            self.seen_outside[other] = position
+
     def leave(self) -> None:
         """This process no longer waits."""
+        self.seen_outside.clear()
         if self.posted:
             with contextlib.suppress(RuntimeError):  # the store may have ended
                 self._write({"call": None, "steps": -1, "count": self.count})
@@ -146,9 +174,10 @@ class CallGuard:
         missing = []
         for other in self.others:
             position = self._position(other)
+            self._check_outside(other, position)
             if position["count"] < self.count:
                 missing.append(other)
-                if position["steps"] >= self.done():
+                if "outside" not in position and position["steps"] >= self.done():
                     here = Position(call=call, steps=self.done(), count=self.count)
                     raise ConfigError(_skipped(self.rank, here, other, position["steps"]))
         return missing

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import functools
 import itertools
+import threading
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
@@ -15,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from regimes.collectives import devices
+from regimes.collectives import devices, outside
 from regimes.collectives.call_guard import SOON, CallGuard, done_within
 from regimes.collectives.launcher import attempt
 from regimes.collectives.processes import (
@@ -51,6 +52,7 @@ class GroupWorld(ProcessWorld):
     _guard_group: weakref.ref[Any] | None = None
     _tensor_group: weakref.ref[Any] | None = None
     _shares: Tensor | None = None
+    _looking: threading.Event | None = None
 
     def __init__(
         self,
@@ -75,6 +77,7 @@ class GroupWorld(ProcessWorld):
         if self.guard.others:
             self._guard_group = self._make(ranks, "gloo")
             self.guard.gather = functools.partial(_all_reduce_max, self._guard_group)
+            self._looking = outside.watch(self.guard, SOON / 2)
         if self._kind == "nccl":
             waits = {"suspect": self.guard.report_wait, "settled": self.guard.leave}
             self._watch(store, timeout, patience=SOON, **waits)
@@ -204,6 +207,8 @@ class GroupWorld(ProcessWorld):
             self.abort_communicators()
 
     def close(self) -> None:
+        if self._looking is not None:
+            self._looking.set()
         self._stop_watching()
         for group in self._all_groups():
             _destroy(group)

@@ -247,8 +247,8 @@ class Hook(Job):
         Args:
             branch: what is loaded may be of another policy, level or compressor, as in
                 ``load_state_dict``.
-            saved: to load: the checkpoint's folder, or its ``StorageReader``. From another number of
-                islands the residuals are then divided such that their mean over islands is
+            saved: to load: the checkpoint's folder, or its ``StorageReader``. From another number
+                of islands the residuals are then divided such that their mean over islands is
                 preserved; without it torch finds a "Missing key" there.
 
         Raises:

@@ -47,8 +47,8 @@ class Job:
         recorder: writes the record; None without one, and on all processes but 0.
         past_traffic: of units that are over.
         continued: a state was loaded.
-        relay: takes logged values, for the record of another group of the job (a pipeline's last stage
-            knows the loss); None: there is none.
+        relay: takes logged values, for the record of another group of the job (a pipeline's last
+            stage knows the loss); None: there is none.
         shared: other groups leave values for this group's record.
         has_record: process 0 writes the units of this job to a record, which has been opened.
         branched: units that another configuration has trained, the last of which may not have ended
@@ -94,8 +94,8 @@ class Job:
             recorder.log(values)
 
     def _flush(self, wait: float = 0.0) -> None:
-        """Write the rows of past units, with what other groups have logged; as a step begins. A later
-        stage of a pipeline begins its backward pass first, and has then left its values.
+        """Write the rows of past units, with what other groups have logged; as a step begins. A
+        later stage of a pipeline begins its backward pass first, and has then left its values.
 
         Args:
             wait: seconds for groups that have left none yet.

@@ -1,8 +1,9 @@
-"""Which process is missing in a call that all must make. Oracle: three processes in one store."""
+"""Which process is missing in a call that all must make. Oracle: three processes in one store,
+whose clock moves only while one of them waits."""
 
 from __future__ import annotations
 
-import threading
+from types import SimpleNamespace
 
 import pytest
 from torch.distributed import HashStore
@@ -12,26 +13,34 @@ from regimes.collectives.call_guard import CallGuard
 from regimes.errors import TrainingError
 
 
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of both modules: nothing waits, and a busy machine changes nothing."""
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    fake = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr(call_guard, "time", fake)
+    monkeypatch.setattr(processes, "time", fake)
+
+
 @pytest.mark.parametrize("absent", [0, 1, 2])
-def test_who_has_come_is_not_missing(absent: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_has_come_is_not_missing(absent: int) -> None:
     """Two wait for the third until their time is over; each names that one, and no other."""
-    monkeypatch.setattr(call_guard, "SOON", 0.05)
-    store, said = HashStore(), dict[int, str]()
-
-    def come(rank: int) -> None:
+    store = HashStore()
+    guards = {rank: CallGuard(store, rank, 3, timeout=1.0) for rank in range(3) if rank != absent}
+    for guard in guards.values():  # as each does when it comes
+        guard.count = 1
+        guard._post("attach()")
+        guard.count = 0
+    for rank, guard in guards.items():
         with pytest.raises(TrainingError) as ended:
-            CallGuard(store, rank, 3, timeout=1.0).enter("attach()", patience=60.0)
-        said[rank] = str(ended.value)
-
-    there = [rank for rank in range(3) if rank != absent]
-    threads = [threading.Thread(target=come, args=(rank,)) for rank in there]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for rank in there:
-        assert said[rank].startswith(f"process {rank} has waited 1 s in attach() for process")
-        assert f"for process {absent}: all processes must call it" in said[rank]
+            guard.enter("attach()", patience=60.0)
+        said = str(ended.value)
+        assert said.startswith(f"process {rank} has waited 1 s in attach() for process")
+        assert f"for process {absent}: all processes must call it" in said
 
 
 @pytest.mark.parametrize(
@@ -41,19 +50,10 @@ def test_who_has_come_is_not_missing(absent: int, monkeypatch: pytest.MonkeyPatc
         (None, "all of them still answer: the network, or another collective"),
     ],
 )
-def test_a_roll_call_names_who_does_not_answer(
-    absent: int | None, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(processes, "ROLL_CALL", 0.5)
-    store, heard = HashStore(), dict[int, str]()
-
-    def ask(rank: int) -> None:
-        heard[rank] = processes._name_silent(store, rank, 3)
-
+def test_a_roll_call_names_who_does_not_answer(absent: int | None, said: str) -> None:
+    store = HashStore()
     there = [rank for rank in range(3) if rank != absent]
-    threads = [threading.Thread(target=ask, args=(rank,)) for rank in there]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert heard == dict.fromkeys(there, said)
+    for rank in there:
+        processes._name_silent(store, rank, 3)  # each answers for itself, whoever is missing
+    for rank in there:
+        assert processes._name_silent(store, rank, 3) == said

@@ -1,0 +1,69 @@
+"""Notices that the script of this process waits in a collective of its own.
+
+A process whose loader is shorter goes on to the all-reduce of a metric, where it waits for the
+others, which wait for it in the gradients of the next step: nothing would be said until a timeout.
+Neither can look into the other, so each looks at the stack of its own main thread.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from typing import Any
+
+import torch.distributed as dist
+
+# that end on all processes at about the same time; the root of a broadcast is done earlier
+ALIKE = {
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_gather_single",
+    "all_reduce",
+    "barrier",
+    "monitored_barrier",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+}
+OWN = __name__.partition(".")[0]
+
+
+def waiting_in() -> tuple[str, list[int], int] | None:
+    """The collective of the script in which the main thread is now: its name, its processes by
+    their ranks in the default group, and what tells it from the next call. None: in none."""
+    frame: Any = sys._current_frames().get(threading.main_thread().ident or 0)
+    found = None
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] == OWN:
+            return None  # the hook's own
+        if module == "torch.distributed.distributed_c10d" and frame.f_code.co_name in ALIKE:
+            found = frame
+        frame = frame.f_back
+    if found is None:
+        return None
+    ranks = dist.get_process_group_ranks(found.f_locals.get("group"))
+    return found.f_code.co_name, list(ranks), id(found)
+
+
+def watch(guard: Any, seconds: float) -> threading.Event:
+    """Look every so many seconds, in a thread, and let the guard post a collective that lasts; the
+    event ends it."""
+    end, me = threading.Event(), weakref.ref(guard, lambda _: end.set())
+
+    def look() -> None:
+        before: Any = None
+        while not end.wait(seconds):
+            if (alive := me()) is None:
+                return
+            try:
+                now = waiting_in()
+                alive.post_outside(now if now == before else None)
+            except (RuntimeError, ValueError):  # the group has ended
+                return
+            before = now
+            del alive
+
+    threading.Thread(target=look, daemon=True, name="regimes-outside").start()
+    return end

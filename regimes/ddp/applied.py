@@ -48,8 +48,9 @@ class AppliedSteps:
         self._marks: list[tuple[int, int] | None] = []
         self._versions: list[int] = []
         # ``Optimizer.__init__`` wraps the class's step, without which no hook is called
-        if isinstance(optimizer, Optimizer) and getattr(type(optimizer).step, "hooked", False):
-            self.known |= self._of(optimizer).keys()
+        for one in getattr(optimizer, "optimizers", [optimizer]):
+            if isinstance(one, Optimizer) and getattr(type(one).step, "hooked", False):
+                self.known |= self._of(one).keys()
         me = weakref.ref(self)
         before = register_optimizer_step_pre_hook(lambda *call: _tell(me, _before, *call))
         after = register_optimizer_step_post_hook(lambda *call: _tell(me, _after, *call))

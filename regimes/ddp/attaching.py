@@ -68,7 +68,7 @@ def attach(
         seed: of the compressor's random numbers.
         start_compressing_after: the first so many steps send the gradient uncompressed.
         optimizer: the hook reads the learning rate of its first group; then ``epoch_end()`` needs
-            no rate.
+            no rate. A list if several train one model.
         every: "epoch": a unit ends with ``epoch_end()``. A number: it ends by itself after so many
             steps, ``len(loader)`` for an epoch. A ``DistributedSampler``: it ends by itself when
             ``set_epoch`` names another epoch. The last two need the optimiser.
@@ -142,7 +142,7 @@ def _check_managed(
             f"signal = {signal!r}: its norms are sent at the end of a unit, outside of a quorum: "
             'with a manager use "update"'
         )
-    if optimizer is None or not is_whole(every, 1):
+    if optimizer is None or isinstance(optimizer, list | tuple) or not is_whole(every, 1):
         raise ConfigError(
             "manager: a replica that joins needs the optimiser's state and units of equal length: "
             "attach(..., optimizer=optimizer, every=STEPS)"

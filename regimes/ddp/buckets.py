@@ -42,7 +42,6 @@ from regimes.ddp.refit import several
 from regimes.ddp.schedule import StepClock
 from regimes.ddp.source import Source
 from regimes.errors import ConfigError
-from regimes.instruments.base import StatelessGauge
 from regimes.instruments.gradient_norm import NormsGauge
 from regimes.precision import full_precision
 
@@ -68,7 +67,7 @@ class Undo:
 
     states: list[State]
     scales: list[float]
-    gauges: list[tuple[StatelessGauge, dict[str, Any]]]  # and their attributes
+    gauges: list[tuple[Any, dict[str, Any]]]  # and their attributes
     finite: bool
     layers: set[int]  # whose states the step has changed, and which are not taken back yet
 
@@ -96,7 +95,7 @@ class Buckets:
         self,
         source: Source,
         reducer: Reducer,
-        gauges: Collection[StatelessGauge],
+        gauges: Collection[Any],
         *,
         keep_gradients: bool,
         scale: Callable[[], float],
@@ -106,7 +105,8 @@ class Buckets:
         """
         Args:
             reducer: of the source's layers, or of this process's shards of them.
-            gauges: see every finite step, in units of the unscaled loss.
+            gauges: see every finite step, in units of the unscaled loss; a ``Gauge`` with
+                ``reversible`` each.
             keep_gradients: whether a gauge reads this process's gradients, too.
             dense_start: so many steps send the gradient uncompressed.
             scale: what the loss is multiplied by (a GradScaler's scale).

@@ -37,7 +37,7 @@ from regimes.ddp.state import Fitted, StateCodec
 from regimes.ddp.units import with_all_units
 from regimes.detectors.statistics import Statistic
 from regimes.errors import ConfigError
-from regimes.instruments.base import EndOfEpochGauge, StatelessGauge
+from regimes.instruments.base import EndOfEpochGauge
 from regimes.instruments.panel import Readings
 from regimes.policies import Decision
 from regimes.policies.controller import Controller, Levels
@@ -94,7 +94,7 @@ class Hook(Job):
         self.buckets = buckets = Buckets(
             source,
             self.reducer,
-            cast("list[StatelessGauge]", list(on_steps.values())),
+            list(on_steps.values()),
             keep_gradients=keeps_gradients,
             scale=(lambda: 1.0) if scaler is None else scaler.get_scale,
             dense_start=chosen.dense_start,

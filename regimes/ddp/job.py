@@ -226,7 +226,8 @@ class Job:
         self.record_opened = True
         if self.recorder is not None:
             first, *others = self.world.claimants(self.recorder.key)
-            if first == self.world.first:  # unless another group was there before this one claimed
+            if first == self.world.first and isinstance(self.world, GroupWorld):
+                # unless another group was there before this one claimed
                 first = self.world.take(self.recorder.key)
             if first != self.world.first:
                 # the groups of a tensor-parallel mesh have the same norms, and so the same levels

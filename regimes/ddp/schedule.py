@@ -15,6 +15,26 @@ from torch import Tensor, nn
 from regimes.collectives.world import World
 from regimes.errors import ConfigError, is_whole, require, unexpected
 
+
+class Optimizers:
+    """Several optimisers of one model, as one with the parameter groups of all."""
+
+    def __init__(self, optimizers: Sequence[Any]) -> None:
+        self.optimizers = list(optimizers)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [group for one in self.optimizers for group in one.param_groups]
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        return {k: v for one in self.optimizers for k, v in getattr(one, "defaults", {}).items()}
+
+    @property
+    def name(self) -> str:
+        return " and ".join(type(one).__name__ for one in self.optimizers)
+
+
 LEFT_OUT = ("params", "lr")  # of a group's options: the rate is each unit's own
 
 
@@ -201,8 +221,11 @@ def unit_schedule(every: Any, optimizer: Any, model: nn.Module) -> UnitSchedule:
                 "learning rate of each unit from the optimiser: add optimizer=optimizer"
             )
         return UnitSchedule()
-    if not getattr(optimizer, "param_groups", None):
-        raise unexpected("optimizer", optimizer, "an optimiser of torch, with param_groups")
+    several = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+    if not several or not all(getattr(one, "param_groups", None) for one in several):
+        expected = "an optimiser of torch, with param_groups, or a list of such"
+        raise unexpected("optimizer", optimizer, expected)
+    optimizer = several[0] if len(several) == 1 else Optimizers(several)
     trained = {id(p) for p in model.parameters()}
     if not any(id(p) in trained for group in optimizer.param_groups for p in group["params"]):
         raise ConfigError(
@@ -224,7 +247,8 @@ def described(optimizer: Any) -> dict[str, Any]:
     """
     groups = [_options(optimizer, group) for group in optimizer.param_groups]
     shared = {k: v for k, v in groups[0].items() if all(k in g and g[k] == v for g in groups)}
-    result: dict[str, Any] = {"name": type(optimizer).__name__, "options": shared}
+    name = optimizer.name if isinstance(optimizer, Optimizers) else type(optimizer).__name__
+    result: dict[str, Any] = {"name": name, "options": shared}
     if len(groups) > 1:
         result["groups"] = [
             {"parameters": sum(p.numel() for p in group["params"])}

@@ -14,6 +14,18 @@ from regimes.integrations.shared import EVALUATED, HookSettings
 LOSSES = {"loss", "train_loss", "train/loss"}  # of training: logged at each step
 
 
+class Epochs:
+    """The epoch of a trainer, which ends a unit where a training step of the module may take
+    several steps of several optimisers."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+
+    @property
+    def epoch(self) -> int:
+        return self.trainer.current_epoch
+
+
 class RegimesCallback(Callback):
     """Compressed exchange of gradients under ``Trainer(strategy="ddp")``::
 
@@ -50,11 +62,13 @@ class RegimesCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         accumulated = trainer.accumulate_grad_batches
+        by_epoch = self.settings.every == "epoch" and not pl_module.automatic_optimization
         self.hook = self.settings.attach(
             trainer.strategy.model or pl_module,
-            trainer.optimizers[0] if trainer.optimizers else None,
+            list(trainer.optimizers) or None,
             epoch=trainer.num_training_batches / accumulated,
-            total=trainer.estimated_stepping_batches,
+            total=trainer.max_epochs if by_epoch else trainer.estimated_stepping_batches,
+            clock=Epochs(trainer) if by_epoch else None,
             batch_size=None,
             scaler=getattr(trainer.precision_plugin, "scaler", None),
         )

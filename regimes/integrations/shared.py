@@ -57,6 +57,7 @@ class HookSettings:
         total: float | None,
         batch_size: int | None,
         scaler: Any = None,
+        clock: Any = None,
     ) -> Hook:
         """Attach the hook to a wrapped model.
 
@@ -64,9 +65,14 @@ class HookSettings:
             epoch: optimiser steps of an epoch; None if not known.
             total: optimiser steps of the whole job; None if not known.
             batch_size: samples per process and step; None if not known.
+            clock: its ``epoch`` ends an epoch, where the steps of one cannot be told; ``total`` is
+                then the number of epochs.
         """
+        every: Any
         if isinstance(self.every, int):
             every = self.every
+        elif clock is not None:
+            every = clock
         elif epoch is not None and math.isfinite(epoch):
             every = max(1, math.ceil(epoch))
         else:
@@ -76,7 +82,8 @@ class HookSettings:
             )
         about = self.about
         if about is not None:
-            units = math.ceil(total / every) if total and math.isfinite(total) else None
+            steps = every if isinstance(every, int) else 1
+            units = math.ceil(total / steps) if total and math.isfinite(total) else None
             size = about.batch_size or batch_size
             about = replace(about, units=about.units or units, batch_size=size)
         inner = getattr(optimizer, "optimizer", optimizer)  # in a trainer's wrapper

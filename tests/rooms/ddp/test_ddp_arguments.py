@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,6 +26,7 @@ import regimes
 from regimes.compression import REGISTRY
 from regimes.cost.cases import cases
 from regimes.errors import ConfigError, RecordError
+from regimes.integrations.shared import HookSettings
 from regimes.records import read_lines, unknown_fields
 from regimes.report import page
 from regimes.training.run_warnings import run_warnings
@@ -633,3 +635,25 @@ def test_a_pass_that_leaves_layers_out_is_explained_at_once() -> None:
         optimizer.step()
     with pytest.raises(ConfigError, match=r"'first.*' had no gradient .*find_unused_parameters"):
         model(x, skip=True).sum().backward()
+
+
+def test_epochs_of_a_trainer_whose_steps_are_not_known(tmp_path: Path) -> None:
+    """As of Lightning's manual optimisation: two optimisers, two passes for each batch."""
+    model, clock = wrapped(), SimpleNamespace(epoch=0)
+    first, second = model.module
+    optimizers = [torch.optim.SGD(part.parameters(), lr=1e-4) for part in (first, second)]
+    settings = HookSettings("epoch", tmp_path / "run", {"level": 1})
+    hook = settings.attach(model, optimizers, epoch=3, total=2, batch_size=None, clock=clock)
+    for epoch in range(2):
+        clock.epoch = epoch
+        for _ in range(3):
+            for optimizer in optimizers:
+                model(torch.ones(4, 5)).square().sum().backward()
+                optimizer.step()
+                model.zero_grad()
+    hook.close()
+    record = regimes.load(tmp_path / "run")
+    assert record.finished
+    assert [row["steps"] for row in record.rows] == [6, 6]
+    assert [row["group_lr"] for row in record.rows] == [[1e-4, 1e-4]] * 2
+    assert record.header["config"]["optimizer"]["name"] == "SGD and SGD"

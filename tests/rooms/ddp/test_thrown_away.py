@@ -224,11 +224,12 @@ class Pair(nn.Module):
         return self.d(self.g(x)) if both else self.d(x)
 
 
-def pair(leaks: bool) -> tuple[list[Tensor], list[Any]]:
+def pair(leaks: bool, both_given: bool) -> tuple[list[Tensor], list[Any]]:
     net = Pair()
     model = DistributedDataParallel(net, find_unused_parameters=True)
-    og, od = (torch.optim.SGD(part.parameters(), 0.05) for part in (net.g, net.d))
-    hook = regimes.attach(model, optimizer=og, every=2, levels={"low": 2, "high": 1})
+    og, od = (torch.optim.SGD(part.parameters(), lr) for part, lr in ((net.g, 0.05), (net.d, 0.1)))
+    given = [og, od] if both_given else og
+    hook = regimes.attach(model, optimizer=given, every=2, levels={"low": 2, "high": 1})
     for step in range(STEPS):
         x, z = data(step)
         model(z, both=False).square().mean().backward()
@@ -241,12 +242,15 @@ def pair(leaks: bool) -> tuple[list[Tensor], list[Any]]:
         og.step()
         og.zero_grad()
         od.zero_grad()
+    assert [row.get("group_lr") for row in hook.rows] == [[0.05, 0.1] if both_given else None] * 4
     return [p.detach() for p in net.parameters()], [row["statistics"] for row in hook.rows]
 
 
-def test_two_optimisers_of_one_model() -> None:
-    """The generator's pass counts as a step of the generator's layers alone."""
-    (clean, rows), (leaking, others) = pair(leaks=False), pair(leaks=True)
+@pytest.mark.parametrize("both_given", [True, False])
+def test_two_optimisers_of_one_model(both_given: bool) -> None:
+    """The generator's pass counts as a step of the generator's layers alone. A record has the rates
+    of all optimisers that it was given."""
+    (clean, rows), (leaking, others) = pair(False, both_given), pair(True, both_given)
     assert all(map(torch.equal, clean, leaking))
     assert rows == others
 

@@ -87,8 +87,8 @@ def trained(rank: int, folder: Path, records: bool) -> dict[str, Any]:
 
 
 def stages(rank: int, folder: Path, late: bool) -> dict[str, Any]:
-    """Two stages of a pipeline, each a data-parallel group of its own, with one record; the
-    last one knows the loss. With ``late`` the first one attaches when the last one has trained a step."""
+    """Two stages of a pipeline, each a data-parallel group of its own, with one record; the last
+    one knows the loss. With ``late`` the first attaches when the last has trained a step."""
     groups = [dist.new_group([0]), dist.new_group([1])]
     net = nn.Linear(6, 6)
     model = DistributedDataParallel(net, process_group=groups[rank])

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from regimes.curvature.differentiable import twice_differentiable, without_checkpoints
 from regimes.curvature.probe import (
     Estimate,
     Mode,
     ProbeLoss,
     ProcessMean,
     batch_size,
+    check_loss,
     check_probe,
     no_random_draws,
     preserved,
@@ -81,7 +83,7 @@ def fisher_trace(
     samples = [pair for x, y in batches for pair in zip(x.split(1), y.split(1), strict=True)]
     named = check_probe(model, len(samples), mode)
     rows = []
-    with preserved(model, mode), torch.enable_grad():
+    with preserved(model, mode), torch.enable_grad(), without_checkpoints():
         for index, (x, y) in enumerate(samples):
             with nullcontext() if index else no_random_draws():
                 logits = model(x)
@@ -240,9 +242,12 @@ class _LossAlong:
         """The loss at the present parameters, and its gradient."""
         self.forwards += 1
         total, flat = torch.zeros((), dtype=torch.float64), torch.zeros(())
-        with torch.enable_grad():
+        # attention's kernel is that of a Hessian of the same probe
+        with torch.enable_grad(), twice_differentiable():
             for index, (weight, batch) in enumerate(self.weighted):
-                value = self.loss(self.model, batch) * weight
+                value = self.loss(self.model, batch)
+                check_loss(value)
+                value = value * weight
                 gradients = torch.autograd.grad(
                     value, self.parameters, allow_unused=True, materialize_grads=True
                 )

@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Literal, NamedTuple
 
 import torch
@@ -76,10 +77,11 @@ def lanczos(
         agree: maps a local number to one that all processes share (`HessianProduct.agree`).
 
     Raises:
-        ConfigError: more eigenvalues than dimensions, none at all, a start of a wrong shape, or a
-            budget too small for as many pairs.
+        ConfigError: more eigenvalues than dimensions, none at all, a tolerance that is not positive
+            and finite, a start of a wrong shape, or a budget too small for as many pairs.
     """
     began = time.perf_counter()
+    check_options(largest, smallest, tolerance, max_products, max_seconds)
     ends, wanted = _Ends(largest, smallest), min(largest + smallest, dimension)
     require(min(ends) >= 0 < sum(ends), "(largest, smallest)", tuple(ends), "at least one in all")
     most = f"at most the operator's dimension {dimension}"
@@ -87,7 +89,7 @@ def lanczos(
     require(max_products >= wanted, "max_products", max_products, f"at least {wanted}, one a value")
     if start is None:
         start = random_direction(dimension, generator, dtype, device)
-    shape = tuple(start.shape)
+    shape = tuple(start.shape) if isinstance(start, Tensor) else type(start).__name__
     require(shape == (dimension,), "shape of start", shape, f"({dimension},)")
     capacity = max(2 * (wanted + 2), BASIS)
     space = Krylov(start.to(device, dtype), min(capacity, dimension))
@@ -101,6 +103,23 @@ def lanczos(
 
     stopped = _grow(space, operator, ends, tolerance, max_products, late, generator)
     return _report(space, ends, stopped, time.perf_counter() - began)
+
+
+def check_options(
+    largest: int, smallest: int, tolerance: float, max_products: int, max_seconds: float | None
+) -> None:
+    """Raise ConfigError for a number of a wrong type or range."""
+    for name, count in (
+        ("largest", largest),
+        ("smallest", smallest),
+        ("max_products", max_products),
+    ):
+        whole = isinstance(count, Integral) and not isinstance(count, bool)
+        require(whole and count >= 0, name, count, "a whole number from 0 up")
+    good = isinstance(tolerance, Real) and 0 < tolerance < math.inf  # NaN is neither
+    require(good, "tolerance", tolerance, "a positive number")
+    timed = max_seconds is None or (isinstance(max_seconds, Real) and max_seconds >= 0)
+    require(timed, "max_seconds", max_seconds, "a number of seconds, or None")
 
 
 def random_direction(

@@ -20,12 +20,24 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from regimes.curvature.differentiable import (
+    ROUNDINGS,
+    OwnFunctions,
+    asymmetry,
+    fixed_vectors,
+    named_operation,
+    negligible,
+    not_symmetric,
+    rounding,
+    twice_differentiable,
+)
 from regimes.curvature.native import NativeDoubleBackward
 from regimes.curvature.probe import (
     Mode,
     ProbeLoss,
     ProcessMean,
     batch_size,
+    check_loss,
     check_probe,
     no_random_draws,
     preserved,
@@ -61,12 +73,18 @@ class HessianProduct:
             or processes.
 
     The weights must not change while it is in use. `products` counts the vectors multiplied
-    (a layer's own block counts as one), `gradient` and `loss_value` come free.
+    (a layer's own block counts as one), `gradient` and `loss_value` come free. The first use also
+    multiplies two vectors that are not counted: they tell whether the matrix is symmetric.
+
+    Attention runs by torch's kernel of plain matrix products, the only one that has a second
+    derivative, and activation checkpoints store their activations. A parameter that only some
+    micro-batches use counts as zero in the others.
 
     Raises:
-        ConfigError: an empty probe set, a parameter without a gradient, a loss that is random or
-            updates statistics, weights changed since the first product, a vector of a wrong shape,
-            a loss of which trying does not show how batches count.
+        ConfigError: an empty probe set, a parameter that no micro-batch uses, a loss that is random
+            or updates statistics, weights changed since the first product, a vector of a wrong
+            shape, a loss of which trying does not show how batches count; an operation without a
+            second derivative, by name where torch or the graph has it.
         TrainingError: the gradient or a product is not finite.
     """
 
@@ -118,6 +136,10 @@ class HessianProduct:
         """The probe loss, over all processes."""
         return self._prepare()[0]
 
+    def check(self) -> None:
+        """Raise as any use would, if this loss has no Hessian here."""
+        self._prepare()
+
     def __call__(self, vectors: Float[Tensor, "*k d"]) -> Float[Tensor, "*k d"]:
         """H v for a vector, or for every row of a block."""
         return self._multiply(vectors, range(len(self.parameters)))
@@ -144,15 +166,9 @@ class HessianProduct:
         self._prepare()
         block = vectors.reshape(-1, d).to(self.device, self.dtype)
         out = torch.zeros_like(block)
-        shaped = [
-            [piece.view_as(self.parameters[i]) for i, piece in zip(layers, row, strict=True)]
-            for row in (v.split(sizes) for v in block)
-        ]
         for index, weight in enumerate(self.weights):
             product = self._graphs[index] if index < self.retained else self._build(index)[0]
-            for row, pieces in zip(out, shaped, strict=True):
-                for slot, part in zip(row.split(sizes), product(pieces, layers), strict=True):
-                    slot.view_as(part).add_(part, alpha=weight)
+            self._add_products(out, block, product, weight, layers)
             del product  # frees its graph, unless it is retained
         if self.mean is not None:
             out = self.mean(out.view(-1)).view_as(block)
@@ -161,8 +177,22 @@ class HessianProduct:
             raise TrainingError("A Hessian-vector product is not finite; the loss has diverged.")
         return out.view_as(vectors)
 
+    def _add_products(
+        self, out: Tensor, block: Tensor, product: Product, weight: float, layers: Sequence[int]
+    ) -> None:
+        """Add a micro-batch's part of the products with the rows of ``block`` to ``out``."""
+        sizes = [self.parameters[i].numel() for i in layers]
+        for row, vector in zip(out, block, strict=True):
+            split = zip(layers, vector.split(sizes), strict=True)
+            pieces = [piece.view_as(self.parameters[i]) for i, piece in split]
+            with named_operation():
+                parts = product(pieces, layers)
+            for slot, part in zip(row.split(sizes), parts, strict=True):
+                slot.view_as(part).add_(part, alpha=weight)
+
     def _prepare(self) -> tuple[float, Tensor]:
-        """Loss and gradient, and as many graphs as memory allows, from the first pass."""
+        """Loss and gradient, and as many graphs as memory allows, from the first pass. It checks
+        that all parameters are used and that the matrix is symmetric."""
         if self._versions != [p._version for p in self.parameters]:
             raise ConfigError("The weights changed under a HessianProduct; make a new one.")
         if self._first is not None:
@@ -170,6 +200,10 @@ class HessianProduct:
         graphs: list[Product] = []
         total = torch.zeros(self.dimension + 1, dtype=self.dtype, device=self.device)
         room, needed = self.memory, 0
+        layers = range(len(self.parameters))
+        used = torch.zeros(len(layers) + 1, dtype=self.dtype, device=self.device)
+        pair = fixed_vectors(self.dimension, total)
+        images = torch.zeros_like(pair)
         for index, weight in enumerate(self.weights):
             # once one was dropped, none after it is retained: `_graphs` holds the first ones
             keep = index == len(graphs) and needed <= room
@@ -177,72 +211,129 @@ class HessianProduct:
             if keep and held <= room:
                 graphs.append(product)
                 room, needed = room - held, held
-            flat = torch.cat([value.reshape(1), *(g.reshape(-1) for g in gradient)])
+            for i, part in enumerate(gradient):
+                if part is not None:
+                    used[i] = 1
+            filled = [
+                torch.zeros_like(p) if g is None else g
+                for p, g in zip(self.parameters, gradient, strict=True)
+            ]
+            flat = torch.cat([value.reshape(1), *(g.reshape(-1) for g in filled)])
             total.add_(flat, alpha=weight)
+            self._add_products(images, pair, product, weight, layers)
             # Before the next graph is built, so that only one is added to those retained.
             del product
+        # Each process checks its own part, and all learn of it with the gradient: an error on one
+        # alone would leave the others in their next collective.
+        used[-1] = self._is_asymmetric(pair, images, graphs)
         if self.mean is not None:
-            total = self.mean(total)
-        if not bool(torch.isfinite(total).all()):
-            raise TrainingError("The probe loss or its gradient is not finite.")
+            total, used = self.mean(torch.cat([total, used])).split([len(total), len(used)])
+        self._require_hessian(total, used.tolist())
         self._graphs, self.retained = graphs, len(graphs)
         self._first = float(total[0]), total[1:].clone()
         return self._first
 
-    def _build(self, index: int, weigh: bool = False) -> tuple[Product, Tensor, list[Tensor], int]:
-        """A micro-batch's product, loss, gradient, and the bytes its graph holds (if weighed)."""
+    def _is_asymmetric(self, pair: Tensor, images: Tensor, graphs: list[Product]) -> bool:
+        """Whether this process's products are those of no symmetric matrix, beyond rounding. Only
+        where they are not symmetric to `negligible`, a third product measures the rounding."""
+        found = asymmetry(pair, images)
+        if not found > negligible(self.dtype):  # NaN: reported as such
+            return False
+        both, of_sum = pair.sum(0, keepdim=True), torch.zeros_like(pair[:1])
+        for index, weight in enumerate(self.weights):
+            product = graphs[index] if index < len(graphs) else self._build(index)[0]
+            self._add_products(of_sum, both, product, weight, range(len(self.parameters)))
+        return found > ROUNDINGS * rounding(images, of_sum[0])
+
+    def _require_hessian(self, total: Tensor, marks: list[float]) -> None:
+        """``marks``: for each layer whether it was used, then whether products are asymmetric."""
+        *used, asymmetric = marks
+        for name, use in zip(self.names, used, strict=True):
+            if use == 0:
+                raise ConfigError(
+                    f"Parameter {name!r} gets no gradient from the loss; "
+                    "use it, or freeze it with requires_grad_(False)."
+                )
+        if not bool(torch.isfinite(total).all()):
+            raise TrainingError("The probe loss or its gradient is not finite.")
+        if asymmetric:
+            raise not_symmetric(self._own_functions())
+
+    def _own_functions(self) -> list[str]:
+        """The custom Functions of the loss and the modules that call them, from one more pass."""
         with ExitStack() as stack:
-            stack.enter_context(preserved(self.model, self.mode))
-            stack.enter_context(torch.enable_grad())
-            native = NativeDoubleBackward(
-                batch_statistics=self.mode == "batch-statistics",
-                channels_last=self.device.type == "cpu" and self.dtype == torch.float32,
-            )
-            stack.enter_context(native)
+            self._measure(stack)
+            functions = stack.enter_context(OwnFunctions(self.model))
+            functions.collect(self.loss(self.model, self.batches[0]))
+        return list(functions.found)
+
+    def _measure(self, stack: ExitStack) -> None:
+        """Enter what a pass with a second derivative needs; nothing of the model changes."""
+        stack.enter_context(preserved(self.model, self.mode))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(twice_differentiable())
+        native = NativeDoubleBackward(
+            batch_statistics=self.mode == "batch-statistics",
+            channels_last=self.device.type == "cpu" and self.dtype == torch.float32,
+        )
+        stack.enter_context(native)
+
+    def _build(
+        self, index: int, weigh: bool = False
+    ) -> tuple[Product, Tensor, list[Tensor | None], int]:
+        """A micro-batch's product, loss, gradient (None where it uses no parameter), and the bytes
+        its graph holds (if weighed)."""
+        with ExitStack() as stack:
+            self._measure(stack)
             scale = stack.enter_context(LiveBytes()) if weigh else None
             outputs: list[Any] = []
             hook = self.model.register_forward_hook(lambda *call: outputs.append(call[-1]))
             stack.callback(hook.remove)
             with no_random_draws():
                 value = self.loss(self.model, self.batches[index])
-            gradient = self._differentiate(value)
-            if self.kind == "hessian":
-                product = hessian_product(gradient, self.parameters)
-            else:
-                product = gauss_newton_product(value, outputs, self.parameters)
+            check_loss(value)
+            with named_operation():
+                gradient = self._differentiate(value)
+                if self.kind == "hessian":
+                    product = hessian_product(gradient, self.parameters)
+                else:
+                    product = gauss_newton_product(value, outputs, self.parameters)
             held = scale.held() if scale else 0
-        return product, value.detach(), [g.detach() for g in gradient], held
+        return product, value.detach(), [g if g is None else g.detach() for g in gradient], held
 
-    def _differentiate(self, value: Tensor) -> list[Tensor]:
-        gradients: Sequence[Tensor | None] = [None] * len(self.parameters)
-        if value.requires_grad:  # create_graph: products are derivatives of this gradient
-            gradients = torch.autograd.grad(
-                value, self.parameters, create_graph=True, allow_unused=True
-            )
-        for name, gradient in zip(self.names, gradients, strict=True):
-            if gradient is None:
-                raise ConfigError(
-                    f"Parameter {name!r} gets no gradient from the loss; "
-                    "use it, or freeze it with requires_grad_(False)."
-                )
-        return [g for g in gradients if g is not None]
+    def _differentiate(self, value: Tensor) -> list[Tensor | None]:
+        if not value.requires_grad:
+            return [None] * len(self.parameters)
+        # create_graph: products are derivatives of this gradient
+        return list(
+            torch.autograd.grad(value, self.parameters, create_graph=True, allow_unused=True)
+        )
 
 
-def hessian_product(gradient: list[Tensor], parameters: Sequence[Tensor]) -> Product:
+def hessian_product(gradient: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> Product:
     """Pearlmutter's product: the derivative of <gradient, v> by the chosen layers."""
+    return lambda v, layers: _derivative(
+        [gradient[i] for i in layers], v, [parameters[i] for i in layers]
+    )
 
-    def product(v: Sequence[Tensor], layers: Sequence[int]) -> Sequence[Tensor]:
-        # the gradient of a parameter that enters the loss linearly is a constant without a graph
-        pairs = [
-            (gradient[i], u) for i, u in zip(layers, v, strict=True) if gradient[i].requires_grad
-        ]
-        targets = [parameters[i] for i in layers]
-        if not pairs:
-            return [torch.zeros_like(p) for p in targets]
-        outputs, cotangents = zip(*pairs, strict=True)
-        return _vjp(outputs, targets, cotangents)
 
-    return product
+def _derivative(
+    outputs: Sequence[Tensor | None], cotangents: Sequence[Tensor], targets: Sequence[Tensor]
+) -> Sequence[Tensor]:
+    """The derivative of <outputs, cotangents> by the targets.
+
+    The gradient of a parameter that enters the loss linearly is a constant without a graph, and
+    that of one that the loss does not use is None: both add nothing.
+    """
+    pairs = [
+        (output, u)
+        for output, u in zip(outputs, cotangents, strict=True)
+        if output is not None and output.requires_grad
+    ]
+    if not pairs:
+        return [torch.zeros_like(t) for t in targets]
+    varying, along = zip(*pairs, strict=True)
+    return _vjp(varying, targets, along)
 
 
 def gauss_newton_product(
@@ -253,11 +344,11 @@ def gauss_newton_product(
         raise ConfigError("Gauss-Newton needs a loss that runs the model once, to one tensor.")
     z = outputs[0]
     s = torch.zeros_like(z, requires_grad=True)
-    pulled = torch.autograd.grad(z, parameters, s, create_graph=True)
+    pulled = torch.autograd.grad(z, parameters, s, create_graph=True, allow_unused=True)
     (slope,) = torch.autograd.grad(value, z, create_graph=True)
 
     def product(v: Sequence[Tensor], layers: Sequence[int]) -> Sequence[Tensor]:
-        (pushed,) = _vjp([pulled[i] for i in layers], [s], v)
+        (pushed,) = _derivative([pulled[i] for i in layers], v, [s])
         (curved,) = _vjp([slope], [z], [pushed]) if slope.requires_grad else (torch.zeros_like(z),)
         return _vjp([z], [parameters[i] for i in layers], [curved])
 

@@ -89,6 +89,16 @@ def check_probe(model: nn.Module, samples: int, mode: Mode | None) -> dict[str, 
     return parameters
 
 
+def check_loss(value: Any) -> None:
+    """Raise ConfigError unless a loss is one real number, as a tensor."""
+    got: object = type(value).__name__
+    good = isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point()
+    if isinstance(value, Tensor):
+        got = f"a tensor of shape {tuple(value.shape)} and type {value.dtype}"
+    if not good:
+        raise ConfigError(f"The loss returns {got}; expected one real number, as a tensor.")
+
+
 def _random_states() -> tuple[Any, ...]:
     """The global random streams: torch (and every CUDA device in use), numpy, Python."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []

@@ -18,7 +18,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from regimes.curvature.lanczos import Eigenpairs
+from regimes.curvature.differentiable import twice_differentiable
+from regimes.curvature.lanczos import Eigenpairs, check_options
 from regimes.curvature.native import NativeDoubleBackward
 from regimes.curvature.operator import HessianProduct
 from regimes.curvature.probe import Estimate, preserved
@@ -30,6 +31,7 @@ def eigenvalues(
     hessian: HessianProduct, k: int, tolerance: float, max_products: int, seed: int
 ) -> Eigenpairs:
     """Its power iteration: the k largest in magnitude, in the order it found them."""
+    check_options(k, 0, tolerance, max_products, None)
     most = min(hessian.dimension, max_products)
     require(0 < k <= most, "largest", k, f"1 to {most}, the dimension or the products")
     began, per_value = time.perf_counter(), max_products // k
@@ -94,6 +96,7 @@ def _measuring(hessian: HessianProduct, seed: int) -> Iterator[tuple[Any, list[i
         import pyhessian
     except ImportError as error:
         raise ConfigError("PyHessian is missing: pip install regimes[curvature].") from error
+    hessian.check()
     count, library = [0], sys.modules["pyhessian.hessian"]
     weights = [weight * hessian.samples for weight in hessian.weights]
 
@@ -109,6 +112,7 @@ def _measuring(hessian: HessianProduct, seed: int) -> Iterator[tuple[Any, list[i
         warnings.simplefilter("ignore")  # its backward(create_graph=True) warns of a cycle
         stack.enter_context(preserved(hessian.model))
         stack.enter_context(torch.enable_grad())
+        stack.enter_context(twice_differentiable())
         torch.manual_seed(derive(seed, "pyhessian"))
         if hessian.mode == "batch-statistics":  # else all operations are torch's own
             stack.enter_context(NativeDoubleBackward(batch_statistics=True))

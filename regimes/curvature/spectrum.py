@@ -19,7 +19,7 @@ from regimes.curvature import pyhessian
 from regimes.curvature.lanczos import Eigenpairs, Krylov, lanczos, random_direction
 from regimes.curvature.operator import HessianProduct
 from regimes.curvature.probe import Estimate
-from regimes.errors import ConfigError, require
+from regimes.errors import ConfigError, require, unexpected
 from regimes.seeding import stream
 
 AT_ONCE = 4  # products per graph, where graphs are rebuilt
@@ -73,6 +73,8 @@ def warm_start(previous: Eigenpairs | Float[Tensor, "k d"]) -> Float[Tensor, " d
     needed fewer products than a block of all vectors.
     """
     vectors = previous.vectors if isinstance(previous, Eigenpairs) else previous
+    if not isinstance(vectors, Tensor) or vectors.dim() != 2:
+        raise unexpected("start", vectors, "Eigenpairs, or vectors of shape (k, d)")
     return vectors[torch.isfinite(vectors[:, 0])].sum(0)
 
 

@@ -7,6 +7,7 @@ weights of the epoch's end, averaged over all processes.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from regimes import reduction
 from regimes.collectives.requests import Mean
 from regimes.config import Bounded, Bounds
-from regimes.config.bounds import Count, Natural
+from regimes.config.bounds import Count, Natural, Positive
 from regimes.curvature import (
     HessianProduct,
     critical_sharpness,
@@ -26,7 +27,7 @@ from regimes.curvature import (
 )
 from regimes.curvature.probe import ProcessMean
 from regimes.curvature.weights import Weight
-from regimes.errors import ConfigError, require
+from regimes.errors import ConfigError, TrainingError, require
 from regimes.instruments.base import EndOfEpochGauge, MeasurementContext, Reading
 from regimes.models.loss import Batch
 from regimes.precision import is_half
@@ -114,8 +115,8 @@ class Curvature(Probe):
     smallest: Natural = 0
     layers: bool = False
     probes: Natural = 0
-    tolerance: float = 1e-3  # residual over |eigenvalue|
-    max_products: int = 100
+    tolerance: Positive = 1e-3  # residual over |eigenvalue|
+    max_products: Count = 100
     warm: bool = True
 
     def __post_init__(self) -> None:
@@ -123,6 +124,9 @@ class Curvature(Probe):
         where = self.bounds_prefix
         require(self.probes != 1, f"{where}probes", self.probes, "0 or at least 2")
         require(bool(self.modes), f"{where}modes", list(self.modes), "at least one")
+        wanted = self.largest + self.smallest
+        expected = f"at least {wanted}, one a value"
+        require(self.max_products >= wanted, f"{where}max_products", self.max_products, expected)
 
     def start(self, context: MeasurementContext) -> CurvatureGauge:
         return CurvatureGauge(self, context)
@@ -135,6 +139,21 @@ class CurvatureGauge(ProbeGauge):
         super().__init__(settings, context)
         self.weigh = self.weight()
         self.vectors: dict[str, Tensor] = {}  # per mode, [k, d]
+        most = sum(context.sizes)
+        for name, count in (("largest", settings.largest), ("smallest", settings.smallest)):
+            where = f"{settings.bounds_prefix}{name}"
+            require(count <= most, where, count, f"at most {most}, the model's parameters")
+        # Before any unit is trained. Without the mean over processes: this counts no bytes.
+        for mode in settings.modes:
+            with suppress(TrainingError):  # a loss that is not finite is reported by the run
+                HessianProduct(
+                    context.model,
+                    self.loss,
+                    self.batches,
+                    mode=mode,
+                    memory=0,
+                    weight=self.weigh,
+                ).check()
 
     def read(self, epoch: int) -> Reading:
         reading, seed = Reading(), derive(self.context.seed, "curvature", epoch)

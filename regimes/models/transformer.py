@@ -16,7 +16,6 @@ which compressors need.
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from typing import ClassVar, Literal
 
 import torch
@@ -78,7 +77,7 @@ class Transformer(nn.Module):
         width, time = weight.shape[1], tokens.shape[1]
         x = self.dropout(self.embedding(tokens) * math.sqrt(width) + positions(time, weight))
         mask = nn.Transformer.generate_square_subsequent_mask(time, x.device, x.dtype)
-        with sdpa_kernel(SDPBackend.MATH):  # the only one with a second derivative
+        with sdpa_kernel(SDPBackend.MATH):  # other kernels round otherwise than recorded runs
             x = self.blocks(x, mask, is_causal=True)
         return functional.linear(x, weight), None
 
@@ -161,11 +160,8 @@ class GPT(nn.Module):
             x = x + self.places.weight[:time]
         x = self.dropout(x)
         turns = angles(time, self.head_size, x) if self.places is None else None
-        # Instruments take second derivatives in evaluation mode, which only one kernel has.
-        instrument = torch.is_grad_enabled() and not self.training
-        with sdpa_kernel(SDPBackend.MATH) if instrument else nullcontext():
-            for block in self.blocks:
-                x = block(x, turns)
+        for block in self.blocks:
+            x = block(x, turns)
         return self.head(self.norm(x)), None
 
 

@@ -12,7 +12,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from regimes import inputs
 from regimes.console.progress import tracked
@@ -25,6 +25,7 @@ from regimes.records.reader import Record, find, load
 from regimes.records.selection import select_and_separate
 
 LARGEST_ARCHIVE, LARGEST_EXTENSION = 2**33, 2**20  # bytes, unpacked
+DEEPEST = 100  # folders in folders: making and removing them recurses
 PAX = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 EXTENSIONS = (*PAX, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 PREFIX, LOCK = "regimes-archive-", ".lock"  # of a scratch folder, and in it
@@ -74,6 +75,8 @@ def unpacked(place: str | Path) -> Iterator[Path]:
         size += member.size
         if size > LARGEST_ARCHIVE:
             raise RecordError(f"{place} is too large: more than {LARGEST_ARCHIVE} bytes")
+        if len(PurePosixPath(member.name).parts) > DEEPEST:
+            raise RecordError(f"{place} has folders in more than {DEEPEST} others")
         return tarfile.data_filter(member, path)
 
     with scratch_folder() as scratch:

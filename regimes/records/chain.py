@@ -77,8 +77,11 @@ def find_edit(folder: Path, growing: bool = False) -> str | None:
         growing: a process is writing, so that files may be ahead of the chain as it was read.
     """
     groups = [row["files"] for row in read_lines(folder / CHAIN)]
-    if not groups:  # an older version had no chain
-        return None
+    if not groups:  # an older version had no chain; a file of it has a line before the record
+        text = content(folder / CHAIN)
+        torn = text and b"\n" not in text  # by a kill at the first line of an older record's chain
+        emptied = (folder / CHAIN).exists() and not torn
+        return f"{CHAIN} is empty: its lines were removed" if emptied else None
     for name in CHAINED:
         states: list[State] = [Sum().state, *(group[name] for group in groups if name in group)]
         # Only what the last line of the chain announces may be unwritten or half written.

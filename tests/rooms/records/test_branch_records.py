@@ -17,7 +17,7 @@ import regimes
 from regimes.errors import RecordError
 from regimes.monitor.doctor import verdict
 from regimes.policies import policy
-from regimes.records import load_all, pack, read_lines
+from regimes.records import load_all, pack, read_lines, spliced
 from regimes.records.experiment import identity, separate
 from regimes.replay.replay import replay
 
@@ -185,3 +185,11 @@ def test_a_strangers_path_to_a_trunk(of: str, root: Path) -> None:
     with pytest.raises(RecordError) as error:
         regimes.load(root / "slow")
     assert "\n" not in str(error.value)
+
+
+def test_after_a_pulse_the_trunks_configuration_of_that_unit_returns() -> None:
+    """Which may have changed while the pulse lasted."""
+    trunk = [(0, {"lr": 1}), (2, {"lr": 2}), (4, {"lr": 3}), (7, {"lr": 4})]
+    pulse = {"lr": 9, "branch": {"at": 1, "length": 4}}
+    expected = [(0, {"lr": 1}), (1, pulse), (5, {"lr": 3}), (7, {"lr": 4})]
+    assert spliced(trunk, pulse) == expected

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from plain import record as make
 from plain import rising as row
 
 from regimes.errors import RecordError
+from regimes.monitor.doctor import verdict
 from regimes.records import (
     RecordWriter,
     complete,
@@ -22,6 +25,7 @@ from regimes.records import (
     provenance,
     read_lines,
     summary,
+    unpacked,
 )
 from regimes.records.reader import layers_table
 
@@ -157,6 +161,25 @@ def test_odd_headers_are_damaged(text: str, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(RecordError, match="is damaged"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("edit", [b"", b"\n", b'{"files":{}}\n'])
+def test_a_chain_that_was_emptied_is_an_edit(edit: bytes, tmp_path: Path) -> None:
+    folder = make(tmp_path / "run")
+    assert verdict(folder)[0] == "broken off"  # without its last event
+    (folder / "chain.jsonl").write_bytes(edit)
+    assert verdict(folder)[0] in ("edited", "unreadable")
+    pack(tmp_path, tmp_path / "a.tar.xz")
+    with unpacked(tmp_path / "a.tar.xz") as root:
+        assert verdict(root / "run")[0] in ("edited", "unreadable")
+
+
+@pytest.mark.parametrize("depth", [101, 3000])
+def test_an_archive_of_deep_folders_is_one_sentence(depth: int, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "deep.tar.xz", "w:xz") as tar:
+        tar.addfile(tarfile.TarInfo("/".join(["d"] * depth) + "/run.json"), io.BytesIO())
+    with pytest.raises(RecordError, match="folders in more than 100 others"):
+        load_all(tmp_path / "deep.tar.xz")
 
 
 def test_pack_says_what_is_missing(tmp_path: Path) -> None:

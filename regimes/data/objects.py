@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -75,6 +76,19 @@ def name_of(function: Callable[..., Any] | None) -> str | None:
     if isinstance(function, nn.Module):
         return repr(function)
     return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def model_digests(model: nn.Module) -> dict[str, str]:
+    """By what a record knows a model: SHA-256 of its ``repr`` (without addresses in memory), and of
+    its parameters and buffers."""
+    text = re.sub(r"0x[0-9a-fA-F]+", "0x", repr(model))
+    weights = hashlib.sha256()
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        weights.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        if tensor.layout == torch.strided and not tensor.is_meta:
+            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            weights.update(flat.view(torch.uint8).numpy().data)
+    return {"model": hashlib.sha256(text.encode()).hexdigest(), "weights": weights.hexdigest()}
 
 
 def _tried(what: str, function: Callable[..., Any], *given: Any) -> Any:
@@ -162,6 +176,9 @@ class ObjectTask:
         self.train, self.test = Samples(train, "train_data"), Samples(test, "test_data")
         self.size, self.outputs = self.train.count, 1
         self.given = {"loss": name_of(loss), "metric": name_of(metric)}
+        self.functions = [f for f in (model, loss, metric) if f and not isinstance(f, nn.Module)]
+        self.functions += [type(f) for f in (loss, metric) if isinstance(f, nn.Module)]
+        self.first: dict[str, str] = {}  # digests of the model's text and of its first weights
         self.criterion, self.loss_weight = loss or usual_loss, loss_weight
         self._joined = ObjectLoss(self.criterion)
         self.loss: TaskLoss = self._joined
@@ -186,6 +203,7 @@ class ObjectTask:
             "train": self.size,
             "test": self.test.count,
             **{name: given for name, given in self.given.items() if given is not None},
+            **self.first,
         }
 
     def build(self, config: RunConfig) -> nn.Module:
@@ -202,6 +220,7 @@ class ObjectTask:
                 raise ConfigError(f"{name} has no shape yet: call the model once before")
             if parameter.is_meta:
                 raise ConfigError(f"{name} is on the meta device: make the model on the CPU")
+        self.first = model_digests(model)
         probe = copy.deepcopy(model).to("cpu", getattr(torch, config.dtype)).eval()
         for samples in (self.train, self.test):
             self._check(probe, samples, getattr(torch, config.dtype))

@@ -129,6 +129,7 @@ class Job:
             layers=layer_entries(self.layers),
             **more,
             code=provenance.code_digest(),
+            own_code=provenance.own_code(chosen),
             torch=torch.__version__,
         )
 
@@ -193,7 +194,7 @@ class Job:
         header = {
             "written_by": "hook",
             "config": config,
-            "code": provenance.code(),
+            "code": provenance.code(config, {type(part) for part in network.modules()}),
             "machine": provenance.machine(),
             "world": {**world, "union_pass": False},
             "data": {"digest": None, "train": None, "test": None},

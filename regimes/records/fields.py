@@ -11,7 +11,12 @@ from regimes.errors import ConfigError
 from regimes.records.schema import Header, Row, hooked
 
 SAVING = ("checkpoint_every", "checkpoint_seconds", "checkpoint_keep", "reporters", "timeout")
-STORAGE = (*SAVING, "data.path", "data.download", "branch.of", "machine.command", "schema")
+# "data.weights": the first weights of a user's own model, which each seed may draw anew.
+STORAGE = (
+    *SAVING,
+    *("data.path", "data.download", "data.weights"),
+    *("branch.of", "machine.command", "schema"),
+)
 # Runs of one experiment may differ in these, except in world.workers.
 CIRCUMSTANCES = ("code", "machine", "world", "device", "graphs", "bucket_mb")
 LONGEST = 24  # letters of a value in a name

@@ -5,13 +5,16 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
+import inspect
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any
+
+from regimes.config.registry import offered
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -56,11 +59,71 @@ def _git(*words: str) -> str:
     return subprocess.run(git, capture_output=True, text=True, timeout=30, check=True).stdout
 
 
-def code() -> dict[str, str | None]:
-    """Version, commit and digest of this package."""
+def code(config: Mapping[str, Any], objects: Iterable[Any] = ()) -> dict[str, str | None]:
+    """Version, commit and digest of this package, and `own_code`."""
     from regimes import __version__
 
-    return {"version": __version__, "commit": commit(), "digest": code_digest()}
+    ours = {"version": __version__, "commit": commit(), "digest": code_digest()}
+    return ours | own_code(config, objects)
+
+
+# -- code of a user's own ----------------------------------------------------------------------
+
+OFFERED = tuple(f"regimes.{kind}" for kind in ("models", "instruments", "deficits", "tasks"))
+# The machine's entry of a record has the versions of these.
+NOT_OWN = {*sys.stdlib_module_names, "regimes", "torch", "numpy"}
+
+
+def own_code(config: Mapping[str, Any], objects: Iterable[Any] = ()) -> dict[str, str]:
+    """SHA-256 of the file of each module that a run takes classes or functions from and that is
+    none of this package: ``{"mine.digest": "3f1a..."}``. A file that cannot be read is
+    ``{"mine": "source unreadable"}``. Modules that these import are not read.
+
+    Args:
+        config: plain; classes in it are named ``package.module:Class``, or offered by a package.
+        objects: further classes and functions.
+    """
+    targets = {name: target for kind in OFFERED for name, target in offered(kind).items()}
+    named = [targets.get(name, name) for name in _names(config)]
+    table = {}
+    for thing in [*filter(None, map(_imported, named)), *objects]:
+        thing = getattr(thing, "func", thing)  # of functools.partial
+        kind = thing if hasattr(thing, "__qualname__") else type(thing)
+        for part in getattr(kind, "__mro__", (kind,)):
+            module = getattr(part, "__module__", None) or ""
+            if module.partition(".")[0] not in NOT_OWN:
+                table |= _digest_of_source(module, part)
+    return dict(sorted(table.items()))
+
+
+def _names(config: Mapping[str, Any]) -> Iterator[str]:
+    """The names of the plug-ins of a configuration, at any depth."""
+    for key, value in config.items():
+        if key == "instruments" and isinstance(value, Mapping):
+            yield from value
+        for table in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(table, Mapping):
+                if isinstance(name := table.get("name"), str):
+                    yield name
+                yield from _names(table)
+
+
+def _imported(target: str) -> Any:
+    """What ``package.module:Class`` names, if the run has imported it."""
+    module, colon, attribute = target.partition(":")
+    return getattr(sys.modules.get(module), attribute, None) if colon else None
+
+
+def _digest_of_source(module: str, thing: Any) -> dict[str, str]:
+    try:
+        if module == "__main__":  # a script or notebook also has what differs from run to run
+            text = inspect.getsource(thing).encode()
+        else:
+            text = Path(inspect.getsourcefile(sys.modules[module]) or "").read_bytes()
+    except (OSError, TypeError, KeyError):
+        return {module: "source unreadable"}
+    name = f"{module}.{thing.__qualname__}" if module == "__main__" else module
+    return {f"{name}.digest": hashlib.sha256(text).hexdigest()}
 
 
 def machine() -> dict[str, Any]:

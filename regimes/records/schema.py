@@ -73,6 +73,8 @@ class Data(TypedDict):
     classes: NotRequired[Any]
     loss: NotRequired[str]  # of a user's own training, as `metric`: the name of a function
     metric: NotRequired[str]
+    model: NotRequired[str]  # of a user's own training: the digest of its text
+    weights: NotRequired[str]  # likewise: of its first weights
 
 
 class Cost(TypedDict):

@@ -86,6 +86,7 @@ class Run:
             **to_dict(config),
             data_digest=self.task.digest,
             code=provenance.code_digest(),
+            own_code=provenance.own_code(to_dict(config)),
             torch=torch.__version__,
         )
         self.model = self.task.build(config).to(device, dtype)

@@ -12,6 +12,7 @@ the record, so neither is saved.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
@@ -32,6 +33,12 @@ from regimes.records.files import make_folder, opened_to_read
 
 log = logging.getLogger(__name__)
 KEEP = 2
+# Errors of a file that may be whole: rights, a device or a network that fails, too many open files.
+FOR_NOW = {
+    getattr(errno, name)
+    for name in ("EACCES", "EPERM", "EIO", "ESTALE", "ETIMEDOUT", "EMFILE", "ENFILE", "ENOMEM")
+    if hasattr(errno, name)
+}
 NAME, PART = re.compile(r"epoch-\d{4,}"), re.compile(r"process-\d+\.pt")
 
 
@@ -166,8 +173,29 @@ def _is_kept(path: Path) -> bool:
 
 
 def _all(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, oldest first; other files there, such as copies, are ignored."""
-    return sorted((p for p in folder.glob("epoch-*") if NAME.fullmatch(p.name)), key=_epochs)
+    """The checkpoints in a folder, oldest first; other files there, such as copies, are ignored.
+    OSError if there is a folder that cannot be read: its checkpoints are not gone."""
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    return sorted((folder / name for name in names if NAME.fullmatch(name)), key=_epochs)
+
+
+def saved(folder: Path) -> list[Path]:
+    """The checkpoints of a run, oldest first; RecordError if their folder cannot be read."""
+    place = folder / "checkpoints"
+    try:
+        return _all(place)
+    except OSError as error:
+        raise _unreadable(place, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> RecordError:
+    return RecordError(
+        f"cannot read {path}: {error.strerror or error}; nothing was changed, continue when it "
+        "can be read"
+    )
 
 
 def _epochs(path: Path) -> int:
@@ -180,12 +208,16 @@ def load(folder: Path) -> tuple[int, list[ProcessFile]] | None:
     A damaged one is skipped, with a warning in the log, for the one before.
 
     Raises:
-        RecordError: checkpoints exist, but none is complete.
+        RecordError: checkpoints exist, but none is complete, or one cannot be read now.
     """
-    candidates = _all(folder / "checkpoints")
+    candidates = saved(folder)
     for path in reversed(candidates):
         try:
             return _read(path)
+        except OSError as error:
+            if error.errno in FOR_NOW:  # it may be whole, and a run must not go back behind it
+                raise _unreadable(path, error) from None
+            log.warning("checkpoint %s is damaged and passed over: %s", path, error)
         except Exception as error:  # torch and json raise anything for a file of unknown content
             reason = str(error).partition("\n")[0] or type(error).__name__
             log.warning("checkpoint %s is damaged and passed over: %s", path, reason)
@@ -202,7 +234,7 @@ def load_at(folder: Path, epochs: int) -> list[ProcessFile]:
     Raises:
         RecordError: there is none, or it is damaged.
     """
-    there = {_epochs(path): path for path in _all(folder / "checkpoints")}
+    there = {_epochs(path): path for path in saved(folder)}
     if epochs not in there:
         has = ", ".join(map(str, there)) or "none"
         raise RecordError(

@@ -19,7 +19,10 @@ from regimes.records import (
     RecordWriter,
     Row,
     check_same,
+    complete,
+    ended,
     provenance,
+    read_events,
     read_header,
     read_rows,
     trunk_table,
@@ -53,7 +56,7 @@ def open_record(run: Run, out: Path, resume: bool) -> RecordWriter | None:
     if run.world.rank == 0:
         try:
             if resume:
-                place = {"code": provenance.code(), "processes": run.world.processes}
+                place = {"code": run.header["code"], "processes": run.world.processes}
                 writer = RecordWriter.resume(out, len(run.rows), **place)
             else:
                 writer = RecordWriter.create(out, run.header)
@@ -70,8 +73,23 @@ def open_record(run: Run, out: Path, resume: bool) -> RecordWriter | None:
 
 def remaining(phases: list[Phase], out: Path, resume: bool) -> list[Phase]:
     """The phases that a run in a folder has not completed."""
-    done = (checkpoint.load(out) or (0, []))[0] if resume and len(phases) > 1 else 0
+    done = 0
+    if resume and len(phases) > 1:
+        rows = _if_finished(out)
+        done = (checkpoint.load(out) or (0, []))[0] if rows is None else len(rows)
     return [phase for phase in phases if not phase.over(done)]
+
+
+def _if_finished(out: Path) -> list[Row] | None:
+    """All rows of a run that needs no more training; None of any other.
+
+    A run that was killed between its last row and its last checkpoint has no final weights yet, and
+    trains on from the checkpoint before. Where no checkpoint is left, its rows are all there is.
+    """
+    header = read_header(out)
+    rows = read_rows(out, header)
+    whole = complete(header, rows)
+    return rows if whole and (ended(read_events(out)) or not checkpoint.saved(out)) else None
 
 
 def _enter(run: Run, out: Path, resume: bool) -> Notes | None:
@@ -95,6 +113,19 @@ def _enter(run: Run, out: Path, resume: bool) -> Notes | None:
                 f"{source} was trained with the {name} {before or 'by default'}, not "
                 f"{now.get(name) or 'that by default'}: choose another folder"
             )
+    for name, what in (
+        ("model", "another model: its modules (repr) are others"),
+        (
+            "weights",
+            "other first weights: make the model after torch.manual_seed, or pass the "
+            "function that makes it",
+        ),
+    ):  # older records lack them
+        if name in header["data"] and header["data"].get(name) != now.get(name):
+            raise RecordError(f"{source} was trained with {what}; or choose another folder")
+    if resume and (rows := _if_finished(out)) is not None:
+        run.rows = rows
+        return None
     done, files = (checkpoint.load(out) if resume else None) or (0, [])
     if not files and trunk is not None and run.config.branch is not None:
         source, done = trunk, run.config.branch.at
@@ -139,7 +170,7 @@ def _header(run: Run) -> Header:
     budget = config.budget
     header = {
         "config": to_dict(config),
-        "code": provenance.code(),
+        "code": provenance.code(to_dict(config), _classes(run)),
         "machine": provenance.machine(),
         "world": {
             "workers": config.workers,
@@ -159,6 +190,11 @@ def _header(run: Run) -> Header:
     if run.phase.trunk is not None:
         header |= _of_trunk(run, run.phase.trunk)
     return cast("Header", header)  # without "schema", which the writer adds
+
+
+def _classes(run: Run) -> list[Any]:
+    """Classes and functions of the run that its configuration does not name."""
+    return [*{type(part) for part in run.model.modules()}, *getattr(run.task, "functions", ())]
 
 
 def _first_rate(run: Run) -> float:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
+import functools
+import hashlib
+import importlib
 import io
 import json
 import random
 import shutil
 import sys
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +21,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from configs import smoke_static
 
 import regimes
 from regimes.errors import ConfigError, RecordError, RegimesError
@@ -28,6 +33,7 @@ from regimes.records import (
     find,
     load_all,
     notes,
+    provenance,
     read_header,
     select,
     selecting,
@@ -542,3 +548,68 @@ def test_identity_and_circumstances_are_all_that_is_said(pair: list[Record]) -> 
     assert {*own} | {k for k in pair[0].fields if is_circumstance(k)} | {"seed"} == {
         *pair[0].fields
     }
+
+
+MINE = """
+from dataclasses import dataclass
+from regimes import Decision
+
+@dataclass(frozen=True)
+class Half:
+    needs, names = (), ("low", "high")
+    def decide(self, history, layers):
+        return [Decision("low", None)] * len(layers)
+"""
+
+
+def test_runs_of_own_code_that_was_edited_are_averaged_with_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As runs of other code of this package are. A comment is another digest, too."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    digests = []
+    for seed, text in enumerate([MINE, MINE, MINE + "# edited\n"]):
+        (tmp_path / "mine_edited.py").write_text(text)
+        sys.modules.pop("mine_edited", None)
+        importlib.invalidate_caches()
+        policy = {"name": "mine_edited:Half"}
+        c = replace(smoke_static("epochs=1"), seed=seed, policy=policy)
+        regimes.run(c, tmp_path / "runs" / str(seed))
+        code = read_header(tmp_path / "runs" / str(seed))["code"]
+        assert code["mine_edited.digest"] == hashlib.sha256(text.encode()).hexdigest()
+        digests.append(code["mine_edited.digest"][:8])
+    sys.modules.pop("mine_edited", None)
+    runs = load_all(tmp_path / "runs")
+    assert {run.name for run in runs} == {runs[0].name}  # one experiment
+    said = f"averaged over runs that differ in code.mine_edited.digest ({digests[0]}, {digests[2]})"
+    assert [note for note in notes(runs) if said in note]
+    assert not notes(runs[:2])
+
+
+def test_all_own_classes_and_functions_of_a_run_have_a_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever names them: a table at any depth, an instrument, an object, a base class."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("own_a", "own_b", "own_c", "own_d"):
+        text = "class Part: pass\ndef function(): pass\n"
+        (tmp_path / f"{name}.py").write_text(text)
+    (tmp_path / "own_e.py").write_text("import own_d\nclass Child(own_d.Part): pass\n")
+    modules = {name: importlib.import_module(f"own_{name}") for name in "abcde"}
+    config = {
+        "name": "own_x:y",
+        "policy": {"name": "detected", "detector": {"name": "own_a:Part"}},
+        "instruments": {"own_b:Part": {}, "norms": {}},
+        "compressor": {"name": "powersgd"},
+    }
+    unknown = types.new_class("Typed", exec_body=lambda space: space.update(__module__="gone"))
+    found = provenance.own_code(
+        config, [functools.partial(modules["c"].function), modules["e"].Child, unknown, dict]
+    )
+    digests = [f"own_{name}.digest" for name in "abcde"]
+    assert found.keys() == {*digests, "gone"}
+    assert found["gone"] == "source unreadable"
+    assert found["own_a.digest"] == hashlib.sha256(text.encode()).hexdigest()
+    for name in "abcde":
+        sys.modules.pop(f"own_{name}")

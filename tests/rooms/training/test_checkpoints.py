@@ -235,3 +235,82 @@ def test_a_state_that_does_not_fit_is_one_sentence(out: Path) -> None:
         replaced({**whole, **other})(file.parent)
         with pytest.raises(RegimesError, match=r"does not fit|has shape \[3, 1, 1\], the layer"):
             regimes.run(config(epochs=5), out, resume=True)
+
+
+# -- a finished run ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("ended") / "run"
+    regimes.run(config(epochs=3), out)
+    return out
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    return {name: (out / name).read_bytes() for name in ("epochs.jsonl", "seconds.jsonl")}
+
+
+def refuse(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Files under a folder cannot be listed or read, as for a user without the right."""
+    listdir, opened = os.listdir, checkpoint.opened_to_read
+
+    def no_list(path: Any = ".") -> list[str]:
+        if Path(path).is_relative_to(folder):
+            raise PermissionError(13, "Permission denied", str(path))
+        return listdir(path)
+
+    def no_read(path: Path) -> Any:
+        if path.is_relative_to(folder):
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path)
+
+    patch.setattr(os, "listdir", no_list)
+    patch.setattr(checkpoint, "opened_to_read", no_read)
+
+
+def empty(folder: Path) -> None:
+    for file in folder.rglob("*.pt"):
+        file.write_bytes(b"")
+
+
+LOST: dict[str, Callable[[Path], Any]] = {
+    "all": shutil.rmtree,
+    "the newest": lambda folder: shutil.rmtree(folder / "epoch-0003"),
+    "all but their folder": lambda folder: [shutil.rmtree(p) for p in folder.iterdir()],
+    "their content": empty,
+}
+
+
+@pytest.mark.parametrize("lost", LOST)
+def test_a_finished_run_is_never_trained_again(lost: str, ended: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(ended, tmp_path / "run"))
+    before = contents(out)
+    LOST[lost](out / "checkpoints")
+    assert len(regimes.run(config(epochs=3), out, resume=True).rows) == 3
+    assert contents(out) == before
+    assert not (out / "superseded.jsonl").exists()
+
+
+def test_a_finished_pulse_is_never_trained_again(tmp_path: Path) -> None:
+    regimes.run(config("checkpoint_keep=all", epochs=3), tmp_path / "trunk")
+    pulse = {"at": 1, "length": 1, "set": {"policy": {"name": "static", "level": "high"}}}
+    regimes.branch(tmp_path / "trunk", out=tmp_path / "pulse", **pulse)
+    before = contents(tmp_path / "pulse")
+    shutil.rmtree(tmp_path / "pulse/checkpoints")
+    regimes.branch(tmp_path / "trunk", out=tmp_path / "pulse", **pulse)
+    assert contents(tmp_path / "pulse") == before
+
+
+@pytest.mark.parametrize("part", ["checkpoints", "checkpoints/epoch-0003"])
+def test_checkpoints_that_cannot_be_read_change_nothing(
+    part: str, out: Path, ended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
+    refuse(out / part, monkeypatch)
+    with pytest.raises(RecordError, match=r"cannot read .*Permission denied; nothing was changed"):
+        regimes.run(config(epochs=5), out, resume=True)
+    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
+    done = Path(shutil.copytree(ended, tmp_path / "done"))
+    refuse(done / part, monkeypatch)
+    assert len(regimes.run(config(epochs=3), done, resume=True).rows) == 3  # it needs none

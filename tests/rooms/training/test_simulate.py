@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import shutil
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -264,6 +266,45 @@ def test_another_loss_or_metric_is_another_run(tmp_path: Path) -> None:
     simulated(tmp_path / "own", loss=squares)
     with pytest.raises(RecordError, match=r"with the metric by default, not .*squares"):
         simulated(tmp_path / "own", loss=squares, metric=squares)
+
+
+OTHERS = {
+    "an activation": lambda: nn.Sequential(nn.Linear(6, 12), nn.Sigmoid(), nn.Linear(12, 3)),
+    "a setting": lambda: nn.Sequential(nn.Linear(6, 12), nn.Softplus(2.0), nn.Linear(12, 3)),
+    "weights": lambda: seeded_network(1),
+    "a buffer": lambda: nn.Sequential(seeded_network(0), nn.BatchNorm1d(3, affine=False)),
+}
+
+
+def seeded_network(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return network()
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("other", OTHERS)
+def test_another_model_is_another_run(other: str, stopped: bool, tmp_path: Path) -> None:
+    """Of the same shapes, whose checkpoint would fit; and a finished record is not returned."""
+    out, torch_state = tmp_path / "run", torch.get_rng_state()
+    data: Any = Stopper(80 + 190) if stopped else points()
+    with pytest.raises(Stop) if stopped else nullcontext():
+        simulated(out, seeded_network(0), data=data)
+    data = Stopper(1e9) if stopped else points()
+    before = (out / "epochs.jsonl").read_bytes()
+    with pytest.raises(RecordError, match=r"trained with (another model|other first weights)"):
+        simulated(out, OTHERS[other](), data=data)
+    assert (out / "epochs.jsonl").read_bytes() == before
+    assert len(simulated(out, seeded_network(0), data=data).rows) == 2
+    torch.set_rng_state(torch_state)
+
+
+def test_a_first_row_that_was_torn_is_no_epoch(tmp_path: Path) -> None:
+    """So another run may take the folder."""
+    simulated(tmp_path, loss=F.cross_entropy)
+    rows = (tmp_path / "epochs.jsonl").read_bytes()
+    (tmp_path / "epochs.jsonl").write_bytes(rows[: rows.index(b"\n")])
+    shutil.rmtree(tmp_path / "checkpoints")
+    assert len(simulated(tmp_path, loss=None).rows) == 2
 
 
 def test_a_run_that_its_first_loss_stopped_is_begun_again(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ class _App(SubcommandApp):
     figure; a field of the configuration as an option is an error with the `--set` to write."""
 
     def cli(self, **kwargs: Any) -> Any:
+        check_no_empty_word(sys.argv[1:])
         match sys.argv[1:]:
             case ["--version"]:
                 from regimes import __version__
@@ -56,6 +57,15 @@ def check_options(verb: str, words: Sequence[str]) -> None:
             value = value or (following if following and not following.startswith("--") else "...")
             setting = shlex.quote(f"{field}={value}")
             raise ConfigError(f"--{key} is no option of regimes {verb}: write --set {setting}")
+
+
+def check_no_empty_word(words: Sequence[str]) -> None:
+    """Raise ConfigError for an empty word, such as a shell's variable that is not set: as a path it
+    would be the current folder."""
+    for before, word in zip(["", *words], words, strict=False):
+        if not word or (word.startswith("--") and word.endswith("=")):
+            after = word.rstrip("=") or (before if before.startswith("--") else "")
+            raise ConfigError(f"an empty text{f' as {after}' * bool(after)}: expected a value")
 
 
 def options(command: Any) -> set[str]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from regimes.config.arguments import checked
 from regimes.curvature.differentiable import twice_differentiable, without_checkpoints
 from regimes.curvature.probe import (
     Estimate,
@@ -39,6 +40,7 @@ class FisherTrace:
     layers: dict[str, Estimate]
 
 
+@checked()
 def fisher_trace(
     model: nn.Module,
     batches: Iterable[tuple[Tensor, Tensor]],
@@ -149,6 +151,7 @@ class CriticalSharpness:
     forwards: int
 
 
+@checked("tolerance")
 def critical_sharpness(
     model: nn.Module,
     loss: ProbeLoss,

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regimes.config.arguments import checked
 from regimes.curvature import pyhessian
 from regimes.curvature.lanczos import Eigenpairs, Krylov, lanczos, random_direction
 from regimes.curvature.operator import HessianProduct
@@ -25,6 +26,7 @@ from regimes.seeding import stream
 AT_ONCE = 4  # products per graph, where graphs are rebuilt
 
 
+@checked("tolerance", "start")
 def eigenvalues(
     hessian: HessianProduct,
     *,
@@ -78,6 +80,7 @@ def warm_start(previous: Eigenpairs | Float[Tensor, "k d"]) -> Float[Tensor, " d
     return vectors[torch.isfinite(vectors[:, 0])].sum(0)
 
 
+@checked("tolerance", "start")
 def layer_eigenvalues(
     hessian: HessianProduct,
     *,
@@ -111,6 +114,7 @@ def layer_eigenvalues(
     return pairs
 
 
+@checked("tolerance", "start")
 def trace(
     hessian: HessianProduct, *, products: int = 30, seed: int = 0, backend: str = "lanczos"
 ) -> Estimate:
@@ -123,6 +127,7 @@ def trace(
     return Estimate.of([float(s) for s in samples])
 
 
+@checked("tolerance", "start")
 def layer_traces(
     hessian: HessianProduct, *, probes: int = 30, seed: int = 0
 ) -> dict[str, Estimate]:
@@ -153,6 +158,7 @@ class Density:
         return torch.exp(-0.5 * z**2) @ self.weights / (width * (2 * torch.pi) ** 0.5)
 
 
+@checked("tolerance", "start")
 def density(hessian: HessianProduct, *, probes: int = 5, steps: int = 30, seed: int = 0) -> Density:
     """Stochastic Lanczos quadrature (Golub & Welsch 1969; Ubaru et al. 2017).
 

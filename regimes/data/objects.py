@@ -24,6 +24,7 @@ from regimes.data import task
 from regimes.data.samples import Samples
 from regimes.data.task import Shuffled
 from regimes.errors import ConfigError, DataError, require
+from regimes.models import check_real
 from regimes.models.loss import Batch
 from regimes.models.loss import Loss as TaskLoss
 from regimes.precision import full_precision, is_half
@@ -220,6 +221,7 @@ class ObjectTask:
                 raise ConfigError(f"{name} has no shape yet: call the model once before")
             if parameter.is_meta:
                 raise ConfigError(f"{name} is on the meta device: make the model on the CPU")
+        check_real(model)
         self.first = model_digests(model)
         probe = copy.deepcopy(model).to("cpu", getattr(torch, config.dtype)).eval()
         for samples in (self.train, self.test):
@@ -323,6 +325,18 @@ class ObjectTask:
             kind = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             none = ": the model gets the inputs alone, without labels" if loss is None else ""
             raise ConfigError(f"the loss of a batch is {kind}: expected one number, a mean{none}")
+        if not loss.is_floating_point():
+            raise ConfigError(
+                f"the loss of a batch is of type {loss.dtype}: expected a real number"
+            )
+        if samples is self.train and any(p.requires_grad for p in probe.parameters()):
+            with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+                attached = self.criterion(probe(x), y).requires_grad
+            if not attached:
+                raise ConfigError(
+                    "the loss of a batch has no gradient: it is detached from the model's output, "
+                    "or does not depend on a parameter"
+                )
         if self.measured is not None:
             value = _tried(f"the metric does not take {shapes}", self.measured, output, y)
             if not isinstance(value, int | float | np.number) and not (

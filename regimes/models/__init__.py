@@ -59,6 +59,16 @@ MODELS = Registry(
 )
 
 
+def check_real(model: nn.Module) -> None:
+    """Raise ConfigError for a complex parameter or buffer: the run's type is a real one."""
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.is_complex():
+            raise ConfigError(
+                f"{name} is of type {tensor.dtype}: complex numbers cannot be trained; store the "
+                "real and the imaginary part (torch.view_as_real)"
+            )
+
+
 def build(
     name: str,
     *,

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from matplotlib.figure import Figure
 
+from regimes.config.arguments import checked
 from regimes.errors import RecordError, nearest
 from regimes.plotting import panels, style
 from regimes.plotting.curves import curves, ends, has
@@ -27,6 +28,7 @@ BATCH = Metric("batch_size", "batch per worker", "batch", "samples")
 COLUMNS = {metric.name: metric for metric in (TRAFFIC, SENT, FLOATS, PERIOD, BATCH)}
 
 
+@checked(error=RecordError)
 def plot(
     records: str | Path | Record | Iterable[str | Path | Record],
     column: str | None = None,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from regimes.config import Registry, RunConfig, load_toml, override, to_dict
+from regimes.config.arguments import checked
 from regimes.errors import ConfigError, nearest, require
 from regimes.policies import policy
 from regimes.presets import cpu, language, own
@@ -41,6 +42,7 @@ __all__ = [
 ]
 
 
+@checked()
 def get_preset(name: str) -> RunConfig:
     """A preset, or ConfigError with the nearest name. ``GRID/SCHEDULE`` names a cell of a grid."""
     grid_name, slash, schedule = name.partition("/")

@@ -98,6 +98,22 @@ def write_atomically(path: Path, content: bytes) -> None:
             os.close(folder)
 
 
+def record_folder(out: str | Path) -> Path:
+    """The folder of a record, as a path.
+
+    Raises:
+        RecordError: an empty text, which would be the current folder; a name that no file can have.
+    """
+    try:
+        os.lstat(out)
+    except (OSError, ValueError) as error:  # a NUL, a name that is too long
+        if not isinstance(error, FileNotFoundError) or not str(out):
+            why = getattr(error, "strerror", None) or str(error)
+            shown = f"{str(out)!r:.80}"
+            raise RecordError(f"out = {shown}: expected the name of a folder ({why})") from None
+    return Path(out)
+
+
 def check_output(path: Path) -> None:
     """Raise RecordError if an output would replace a file of a record, a checkpoint, or a file that
     the command has read."""

@@ -59,12 +59,14 @@ def _git(*words: str) -> str:
     return subprocess.run(git, capture_output=True, text=True, timeout=30, check=True).stdout
 
 
-def code(config: Mapping[str, Any], objects: Iterable[Any] = ()) -> dict[str, str | None]:
+def code(
+    config: Mapping[str, Any] | None = None, objects: Iterable[Any] = ()
+) -> dict[str, str | None]:
     """Version, commit and digest of this package, and `own_code`."""
     from regimes import __version__
 
     ours = {"version": __version__, "commit": commit(), "digest": code_digest()}
-    return ours | own_code(config, objects)
+    return ours | own_code(config or {}, objects)
 
 
 # -- code of a user's own ----------------------------------------------------------------------
@@ -85,7 +87,7 @@ def own_code(config: Mapping[str, Any], objects: Iterable[Any] = ()) -> dict[str
     """
     targets = {name: target for kind in OFFERED for name, target in offered(kind).items()}
     named = [targets.get(name, name) for name in _names(config)]
-    table = {}
+    table: dict[str, str] = {}
     for thing in [*filter(None, map(_imported, named)), *objects]:
         thing = getattr(thing, "func", thing)  # of functools.partial
         kind = thing if hasattr(thing, "__qualname__") else type(thing)

@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regimes.config.arguments import checked
 from regimes.errors import RecordError
 from regimes.records.branches import read_all, read_rows
 from regimes.records.extent import complete, progress
@@ -122,6 +123,7 @@ class Record:
         return f"norm:{self.config['signal']}"
 
 
+@checked(error=RecordError)
 def load(folder: str | Path) -> Record:
     """Read one run."""
     folder = Path(folder)

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from regimes.config import BranchConfig
+from regimes.config.arguments import checked
 from regimes.records import Record
+from regimes.records.files import record_folder
 from regimes.training.loop import run
 from regimes.training.phases import branch_config
 from regimes.training.reporters import Reporter
 
 
+@checked()
 def branch(
     record: Record | str | Path,
     *,
@@ -40,7 +43,7 @@ def branch(
         ConfigError: a field that a branch cannot change, or as for `run`.
         RecordError: no such run or checkpoint, or ``out`` holds another run.
     """
-    out = Path(out)
+    out = record_folder(out)
     folder = record.folder if isinstance(record, Record) else Path(record)
     config = branch_config(folder, BranchConfig(at=at, length=length), set, out)
     return run(config, out, resume=(out / "run.json").exists(), reporters=reporters)

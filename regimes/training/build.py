@@ -21,6 +21,7 @@ from regimes.errors import ConfigError, require
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.gradient_norm import PER_WORKER
 from regimes.instruments.panel import choose
+from regimes.models import check_real
 from regimes.policies.controller import Controller, WholeController
 from regimes.policies.history import level_costs
 from regimes.precision import full_precision, is_half
@@ -89,7 +90,9 @@ class Run:
             own_code=provenance.own_code(to_dict(config)),
             torch=torch.__version__,
         )
-        self.model = self.task.build(config).to(device, dtype)
+        model = self.task.build(config)
+        check_real(model)
+        self.model = model.to(device, dtype)
         self.layers = layer_table(self.model)
         chosen, signal = plug_ins.compressor, config.signal
         check_order(chosen, config.levels, self.layers, config.workers)

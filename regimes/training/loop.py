@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from regimes.config import DENSE, Level, RunConfig
+from regimes.config.arguments import checked
 from regimes.data import Task
 from regimes.errors import RegimesError
 from regimes.instruments.panel import check_measured
 from regimes.records import Record, RecordWriter, Row, complete, load, read_header, unit_name
+from regimes.records.files import record_folder
 from regimes.training.build import Run, prepare
 from regimes.training.changes import rate_after
 from regimes.training.checkpoint import is_asked
@@ -35,6 +37,7 @@ from regimes.training.step import Losses
 from regimes.training.termination import GracefulShutdown, Terminated
 
 
+@checked()
 def run(
     config: RunConfig,
     out: str | Path,
@@ -60,7 +63,7 @@ def run(
         ConfigError, DataError, RecordError: before any training, one sentence.
         TrainingError: a non-finite loss or a lost process; the record is intact.
     """
-    out = Path(out)
+    out = record_folder(out)
     for phase in remaining(phases(resolve(config), out), out, resume):
         resume = _run_phase(phase, out, resume, reporters, task, shards)
     return load(out)

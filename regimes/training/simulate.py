@@ -12,16 +12,19 @@ from torch.optim import Optimizer
 
 from regimes import compression, policies
 from regimes.config import DataConfig, Level, ModelConfig, OptimizerConfig, Registry, RunConfig
+from regimes.config.arguments import checked
 from regimes.config.registry import required_arguments
 from regimes.config.toml import override_fields
 from regimes.data.objects import Loss, LossWeight, Metric, ObjectTask
 from regimes.errors import ConfigError, require, unexpected
 from regimes.records import OWN, Record
+from regimes.records.files import record_folder
 from regimes.training import optimizers
 from regimes.training.loop import run
 from regimes.training.reporters import Reporter
 
 
+@checked("model", "loss", "metric")
 def simulate(
     model: nn.Module | Callable[[], nn.Module],
     train_data: Any,
@@ -85,6 +88,7 @@ def simulate(
         RecordError: ``out`` holds another run.
         TrainingError: as `run`.
     """
+    folder = record_folder(out)
     rule, chosen = _table(policies.REGISTRY, policy), _table(compression.REGISTRY, compressor)
     if levels is None:
         levels = compression.compressor(dict(chosen)).usual
@@ -111,7 +115,6 @@ def simulate(
     expected = '"samples", "sum" or a function of the targets'
     require(known, "loss_weight", loss_weight, expected)
     made = ObjectTask(model, train_data, test_data, loss, metric, loss_weight)
-    folder = Path(out)
     resume = (folder / "run.json").exists() and _has_epoch(folder)
     return run(config, folder, resume=resume, reporters=reporters, task=made, shards=shards)
 
@@ -147,6 +150,8 @@ def _table(registry: Registry, given: Any) -> dict[str, Any]:
     if isinstance(given, str):
         return {"name": given}
     if isinstance(given, Mapping):
+        if not isinstance(given.get("name"), str) and registry is not optimizers.CLASSES:
+            raise unexpected(registry.kind, dict(given), "a name, or a table with a name")
         return dict(given)
     if given is None or isinstance(given, int | float | type):
         expected = "a name, a table with a name, or an object"

@@ -10,6 +10,8 @@ import pytest
 
 import regimes
 from regimes import presets
+from regimes.cli.app import check_no_empty_word
+from regimes.errors import ConfigError
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -75,3 +77,26 @@ def test_a_table_breaks_no_name_within_a_word() -> None:
     words = out.getvalue().split()
     assert (words.count("norm-change"), words.count("statistic=norm*lr")) == (3, 3)
     assert max(map(len, out.getvalue().splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "smoke", "--out", ""], "an empty text as --out: expected a value"),
+        (["run", "smoke", "--out="], "an empty text as --out: expected a value"),
+        (["ablate", ""], "an empty text: expected a value"),
+        (["pack", "", "a.tar.xz"], "an empty text: expected a value"),
+        (["branch", "runs", "--at", "1", "--out", ""], "an empty text as --out: expected"),
+    ],
+)
+def test_an_empty_word_is_no_folder(words: list[str], said: str) -> None:
+    """As a path it would be the current folder, which a run would fill."""
+    with pytest.raises(ConfigError, match=said):
+        check_no_empty_word(words)
+    check_no_empty_word([words[0], "--set", "policy.level="])
+
+
+def test_an_empty_word_fills_no_folder(command: Command, tmp_path: Path) -> None:
+    done = command("run", "smoke", "--out", "")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert not [*tmp_path.iterdir()]

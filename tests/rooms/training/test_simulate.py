@@ -14,18 +14,19 @@ from unittest.mock import patch
 import pytest
 import torch
 from ddp_scripts import group as processes
+from jaxtyping import config
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import regimes
-from regimes import models
+from regimes import curvature, models
 from regimes.config import DataConfig
 from regimes.data import images
 from regimes.data.images import Normaliser
 from regimes.data.objects import ObjectTask
 from regimes.data.samples import Samples
-from regimes.errors import ConfigError, DataError, RecordError, TrainingError
+from regimes.errors import ConfigError, DataError, RecordError, RegimesError, TrainingError
 
 QUICK: dict[str, Any] = {"workers": 2, "batch_size": 8, "epochs": 2, "optimizer": {"lr": 0.05}}
 STATIC = {"name": "static", "level": "low"}
@@ -585,3 +586,62 @@ def test_a_batch_of_one_that_cannot_be_normalised_is_said_before(name: str, tmp_
     kept = {**given.get("set", {}), "data.drop_last": True}
     if name != "all":
         simulated(tmp_path / "run", normalised, data=points(count), **given | {"set": kept})
+
+
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(6, 3, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.to(self.w.dtype) @ self.w).abs()
+
+
+HESSIAN = curvature.HessianProduct(nn.Linear(6, 3), curvature.cross_entropy, [points()])
+CALLS: dict[str, Any] = {
+    "set": lambda out: simulated(out, set=["epochs=1"]),
+    "levels": lambda out: simulated(out, levels=[1, 2]),
+    "workers": lambda out: simulated(out, workers="2"),
+    "epochs": lambda out: simulated(out, epochs=1.5),
+    "seed": lambda out: simulated(out, seed=None),
+    "name": lambda out: simulated(out, name=3),
+    "reporters": lambda out: simulated(out, reporters=3),
+    "policy": lambda out: simulated(out, policy={"level": "low"}),
+    "compressor": lambda out: simulated(out, compressor={}),
+    "out": lambda out: simulated(None),
+    "out ": lambda out: simulated(""),
+    "out  ": lambda out: simulated("a\0b"),
+    "out   ": lambda out: simulated("x" * 300),
+    "out    ": lambda out: regimes.run(regimes.RunConfig(), ""),
+    "out     ": lambda out: regimes.branch(out, at=1, out=""),
+    "config": lambda out: regimes.run({"epochs": 1}, out),
+    "at": lambda out: regimes.branch(out, at="1", out=out),
+    "record": lambda out: regimes.branch(None, at=1, out=out),
+    "length": lambda out: regimes.branch(out, at=1, out=out, length=[2]),
+    "folder": lambda out: regimes.load(None),
+    "folder ": lambda out: regimes.load(3),
+    "records": lambda out: regimes.plot(3),
+    "column": lambda out: regimes.plot(out, column=3),
+    "where": lambda out: regimes.plot(out, where=[3]),
+    "name ": lambda out: regimes.get_preset(3),
+    "largest": lambda out: curvature.eigenvalues(HESSIAN, largest=1.5),
+    "start": lambda out: curvature.eigenvalues(HESSIAN, start=3),
+    "hessian": lambda out: curvature.eigenvalues(3),
+    "products": lambda out: curvature.trace(HESSIAN, products="3"),
+    "no gradient": lambda out: simulated(out, loss=lambda a, b: F.cross_entropy(a, b).detach()),
+    "type": lambda out: simulated(out, loss=lambda a, b: a.sum().long()),
+    "type ": lambda out: simulated(out, loss=lambda a, b: F.cross_entropy(a, b) + 0j),
+    "complex": lambda out: simulated(out, Complex()),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_argument_of_a_wrong_type_is_one_sentence(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config.update("jaxtyping_disable", True)  # as users call it
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RegimesError, match=name.strip()) as caught:
+        CALLS[name](tmp_path / "run")
+    assert "\n" not in str(caught.value)
+    assert not [*tmp_path.iterdir()]

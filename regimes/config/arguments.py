@@ -1,0 +1,99 @@
+"""Arguments of public functions, checked against their annotations before any work."""
+
+from __future__ import annotations
+
+import collections.abc
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union
+
+from regimes.errors import ConfigError, RegimesError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "True or False"}
+WORDS |= {Path: "a path", type(None): "None"}
+
+
+def checked(
+    *own: str, error: type[RegimesError] = ConfigError
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """A decorator: a call with an argument of a wrong type raises ``error``, one sentence with the
+    argument, its value and what was expected.
+
+    Types that cannot be checked without using the value (``Any``, shapes, protocols, what an
+    iterator yields) pass.
+
+    Args:
+        own: arguments that the function checks itself.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            hints = _hints(function)
+            for name, value in signature.bind(*args, **kwargs).arguments.items():
+                if name not in own and not _fits(value, hints.get(name, Any)):
+                    shown = " ".join(f"{value!r}".split())
+                    raise error(f"{name} = {shown:.80}: expected {_words(hints[name])}")
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+@functools.cache
+def _hints(function: Callable[..., Any]) -> Mapping[str, Any]:
+    try:
+        return typing.get_type_hints(function)
+    except NameError:  # imported for type checkers only
+        return {}
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, one) for one in args)
+    if origin is Annotated:
+        return _fits(value, args[0])
+    if origin is Literal or hint is Any:  # of words the function says more
+        return True
+    kind = origin or hint
+    if kind in (int, float):
+        number = isinstance(value, Integral if kind is int else Real)
+        return number and not isinstance(value, bool)
+    if kind is collections.abc.Callable:
+        return callable(value)
+    try:
+        good = not isinstance(kind, type) or isinstance(value, kind)
+    except TypeError:  # a protocol
+        return True
+    if good and isinstance(value, list | tuple) and len(args) == 1:
+        return all(_fits(one, args[0]) for one in value)
+    if good and isinstance(value, Mapping) and len(args) == 2:
+        return all(_fits(key, args[0]) for key in value)
+    return good
+
+
+def _words(hint: Any) -> str:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(map(_words, args)))
+    kind = origin or hint
+    if kind in WORDS:
+        return WORDS[kind]
+    if kind is collections.abc.Callable:
+        return "a function"
+    if isinstance(kind, type) and issubclass(kind, Mapping):
+        return "a mapping" + (f" from {_words(args[0])}" if args else "")
+    if isinstance(kind, type) and issubclass(kind, Iterable) and args:
+        return f"a list, each {_words(args[0])}" if args[0] is not Any else "a list"
+    return f"a {getattr(kind, '__name__', kind)}"

@@ -10,13 +10,14 @@ which together carry the same bytes.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,7 +27,10 @@ from regimes.cost.network import FASTEST, SECONDS, Network, Values, Work
 from regimes.errors import ConfigError, nearest, require
 
 MOST = 10**6  # nodes, GPUs of one, shards
+LONGEST = 1e6  # seconds of a step
+LARGEST = 10**5  # bytes of a file of links
 WITHIN, BETWEEN = Network(400e9, 5e-6), Network(10e9, 50e-6)
+Priced = Literal["device", "step", "assumed"]
 HALF = 2  # bytes of a parameter that FSDP gathers
 
 
@@ -53,7 +57,13 @@ DEVICES = {  # from the vendors' data sheets
     "rtx4090": Device(165e12, 1.008e12),
     "mi300x": Device(1307e12, 5.3e12),
 }
-_DEVICE = re.compile(r"\s*([0-9.e+]+)\s*TFLOP/s\s*,\s*([0-9.e+]+)\s*GB/s\s*")
+USUAL = "a100"
+# Arrays as large as the model, in float32, that a step moves at least: weights twice, gradient
+# twice, and momentum and weights that the optimiser reads and writes.
+STEP = 8
+_SPEED = re.compile(r"\s*([0-9.e+]+)\s*([MGTP]?)(FLOP/s|B/s)\s*")
+_PREFIXES = {"": 1.0, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_RANGE = {"FLOP/s": (1e6, 1e20), "B/s": (1e6, 1e17)}
 
 
 def device(text: str) -> Device:
@@ -61,17 +71,45 @@ def device(text: str) -> Device:
 
     >>> device("312TFLOP/s,2039GB/s") == device("a100")
     True
+
+    Raises:
+        ConfigError: no such device, or a speed that is none; the reason is said.
     """
     if text in DEVICES:
         return DEVICES[text]
-    if match := _DEVICE.fullmatch(text):
-        given = Device(float(match[1]) * 1e12, float(match[2]) * 1e9)
-        if min(given.flops, given.memory) > 0:
-            return given
-    raise ConfigError(
-        f"--device {text}: no such device, {nearest(text, DEVICES)} Or give its speed, as "
-        "312TFLOP/s,2039GB/s"
-    )
+    form = "as 312TFLOP/s,2039GB/s: operations and bytes of memory per second"
+    if not re.match(r"\s*[0-9.]", text):
+        raise ConfigError(
+            f"--device {text}: no such device, {nearest(text, DEVICES)} Or give its speed, {form}"
+        )
+    parts = text.split(",")
+    if len(parts) != 2:
+        lacks = "lacks the memory's" if len(parts) == 1 else "has more than two"
+        raise ConfigError(f"--device {text} {lacks} speed: give both, {form}")
+    return Device(*(_speed(text, *pair) for pair in zip(parts, _RANGE, strict=True)))
+
+
+def _speed(text: str, part: str, unit: str) -> float:
+    """``312TFLOP/s`` or ``2039GB/s``, the part of ``text`` with that unit."""
+    low, high = _RANGE[unit]
+    match = _SPEED.fullmatch(part)
+    value = math.nan
+    if match is not None and match[3] == unit:
+        with contextlib.suppress(ValueError):  # of float, e.g. "1.2.3"
+            value = float(match[1]) * _PREFIXES[match[2]]
+    if not low <= value <= high:
+        raise ConfigError(
+            f"--device {text}: {part.strip()!r} is no speed in {unit}, from {low:.0e} to "
+            f"{high:.0e}, e.g. {'312TFLOP/s' if unit == 'FLOP/s' else '2039GB/s'}"
+        )
+    return value
+
+
+def memory_of_step(size: float, compute: float) -> float:
+    """Bytes per second that a device's memory has at least, if a step over ``size`` numbers takes
+    ``compute`` seconds: a step moves `STEP` arrays of that size. Of large batches, whose products
+    take most of the time, the truth may be many times as much."""
+    return STEP * 4 * size / compute
 
 
 def seconds(text: str) -> float:
@@ -85,8 +123,11 @@ def seconds(text: str) -> float:
         value = float(match[1]) * SECONDS[match[2]] if match else math.nan
     except ValueError:
         value = math.nan
-    if not 0 < value < math.inf:
-        raise ConfigError(f"--step {text}: expected a duration above 0, e.g. 0.4s or 400ms")
+    if not 0 < value <= LONGEST:
+        raise ConfigError(
+            f"--step {text}: expected a duration above 0 and up to {LONGEST:.0e} s, e.g. 0.4s or "
+            "400ms"
+        )
     return value
 
 
@@ -101,6 +142,8 @@ class Job:
         between: a node's link to the others, which its devices share.
         itemsize: bytes of a number of a dense gradient.
         bucket: bytes of the gradient that are reduced together, while the backward pass goes on.
+        priced: whose speed of the memory that is: of the "device" that was named, as the "step"
+            implies, or of the "assumed" one, where neither was given.
     """
 
     model: Model
@@ -114,6 +157,7 @@ class Job:
     itemsize: int = 4
     bucket: float = 25 * 2**20
     algorithm: str = FASTEST
+    priced: Priced = "device"
 
     def __post_init__(self) -> None:
         for name in ("nodes", "gpus", "shards"):
@@ -199,18 +243,24 @@ def read_links(path: Path) -> dict[str, Network]:
         ConfigError: no such file, or another content.
     """
     inputs.add(path)
+    write = "write it with torchrun ... -m regimes doctor --links FILE"
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            content = file.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise ValueError("it is larger than a file of links")
+        table = json.loads(content.decode("utf-8"))
         return {name: _link(table[name]) for name in ("within", "between") if table.get(name)}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"--links {path} cannot be read ({error!r}): write it with torchrun ... -m regimes "
-            "doctor --links FILE"
-        ) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"--links {path} is no text: {write}") from None
+    except (
+        *(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError),
+        ConfigError,
+    ) as error:
+        what = repr(error) if isinstance(error, KeyError) else str(error)
+        raise ConfigError(f"--links {path} cannot be read ({what[:200]}): {write}") from None
 
 
 def _link(table: Mapping[str, Any]) -> Network:
     bandwidth, latency = float(table["bandwidth"]), float(table["latency"])
-    if not (0 < bandwidth < math.inf and 0 <= latency < math.inf):
-        raise ValueError(f"bandwidth {bandwidth}, latency {latency}")
-    return Network(bandwidth, latency)
+    return Network(bandwidth, latency).checked()

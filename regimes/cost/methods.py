@@ -8,6 +8,7 @@ waits for nothing else.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,13 +21,14 @@ from regimes.collectives.requests import Layer
 from regimes.compression import compressor
 from regimes.config import DENSE, Level
 from regimes.config.toml import read_value
+from regimes.cost import evidence
 from regimes.cost.job import Job
 from regimes.cost.network import Work, crossing
 from regimes.errors import ConfigError, require
 
 USUAL = (
-    *("dense", "cast:bf16", "quantised-all-reduce:8", "quantised-all-reduce:4", "powersgd:32"),
-    *("powersgd:4", "powersgd:1", "topk:1", "sign:1", "dense/32", "quantised-all-reduce:4/100"),
+    *("dense", "cast:fp16", "quantised-all-reduce:8", "quantised-all-reduce:4", "powersgd:32"),
+    *("powersgd:4", "powersgd:1", "topk:1", "sign:1", "dense/32", "quantised-all-reduce:4/8"),
 )
 # How often arrays as large as the gradient are read or written. Error feedback reads gradient and
 # residual, writes the residual, and corrects it (5); the update is written (1). PowerSGD reads
@@ -35,7 +37,6 @@ TRANSFERS = {"dense": 0, "cast": 3, "powersgd": 8, "acp-sgd": 7, "sign": 8, "ran
 OTHERS = 9
 WIDE = 4  # bytes of a number in residuals and factors
 SIDE, FEW = 256, 64  # of the small layer; its workers at most
-NEAR = 1.1  # times the fewest seconds: a difference that a prediction cannot decide
 DAY = 86400
 _METHOD = re.compile(r"([\w.:-]+?)(?::([\w.]+))?(?:/(\d+))?")
 
@@ -58,6 +59,24 @@ class Method:
         """ "powersgd 4, every 32 steps"."""
         local = f", every {self.period} steps" if self.period > 1 else ""
         return f"{self.table['name']}{'' if self.level == DENSE else f' {self.level}'}{local}"
+
+    @property
+    def verdict(self) -> str:
+        """Of its loss, see `evidence`."""
+        return evidence.verdict(self._spelt)
+
+    def harm(self, item: str) -> evidence.Harm | None:
+        """The measurement that decides the verdict, as `evidence.deciding`."""
+        return evidence.deciding(self._spelt, item)
+
+    @property
+    def _spelt(self) -> str:
+        """As `parse` reads it, e.g. "powersgd:4/32"; "" with options of the compressor, which were
+        not measured."""
+        if len(self.table) > 1:
+            return ""
+        local = f"/{self.period}" if self.period > 1 else ""
+        return f"{self.table['name']}{'' if self.level == DENSE else f':{self.level}'}{local}"
 
 
 def parse(text: str) -> Method:
@@ -138,11 +157,15 @@ def table(job: Job, methods: Iterable[Method]) -> pd.DataFrame:
     Columns: method, seconds of a step; its parts compute, compress and communicate; ``hidden``, the
     share of the communication that runs during the backward pass; bytes that a slow link carries in
     a step and ``bytes_per_day``; ``speed_up`` over dense, and ``break_even``, the bandwidth in
-    bits/s below which the method is faster than dense (as `network.crossing`).
+    bits/s below which the method is faster than dense (as `network.crossing`), nan where the device
+    is assumed; ``loss``, the verdict of `evidence`, and where it was measured: ``harm`` with
+    ``harm_low``, ``harm_high`` and ``unit``, ``data``, ``parameters``, ``n``, and ``times``, how
+    many times as large the job's model is; empty where nothing was.
     """
     rows = []
-    for method, step in _works(job, methods):
-        dense = work(job, parse(DENSE))
+    dense, assumed = work(job, parse(DENSE)), job.priced == "assumed"
+    base = over(job, dense)
+    for method, step in works(job, methods):
         seconds = float(job.seconds(step))
         parts = job.buckets if step.overlaps else 1
         how = (job.link, job.replicas, job.algorithm, parts)
@@ -161,18 +184,38 @@ def table(job: Job, methods: Iterable[Method]) -> pd.DataFrame:
                 "bytes": sent,
                 "bytes_per_day": sent * DAY / seconds,
                 "speed_up": float(job.seconds(dense)) / seconds,
-                "break_even": crossing(_over(job, step), _over(job, dense)),
+                "break_even": math.nan if assumed else crossing(over(job, step), base),
+                **_measured(job, method),
             }
         )
     return pd.DataFrame(rows)
 
 
-def _works(job: Job, methods: Iterable[Method]) -> list[tuple[Method, Work]]:
+def _measured(job: Job, method: Method) -> dict[str, Any]:
+    """What is known of a method's loss."""
+    harm = method.harm(job.model.item)
+    if harm is None:
+        return {"loss": method.verdict}
+    return {
+        "loss": method.verdict,
+        "harm": harm.mean,
+        "harm_low": harm.low,
+        "harm_high": harm.high,
+        "unit": harm.setting.unit,
+        "data": harm.setting.name,
+        "parameters": harm.setting.parameters,
+        "n": harm.setting.n,
+        "times": job.model.size / harm.setting.parameters,
+    }
+
+
+def works(job: Job, methods: Iterable[Method]) -> list[tuple[Method, Work]]:
+    """The step of each method, the dense one first."""
     every = {method.label: method for method in (parse(DENSE), *methods)}
     return [(method, work(job, method)) for method in every.values()]
 
 
-def _over(job: Job, step: Work) -> Any:
+def over(job: Job, step: Work) -> Any:
     """Seconds as a function of the slow link's bandwidth."""
     return lambda bandwidth: job.at(bandwidth).seconds(step)
 
@@ -180,37 +223,11 @@ def _over(job: Job, step: Work) -> Any:
 def curves(job: Job, methods: Iterable[Method], bandwidths: np.ndarray) -> pd.DataFrame:
     """Seconds of a step over the slow link's bandwidth: method, bandwidth (bits/s), seconds."""
     frames = []
-    for method, step in _works(job, methods):
-        seconds = _over(job, step)(bandwidths)
+    for method, step in works(job, methods):
+        seconds = over(job, step)(bandwidths)
         rows = {"method": method.label, "bandwidth": bandwidths, "seconds": seconds}
         frames.append(pd.DataFrame(rows))
     return pd.concat(frames, ignore_index=True)
-
-
-def advice(job: Job, frame: pd.DataFrame) -> str:
-    """One sentence: of the methods that are about as fast as the fastest, the one that sends most,
-    because what is not sent cannot be learned from; with the reason. Nothing about the loss."""
-    rows: list[Any] = frame.to_dict("records")
-    dense, fewest = rows[0], min(row["seconds"] for row in rows)
-    near = [row for row in rows if row["seconds"] <= NEAR * fewest]
-    chosen = max(near, key=lambda row: row["bytes"])
-    waits = dense["seconds"] - dense["compute"]
-    where = f"on {job.link}"
-    if chosen["method"] == dense["method"]:
-        return (
-            f"Stay dense: {where} a dense step waits {_text(waits)} for the network, and no method "
-            f"is more than {100 * (NEAR - 1):.0f} % faster."
-        )
-    return (
-        f"Try {chosen['method']}: {where} a dense step of {_text(dense['seconds'])} waits "
-        f"{_text(waits)} for the network, this one takes {_text(chosen['seconds'])}, and of the "
-        f"methods within {100 * (NEAR - 1):.0f} % of the fastest it sends most; what it does to "
-        "the loss only training shows."
-    )
-
-
-def _text(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
 def usual(job: Job) -> Sequence[Method]:

@@ -14,6 +14,7 @@ may have ``flops``, the floating-point operations of the forward pass for one ``
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 SHAPES = Path(__file__).with_name("shapes")
 KNOWN = tuple(sorted(path.stem for path in SHAPES.glob("*.toml")))
 MOST = 10**6  # layers of one line of a file
+MOST_NUMBERS, MOST_FLOPS = 10**16, 1e30  # in all layers; of the forward pass for one item
 Item = Literal["token", "sample"]
 
 
@@ -51,10 +53,15 @@ class Model:
     item: Item = "sample"
     flops: float | None = None
 
-    @property
+    @functools.cached_property
     def size(self) -> int:
         """Numbers in all layers."""
         return sum(layer.size for layer in self.layers)
+
+    @property
+    def counted(self) -> bool:
+        """Are the operations of an item known?"""
+        return self.flops is not None or self.item == "token"
 
     def step_flops(self, items: int) -> float:
         """Floating-point operations of a forward and a backward pass over ``items``.
@@ -112,14 +119,25 @@ def from_file(path: Path, name: str) -> Model:
         raise ConfigError(f"{name}: unknown field {key!r}, {nearest(key, known)}")
     item, flops = table.get("item", "sample"), table.get("flops")
     require(item in get_args(Item), f"{name}: item", item, '"token" or "sample"')
-    good = flops is None or (isinstance(flops, int | float) and flops > 0)
-    require(good, f"{name}: flops", flops, "a number above 0")
+    good = flops is None or (type(flops) in (int, float) and 0 < flops <= MOST_FLOPS)
+    require(good, f"{name}: flops", flops, f"a number above 0, up to {MOST_FLOPS:g}")
     lines = table.get("layers")
     require(isinstance(lines, list) and bool(lines), f"{name}: layers", lines, "[[layers]] tables")
     layers = [
         layer for i, line in enumerate(lines or []) for layer in _repeated(line, f"{name}: {i}")
     ]
-    return Model(name, tuple(layers), item, flops)
+    return _sized(Model(name, tuple(layers), item, flops))
+
+
+def _sized(model: Model) -> Model:
+    """The model, if it has parameters, and not more than any has.
+
+    Raises:
+        ConfigError: it has none, or too many.
+    """
+    good = 0 < model.size <= MOST_NUMBERS
+    require(good, f"{model.name}: parameters", model.size, f"1 to {MOST_NUMBERS:.0e}")
+    return model
 
 
 def _repeated(line: Any, where: str) -> list[Layer]:
@@ -198,17 +216,30 @@ def from_module(model: nn.Module, name: str, item: Item | None = None) -> Model:
         item: default "token" for a module with an embedding, "sample" for another.
 
     Raises:
-        ConfigError: it is no module, or has no trainable parameter.
+        ConfigError: it is no module, or has no trainable parameter, or one without a shape (lazy)
+            or of complex numbers.
     """
     from torch import nn
+    from torch.nn.parameter import is_lazy
 
     from regimes.training.gradients import layer_table
 
     require(isinstance(model, nn.Module), f"--model {name}", type(model), "an nn.Module")
+    for key, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise ConfigError(
+                f"--model {name}: parameter {key!r} has no shape before the first batch: return "
+                "the model after one forward pass, or write its sizes"
+            )
+        if parameter.is_complex():
+            raise ConfigError(
+                f"--model {name}: parameter {key!r} is complex: methods are predicted for real "
+                "gradients"
+            )
     if item is None:
         reads_text = any(isinstance(module, nn.Embedding) for module in model.modules())
         item = "token" if reads_text else "sample"
-    return Model(name, tuple(layer_table(model)), item)
+    return _sized(Model(name, tuple(layer_table(model)), item))
 
 
 def from_transformers(path: Path) -> Model:

@@ -27,6 +27,7 @@ from regimes.config import Registry
 from regimes.errors import ConfigError, require
 
 Values = float | np.ndarray
+RANGE, LONGEST = (1.0, 1e18), 3600.0  # bits/s of a link; seconds of its latency
 BACKWARD = 2 / 3  # of the compute seconds; the backward pass is two of three equal products
 _BANDWIDTHS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -65,12 +66,24 @@ class Network:
             with contextlib.suppress(ValueError):  # of float, e.g. "1.2.3"
                 latency = float(delay) * SECONDS[unit] if delay else 0.0
                 bandwidth = float(number) * _BANDWIDTHS[prefix]
-                if 0 < bandwidth < math.inf and 0 <= latency < math.inf:
-                    return cls(bandwidth, latency)
+                return cls(bandwidth, latency).checked()
         raise ConfigError(
             f"network {text!r} is no bandwidth and latency: expected the form 10Gbit/s,50us "
             "(units bit/s, kbit/s, Mbit/s, Gbit/s, Tbit/s; ns, us, ms, s)"
         )
+
+    def checked(self) -> Network:
+        """Itself, if it is a link that there may be.
+
+        Raises:
+            ConfigError: a bandwidth or a latency out of `RANGE` and `LONGEST`.
+        """
+        low, high = RANGE
+        good = low <= self.bandwidth <= high
+        require(good, "bandwidth", f"{self.bandwidth:g} bit/s", f"{low:g} to {high:g} bit/s")
+        good = 0 <= self.latency <= LONGEST
+        require(good, "latency", f"{self.latency:g} s", f"0 to {LONGEST:g} s")
+        return self
 
     def __str__(self) -> str:
         return f"{spell(float(self.bandwidth))}, {float(self.latency) * 1e6:.4g} µs"

@@ -14,19 +14,24 @@ class JobOptions:
     Attributes:
         model: a known model (gpt2-124m, llama-1b, llama-7b, resnet50, vit-b), a .toml of shapes,
             package.module:function, or the folder of a Hugging Face config.json.
-        step: seconds of one device's step without communication, as measured; default from the
-            operations of the model, the items of a step, the device and its utilisation.
+        step: seconds of one device's step without communication, as measured, which also say how
+            fast the device compresses, where --device does not; default from the operations of
+            the model, the items of a step, the device and its utilisation.
         items: tokens or samples of one device's step.
         flops: operations of the forward pass for one token or sample; default of known models, and
             two for each parameter and token.
-        device: a name (a100, h100, h200, ...), or its speed, as 312TFLOP/s,2039GB/s.
+        device: a name (a100, h100, h200, ...), or its speed, as 312TFLOP/s,2039GB/s; without
+            --step an a100 is assumed.
         utilisation: share of the device's operations per second that the step reaches.
         nodes: machines; where an island of fast links has several, count it as one.
         gpus: devices in each.
         shards: devices of a node that hold one replica together (HSDP); 1 = DDP.
-        within: bandwidth of a device's link within a node, and latency of a message.
-        between: bandwidth of a node's link to the others, which its devices share.
-        links: file of both, which torchrun ... -m regimes doctor --links FILE writes.
+        within: bandwidth of a device's link within a node, and latency of a message; default
+            400Gbit/s,5us.
+        between: bandwidth of a node's link to the others, which its devices share; default
+            10Gbit/s,50us.
+        links: file of both, which torchrun ... -m regimes doctor --links FILE writes; --within and
+            --between replace what it has.
         dtype: in which a dense gradient travels.
         bucket_mb: MiB of the gradient that are reduced together during the backward pass.
         methods: COMPRESSOR:LEVEL, and /PERIOD for local steps, e.g. powersgd:4 dense/32.
@@ -38,13 +43,13 @@ class JobOptions:
     step: str | None = None
     items: int | None = None
     flops: float | None = None
-    device: str = "a100"
+    device: str | None = None
     utilisation: float = 0.4
     nodes: int = 2
     gpus: int = 8
     shards: int = 1
-    within: str = "400Gbit/s,5us"
-    between: str = "10Gbit/s,50us"
+    within: str | None = None
+    between: str | None = None
     links: Path | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     bucket_mb: float = 25.0

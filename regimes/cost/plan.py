@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,15 +15,36 @@ import pandas as pd
 from regimes.console.stdout import console as new_console
 from regimes.console.tables import Table
 from regimes.console.units import human
-from regimes.cost.job import HALF, Job, device, read_links, seconds
-from regimes.cost.methods import WIDE, advice, curves, parse, table, usual
-from regimes.cost.models import read
+from regimes.cost.advice import advice, losses
+from regimes.cost.job import (
+    BETWEEN,
+    HALF,
+    WITHIN,
+    Job,
+    Priced,
+    device,
+    memory_of_step,
+    read_links,
+    seconds,
+)
+from regimes.cost.job import USUAL as USUAL_DEVICE
+from regimes.cost.methods import WIDE, curves, parse, table, usual
+from regimes.cost.models import MOST_FLOPS, Model, read
 from regimes.cost.network import FASTEST, Network, spell
 from regimes.cost.options import JobOptions
 from regimes.errors import ConfigError, is_whole, require
 from regimes.records import write_output, write_table
 
+SMALLEST = 1e-3  # MiB of a bucket
+ITEMS = 10**15  # of one device's step
 BANDWIDTHS = np.logspace(6, 12, 121)  # bits/s: 1 Mbit/s to 1 Tbit/s
+COMPRESSION = {
+    "device": "Compression at the speed of the device's memory, a lower bound",
+    "step": "Compression at the speed of the memory that the step implies; of large batches it is "
+    "less with --device",
+    "assumed": f"Compression at the speed of an {USUAL_DEVICE}'s memory, a lower bound. The "
+    "bandwidth below which a method pays depends on your device: give --device or --step",
+}
 HEADS = ("", "compress", "network", "hidden", "step", "a day", "× dense", "pays below")
 
 
@@ -35,36 +57,79 @@ def job(options: JobOptions, algorithm: str = FASTEST) -> Job:
     require(options.model is not None, "--model", options.model, "a model")
     good = 0 < options.utilisation <= 1
     require(good, "--utilisation", options.utilisation, "a share in (0, 1]")
-    require(options.bucket_mb > 0, "--bucket-mb", options.bucket_mb, "above 0")
-    model, chosen = read(str(options.model)), device(options.device)
+    good = SMALLEST <= options.bucket_mb < math.inf
+    require(good, "--bucket-mb", options.bucket_mb, f"above 0, from {SMALLEST:g}")
+    model = read(str(options.model))
     if options.flops is not None:
-        require(options.flops > 0, "--flops", options.flops, "above 0")
+        good = 0 < options.flops <= MOST_FLOPS
+        require(good, "--flops", options.flops, f"above 0, up to {MOST_FLOPS:g}")
         model = replace(model, flops=options.flops)
-    if options.step is not None:
-        compute = seconds(options.step)
-    elif options.items is None:
-        raise ConfigError(
-            "the seconds of a step are missing: give them, e.g. --step 0.4s, or the "
-            f"{model.item}s of one device's step, e.g. --items 8192"
-        )
-    else:
-        require(is_whole(options.items, 1), "--items", options.items, "at least 1")
-        compute = model.step_flops(options.items) / (chosen.flops * options.utilisation)
-    links = {name: Network.parse(getattr(options, name)) for name in ("within", "between")}
-    if options.links is not None:
-        links |= read_links(options.links)
+    if options.items is not None:
+        good = is_whole(options.items, 1) and options.items <= ITEMS
+        require(good, "--items", options.items, f"at least 1, at most {ITEMS:g}")
+    compute, memory, priced = _device(options, model)
     return Job(
         model,
         compute,
-        chosen.memory,
+        memory,
         options.nodes,
         options.gpus,
         options.shards,
         itemsize=WIDE if options.dtype == "float32" else HALF,
         bucket=options.bucket_mb * 2**20,
         algorithm=algorithm,
-        **links,
+        priced=priced,
+        **_links(options),
     )
+
+
+def _device(options: JobOptions, model: Model) -> tuple[float, float, Priced]:
+    """Seconds of a step's compute, bytes per second of the memory, and whose memory it is.
+
+    The memory is that of the device that is named. Where only the step's seconds are given, they
+    imply it: with the operations of its items, an A100's, slowed down as the step is; and not less
+    than `memory_of_step`.
+    """
+    chosen = device(options.device or USUAL_DEVICE)
+    predicted = None
+    if options.items is not None and (options.step is None or model.counted):
+        flops = model.step_flops(options.items)
+        predicted = flops / (chosen.flops * options.utilisation)
+    if options.step is None:
+        if predicted is None:
+            raise ConfigError(
+                "the seconds of a step are missing: give them, e.g. --step 0.4s, or the "
+                f"{model.item}s of one device's step, e.g. --items 8192"
+            )
+        return predicted, chosen.memory, "device" if options.device else "assumed"
+    compute = seconds(options.step)
+    if options.device is not None:
+        return compute, chosen.memory, "device"
+    least = memory_of_step(model.size / options.shards, compute)
+    return compute, max(least, chosen.memory * (predicted or 0.0) / compute), "step"
+
+
+def _links(options: JobOptions) -> dict[str, Network]:
+    """The links of the options; else of the file, else the usual ones.
+
+    Raises:
+        ConfigError: the job needs a link that the file does not have.
+    """
+    usual = {"within": WITHIN, "between": BETWEEN}
+    known = {} if options.links is None else read_links(options.links)
+    for name in usual:
+        text = getattr(options, name)
+        if text is not None:
+            known[name] = Network.parse(text)
+    needed = {"within": options.gpus > 1, "between": options.nodes > 1}
+    for name in [name for name in usual if needed[name] and name not in known and options.links]:
+        count = "--gpus 1" if name == "within" else "--nodes 1"
+        raise ConfigError(
+            f"--links {options.links} has no {name!r}, because no two of the processes that wrote "
+            f"it were {'on one machine' if name == 'within' else 'on different machines'}: give "
+            f"--{name}, e.g. --{name} 10Gbit/s,50us, or {count}"
+        )
+    return usual | known
 
 
 def main(options: JobOptions, algorithm: str = FASTEST, csv: Path | None = None) -> pd.DataFrame:
@@ -76,9 +141,10 @@ def main(options: JobOptions, algorithm: str = FASTEST, csv: Path | None = None)
     planned = job(options, algorithm)
     methods = [parse(text) for text in options.methods] or usual(planned)
     frame = table(planned, methods)
-    console, sentence = new_console(highlight=False), advice(planned, frame)
+    console, sentence = new_console(highlight=False), advice(planned, methods, frame)
     console.print(about(planned), markup=False)
-    console.print(drawn(frame, planned.nodes).drawn(padding=(0, 0, 0, 1)))
+    console.print(drawn(frame, planned).drawn(padding=(0, 0, 0, 1)))
+    console.print(losses(planned, methods).drawn(word=20, padding=(0, 1, 0, 0)), "", sep="\n")
     console.print(sentence, markup=False)
     if csv:
         write_table(csv, frame)
@@ -87,8 +153,7 @@ def main(options: JobOptions, algorithm: str = FASTEST, csv: Path | None = None)
     if options.figure:
         from regimes.plotting.bandwidth import save
 
-        fastest = frame["method"].iloc[int(frame["seconds"].argmin())]
-        title = f"{fastest}: the fewest seconds of a step at {planned.link}"
+        title = sentence.partition(":")[0] + f" at {planned.link}"
         numbers = curves(planned, methods, BANDWIDTHS)
         save(options.figure, numbers, frame, float(planned.link.bandwidth), title, about(planned))
     return frame
@@ -100,6 +165,7 @@ def about(planned: Job) -> str:
     It is the first line of the table and the figure's caption.
     """
     model, spread = planned.model, ""
+    assumed = f" (an {USUAL_DEVICE} is assumed)" if planned.priced == "assumed" else ""
     if planned.shards > 1:
         spread = f" of {planned.shards} devices each"
     links = f"{planned.within} within"
@@ -109,17 +175,14 @@ def about(planned: Job) -> str:
     return (
         f"{model.name}: {human(model.size)} parameters in {len(model.layers)} layers; "
         f"{planned.replicas} replicas{spread}; {links}; {1e3 * planned.compute:.3g} ms of compute "
-        f"a step; {how} all-reduce in {planned.buckets} "
+        f"a step{assumed}; {how} all-reduce in {planned.buckets} "
         f"bucket{'s' * (planned.buckets > 1)}"
     )
 
 
-def drawn(frame: pd.DataFrame, nodes: int) -> Table:
-    """A table of 80 columns: milliseconds of a step, bytes a day on each node's slow link.
-
-    Args:
-        nodes: with one, the bytes are those of a device's link.
-    """
+def drawn(frame: pd.DataFrame, planned: Job) -> Table:
+    """A table of 80 columns: milliseconds of a step, bytes a day on each node's slow link, of one
+    node on a device's."""
     lines: list[Sequence[str]] = []
     for row in frame.to_dict("records"):
         parts = [f"{1e3 * row[name]:.3g}" for name in ("compress", "communicate")]
@@ -131,21 +194,26 @@ def drawn(frame: pd.DataFrame, nodes: int) -> Table:
                 f"{1e3 * row['seconds']:.4g}",
                 human(row["bytes_per_day"], "B"),
                 f"{row['speed_up']:.2f}",
-                spell(row["break_even"]),
+                "-" if math.isnan(row["break_even"]) else spell(row["break_even"]),
             )
         )
-    whose = "node" if nodes > 1 else "device"
+    whose = "node" if planned.nodes > 1 else "device"
     note = (
         "ms of a step; hidden: share of the network's time that runs during the backward pass; a "
-        f"day: sent by each {whose}. Compression at the speed of the memory, a lower bound"
+        f"day: sent by each {whose}. {COMPRESSION[planned.priced]}"
     )
     return Table(HEADS, lines, note)
 
 
+def _finite(value: object) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
+
+
 def _json(options: JobOptions, planned: Job, frame: pd.DataFrame, sentence: str) -> str:
-    """The job, one object per method and the advice; numbers that are infinite as null."""
+    """The job, one object per method and the advice; numbers that are infinite or unknown as
+    null."""
     rows = [
-        {name: None if value == np.inf else value for name, value in row.items()}
+        {name: value if _finite(value) else None for name, value in row.items()}
         for row in frame.to_dict("records")
     ]
     given: dict[str, Any] = {k: v for k, v in asdict(options).items() if v is not None}

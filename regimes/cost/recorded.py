@@ -11,36 +11,36 @@ from regimes.collectives.requests import Layer
 from regimes.compression import REGISTRY
 from regimes.config import DENSE
 from regimes.cost.cases import recorded, uniform_level
-from regimes.cost.job import Job
+from regimes.cost.job import Job, memory_of_step
 from regimes.cost.methods import OTHERS, TRANSFERS, WIDE, Method, table, usual
 from regimes.cost.models import Model
 from regimes.cost.network import Network
 from regimes.records import Record
 
-MEMORY = 10e9  # bytes per second, of a core, where a run has compressed nothing
-
 
 def job_of(run: Record, network: Network, algorithm: str = "ring") -> Job:
     """The run's model and seconds of compute, one replica for each of its workers, each with a link
     of its own. The speed of the memory is the one at which its own compressor took the seconds that
-    are recorded; without compression `MEMORY`.
+    are recorded; without compression `job.memory_of_step` of its seconds of compute.
 
     Raises:
         RecordError: the record does not say where the time of its epochs went.
     """
     layers = tuple(Layer(layer["name"], tuple(layer["shape"])) for layer in run.header["layers"])
-    works = [work for _, work in recorded(run)]
+    model = Model(str(run.config.get("model", {}).get("name", "the model")), layers)
+    compute = statistics.median(work.compute for _, work in recorded(run))
     speeds = list(_speeds(run, sum(layer.size for layer in layers if layer.compressed)))
     return Job(
-        Model(str(run.config.get("model", {}).get("name", "the model")), layers),
-        compute=statistics.median(work.compute for work in works),
-        memory=statistics.median(speeds) if speeds else MEMORY,
+        model,
+        compute=compute,
+        memory=statistics.median(speeds) if speeds else memory_of_step(model.size, compute),
         nodes=int(run.config["workers"]),
         gpus=1,
         within=network,
         between=network,
         bucket=float("inf"),
         algorithm=algorithm,
+        priced="step",
     )
 
 

@@ -18,9 +18,9 @@ from regimes.collectives.world import World
 from regimes.compression import compressor
 from regimes.compression.reducer import Reducer
 from regimes.cost import methods
-from regimes.cost.job import DEVICES, Job, read_links
+from regimes.cost.job import DEVICES, Job, device, read_links
 from regimes.cost.measure import Echo
-from regimes.cost.methods import USUAL, advice, curves, parse, table, usual, work
+from regimes.cost.methods import USUAL, curves, parse, table, usual, work
 from regimes.cost.models import KNOWN, Model, read
 from regimes.cost.network import Network, Work
 from regimes.cost.options import JobOptions
@@ -168,13 +168,6 @@ def test_crossings_and_speed_ups() -> None:
     assert at.to_dict() == pytest.approx(frame.set_index("method")["seconds"].to_dict())
 
 
-def test_advice_sends_most_among_the_fastest() -> None:
-    fast, slow = two(bandwidth=1e15), two(bandwidth=1e9)
-    assert advice(fast, table(fast, usual(fast))).startswith("Stay dense: ")
-    some = [parse("powersgd:4"), parse("powersgd:1")]
-    assert advice(slow, table(slow, some)).startswith("Try powersgd 4: ")
-
-
 def test_one_node_averages_over_the_link_within() -> None:
     alone = replace(two(), nodes=1, gpus=4, within=Network(1e9, 0.0))
     assert alone.link.bandwidth == 1e9
@@ -220,6 +213,14 @@ def needy(depth: int) -> nn.Module:
     raise AssertionError(depth)
 
 
+def lazy() -> nn.Module:
+    return nn.LazyLinear(3)
+
+
+def complex_numbers() -> nn.Module:
+    return nn.Linear(3, 3, dtype=torch.complex64)
+
+
 def test_a_module_is_built_without_memory() -> None:
     model = read("test_job:Wide")
     assert (model.size, model.item) == (10**12, "token")  # without the frozen layer
@@ -248,6 +249,8 @@ REFUSED = {
     "none.toml": "cannot be read",
     "test_job:needy": "needs depth: name a function without arguments",
     "test_job:broken": r"cannot be built on the meta device: ValueError\('no'\)",
+    "test_job:lazy": "parameter 'weight' has no shape before the first batch",
+    "test_job:complex_numbers": "parameter 'weight' is complex",
     "test_job:NO_MODULE": "a module, or a function that returns one",
     "test_job:nothing": "cannot import the model",
     "no_such_module:model": "cannot import the model",
@@ -329,15 +332,100 @@ def test_what_is_no_method_is_one_sentence(text: str) -> None:
         parse(text)
 
 
+NEEDED = {  # what the file has: the job that needs the other link, and the word for it
+    "within": ({"nodes": 2, "gpus": 1}, "has no 'between'.*give --between"),
+    "between": ({"nodes": 2, "gpus": 8}, "has no 'within'.*give --within"),
+}
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_a_link_that_the_file_lacks_is_not_assumed(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "links.json"
+    path.write_text(json.dumps({name: {"bandwidth": 4e7, "latency": 5.7e-05}}))
+    changes, said = NEEDED[name]
+    with pytest.raises(ConfigError, match=said):
+        job(replace(JobOptions(model="resnet50", step="1s", links=path), **changes))
+
+
+UNREADABLE = {
+    "binary": (bytes(range(256)) * 40_000, "is no text|larger than"),
+    "short binary": (b"\xff\xfe\x00" * 9, "is no text"),
+    "deep": (b"[" * 90_000, "cannot be read"),
+    "infinite": (b'{"between": {"bandwidth": 1e999, "latency": 0}}', "bandwidth = 'inf bit/s'"),
+    "no number": (b'{"between": {"bandwidth": "' + b"x" * 5000 + b'"}}', "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_what_is_no_file_of_links_is_one_short_sentence(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "links.json"
+    content, said = UNREADABLE[name]
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=said) as error:
+        read_links(path)
+    assert len(str(error.value)) < 400 + len(str(path))
+
+
+SPEEDS = {
+    "50GFLOP/s": "lacks the memory's speed",
+    "50GFLOP/s,": "'' is no speed in B/s",
+    "1TFLOP/s,1GB/s,1GB/s": "has more than two",
+    "1.2.3TFLOP/s,1GB/s": "'1.2.3TFLOP/s' is no speed in FLOP/s",
+    "1e400TFLOP/s,1GB/s": "no speed in FLOP/s",
+    "1TFLOP/s,1e400GB/s": "no speed in B/s",
+    "1GB/s,1TFLOP/s": "no speed in FLOP/s",
+    "0TFLOP/s,1GB/s": "no speed",
+}
+
+
+@pytest.mark.parametrize("text", SPEEDS)
+def test_a_speed_that_is_refused_says_why(text: str) -> None:
+    with pytest.raises(ConfigError, match=SPEEDS[text]):
+        device(text)
+
+
+def test_speeds_have_any_usual_unit() -> None:
+    assert device("50GFLOP/s, 20GB/s") == device("0.05TFLOP/s,0.02TB/s")
+
+
+HUGE: dict[str, dict[str, object]] = {
+    "--items": {"items": 10**400, "step": None},
+    "--flops": {"flops": float("inf")},
+    "--step": {"step": "1e300s"},
+    "--bucket-mb": {"bucket_mb": 1e-300},
+    "--utilisation": {"utilisation": float("nan")},
+    "bandwidth": {"between": "1e-300bit/s"},
+    "latency": {"between": "1Gbit/s,1e300s"},
+    "--nodes": {"nodes": 10**400},
+    "parameters": {"model": "huge.toml"},
+    "flops": {"model": "infinite.toml"},
+}
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_no_number_is_too_large_for_a_sentence(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    layer = '[[layers]]\nname = "a"\n'
+    (tmp_path / "huge.toml").write_text(f"{layer}shape = [{10**18}, {10**18}]\n")
+    (tmp_path / "infinite.toml").write_text(f"flops = inf\n{layer}shape = [3]\n")
+    options = replace(JobOptions(model="resnet50", step="1s"), **HUGE[name])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=name):
+        job(options)
+
+
 # -- files -----------------------------------------------------------------------------------
 
 
 def test_files_of_links(tmp_path: Path) -> None:
     path = tmp_path / "links.json"
     path.write_text('{"between": {"bandwidth": 2e9, "latency": 1e-4}}')
-    planned = job(JobOptions(model="resnet50", step="1s", links=path))
+    some = JobOptions(model="resnet50", step="1s", links=path)
+    planned = job(replace(some, gpus=1))
     assert planned.between == Network(2e9, 1e-4)
-    assert planned.within == Network.parse(JobOptions().within)
+    assert job(replace(some, within="1Gbit/s")).within == Network(1e9)
+    assert job(replace(some, gpus=1, between="1Gbit/s")).between == Network(1e9)
     for wrong in ("[]", '{"within": {"bandwidth": 0, "latency": 0}}', '{"within": 3}', "{"):
         path.write_text(wrong)
         with pytest.raises(ConfigError, match="write it with torchrun"):

@@ -1,0 +1,146 @@
+"""Which method to try: of those whose loss was measured as harmless, never of the others.
+
+The methods stand in the order of the bits that they keep of a gradient, most first. The advice goes
+from one to the next at a bandwidth of the slow link, its threshold: below it the next method is
+faster than each before, and it or a later one by the factor `NEAR`. Thresholds are at least `APART`
+apart, so that a small change of the link changes the advice by one neighbour at most; a method
+behind may then be faster than the one that is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from regimes.console.tables import Table
+from regimes.console.units import human
+from regimes.cost import evidence
+from regimes.cost.job import USUAL, Job
+from regimes.cost.methods import Method, over, works
+from regimes.cost.network import Network, Work, crossing
+
+NEAR = 1.1  # times the fewest seconds: a difference that a prediction cannot decide
+APART = 1.2
+SURELY = 1 - 1e-9  # more than rounding
+BANDWIDTHS = np.logspace(4, 13, 361)  # bits/s, at which methods are compared
+Steps = Sequence[tuple[Method, Work]]
+
+
+def recommended(steps: Steps, limits: Sequence[float], bandwidth: float) -> Method:
+    """The method to try on a slow link of that bandwidth.
+
+    Args:
+        steps, limits: `candidates`, and their `thresholds`.
+    """
+    return steps[sum(bandwidth < limit for limit in limits)][0]
+
+
+def candidates(job: Job, methods: Iterable[Method]) -> Steps:
+    """The harmless methods, in the order of what they keep, without those that no bandwidth makes
+    faster than all before them. Whatever the link: they are judged without its latency."""
+    steps = [(method, step) for method, step in works(job, methods) if _harmless(method)]
+    steps.sort(key=lambda pair: -sum(pair[1].bytes.values()))
+    free = replace(
+        job, within=Network(job.within.bandwidth), between=Network(job.between.bandwidth)
+    )
+    seconds = np.array([over(free, step)(BANDWIDTHS) for _, step in steps])
+    fewest = np.minimum.accumulate(seconds, axis=0)
+    return [
+        pair
+        for i, pair in enumerate(steps)
+        if i == 0 or (seconds[i] < SURELY * fewest[i - 1]).any()
+    ]
+
+
+def _harmless(method: Method) -> bool:
+    return method.verdict == evidence.HARMLESS
+
+
+def thresholds(job: Job, steps: Steps) -> list[float]:
+    """The bandwidths below which the advice goes on from each method but the last, falling."""
+    curves = [over(job, step) for _, step in steps]
+    limits: list[float] = []
+    for i in range(1, len(curves)):
+
+        def before(bandwidth: Any, i: int = i) -> Any:
+            return reduce(np.minimum, (curve(bandwidth) for curve in curves[:i]))
+
+        def behind(bandwidth: Any, i: int = i) -> Any:
+            seconds = [curve(bandwidth) for curve in curves[i:]]
+            return np.maximum(seconds[0], NEAR * reduce(np.minimum, seconds))
+
+        apart = limits[-1] / APART if limits else np.inf
+        limits.append(min(crossing(behind, before), apart))
+    return limits
+
+
+def advice(job: Job, methods: Sequence[Method], frame: pd.DataFrame) -> str:
+    """What to try, why, where its loss was measured, and what is faster, with what is known of it.
+
+    Args:
+        frame: `methods.table` of the same job and methods.
+    """
+    rows: list[Any] = frame.to_dict("records")
+    steps = candidates(job, methods)
+    method = recommended(steps, thresholds(job, steps), float(job.link.bandwidth))
+    chosen = next(row for row in rows if row["method"] == method.label)
+    dense, where = rows[0], f"on {job.link}"
+    waits = f"a dense step of {_text(dense['seconds'])} waits "
+    waits += f"{_text(dense['seconds'] - dense['compute'])} for the network"
+    if chosen["method"] == dense["method"]:
+        sentence = (
+            f"Stay dense: {where} {waits}, and the methods whose loss was measured as harmless "
+            "save too little of it to be sure of."
+        )
+    else:
+        sentence = (
+            f"Try {chosen['method']}: {where} {waits}, this one takes {_text(chosen['seconds'])}. "
+            f"Its loss was measured as harmless on {_where(chosen)}; your model is "
+            f"{_times(chosen['times'])} times as large."
+        )
+    faster = [
+        f"{row['method']} ({row['loss']})"
+        for row in rows
+        if row["seconds"] * NEAR < chosen["seconds"]
+    ]
+    if faster:
+        sentence += f" More than {100 * (NEAR - 1):.0f} % faster: {', '.join(faster)}."
+    if job.priced == "assumed":
+        sentence += f" The device is assumed to be an {USUAL}: name yours with --device."
+    return sentence
+
+
+def _text(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+
+
+def _times(times: float) -> str:
+    return f"{times:.2g}" if times < 10 else f"{times:,.0f}"
+
+
+def _where(row: Any) -> str:
+    return f"{row['data']} with {human(row['parameters'])} parameters (n = {row['n']:.0f})"
+
+
+def losses(job: Job, methods: Sequence[Method]) -> Table:
+    """What was measured of each method's loss, and how far that is from the job."""
+    lines: list[Sequence[str]] = []
+    for method, _ in works(job, methods)[1:]:
+        harm = method.harm(job.model.item)
+        where = ["-"] * 4
+        if harm is not None:
+            model = f"{human(harm.setting.parameters)}, {harm.setting.name}"
+            times = f"× {_times(job.model.size / harm.setting.parameters)}"
+            where = [str(harm), model, str(harm.setting.n), times]
+        lines.append((method.label, method.verdict, *where))
+    note = (
+        "harm: what training with the method, at its own learning rate, ends above dense, in bits "
+        "per byte, or in points of accuracy lost; n seeds. harmless: at most "
+        f"{evidence.MOST['bits']:g} bits and {evidence.MOST['points']:g} point in every measurement"
+    )
+    return Table(("", "loss", "harm [95 %]", "measured on", "n", "your model"), lines, note, "", 2)

@@ -1,0 +1,130 @@
+"""Which method `regimes cost --model` advises (oracles: properties over links; sums by hand)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from regimes.cost import evidence
+from regimes.cost.advice import advice, candidates, losses, recommended, thresholds
+from regimes.cost.job import DEVICES, Job
+from regimes.cost.methods import parse, table, usual, work
+from regimes.cost.network import Network
+from regimes.cost.options import JobOptions
+from regimes.cost.plan import job, main
+
+SMALL = 'item = "token"\n[[layers]]\nname = "block.{}"\nshape = [192, 768]\ntimes = 12\n'
+JOBS = {
+    "eight devices in a node": JobOptions("gpt2-124m", items=8192, nodes=4, gpus=8),
+    "a small model on processors": JobOptions("small.toml", step="0.16s", nodes=2, gpus=1),
+    "one node": JobOptions("vit-b", step="0.1s", nodes=1, gpus=8),
+    "islands": JobOptions("resnet50", items=64, device="l4", nodes=4, gpus=8, shards=8),
+    "half precision": JobOptions("gpt2-124m", step="0.3s", nodes=16, gpus=1, dtype="bfloat16"),
+}
+STEP = 1.05
+
+
+@pytest.fixture(autouse=True)
+def shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "small.toml").write_text(SMALL)
+    monkeypatch.chdir(tmp_path)
+
+
+def on(planned: Job, bandwidth: float, latency: float) -> Job:
+    link = Network(bandwidth, latency)
+    slow = "between" if planned.nodes > 1 else "within"
+    return replace(planned, **{slow: link})
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_small_change_of_the_link_changes_the_advice_by_one_neighbour(name: str) -> None:
+    """Bandwidth in steps of 5 % at each latency, and latency in such steps at each bandwidth."""
+    planned = job(JOBS[name])
+    steps = candidates(planned, usual(planned))
+    labels = [method.label for method, _ in steps]
+    bandwidths = [float(x) for x in 1e6 * STEP ** np.arange(250)]
+    places = []
+    for latency in 1e-5 * STEP ** np.arange(160):
+        limits = thresholds(on(planned, 1e9, float(latency)), steps)
+        places.append([labels.index(recommended(steps, limits, b).label) for b in bandwidths])
+    grid = np.array(places)
+    by_bandwidth, by_latency = np.diff(grid, axis=1), np.diff(grid, axis=0)
+    assert set(np.unique(grid)) > {0}, "the walk changes the advice"
+    assert (by_bandwidth <= 0).all(), "a faster link never advises to send less"
+    assert by_bandwidth.min() >= -1
+    assert np.abs(by_latency).max() <= 1
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_what_is_recommended_is_harmless_and_never_slower_than_dense(name: str) -> None:
+    planned = job(JOBS[name])
+    every = [*usual(planned), *map(parse, ("powersgd:2", "topk:0.1", "dense/64", "randomk:1"))]
+    steps = candidates(planned, every)
+    assert {method.verdict for method, _ in steps} == {evidence.HARMLESS}
+    for latency in (1e-6, 1e-3, 2.5e-2):
+        limits = thresholds(on(planned, 1e9, latency), steps)
+        for bandwidth in 1e7 * STEP ** np.arange(200):
+            here = on(planned, float(bandwidth), latency)
+            chosen = recommended(steps, limits, float(bandwidth))
+            (step,) = [step for method, step in steps if method is chosen]
+            assert here.seconds(step) <= here.seconds(steps[0][1])
+
+
+def test_the_advice_names_where_the_loss_was_measured_and_how_far_that_is() -> None:
+    planned = on(job(JOBS["half precision"]), 1e8, 5e-5)
+    methods = usual(planned)
+    said = advice(planned, methods, table(planned, methods))
+    assert said.startswith("Try quantised-all-reduce 4: ")
+    assert "on text with 427 k parameters (n = 3); your model is 292 times as large" in said
+    assert "powersgd 1 (harmful)" in said
+    assert "powersgd 32 (not measured)" in said
+    rows = {row[0]: row[1:] for row in losses(planned, methods).rows}
+    assert rows["powersgd 32"] == ("not measured", "-", "-", "-", "-")
+    assert rows["powersgd 1"][:2] == ("harmful", "+0.80 [+0.46, +1.13] bits")
+    fast = on(planned, 1e15, 0.0)
+    assert advice(fast, methods, table(fast, methods)).startswith("Stay dense: ")
+
+
+def test_options_of_a_compressor_were_not_measured() -> None:
+    method = replace(parse("powersgd:4"), table={"name": "powersgd", "iterations": 2})
+    assert method.verdict == evidence.UNKNOWN
+
+
+# -- the device ------------------------------------------------------------------------------
+
+
+def test_nothing_pays_below_a_bandwidth_of_a_device_that_was_not_named() -> None:
+    options = JobOptions("gpt2-124m", items=8192)
+    unnamed, named = (job(replace(options, device=x)) for x in (None, "a100"))
+    assert unnamed.compute == named.compute
+    frame = table(unnamed, usual(unnamed))
+    assert frame["break_even"].isna().all()
+    assert "assumed to be an a100" in advice(unnamed, usual(unnamed), frame)
+    assert table(named, usual(named))["break_even"].notna().all()
+
+
+def test_a_step_prices_compression() -> None:
+    """Eight arrays as large as the model within the step, of which rank 1 moves eight: it takes as
+    long as the step, on any device; with the items of the step, what an A100 as slow takes."""
+    for seconds in ("10ms", "0.16s", "20s"):
+        slow = job(JobOptions("small.toml", step=seconds, nodes=2, gpus=1))
+        assert work(slow, parse("powersgd:1")).compress == pytest.approx(slow.compute)
+    a100 = DEVICES["a100"]
+    given = job(JobOptions("gpt2-124m", items=8192))
+    same = job(JobOptions("gpt2-124m", items=8192, step=f"{given.compute}s"))
+    assert same.memory == pytest.approx(a100.memory)
+    assert same.priced == "step"
+    slower = job(JobOptions("gpt2-124m", items=8192, step=f"{5 * given.compute}s"))
+    assert slower.memory == pytest.approx(a100.memory / 5)
+    named = job(JobOptions("gpt2-124m", items=8192, step="1s", device="h100"))
+    assert named.memory == DEVICES["h100"].memory
+
+
+def test_the_first_command_recommends_nothing_harmful(capsys: pytest.CaptureFixture[str]) -> None:
+    main(JobOptions("gpt2-124m", items=8192, nodes=4, gpus=8, between="1Gbit/s,50us"))
+    said = " ".join(capsys.readouterr().out.split())
+    tried = said.partition("Try ")[2].partition(":")[0]
+    assert tried in ("cast fp16", "quantised-all-reduce 8", "quantised-all-reduce 4")

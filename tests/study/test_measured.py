@@ -1,0 +1,118 @@
+"""``cost/measured.toml``, on which `regimes cost` rests its advice (oracles: the committed records
+and races, computed again, and the pages that it cites)."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from regimes.cost.evidence import HARMFUL, HARMLESS, Harm, measured, verdict
+from regimes.cost.methods import parse
+from regimes.statistics import t_interval
+
+ROOT = Path(__file__).parents[2]
+NAMES = {  # of a method, in archives and in the race
+    "powersgd:4": ("powersgd-4", "rank 4"),
+    "powersgd:2": ("rank 2",),
+    "powersgd:1": ("powersgd-1", "rank 1"),
+    "topk:10": ("topk-10",),
+    "topk:1": ("topk-1",),
+    "quantise:8": ("quantise-8",),
+    "quantise:4": ("quantise-4",),
+    "sign:1": ("sign",),
+    "cast:fp16": ("half",),
+    "quantised-all-reduce:8": ("8 bits",),
+    "quantised-all-reduce:4": ("4 bits",),
+    "dense/4": ("every 4",),
+    "dense/8": ("every 8",),
+    "dense/32": ("every 32",),
+    "dense/128": ("every 128",),
+    "quantised-all-reduce:4/8": ("4 bits every 8",),
+}
+PRINTED = re.compile(
+    r"[+-]?(\d\.\d+)(?: bits per byte more than each step, | points \*above\*)? "
+    r"\[[+-]?(\d\.\d+), [+-]?(\d\.\d+)\]"
+)
+BASES = {"small-local": "every 1", "lm-local": "every 1"}
+HARMS = [(method, harm) for method, harms in measured().items() for harm in harms]
+IDS = [f"{method}, {harm.setting.records}, {harm.setting.parameters}" for method, harm in HARMS]
+
+
+@functools.cache
+def races() -> Mapping[tuple[str, str], dict[int, float]]:
+    """Loss at the end by grid and entrant, of the whole races at 1000 Mbit/s."""
+    ends: dict[tuple[str, str], dict[int, float]] = {}
+    for text in (ROOT / "benchmarks/race.jsonl").read_text().splitlines():
+        line = json.loads(text)
+        if line["stage"] == "race" and line["link"] == 1000:
+            place = ends.setdefault((line["grid"], line["entrant"]), {})
+            place[line["seed"]] = line["loss"][-1]
+    return ends
+
+
+def again(method: str, harm: Harm) -> tuple[float, float, float] | None:
+    """The harm from the races, or from what the records say (held by ``test_findings``)."""
+    source = Path(harm.setting.records).name.partition(".")[0]
+    if source == "race":
+        grid = "race-lm" if harm.setting.parameters < 2e5 else "race-lm-460k"
+        (name,) = {x for x in NAMES[method] if (grid, x) in races()}
+        one, dense = races()[grid, name], races()[grid, "dense"]
+        assert len(one) == harm.setting.n
+        return t_interval([one[seed] - dense[seed] for seed in one])
+    known = json.loads((ROOT / "docs/findings/numbers.json").read_text())["numbers"]
+    base, name = BASES.get(source, "dense"), NAMES[method][-1]
+    for a, b, sign in ((name, base, 1), (base, name, -1)):
+        if found := known.get(f"effect({source}, {a}, {b})"):
+            numbers, n = found["value"]["interval"][:3], found["value"]["interval"][3]
+            assert n == harm.setting.n
+            sign *= -1 if harm.setting.unit == "points" else 1
+            low, mean, high = sorted(sign * x for x in numbers)
+            return mean, low, high
+    assert source in ("smoke-start", "lm-start"), source  # its page is held by test_start
+    return None
+
+
+@pytest.mark.parametrize(("method", "harm"), HARMS, ids=IDS)
+def test_a_harm_is_what_the_records_say(method: str, harm: Harm) -> None:
+    expected = again(method, harm)
+    if expected is not None:
+        digits = {"points": 0.051, "bits": 0.0051}[harm.setting.unit]
+        assert (harm.mean, harm.low, harm.high) == pytest.approx(expected, abs=digits)
+
+
+@pytest.mark.parametrize(("method", "harm"), HARMS, ids=IDS)
+def test_its_page_prints_it(method: str, harm: Harm) -> None:
+    """The mean and the interval, or in race.md the two losses of which it is the difference."""
+    text = (ROOT / harm.setting.page).read_text(encoding="utf-8").replace("\n  ", " ")
+    if harm.setting.page.endswith("race.md"):
+        size = "115 k" if harm.setting.parameters < 2e5 else "460 k"
+        part = text.partition(f"## {size} parameters, 1000 Mbit/s")[2].partition("\n## ")[0]
+        names = [x for x in NAMES[method] if f"| {x} |" in part]
+        ends = [
+            float(
+                next(x for x in part.splitlines() if x.startswith(f"| {name} |")).split("|")[5][:6]
+            )
+            for name in (*names, "dense")
+        ]
+        assert harm.mean == pytest.approx(ends[0] - ends[1], abs=0.0016)
+        return
+    form = ".1f" if harm.setting.unit == "points" else ".2f"
+    numbers = {f"{abs(x):{form}}" for x in (harm.mean, harm.low, harm.high)}
+    assert any({a, b, c} == numbers for a, b, c in PRINTED.findall(text)), numbers
+
+
+@pytest.mark.parametrize("method", measured())
+def test_each_method_can_be_written_as_an_option(method: str) -> None:
+    assert parse(method).verdict == verdict(method)
+
+
+def test_what_the_page_of_advice_measures_as_harmful_is_not_recommended() -> None:
+    for method in ("powersgd:1", "powersgd:4", "topk:1", "topk:10", "sign:1", "dense/32"):
+        assert verdict(method) == HARMFUL
+    for method in ("cast:fp16", "quantised-all-reduce:8", "quantised-all-reduce:4", "quantise:8"):
+        assert verdict(method) == HARMLESS

@@ -54,7 +54,8 @@ def read(places: Iterable[str | Path]) -> list[Record]:
 
 
 def bench(runs: Sequence[Record], texts: Sequence[str] = ()) -> Comparison:
-    """Replay detectors over every run; the frames gain the columns schedule and seed.
+    """Replay detectors over every run; the frames gain the columns schedule and seed, that of
+    detectors also interval, with where it comes from.
 
     Args:
         texts: see `parse`; default ``defaults(runs)``.
@@ -64,7 +65,11 @@ def bench(runs: Sequence[Record], texts: Sequence[str] = ()) -> Comparison:
     parts: dict[str, list[pd.DataFrame]] = {"detectors": [], "pairs": [], "epochs": []}
     notes: dict[str, None] = {}
     for run in tracked(runs, "replaying detectors"):
-        compared = compare(run, {short: rule(text, run) for text, short in names.items()})
+        rules = {short: rule(text, run) for text, short in names.items()}
+        compared = compare(run, rules)
+        compared.detectors["interval"] = [
+            _interval_text(text, rules[short], run) for text, short in names.items()
+        ]
         notes |= dict.fromkeys(compared.notes)
         for part, frames in parts.items():
             frames.append(getattr(compared, part))
@@ -72,6 +77,21 @@ def bench(runs: Sequence[Record], texts: Sequence[str] = ()) -> Comparison:
             frames[-1].insert(1, "seed", run.seed)
     joined = {part: pd.concat(frames, ignore_index=True) for part, frames in parts.items()}
     return Comparison(**joined, notes=tuple(notes))
+
+
+def _interval_text(text: str, chosen: Rule, run: Record) -> str:
+    """ "3 (of the run's policy)"; empty for a rule without an interval."""
+    if not hasattr(chosen, "interval"):
+        return ""
+    source = "as given" if "interval" in parse(text) else interval_of(run)[1]
+    return f"{chosen.interval} ({source})"
+
+
+def intervals(result: Comparison, schedule: str) -> str:
+    """ "; interval 3 (of the run's policy)", for a title; empty without an interval."""
+    mine = result.detectors[result.detectors["schedule"] == schedule]
+    texts = [text for text in dict.fromkeys(mine["interval"]) if text]
+    return f"; interval {', '.join(texts)}" if texts else ""
 
 
 def over_seeds(frame: pd.DataFrame, part: str) -> pd.DataFrame:
@@ -111,6 +131,7 @@ def tables(result: Comparison) -> list[Table]:
             for row in rows.to_dict("records")
         ]
         title = f"{schedule}, {n} seed{'s' if n > 1 else ''}"
+        title += intervals(result, schedule)
         result_tables.append(Table(("detector", *COLUMNS), lines, title=title))
         lines = []
         for row in pairs:
@@ -127,7 +148,8 @@ EXPLAINED = (
     "critical: share of epochs (and layers). of low: traffic over low compression throughout. "
     "s / epoch, % of training: what the signal costs in addition to compute, compression and "
     "communication. by: epoch and layer, or epoch (a detector per layer is critical when at least "
-    "half of the layers are). lag: epochs by which the second follows the first. "
+    "half of the layers are). interval: units between two comparisons. lag: epochs by which the "
+    "second follows the first. "
     "±: 95 % t interval over seeds, of three or more. -: undefined."
 )
 
@@ -159,7 +181,16 @@ def write(result: Comparison, out: Path) -> list[Path]:
 
 
 KNOWN = Registry("detector", {**detectors.REGISTRY, **policies.REGISTRY})
-FROM_RUN = ("epochs", "seed")  # fields of baselines whose default is the run's
+MOST, PART = 10, 8  # default interval: the paper's ten epochs, at most an eighth of the run
+CHANGES = ("norm-change", "accordion", "eigenvalue-change", "fisher-change", "sharpness-change")
+DETECTORS = (
+    CHANGES[0],
+    f"{CHANGES[0]}:statistic=norm*lr",
+    *CHANGES[1:],
+    "trace-cusum",
+    "msdr-fall",
+)
+BASELINES = ("first-share", "random-windows")
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -181,37 +212,55 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def rule(text: str, record: Record) -> Rule:
-    """The detector or policy that a text names; baselines take the run's seed and its trained
-    epochs (a budget may have ended it)."""
+    """The detector or policy that a text names, for one run, whatever else is read beside it.
+
+    Fields that the text leaves open are the run's: the interval as `interval_of`; the seed and the
+    trained epochs (a budget may have ended it) of baselines, whose share is that of the first
+    detector of `DETECTORS` that the run has the signal of.
+    """
     table = parse(text)
     fields = {f.name for f in dataclasses.fields(KNOWN.dataclass(table["name"])) if f.init}
-    for name in FROM_RUN:
-        if name in fields:
-            table.setdefault(name, len(record.rows) if name == "epochs" else record.config[name])
+    for name in fields - table.keys():
+        if name == "interval":
+            table[name] = interval_of(record)[0]
+        elif name == "epochs":
+            table[name] = len(record.rows)
+        elif name == "seed":
+            table[name] = record.config[name]
+        elif name == "share" and table["name"] in BASELINES and (signals := signals_of(record)):
+            critical = replay(record, rule(signals[0], record))["critical"]
+            table[name] = float(critical.mean())
     return KNOWN.make(table)
 
 
-def defaults(runs: Sequence[Record]) -> list[str]:
-    """Every detector whose signal all runs recorded, and two baselines as long as the first.
+def interval_of(record: Record) -> tuple[int, str]:
+    """The interval of detectors of a run, in units, and where it comes from: that of the run's
+    policy; else ten (the paper's), at most an eighth of the run."""
+    own = record.config["policy"].get("interval")
+    if type(own) is int and own >= 1:  # a user's policy may mean another thing
+        return own, "of the run's policy"
+    part = len(record.rows) // PART
+    if part >= MOST:
+        return MOST, "the paper's"
+    return max(1, part), f"an eighth of {len(record.rows)} units"
 
-    The interval is that of the runs' policy; else ten epochs (the paper's), at most an eighth of
-    the run.
+
+def signals_of(record: Record) -> list[str]:
+    """Those of `DETECTORS` whose signal the run recorded."""
+    recorded = past_epochs(record)
+    return [text for text in DETECTORS if measured(record, rule(text, record), recorded)]
+
+
+def defaults(runs: Sequence[Record]) -> list[str]:
+    """Every detector whose signal all runs recorded, and two baselines of equal length.
+
+    Raises:
+        RecordError: there is none.
     """
-    interval = runs[0].config["policy"].get("interval")
-    if type(interval) is not int or interval < 1:  # a user's policy may mean another thing
-        interval = max(1, min(10, len(runs[0].rows) // 8))
-    changes = ("norm-change", "accordion", "eigenvalue-change", "fisher-change", "sharpness-change")
-    texts = [f"{name}:interval={interval}" for name in changes]
-    texts.insert(1, f"{texts[0]},statistic=norm*lr")
-    texts += ["trace-cusum", "msdr-fall"]
-    for run in runs:
-        recorded = past_epochs(run)
-        texts = [text for text in texts if measured(run, rule(text, run), recorded)]
-    if not texts:
+    shared = [text for text in DETECTORS if all(text in signals_of(run) for run in runs)]
+    if not shared:
         raise RecordError(f"{runs[0].folder} recorded no signal that a detector reads")
-    shares = [replay(run, rule(texts[0], run))["critical"].mean() for run in runs]
-    share = sum(shares) / len(shares)
-    return [*texts, f"first-share:share={share:.2f}", f"random-windows:share={share:.2f}"]
+    return [*shared, *BASELINES]
 
 
 def labels(texts: Iterable[str]) -> dict[str, str]:

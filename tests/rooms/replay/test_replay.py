@@ -44,6 +44,7 @@ def make(
     level: str = "low",
     every: int = 2,
     decays: tuple[int, ...] = (6,),
+    policy: dict[str, object] | None = None,
 ) -> Record:
     """A synthetic run with norms each epoch and curvature every so many; ``old``: no costs per
     layer in the header."""
@@ -58,7 +59,7 @@ def make(
         "model": {"name": "vgg7"},
         "compressor": {"name": "powersgd"},
         "levels": {"low": 2, "high": 1},
-        "policy": {"name": "static", "level": level},
+        "policy": policy or {"name": "static", "level": level},
         "optimizer": {"lr": 0.4, "decay_epochs": list(decays), "decay_factor": 10.0},
         "signal": "update",
         "instruments": {},
@@ -341,7 +342,7 @@ def test_texts_name_detectors(record: Record) -> None:
     assert detect.rule("first-share:share=0.5", record) == FirstShare(0.5, EPOCHS)
     assert detect.rule("accordion:interval=2", record) == Accordion(interval=2)
     own = detect.rule("regimes.detectors.change:NormChange:eta=0.2", record)
-    assert own == NormChange(eta=0.2)
+    assert own == NormChange(eta=0.2, interval=1)
     assert detect.labels(["norm-change", "norm-change:eta=0.4", "msdr-fall:fall=0.3"]) == {
         "norm-change": "norm-change",
         "norm-change:eta=0.4": "norm-change eta=0.4",
@@ -419,7 +420,26 @@ def test_the_interval_of_the_defaults(
     policy = {"name": "static"} if own is None else {"name": "accordion", "interval": own}
     config = {**record.config, "policy": policy, "epochs": epochs}
     run = replace(record, rows=rows, header={**record.header, "config": config, "units": epochs})
-    assert detect.defaults([run])[0] == f"norm-change:interval={interval}"
+    assert detect.interval_of(run)[0] == interval
+    assert detect.rule("norm-change", run) == NormChange(interval=interval)
+    assert detect.rule("norm-change:interval=2", run) == NormChange(interval=2)
+
+
+@pytest.mark.parametrize("name", ["norm-change", "accordion", "first-share", "random-windows"])
+def test_one_name_has_one_answer_for_a_run(name: str, folder: Path, tmp_path: Path) -> None:
+    """In a folder beside a run whose policy has an interval, alone, and named."""
+    make(tmp_path / "grid/accordion", 0, "accordion", policy={"name": "accordion", "interval": 2})
+    make(tmp_path / "grid/low", 0, "low", level="low")
+    answers = []
+    for place, texts in (("grid", ()), ("grid/low", ()), ("grid/low", (name,)), ("grid", (name,))):
+        result = detect.bench(detect.read([tmp_path / place]), texts)
+        mine = result.detectors.query(f"schedule == 'low' and detector == '{name}'")
+        answers.append(tuple(mine[["critical", "interval"]].iloc[0]))
+    assert len({*answers}) == 1
+    titles = [table.title for table in detect.tables(result) if table.title]
+    if name in ("norm-change", "accordion"):
+        assert "accordion, 1 seed; interval 2 (of the run's policy)" in titles
+        assert f"low, 1 seed; interval 1 (an eighth of {EPOCHS} units)" in titles
 
 
 def test_two_runs_of_one_seed_are_refused(folder: Path, tmp_path: Path) -> None:
@@ -455,7 +475,9 @@ def test_the_figure_has_one_band_per_detector(folder: Path) -> None:
     result = detect.bench(runs)
     fig, numbers = bands(runs, result)
     panels = [ax for ax in fig.axes if ax.images]
-    assert [ax.get_title(loc="left") for ax in panels] == ["low compression", "high compression"]
+    interval = f"interval 1 (an eighth of {EPOCHS} units)"
+    titles = [f"{level} compression; {interval}" for level in ("low", "high")]
+    assert [ax.get_title(loc="left") for ax in panels] == titles
     for ax in panels:
         assert ax.images[0].get_array().shape == (result.detectors["detector"].nunique(), EPOCHS)
     shown = numbers.query("schedule == 'low' and detector == 'trace-cusum'")["critical"]

@@ -19,6 +19,7 @@ from runs import resumed_alike, same_bits, same_run, wait, weights
 
 import regimes
 from regimes.config import to_toml
+from regimes.detectors import NormChange
 from regimes.errors import ConfigError
 from regimes.policies import policy
 from regimes.records import read_lines, unit_name
@@ -143,7 +144,7 @@ def test_baselines_are_as_long_as_the_detector_in_units(tmp_path: Path) -> None:
     for words in ("first-share:share=0.5", "random-windows:share=0.5"):
         found = replay(record, rule(words, record))
         assert found.groupby("epoch")["critical"].first().sum() == 6
-    assert "norm-change:interval=1" in defaults([record])
+    assert rule(defaults([record])[0], record) == NormChange(interval=1)
 
 
 def test_a_single_epoch_may_have_many_units(tmp_path: Path) -> None:

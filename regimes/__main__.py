@@ -59,11 +59,19 @@ def _command() -> int:
         print(f"error: {escape_control(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("interrupted; continue with --resume", file=sys.stderr)
+        print(f"interrupted{_remedy(sys.argv[1:2])}", file=sys.stderr)
         return 130
     except SystemExit as stop:
         return stop.code  # type: ignore[return-value]  # of tyro and doctor; None is 0
     return 0
+
+
+def _remedy(verb: list[str]) -> str:
+    """How to go on after Ctrl-C: not every command has something to go on with."""
+    if verb == ["run"]:
+        return "; continue with --resume"
+    again = "; start the same command again to go on"
+    return again if verb in (["ablate"], ["tune"], ["branch"]) else ""
 
 
 if __name__ == "__main__":

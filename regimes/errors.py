@@ -24,6 +24,10 @@ class RecordError(RegimesError):
     """A record or checkpoint that cannot be read, written or continued."""
 
 
+class FolderInUse(RecordError):
+    """Another process writes to the folder of a record."""
+
+
 class TrainingError(RegimesError):
     """A run that cannot go on (a non-finite loss, a lost process); its record is intact."""
 

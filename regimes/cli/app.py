@@ -55,6 +55,10 @@ def check_options(verb: str, words: Sequence[str]) -> None:
         name = key.replace("-", "_")
         if word.startswith("--") and name not in known and (field := _field(name)):
             value = value or (following if following and not following.startswith("--") else "...")
+            if field == "seed" and "first_seed" in known:
+                raise ConfigError(
+                    f"--seed is no option of regimes {verb}: write --seeds 1 --first-seed {value}"
+                )
             setting = shlex.quote(f"{field}={value}")
             raise ConfigError(f"--{key} is no option of regimes {verb}: write --set {setting}")
 
@@ -74,6 +78,18 @@ def options(command: Any) -> set[str]:
     if "job" in known:
         known |= {field.name for field in dataclasses.fields(JobOptions)} - {"job"}
     return known
+
+
+def refuse_seed(settings: Sequence[str]) -> None:
+    """Raise ConfigError for a seed among the settings of a grid, whose runs have seeds of their
+    own."""
+    for text in settings:
+        key, _, value = text.partition("=")
+        if key.strip() == "seed":
+            raise ConfigError(
+                f"--set {text}: the runs of a grid have the seeds of --seeds and --first-seed: "
+                f"write --seeds 1 --first-seed {value.strip()}"
+            )
 
 
 def _field(key: str) -> str:

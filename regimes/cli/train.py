@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from regimes import presets as _presets
-from regimes.cli.app import Settings, app, configuration, welcome_plug_ins
+from regimes.cli.app import Settings, app, configuration, refuse_seed, welcome_plug_ins
 from regimes.collectives.launcher import check_islands, launched
 from regimes.config import read_value, to_dict, to_toml
 from regimes.console import stdout
@@ -93,6 +93,7 @@ def ablate(
     from regimes.launch import ablation
 
     welcome_plug_ins()
+    refuse_seed(set)
     require(jobs >= 1, "--jobs", jobs, "at least 1")
     require(executor is not None or not option, "--option", option[:1], "--executor as well")
     for text in option:
@@ -136,6 +137,7 @@ def tune(
     from regimes.launch import tune as tuning
 
     welcome_plug_ins()
+    refuse_seed(set)
     require(jobs >= 1, "--jobs", jobs, "at least 1")
     numbers = _presets.numbers(seeds, first_seed)
     cells = _presets.arms(grid, schedules, set)

@@ -38,7 +38,7 @@ OTHERS = 9
 WIDE = 4  # bytes of a number in residuals and factors
 SIDE, FEW = 256, 64  # of the small layer; its workers at most
 DAY = 86400
-_METHOD = re.compile(r"([\w.:-]+?)(?::([\w.]+))?(?:/(\d+))?")
+_METHOD = re.compile(r"([\w.:-]+?)(?::([\w.+-]+))?(?:/(\d+))?")
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,8 @@ def read(config: DataConfig) -> Arrays:
     for field in ("resize", "test_share", "split_seed"):
         value, expected = getattr(config, field), 'none, it is for data.name = "folder"'
         require(value is None or config.name == "folder", f"data.{field}", value, expected)
+    unused = config.path is None or config.name != "digits"
+    require(unused, "data.path", config.path, 'none for digits; data.name = "folder" reads images')
     return sources[config.name](config)
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from regimes.collectives.launcher import launched
-from regimes.config import to_dict
+from regimes.config import RunConfig, to_dict
 from regimes.console import stdout
 from regimes.errors import TrainingError
 from regimes.launch import cluster, sweep
 from regimes.monitor.text import metric_text
 from regimes.presets import Grid
 from regimes.records import load, notes, separate, sibling_difference
+from regimes.training.quirks import resolve
 
 
 def main(
@@ -36,6 +37,7 @@ def main(
     show = functools.partial(stdout.try_print, on=console)
     cells = sweep.cells(grid, seeds, out)
     todo = [cell for cell in cells if not sweep.done(*cell)]
+    _check({folder.parent: config for folder, config in todo}.values())
     show(f"{len(cells)} runs in {out}, {len(cells) - len(todo)} already finished")
     for folder, config in {cell[0].parent: cell for cell in todo}.values():
         if note := sibling_difference(to_dict(config), folder):
@@ -47,6 +49,12 @@ def main(
         failures = cluster.submit(todo, out, executor, options or {}, progress)
     if failures:
         raise TrainingError(f"{len(failures)} of {len(todo)} runs failed; first: {failures[0]}")
+    if others := [folder for folder, config in cells if not sweep.done(folder, config)]:
+        show(
+            f"{len(others)} runs are trained by another process: start the same command again when "
+            "it has ended, for the table"
+        )
+        return
     from regimes.plotting.schedules import between, schedules  # pandas, so late
 
     runs = separate(load(folder) for folder, _ in cells)
@@ -63,6 +71,18 @@ def main(
         show(f"note: {sentence}")
 
 
+def _check(configs: Iterable[RunConfig]) -> None:
+    """Check each schedule before the first run starts.
+
+    Raises:
+        ConfigError: a number out of its bounds, or fields that do not fit together.
+    """
+    from regimes.training.checks import PlugIns  # torch, so late
+
+    for config in configs:
+        PlugIns.of(resolve(config))
+
+
 def _progress(show: Callable[[str], None], out: Path, runs: int) -> sweep.Progress:
     """Shows the result of each run as it ends, and the time left for the others."""
     start, counter = time.monotonic(), itertools.count(1)
@@ -70,7 +90,9 @@ def _progress(show: Callable[[str], None], out: Path, runs: int) -> sweep.Progre
     def progress(folder: Path, error: str | None) -> None:
         ended = next(counter)
         left = (time.monotonic() - start) / ended * (runs - ended)
-        if error:
+        if isinstance(error, sweep.InUse):
+            result = f"left out: {error}"
+        elif error:
             result = f"failed: {error}"
         else:
             record = load(folder)

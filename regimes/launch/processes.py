@@ -7,6 +7,7 @@ interface; torchrun starts runs on more than one machine.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import signal
 import subprocess
@@ -109,16 +110,22 @@ def _start(command: list[str], rank: int, count: int, scratch: str, log: Path) -
         "REGIMES_RENDEZVOUS": Path(scratch, "rendezvous").as_uri(),
     }
     out = None if rank == 0 else subprocess.DEVNULL
+    end_with_us = functools.partial(die_with_parent, os.getpid())
     with log.open("w") as stderr:
-        return subprocess.Popen(
-            command, env=env, stdout=out, stderr=stderr, preexec_fn=die_with_parent
-        )
+        return subprocess.Popen(command, env=env, stdout=out, stderr=stderr, preexec_fn=end_with_us)
 
 
-def die_with_parent() -> None:
-    """On Linux, end this process when its parent ends, even by kill -9 (PR_SET_PDEATHSIG)."""
+def die_with_parent(parent: int) -> None:
+    """On Linux, end this process when its parent ends, even by kill -9 (PR_SET_PDEATHSIG).
+
+    Args:
+        parent: process id. Where it has ended before, this process ends now: the kernel sends the
+            signal to those alone that have asked for it before.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(128 + signal.SIGKILL)
 
 
 def _wait(group: list[subprocess.Popen]) -> int | None:

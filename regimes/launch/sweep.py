@@ -22,7 +22,7 @@ from pathlib import Path
 
 from regimes.collectives.launcher import launched
 from regimes.config import RunConfig, to_dict
-from regimes.errors import RegimesError, TrainingError, require
+from regimes.errors import FolderInUse, RegimesError, TrainingError, require
 from regimes.launch import gpus, trees
 from regimes.launch.processes import die_with_parent
 from regimes.presets import Grid
@@ -30,6 +30,7 @@ from regimes.records import (
     check_same,
     complete,
     ended,
+    located,
     read_events,
     read_header,
     read_rows,
@@ -40,6 +41,12 @@ from regimes.training.quirks import resolve
 
 Cell = tuple[Path, RunConfig]  # a run's folder and configuration
 Outcome = tuple[Path, str | None]  # a run's folder, and its error if it failed
+
+
+class InUse(str):
+    """In place of a run's error: another process writes its record, or that of its trunk."""
+
+
 Progress = Callable[[Path, str | None], None]  # called with each outcome
 
 
@@ -100,8 +107,8 @@ def ends_by_sigterm() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(code))
     try:
         yield
-    except SystemExit as end:
-        if end.code != code:
+    except (SystemExit, termination.Terminated) as end:
+        if isinstance(end, SystemExit) and end.code != code:
             raise
         raise termination.Terminated(
             "ended by SIGTERM; finished runs are kept, and those under way have saved their last "
@@ -152,44 +159,50 @@ def _pool(jobs: int, gpu: str | None) -> ProcessPoolExecutor:
     # The processes of one pool share a lock. One that is killed while it waits for work never
     # releases it, and the others would block: so each process has a pool of its own.
     context = multiprocessing.get_context("spawn")
-    start = functools.partial(_start_worker, max(1, (os.cpu_count() or 1) // jobs), gpu)
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    start = functools.partial(_start_worker, threads, gpu, os.getpid())
     return ProcessPoolExecutor(1, context, initializer=start)
 
 
 def collected(outcomes: Iterable[Outcome], progress: Progress) -> list[str]:
-    """Report each outcome; returns one message per failed run."""
+    """Report each outcome; returns one message per failed run; one that is in use is none."""
     failures = []
     for folder, error in outcomes:
         progress(folder, error)
-        if error:
+        if error and not isinstance(error, InUse):
             failures.append(f"{folder}: {error}")
     return failures
 
 
-def _start_worker(threads: int, gpu: str | None) -> None:
+def _start_worker(threads: int, gpu: str | None, parent: int) -> None:
     """Prepare a process of a pool: its GPU and threads. It ignores Ctrl-C, which the parent
     handles, and ends with the parent."""
+    die_with_parent(parent)  # before torch, whose import takes seconds in which the parent may end
     termination.remember_sigterm()  # SIGTERM ends all runs of the process, the next ones too
     gpus.take(gpu)
     import torch
 
-    die_with_parent()
     torch.set_num_threads(threads)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def run_cell(folder: Path, config: RunConfig) -> str | None:
-    """One run, started or resumed; returns the error's sentence, if any.
+    """One run, started or resumed; returns the error's sentence, if any, or `InUse`.
 
     Raises:
         Terminated: SIGTERM came.
     """
+    from regimes.monitor.watch import in_use
     from regimes.training.loop import run
 
+    if config.branch is not None and in_use(trunk := located(folder, config.branch.of)):
+        return InUse(f"another process is writing to its trunk, {trunk}")
     try:
         run(config, folder, resume=(folder / "run.json").exists())
     except termination.Terminated:
         raise  # ends the ablation, not this run alone
+    except FolderInUse as error:
+        return InUse(error)
     except RegimesError as error:
         return str(error)
     return None

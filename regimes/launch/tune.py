@@ -25,7 +25,7 @@ from urllib.parse import quote
 from regimes.config import RunConfig, override, to_toml
 from regimes.console import stdout
 from regimes.console.tables import Table
-from regimes.errors import ConfigError, RecordError, is_whole, require
+from regimes.errors import ConfigError, RecordError, TrainingError, is_whole, require
 from regimes.launch import sweep
 from regimes.launch.sweep import Cell, Progress
 from regimes.plotting.looks import named
@@ -290,6 +290,8 @@ def _round(
     failures: dict[Path, str] = {}
 
     def ended(folder: Path, error: str | None) -> None:
+        if isinstance(error, sweep.InUse):
+            raise TrainingError(f"{error}: start the same command again when it has ended")
         if error:
             failures[folder] = error
         progress(folder, error)

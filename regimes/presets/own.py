@@ -1,6 +1,7 @@
 """A grid from a TOML file: a base, and what each schedule changes of it ::
 
-    base = "smoke"                # a preset, GRID/SCHEDULE, or a table: a configuration written out
+    base = "smoke"                # a preset, GRID/SCHEDULE, a file of a configuration (beside this
+                                  # one), or a table: a configuration written out
     seeds = 3                     # how many, or which: [7, 8, 9]
     set = ["epochs=12"]           # of all schedules, as on the command line
 
@@ -49,7 +50,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from regimes.config import RunConfig, from_dict, override, override_table
+from regimes.config import RunConfig, from_dict, load_toml, override, override_table
 from regimes.config.convert import convert
 from regimes.config.entry_points import entry_points
 from regimes.config.toml import read_tables
@@ -82,7 +83,7 @@ def read_grid(path: str, preset: Presets) -> Grid:
             wrong value.
     """
     table = _table(path)
-    common = _base(path, table, preset)
+    common = _base(path, table, preset, Path(path).parent)
     cells: Grid = {}
     of_schedule: dict[str, list[str]] = {}
     for name, changes in table["schedules"].items():
@@ -95,7 +96,7 @@ def read_grid(path: str, preset: Presets) -> Grid:
             continue  # read below, after all schedules that can be its trunk
         fields = {key: changes[key] for key in changes if key not in NOT_CONFIGURATION}
         own = {**table, "base": changes["base"]} if "base" in changes else None
-        base = _base(where, own, preset) if own else common
+        base = _base(where, own, preset, Path(path).parent) if own else common
         try:
             cell = override_table(replace(base, name=name), fields)
         except ConfigError as error:
@@ -116,7 +117,7 @@ def read_preset(path: str, preset: Presets) -> RunConfig:
     Raises:
         ConfigError: it cannot be read, or is no configuration.
     """
-    return _base(path, _read(path, "preset"), preset)
+    return _base(path, _read(path, "preset"), preset, Path(path).parent)
 
 
 def read_seeds(path: str) -> list[int] | None:
@@ -193,13 +194,17 @@ def _read(path: str, what: str) -> Table:
         raise ConfigError(f"cannot read the {what} {path}: {error}") from None
 
 
-def _base(path: str, table: Table, preset: Presets) -> RunConfig:
+def _base(path: str, table: Table, preset: Presets, folder: Path) -> RunConfig:
+    """The base of a grid or of a schedule. A base that is a file lies in ``folder``, the grid's."""
     given = table.get("base", {})
     settings = convert(tuple[str, ...], table.get("set", []), f"{path}: set")
     if not isinstance(given, str | Mapping):
         raise unexpected(f"{path}: base", given, "the name of a preset, or a configuration")
     try:
-        known = preset(given) if isinstance(given, str) else from_dict(RunConfig, given)
+        if isinstance(given, str) and is_file(given):
+            known = load_toml(folder / given)
+        else:
+            known = preset(given) if isinstance(given, str) else from_dict(RunConfig, given)
         return override(known, list(settings))
     except ConfigError as error:
         raise ConfigError(f"{path}: base: {error}") from None

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from regimes.errors import RecordError
+from regimes.errors import FolderInUse, RecordError
 from regimes.records import chain
 from regimes.records.files import append, check_regular, opened_to_append, write_atomically
 from regimes.records.kinds import fault
@@ -44,7 +44,7 @@ class RecordWriter:
             raise RecordError(f"cannot write to {folder}: {error.strerror}") from None
         if not _lock(self._lock.fileno()):
             self._lock.close()
-            raise RecordError(f"another run is writing to {folder}: choose another folder (--out)")
+            raise FolderInUse(f"another run is writing to {folder}: choose another folder (--out)")
         with self._close_on_error():
             for path in sorted(folder.glob("*.jsonl")):
                 _cut_torn_line(path)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -127,3 +129,40 @@ def test_an_idle_process_that_is_killed_holds_up_no_grid(
     todo = [(tmp_path / name, config()) for name in ("short", "long")]
     assert sweep.ablate(todo, 2, progress) == []
     assert ended == [("short", None), ("long", None)]
+
+
+# -- the end of a parent ---------------------------------------------------------------------
+
+WORKER = """
+import ctypes, sys
+from regimes.launch import sweep
+
+class Watch:  # what the kernel sends when the parent ends, before torch is imported
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            number = ctypes.c_int()
+            ctypes.CDLL(None).prctl(2, ctypes.byref(number))
+            print(f"signal {number.value}", flush=True)
+            raise SystemExit
+
+sys.meta_path.insert(0, Watch())
+sys.stdin.readline()
+sweep._start_worker(1, None, int(sys.argv[1]))
+"""
+SHELL = '"$0" -c "$1" $$ <&0 & echo started; wait'
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_worker_ends_with_a_parent_that_was_killed_before_it_could_ask(killed: bool) -> None:
+    """The worker waits for a line, in place of a slow start; then its parent is there, or gone."""
+    words = ["bash", "-c", SHELL, sys.executable, WORKER]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(words, text=True, **pipes) as parent:  # type: ignore[call-overload]
+        assert parent.stdout.readline() == "started\n"
+        if killed:
+            parent.kill()
+            parent.wait()
+        parent.stdin.write("\n")
+        parent.stdin.close()
+        assert parent.stdout.read() == ("" if killed else "signal 9\n")

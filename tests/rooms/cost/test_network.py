@@ -336,6 +336,17 @@ def test_an_epoch_at_another_batch_size_says_nothing_of_a_level() -> None:
     assert [case.name for case in cases([run])] == ["dense", "high"]
 
 
+def test_a_unit_computes_its_own_batch() -> None:
+    """A batch policy doubles the batch in some units: their steps take twice as long; a unit
+    without a batch size has the configuration's."""
+    run = chosen("high")[0]
+    usual = run.config["batch_size"]
+    sizes = [(usual, 2 * usual, None)[i % 3] for i in range(len(run.rows))]
+    rows = [{**row, "batch_size": size} for row, size in zip(run.rows, sizes, strict=True)]
+    computed = [work.compute for _, work in recorded(replace(run, rows=rows), sample=0.5)]
+    assert computed == [0.5 * (size or usual) for size in sizes]
+
+
 def test_the_table_adds_up() -> None:
     runs = chosen("dense", "low", "high", "accordion", "high-in-critical")
     network = Network.parse("100Mbit/s,50us")

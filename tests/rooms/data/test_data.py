@@ -12,7 +12,8 @@ from PIL import Image
 
 from regimes.config import DataConfig
 from regimes.data.images import ImageBatches, Images, evaluation_batches, load
-from regimes.errors import DataError
+from regimes.data.sources import read
+from regimes.errors import ConfigError, DataError
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -244,3 +245,8 @@ def test_the_digest_sees_each_pixel_and_label(tree):
         moved.rename(tree / split / "dog" / "9.png")
         digests.append(load(DataConfig("folder", str(tree))).digest)
     assert len(set(digests)) == len(digests) == 1 + 8 + 2
+
+
+def test_a_path_that_digits_would_ignore_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"data\.path = .my-photos.: expected none"):
+        read(DataConfig(name="digits", path="my-photos"))

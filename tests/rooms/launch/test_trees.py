@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import pytest
 from runs import same_bits
@@ -66,6 +67,41 @@ def test_a_trunk_keeps_what_its_branches_need(grid: str, tmp_path: Path) -> None
     assert branch.branch.of == "../../low/seed-7"
     waves = trees.waves(sweep.cells(get_grid(grid), [7, 8], tmp_path))
     assert [len(wave) for wave in waves] == [2, 6]
+
+
+def test_a_trunk_keeps_its_own_checkpoints_too(tmp_path: Path) -> None:
+    own = GRID.replace("set = [", 'set = ["checkpoint_keep=[0, 3]", ')
+    (tmp_path / "own.toml").write_text(own)
+    cells = dict(sweep.cells(get_grid(str(tmp_path / "own.toml")), [7], tmp_path))
+    assert cells[tmp_path / "low/seed-7"].checkpoint_keep == (0, 1, 2, 3)
+
+
+def _locked(folder: Path) -> IO[bytes]:
+    """The lock that a process has which trains a run there."""
+    import fcntl
+
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / ".lock").open("ab")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    return file
+
+
+@pytest.mark.parametrize("name", ["pulse from 0", "low"])
+def test_a_run_of_another_shell_has_not_failed(
+    name: str, grid: str, command: Command, tmp_path: Path
+) -> None:
+    """Nor has a branch whose trunk is trained there."""
+    with _locked(tmp_path / "tree" / name / "seed-0"):
+        done = command("ablate", grid, "--out", "tree")
+    assert done.returncode == 0, done.stderr  # type: ignore[attr-defined]
+    said = done.stdout  # type: ignore[attr-defined]
+    assert "failed" not in said
+    count = 1 if name != "low" else 4
+    assert said.count("left out: ") == count
+    assert f"{count} runs are trained by another process" in said
+    again = command("ablate", grid, "--out", "tree")
+    assert again.returncode == 0, again.stderr  # type: ignore[attr-defined]
+    assert "left out" not in again.stdout  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from regimes.cli.app import app
-from regimes.config import PruningConfig, override
+from regimes import cli
+from regimes.cli.app import app, options
+from regimes.config import PruningConfig, override, to_toml
 from regimes.errors import ConfigError
 from regimes.launch import sweep
 from regimes.presets import get_grid, get_preset, seeds_of
@@ -205,6 +206,9 @@ def test_a_grid_is_not_run_and_a_file_that_lacks_is_named(command: Callable) -> 
         (["run", "smoke", "--width", "--quiet"], "--set model.width=..."),
         (["tune", "smoke", "--decay-epochs", "[4, 8]"], "--set 'optimizer.decay_epochs=[4, 8]'"),
         (["cost", "smoke", "--levels.low=2"], "--set levels.low=2"),
+        (["run", "smoke", "--workers", "3", "--unit-steps", "2"], "--set unit_steps=2"),
+        (["ablate", "smoke", "--seed", "2"], "--seeds 1 --first-seed 2"),
+        (["tune", "smoke", "--seed=2"], "--seeds 1 --first-seed 2"),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, list) else "",
 )
@@ -233,6 +237,67 @@ def test_a_command_alone_says_what_it_needs(
     assert says in f"{capsys.readouterr().err} {ended.value}"
 
 
+@pytest.mark.parametrize("verb", ["ablate", "tune"])
+def test_a_seed_that_a_grid_would_ignore_is_refused(verb: str, command: Callable) -> None:
+    done = command(verb, "smoke", "--set", "seed=2")
+    assert done.returncode == 2
+    assert "write --seeds 1 --first-seed 2" in done.stderr
+
+
+@pytest.mark.parametrize("where", [".", "grids"])
+def test_a_base_may_be_a_file_beside_the_grid(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / where
+    folder.mkdir(exist_ok=True)
+    (folder / "base.toml").write_text(to_toml(replace(get_preset("smoke"), epochs=7)))
+    (folder / "other.toml").write_text(to_toml(replace(get_preset("smoke"), epochs=9)))
+    grid = 'base = "base.toml"\n[schedules.low]\n[schedules.high]\nbase = "other.toml"\n'
+    (folder / "g.toml").write_text(grid)
+    cells = get_grid(f"{where}/g.toml")
+    assert {name: cell.epochs for name, cell in cells.items()} == {"low": 7, "high": 9}
+    (folder / "none.toml").write_text('base = "gone.toml"\n[schedules.low]\n')
+    with pytest.raises(ConfigError, match=r"base: cannot read the configuration .*gone.toml"):
+        get_grid(f"{where}/none.toml")
+
+
+WRONG = ("workers=0", "batch_size=0", "levels.low=-1", "compressor.name=nothing")
+
+
+@pytest.mark.parametrize("setting", WRONG)
+def test_a_wrong_setting_ends_an_ablation_before_its_first_run(
+    setting: str, command: Callable, tmp_path: Path
+) -> None:
+    done = command("ablate", "smoke", "--set", setting, "--out", "runs")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert not [*tmp_path.glob("runs/**/run.json")]
+
+
+INTERRUPTED = {
+    "run smoke": "interrupted; continue with --resume\n",
+    "ablate smoke": "interrupted; start the same command again to go on\n",
+    "tune smoke": "interrupted; start the same command again to go on\n",
+    "branch runs/x --at 1 --out y": "interrupted; start the same command again to go on\n",
+    "report runs": "interrupted\n",
+}
+
+
+@pytest.mark.parametrize("words", INTERRUPTED)
+def test_ctrl_c_says_how_this_command_goes_on(
+    words: str, command: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "cli", stop)
+    done = command(*words.split())
+    assert (done.returncode, done.stderr) == (130, INTERRUPTED[words])
+    if "--resume" in done.stderr:
+        assert "resume" in options(getattr(cli, words.split()[0]))
+
+
 def test_other_options_are_left_alone(command: Callable) -> None:
     assert "Unrecognized" in command("run", "smoke", "--colour", "red").stderr
     assert command("run", "--help").returncode == 0
@@ -240,7 +305,8 @@ def test_other_options_are_left_alone(command: Callable) -> None:
 
 def test_the_end_of_each_cell_is_reported_and_failures_are_collected() -> None:
     ended: list[tuple[Path, str | None]] = []
-    outcomes = [(Path("a"), None), (Path("b"), "diverged"), (Path("c"), None)]
+    other = sweep.InUse("another process is writing")
+    outcomes = [(Path("a"), None), (Path("b"), "diverged"), (Path("c"), other)]
     failures = sweep.collected(outcomes, lambda folder, error: ended.append((folder, error)))
     assert ended == outcomes
     assert failures == ["b: diverged"]

@@ -52,7 +52,8 @@ def open_record(run: Run, out: Path, resume: bool) -> RecordWriter | None:
     notes = _enter(run, out, resume) if resume or run.phase.trunk else None
     run.header = _header(run)
     run.world.barrier()  # process 0 changes the record only after all have read it
-    failure = writer = None
+    failure: RecordError | None = None
+    writer = None
     if run.world.rank == 0:
         try:
             if resume:
@@ -64,10 +65,10 @@ def open_record(run: Run, out: Path, resume: bool) -> RecordWriter | None:
                 fields = sorted(differ(run.phase.before(len(run.rows)), run.config))
                 writer.event("changed", epoch=len(run.rows), fields=fields, state=notes)
         except RecordError as error:
-            failure = str(error)
+            failure = error
     failure = run.world.gather_object(failure)[0]
     if failure:
-        raise RecordError(failure)
+        raise type(failure)(str(failure))  # a new one: this process's own traceback
     return writer
 
 

@@ -79,10 +79,11 @@ class Network:
             ConfigError: a bandwidth or a latency out of `RANGE` and `LONGEST`.
         """
         low, high = RANGE
-        good = low <= self.bandwidth <= high
-        require(good, "bandwidth", f"{self.bandwidth:g} bit/s", f"{low:g} to {high:g} bit/s")
-        good = 0 <= self.latency <= LONGEST
-        require(good, "latency", f"{self.latency:g} s", f"0 to {LONGEST:g} s")
+        bandwidth, latency = float(self.bandwidth), float(self.latency)
+        good = low <= bandwidth <= high
+        require(good, "bandwidth", f"{bandwidth:g} bit/s", f"{low:g} to {high:g} bit/s")
+        good = 0 <= latency <= LONGEST
+        require(good, "latency", f"{latency:g} s", f"0 to {LONGEST:g} s")
         return self
 
     def __str__(self) -> str:

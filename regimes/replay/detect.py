@@ -131,7 +131,7 @@ def tables(result: Comparison) -> list[Table]:
             for row in rows.to_dict("records")
         ]
         title = f"{schedule}, {n} seed{'s' if n > 1 else ''}"
-        title += intervals(result, schedule)
+        title += intervals(result, str(schedule))
         result_tables.append(Table(("detector", *COLUMNS), lines, title=title))
         lines = []
         for row in pairs:

@@ -95,7 +95,7 @@ def _measuring(hessian: HessianProduct, seed: int) -> Iterator[tuple[Any, list[i
     try:
         import pyhessian
     except ImportError as error:
-        raise ConfigError("PyHessian is missing: pip install regimes[curvature].") from error
+        raise ConfigError("PyHessian is missing: pip install pyhessian.") from error
     hessian.check()
     count, library = [0], sys.modules["pyhessian.hessian"]
     weights = [weight * hessian.samples for weight in hessian.weights]

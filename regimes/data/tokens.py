@@ -152,7 +152,7 @@ def _train(text: str, size: int) -> tuple[list[str], Any]:
         from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     except ImportError:
         raise ConfigError(
-            'data.tokenizer = "bpe" needs the package tokenizers: pip install "regimes[text]"'
+            'data.tokenizer = "bpe" needs the package tokenizers: pip install tokenizers'
         ) from None
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.integrations,
     pytest.mark.skipif(
         importlib.util.find_spec("torchft") is None,
-        reason='needs torchft: pip install "regimes[torchft]", as `make integrations` does',
+        reason='needs torchft: pip install -e ".[torchft]", as `make integrations` does',
     ),
     pytest.mark.filterwarnings("ignore:The given buffer is not writable"),  # of torch's reader
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of torchft's loggers

@@ -10,7 +10,6 @@ import itertools
 import re
 import struct
 import sys
-import tomllib
 import types
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,6 @@ STATEMENTS = (
     ast.Lambda,
 )
 OURS = "8-your-own-model"  # the one that defines something
-PROJECT = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 ABSOLUTE = re.compile(r"(?<![\w./:<])/(?:[\w.-]+/)+[\w.-]+|\b[A-Z]:\\")
 
 
@@ -165,23 +163,37 @@ class Shell:
 def test_the_first_cell_installs_in_colab_and_does_nothing_elsewhere(
     path: Path, there: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It clones the repository that the reader names, and no other."""
     before = [*sys.path]
     monkeypatch.setattr(sys, "path", [*before])
+    monkeypatch.setenv("REGIMES_REPOSITORY", "https://localhost/mine; rm x")
     monkeypatch.delitem(sys.modules, "google.colab", raising=False)
     if there:
         monkeypatch.setitem(sys.modules, "google.colab", types.ModuleType("google.colab"))
     shell, notebook = Shell(), read(path)
     exec(code(notebook)[0].source, {"get_ipython": lambda: shell})
-    source = PROJECT["urls"]["Source"]
     assert shell.asked == there * [
-        f"git clone --quiet --depth 1 {source} /content/regimes",
+        "git clone --quiet --depth 1 -- 'https://localhost/mine; rm x' /content/regimes",
         "pip install --quiet /content/regimes",  # its wheel, from the clone
         "%cd -q /content/regimes/notebooks",
     ]
     assert sys.path[0] == ("/content/regimes" if there else before[0])
-    place = source.removeprefix("https://github.com/")
-    opened = f"https://colab.research.google.com/github/{place}/blob/main/notebooks/{path.name}"
-    assert f"[Open in Colab]({opened})" in notebook.cells[0].source
+    assert "`REGIMES_REPOSITORY`" in notebook.cells[0].source
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("given", [None, ""])
+def test_without_a_repository_the_first_cell_clones_none(
+    path: Path, given: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "google.colab", types.ModuleType("google.colab"))
+    monkeypatch.delenv("REGIMES_REPOSITORY", raising=False)
+    if given is not None:
+        monkeypatch.setenv("REGIMES_REPOSITORY", given)
+    shell = Shell()
+    with pytest.raises(RuntimeError, match="set REGIMES_REPOSITORY to the repository"):
+        exec(code(read(path))[0].source, {"get_ipython": lambda: shell})
+    assert shell.asked == []
 
 
 # -- what they show with ---------------------------------------------------------------------

@@ -47,7 +47,7 @@ class Falls(Lines):
 class Needs:
     def __init__(self, folder):
         from regimes.errors import ConfigError
-        raise ConfigError("needs the package lines: pip install lines")
+        raise ConfigError("needs the package lines: install lines")
 """
 
 
@@ -116,7 +116,7 @@ def test_a_hooks_reporter_that_fails_is_left_out(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("package")
 def test_what_a_reporter_lacks_all_processes_hear(tmp_path: Path) -> None:
     for heard in group.run(recorded.refused_reporter, 2, tmp_path / "run", "offering_lines:Needs"):
-        assert heard == "needs the package lines: pip install lines"
+        assert heard == "needs the package lines: install lines"
 
 
 # -- wandb -----------------------------------------------------------------------------------

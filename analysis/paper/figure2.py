@@ -5,7 +5,7 @@ Run, then draw (2 minutes and 10 seconds on two cores)::
     regimes ablate smoke --seeds 5
     regimes figure 2 runs/smoke
 
-- 2a: the gradient norm per layer falls fast in the critical windows (paper, section 3).
+- 2a: the gradient norm per layer falls fast in the critical windows (paper, section 4.1).
 - 2b: low compression in the critical windows alone is enough; high compression in them is not
   made up for by sending everything elsewhere. ACCORDION finds the windows. The controls spend
   their traffic at another time.

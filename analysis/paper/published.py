@@ -1,9 +1,10 @@
 """The authors' own curves and tables, as published: for comparison with ours.
 
 ``data/published/curves.csv.xz`` has the test loss and metric per epoch of 57 runs whose raw logs
-the authors released with their code, one seed each; ``tables.csv`` the printed Tables 1-6. The
-names of both are the paper's ("rank 2", "99%", "512"); `setting` translates a configuration of
-ours. All logs at once (some seconds; no run is needed)::
+the authors released with their code (github.com/uw-mad-dash/Accordion, ``raw_data_files``), one
+seed each; ``tables.csv`` the printed Tables 1-6. The names of both are the paper's ("rank 2",
+"99%", "512"); `setting` translates a configuration of ours. All logs at once (some seconds; no run
+is needed)::
 
     regimes figure published
 """

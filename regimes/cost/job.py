@@ -39,7 +39,7 @@ class Device:
     """What a step and a compressor are limited by.
 
     Attributes:
-        flops: operations per second in bfloat16, dense, as the vendor prints them.
+        flops: operations per second in 16 bits, dense, as the vendor prints them.
         memory: bytes per second of the device's memory.
     """
 
@@ -48,7 +48,7 @@ class Device:
 
 
 DEVICES = {  # from the vendors' data sheets
-    "v100": Device(125e12, 0.9e12),
+    "v100": Device(125e12, 0.9e12),  # FP16: it has no bfloat16
     "a100": Device(312e12, 2.039e12),
     "h100": Device(989e12, 3.35e12),
     "h200": Device(989e12, 4.8e12),

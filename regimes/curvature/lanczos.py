@@ -280,7 +280,7 @@ class Krylov:
         alpha = float(inner(v[None], w))
         w.add_(v, alpha=-alpha)
         # The above is the short recursion, one pass over few vectors; the second orthogonalisation,
-        # over all of them, makes it good to rounding (twice is enough: Parlett 1998, section 6.9).
+        # over all of them, makes it good to rounding (twice is enough: Parlett 1998).
         h = _project_out(w, self._rows[: m + 1])
         # With alpha's, the only synchronisation of host and device in a step.
         size, left, *along = torch.cat([scale[None], length(w)[None], h]).tolist()

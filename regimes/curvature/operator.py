@@ -65,7 +65,7 @@ class HessianProduct:
             result is the Hessian over their union. None for a single process.
         kind: "hessian", or "gauss-newton" for J' H_L J with J of the model's output: positive
             semi-definite for convex losses of that output, and the Fisher matrix for cross-entropy
-            (Martens 2020, section 9).
+            (Martens 2020).
         memory: bytes that retained graphs may hold; beyond it, graphs are rebuilt per call.
         weight: by what a micro-batch counts, ``weight(batch)``, if the loss is a mean over
             something else than samples (say, the tokens that are not ignored); "samples" if it is

@@ -1,7 +1,7 @@
 """PyHessian (Yao et al. 2020) with the same signatures: its eigenvalues and its trace.
 
-The paper's follow-ups use this library. It leaves the model in eval mode with `.grad` filled and
-draws from the global random stream, so it runs inside `preserved`. Its density no longer runs.
+It leaves the model in eval mode with `.grad` filled and draws from the global random stream, so it
+runs inside `preserved`. Its density no longer runs.
 """
 
 from __future__ import annotations

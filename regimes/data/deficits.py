@@ -70,7 +70,7 @@ class Deficit(Bounded):
 
 @dataclass(frozen=True)
 class Blur(Deficit):
-    """Images averaged down by ``factor`` and resized back (Achille et al., section 2)."""
+    """Images averaged down by ``factor`` and resized back (Achille et al.)."""
 
     factor: Annotated[int, Bounds("at least 2", low=2)] = 4
 

@@ -29,7 +29,7 @@ from regimes.errors import DataError
 from regimes.seeding import stream
 
 Split = Literal["test", "validation"]
-PADDING = 4  # pixels on each side, black, before the random crop (paper, section 5)
+PADDING = 4  # pixels on each side, black, before the random crop (the authors' code)
 CIFAR_MEAN, CIFAR_STD = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)  # the paper's, of 0..1 pixels
 
 

@@ -8,8 +8,7 @@ answers; the result is written over the gradient.
 *Order.* DDP gives its buckets in the same order on every process, but regroups parameters after the
 first step. Layers are therefore divided into buckets of our own (``collectives.overlap``), of at
 most DDP's size, on a communicator that nothing else uses. (Chained callbacks issue a bucket's
-second round when its first is done, a moment that differs between processes: torch's own PowerSGD
-hook aborts on gloo because of that.)
+second round when its first is done, a moment that differs between processes.)
 
 *Memory.* A layer's state belongs to its parameter, not to a place in a bucket. During backward only
 a copy changes. The copy replaces the state after DDP has written the results to the parameters,

@@ -37,8 +37,8 @@ class Noise(Bounded):
       below the noise scale. A short last batch counts like the others. NaN where the estimate of
       |G|^2 is not positive: the epoch does not resolve it.
     - ``diversity``: sum |g_w|^2 / |sum g_w|^2 = s / (W m), summed over the steps before the ratio
-      (Yin et al. 2018, definition 2, of workers' instead of samples' gradients): 1 / W for equal
-      gradients, 1 for orthogonal ones.
+      (the gradient diversity of Yin et al. 2018, of workers' instead of samples' gradients): 1 / W
+      for equal gradients, 1 for orthogonal ones.
 
     Attributes:
         stride: measure steps 0, stride, 2 stride, ... of an epoch. A measured step costs two

@@ -6,8 +6,9 @@ small ResNet for a CPU. All start from PyTorch's default initialisation.
   3x3 stem without max-pool, no biases in convolutions.
 - SENet: Hu et al., "Squeeze-and-Excitation Networks" (2018): each block weighs its channels by a
   small network of their means. Table 8 counts the pre-activation variant of kuangliu; Table 9, and
-  the traffic of every SENet row in Tables 1-4, belong to that of weiaicunzai: convolutions with
-  bias, ReLU before the weighing, 516 channels in the last stage.
+  the traffic of every SENet row in Tables 1-4, belong to the authors' copy of that of weiaicunzai:
+  convolutions with bias, ReLU before the weighing, 516 channels in the last stage
+  (github.com/uw-mad-dash/Accordion; weiaicunzai's has 512).
 - WideResNet: Zagoruyko and Komodakis, "Wide Residual Networks" (2016), in the variant of
   github.com/meliketoy/wide-resnet.pytorch: convolutions with bias, 1x1 shortcuts with bias and
   without BatchNorm, the stride in a block's second convolution. The momentum of the last BatchNorm

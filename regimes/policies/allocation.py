@@ -24,7 +24,7 @@ ShareAboveZero = Annotated[float, Bounds("a share above 0, up to 1", above=0, hi
 def allocate(errors: Table, floats: Table, bound: float, bins: int = 10_000) -> list[int] | None:
     """The column of each row with the fewest floats whose errors sum to at most ``bound``, or None.
 
-    L-GreCo's dynamic programme (Markov et al., MLSys 2024, section 3). Errors are rounded up to
+    L-GreCo's dynamic programme (Markov et al., MLSys 2024). Errors are rounded up to
     ``bins`` equal parts of the bound, so the result never exceeds it.
     """
     import numpy as np

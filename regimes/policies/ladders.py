@@ -45,8 +45,8 @@ class AdaQS(Rungs):
     """AdaQS (Guo et al. 2020; the paper's section 5.6 and Figure 7), for the whole model.
 
     Starts at the highest compression. Each time the mean-to-standard-deviation ratio of the
-    gradient has fallen by ``fall`` since the last reference, the compression is one level lower
-    ("the compression is halved"); it never rises again.
+    gradient has fallen by ``fall`` since the last reference, the compression is one level lower;
+    it never rises again.
     """
 
     fall: InnerShare = 0.5

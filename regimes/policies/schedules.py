@@ -184,7 +184,7 @@ class Periods(Bounded):
 
 @dataclass(frozen=True)
 class QSR(Periods):
-    """The quadratic synchronisation rule (Gu et al., ICLR 2024, section 2): a period of ``max(base,
+    """The quadratic synchronisation rule (Gu et al., ICLR 2024): a period of ``max(base,
     floor((alpha / lr)^2))`` at the learning rate of the unit to come.
 
     While the rate rises the period is ``base``; the authors use that of the first step after the
@@ -217,8 +217,7 @@ class AdaComm(Periods):
 
     Attributes:
         base: the first period.
-        rates: whether F / F_0 is multiplied by the first unit's rate over the next one's, as the
-            authors do where the rate is not constant.
+        rates: whether F / F_0 is multiplied by the first unit's rate over the next one's.
     """
 
     reads_loss: ClassVar[bool] = True

@@ -6,7 +6,7 @@ A rate that changes per epoch is that of the epoch's first step.
 - ``cosine``, ``linear``: from the end of the warm-up to the end of the run (Loshchilov & Hutter,
   "SGDR", 2017, eq. 5; Devlin et al., "BERT", 2019).
 - ``wsd``: warm-up, stable, then a linear fall in the last share of the run (Hu et al., "MiniCPM",
-  2024).
+  2024, whose fall is exponential).
 - ``cyclic``: cosines that restart, each ``cycle_factor`` times longer than the one before (SGDR).
 """
 

@@ -2,8 +2,9 @@
 updates, so that every process takes the same step.
 
 Muon (Jordan et al., "Muon", 2024) updates the matrices of hidden layers; AdamW updates embeddings,
-the output layer, convolutions and vectors, as its authors advise. Its step is scaled to the size
-of AdamW's (Liu et al., "Muon is scalable for LLM training", 2025), so that one rate serves both.
+the output layer and vectors, as its authors advise, and convolutions, of which they give Muon all
+but the first (README of github.com/KellerJordan/Muon). Its step is scaled to the size of AdamW's
+(Liu et al., "Muon is scalable for LLM training", 2025), so that one rate serves both.
 Its iteration runs in bfloat16, so runs on different processors agree to that precision only.
 """
 

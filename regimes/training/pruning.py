@@ -1,7 +1,7 @@
 """A pruning event: from one unit on the smallest weights are zero, and stay so.
 
 By magnitude, over all compressed layers at once (global magnitude pruning: Blalock et al., MLSys
-2020, section 7). A pruned weight has no gradient. A low rank, momentum or error feedback may still
+2020). A pruned weight has no gradient. A low rank, momentum or error feedback may still
 change it, so the masks are applied after each step. A level sends as many floats as before.
 """
 

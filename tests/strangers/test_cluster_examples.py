@@ -39,6 +39,9 @@ SBATCH = {  # options of sbatch that these files use, and what their values are
     "open-mode": "append|truncate",
     "output": r"[\w%-]+\.out",
 }
+APPENDS = {
+    "MOUNT_CACHED"
+}  # SkyPilot: MOUNT writes whole files, COPY nothing; a record is appended to
 SKY_KEYS = {"name", "workdir", "num_nodes", "resources", "file_mounts", "envs", "setup", "run"}
 VARIABLES = {  # what a launcher, or the file itself, sets
     "SLURM_CPUS_PER_TASK": "8",
@@ -127,7 +130,7 @@ def test_the_file_for_skypilot_has_what_it_knows() -> None:
     assert isinstance(SKY["num_nodes"], int)
     assert set(SKY["resources"]) <= {"accelerators", "use_spot", "cloud", "cpus", "memory"}
     mounted = SKY["file_mounts"]
-    assert all(mount["mode"] in ("MOUNT", "COPY", "MOUNT_CACHED") for mount in mounted.values())
+    assert {mount["mode"] for mount in mounted.values()} <= APPENDS
     assert all(re.search(rf"--out \"{folder}/", SKY["run"]) for folder in mounted)
     get_preset(SKY["envs"]["PRESET"])
 

@@ -18,21 +18,27 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Calls = NDArray[np.bool_]  # [epochs] or [epochs, layers]: is it critical?
+Range = tuple[float, float]
+ANY: Range = (-math.inf, math.inf)
 LEAST = 3  # values that an interval needs
 MOST_EXACT = 20  # values up to which all orders of signs are tried
 DIGITS = 9  # in which ties of ranks are equal
 
 
-def t_interval(values: Sequence[float]) -> tuple[float, float, float]:
+def t_interval(values: Sequence[float], within: Range = ANY) -> tuple[float, float, float]:
     """Mean and 95 % t interval of the mean; the ends are nan for fewer than ``LEAST`` values: of
-    two it reaches six times as far as they are apart, whatever they are."""
+    two it reaches six times as far as they are apart, whatever they are.
+
+    Args:
+        within: what the mean can be, e.g. 0 to 1 for a share: the interval ends there.
+    """
     from scipy.stats import t
 
     mean, n = float(np.mean(values)), len(values)
     if n < LEAST:
         return mean, math.nan, math.nan
     half = float(t.ppf(0.975, n - 1) * np.std(values, ddof=1) / math.sqrt(n))
-    return mean, mean - half, mean + half
+    return mean, max(mean - half, within[0]), min(mean + half, within[1])
 
 
 def paired_differences(runs: pd.DataFrame, a: str, b: str, column: str) -> list[float]:

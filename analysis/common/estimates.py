@@ -14,10 +14,15 @@ import pandas as pd
 
 from regimes.console.tables import Table
 from regimes.console.units import interval_text, p_text
-from regimes.statistics import t_interval
+from regimes.statistics import ANY, Range, t_interval
 
 Row = Mapping[Any, Any]
 Cell = Callable[[Row], str]
+WITHIN: dict[str, Range] = {  # what a mean can be, by column: its interval ends there
+    **dict.fromkeys(("critical", "share_of_training", "jaccard", "auc", "overlap"), (0.0, 1.0)),
+    **dict.fromkeys(("kappa", "spearman", "rank", "after"), (-1.0, 1.0)),
+    "accuracy": (0.0, 100.0),
+}
 
 
 # -- numbers ---------------------------------------------------------------------------------
@@ -27,7 +32,7 @@ def estimate(
     values: Sequence[float], name: str, ends: str = "", *, logs: bool = False
 ) -> dict[str, float]:
     """Mean and 95 % t interval as columns ``name``, ``ENDS_low`` and ``ENDS_high``; nan without
-    values.
+    values. An interval of `WITHIN`'s columns ends where the mean must.
 
     >>> estimate([1.0, 2.0, 3.0], "loss")["loss"]
     2.0
@@ -36,7 +41,7 @@ def estimate(
         ends: default ``name``.
         logs: the values are logarithms, the columns are not: a geometric mean.
     """
-    numbers = t_interval(values) if len(values) else (math.nan,) * 3
+    numbers = t_interval(values, WITHIN.get(name, ANY)) if len(values) else (math.nan,) * 3
     if logs:
         numbers = (math.exp(numbers[0]), math.exp(numbers[1]), math.exp(numbers[2]))
     columns = (name, f"{ends or name}_low", f"{ends or name}_high")

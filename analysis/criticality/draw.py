@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,10 +10,10 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 
-from regimes.console.units import interval_text
 from regimes.plotting import style
 from regimes.plotting.groups import decays, tested_by
 from regimes.plotting.looks import Look, Metric
+from regimes.plotting.said import Estimate
 from regimes.plotting.words import headline
 from regimes.records import Record, unit_name
 
@@ -76,7 +77,7 @@ def figure(
         for ax, arm in zip(axes, first, strict=True):
             part = recovery[recovery["arm"] == arm]
             _recovery(ax, part, onsets, trunk, shown)
-            ax.set_title(f"after a pulse of {arm}", loc="left")
+            ax.set_title(f"after {of_pulse(str(arm))}", loc="left")
         image, forest = _signals(fig, grid[2], cells, scored, looks, trunk)
         _legend(fig, looks, felt)
         headline(fig, worst(curve, trunk))
@@ -87,21 +88,48 @@ def figure(
 
 
 def worst(curve: pd.DataFrame, trunk: Record) -> str:
-    """When a pulse of the first arm harms most, and how much at most once the rate has fallen."""
-    shown, arm = tested_by(trunk), curve["arm"].iloc[0]
-    part = curve[curve["arm"] == arm]
+    """When a pulse of the first arm that changes anything harms most, as far as that is shown, and
+    how much at most once the rate has fallen."""
+    shown = tested_by(trunk)
+    felt = [
+        arm
+        for arm, part in curve.groupby("arm", sort=False)
+        if part["harm"].notna().any() and not is_null(part["harm"].dropna().to_list())
+    ]
+    if not felt:
+        return "No pulse changes anything"
+    part = curve[(curve["arm"] == felt[0]) & curve["harm"].notna()]
     part = part[part["left"] > 0] if (part["left"] > 0).any() else part
-    top = part.loc[part["harm"].idxmax()]
-    form = f".{max(1, shown.digits - 1)}f"
-    ends = interval_text(top["ci_low"], top["ci_high"], form)
-    at = f"from unit {top['onset']:.0f}: {top['harm']:{form}}{f' {ends}' if ends else ''}"
-    of = "" if str(arm).startswith("pulse") else f" of {arm}"
-    said = f"A pulse{of} harms most {at} {shown.unit}"
+    rows = part.sort_values("harm", ascending=False).to_dict("records")
+    found = [(row["onset"], Estimate.at(row, "harm", "ci")) for row in rows]
+    sure = [(at, harm) for at, harm in found if harm.is_above(0)]
+    at, top = (sure or found)[0]
+    form, pulse = f".{max(1, shown.digits - 1)}f", of_pulse(str(felt[0]))
+    size = top.text(form, shown.unit)
+    if sure or (math.isnan(top.low) and top.value > 0):
+        said = f"{pulse[:1].upper()}{pulse[1:]} harms most from unit {at:.0f}: {size}"
+        if sure and at != found[0][0]:  # a larger mean has an interval around 0
+            said = f"{pulse[:1].upper()}{pulse[1:]} is shown to harm from unit {at:.0f}: {size}"
+    elif math.isnan(top.low):
+        return f"No {pulse.removeprefix('a ')} harms: at most {size}, from unit {at:.0f}"
+    else:
+        return f"No {pulse.removeprefix('a ')} is shown to harm: at most {size}, from unit {at:.0f}"
     fell = decays(trunk)
-    late = part[part["onset"] >= fell[0][0]] if fell else part[:0]
-    if late.empty or top["onset"] >= fell[0][0]:
+    late = [harm for unit, harm in found if fell and unit >= fell[0][0]]
+    if not late or at >= fell[0][0]:
         return said
-    return f"{said}; once the learning rate has fallen, at most {late['harm'].max():{form}}"
+    return f"{said}; once the learning rate has fallen, at most {late[0].text(form)}"
+
+
+def of_pulse(arm: str) -> str:
+    """What a pulse of an arm is called in a sentence.
+
+    >>> of_pulse("rank 1"), of_pulse("pulse"), of_pulse("pulse-2")
+    ('a pulse of rank 1', 'a pulse', 'a pulse ("pulse-2")')
+    """
+    if arm == "pulse":
+        return "a pulse"
+    return f'a pulse ("{arm}")' if "pulse" in arm or arm == "null" else f"a pulse of {arm}"
 
 
 def _harm(
@@ -213,7 +241,7 @@ def _caption(trunk: Record, curve: pd.DataFrame, shown: Metric, known: bool) -> 
     return (
         f"Harm: {shown.label} of a branch with a pulse minus its trunk's, by the same seed, "
         f"signed so that a positive number is a worse result; {style.seeds_in_words(counts)}, "
-        f"{style.intervals_in_words(counts, style.MANY + 1)}. In the middle a line begins with its "
+        f"{style.intervals_in_words(counts, bands=False)}. In the middle a line begins with its "
         "pulse. Below: "
         "rank of each signal in its run (blue: no value), mean over seeds; at the right its "
         f"scores, of its {of}, with intervals over seeds; under the line those "

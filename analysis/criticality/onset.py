@@ -61,6 +61,7 @@ def figure(trees: Sequence[Tree]) -> tuple[Figure, pd.DataFrame]:
     every = pd.concat([curve for _, curve in trees])
     lasting = every.loc[every["left"] > 0, ["harm", "ci_high"]].max(axis=1)
     top = ROOM_ABOVE * (lasting if len(lasting) else every["harm"]).max()
+    top = top if top > 0 else ROOM_ABOVE * float(every["harm"].abs().max())  # no pulse harms
     tables = []
     with style.theme():
         fig = style.figure(3.9, style.WIDTH if len(trees) > 1 else 0.7 * style.WIDTH)
@@ -83,7 +84,7 @@ def figure(trees: Sequence[Tree]) -> tuple[Figure, pd.DataFrame]:
         lines = [Line2D([], [], label=look.label, **look.line) for look in looks.values()]
         fig.legend(handles=lines, loc="outside upper left", ncols=3, handlelength=3.5)
         says = worst(trees[0][1], trees[0][0])
-        headline(fig, f"Left: {says[0].lower()}{says[1:]}" if len(trees) > 2 else says)
+        headline(fig, f"Left: {says[0].lower()}{says[1:]}" if len(trees) > 1 else says)
         style.caption(fig, _caption(trees, top))
     return fig, pd.concat(tables, ignore_index=True)
 
@@ -141,7 +142,7 @@ def _caption(trees: Sequence[Tree], top: float) -> str:
     return (
         f"Harm: {tested_by(trunk).label} at the end of a run with a pulse minus the same run's "
         "without it, by seed, signed so that a positive number is a worse result; "
-        f"{style.seeds_in_words(counts)}, {style.intervals_in_words(counts, style.MANY + 1)}. "
+        f"{style.seeds_in_words(counts)}, {style.intervals_in_words(counts, bands=False)}. "
         f"{beyond}Dotted: the learning rate falls. {style.setting(trunk)}."
     )
 

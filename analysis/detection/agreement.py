@@ -28,6 +28,7 @@ from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.plotting import style
 from regimes.plotting.panels import draw_bands
+from regimes.plotting.said import Estimate
 from regimes.plotting.words import headline
 from regimes.records import Record, load_all, unit_name
 
@@ -84,7 +85,8 @@ def figure(
         style.mark_decays(left, runs[0])
         fig.colorbar(image, ax=left, aspect=12, pad=0.02).set_label("share of seeds")
         ends = agreed.reindex(shares.index)
-        draw_forest(right, ends, "kappa", "kappa", list(ends["kappa_low"] > 0))
+        sure = [Estimate.at(row, "kappa").is_above(0) for _, row in ends.iterrows()]
+        draw_forest(right, ends, "kappa", "kappa", sure)
         right.set_xlabel(f"kappa with {reference}\nright: agrees more")
         left.set_title("which epochs each statistic marks", loc="left", pad=13)
         headline(fig, _title(ends, reference))
@@ -98,10 +100,9 @@ def figure(
 
 def _title(ends: pd.DataFrame, reference: str) -> str:
     """Which statistics are shown to agree with the reference beyond chance."""
-    sure = ends[ends["kappa_low"] > 0]
+    kappas = {name: Estimate.at(row, "kappa") for name, row in ends.iterrows()}
     said = [
-        f"{name} (kappa {row['kappa']:.2f} [{row['kappa_low']:.2f}, {row['kappa_high']:.2f}])"
-        for name, row in sure.iterrows()
+        f"{name} (kappa {kappa.text('.2f')})" for name, kappa in kappas.items() if kappa.is_above(0)
     ]
     count = int(ends["kappa"].notna().sum())
     of = (
@@ -117,8 +118,8 @@ def _words(runs: Sequence[Record], counted: int, reference: str, change: Change)
         f"Left: the epochs that each detector marks, share of {style.seeds_in_words([len(runs)])}: "
         f"the {round(SHARE * counted)} of {counted} after the warm-up in which its statistic "
         f"changed most since {ago}{'' if change.absolute else ', relatively'}. Right: agreement "
-        f"with {reference} beyond chance (Cohen's kappa, 0 by chance), mean and 95 % t "
-        "interval; filled: above 0. "
+        f"with {reference} beyond chance (Cohen's kappa, 0 by chance), mean; "
+        f"{style.intervals_in_words([len(runs)], bands=False)}; filled: above 0. "
         f"{style.setting(runs[0])}."
     )
 

@@ -28,6 +28,7 @@ from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.groups import groups
 from regimes.plotting.panels import draw_bands
+from regimes.plotting.said import Estimate
 from regimes.plotting.words import headline
 from regimes.records import Record, load_all, unit_name
 from regimes.replay.detect import rule
@@ -224,7 +225,10 @@ def _title(harm: pd.DataFrame) -> str:
     """How the harm of the longest moved deficit goes from its earliest onset to its latest."""
     moved = next(iter(by_length(harm).values())).sort_values("first")
     early, late = moved.iloc[0], moved.iloc[-1]
-    words = "the later the more" if late["harm"] > early["harm"] else "the later the less"
+    change = Estimate.at(late, "later")  # over the harm of the earliest
+    words = "as much late as early, as far as is shown"
+    if change.is_above(1) or change.is_below(1):
+        words = f"the later the {'more' if change.value > 1 else 'less'}"
     return (
         f"A deficit harms {words}: {early['stop'] - early['first']:,.0f} steps from step "
         f"{early['first']:,.0f} leave {early['harm']:,.0f} times the error, from "

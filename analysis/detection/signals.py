@@ -16,6 +16,7 @@ or from the command line::
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -121,8 +122,10 @@ def _title(table: pd.DataFrame) -> str:
     said = [
         f"{words} {values.max() / values.iloc[-1]:.2g} times"
         for words, values in series.items()
-        if len(values) and values.iloc[-1] > 0
+        if len(values) and 0 < 1.05 * values.iloc[-1] < values.max() < math.inf
     ]
+    if not said:
+        return "No signal ends lower than its highest value"
     return f"From its highest value to its last one falls: {', '.join(said)}"
 
 

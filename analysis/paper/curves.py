@@ -27,6 +27,7 @@ from regimes.plotting.curves import curves, ends, has
 from regimes.plotting.curves import seconds as seconds
 from regimes.plotting.groups import decay_epochs, measured, typical_run
 from regimes.plotting.looks import Metric
+from regimes.plotting.schedules import pairs_of
 from regimes.plotting.words import LAST, answer, headline, label_ends, names_of
 from regimes.records import Record, length, load_all, unit_name
 
@@ -53,6 +54,7 @@ def figure(
     x: Sequence[Against] = ("epoch", "floats"),
     column: str | None = None,
     overlay: bool = False,
+    baseline: str | None = None,
 ) -> tuple[Figure, pd.DataFrame]:
     """One panel per ``x``, one curve per schedule, and the numbers drawn.
 
@@ -60,11 +62,14 @@ def figure(
         schedules: which ones; default all there are.
         column: "train_loss", "test_loss" or the metric of the runs, which is the default.
         overlay: the authors' logs of the same setting, against epochs.
+        baseline: the schedule that the title compares with.
 
     Raises:
-        RecordError: see `compare.groups`; no such column; no such logs.
+        RecordError: see `compare.groups`; no such column; no such logs; no such baseline.
     """
     by_schedule = compare.groups(runs, schedules, only=bool(schedules))
+    if baseline is not None:
+        pairs_of(list(by_schedule), baseline)  # it is one of them
     one = next(iter(by_schedule.values()))[0]
     shown = measured(one, column) if column else compare.tested_by(one)
     numbers, last = curves(by_schedule, shown), ends(by_schedule, shown)
@@ -85,7 +90,7 @@ def figure(
         axes[0].set_ylabel(shown.axis)
         cut = panels.limits(axes[0], numbers, shown, last)
         _name(fig, axes, x, last, shown, names)
-        headline(fig, answer(by_schedule, shown, names))
+        headline(fig, answer(by_schedule, shown, names, baseline))
         style.caption(fig, words(by_schedule, x, authors is not None, cut))
     parts = {"curve": numbers, "end": last, "authors": authors}
     drawn = [frame.assign(part=part) for part, frame in parts.items() if frame is not None]
@@ -132,7 +137,7 @@ def words(by_schedule: Groups, x: Sequence[str], overlay: bool = False, cut: boo
     one, counts = typical_run(by_schedule), [len(runs) for runs in by_schedule.values()]
     parts = [
         f"Mean over {style.seeds_in_words(counts)}; "
-        f"{style.intervals_in_words(counts, len(counts))}; a large marker is the "
+        f"{style.intervals_in_words(counts, len(counts), 'epoch' in x)}; a large marker is the "
         f"{'last value' if one.hooked else 'end of training'}"
     ]
     if compare.windows(by_schedule) and "epoch" in x:
@@ -198,13 +203,15 @@ def main(
         x: one panel for each.
         metric: a column of the epochs, e.g. test_loss; default what the runs were tested by.
         schedules: which ones; default all.
-        baseline: the schedule that the others are compared with; default all pairs of up to six.
+        baseline: the schedule that the title and the table compare the others with; default all
+            pairs of up to six.
         published: draw the authors' logs of the same setting beside the runs.
         name: of the files.
     """
     require(bool(x), "--x", (), "epoch, floats or seconds, one or several")
     files, runs = Files(records, out), load_all(records)
-    files.figure(name, figure(runs, schedules=schedules, x=x, column=metric, overlay=published))
+    options = {"schedules": schedules, "x": x, "column": metric, "baseline": baseline}
+    files.figure(name, figure(runs, overlay=published, **options))
     runs = [run for run in runs if not schedules or run.name in schedules]
     if all(has(run, compare.tested_by(run)) for run in runs):
         tables = compare.table(runs, needed=(), all_pairs=True, baseline=baseline)

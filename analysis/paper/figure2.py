@@ -15,6 +15,7 @@ Run, then draw (2 minutes and 10 seconds on two cores)::
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +25,8 @@ import seaborn as sns
 
 from regimes.plotting import panels, style
 from regimes.plotting.looks import LOOKS, Metric, style_of
-from regimes.plotting.words import answer, headline, names_of, spoken
+from regimes.plotting.said import Estimate
+from regimes.plotting.words import answer, difference, headline, names_of, spoken
 from regimes.records import Record, load_all, unit_name
 
 from ..common.command import Files, Out, Records
@@ -129,6 +131,7 @@ def figure2b(runs: Iterable[Record]) -> tuple[Figure, pd.DataFrame]:
             name_ends(right, "floats", last[last["schedule"].isin(drawn)], shown, said)
             half.suptitle(title, x=0.012, ha="left", fontsize=8.5)
         counts = [len(group) for group in by_schedule.values()]
+        shaded = "Shaded: the hand-made critical windows. " if windows(by_schedule) else ""
         sooner = by_schedule.get("dense-deleted", [one])[0].config["epochs"] - one.config["epochs"]
         early = f"The last control decays {-sooner} epochs earlier. " if sooner else ""
         most = max(len([n for n in names if n in by_schedule]) for names in PANELS.values())
@@ -136,8 +139,8 @@ def figure2b(runs: Iterable[Record]) -> tuple[Figure, pd.DataFrame]:
         style.caption(
             fig,
             f"Mean over {style.seeds_in_words(counts)}; "
-            f"{style.intervals_in_words(counts, most + len(strangers))}. Shaded: the hand-made "
-            "critical windows. Right: the same curves; a large marker is the end of training. "
+            f"{style.intervals_in_words(counts, most + len(strangers))}. {shaded}"
+            "Right: the same curves; a large marker is the end of training. "
             "The axes leave out the first epochs. "
             f"{early}{_rates(by_schedule)}{style.setting(one)}.",
         )
@@ -153,13 +156,10 @@ def _claim(by_schedule: Groups, shown: Metric, said: Mapping[str, str]) -> str:
     if len(few) < 2 or less is None:
         return answer(by_schedule, shown, said)
     _, by_run = reached([run for runs in few.values() for run in runs])
-    row = pair(by_run, "low-in-critical", "high", shown)
-    size = f"{row['difference']:.1f} [{row['ci_low']:.1f}, {row['ci_high']:.1f}] {shown.unit}"
+    gap = Estimate.at(pair(by_run, "low-in-critical", "high", shown), "difference", "ci")
     low, high = (spoken(name, less[0].config) for name in ("low", "high"))
     alone = f"{low[:1].upper()}{low[1:]} in the shaded epochs alone"
-    if row["ci_low"] < 0 < row["ci_high"]:
-        return f"{alone} is not shown to end above {high} throughout: {size}"
-    return f"{alone} ends {size} above {high} throughout"
+    return difference(alone, f"{high} throughout", gap, shown, beats=True)
 
 
 def _rates(by_schedule: Groups) -> str:
@@ -177,11 +177,29 @@ def _fall(numbers: pd.DataFrame, critical: Sequence[Sequence[int]]) -> str:
     stop = critical[0][1] if critical else 1
     if not 0 < stop < len(wide):
         return "The gradient norm of each layer"
-    ends = [float((wide.iloc[i] / wide.iloc[j]).median()) for i, j in ((0, stop), (stop, -1))]
-    return (
-        f"The gradient norm of a layer falls to 1 / {ends[0]:.1f} in the first window,\nand then "
-        f"goes to {1 / ends[1]:.1f} times that (median)"
+    first, then = (
+        float((wide.iloc[end] / wide.iloc[start].where(wide.iloc[start] > 0)).median())
+        for start, end in ((0, stop), (stop, -1))
     )
+    if not math.isfinite(first) or not math.isfinite(then):
+        return "The gradient norm of each layer"
+    return (
+        f"The gradient norm of a layer {_times(first)} in the first window,\nand "
+        f"{_times(then)} after it (median)"
+    )
+
+
+def _times(ratio: float) -> str:
+    """How a number changes by a factor.
+
+    >>> _times(0.2), _times(1.5), _times(0.99)
+    ('falls to 1 / 5.0', 'grows to 1.5 times', 'stays as it is')
+    """
+    if abs(math.log(ratio or 1e-300)) < math.log(1.05):  # 1.0 or 1 / 1.0
+        return "stays as it is"
+    if ratio > 1:
+        return f"grows to {ratio:.1f} times"
+    return f"falls to 1 / {1 / ratio:.1f}" if ratio else "falls to 0"
 
 
 # -- the command -----------------------------------------------------------------------------

@@ -12,6 +12,7 @@ the batch, which can differ by an order of magnitude.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ from regimes.detectors import Detector, FixedWindows, NormChange, RelativeChange
 from regimes.detectors.statistics import setting
 from regimes.errors import RecordError
 from regimes.plotting import style
+from regimes.plotting.said import Estimate
 from regimes.plotting.words import headline
 from regimes.records import Record, load_all, unit_name
 from regimes.replay.compare import compare
@@ -67,19 +69,24 @@ def signals(runs: list[Record]) -> pd.DataFrame:
     """
     parts = []
     for run in runs:
-        missing = [c for c, *_ in LINES.values() if c != "norm" and c not in run.epochs]
-        if missing:
-            raise RecordError(
-                f"{run.folder} recorded no {' and no '.join(map(repr, missing))}: train it with "
-                f"{setting('eigenvalue', 'eigenvalue:batch')}, or a grid that has it, e.g. regimes "
-                "ablate smoke-signals"
-            )
+        check_measured(run)
         names = [layer["name"] for layer in compressed(run)]
         layers = run.layers[run.layers["layer"].isin(names)]
         norm = layers.groupby("epoch")[run.statistic].apply(lambda v: float(np.sqrt((v**2).sum())))
         frame = run.epochs[["epoch", "eigenvalue", "eigenvalue:batch"]].assign(seed=run.seed)
         parts.append(frame.merge(norm.rename("norm"), on="epoch"))
     return pd.concat(parts, ignore_index=True)
+
+
+def check_measured(run: Record) -> None:
+    """Raise RecordError, with a setting that measures all of them, if a signal is missing."""
+    missing = [c for c, *_ in LINES.values() if c != "norm" and c not in run.epochs]
+    if missing:
+        raise RecordError(
+            f"{run.folder} recorded no {' and no '.join(map(repr, missing))}: train it with "
+            f"{setting('eigenvalue', 'eigenvalue:batch')}, or a grid that has it, e.g. regimes "
+            "ablate smoke-signals"
+        )
 
 
 def with_control(run: Record, interval_: int, eta: float) -> dict[str, Detector]:
@@ -94,7 +101,12 @@ def agreement(runs: list[Record], interval_: int, eta: float) -> tuple[pd.DataFr
     """(one row per detector and the control, one per pair): means over seeds with 95 % t intervals.
 
     The share of training time of both eigenvalues is that of the whole curvature instrument.
+
+    Raises:
+        RecordError: a run without the eigenvalues.
     """
+    for run in runs:  # before a rule asks for its own statistic alone
+        check_measured(run)
     comparisons = [compare(run, with_control(run, interval_, eta)) for run in runs]
     alone = pd.concat([f.detectors for f in comparisons], ignore_index=True)
     pairs = pd.concat([f.pairs for f in comparisons], ignore_index=True)
@@ -174,12 +186,22 @@ def _bands(ax: Axes, numbers: pd.DataFrame) -> None:
 
 
 def _title(pairs: pd.DataFrame) -> str:
-    """How far the norm's rule and the eigenvalue's mark the same epochs."""
+    """How far the norm's rule and the eigenvalue's mark the same epochs, and whether more than by
+    chance."""
     both = pairs[(pairs["a"] == NORM) & (pairs["b"] == EVAL)]
     rows = both if len(both) else pairs[(pairs["a"] == EVAL) & (pairs["b"] == NORM)]
+    kappa = Estimate.at(rows.iloc[0], "kappa")
+    if math.isnan(kappa.value):  # one of them marks no epoch, or all
+        return "Do gradient norm and Hessian eigenvalue mark the same epochs?"
+    if kappa.leaves_open():
+        said = "are not shown to mark the same epochs more often than by chance:"
+    else:
+        said = f"mark the same epochs {'less' if kappa.value < 0 else 'more'} often than by chance:"
+    if kappa.value == 0:
+        said = "mark the same epochs as often as by chance:"
     return (
-        "Gradient norm and Hessian eigenvalue mark the same epochs with a kappa of "
-        f"{_spread(rows.iloc[0], 'kappa')} (0: by chance, 1: always)"
+        f"Gradient norm and Hessian eigenvalue {said} kappa {kappa.text('.2f')} (0: by chance, 1: "
+        "always)"
     )
 
 
@@ -197,7 +219,8 @@ def _words(
         for name in (EVAL, BATCH)
     )
     return (
-        f"Mean over {style.seeds_in_words([len(runs)])}; bands: 95 % t interval of the mean. "
+        f"Mean over {style.seeds_in_words([len(runs)])}; "
+        f"{style.intervals_in_words([len(runs)], bars=False)}. "
         f"Below: what each rule calls critical (relative change of {eta:g} or more over "
         f"{interval_} epochs; of eigenvalues, falls only), dark where more layers and seeds are. "
         f"Agreement with the norm per epoch: {agree}. Cost: norm {cost[NORM]:.1%} of training "
@@ -206,10 +229,9 @@ def _words(
 
 
 def _spread(row: pd.Series, column: str) -> str:
-    mean, high = float(row[column]), float(row[f"{column}_high"])
-    if np.isfinite(high) and high - mean < 0.005:
-        return f"{mean:.2f} in every seed"
-    return f"{mean:.2f} ± {high - mean:.2f}" if np.isfinite(high) else f"{mean:.2f}"
+    """The mean with its interval; "none" where no seed has a value."""
+    found = Estimate.at(row, column)
+    return "none" if math.isnan(found.value) else found.text(".2f")
 
 
 def main(

@@ -171,7 +171,9 @@ def figure4a(runs: Iterable[Record], schedule: str = "dense") -> tuple[Figure, p
 
 def _title(numbers: pd.DataFrame, batch: int) -> str:
     """What two large batches have in common, over the epochs."""
-    shares = 100 * numbers.loc[numbers["batch"] == batch, "overlap"]
+    shares = 100 * numbers.loc[numbers["batch"] == batch, "overlap"].dropna()
+    if shares.empty:
+        return f"What the top coordinates of two gradients of {batch} images have in common"
     return (
         f"Two gradients of {batch} images share {shares.min():.0f} to {shares.max():.0f}\xa0% of "
         f"their top {numbers['percent'].iloc[0]:g}\xa0% coordinates, by epoch; the paper says "

@@ -29,12 +29,14 @@ from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.looks import styles_of
+from regimes.plotting.said import Estimate
 from regimes.plotting.words import headline
 from regimes.records import Record, load_all
 from regimes.statistics import p_value
 
 from ..common.command import Files, Out, Records
 from ..common.estimates import as_table, estimate, mean, number, p, word
+from ..common.paired import ALPHA
 from ..common.panels import draw_over_rates, over_rates, rates_axis
 from .usable import LOSSES, REFERENCE, arm_of, check_arms, end
 
@@ -198,14 +200,14 @@ def _title(rows: pd.DataFrame) -> str:
     """Where rank 1's range ends, of dense's, in the first window and the last."""
     part = rows[rows["limit"] == LOSSES[0]]
     first, last = part.iloc[0], part.iloc[-1]
-    said = [
-        f"{row['ratio']:.2f} [{row['ratio_low']:.2f}, {row['ratio_high']:.2f}]"
-        for row in (first, last)
-    ]
-    verb = "narrows" if first["ratio"] < last["ratio"] else "does not narrow"
+    early, late = (Estimate.at(row, "ratio") for row in (first, last))
+    if not early.n or not late.n:
+        return "Where does rank 1's range of usable learning rates end, of dense's?"
+    known = first["p"] < ALPHA
+    verb = "narrows" if known and early.value < late.value else "is not shown to narrow"
     return (
-        f"Rank 1 {verb} the usable learning rates most early: to {said[0]} of dense's in "
-        f"{first['window']}, to {said[1]} in {last['window']}"
+        f"Rank 1 {verb} the usable learning rates most early: to {early.text('.2f')} of dense's "
+        f"in {first['window']}, to {late.text('.2f')} in {last['window']}"
     )
 
 

@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from regimes.console.tables import Table
 from regimes.plotting import style
 from regimes.plotting.looks import named, styles_of
+from regimes.plotting.said import Estimate
 from regimes.plotting.words import headline
 
 from ..common.estimates import Row, as_table, mean, number, word
@@ -164,9 +165,9 @@ def _title(rows: pd.DataFrame) -> str:
     if known.empty:
         return "No level of compression has a narrower range of usable learning rates than dense"
     row = known.loc[known["of_dense"].idxmin()]
-    words = f"{row['of_dense']:.2f} [{row['of_dense_low']:.2f}, {row['of_dense_high']:.2f}]"
-    name = str(row["arm"])
-    if row["of_dense_high"] < 1:
+    end = Estimate.at(row.drop("n", errors="ignore"), "of_dense")  # n is of all seeds
+    words, name = end.text(".2f"), str(row["arm"])
+    if end.is_below(1):
         return f"Compression narrows the usable learning rates: {name} ends at {words} of dense's"
     return f"No narrower range of usable learning rates is shown: {name} ends at {words} of dense's"
 

@@ -27,11 +27,11 @@ import numpy as np
 import pandas as pd
 
 from regimes.config import RunConfig, from_dict
-from regimes.console.units import interval_text
 from regimes.detectors.baselines import place
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.looks import Metric
+from regimes.plotting.said import Estimate
 from regimes.plotting.words import headline
 from regimes.records import Record, load_all
 
@@ -166,9 +166,8 @@ def _title(rows: pd.DataFrame, metric: Metric) -> str:
         if row["schedule"] not in ("yoked first", "yoked last"):
             continue
         when = row["schedule"].replace("yoked", "in the")
-        gap, low, high = row["difference"], row["ci_low"], row["ci_high"]
-        ends = interval_text(low, high, f"+.{metric.digits}f")
-        said.append(f"{when} epochs: {gap:+.{metric.digits}f} {ends}")
+        gap = Estimate.at(row, "difference", "ci")
+        said.append(f"{when} epochs: {gap.text(f'+.{metric.digits}f')}")
     if not said:
         return "Does it matter where ACCORDION spends its floats?"
     return f"ACCORDION's floats in other epochs, {metric.unit}: {', '.join(said)}"

@@ -60,7 +60,8 @@ def plot(
             raise RecordError(f"{runs[0].folder} has no column {shown.name!r}, {known}")
     fig, outside = lines(by_schedule, against, shown, example)
     counts = [len(runs) for runs in by_schedule.values()]
-    many = f"Means over {style.seeds_in_words(counts)}, 95 % t intervals"
+    spread = style.intervals_in_words(counts, len(counts), against == "epoch")
+    many = f"Means over {style.seeds_in_words(counts)}; {spread}"
     shape = "One seed a curve" if max(counts) == 1 else many
     cut = ". The axis leaves out the first values" if outside else ""
     with style.theme():

@@ -54,8 +54,10 @@ LOOKS = {
     "adaqs": Look("AdaQS (Guo et al., 2020)", _C[4], (0, (5, 1, 1, 1)), "H"),
     "smith": Look("Smith et al. (2017)", _C[5], (0, (7, 1.5, 1.5, 1.5)), "h"),
     "mid": Look("middle compression", _C[9], (0, (3, 1)), "p"),
-    "high-longer": Look("high compression, as many floats as low", _C[8], (0, (2, 1.5)), "d"),
-    "high-stretched": Look("the same, decays stretched", _C[5], (0, (4, 1, 1.5, 1)), "8"),
+    "high-longer": Look("high compression, longer", _C[8], (0, (2, 1.5)), "d"),
+    "high-stretched": Look(
+        "high compression, longer, decays stretched", _C[5], (0, (4, 1, 1.5, 1)), "8"
+    ),
     "large-batch-8x": Look("large batch, 8 times the small", _C[8], (0, (2, 3)), (3, 0, 30)),
     "accordion-batch-8x": Look("ACCORDION, 8 times the small", _C[4], (0, (9, 1)), (6, 1, 0), 1.8),
 }

@@ -153,11 +153,20 @@ def seeds_in_words(counts: Sequence[int]) -> str:
     return f"n\xa0=\xa0{count}\xa0seed{'' if max(counts) == 1 else 's'}"
 
 
-def intervals_in_words(counts: Sequence[int], drawn: int) -> str:
-    """The meaning of bands and bars in a panel of ``drawn`` schedules with so many seeds each."""
+def intervals_in_words(
+    counts: Sequence[int], drawn: int = 0, bands: bool = True, bars: bool = True
+) -> str:
+    """The meaning of bands and bars, those that are drawn.
+
+    Args:
+        counts: seeds of each schedule.
+        drawn: schedules in a panel of curves, of which many have no bands.
+        bands, bars: whether the figure has a panel with them.
+    """
     if max(counts) < LEAST:
         return "fewer than three seeds, so no interval"
-    return f"{'bars' if drawn > MANY else 'bands and bars'}: 95 % t interval of the mean"
+    kinds = [*(["bands"] if bands and drawn <= MANY else []), *(["bars"] if bars else [])]
+    return f"{' and '.join(kinds)}: 95 % t interval of the mean"
 
 
 def caption(fig: Figure, text: str) -> None:

@@ -15,17 +15,19 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from regimes.console.units import interval_text
 from regimes.plotting.curves import values
 from regimes.plotting.groups import BASELINES, Groups
 from regimes.plotting.looks import SPELT, Look, Metric, style_of
-from regimes.statistics import LEAST, t_interval
+from regimes.plotting.said import Estimate, number
+from regimes.records import Record
+from regimes.statistics import ANY
 
 TITLE_LETTERS = 96  # of size 9.5 that fit into 7.2 inches
 LINE = 0.145  # inches, of a name next to the axes
 LETTERS = 30  # of a line of such a name
 LAST = 3  # units whose mean a run has reached, as in tables
 SUBJECTS = ("accordion", "accordion-batch")  # of a title
+LONGER = ("high-longer", "high-stretched")  # trained until a budget of floats is sent
 SPOKEN = {  # a schedule as one says it, by what its levels mean
     "low": "{low}",
     "mid": "{mid}",
@@ -61,10 +63,24 @@ def spoken(name: str, config: Mapping[str, Any]) -> str:
 
 
 def names_of(by_schedule: Groups) -> dict[str, str]:
-    """`spoken` of each schedule; two that would have one name have that of their look."""
+    """`spoken` of each schedule; two that would have one name have that of their look. A longer
+    run's name says how many floats it has sent: its budget may never have ended it."""
     names = {name: spoken(name, runs[0].config) for name, runs in by_schedule.items()}
     said = [*names.values()]
-    return {k: v if said.count(v) == 1 else style_of(k).label for k, v in names.items()}
+    names = {k: v if said.count(v) == 1 else style_of(k).label for k, v in names.items()}
+    base = next((name for name in BASELINES if name in by_schedule), None)
+    for name in LONGER if base else ():
+        if name in by_schedule:
+            share = sent_by(by_schedule[name]) / (sent_by(by_schedule[base]) or math.nan)
+            as_many = abs(share - 1) < 0.05  # it ends after the unit that reaches its budget
+            of_base = f"as many floats as {base}" if as_many else f"{share:.2f} of {base}'s floats"
+            names[name] += f", {of_base}" if math.isfinite(share) else ""
+    return names
+
+
+def sent_by(runs: Sequence[Record]) -> float:
+    """Floats of a whole run, the mean over seeds."""
+    return float(np.mean([run.epochs["total_floats"].iloc[-1] for run in runs]))
 
 
 # -- the title -----------------------------------------------------------------------------------
@@ -85,96 +101,110 @@ def headline(fig: Figure, text: str) -> None:
     fig.suptitle(wrapped, x=0.012, ha="left", linespacing=1.3, **look)  # with y it has no room
 
 
-def answer(by_schedule: Groups, shown: Metric, names: Mapping[str, str]) -> str:
+def answer(
+    by_schedule: Groups, shown: Metric, names: Mapping[str, str], baseline: str | None = None
+) -> str:
     """What curves say, in a sentence with its number: ACCORDION against the best schedule that
-    sends no more; without it the cheapest schedule against the usual baseline, or the best."""
+    sends no more; without it the cheapest schedule against the usual baseline, or the best.
+
+    Args:
+        baseline: what it is held against, in place of these.
+    """
     ends = {name: _reached(by_schedule[name], shown) for name in by_schedule}
     ends = {name: found for name, found in ends.items() if found}
     if not ends:
         return ""
     mean = {name: float(np.mean([*found.values()])) for name, found in ends.items()}
-    sent = {
-        name: float(np.mean([run.epochs["total_floats"].iloc[-1] for run in by_schedule[name]]))
-        for name in ends
-    }
+    sent = {name: sent_by(by_schedule[name]) for name in ends}
     if len(ends) == 1:
         (name,) = ends
         unit = "%" if shown.name == "accuracy" else _unit(shown)
         return f"{_first(names[name])} ends at {_size(mean[name], shown)}\xa0{unit}"
+    if baseline is not None and baseline not in ends:
+        return ""
     sign = -1.0 if shown.lower else 1.0
-    a, b = _two(mean, sent, sign)
-    common = sorted(ends[a].keys() & ends[b].keys())
-    gaps = [sign * (ends[a][seed] - ends[b][seed]) for seed in common]
-    if not gaps:  # no seed in common
-        gaps = [sign * (mean[a] - mean[b])]
-    less, more = (b, a) if a in SUBJECTS else (a, b)
-    share = f"{100 * sent[less] / (sent[more] or 1.0):.0f}\xa0%"
-    said = _sentence(names, a, b, gaps, share, shown)
+    a, b = _two(mean, sent, sign, baseline)
+    about = a in SUBJECTS
+    said = difference(_first(names[a]), names[b], _gap(ends, a, b, shown), shown, beats=about)
+    less, more = (b, a) if about else (a, b)
+    if sent[more] > 0:
+        share = f"sends {_percent(sent[less] / sent[more])} of its floats"
+        said += f", which {share}" if about else f", and {share}"
     best = max(mean, key=lambda name: sign * mean[name])
-    if a in SUBJECTS and shown.directed and best not in (a, b):
-        said += _beaten(names, ends, a, best, sign, shown)
+    if about and shown.directed and baseline is None and best not in (a, b):
+        lead = _gap(ends, best, a, shown)
+        if lead.is_below(0) if shown.lower else lead.is_above(0):  # it sends more
+            size = _size(lead.size.value, shown, -1)
+            said += f"; {names[best].partition(' (')[0]} is {size} {_unit(shown)} better"
     return said
 
 
-def _beaten(
-    names: Mapping[str, str],
-    ends: Mapping[str, Mapping[int, float]],
-    a: str,
-    best: str,
-    sign: float,
-    shown: Metric,
-) -> str:
-    """That a schedule which sends more is better, where that is shown."""
-    common = sorted(ends[a].keys() & ends[best].keys())
-    gap, low, _ = t_interval([sign * (ends[best][seed] - ends[a][seed]) for seed in common])
-    if not common or (len(common) >= LEAST and low <= 0):
-        return ""
-    return f"; {names[best].partition(' (')[0]} is {_size(gap, shown, -1)} {_unit(shown)} better"
+def _gap(ends: Mapping[str, Mapping[int, float]], a: str, b: str, shown: Metric) -> Estimate:
+    """``a`` minus ``b`` over common seeds; without one, between their means."""
+    one, other = ends[a], ends[b]
+    if common := sorted(one.keys() & other.keys()):
+        within = (-100.0, 100.0) if shown.name == "accuracy" else ANY
+        return Estimate.of([one[seed] - other[seed] for seed in common], within)
+    means = [float(np.mean([*found.values()])) for found in (one, other)]
+    return Estimate(means[0] - means[1], math.nan, math.nan, 0)
+
+
+def difference(one: str, other: str, gap: Estimate, shown: Metric, *, beats: bool = False) -> str:
+    """How a schedule's metric compares with another's, in words that the interval allows.
+
+    Args:
+        one, other: the names of both.
+        gap: one minus other, in the unit of the metric's differences.
+        beats: whether the question is if the first one is better; else, if it is worse.
+
+    >>> from regimes.plotting.looks import named
+    >>> difference("A", "B", Estimate.of([-1.0, 2.0, 3.0]), named("accuracy"))
+    'A is not shown to lose to B'
+    """
+    if gap.leaves_open():
+        verb = "beat" if beats else "lose to"
+        return f"{one} is not shown to {verb if shown.directed else 'differ from'} {other}"
+    if gap.value == 0:
+        return f"{one} ends where {other} does{gap.seeds}"
+    form = f".{max(1, shown.digits - 1)}f" if shown.directed else ".4g"
+    size = gap.size.text(form, _unit(shown))
+    if not shown.directed:
+        return f"{one} ends {size} {'above' if gap.value > 0 else 'below'} {other}"
+    if (gap.value > 0) != shown.lower:
+        return f"{one} is {size} better than {other}"
+    return f"{one} loses {size} to {other}"
 
 
 def _reached(runs: Sequence[Any], shown: Metric) -> dict[int, float]:
-    """The mean of each seed's last values."""
-    found = {run.seed: values(run, shown)[-LAST:] for run in runs}
-    return {s: float(np.nanmean(v)) for s, v in found.items() if np.isfinite(v).any()}
+    """The mean of each seed's last values, those that are numbers."""
+    last = {run.seed: values(run, shown)[-LAST:] for run in runs}
+    finite = {seed: found[np.isfinite(found)] for seed, found in last.items()}
+    return {seed: float(found.mean()) for seed, found in finite.items() if found.size}
 
 
-def _two(mean: Mapping[str, float], sent: Mapping[str, float], sign: float) -> tuple[str, str]:
+def _two(
+    mean: Mapping[str, float], sent: Mapping[str, float], sign: float, baseline: str | None
+) -> tuple[str, str]:
     """The schedule that the title is about, and the one that it is held against."""
-    if subject := next((name for name in SUBJECTS if name in mean), None):
-        others = [name for name in mean if name != subject]
+    rest = [name for name in mean if name != baseline]
+    if subject := next((name for name in SUBJECTS if name in rest), None):
+        others = [name for name in rest if name != subject]
         cheap = [name for name in others if sent[name] <= 1.001 * sent[subject]]
-        return subject, max(cheap or others, key=lambda name: sign * mean[name])
-    cheapest = min(mean, key=lambda name: sent[name])
-    base = next((name for name in BASELINES if name in mean and name != cheapest), None)
-    rest = [name for name in mean if name != cheapest]
-    return cheapest, base or max(rest, key=lambda name: sign * mean[name])
+        return subject, baseline or max(cheap or others, key=lambda name: sign * mean[name])
+    cheapest = min(rest, key=lambda name: sent[name])
+    others = [name for name in mean if name != cheapest]
+    base = baseline or next((name for name in BASELINES if name in others), None)
+    return cheapest, base or max(others, key=lambda name: sign * mean[name])
 
 
-def _sentence(
-    names: Mapping[str, str], a: str, b: str, gaps: Sequence[float], share: str, shown: Metric
-) -> str:
-    one, other = _first(names[a]), names[b]
-    gap, low, high = t_interval([*gaps])
-    form = f".{max(1, shown.digits - 1)}f" if shown.directed else ".4g"
-    about = f", which sends {share} of its floats" if a in SUBJECTS else ""
-    sends = "" if a in SUBJECTS else f", and sends {share} of its floats"
-    if len(gaps) >= LEAST and low < 0 < high and not shown.directed:
-        return f"{one} is not shown to differ from {other}{about}{sends}"
-    if len(gaps) >= LEAST and low < 0 < high:
-        verb = "is not shown to beat" if a in SUBJECTS else "is not shown to lose to"
-        return f"{one} {verb} {other}{about}{sends}"
-    ends = interval_text(min(abs(low), abs(high)), max(abs(low), abs(high)), form)
-    size = f"{abs(gap):{form}} {_unit(shown)}{f' {ends}' if ends and len(gaps) >= LEAST else ''}"
-    if not shown.directed:
-        return f"{one} ends {size} {'above' if gap > 0 else 'below'} {other}{about}{sends}"
-    if gap >= 0:
-        return f"{one} is {size} better than {other}{about}{sends}"
-    return f"{one} loses {size} to {other}{about}{sends}"
+def _percent(share: float) -> str:
+    """A share of floats; one that is not 0 is not called so."""
+    return f"{100 * share:.0f}\xa0%" if not 0 < share < 0.005 else f"{100 * share:.2g}\xa0%"
 
 
 def _size(value: float, shown: Metric, more: int = 0) -> str:
     """A value with the digits of its metric, or four where nothing is known of it."""
-    return f"{value:.{max(1, shown.digits + more)}f}" if shown.directed else f"{value:.4g}"
+    return number(value, f".{max(1, shown.digits + more)}f" if shown.directed else ".4g")
 
 
 def _first(words: str) -> str:

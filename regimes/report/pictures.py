@@ -81,7 +81,8 @@ def _logged(study: Study) -> list[Picture]:
 
 def _caption(study: Study, groups: Groups, against: str) -> str:
     counts = [len(runs) for runs in groups.values()]
-    spread = style.intervals_in_words(counts, len(counts)).removesuffix(" of the mean")
+    bands = against == "epoch"
+    spread = style.intervals_in_words(counts, len(counts), bands).removesuffix(" of the mean")
     mean = f"Mean over {style.seeds_in_words(counts)}; {spread}"
     end = "the last value" if study.example.hooked else "the end"
     parts = [f"{mean if max(counts) > 1 else 'One seed'}; large marker: {end}"]

@@ -74,7 +74,7 @@ def test_the_caption_says_what_a_control_reaches(runs: list[Record]) -> None:
     figure, numbers = figure3.figure3(runs)
     said = " ".join(figure._supxlabel.get_text().split())  # type: ignore[attr-defined]
     control = f"with {figure3.CONTROL}, which read nothing,"
-    assert f"kappa 0.73 in every seed, {control} kappa 0.73 in every seed" in said
+    assert f"kappa 0.73 in all 5 seeds, {control} kappa 0.73 in all 5 seeds" in said
     assert "± 0.00" not in said
     assert figure3.CONTROL not in {*numbers["signal"]}
 

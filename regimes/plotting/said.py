@@ -1,0 +1,107 @@
+"""A mean over seeds as a title says it: no more than its numbers do.
+
+Every title that states an effect takes its words from here: whether the effect is shown, its size
+with the interval, and where there is no interval, of how many seeds it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from regimes.statistics import ANY, LEAST, Range, alike, t_interval
+
+COUNTS = ("different seeds", "one seed", "two seeds")  # of so many in common
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean and its 95 % interval.
+
+    Attributes:
+        low, high: nan without an interval: of fewer than `LEAST` values, and of equal ones, which
+            say nothing about sampling.
+        n: how many values; 0 if they are of no common seeds.
+    """
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+    @classmethod
+    def of(cls, values: Sequence[float], within: Range = ANY) -> Estimate:
+        """Of those values that are finite.
+
+        Args:
+            within: what the mean can be: its interval ends there.
+        """
+        finite = [float(value) for value in values if math.isfinite(value)]
+        if not finite:
+            return cls(math.nan, math.nan, math.nan, 0)
+        if alike(finite):
+            return cls(finite[0], math.nan, math.nan, len(finite))
+        return cls(*t_interval(finite, within), len(finite))
+
+    @classmethod
+    def at(cls, row: Mapping[Any, Any], column: str, ends: str = "") -> Estimate:
+        """Of a row of a table that has the columns ``column``, ``ENDS_low`` and ``ENDS_high``, and
+        n where it is known (default: enough seeds)."""
+        value, low, high = (
+            float(row[name]) for name in (column, f"{ends or column}_low", f"{ends or column}_high")
+        )
+        n = row.get("n", LEAST)
+        n = 0 if n is None or math.isnan(n) or not math.isfinite(value) else int(n)
+        if not high - low > 1e-9 * max(1.0, abs(value)):  # nan, or equal values
+            low = high = math.nan
+        return cls(value if n else math.nan, low, high, n)
+
+    def is_above(self, base: float) -> bool:
+        """Does the interval lie above?"""
+        return self.low > base
+
+    def is_below(self, base: float) -> bool:
+        """Does the interval lie below?"""
+        return self.high < base
+
+    def leaves_open(self, base: float = 0.0) -> bool:
+        """Is there an interval, and is ``base`` in it?"""
+        return self.low <= base <= self.high
+
+    @property
+    def size(self) -> Estimate:
+        """Without the sign of the mean; the interval turned with it."""
+        return Estimate(-self.value, -self.high, -self.low, self.n) if self.value < 0 else self
+
+    def text(self, form: str, unit: str = "") -> str:
+        """ "0.51 bits [0.48, 0.54]"; without an interval " in two seeds", " in all 5 seeds".
+
+        >>> Estimate.of([1.0, 2.0, 3.0]).text(".1f", "points")
+        '2.0 points [-0.5, 4.5]'
+        >>> Estimate.of([1.0, 2.0]).text(".1f")
+        '1.5 in two seeds'
+        """
+        size = f"{number(self.value, form)} {unit}".rstrip()
+        if math.isnan(self.low):
+            return f"{size}{self.seeds}"
+        return f"{size} [{number(self.low, form)}, {number(self.high, form)}]"
+
+    @property
+    def seeds(self) -> str:
+        """Of which seeds a mean without an interval is."""
+        if not math.isnan(self.low):
+            return ""
+        count = COUNTS[self.n] if self.n < LEAST else f"all {self.n} seeds"
+        return f" in {count}"
+
+
+def number(value: float, form: str) -> str:
+    """A rounded number; a zero has no minus, and a number that is none does not look like one.
+
+    >>> number(-0.01, ".1f"), number(0.01, "+.1f")
+    ('0.0', '0.0')
+    """
+    text = f"{value:{form}}"
+    return text.lstrip("+-") if math.isfinite(value) and float(text) == 0 else text

@@ -1,0 +1,341 @@
+"""Titles of figures state no more than their numbers do.
+
+Oracle: the numbers themselves, generated: one seed, two, equal ones, intervals around 0 or without
+width, missing and infinite values. A title that says an effect without a hedge has an interval that
+leaves it out; every number in a title is one; an interval lies within what is possible.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from synthetic import make
+
+from analysis.common.estimates import WITHIN, estimate
+from analysis.criticality import draw
+from analysis.detection import agreement, deep_linear, signals
+from analysis.paper import curves, figure2, figure3
+from analysis.rates import narrowing, usable_figure
+from analysis.tournament import yoked
+from regimes.errors import RecordError
+from regimes.plotting import looks, style, words
+from regimes.plotting.said import Estimate
+from regimes.records import Record, load
+
+NONE = math.nan
+HEDGES = ("not shown", "None of", "No ", "?", "as far as is shown")
+numbers = st.one_of(
+    st.floats(-1.2, 1.2),
+    st.sampled_from([0.0, -0.0, NONE, 0.004, -0.004, 1.0, -1.0]),
+)
+seeds = st.lists(numbers, min_size=1, max_size=5)
+quick = settings(deadline=None, max_examples=30)
+
+
+def check(title: str) -> str:
+    """What no title may hold."""
+    plain = title.replace("\xa0", " ")
+    assert not re.search(r"\bnan\b|\binf\b|-0\.0+(?!\d)|\[\]|  | $", plain), title
+    assert not re.search(r"pulse of (null|pulse)|1 / 0\.", plain), title
+    for low, high in re.findall(r"\[([-+\d.]+), ([-+\d.]+)\]", plain):
+        assert float(low) <= float(high), title
+    return plain
+
+
+def hedged(title: str) -> bool:
+    return any(word in title for word in HEDGES)
+
+
+def row(name: str, values: list[float], ends: str = "") -> dict[str, Any]:
+    """A row of a table of estimates, without missing values."""
+    kept = [value for value in values if not math.isnan(value)]
+    return {"n": len(kept), **estimate(kept, name, ends)}
+
+
+def interval(values: list[float]) -> tuple[float, float] | None:
+    """Own: mean plus and minus the tabulated quantile; none of equal values, or fewer than 3."""
+    kept = [value for value in values if math.isfinite(value)]
+    if len(kept) < 3 or max(kept) - min(kept) < 1e-9:
+        return None
+    quantile = {3: 4.302653, 4: 3.182446, 5: 2.776445}[len(kept)]
+    half = quantile * np.std(kept, ddof=1) / math.sqrt(len(kept))
+    return float(np.mean(kept) - half), float(np.mean(kept) + half)
+
+
+# -- the shared machine ----------------------------------------------------------------------
+
+
+@quick
+@given(values=seeds)
+def test_an_estimate_is_shown_only_by_an_interval_that_leaves_zero_out(values: list[float]) -> None:
+    found, ends = Estimate.of(values), interval(values)
+    assert found.n == sum(map(math.isfinite, values))
+    if found.n == 0:
+        return
+    assert found.is_above(0) == (ends is not None and ends[0] > 0)
+    assert found.is_below(0) == (ends is not None and ends[1] < 0)
+    assert found.leaves_open() == (ends is not None and ends[0] <= 0 <= ends[1])
+    text = check(found.text(".1f", "points"))
+    assert ("[" in text) == (ends is not None)
+    assert ("seed" in text) == (ends is None)
+
+
+@quick
+@given(values=seeds, name=st.sampled_from(sorted(WITHIN)))
+def test_an_interval_lies_within_what_is_possible(values: list[float], name: str) -> None:
+    low, high = WITHIN[name]
+    kept = [min(max(value, low), high) for value in values if not math.isnan(value)]
+    found = row(name, kept)
+    if found["n"] >= 3:
+        assert low <= found[f"{name}_low"] <= found[name] <= found[f"{name}_high"] <= high
+
+
+# -- curves ----------------------------------------------------------------------------------
+
+
+def groups(table: dict[str, tuple[list[float], float]], metric: str) -> Any:
+    """Records as far as a title reads them: metric of each seed, and floats of a run."""
+    config = {"levels": {"low": 4, "high": 1}, "compressor": {"name": "powersgd"}}
+    found: dict[str, list[Any]] = {}
+    for name, (values, floats) in table.items():
+        for seed, value in enumerate(values):
+            epochs = pd.DataFrame(
+                {
+                    "metric": [0.5, *[value] * 3],
+                    "total_floats": [0.0, 0.0, 0.0, floats],
+                    "own": [0.5, *[value] * 3],
+                }
+            )
+            header = {"metric": metric, "config": config, "data": {}}
+            run: Any = type("Run", (), {})()
+            vars(run).update(name=name, seed=seed, epochs=epochs, header=header, config=config)
+            vars(run).update(hooked=False, folder="", rows=[])
+            found.setdefault(name, []).append(run)
+    return found
+
+
+@quick
+@given(
+    table=st.dictionaries(
+        st.sampled_from(["low", "high", "accordion", "null", "pulse", "mid", "high-longer"]),
+        st.tuples(seeds, st.sampled_from([0.0, 1.0, 100.0, 1e9])),
+        min_size=1,
+        max_size=4,
+    ),
+    metric=st.sampled_from(["accuracy", "bits per byte", "own"]),
+    data=st.data(),
+)
+def test_the_title_of_curves(table: Any, metric: str, data: Any) -> None:
+    found, shown = groups(table, metric), looks.named(metric)
+    baseline = data.draw(st.sampled_from([None, *table]))
+    names = words.names_of(found)
+    title = check(words.answer(found, shown, names, baseline))
+    if not title or " ends at " in title:
+        return
+    if baseline is not None:
+        assert names[baseline] in title or names[baseline].lower() in title.lower()
+    shown_effect = re.search(r"(better than|loses|above|below|better$)", title)
+    if shown_effect and not hedged(title):
+        assert "[" in title or "seed" in title
+    for low, high in re.findall(r"\[([-\d.]+), ([-\d.]+)\]", title):
+        assert float(low) >= 0 or shown_effect is None
+        assert metric != "accuracy" or float(high) <= 100
+    others = {name: values for name, (values, _) in table.items()}
+    for name, values in others.items():  # of two seeds nothing is shown to be better besides
+        if len([v for v in values if math.isfinite(v)]) < 3:
+            assert f"; {names[name].partition(' (')[0]} is" not in title
+
+
+def test_the_baseline_that_is_given_is_the_one_of_the_title(tmp_path: Any) -> None:
+    runs = [load(make(tmp_path, n, seed)) for n in ("low", "high", "accordion") for seed in (0, 1)]
+    for base in ("low", "high"):
+        figure, _ = curves.figure(runs, baseline=base)
+        assert words.spoken(base, runs[0].config) in title_of(figure).partition(",")[0]
+    with pytest.raises(RecordError, match="baseline mid: no such schedule"):
+        curves.figure(runs, baseline="mid")
+
+
+def title_of(figure: Any) -> str:
+    texts = [figure.get_suptitle(), *(legend.get_title().get_text() for legend in figure.legends)]
+    return " ".join(" ".join(texts).split())
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (100.0, "as many floats as low"),
+        (103.0, "as many floats as low"),
+        (39.0, "0.39 of low's floats"),
+        (220.0, "2.20 of low's floats"),
+    ],
+)
+def test_a_longer_run_has_as_many_floats_only_where_it_has(sent: float, said: str) -> None:
+    found = groups({"low": ([0.9] * 3, 100.0), "high-longer": ([0.8] * 3, sent)}, "accuracy")
+    assert words.names_of(found)["high-longer"] == f"high compression, longer, {said}"
+    alone = words.names_of({"high-longer": found["high-longer"]})
+    assert "floats" not in alone["high-longer"]
+
+
+# -- figures 2 and 3 -------------------------------------------------------------------------
+
+
+@quick
+@given(start=st.floats(1e-3, 1e3), middle=st.floats(0, 1e3), end=st.floats(0, 1e3))
+def test_the_norm_falls_only_where_it_does(start: float, middle: float, end: float) -> None:
+    values = [start, middle, end]
+    table = pd.DataFrame({"epoch": range(3), "layer": "a", "norm": values})
+    title = check(figure2._fall(table, [[0, 1]]))
+    first = title.partition("\n")[0]
+    if "falls to" in first:
+        assert middle < start
+    if "grows" in first:
+        assert middle > start
+    assert not re.search(r"1 / 1\.0(?!\d)|to 1\.0 times", title)
+
+
+@quick
+@given(values=seeds)
+def test_the_windows_are_worth_what_is_shown(values: list[float]) -> None:
+    gap = Estimate.at(row("difference", values, "ci"), "difference", "ci")
+    if not gap.n:
+        return
+    title = check(words.difference("A", "B", gap, looks.named("accuracy"), beats=True))
+    ends = interval(values)
+    assert hedged(title) == (ends is not None and ends[0] <= 0 <= ends[1])
+
+
+@quick
+@given(values=seeds)
+def test_kappa(values: list[float]) -> None:
+    table = row("kappa", [float(np.clip(v, -1, 1)) for v in values])
+    frame = pd.DataFrame([{"a": figure3.NORM, "b": figure3.EVAL, **table}])
+    title, ends = check(figure3._title(frame)), interval([float(np.clip(v, -1, 1)) for v in values])
+    if ends and ends[0] <= 0 <= ends[1]:
+        assert hedged(title)
+    detectors = frame.assign(detector="x").set_index("detector")
+    title = check(agreement._title(detectors, "norm"))
+    assert title.startswith("Of 1 detectors x") == (ends is not None and ends[0] > 0)
+
+
+# -- harm ------------------------------------------------------------------------------------
+
+TRUNK: Any = None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trunk(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    global TRUNK
+    TRUNK = load(make(tmp_path_factory.mktemp("trunk"), "trunk", 0))
+    return TRUNK
+
+
+@quick
+@given(
+    arms=st.dictionaries(
+        st.sampled_from(["null", "pulse", "rank 1", "pulse-2"]),
+        st.lists(seeds, min_size=1, max_size=4),
+        min_size=1,
+        max_size=2,
+    )
+)
+def test_harm(arms: dict[str, list[list[float]]]) -> None:
+    rows = [
+        {"arm": arm, "onset": at, "left": 3 - at, **row("harm", values, "ci")}
+        for arm, by_onset in arms.items()
+        for at, values in enumerate(by_onset)
+    ]
+    title = check(draw.worst(pd.DataFrame(rows), TRUNK))
+    says = re.search(r"(harms most|is shown to harm) from unit (\d)", title)
+    if says is None:
+        assert title.startswith("No ")
+        return
+    (felt, by_onset), *_ = [
+        item for item in arms.items() if np.nanmax(np.abs([0.0, *itertools.chain(*item[1])])) > 1e-9
+    ]
+    values = by_onset[int(says[2])]
+    ends, kept = interval(values), [v for v in values if math.isfinite(v)]
+    assert ends[0] > 0 if ends else np.mean(kept) > 0 and "seed" in title
+    assert "pulse" in title
+    assert felt in title or felt == "pulse"
+
+
+def test_a_pulse_is_called_by_its_name() -> None:
+    assert draw.of_pulse("rank 1") == "a pulse of rank 1"
+    for arm in ("pulse", "null", "pulse 2", "my pulse"):
+        check(f"after {draw.of_pulse(arm)}")
+
+
+# -- learning rates, signals, deficits -------------------------------------------------------
+
+
+@quick
+@given(first=seeds, last=seeds, p=st.sampled_from([NONE, 0.01, 0.3]))
+def test_ranges_of_rates(first: list[float], last: list[float], p: float) -> None:
+    def logs(values: list[float]) -> dict[str, Any]:
+        kept = [value for value in values if not math.isnan(value)]
+        return {"n": len(kept), **estimate(kept, "ratio", logs=True)}
+
+    rows = [{"window": "A", **logs(first), "p": p}, {"window": "B", **logs(last), "p": NONE}]
+    title = check(narrowing._title(pd.DataFrame(rows).assign(limit=narrowing.LOSSES[0])))
+    if "narrows" in title:
+        assert p < 0.05
+    kept = [value for value in first if not math.isnan(value)]
+    of_dense = {"arm": "rank 1", "n": 3, **estimate(kept, "of_dense", logs=True)}
+    title, ends = check(usable_figure._title(pd.DataFrame([of_dense]))), interval(first)
+    if title.startswith("Compression narrows"):
+        assert ends is not None
+        assert ends[1] < 0
+
+
+@quick
+@given(values=st.lists(st.sampled_from([0.0, 1e-3, 0.97, 1.0, 7.0]), min_size=1, max_size=4))
+def test_a_signal_falls_only_where_it_ends_lower(values: list[float]) -> None:
+    column = next(iter(signals.FALLS.values()))
+    title = check(signals._title(pd.DataFrame({column: values})))
+    if "falls:" in title:
+        assert values[-1] < max(values)
+
+
+@quick
+@given(values=seeds)
+def test_a_deficit_harms_late_as_far_as_is_shown(values: list[float]) -> None:
+    kept = [value for value in values if not math.isnan(value)]
+    late = {"first": 5, "stop": 9, "harm": 2.0, **estimate(kept, "later", logs=True)}
+    early = {"first": 0, "stop": 4, "harm": 1.0, **estimate([], "later", logs=True)}
+    title, ends = (
+        check(deep_linear._title(pd.DataFrame([early, late]).assign(n=3))),
+        interval(values),
+    )
+    assert hedged(title) == (ends is None or ends[0] <= 0 <= ends[1])
+
+
+@quick
+@given(values=seeds)
+def test_floats_in_other_epochs(values: list[float]) -> None:
+    rows = pd.DataFrame([{"schedule": "yoked first", **row("difference", values, "ci")}])
+    if rows["n"][0]:
+        check(yoked._title(rows, looks.named("accuracy")))
+
+
+# -- captions --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("counts", [[1], [2, 2], [3, 1], [5]])
+@pytest.mark.parametrize(("bands", "bars"), [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("drawn", [1, 30])
+def test_a_caption_names_the_bands_and_bars_that_are_drawn(
+    counts: list[int], bands: bool, bars: bool, drawn: int
+) -> None:
+    text = style.intervals_in_words(counts, drawn, bands, bars or drawn > style.MANY)
+    many = max(counts) >= 3
+    assert ("bands" in text) == (many and bands and drawn == 1)
+    assert ("bars" in text) == (many and (bars or drawn > style.MANY))
+    assert ("95 %" in text) == many

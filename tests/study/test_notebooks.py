@@ -37,6 +37,7 @@ STATEMENTS = (
     ast.With,
     ast.Lambda,
 )
+COUNTED = "7-tables-and-curves"  # whose run shows a count
 OURS = "8-your-own-model"  # the one that defines something
 ABSOLUTE = re.compile(r"(?<![\w./:<])/(?:[\w.-]+/)+[\w.-]+|\b[A-Z]:\\")
 
@@ -126,6 +127,19 @@ def test_words_between_cells_leave_the_numbers_of_runs_to_the_records(path: Path
     assert re.findall(r"\bn\s*=\s*\d", words) == []
     linked = re.findall(r"\]\((?!https:)([^)]+\.ipynb)\)", words)
     assert [name for name in linked if not (FOLDER / name).exists()] == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_words_about_a_live_run_hold_on_any_processor(path: Path) -> None:
+    """Its numbers do not: the words before it say so, those after it give no number of the run."""
+    text = "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
+    live = " ".join(text.partition("## Live")[2].split())
+    if path.stem != COUNTED:
+        assert re.search("other (numbers|accuracies)", live)
+        assert "nother processor" in live
+    for reading in re.findall(r"\*\*Reading:\*\*.*?\*\*What", live.partition(" ## ")[0]):
+        assert not re.search(r"\d+(\.\d+)?\s?(%|points?|bits|times)", reading), reading
+        assert not re.search(r"\b(one|two|all|few) (epochs?|seeds?) (only|but)\b", reading)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

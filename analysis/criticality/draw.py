@@ -16,6 +16,7 @@ from regimes.plotting.looks import Look, Metric
 from regimes.plotting.said import Estimate
 from regimes.plotting.words import headline
 from regimes.records import Record, unit_name
+from regimes.statistics import LEAST
 
 from .harm import is_null
 from .scores import DULL
@@ -238,12 +239,13 @@ def _legend(fig: Figure, looks: Mapping[str, Look], felt: Sequence[str]) -> None
 def _caption(trunk: Record, curve: pd.DataFrame, shown: Metric, known: bool) -> str:
     of = "value in the unit before a pulse" if known else "mean over the units of a pulse"
     counts = curve["n"].to_list()
+    over = ", with intervals over seeds" if max(counts) >= LEAST else ""
     return (
         f"Harm: {shown.label} of a branch with a pulse minus its trunk's, by the same seed, "
         f"signed so that a positive number is a worse result; {style.seeds_in_words(counts)}, "
         f"{style.intervals_in_words(counts, bands=False)}. In the middle a line begins with its "
         "pulse. Below: "
         "rank of each signal in its run (blue: no value), mean over seeds; at the right its "
-        f"scores, of its {of}, with intervals over seeds; under the line those "
-        f"that measure nothing. {style.setting(trunk)}."
+        f"scores, of its {of}{over}; under the line those that measure nothing. "
+        f"{style.setting(trunk)}."
     )

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 
@@ -210,7 +210,7 @@ def main(
     """
     require(bool(x), "--x", (), "epoch, floats or seconds, one or several")
     files, runs = Files(records, out), load_all(records)
-    options = {"schedules": schedules, "x": x, "column": metric, "baseline": baseline}
+    options: Any = {"schedules": schedules, "x": x, "column": metric, "baseline": baseline}
     files.figure(name, figure(runs, overlay=published, **options))
     runs = [run for run in runs if not schedules or run.name in schedules]
     if all(has(run, compare.tested_by(run)) for run in runs):

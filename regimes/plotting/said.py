@@ -9,9 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from regimes.statistics import ANY, LEAST, Range, alike, t_interval
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 COUNTS = ("different seeds", "one seed", "two seeds")  # of so many in common
 
@@ -46,7 +49,7 @@ class Estimate:
         return cls(*t_interval(finite, within), len(finite))
 
     @classmethod
-    def at(cls, row: Mapping[Any, Any], column: str, ends: str = "") -> Estimate:
+    def at(cls, row: Mapping[Any, Any] | pd.Series, column: str, ends: str = "") -> Estimate:
         """Of a row of a table that has the columns ``column``, ``ENDS_low`` and ``ENDS_high``, and
         n where it is known (default: enough seeds)."""
         value, low, high = (

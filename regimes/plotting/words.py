@@ -69,8 +69,8 @@ def names_of(by_schedule: Groups) -> dict[str, str]:
     said = [*names.values()]
     names = {k: v if said.count(v) == 1 else style_of(k).label for k, v in names.items()}
     base = next((name for name in BASELINES if name in by_schedule), None)
-    for name in LONGER if base else ():
-        if name in by_schedule:
+    for name in LONGER:
+        if base and name in by_schedule:
             share = sent_by(by_schedule[name]) / (sent_by(by_schedule[base]) or math.nan)
             as_many = abs(share - 1) < 0.05  # it ends after the unit that reaches its budget
             of_base = f"as many floats as {base}" if as_many else f"{share:.2f} of {base}'s floats"

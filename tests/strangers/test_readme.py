@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from statistics import fmean
 
@@ -68,3 +70,15 @@ def test_every_preset_and_grid_of_a_command_is_there(line: str) -> None:
     for verb, known in (("run", presets.PRESETS), ("ablate", presets.GRIDS)):
         if verb in words and not words[words.index(verb) + 1].endswith(".toml"):
             assert words[words.index(verb) + 1] in known
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_comparison_of_the_tutorial_shows_its_effect(tmp_path: Path) -> None:
+    """With other seeds than the page's: low compression is shown to be better than high."""
+    (line,) = re.findall(r"^regimes (ablate .* --out) runs/tutorial$", TUTORIAL, re.MULTILINE)
+    words = [*shlex.split(line), str(tmp_path), "--first-seed", "40"]
+    subprocess.run([sys.executable, "-m", "regimes", *words], check=True, capture_output=True)
+    _, pairs = compare.table(load_all(tmp_path), ())
+    row = pairs.set_index("comparison").loc["low - high"]
+    assert row["ci_low"] > 0

@@ -86,9 +86,13 @@ class Estimate:
         >>> Estimate.of([1.0, 2.0]).text(".1f")
         '1.5 in two seeds'
         """
+        return f"{self.numbers(form, unit)}{self.seeds}"
+
+    def numbers(self, form: str, unit: str = "") -> str:
+        """`text` without the seeds, which the sentence names elsewhere."""
         size = f"{number(self.value, form)} {unit}".rstrip()
         if math.isnan(self.low):
-            return f"{size}{self.seeds}"
+            return size
         return f"{size} [{number(self.low, form)}, {number(self.high, form)}]"
 
     @property

@@ -167,12 +167,12 @@ def difference(one: str, other: str, gap: Estimate, shown: Metric, *, beats: boo
     if gap.value == 0:
         return f"{one} ends where {other} does{gap.seeds}"
     form = f".{max(1, shown.digits - 1)}f" if shown.directed else ".4g"
-    size = gap.size.text(form, _unit(shown))
+    size, end = gap.size.numbers(form, _unit(shown)), f"{other}{gap.seeds}"
     if not shown.directed:
-        return f"{one} ends {size} {'above' if gap.value > 0 else 'below'} {other}"
+        return f"{one} ends {size} {'above' if gap.value > 0 else 'below'} {end}"
     if (gap.value > 0) != shown.lower:
-        return f"{one} is {size} better than {other}"
-    return f"{one} loses {size} to {other}"
+        return f"{one} is {size} better than {end}"
+    return f"{one} loses {size} to {end}"
 
 
 def _reached(runs: Sequence[Any], shown: Metric) -> dict[int, float]:

@@ -33,6 +33,7 @@ from regimes.records import Record, load_all
 
 from ..common.command import Files, Out, Records
 from ..common.estimates import as_table, mean, over_seeds, word
+from ..common.rates import mean_rates
 from . import harm
 from .scores import RATE, TIME, ranks
 
@@ -60,7 +61,7 @@ def norms(trunk: Record, group: Sequence[int]) -> pd.Series:
 
 def signals_of(trunk: Record, group: Sequence[int], at: int, length: int) -> dict[str, float]:
     """The values of `SIGNALS` for a pulse in one group of layers."""
-    norm, rate = norms(trunk, group), trunk.epochs["lr"].astype(float).reset_index(drop=True)
+    norm, rate = norms(trunk, group), mean_rates(trunk)
     change = norm.diff().abs() / norm.shift()
     units = slice(at, at + length - 1)
     size = sum(math.prod(trunk.header["layers"][place]["shape"]) for place in group)

@@ -22,6 +22,7 @@ from regimes.plotting.words import headline
 from regimes.records import Record, load_all, unit_name
 
 from ..common.command import Files, Out, Several
+from ..common.rates import mean_rates
 from . import harm, settings
 from .draw import LINES, worst
 
@@ -111,12 +112,12 @@ def _harm(
 
 
 def _rate(ax: Axes, trunk: Record) -> pd.DataFrame:
-    rates = trunk.epochs[["epoch", "lr"]]
-    share = rates["lr"] / rates["lr"].max()
-    ax.plot(rates["epoch"], share, color="#555555", linewidth=1.4, drawstyle="steps-mid")
+    rates = mean_rates(trunk)
+    units, share = trunk.epochs["epoch"], rates / rates.max()
+    ax.plot(units, share, color="#555555", linewidth=1.4, drawstyle="steps-mid")
     ax.set(ylim=(0, 1.15))
     style.mark_decays(ax, trunk, labelled=False)
-    return pd.DataFrame({"panel": "rate", "onset": rates["epoch"], "share": share})
+    return pd.DataFrame({"panel": "rate", "onset": units, "share": share})
 
 
 def titles(trunks: Sequence[Record]) -> list[str]:

@@ -32,6 +32,7 @@ from regimes.statistics import DIGITS, holm, p_value
 from ..common.estimates import estimate
 from ..common.names import STATISTICS
 from ..common.paired import compare
+from ..common.rates import mean_rates
 from .harm import ONSETS, is_null
 
 CHANGE = "change of "
@@ -61,7 +62,7 @@ def signals(runs: Sequence[Record]) -> pd.DataFrame:
                 columns[name] = values
                 columns[CHANGE + name] = [None, *(rule(both).score for both in steps)]
     every = np.arange(units)
-    columns |= {RATE: runs[0].epochs["lr"], TIME: -every, HALF: every < units / 2}
+    columns |= {RATE: mean_rates(runs[0]), TIME: -every, HALF: every < units / 2}
     return pd.DataFrame(columns, index=pd.Index(every, name="unit"), dtype=float)
 
 

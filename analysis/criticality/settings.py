@@ -28,6 +28,7 @@ from regimes.records import Record, load_all
 
 from ..common.command import Files, Out, Several, name_of
 from ..common.estimates import as_table, estimate, mean, number, over_seeds, word
+from ..common.rates import mean_rates
 from . import harm, scores
 
 Arms = tyro.conf.UseAppendAction[tuple[str, ...]]
@@ -53,7 +54,7 @@ SIGNALS = (  # columns of the tables, those that measure nothing first
 
 def phases(trunk: Record) -> dict[str, list[int]]:
     """The units of the high rate, and those after it has fallen to at most half of its peak."""
-    rates = trunk.epochs["lr"].to_numpy(float)
+    rates = mean_rates(trunk).to_numpy(float)
     above = np.flatnonzero(rates > rates.max() / 2)
     every = range(len(rates))
     high = [unit for unit in every if above[0] <= unit <= above[-1]]

@@ -17,6 +17,7 @@ import synthetic
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
+from analysis.common import rates
 from analysis.criticality import layers, settings
 from analysis.criticality.onset import titles, tree
 from regimes.errors import RecordError
@@ -62,6 +63,51 @@ def spearman(one: list[float], other: list[float]) -> float:
     return float(stats.spearmanr([round(x, 12) for x in one], other).statistic)
 
 
+PEAKS = {"harm-lm": 0.0015, "harm-lm-sgd": 0.2, "harm-lm-cosine": 0.003, "harm-lm-wsd": 0.003}
+
+
+def rate_of_step(tree: str, step: int) -> float:
+    """The share of the peak at a step of 600, from the text of the grids: 60 steps of warm-up, then
+    steps at 360 and 480, a cosine, or a linear fall over the last 240."""
+    if step < 60:
+        return step / 60
+    if tree == "harm-lm-cosine":
+        return 0.5 * (1 + math.cos(math.pi * (step - 60) / 540))
+    if tree == "harm-lm-wsd":
+        return min(1.0, (600 - step) / 240)
+    return 10 ** (-0.5 * ((step >= 360) + (step >= 480)))
+
+
+def by_step(tree: str) -> list[float]:
+    """The mean rate of each of the 24 units of 25 steps."""
+    steps = [PEAKS[tree] * rate_of_step(tree, step) for step in range(600)]
+    return [sum(steps[25 * unit : 25 * unit + 25]) / 25 for unit in range(24)]
+
+
+@pytest.mark.parametrize("name", PEAKS)
+def test_the_rate_of_a_unit_is_the_mean_over_its_steps(name: str) -> None:
+    """Also of a unit inside which the rate falls, and of the first, whose first step has none."""
+    trunk = next(run for run in load_all(REFERENCE / f"{name}.tar.xz") if run.name == "trunk")
+    means = rates.mean_rates(trunk).to_list()
+    assert means == pytest.approx(by_step(name), rel=1e-9)
+    assert trunk.epochs["lr"][0] == 0 < means[0]
+    assert means[14] < trunk.epochs["lr"][14]  # from step 350 to 374
+
+
+def test_a_rate_per_epoch_and_one_without_a_schedule_are_those_of_the_rows(tmp_path: Path) -> None:
+    """Also where the rows have the factor of a larger batch."""
+    for name, more in (("a", {}), ("b", {"optimizer": {"lr": None, "schedule": None}})):
+        folder = synthetic.make(tmp_path / name, "low", 3, **more)
+        path = folder / "epochs.jsonl"
+        made = [json.loads(line) for line in path.read_text().splitlines()]
+        for row, rate in zip(made, (0.4, 0.8, 0.8, 0.4, 0.04, 0.08), strict=True):
+            row["lr"] = rate
+        path.write_text("".join(json.dumps(row) + "\n" for row in made))
+        (folder / "chain.jsonl").unlink(missing_ok=True)
+        (run,) = load_all(tmp_path / name)
+        assert rates.mean_rates(run).to_list() == pytest.approx([0.4, 0.8, 0.8, 0.4, 0.04, 0.08])
+
+
 def test_harm_by_phase_and_scores_of_a_committed_tree() -> None:
     rows, headers = read("harm-lm")
     wanted = harms(rows, "rank 1")
@@ -81,7 +127,7 @@ def test_harm_by_phase_and_scores_of_a_committed_tree() -> None:
         places = [i for i, x in enumerate(headers["trunk", seed]["layers"]) if x["compressed"]]
         update = [row["statistics"]["norm:update"] for row in trunk]
         signals: dict[str, list[float]] = {
-            "learning rate": [row["lr"] for row in trunk],
+            "learning rate": by_step("harm-lm"),
             "time, early first": [-unit for unit in range(24)],
             "norm": [math.hypot(*(unit[i] for i in places)) for unit in update],
         }

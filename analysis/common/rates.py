@@ -1,0 +1,37 @@
+"""The mean learning rate of each unit, from a record.
+
+A row's ``lr`` is the rate of the unit's first step. Where the rate changes per step it is not that
+of the unit: a warm-up from 0 begins with 0, and a fall inside a unit is not seen before the next.
+"""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+import pandas as pd
+
+from regimes.config import OptimizerConfig, from_dict
+from regimes.records import Record
+from regimes.training.learning_rate import LearningRate
+from regimes.training.units import Units
+
+
+def mean_rates(run: Record) -> pd.Series:
+    """The mean over the steps of each unit, in the order of the units.
+
+    A row's ``lr`` also has the factor of a larger batch. A record of the hook has no schedule: the
+    rate of its first step then stands for that of the unit.
+    """
+    firsts = run.epochs["lr"].astype(float).reset_index(drop=True)
+    config = run.config
+    if config["optimizer"].get("schedule", "step") is None:
+        return firsts
+    per_epoch = run.header["steps_per_epoch"]
+    total = config.get("steps") or config["epochs"] * per_epoch
+    units = Units(per_epoch, config.get("unit_steps"), total)
+    rate = LearningRate(from_dict(OptimizerConfig, config["optimizer"]), per_epoch, total)
+    means = []
+    for unit, recorded in enumerate(firsts):
+        each = [rate(step) for step in range(*units.span(unit))]
+        means.append(fmean(each) * (recorded / each[0] if each[0] else 1.0))
+    return pd.Series(means, index=firsts.index)

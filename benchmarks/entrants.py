@@ -8,6 +8,7 @@ hooks, PostLocalSGD, and fully_shard over two shards and two replicas.
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import shutil
 import time
@@ -36,6 +37,7 @@ TORCH_RANK = 4
 QUARTER = 0.25  # share of the steps before PostLocalSGD leaves every step
 PERIOD = 8
 POST_LOCAL = "DDP, PostLocalSGD"
+NO_WARM_UP = "DDP, PostLocalSGD without warm-up"  # the same without our quarter: every 8 by torch
 PLANNED = ("post-local 8", "qsr")  # schedules whose period changes
 CHANGING = ("rate 2-1", "accordion", "l-greco")  # whose ranks change
 # whose steps on unlimited links follow from those of others
@@ -107,12 +109,12 @@ def _power(parts: Run) -> Wrapped:
     return wrapped, parts.optimizer, lambda: parts.model
 
 
-def _post_local(parts: Run) -> Wrapped:
+def _post_local(parts: Run, quarter: float = QUARTER) -> Wrapped:
     from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
     from torch.distributed.optim import PostLocalSGDOptimizer  # warns
 
     wrapped = DistributedDataParallel(parts.model)
-    begins = round(QUARTER * parts.units.total)
+    begins = round(quarter * parts.units.total)
     alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
     state = post_localSGD_hook.PostLocalSGDState(
         None, alone[dist.get_rank()], begins, post_local_gradient_allreduce=False
@@ -146,6 +148,7 @@ PEERS: dict[str, Callable[[Run], Wrapped]] = {
     "DDP, fp16 hook": _half,
     "DDP, PowerSGD hook": _power,
     POST_LOCAL: _post_local,
+    NO_WARM_UP: functools.partial(_post_local, quarter=0.0),
     "HSDP": _hsdp,
 }
 

@@ -47,6 +47,7 @@ from benchmarks.entrants import (
     BEFORE,
     CHANGING,
     DERIVED,
+    NO_WARM_UP,
     PEERS,
     PERIOD,
     PLANNED,
@@ -78,6 +79,7 @@ RATE_OF = {  # torch's methods, and the schedule with the same numbers, whose ra
     "DDP": "dense",
     "DDP, fp16 hook": "half",
     POST_LOCAL: "post-local 8",
+    NO_WARM_UP: "every 8",
     "HSDP": "dense",
 }
 POWER = "DDP, PowerSGD hook"
@@ -280,6 +282,8 @@ def exchanges(
     if name == POST_LOCAL:
         first = [x._replace(often=QUARTER) for x in exchanges("DDP", frees, steps, None, grid)]
         return [*first, mean._replace(often=(1 - QUARTER) / PERIOD)]
+    if name == NO_WARM_UP:
+        return [mean._replace(often=1 / PERIOD)]
     if often is not None:  # its first units are not like the others
         return [mean._replace(often=often)]
     free = frees[name]
@@ -373,6 +377,7 @@ def predicted(race: Line, lines: Sequence[Line], steps: int) -> float:
     rounds = min(1.0, max(x.often for x in found)) if often is None else often
     seconds -= rounds * max(0.0, longer("mean", first.size) - longer("after", first.size))
     behind = frees.get("DDP" if name == POST_LOCAL else name, {}).get("overlap", 0.0)
+    behind *= name != NO_WARM_UP  # its mean of models follows the step
     return seconds - first.often * min(behind, longer(first.kind, first.size))
 
 

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.entrants import DERIVED
+from analysis.common import markov
+from benchmarks import race_notes
+from benchmarks.entrants import DERIVED, NO_WARM_UP
+from benchmarks.race_notes import TORCH, seconds_until
 from regimes.plotting import style
 from regimes.plotting.words import apart, headline
 from regimes.records import write_output
@@ -22,13 +25,12 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 DELAY = {20: 0.025}  # seconds in each direction, of links in Mbit/s
 PARAMETERS = {"race-lm": "115 k", "race-lm-460k": "460 k"}  # of grids
-TORCH = ("DDP", "HSDP")  # with which the names of torch's own methods begin
 TARGETS = (3.0, 2.8)  # bits per byte
 AT = 100  # Mbit/s, of the figure
 CLEAR = 0.1  # a difference of steps whose order a prediction should have
 SHOWN = (  # there; the table has all
     *("4 bits every 8", "4 bits", "every 8", "rank 4", "accordion"),
-    *("DDP", "DDP, fp16 hook", "DDP, PowerSGD hook", "DDP, PostLocalSGD"),
+    *("DDP", "DDP, fp16 hook", "DDP, PowerSGD hook", "DDP, PostLocalSGD", NO_WARM_UP),
 )
 NAMES = {  # in the figure
     "4 bits every 8": "4 bits every 8 steps",
@@ -39,19 +41,6 @@ NAMES = {  # in the figure
 }
 DASHES = ("-", (0, (6, 1.2)), (0, (2, 1)), (0, (4, 1, 1, 1)))
 Line = dict[str, Any]
-
-
-def seconds_until(line: Line, target: float) -> float:
-    """Seconds of training until the loss is at most ``target``, between two units by
-    interpolation; infinite where it never is."""
-    time = np.concatenate([[0.0], np.cumsum(line["seconds"])])
-    loss = np.concatenate([[8.0], line["loss"]])  # a byte has 8 bits before training
-    below = np.flatnonzero(loss <= target)
-    if not below.size:
-        return float("inf")
-    i = int(below[0])
-    share = (loss[i - 1] - target) / (loss[i - 1] - loss[i])
-    return float(time[i - 1] + share * (time[i] - time[i - 1]))
 
 
 def grouped(lines: Sequence[Line], link: int) -> dict[str, list[Line]]:
@@ -112,6 +101,10 @@ def page(models: Mapping[str, Sequence[Line]], system: str) -> str:
         "",
         "![Loss against seconds](race.png)",
         "",
+        race_notes.level(),
+        "",
+        race_notes.missing(next(iter(models))),
+        "",
     ]
     for grid, lines in models.items():
         for link in dict.fromkeys(x["link"] for x in lines if x["stage"] == "race"):
@@ -126,11 +119,15 @@ def _table(parameters: str, lines: Sequence[Line], link: int) -> list[str]:
     machines = sorted({x["processor"] for runs in found.values() for x in runs})
     delay = DELAY.get(link, 0.0)
     delayed = f" with a delay of {1e3 * delay:.0f} ms in each direction" if delay else ""
+    says = race_notes.by_loss(found), race_notes.quarter(found)
+    says = *says, race_notes.borrowed(found, lines, link)
     heads = "".join(f" seconds to {target:g} |" for target in TARGETS)
     out = [
         f"## {parameters} parameters, {link} Mbit/s{delayed}, {style.seeds_in_words([seeds])}",
         "",
         f"{_verdict(found)} Processor: {', '.join(machines)}.",
+        "",
+        " ".join(filter(None, says)),
         "",
         f"| entrant | rate |{heads} loss at the end | ms / step | predicted | kB / step |",
         f"|---|---:|{'---:|' * len(TARGETS)}---:|---:|---:|---:|",
@@ -149,28 +146,19 @@ def _table(parameters: str, lines: Sequence[Line], link: int) -> list[str]:
 
 
 def _verdict(found: Mapping[str, Sequence[Line]]) -> str:
-    """Who is first at each target, and how much sooner than the best of torch's own methods."""
+    """Who is first at each target, and how much sooner than what averages as seldom and than the
+    best of torch's own methods."""
     parts = []
     for target in TARGETS:
-        mean = {
-            name: statistics.fmean(seconds_until(x, target) for x in runs)
-            for name, runs in found.items()
-        }
-        torch = [name for name in mean if name.startswith(TORCH)]
+        mean = race_notes.means(found, target)
         first = min(mean, key=lambda name: mean[name])
-        peer = min(torch, key=lambda name: mean[name], default=first)
         if not np.isfinite(mean[first]):
-            parts.append(f"Nobody reaches {target:g}.")
-        elif not np.isfinite(mean[peer]):
-            parts.append(f"{target:g} bits per byte: first **{first}**; none of torch's arrives.")
+            parts.append(f"No entrant reaches {target:g} with all seeds.")
         else:
-            ratio = mean[peer] / mean[first]
-            parts.append(
-                f"{target:g} bits per byte: first **{first}**, {ratio:.2f} times as fast as "
-                f"{peer}, the fastest of torch's."
-                if first != peer
-                else f"{target:g} bits per byte: first **{first}**, which is torch's own."
-            )
+            peer = race_notes.against_peer(found, first, target)
+            torch = race_notes.against_torch(found, first, target)
+            beside = torch + peer if first.startswith(TORCH) else peer + torch
+            parts.append(f"{target:g} bits per byte: first **{first}**{beside}.")
     return " ".join(parts)
 
 
@@ -324,23 +312,28 @@ def figure(lines: Sequence[Line], link: int = AT) -> Figure:
         )
     ax.set_xlim(1.5, right * 1.05)
     first = next(iter(found))
-    peer = next((name for name in found if name.startswith(TORCH)), first)
-    soon, late = (
-        statistics.fmean(seconds_until(x, TARGETS[0]) for x in found[name])
-        for name in (first, peer)
-    )
+    torch = next((name for name in found if name.startswith(TORCH)), first)
+    mean = race_notes.means(found, TARGETS[0])
     ax.axhline(TARGETS[0], color="#bbbbbb", linewidth=0.8, zorder=0)
+    counted = markov.known().get(race_notes.TEXT)
+    for order in markov.ORDERS if counted else ():
+        value = counted.bits[str(order)]
+        ax.axhline(value, color="#777777", linewidth=0.9, linestyle=markov.DASHES[order], zorder=1)
+        ax.text(1.55, value + 0.01, f"Markov, order {order}", fontsize=6, color="#555555")
+    peer = race_notes.PEER if race_notes.PEER in mean and race_notes.PEER != first else torch
     headline(
         fig,
         f"{link} Mbit/s: {NAMES.get(first, first)} reaches {TARGETS[0]:g} bits per byte in "
-        f"{soon:.0f} s, torch's fastest in {late:.0f} s",
+        f"{mean[first]:.1f} s, {NAMES.get(peer, peer)} in {mean[peer]:.1f} s, torch's fastest in "
+        f"{mean[torch]:.1f} s",
     )
     seeds = max(len(x) for x in found.values())
     style.caption(
         fig,
         "A GPT of 115 k parameters on source code, 4 processes in two islands of two, 600 steps, "
         f"every method at its own learning rate; {style.seeds_in_words([seeds])}. Grey: "
-        "what torch offers. Four processes share 2 cores, so compute is slower than on nodes.",
+        "what torch offers. Four processes share 2 cores, so compute is slower than on nodes. "
+        f"{race_notes.level()}",
     )
     return fig
 

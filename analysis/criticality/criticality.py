@@ -30,6 +30,7 @@ def onset_table(curve: pd.DataFrame, shown: Metric) -> Table:
         "from": word("onset"),
         "units left": word("left"),
         "n": word("n"),
+        "without": number("without", f".{max(2, shown.digits - 1)}f"),
         f"harm, {shown.unit} [95 %]": mean("harm", f"+.{shown.digits + 1}f", "ci"),
         "right after": number("after", f"+.{shown.digits + 1}f"),
         "p (Holm)": p("p_holm"),

@@ -18,6 +18,7 @@ from regimes.plotting.words import headline
 from regimes.records import Record, unit_name
 from regimes.statistics import LEAST
 
+from ..common import markov
 from .harm import is_null
 from .scores import DULL
 
@@ -88,9 +89,20 @@ def figure(
     return fig, pd.concat([t.assign(panel=n) for n, t in tables.items()], ignore_index=True)
 
 
+def worst_of(curve: pd.DataFrame) -> pd.Series:
+    """The pulse of the first arm that harms most, among those after which the run goes on."""
+    part = _of_first(curve)
+    return part.loc[part["harm"].idxmax()]
+
+
+def _of_first(curve: pd.DataFrame) -> pd.DataFrame:
+    part = curve[curve["arm"] == curve["arm"].iloc[0]]
+    return part[part["left"] > 0] if (part["left"] > 0).any() else part
+
+
 def worst(curve: pd.DataFrame, trunk: Record) -> str:
-    """When a pulse of the first arm that changes anything harms most, as far as that is shown, and
-    how much at most once the rate has fallen."""
+    """When a pulse of the first arm that changes anything harms most, as far as that is shown, of
+    what, and how much at most once the rate has fallen."""
     shown = tested_by(trunk)
     felt = [
         arm
@@ -103,10 +115,11 @@ def worst(curve: pd.DataFrame, trunk: Record) -> str:
     part = part[part["left"] > 0] if (part["left"] > 0).any() else part
     rows = part.sort_values("harm", ascending=False).to_dict("records")
     found = [(row["onset"], Estimate.at(row, "harm", "ci")) for row in rows]
+    without = {row["onset"]: row["without"] for row in rows}
     sure = [(at, harm) for at, harm in found if harm.is_above(0)]
     at, top = (sure or found)[0]
     form, pulse = f".{max(1, shown.digits - 1)}f", of_pulse(str(felt[0]))
-    size = top.text(form, shown.unit)
+    size = f"{top.text(form)} of {without[at]:{form}} {shown.unit}"
     if sure or (math.isnan(top.low) and top.value > 0):
         said = f"{pulse[:1].upper()}{pulse[1:]} harms most from unit {at:.0f}: {size}"
         if sure and at != found[0][0]:  # a larger mean has an interval around 0
@@ -247,5 +260,5 @@ def _caption(trunk: Record, curve: pd.DataFrame, shown: Metric, known: bool) -> 
         "pulse. Below: "
         "rank of each signal in its run (blue: no value), mean over seeds; at the right its "
         f"scores, of its {of}{over}; under the line those that measure nothing. "
-        f"{style.setting(trunk)}."
+        f"{markov.caption(trunk)}{style.setting(trunk)}."
     )

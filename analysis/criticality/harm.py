@@ -73,17 +73,20 @@ def arm_of(run: Record) -> str:
 
 def by_unit(found: Sequence[Pair]) -> pd.DataFrame:
     """One row per branch and unit from its onset on in which both were tested: arm, onset, length
-    (of a branch that never returns, all units that are left), seed, unit, harm."""
+    (of a branch that never returns, all units that are left), seed, unit, harm, without (the trunk's
+    metric)."""
     tables = []
     for run, trunk in found:
         shown, at = tested_by(trunk), run.config["branch"]["at"]
         sign = shown.factor * (1 if shown.lower else -1)
         harm = sign * (run.epochs["metric"] - trunk.epochs["metric"]).astype(float)
-        table = pd.DataFrame({"unit": run.epochs["epoch"], "harm": harm}).iloc[at:].dropna()
+        without = shown.factor * trunk.epochs["metric"].astype(float)
+        table = pd.DataFrame({"unit": run.epochs["epoch"], "harm": harm, "without": without})
+        table = table.iloc[at:].dropna()
         length = run.config["branch"].get("length") or len(run.rows) - at
         names = {"arm": arm_of(run), "onset": at, "length": length, "seed": run.seed}
         tables.append(table.assign(**names))
-    columns = ["arm", "onset", "length", "seed", "unit", "harm"]
+    columns = ["arm", "onset", "length", "seed", "unit", "harm", "without"]
     units = pd.concat(tables, ignore_index=True)[columns]
     order = {arm: place for place, arm in enumerate(dict.fromkeys(units["arm"]))}
     by = ["arm", "onset", "seed", "unit"]
@@ -94,8 +97,8 @@ def by_unit(found: Sequence[Pair]) -> pd.DataFrame:
 
 def by_run(units: pd.DataFrame, last: int = 1) -> pd.DataFrame:
     """One row per branch: arm, onset, length, seed, harm (mean of the ``last`` units that were
-    tested), after (harm in the last unit of the pulse; nan if it was not tested), left (units
-    after the pulse).
+    tested), without (the trunk's metric, the same mean), after (harm in the last unit of the pulse;
+    nan if it was not tested), left (units after the pulse).
 
     Raises:
         RecordError: a branch that was tested in none of its units, or two alike.
@@ -108,15 +111,15 @@ def by_run(units: pd.DataFrame, last: int = 1) -> pd.DataFrame:
         if part["unit"].duplicated().any():
             raise RecordError(f"two branches of {key[0]!r} from {key[1]} with seed {key[3]}")
         after = part.loc[part["unit"] == end, "harm"]
-        harm = float(part["harm"].tail(last).mean())
+        means = {name: float(part[name].tail(last).mean()) for name in ("harm", "without")}
         at_end = {"after": float(after.iloc[0]) if len(after) else math.nan}
-        rows.append(values | {"harm": harm} | at_end | {"left": int(part["unit"].max()) - end})
+        rows.append(values | means | at_end | {"left": int(part["unit"].max()) - end})
     return pd.DataFrame(rows)
 
 
 def curve(runs: pd.DataFrame) -> pd.DataFrame:
     """One row per arm and onset: n, harm and its 95 % t interval, p, p_holm (of all rows; Holm
-    1979), after (mean), left.
+    1979), after (mean), left, without (mean of the trunk's metric).
 
     Args:
         runs: of `by_run`.
@@ -126,7 +129,10 @@ def curve(runs: pd.DataFrame) -> pd.DataFrame:
     table = compare({(arm, str(at)): part["harm"].to_list() for (arm, at), part in groups.items()})
     table = table.rename(columns={"control": "onset", "difference": "harm"})
     table = table.astype({"onset": int})
-    more = [{"after": part["after"].mean(), "left": part["left"].max()} for part in groups.values()]
+    more = [
+        {"after": part["after"].mean(), "left": part["left"].max(), "without": part["without"].mean()}
+        for part in groups.values()
+    ]
     return pd.concat([table, pd.DataFrame(more)], axis=1)
 
 

@@ -21,10 +21,11 @@ from regimes.plotting.looks import Look
 from regimes.plotting.words import headline
 from regimes.records import Record, load_all, unit_name
 
+from ..common import markov
 from ..common.command import Files, Out, Several
 from ..common.rates import mean_rates
 from . import harm, settings
-from .draw import LINES, worst
+from .draw import LINES, worst, worst_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,7 +66,7 @@ def figure(trees: Sequence[Tree]) -> tuple[Figure, pd.DataFrame]:
     top = top if top > 0 else ROOM_ABOVE * float(every["harm"].abs().max())  # no pulse harms
     tables = []
     with style.theme():
-        fig = style.figure(3.9, style.WIDTH if len(trees) > 1 else 0.7 * style.WIDTH)
+        fig = style.figure(4.3, style.WIDTH if len(trees) > 1 else 0.7 * style.WIDTH)
         axes = fig.subplots(
             2, len(trees), sharex="col", sharey="row", squeeze=False, height_ratios=[3, 0.9]
         )
@@ -73,6 +74,8 @@ def figure(trees: Sequence[Tree]) -> tuple[Figure, pd.DataFrame]:
         for column, ((trunk, curve), title) in enumerate(zip(trees, named, strict=True)):
             tables.append(_harm(axes[0, column], curve, looks, trunk, top))
             tables.append(_rate(axes[1, column], trunk))
+            if column == 0:
+                _pulse(axes[0, 0], axes[1, 0], worst_of(curve), trunk)
             axes[0, column].set_title(title, loc="left")
             if len(trees) < 3 or column == len(trees) // 2:  # the labels of three would overlap
                 axes[1, column].set_xlabel(f"{unit_name(trunk.config)} in which the pulse starts")
@@ -111,6 +114,15 @@ def _harm(
     return curve.assign(panel="harm")
 
 
+def _pulse(above: Axes, below: Axes, row: pd.Series, trunk: Record) -> None:
+    """The units of the pulse that the title names, shaded in both panels of a tree."""
+    first, stop = float(row["onset"]), float(len(trunk.rows) - row["left"])
+    for ax in (above, below):
+        ax.axvspan(first - 0.5, stop - 0.5, color="#e4e4e4", linewidth=0, zorder=0)
+    below.text((first + stop - 1) / 2, 0.45, "the pulse\nfrom " + f"{first:.0f}", ha="center",
+               va="center", fontsize=6)
+
+
 def _rate(ax: Axes, trunk: Record) -> pd.DataFrame:
     rates = mean_rates(trunk)
     units, share = trunk.epochs["epoch"], rates / rates.max()
@@ -144,7 +156,7 @@ def _caption(trees: Sequence[Tree], top: float) -> str:
         f"Harm: {tested_by(trunk).label} at the end of a run with a pulse minus the same run's "
         "without it, by seed, signed so that a positive number is a worse result; "
         f"{style.seeds_in_words(counts)}, {style.intervals_in_words(counts, bands=False)}. "
-        f"{beyond}Dotted: the learning rate falls. {style.setting(trunk)}."
+        f"{beyond}Dotted: the learning rate falls. {markov.caption(trunk)}{style.setting(trunk)}."
     )
 
 

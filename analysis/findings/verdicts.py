@@ -12,7 +12,8 @@ and to the margin, the smallest effect that matters. It is one of six:
 A sentence expects *more* (an effect that matters) or *no less* (no loss that matters; the opposite
 of more in the other direction). More is *supported* if the effect is better, also after Holm's
 correction within the family, and its mean at least the margin; *contradicted* if the interval lies
-below the margin; open otherwise. So a claim of no effect is decided by the interval alone, and a
+below the margin; open otherwise. A sentence about networks of a quality that the runs do not reach
+cannot be contradicted by them: it is *not reproduced at this scale*. So a claim of no effect is decided by the interval alone, and a
 claim of an effect must also hold after correction.
 """
 
@@ -24,7 +25,8 @@ Verdict = Literal[
     "better", "better, within the margin", "equivalent", "worse, within the margin", "worse", "open"
 ]
 Expect = Literal["more", "no less"]
-Outcome = Literal["supported", "contradicted", "open"]
+NOT_REPRODUCED = "not reproduced at this scale"
+Outcome = Literal["supported", "contradicted", "not reproduced at this scale", "open"]
 ALPHA = 0.05
 
 
@@ -44,19 +46,28 @@ def verdict(low: float, high: float, margin: float) -> Verdict:
     return "equivalent" if within else "open"
 
 
-def outcome(expect: Expect, low: float, high: float, margin: float, p: float) -> Outcome:
-    """Whether a sentence is supported; ``p`` is that of no effect, corrected for the family.
+def outcome(
+    expect: Expect, low: float, high: float, margin: float, p: float, reached: bool = True
+) -> Outcome:
+    """Whether a sentence is supported.
+
+    Args:
+        p: of no effect, corrected for the family.
+        reached: whether the runs are of the quality that the sentence is about.
 
     >>> outcome("more", 0.29, 1.25, 1, 0.01), outcome("more", 0.29, 2.25, 1, 0.01)
     ('open', 'supported')
     >>> outcome("no less", -0.97, -0.02, 1, 0.04), outcome("more", -0.97, -0.02, 1, 0.04)
     ('supported', 'contradicted')
+    >>> outcome("more", -0.97, -0.02, 1, 0.04, reached=False)
+    'not reproduced at this scale'
     """
+    against: Outcome = "contradicted" if reached else NOT_REPRODUCED
     if expect == "no less":  # the other side is not more
         other = outcome("more", -high, -low, margin, p)
-        return {"supported": "contradicted", "contradicted": "supported", "open": "open"}[other]  # type: ignore[return-value]
+        return {"supported": against, "contradicted": "supported"}.get(other, "open")  # type: ignore[return-value]
     if high < margin:
-        return "contradicted"
+        return against
     significant = (
         verdict(low, high, margin) == "better" and p < ALPHA and (low + high) / 2 >= margin
     )

@@ -31,7 +31,7 @@ from regimes.plotting.schedules import pairs_of
 from regimes.plotting.words import LAST, answer, headline, label_ends, names_of
 from regimes.records import Record, length, load_all, unit_name
 
-from ..common import compare
+from ..common import compare, markov
 from ..common.command import Files, Out, Records
 from ..common.compare import Groups
 from . import published as logs
@@ -89,6 +89,9 @@ def figure(
                 style.mark_decays(ax, typical_run(by_schedule))
         axes[0].set_ylabel(shown.axis)
         cut = panels.limits(axes[0], numbers, shown, last)
+        if shown == compare.tested_by(one):
+            for ax in axes:
+                markov.mark(ax, one, "y")
         _name(fig, axes, x, last, shown, names)
         headline(fig, answer(by_schedule, shown, names, baseline))
         style.caption(fig, words(by_schedule, x, authors is not None, cut))
@@ -160,7 +163,7 @@ def words(by_schedule: Groups, x: Sequence[str], overlay: bool = False, cut: boo
         parts.append("The axis leaves out the first values")
     if overlay:
         parts.append("Thin: the authors' logs, one seed")
-    return ". ".join([*parts, f"{style.setting(one)}."])
+    return ". ".join([*parts, f"{markov.caption(one)}{style.setting(one)}."])
 
 
 def _differences(runs: Sequence[Record], one: Record) -> list[str]:

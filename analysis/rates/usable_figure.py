@@ -14,6 +14,7 @@ from regimes.plotting.looks import named, styles_of
 from regimes.plotting.said import Estimate
 from regimes.plotting.words import headline
 
+from ..common import markov
 from ..common.estimates import Row, as_table, mean, number, word
 from ..common.panels import draw_over_rates, hold, over_rates, rates_axis
 
@@ -72,6 +73,7 @@ def figure(
             for ax, column in zip(axes, (shown.name, "train_loss"), strict=False):
                 metric = shown if column == shown.name else named(column)
                 numbers.append(_curves(ax, part, metric, column, looks))
+            markov.mark(axes[0], run, "y")
             ranges = rows[(rows["rule"] == first) & rows["arm"].isin(looks)]
             _ranges(axes[2], ranges, looks)
             name = "AdamW" if momentum == NO_MOMENTUM else f"SGD, momentum {momentum:g}"
@@ -179,5 +181,5 @@ def _caption(rule: str, counts: list[int], run: Record) -> str:
         f"{rule}; the number is the largest usable rate divided by dense's; an arrow where the "
         "range reaches the last rate that was tried, and may go on. Compression: PowerSGD by rank, "
         "or TopK, with error feedback but where it says so. "
-        f"{style.setting(run, compression=False)}."
+        f"{markov.caption(run)}{style.setting(run, compression=False)}."
     )

@@ -14,7 +14,7 @@ from regimes.plotting import style
 from regimes.plotting.groups import tested_by
 from regimes.plotting.words import headline
 
-from ..common import names
+from ..common import markov, names
 from ..common.paired import ALPHA
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ def figure(
         fig = style.figure(1.9 + 0.165 * len(rows))
         axes = fig.subplots(1, 4, sharey=True, width_ratios=[3, 3, 3, 2.4])
         _metric(axes[0], rows, shown)
+        markov.mark(axes[0], run, "x")
         _against(axes[1], against, shown, BLIND[kind])
         _traffic(axes[2], rows)
         _seconds(axes[3], rows, network)
@@ -189,5 +190,5 @@ def _caption(rows: pd.DataFrame, run: Record, control: str, network: str) -> str
         f"{control} reaches with as many floats (interpolated); filled: p < {ALPHA} after Holm's "
         f"correction. Seconds on {network.replace(',', ', ')} are predicted from recorded traffic "
         "and measured compute and compression (regimes.cost, ring, no overlap). "
-        f"{style.setting(run)}."
+        f"{markov.caption(run)}{style.setting(run)}."
     )

@@ -18,6 +18,7 @@ from .. import claims
 from ..effects import minus
 from ..sources import REFERENCE, number, pooled, record_read, records, row_of, trials
 from ..values import Interval, mean_of
+from ..verdicts import NOT_REPRODUCED
 
 # -- schedules -------------------------------------------------------------------------------
 
@@ -185,6 +186,9 @@ def paper_table() -> str:
     return claims.as_text(rows[_of_paper(rows)]).markdown()
 
 
+OUTCOMES = {"supported": "supported", "not_reproduced": NOT_REPRODUCED, "open": "open"}
+
+
 @number
 def claim_counts() -> dict[str, int]:
     """The paper's claims by outcome, at one shared learning rate and at each schedule's own;
@@ -194,8 +198,8 @@ def claim_counts() -> dict[str, int]:
     tuned = paper["item"].str.contains("own rates") | paper["claim"].str.contains("of its own")
     counts: dict[str, int] = {"others": len(rows) - len(paper), "paper": len(paper)}
     for name, kept in (("shared", paper[~tuned]), ("own", paper[tuned])):
-        for outcome in ("supported", "contradicted", "open"):
-            counts[f"{name}_{outcome}"] = int((kept["outcome"] == outcome).sum())
+        for word, outcome in OUTCOMES.items():
+            counts[f"{name}_{word}"] = int((kept["outcome"] == outcome).sum())
     return counts
 
 
@@ -212,7 +216,7 @@ def claim(item: str, words: str) -> Interval:
 
 @number
 def outcome(item: str, words: str) -> str:
-    """Supported, contradicted or open."""
+    """What becomes of that claim (`analysis.findings.verdicts`)."""
     rows = judged()
     (row,) = rows[(rows["item"] == item) & rows["claim"].str.contains(words, regex=False)].to_dict(
         "records"

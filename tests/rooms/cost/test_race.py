@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
-from benchmarks import race, race_report
+from analysis.common import markov
+from benchmarks import race, race_notes, race_report
+from regimes.data import tokens
 
 LINE = {"stage": "race", "entrant": "dense", "seed": 1, "link": 100, "rate": 0.006}
 TIMES = {"steps": [10, 10, 10], "seconds": [1.0, 2.0, 3.0], "loss": [4.0, 3.0, 2.0]}
@@ -198,3 +201,87 @@ def test_a_period_that_changes_is_predicted_from_steps_with_and_without() -> Non
     tables = probes(8, mean=(0.0, 0.0))
     got = predicted(*tables, *lines, entrant="post-local 8")
     assert got == pytest.approx(0.5 - (0.25 / (7 / 8)) * (1 - often), rel=1e-4)
+
+
+# -- what the numbers mean -------------------------------------------------------------------
+
+LOCAL, WARM, COLD = race_notes.PEER, race.POST_LOCAL, race.NO_WARM_UP
+
+
+def seeds(entrant: str, *factors: float, **changes: Any) -> list[dict[str, Any]]:
+    """Runs of one loss whose seconds are so many times those of `TIMES`."""
+    return [
+        line(entrant=entrant, seed=i, seconds=[f * x for x in (1.0, 2.0, 3.0)], **changes)
+        for i, f in enumerate(factors)
+    ]
+
+
+def paged(*runs: list[dict[str, Any]]) -> str:
+    free = line(stage="free", entrant="DDP", link=None)
+    return race_report.page({"race-lm": [*sum(runs, []), free]}, "a system")
+
+
+def test_the_first_is_held_against_what_averages_as_seldom() -> None:
+    """Ratios by hand: 2, 2 and 4 by seed have the geometric mean 16^(1/3) and, of logarithms, a t
+    interval of two degrees."""
+    found = {"fast": seeds("fast", 1, 1, 1), LOCAL: seeds(LOCAL, 2, 2, 4)}
+    logs = [math.log(2), math.log(2), math.log(4)]
+    mean = sum(logs) / 3
+    half = 4.302652729911275 * math.sqrt(sum((x - mean) ** 2 for x in logs) / 2 / 3)
+    wanted = [math.exp(x) for x in (mean, mean - half, mean + half)]
+    said = race_notes.times_as_fast(found, "fast", LOCAL, 3.0)
+    assert said == "{:.2f} [{:.2f}, {:.2f}]".format(*wanted)
+    assert f"first **fast**, {said} times as fast as {LOCAL}" in paged(*found.values())
+
+
+def test_post_local_sgd_is_said_to_have_our_first_quarter_until_it_is_raced_without() -> None:
+    """Four units of 1, 1, 1 and 1 s: the quarter is one of the two seconds until 3 bits."""
+    more: dict[str, Any] = {"steps": [5] * 4, "loss": [4.0, 3.0, 2.9, 2.8]}
+    warm = [line(entrant=WARM, seed=i, **more | {"seconds": [1.0] * 4}) for i in range(3)]
+    before = paged(warm)
+    assert "that is 1.0 of its 2.0 seconds to 3 bits" in before
+    assert "has not been raced" in before
+    cold = [line(entrant=COLD, seed=i, **more | {"seconds": [0.5] * 4}) for i in range(3)]
+    after = paged(warm, cold)
+    assert "has not been raced" not in after
+    assert f"| {COLD} |" in after
+    assert f"first **{COLD}**, which is torch's own" in after
+
+
+def test_the_page_says_which_losses_come_from_another_link() -> None:
+    short = line(link=20, steps=[2], seconds=[1.0], loss=[5.0])
+    text = paged(seeds("dense", 1, 1, 1), [short])
+    (said,) = [x for x in text.splitlines() if "no entrant was trained to a loss" in x]
+    assert "2 steps of one seed" in said
+    assert paged(seeds("dense", 1, 1, 1)).count("trained to a loss") == 0
+
+
+def test_who_is_first_by_loss() -> None:
+    """Of 3.6 and 3.5 the quick one has 1.5 and 3 seconds, the slow one 1.8 and 2."""
+    quick = seeds("quick", 0.5, 0.5, 0.5, loss=[4.0, 3.6, 3.5])
+    found = {"quick": quick, "slow": seeds("slow", 1, 1, 1, loss=[4.0, 3.0, 2.9])}
+    assert race_notes.by_loss(found) == (
+        "First by loss, in the mean of all seeds: quick from 4.50 to 3.60, slow from 3.55 to 2.90 "
+        "bits."
+    )
+
+
+def test_post_local_sgd_without_warm_up_has_one_mean_in_eight_steps() -> None:
+    """Its steps take 0.25 s, and each eighth 0.8 s longer on the link; nothing is hidden."""
+    tables = probes(8, mean=(0.8, 0.8))
+    numbers, _ = race._shapes("race-lm")
+    mean = ("mean", 1 / 8, 4.0 * numbers)
+    assert race.exchanges(COLD, {}, 600, race._often(COLD, 0.006, "race-lm")) == [mean]
+    steps = line(stage="free", entrant=COLD, buckets=[1000], overlap=0.7)
+    assert predicted(*tables, steps, entrant=COLD) == pytest.approx(0.25 + 0.8 / 8)
+    assert race.RATE_OF[COLD] == LOCAL
+    taken = race.units_taken
+    assert (taken("race", COLD, "race-lm", 20), taken("race", COLD, "race-lm", 100)) == (4, None)
+
+
+def test_the_text_of_the_race_is_the_one_whose_markov_models_are_quoted() -> None:
+    data = race.configured("dense", 0.006, 1).data
+    if tokens.load(data).digest != race_notes.TEXT:
+        pytest.skip("the standard library of this Python is another text")
+    assert markov.known()[race_notes.TEXT].test == data.test_size
+    assert race_notes.STEPS * 32 * 64 + 1 == data.train_size

@@ -119,7 +119,7 @@ def worst(curve: pd.DataFrame, trunk: Record) -> str:
     sure = [(at, harm) for at, harm in found if harm.is_above(0)]
     at, top = (sure or found)[0]
     form, pulse = f".{max(1, shown.digits - 1)}f", of_pulse(str(felt[0]))
-    size = f"{top.text(form)} of {without[at]:{form}} {shown.unit}"
+    size = f"{top.numbers(form)} of {without[at]:{form}} {shown.unit}{top.seeds}"
     if sure or (math.isnan(top.low) and top.value > 0):
         said = f"{pulse[:1].upper()}{pulse[1:]} harms most from unit {at:.0f}: {size}"
         if sure and at != found[0][0]:  # a larger mean has an interval around 0

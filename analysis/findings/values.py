@@ -38,16 +38,23 @@ class Interval:
         return dataclasses.replace(self, mean=-self.mean, low=-self.high, high=-self.low)
 
     def text(self, digits: int = 1, sign: bool = False, significant: bool = False) -> str:
-        """As "0.5 [-0.1, 1.1]"; with a sign "+0.5 [-0.1, +1.1]".
+        """As "0.5 [-0.1, 1.1]"; with a sign "+0.5 [-0.1, +1.1]". Where both ends would be written
+        alike and are not, with more digits.
 
         >>> Interval(0.51, -0.04, 1.06).text()
         '0.5 [0.0, 1.1]'
         >>> Interval(0.51, -0.06, 1.06).text(sign=True)
         '+0.5 [-0.1, +1.1]'
+        >>> Interval(0.0083, 0.0054, 0.0112).text(2)
+        '0.008 [0.005, 0.011]'
         """
 
         def spell(x: float) -> str:
             return significant_text(x, digits) if significant else decimal(x, digits, sign)
+
+        apart = self.high - self.low > 10.0**-DIGITS * abs(self.mean)
+        while apart and digits < DIGITS and spell(self.low) == spell(self.high):
+            digits += 1
 
         if math.isnan(self.low):
             return spell(self.mean)

@@ -139,6 +139,29 @@ def test_no_interval_is_written_the_wrong_way_round() -> None:
             assert float(low) <= float(high), (name, low, high)
 
 
+def test_no_heading_stands_inside_a_paragraph() -> None:
+    for path in [*BY_HAND, *map(pages.place, pages.names())]:
+        code = False
+        for number, row in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            code ^= row.lstrip().startswith("```")
+            plain = re.sub(r"`[^`]*`", "", row)
+            assert code or not re.search(r"\S\s+#{2,}\s", plain), f"{path.name}:{number}"
+
+
+def test_ends_of_an_interval_are_not_written_alike_unless_they_are() -> None:
+    """In prose. Where all seeds have one value the two are alike."""
+    alike = {f"{x:.2f}" for x in (0.87, 0.67, 1.0)}
+    for interval in (Interval(0.0083, 0.0054, 0.0112), Interval(0.0131, 0.0110, 0.0152)):
+        for digits, significant in itertools.product(range(4), (False, True)):
+            _, low, high = INTERVAL.findall(interval.text(max(1, digits), significant=significant))[0]
+            assert low != high
+    assert Interval(0.87, 0.87, 0.87).text(2) == "0.87 [0.87, 0.87]"
+    for path in (ROOT / "README.md", pages.place(pages.SUMMARY)):
+        text = path.read_text(encoding="utf-8")
+        for mean, low, high in INTERVAL.findall(text):
+            assert low != high or mean in alike, (path.name, mean, low, high)
+
+
 # -- intervals in pages that are written by hand ---------------------------------------------
 
 BY_HAND = [

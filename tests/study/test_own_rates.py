@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
-from statistics import fmean
+import json
+import math
+from statistics import fmean, stdev
 
 import pandas as pd
 import pytest
 
+from analysis.findings.numbers import NUMBERS
 from analysis.findings.sources import REFERENCE, entries, records, trials
 from analysis.tournament import tournament
 from regimes.config import to_dict
@@ -146,3 +149,40 @@ def test_batch_sizes_have_their_rates() -> None:
 )
 def test_every_arm_has_as_many_seeds(source: str, n: int) -> None:
     assert {len(runs) for _, runs in entries(source)[0].groupby("name")} == {n}
+
+
+def test_choices_of_all_trials_are_counted() -> None:
+    """By own code over the files of trials: in all, at an end, near another rate."""
+    total = ends = near = several = 0
+    for path in REFERENCE.glob("*-tune.json"):
+        text = json.loads(path.read_text())
+        for arm, words in text["chosen"].items():
+            rate = words.split("=")[1]
+            mine = [row for row in text["trials"] if row["schedule"] == arm]
+            rates = sorted(float(row["values"].split("=")[1]) for row in mine)
+            own = next(r["scores"] for r in mine if float(r["values"].split("=")[1]) == float(rate))
+            total += 1
+            ends += float(rate) in (rates[0], rates[-1])
+            several += len(own) > 1
+            away = [abs(fmean(r["scores"]) - fmean(own)) for r in mine if r["scores"] is not own]
+            near += len(own) > 1 and min(away, default=math.inf) <= stdev(own)
+    wanted = {"all": total, "ends": ends, "several_seeds": several, "near": near}
+    assert NUMBERS["choices_counted"]() == wanted
+    assert sum(int(row.split("|")[3].split(":")[0]) for row in
+               NUMBERS["ends_table"]().splitlines()[2:]) == ends
+
+
+@pytest.mark.parametrize("source", ["falling-lm", "tournament-small"])
+def test_a_table_at_equal_rates_has_every_trial_and_marks_the_choice(source: str) -> None:
+    head, _, *rows = NUMBERS["equal_rates_table"](source).splitlines()
+    rates = [float(word) for word in head.split("|")[2:-1]]
+    chosen = {run.name: run.config["optimizer"]["lr"] for run in records(source)}
+    found = scores(source)
+    factor = 100 if source == "tournament-small" else 1
+    for row in rows:
+        arm, *cells = (word.strip() for word in row.split("|")[1:-1])
+        for rate, cell in zip(rates, cells, strict=True):
+            assert bool(cell) == (rate in found[arm])
+            if cell:
+                assert float(cell.strip("*")) == pytest.approx(factor * found[arm][rate], abs=0.051)
+                assert cell.startswith("**") == (rate == chosen[arm])

@@ -20,6 +20,7 @@ from sklearn.metrics import roc_auc_score
 from analysis.common import rates
 from analysis.criticality import layers, settings
 from analysis.criticality.onset import titles, tree
+from analysis.findings.numbers import NUMBERS
 from regimes.errors import RecordError
 from regimes.records import load_all
 
@@ -150,6 +151,50 @@ def test_the_pulse_in_the_middle_starts_after_unit_0_and_leaves_units() -> None:
     assert settings.onset_of([4, 5, 6, 7], pulses) == 6  # 4 and 7 are as far from 5.5: the later
     assert settings.onset_of([9, 10, 11], pulses) == 6
     assert settings.onset_of([], pulses) is None
+
+
+FALLING = ("harm-lm", "harm-lm-sgd")  # of the five trees, for the time that archives take
+
+
+def test_harm_over_trunks_and_over_trees_by_own_code() -> None:
+    """With 3 seeds in each tree: t intervals of 6 differences, and of the trees' means."""
+    each: list[list[float]] = []
+    for name in (*FALLING, "harm-lm-wsd"):
+        found = harms(read(name)[0], "rank 1")
+        each.append([found[18][seed] - found[9][seed] for seed in sorted(found[18])])
+    names = "; ".join((*FALLING, "harm-lm-wsd"))
+    for number, values in (
+        ("harm_pooled", [x for tree in each for x in tree]),
+        ("harm_over_trees", [sum(tree) / len(tree) for tree in each]),
+    ):
+        got = NUMBERS[number](names, "rank 1", 18, 9)
+        assert got.n == len(values)
+        assert (got.mean, got.low, got.high) == pytest.approx(t_interval(values))
+        assert got.p == pytest.approx(float(stats.ttest_1samp(values, 0).pvalue))
+    table = NUMBERS["pooled_table"](names, "rank 1", "18 - 9; 15 - 9")
+    low, high = (f"{x:+.3f}" for x in t_interval([sum(t) / 3 for t in each])[1:])
+    assert f"[{low}, {high}]" in table
+    assert "n = 9" in table
+
+
+def test_what_harm_is_of_and_its_p_among_all_pulses() -> None:
+    rows, _ = read("harm-lm")
+    ends = [rows["trunk", seed][-1]["metric"] for seed in (11000, 11001, 11002)]
+    got = NUMBERS["trunk_ends"]("harm-lm")
+    assert (got.mean, got.low, got.high) == pytest.approx(t_interval(ends))
+    curve = tree(load_all(REFERENCE / "harm-lm.tar.xz"))[1]
+    assert [*curve["without"]] == pytest.approx([sum(ends) / 3] * len(curve))
+    arms = ("rank 1", "rank 1, no feedback")
+    p = {
+        (arm, onset): float(stats.ttest_1samp([*by_seed.values()], 0).pvalue)
+        for arm in arms
+        for onset, by_seed in harms(rows, arm).items()
+    }
+    order = sorted(p.values())
+    own = p["rank 1", 9]
+    family = len(order)  # pulses that change nothing have no p
+    corrected = max(min(1, (family - i) * x) for i, x in enumerate(order) if x <= own)
+    assert NUMBERS["harm_among_all"]("harm-lm", "rank 1", 9).p_holm == pytest.approx(corrected)
 
 
 def test_phases_are_those_of_the_rate(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from ..sources import number_functions
 from . import (
+    choices,
     compressors,
     detection,
     differences,
@@ -14,5 +15,5 @@ from . import (
 )
 
 NUMBERS = number_functions(
-    differences, tournaments, ladders, detection, ranges, compressors, pulses, schedules, settings
+    differences, tournaments, ladders, detection, ranges, compressors, pulses, schedules, settings, choices
 )

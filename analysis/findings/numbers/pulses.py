@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import functools
+from statistics import fmean
 
 import pandas as pd
 
+from regimes.console.tables import Table
+from regimes.console.units import p_text
 from regimes.plotting.groups import tested_by
+from regimes.statistics import holm
 
-from ...criticality import criticality, harm, scores
+from ...common import markov
+from ...criticality import criticality, harm, scores, settings
 from ..sources import number, record_read, records, row_of
 from ..values import Interval, mean_of
 
@@ -41,10 +46,112 @@ def harm_of_a_pulse(source: str, arm: str, onset: int) -> Interval:
 
 
 @number
+def harm_among_all(source: str, arm: str, onset: int) -> Interval:
+    """`harm_of_a_pulse` with p after Holm's correction over all pulses of the tree."""
+    record_read(f"{source}.tar.xz")
+    row = row_of(harm.curve(_each(source)), arm=arm, onset=onset)
+    ends = row["harm"], row["ci_low"], row["ci_high"]
+    return Interval(*ends, int(row["n"]), row["p"], row["p_holm"])
+
+
+@number
 def harm_between(source: str, arm: str, onset: int, other: int) -> Interval:
     """Harm of a pulse minus that of the pulse that starts at another unit, by seed."""
     pairs = zip(_harms(source, arm, onset), _harms(source, arm, other), strict=True)
     return mean_of([a - b for a, b in pairs])
+
+
+def _pooled(sources: str, arm: str, onset: int, other: int) -> list[list[float]]:
+    """The differences of `harm_between`, a list for each tree."""
+    found = []
+    for source in sources.split("; "):
+        pairs = zip(_harms(source, arm, onset), _harms(source, arm, other), strict=True)
+        found.append([a - b for a, b in pairs])
+    return found
+
+
+@number
+def harm_pooled(sources: str, arm: str, onset: int, other: int) -> Interval:
+    """`harm_between` over the trunks of several trees, each trunk a value."""
+    return mean_of([x for tree in _pooled(sources, arm, onset, other) for x in tree])
+
+
+@number
+def harm_over_trees(sources: str, arm: str, onset: int, other: int) -> Interval:
+    """`harm_between` over several trees, the mean of each a value: what another tree may give. With
+    as many seeds in each tree it is the mean of a mixed model with a random effect of the tree,
+    where trees differ more than seeds do."""
+    return mean_of([fmean(tree) for tree in _pooled(sources, arm, onset, other)])
+
+
+@number
+def pooled_table(sources: str, arm: str, differences: str) -> str:
+    """Differences of harm between onsets, of the first tree, over all trunks and over trees; p
+    after Holm's correction over the rows of a column.
+
+    Args:
+        differences: "ONSET - OTHER", separated by semicolons.
+    """
+    pairs = [[int(x) for x in words.split(" - ")] for words in differences.split("; ")]
+    first = sources.partition("; ")[0]
+    columns = {
+        f"{first}": [harm_between(first, arm, *pair) for pair in pairs],
+        "all trunks": [harm_pooled(sources, arm, *pair) for pair in pairs],
+        "all trees": [harm_over_trees(sources, arm, *pair) for pair in pairs],
+    }
+    heads, cells = ["unit"], [[words] for words in differences.split("; ")]
+    for name, found in columns.items():
+        heads += [f"{name}, n = {found[0].n}, bits [95 %]", "p (Holm)"]
+        corrected = holm([x.p for x in found])
+        for row, x, p in zip(cells, found, corrected, strict=True):
+            row += [x.text(3, sign=True), p_text(p)]
+    return Table(heads, cells).markdown()
+
+
+@number
+def worth_table(sources: str) -> str:
+    """What harm is of: of each tree the parameters, the peak rate, what the trunk ends with, and
+    Markov models of its text."""
+    rows = []
+    for source in sources.split("; "):
+        found = records(source)
+        trunk = harm.trunks(harm.pairs(found))[0]
+        about, ends = settings.described(trunk), trunk_ends(source)
+        counted = markov.of(trunk)
+        bits = [f"{counted.bits[str(k)]:.2f}" if counted else "" for k in markov.ORDERS]
+        cells = [source, about["optimiser"], about["parameters"], f"{about['rate']:g}"]
+        rows.append([*cells, ends.text(3), *bits])
+    heads = ["tree", "optimiser", "parameters", "rate", "trunk at the end, bits [95 %]"]
+    return Table([*heads, *(f"order {k}" for k in markov.ORDERS)], rows, texts=2).markdown()
+
+
+@number
+def trunk_ends(source: str) -> Interval:
+    """The metric of the trunk in the last unit, in the unit of figures."""
+    trunks = harm.trunks(harm.pairs(records(source)))
+    factor = tested_by(trunks[0]).factor
+    return mean_of([factor * float(run.epochs["metric"].iloc[-1]) for run in trunks])
+
+
+@number
+def markov_bits(source: str, order: int) -> float:
+    """Bits per byte of a Markov model counted on the training text of an archive's first run."""
+    counted = markov.of(records(source)[0])
+    if counted is None:
+        raise ValueError(f"the text of {source} is not in {markov.FILE.name}")
+    return counted.bits[str(order)]
+
+
+@number
+def test_bytes(source: str) -> int:
+    """Bytes of the test text of an archive's first run."""
+    return int(records(source)[0].header["data"]["test"])
+
+
+@number
+def markov_says(source: str) -> str:
+    """What Markov models of an archive's text reach, and on how much of it, in a sentence."""
+    return markov.caption(records(source)[0]).strip()
 
 
 @number

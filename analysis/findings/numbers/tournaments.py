@@ -8,10 +8,14 @@ from typing import Any
 
 import pandas as pd
 
+from regimes.plotting.style import seeds_in_words
+
+from ...common import markov
 from ...tournament import events, tournament
 from ...tournament.equal_floats import comparisons, timings
 from ..sources import entries, number, record_read, records, row_of, trials
 from ..values import Interval, mean_of
+from . import choices
 from .differences import effect
 
 FASTER, MIDDLE, SLOWER = tournament.NETWORKS
@@ -31,9 +35,19 @@ def arms(source: str) -> pd.DataFrame:
 
 @number
 def arms_table(source: str) -> str:
-    """Every arm from few floats to many: rate, n, metric, floats and bytes of dense's."""
+    """Every arm from few floats to many: rate, n, metric, floats and bytes of dense's; of a text
+    its Markov models; and where rates were chosen, every arm at equal rates."""
     rows = arms(source).reset_index()
-    return tournament.arms_as_text(rows, entries(source)[1]).markdown()
+    parts = [tournament.arms_as_text(rows, entries(source)[1]).markdown()]
+    parts += [said for said in (markov.caption(records(source)[0]).strip(),) if said]
+    if choices.has_trials(source):
+        seeds = choices.trial_seeds(source)
+        parts.append(
+            f"The same arms at equal rates (columns), on held-out data, {seeds_in_words([seeds])}; "
+            "bold: the rate that was chosen:"
+        )
+        parts.append(choices.equal_rates_table(source))
+    return "\n\n".join(parts)
 
 
 @number

@@ -38,7 +38,9 @@ def seconds_until(line: Line, target: float) -> float:
 
 def means(found: Runs, target: float) -> dict[str, float]:
     """Seconds until a loss by entrant, mean over seeds."""
-    return {n: statistics.fmean(seconds_until(x, target) for x in runs) for n, runs in found.items()}
+    return {
+        n: statistics.fmean(seconds_until(x, target) for x in runs) for n, runs in found.items()
+    }
 
 
 def times_as_fast(found: Runs, name: str, peer: str, target: float) -> str:
@@ -52,7 +54,7 @@ def times_as_fast(found: Runs, name: str, peer: str, target: float) -> str:
 
 
 def against_peer(found: Runs, first: str, target: float) -> str:
-    """The first entrant beside `PEER`, what it adds to averaging as seldom; a part of a sentence."""
+    """The first entrant beside `PEER`, which averages as seldom; a part of a sentence."""
     if first == PEER or PEER not in found:
         return ""
     ratio = times_as_fast(found, first, PEER, target)
@@ -123,9 +125,9 @@ def borrowed(found: Runs, lines: Sequence[Line], link: int) -> str:
     others = [name for name in found if name not in short]
     whole_here = f" but {', '.join(others)}" if others else ""
     return (
-        f"On this link no entrant{whole_here} was trained to a loss: {min(steps)} steps of one seed "
-        "gave the seconds of a step, and the losses are those of whole races on another link, so "
-        "that the intervals hold the spread of losses alone."
+        f"On this link no entrant{whole_here} was trained to a loss: {min(steps)} steps of one "
+        "seed gave the seconds of a step, and the losses are those of whole races on another link, "
+        "so that the intervals hold the spread of losses alone."
     )
 
 
@@ -138,9 +140,9 @@ def level() -> str:
     return (
         f"Markov models counted on the same {counted.train / 1e6:.1f} MB of training text reach "
         f"{two:.2f} bits (order 2) and {three:.2f} bits (order 3) on the same "
-        f"{counted.test / 1000:.0f} kB of test text: 3 bits per byte is more than counting pairs of "
-        "bytes gives, so the race is about the first steps of a training. Intervals hold seeds, not "
-        "other texts."
+        f"{counted.test / 1000:.0f} kB of test text: 3 bits per byte is more than counting triples "
+        "of bytes gives, so the race is about the first steps of a training. Intervals hold seeds, "
+        "not other texts."
     )
 
 

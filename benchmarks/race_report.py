@@ -320,7 +320,7 @@ def figure(lines: Sequence[Line], link: int = AT) -> Figure:
         value = counted.bits[str(order)]
         ax.axhline(value, color="#777777", linewidth=0.9, linestyle=markov.DASHES[order], zorder=1)
         ax.text(1.55, value + 0.01, f"Markov, order {order}", fontsize=6, color="#555555")
-    peer = race_notes.PEER if race_notes.PEER in mean and race_notes.PEER != first else torch
+    peer = race_notes.PEER if race_notes.PEER in mean and first != race_notes.PEER else torch
     headline(
         fig,
         f"{link} Mbit/s: {NAMES.get(first, first)} reaches {TARGETS[0]:g} bits per byte in "

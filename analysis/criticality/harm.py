@@ -73,8 +73,8 @@ def arm_of(run: Record) -> str:
 
 def by_unit(found: Sequence[Pair]) -> pd.DataFrame:
     """One row per branch and unit from its onset on in which both were tested: arm, onset, length
-    (of a branch that never returns, all units that are left), seed, unit, harm, without (the trunk's
-    metric)."""
+    (of a branch that never returns, all units that are left), seed, unit, harm, without (the metric
+    of the trunk)."""
     tables = []
     for run, trunk in found:
         shown, at = tested_by(trunk), run.config["branch"]["at"]
@@ -130,7 +130,11 @@ def curve(runs: pd.DataFrame) -> pd.DataFrame:
     table = table.rename(columns={"control": "onset", "difference": "harm"})
     table = table.astype({"onset": int})
     more = [
-        {"after": part["after"].mean(), "left": part["left"].max(), "without": part["without"].mean()}
+        {
+            "after": part["after"].mean(),
+            "left": part["left"].max(),
+            "without": part["without"].mean(),
+        }
         for part in groups.values()
     ]
     return pd.concat([table, pd.DataFrame(more)], axis=1)

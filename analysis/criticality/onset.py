@@ -119,8 +119,14 @@ def _pulse(above: Axes, below: Axes, row: pd.Series, trunk: Record) -> None:
     first, stop = float(row["onset"]), float(len(trunk.rows) - row["left"])
     for ax in (above, below):
         ax.axvspan(first - 0.5, stop - 0.5, color="#e4e4e4", linewidth=0, zorder=0)
-    below.text((first + stop - 1) / 2, 0.45, "the pulse\nfrom " + f"{first:.0f}", ha="center",
-               va="center", fontsize=6)
+    below.text(
+        (first + stop - 1) / 2,
+        0.45,
+        "the pulse\nfrom " + f"{first:.0f}",
+        ha="center",
+        va="center",
+        fontsize=6,
+    )
 
 
 def _rate(ax: Axes, trunk: Record) -> pd.DataFrame:

@@ -25,7 +25,8 @@ from regimes.console.tables import Table
 from regimes.console.units import interval_text, p_text
 from regimes.errors import RecordError
 from regimes.plotting.groups import check_setting, check_there, tested_by
-from regimes.records import Record, load_all, summary as ends_of, write_output
+from regimes.records import Record, load_all, write_output
+from regimes.records import summary as ends_of
 from regimes.statistics import LEAST, alike, holm, least_p, p_ranks, p_value, t_interval
 
 from ..common.compare import LAST
@@ -45,7 +46,8 @@ ABOUT = (
     "more is supported if the effect is better, with p (Holm) < 0.05 and a mean of the margin or "
     "more, and contradicted if an effect of the margin is excluded; a claim of no less is the "
     "opposite of more in the other direction. A sentence of the paper about networks that reach "
-    "what ours do not (90 % on CIFAR-10) is not contradicted, but not reproduced at this scale. †: the runs are of different code."
+    "what ours do not (90 % on CIFAR-10) is not contradicted, but not reproduced at this scale. †: "
+    "the runs are of different code."
 )
 
 # -- records to verdicts ---------------------------------------------------------------------

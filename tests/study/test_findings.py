@@ -153,7 +153,9 @@ def test_ends_of_an_interval_are_not_written_alike_unless_they_are() -> None:
     alike = {f"{x:.2f}" for x in (0.87, 0.67, 1.0)}
     for interval in (Interval(0.0083, 0.0054, 0.0112), Interval(0.0131, 0.0110, 0.0152)):
         for digits, significant in itertools.product(range(4), (False, True)):
-            _, low, high = INTERVAL.findall(interval.text(max(1, digits), significant=significant))[0]
+            _, low, high = INTERVAL.findall(interval.text(max(1, digits), significant=significant))[
+                0
+            ]
             assert low != high
     assert Interval(0.87, 0.87, 0.87).text(2) == "0.87 [0.87, 0.87]"
     for path in (ROOT / "README.md", pages.place(pages.SUMMARY)):

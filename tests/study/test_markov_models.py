@@ -24,9 +24,7 @@ from regimes.plotting import style
 
 def by_hand(train: bytes, test: bytes, order: int, sequence: int) -> list[float]:
     """Witten and Bell's formula, byte by byte."""
-    counts = Counter(
-        train[i : i + n + 1] for n in range(order + 1) for i in range(len(train) - n)
-    )
+    counts = Counter(train[i : i + n + 1] for n in range(order + 1) for i in range(len(train) - n))
     totals: Counter[bytes] = Counter()
     kinds: Counter[bytes] = Counter()
     for gram, count in counts.items():

@@ -168,8 +168,12 @@ def test_choices_of_all_trials_are_counted() -> None:
             near += len(own) > 1 and min(away, default=math.inf) <= stdev(own)
     wanted = {"all": total, "ends": ends, "several_seeds": several, "near": near}
     assert NUMBERS["choices_counted"]() == wanted
-    assert sum(int(row.split("|")[3].split(":")[0]) for row in
-               NUMBERS["ends_table"]().splitlines()[2:]) == ends
+    assert (
+        sum(
+            int(row.split("|")[3].split(":")[0]) for row in NUMBERS["ends_table"]().splitlines()[2:]
+        )
+        == ends
+    )
 
 
 @pytest.mark.parametrize("source", ["falling-lm", "tournament-small"])

@@ -164,8 +164,8 @@ def test_harm_over_trunks_and_over_trees_by_own_code() -> None:
         each.append([found[18][seed] - found[9][seed] for seed in sorted(found[18])])
     names = "; ".join((*FALLING, "harm-lm-wsd"))
     for number, values in (
-        ("harm_pooled", [x for tree in each for x in tree]),
-        ("harm_over_trees", [sum(tree) / len(tree) for tree in each]),
+        ("harm_pooled", [x for three in each for x in three]),
+        ("harm_over_trees", [sum(three) / 3 for three in each]),
     ):
         got = NUMBERS[number](names, "rank 1", 18, 9)
         assert got.n == len(values)

@@ -15,5 +15,14 @@ from . import (
 )
 
 NUMBERS = number_functions(
-    differences, tournaments, ladders, detection, ranges, compressors, pulses, schedules, settings, choices
+    differences,
+    tournaments,
+    ladders,
+    detection,
+    ranges,
+    compressors,
+    pulses,
+    schedules,
+    settings,
+    choices,
 )

@@ -73,9 +73,7 @@ def choices_counted() -> dict[str, int]:
     """All committed choices of a rate: how many; at an end of the list that was tried; of several
     seeds; with another rate within one sd."""
     every = [
-        (arm, chosen[arm], tried[arm])
-        for chosen, tried, _ in _every().values()
-        for arm in chosen
+        (arm, chosen[arm], tried[arm]) for chosen, tried, _ in _every().values() for arm in chosen
     ]
     return {
         "all": len(every),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -218,7 +219,7 @@ def seeds(entrant: str, *factors: float, **changes: Any) -> list[dict[str, Any]]
 
 def paged(*runs: list[dict[str, Any]]) -> str:
     free = line(stage="free", entrant="DDP", link=None)
-    return race_report.page({"race-lm": [*sum(runs, []), free]}, "a system")
+    return race_report.page({"race-lm": [*itertools.chain(*runs), free]}, "a system")
 
 
 def test_the_first_is_held_against_what_averages_as_seldom() -> None:
@@ -284,4 +285,4 @@ def test_the_text_of_the_race_is_the_one_whose_markov_models_are_quoted() -> Non
     if tokens.load(data).digest != race_notes.TEXT:
         pytest.skip("the standard library of this Python is another text")
     assert markov.known()[race_notes.TEXT].test == data.test_size
-    assert race_notes.STEPS * 32 * 64 + 1 == data.train_size
+    assert data.train_size == race_notes.STEPS * 32 * 64 + 1

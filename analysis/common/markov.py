@@ -132,8 +132,9 @@ def caption(run: Record) -> str:
 def mark(ax: Axes, run: Record, axis: Literal["x", "y"]) -> None:
     """A grey line across an axis of bits per byte for each order of `ORDERS`, named at its end; the
     axis is made long enough to show them."""
-    counted = of(run)
-    for order in ORDERS if counted else ():
+    if (counted := of(run)) is None:
+        return
+    for order in ORDERS:
         value = counted.bits[str(order)]
         ends = ax.get_xlim() if axis == "x" else ax.get_ylim()
         room = ROOM * (max(ends) - min(ends))

@@ -26,7 +26,7 @@ def mean_rates(run: Record) -> pd.Series:
     config = run.config
     if config["optimizer"].get("schedule", "step") is None:
         return firsts
-    per_epoch = run.header["steps_per_epoch"]
+    per_epoch = int(run.header["steps_per_epoch"] or 1)
     total = config.get("steps") or config["epochs"] * per_epoch
     units = Units(per_epoch, config.get("unit_steps"), total)
     rate = LearningRate(from_dict(OptimizerConfig, config["optimizer"]), per_epoch, total)

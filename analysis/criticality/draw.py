@@ -92,7 +92,7 @@ def figure(
 def worst_of(curve: pd.DataFrame) -> pd.Series:
     """The pulse of the first arm that harms most, among those after which the run goes on."""
     part = _of_first(curve)
-    return part.loc[part["harm"].idxmax()]
+    return part.iloc[int(part["harm"].to_numpy().argmax())]
 
 
 def _of_first(curve: pd.DataFrame) -> pd.DataFrame:

@@ -25,7 +25,7 @@ Verdict = Literal[
     "better", "better, within the margin", "equivalent", "worse, within the margin", "worse", "open"
 ]
 Expect = Literal["more", "no less"]
-NOT_REPRODUCED = "not reproduced at this scale"
+NOT_REPRODUCED: Literal["not reproduced at this scale"] = "not reproduced at this scale"
 Outcome = Literal["supported", "contradicted", "not reproduced at this scale", "open"]
 ALPHA = 0.05
 
@@ -65,7 +65,7 @@ def outcome(
     against: Outcome = "contradicted" if reached else NOT_REPRODUCED
     if expect == "no less":  # the other side is not more
         other = outcome("more", -high, -low, margin, p)
-        return {"supported": against, "contradicted": "supported"}.get(other, "open")  # type: ignore[return-value]
+        return {"supported": against, "contradicted": "supported"}.get(other, "open")
     if high < margin:
         return against
     significant = (

@@ -145,7 +145,7 @@ def markov_bits(source: str, order: int) -> float:
 @number
 def test_bytes(source: str) -> int:
     """Bytes of the test text of an archive's first run."""
-    return int(records(source)[0].header["data"]["test"])
+    return int(records(source)[0].header["data"]["test"] or 0)
 
 
 @number

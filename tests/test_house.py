@@ -244,7 +244,9 @@ def test_unwritable_folder(command: Command, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = command("run", "smoke", "--out", "file/run")
     assert done.returncode == 2
-    assert done.stderr == "error: cannot write to file/run: Not a directory\n"
+    assert (
+        done.stderr == "error: out = 'file/run': expected the name of a folder (Not a directory)\n"
+    )
 
 
 @pytest.mark.slow

@@ -69,7 +69,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--slice", type=float, default=450.0, help="seconds after which it ends")
     parser.add_argument("--parts", default=",".join(PARTS), help="some of them, with commas")
-    parser.add_argument("--only", default="", help="rows whose name has these letters")
+    parser.add_argument("--only", default="", help="rows whose name matches this")
     parser.add_argument("--images", type=Path, help="archive or folder of CIFAR-10's images")
     parser.add_argument("--work", type=Path, default=Path("runs", "gpu"), help="scratch, kept")
     parser.add_argument("--out", type=Path, default=Path("runs", "gpu"), help="of the two files")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import threading
 import time
 from pathlib import Path
@@ -25,7 +26,7 @@ class Campaign:
 
     Attributes:
         end: time of ``time.monotonic`` at which the last row has ended.
-        only: letters that a row's name has.
+        only: a regular expression that a row's name has.
     """
 
     def __init__(self, place: Place, out: Path, end: float, only: str = "") -> None:
@@ -68,7 +69,7 @@ class Campaign:
         return [
             row
             for row in self.rows[part]
-            if self.only in row.name and not self.lines.has(row.part, row.name)
+            if re.search(self.only, row.name) and not self.lines.has(row.part, row.name)
         ]
 
     # -- the parts ---------------------------------------------------------------------------

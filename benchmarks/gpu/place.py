@@ -124,6 +124,7 @@ class Children:
         rendezvous = Path(self.scratch.name, "rendezvous").as_uri()
         shared = {**env, **LOOPBACK, "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
         self.processes = []
+        end_with_us = functools.partial(die_with_parent, os.getpid())
         for rank in range(count):
             own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
             named = {name: str(value) for name, value in own.items()} if grouped else {}
@@ -135,7 +136,7 @@ class Children:
                         env={**shared, **named, **many},
                         stdout=log,
                         stderr=subprocess.STDOUT,
-                        preexec_fn=die_with_parent,
+                        preexec_fn=end_with_us,
                     )
                 )
 

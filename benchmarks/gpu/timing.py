@@ -13,6 +13,7 @@ import torch
 from benchmarks.gpu.place import Place
 from benchmarks.gpu.sizes import UNITS
 
+KINDS = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
 PROFILED = 3  # steps: a profile of more takes seconds to read
 
 
@@ -55,9 +56,7 @@ class Timer:
     def _profile(self, done: int, steps: int) -> None:
         if done == steps - PROFILED:
             self._synchronise()
-            kinds = [torch.profiler.ProfilerActivity.CPU]
-            if torch.cuda.is_available():
-                kinds.append(torch.profiler.ProfilerActivity.CUDA)
+            kinds = KINDS if self.place.gpu else KINDS[:1]
             self._profiler = torch.profiler.profile(activities=kinds, acc_events=True)
             self._profiler.start()
         elif done == steps:

@@ -50,7 +50,9 @@ class Worker:
         if self.process is None or not self.process.is_alive():
             context = multiprocessing.get_context("spawn")
             self.connection, theirs = context.Pipe()
-            self.process = context.Process(target=serve, args=(theirs, self.place, self.name))
+            self.process = context.Process(
+                target=serve, args=(theirs, self.place, self.name, os.getpid())
+            )
             self.process.start()
             theirs.close()
             self.ready = False
@@ -99,10 +101,10 @@ class Worker:
             self.process = None
 
 
-def serve(connection: Connection, place: Place, name: str) -> None:
+def serve(connection: Connection, place: Place, name: str, parent: int) -> None:
     """The process: measures what it is sent, until the other side closes."""
     os.setsid()
-    die_with_parent()
+    die_with_parent(parent)
     log = place.out / "logs" / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     said = log.open("a", buffering=1)

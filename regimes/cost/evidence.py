@@ -81,7 +81,7 @@ def measured() -> Mapping[str, tuple[Harm, ...]]:
 
 
 def verdict(method: str) -> str:
-    """Of all measurements of a method the worst: `HARMFUL`, `OPEN` or `HARMLESS`; or `UNKNOWN`.
+    """The worst of all measurements of a method: `HARMFUL`, `OPEN` or `HARMLESS`; or `UNKNOWN`.
 
     >>> verdict("powersgd:1"), verdict("quantised-all-reduce:8"), verdict("powersgd:32")
     ('harmful', 'harmless', 'not measured')

@@ -62,7 +62,7 @@ class Method:
 
     @property
     def verdict(self) -> str:
-        """Of its loss, see `evidence`."""
+        """What was measured of its loss, see `evidence`."""
         return evidence.verdict(self._spelt)
 
     def harm(self, item: str) -> evidence.Harm | None:

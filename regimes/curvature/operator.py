@@ -71,6 +71,8 @@ class HessianProduct:
             something else than samples (say, the tokens that are not ignored); "samples" if it is
             that. None: the loss is tried on parts of the batches where there are several batches
             or processes.
+        symmetric: True where an earlier product of this loss and these batches has shown it, which
+            saves the two vectors below.
 
     The weights must not change while it is in use. `products` counts the vectors multiplied
     (a layer's own block counts as one), `gradient` and `loss_value` come free. The first use also
@@ -99,13 +101,14 @@ class HessianProduct:
         kind: Kind = "hessian",
         memory: int = 2 * 2**30,
         weight: Weight = None,
+        symmetric: bool = False,
     ) -> None:
         modes, kinds = (None, "eval", "batch-statistics"), ("hessian", "gauss-newton")
         require(mode in modes, "mode", mode, f"one of {modes}")
         require(kind in kinds, "kind", kind, f"one of {kinds}")
         self.model, self.loss, self.batches = model, loss, list(batches)
         self.mode, self.mean, self.kind, self.memory = mode, mean, kind, memory
-        self._weight, self._weights = weight, list[float]()
+        self._weight, self._weights, self.symmetric = weight, list[float](), symmetric
         self.samples = sum(batch_size(batch) for batch in self.batches)
         named = check_probe(model, self.samples, mode)
         self.names, self.parameters = list(named), list(named.values())
@@ -201,8 +204,10 @@ class HessianProduct:
         total = torch.zeros(self.dimension + 1, dtype=self.dtype, device=self.device)
         room, needed = self.memory, 0
         layers = range(len(self.parameters))
-        used = torch.zeros(len(layers) + 1, dtype=self.dtype, device=self.device)
-        pair = fixed_vectors(self.dimension, total)
+        marks = [0.0] * len(layers)  # on the host: an entry at a time would wait for a GPU
+        pair = total.new_zeros(0, self.dimension)  # nothing to multiply
+        if not self.symmetric:
+            pair = fixed_vectors(self.dimension, total)
         images = torch.zeros_like(pair)
         for index, weight in enumerate(self.weights):
             # once one was dropped, none after it is retained: `_graphs` holds the first ones
@@ -211,9 +216,10 @@ class HessianProduct:
             if keep and held <= room:
                 graphs.append(product)
                 room, needed = room - held, held
-            for i, part in enumerate(gradient):
-                if part is not None:
-                    used[i] = 1
+            marks = [
+                1.0 if part is not None else mark
+                for mark, part in zip(marks, gradient, strict=True)
+            ]
             filled = [
                 torch.zeros_like(p) if g is None else g
                 for p, g in zip(self.parameters, gradient, strict=True)
@@ -225,7 +231,8 @@ class HessianProduct:
             del product
         # Each process checks its own part, and all learn of it with the gradient: an error on one
         # alone would leave the others in their next collective.
-        used[-1] = self._is_asymmetric(pair, images, graphs)
+        marks.append(float(not self.symmetric and self._is_asymmetric(pair, images, graphs)))
+        used = torch.tensor(marks, dtype=self.dtype, device=self.device)
         if self.mean is not None:
             total, used = self.mean(torch.cat([total, used])).split([len(total), len(used)])
         self._require_hessian(total, used.tolist())

@@ -165,6 +165,7 @@ class CurvatureGauge(ProbeGauge):
                 mode=mode,
                 mean=self.process_mean,
                 weight=self.weigh,
+                symmetric=True,  # as seen before the first unit
             )
             self._values(hessian, mode, seed, reading)
             if self.settings.probes:

@@ -37,7 +37,17 @@ if TYPE_CHECKING:
 # -- a machine -------------------------------------------------------------------------------
 
 NEEDED = (
-    *("torch", "torchvision", "numpy", "scipy", "scikit-learn", "pandas", "seaborn", "matplotlib"),
+    *(
+        "torch",
+        "torchvision",
+        "numpy",
+        "scipy",
+        "scikit-learn",
+        "joblib",
+        "pandas",
+        "seaborn",
+        "matplotlib",
+    ),
     *("jinja2", "rich", "tyro", "tomli-w", "jaxtyping"),
 )
 EXTRAS = ("pyhessian", "tensorboard", "wandb", "jupyterlab", "ipywidgets")

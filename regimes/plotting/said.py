@@ -36,7 +36,7 @@ class Estimate:
 
     @classmethod
     def of(cls, values: Sequence[float], within: Range = ANY) -> Estimate:
-        """Of those values that are finite.
+        """The mean of those values that are finite.
 
         Args:
             within: what the mean can be: its interval ends there.
@@ -50,8 +50,8 @@ class Estimate:
 
     @classmethod
     def at(cls, row: Mapping[Any, Any] | pd.Series, column: str, ends: str = "") -> Estimate:
-        """Of a row of a table that has the columns ``column``, ``ENDS_low`` and ``ENDS_high``, and
-        n where it is known (default: enough seeds)."""
+        """The number of a table's row that has the columns ``column``, ``ENDS_low`` and
+        ``ENDS_high``, and n where it is known (default: enough seeds)."""
         value, low, high = (
             float(row[name]) for name in (column, f"{ends or column}_low", f"{ends or column}_high")
         )
@@ -97,7 +97,7 @@ class Estimate:
 
     @property
     def seeds(self) -> str:
-        """Of which seeds a mean without an interval is."""
+        """Which seeds a mean without an interval is of."""
         if not math.isnan(self.low):
             return ""
         count = COUNTS[self.n] if self.n < LEAST else f"all {self.n} seeds"

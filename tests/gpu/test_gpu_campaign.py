@@ -20,8 +20,10 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import gpu_worker
 import pretended
 import pytest
 import torch
@@ -29,7 +31,7 @@ import torch.distributed as dist
 from ddp_scripts import group
 
 import regimes
-from benchmarks.gpu import catalogue, child, correct, peers, setting, speed, worker
+from benchmarks.gpu import catalogue, child, correct, peers, setting, speed, timing, worker
 from benchmarks.gpu.catalogue import BESIDE, plan, planned
 from benchmarks.gpu.lines import ARCHIVE, LINES, Lines, deliver, fetch
 from benchmarks.gpu.place import Place, numerics, short
@@ -260,10 +262,10 @@ def test_a_row_of_graphs_is_measured(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 0)
+    monkeypatch.setattr(timing, "KINDS", timing.KINDS[:1])  # a CPU under the name of a GPU
     assert "not measured" in speed.graph_rows(Place(CPU, tmp_path))[name]()["detail"]
     with pretended.gpu() as diary:
         place = Place("cuda", tmp_path, rehearsal=True)
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # of the profiler
         row = outcome(speed.graph_rows(place)[name], place)
         assert row["ok"], row["detail"]
         assert row["ms"] > 0
@@ -331,12 +333,11 @@ def test_the_plan_fits_two_calls(tmp_path: Path) -> None:
 def test_a_row_that_hangs_or_dies_costs_a_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the place of the campaign's process one that sleeps, dies, or answers."""
-    monkeypatch.setattr(worker, "serve", serve)
-    one = Worker(Place(CPU, tmp_path), "rows")
+    monkeypatch.setattr(worker, "serve", gpu_worker.serve)
+    one: Any = Worker(SimpleNamespace(out=tmp_path), "rows")  # type: ignore[arg-type]
     try:
-        hung = one.measure(Row("part", "sleep", 0.0), limit=0.2)
-        assert (hung["ok"], hung["detail"]) == (False, "still at work after 0.2 s")
+        hung = one.measure(Row("part", "sleep", 0.0), limit=1)
+        assert (hung["ok"], hung["detail"]) == (False, "still at work after 1 s")
         grandchild = int((tmp_path / "grandchild").read_text())
         assert ended(grandchild)  # and what it has started ends with it
         dead = one.measure(Row("part", "die", 0.0))
@@ -349,20 +350,6 @@ def test_a_row_that_hangs_or_dies_costs_a_row(
         assert one.process is None
     finally:
         one.end()
-
-
-def serve(connection: Any, place: Place, name: str) -> None:
-    os.setsid()
-    connection.send("ready")
-    while True:
-        _, question = connection.recv()
-        if question == "sleep":
-            child = subprocess.Popen(["sleep", "100"])
-            (place.out / "grandchild").write_text(str(child.pid))
-            child.wait()
-        if question == "die":
-            os._exit(3)
-        connection.send({"ok": True})
 
 
 def ended(process: int) -> bool:
@@ -395,16 +382,28 @@ def test_two_files_come_back_and_continue_elsewhere(tmp_path: Path) -> None:
 
 def test_the_command_with_what_a_lent_machine_has(tmp_path: Path) -> None:
     """A preset of the study as a row of ours, and a run that `regimes report` reads, both by names
-    that only metadata gives an installed project. A second call measures nothing again."""
+    that only metadata gives an installed project."""
     names = ("dense, bfloat16", "accordion 4-1/seed-1")
-    for part, name in zip(("speed", "setting"), names, strict=True):
-        rows = campaign(tmp_path, "--parts", part, "--only", name, "--slice", "280")
-        assert next(row for row in rows if row["name"] == name)["ok"], rows
+    words = ("--parts", "speed,setting", "--only", "^dense, |^accordion", "--slice", "280")
+    rows = campaign(tmp_path, *words)
+    assert [(row["name"], row.get("ok", True)) for row in rows] == [
+        *(("header", True), (names[0], True), (names[1], True), ("means", True))
+    ]
     record = load(tmp_path / "work" / "setting" / setting.GRID / names[1])
     assert record.epochs["metric"].notna().tolist() == [False, True, True]
-    before = len(rows)
-    rows = campaign(tmp_path, "--parts", "setting", "--only", names[1], "--slice", "20")
-    assert [row["part"] for row in rows[before:]] == ["plan", "setting-summary"]
+
+
+def test_what_stands_there_is_not_measured_again(tmp_path: Path) -> None:
+    lines = Lines(tmp_path / LINES)
+    lines.add("speed", "dense, bfloat16", ok=False)
+    assert not lines.has("speed", "dense, bfloat16")
+    lines.add("speed", "dense, bfloat16", ok=True, ms=1.0)
+    with (tmp_path / LINES).open("a") as file:
+        file.write('{"part": "speed", "name": "torn')
+    again = Lines(tmp_path / LINES)
+    assert again.find("speed", "dense, bfloat16") == lines.rows[-1]
+    again.add("speed", "next", ok=True)
+    assert Lines(tmp_path / LINES).has("speed", "next")
 
 
 @pytest.mark.slow

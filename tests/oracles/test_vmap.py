@@ -81,7 +81,7 @@ class Branches(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.layer(x)
-        return y if float(y.sum()) > 0 else -y
+        return y if float(y.detach().sum()) > 0 else -y
 
 
 @pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")  # of torch.compile

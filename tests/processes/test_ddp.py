@@ -294,7 +294,7 @@ def test_bad_input_gets_one_sentence() -> None:
         "twice": "has a communication hook already",
         "policy name": "did you mean 'accordion'",
         "policy object": "policy = 3: expected a name, a table",
-        "policy level": "asks for level 'medium', but",
+        "policy level": "asks for level 'medium', and levels has only low, high",
         "policy data": "'fisher_trace', but a hook sees gradients only",
         "compressor name": "did you mean 'powersgd'",
         "compressor object": "expected a name, a table with a name, or a Compressor",

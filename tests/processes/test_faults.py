@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from configs import smoke_constant_rate as config
-from runs import rows, same_bits
+from runs import rows, same_bits, stop_after
 
 import regimes
 from regimes.config import RunConfig, override, to_toml
@@ -363,14 +363,19 @@ def test_a_disk_that_fills_up_within_a_line(left: int, small_disk: Path) -> None
 # -- poisoned --------------------------------------------------------------------------------
 
 
-def test_no_pickle_of_a_users_folder_is_run(tmp_path: Path) -> None:
+def test_no_pickle_of_a_users_folder_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A checkpoint with code in it, its checksum in order, is refused."""
     import hashlib
     import json
     import pickle
 
-    c, out = config("epochs=2"), tmp_path / "run"
-    regimes.run(c, out)
+    c, out = config("epochs=3"), tmp_path / "run"
+    with monkeypatch.context() as patch:
+        stop_after(2, patch)
+        with pytest.raises(KeyboardInterrupt):
+            regimes.run(c, out)
 
     class Evil:
         def __reduce__(self) -> tuple:

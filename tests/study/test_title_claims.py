@@ -248,7 +248,7 @@ def trunk(tmp_path_factory: pytest.TempPathFactory) -> Record:
 )
 def test_harm(arms: dict[str, list[list[float]]]) -> None:
     rows = [
-        {"arm": arm, "onset": at, "left": 3 - at, **row("harm", values, "ci")}
+        {"arm": arm, "onset": at, "left": 3 - at, "without": 3.0, **row("harm", values, "ci")}
         for arm, by_onset in arms.items()
         for at, values in enumerate(by_onset)
     ]

@@ -252,7 +252,7 @@ def test_parse(text: str, bandwidth: float, latency: float) -> None:
     ],
 )
 def test_no_network(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"expected the form 10Gbit/s,50us"):
+    with pytest.raises(ConfigError, match=r"expected (the form 10Gbit/s,50us|[01] to \S+ \S+$)"):
         Network.parse(text)
 
 

@@ -368,7 +368,11 @@ def test_instruments_measure_a_text(model: str, text: Path, tmp_path: Path) -> N
         (["batch_size=200"], DataError, "have 0 tokens each, fewer than data.sequence = 10"),
         (["batch_size=201"], DataError, "too few for one step of 4 workers x 201"),
         (["model.name=vgg7"], ConfigError, "'vgg7' takes images, the data are text"),
-        (["data.name=digits"], ConfigError, "'lstm' takes text, the data are images"),
+        (
+            ["data.name=digits", "data.path=none"],
+            ConfigError,
+            "'lstm' takes text, the data are images",
+        ),
         (["data.augment=true"], ConfigError, "data.augment = True: expected none"),
         (["data.image_size=16"], ConfigError, "data.image_size = 16: expected none"),
         (["data.resize=16"], ConfigError, "data.resize = 16: expected none"),

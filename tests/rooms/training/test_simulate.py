@@ -287,7 +287,9 @@ def seeded_network(seed: int) -> nn.Module:
 def test_another_model_is_another_run(other: str, stopped: bool, tmp_path: Path) -> None:
     """Of the same shapes, whose checkpoint would fit; and a finished record is not returned."""
     out, torch_state = tmp_path / "run", torch.get_rng_state()
-    data: Any = Stopper(80 + 190) if stopped else points()
+    counting = Stopper(1e9)
+    simulated(tmp_path / "counted", seeded_network(0), data=counting)
+    data: Any = Stopper(1e9 - counting.limit - 40) if stopped else points()
     with pytest.raises(Stop) if stopped else nullcontext():
         simulated(out, seeded_network(0), data=data)
     data = Stopper(1e9) if stopped else points()

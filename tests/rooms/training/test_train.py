@@ -274,19 +274,25 @@ def test_resume_on_another_number_of_processes(
     same_run(tmp_path / "whole", tmp_path / "broken")
 
 
-def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     c = config()
-    regimes.run(c, tmp_path / "run")
-    before = weights(tmp_path / "run")
+    regimes.run(c, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        stop_after(2, patch)
+        with pytest.raises(KeyboardInterrupt):
+            regimes.run(c, tmp_path / "run")
     newest, older = sorted((tmp_path / "run/checkpoints").iterdir())[::-1]
     file = newest / "process-0.pt"
     file.write_bytes(file.read_bytes()[:-7])
-    regimes.run(c, tmp_path / "run", resume=True)  # trains the last epoch again
-    assert all(torch.equal(t, weights(tmp_path / "run")[n]) for n, t in before.items())
+    shutil.copytree(tmp_path / "run", tmp_path / "lost")
+    regimes.run(c, tmp_path / "run", resume=True)  # trains the second epoch again
+    same_run(tmp_path / "whole", tmp_path / "run")
     for folder in (newest, older):
-        (folder / "process-0.pt").write_bytes(b"nothing")
+        (tmp_path / "lost/checkpoints" / folder.name / "process-0.pt").write_bytes(b"nothing")
     with pytest.raises(RecordError, match=r"no checkpoint of .* is complete"):
-        regimes.run(c, tmp_path / "run", resume=True)
+        regimes.run(c, tmp_path / "lost", resume=True)
 
 
 # -- no trace --------------------------------------------------------------------------------

@@ -129,9 +129,9 @@ def caption(run: Record) -> str:
     )
 
 
-def mark(ax: Axes, run: Record, axis: Literal["x", "y"]) -> None:
-    """A grey line across an axis of bits per byte for each order of `ORDERS`, named at its end; the
-    axis is made long enough to show them."""
+def mark(ax: Axes, run: Record, axis: Literal["x", "y"], *, named: bool = True) -> None:
+    """A grey line across an axis of bits per byte for each order of `ORDERS`, named at its end
+    where there is room (the caption has the values); the axis is made long enough to show them."""
     if (counted := of(run)) is None:
         return
     for order in ORDERS:
@@ -150,7 +150,9 @@ def mark(ax: Axes, run: Record, axis: Literal["x", "y"]) -> None:
             ax.set_ylim(*least)
             ax.axhline(value, **look)
             place = ax.get_yaxis_transform()
-            ax.text(0.01, value, f"Markov, order {order}", transform=place, va="bottom", **label)
+            if named:
+                words = f"Markov, order {order}"
+                ax.text(0.01, value, words, transform=place, va="bottom", **label)
 
 
 def count(run: Record) -> Counted:

@@ -73,7 +73,7 @@ def figure(
             for ax, column in zip(axes, (shown.name, "train_loss"), strict=False):
                 metric = shown if column == shown.name else named(column)
                 numbers.append(_curves(ax, part, metric, column, looks))
-            markov.mark(axes[0], run, "y")
+            markov.mark(axes[0], run, "y", named=False)
             ranges = rows[(rows["rule"] == first) & rows["arm"].isin(looks)]
             _ranges(axes[2], ranges, looks)
             name = "AdamW" if momentum == NO_MOMENTUM else f"SGD, momentum {momentum:g}"

@@ -111,9 +111,9 @@ def last_train_loss(source: str, arm: str) -> float:
 
 @number
 def last_values(source: str, arm: str) -> list[float]:
-    """The metric of each run's last three units, as recorded, in ascending order."""
+    """The metric of each run's last three evaluations, as recorded, in ascending order."""
     runs = [run for run in records(source) if run.name == arm]
-    return sorted(float(run.epochs["metric"].tail(3).mean()) for run in runs)
+    return sorted(float(run.epochs["metric"].dropna().tail(3).mean()) for run in runs)
 
 
 @number

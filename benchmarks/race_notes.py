@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ Runs = Mapping[str, Sequence[Line]]  # by entrant
 TEXT = "cc5d3e71f30caa855852a0be9e6cf88ebf98ae008d6c680b387d22524834b281"  # digest of the text
 PEER = f"every {PERIOD}"  # averages as seldom, without compression
 DILOCO, STEPS = "diloco 32", 600
+ELSEWHERE = Path(__file__).with_name("race_elsewhere.jsonl")  # races on another processor
 TORCH = ("DDP", "HSDP")  # with which the names of torch's own methods begin
 LOSSES = np.round(np.arange(4.5, 2.45, -0.05), 2)  # at which it is said who is first
 
@@ -162,4 +165,28 @@ def missing(grid: str) -> str:
         f"SparseLoCo, and plain accumulation of gradients over {PERIOD} steps.{diloco} All methods "
         "take as many steps; with a slow link a user fixes the seconds, and would take more steps "
         "with a method that is faster."
+    )
+
+
+def elsewhere(lines: Sequence[Line]) -> str:
+    """What was raced on another processor, whose seconds cannot stand in these tables, beside its
+    peer's loss here."""
+    known = [json.loads(line) for line in ELSEWHERE.read_text().splitlines()]
+    whole = {x["seed"]: x for x in known if x["stage"] == "race" and len(x["loss"]) * 25 == STEPS}
+    peers = {
+        x["seed"]: x
+        for x in lines
+        if x["stage"] == "race" and x["entrant"] == PEER and len(x["loss"]) * 25 == STEPS
+    }
+    ends = [
+        t_interval([float(np.mean(line["loss"][-3:])) for line in group.values()])
+        for group in (whole, peers)
+    ]
+    (ours, low, high), (theirs, least, most) = ends
+    some = next(iter(whole.values()))
+    return (
+        f"{some['entrant']} was raced on another processor, {some['processor']} "
+        "(`benchmarks/race_elsewhere.jsonl`), whose seconds do not compare with these tables. It "
+        f"is {PEER} by torch's means: its loss at the end is {ours:.2f} [{low:.2f}, {high:.2f}], "
+        f"that of {PEER} {theirs:.2f} [{least:.2f}, {most:.2f}]."
     )

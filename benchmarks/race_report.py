@@ -105,6 +105,8 @@ def page(models: Mapping[str, Sequence[Line]], system: str) -> str:
         "",
         race_notes.missing(next(iter(models))),
         "",
+        race_notes.elsewhere(next(iter(models.values()))),
+        "",
     ]
     for grid, lines in models.items():
         for link in dict.fromkeys(x["link"] for x in lines if x["stage"] == "race"):

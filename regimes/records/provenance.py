@@ -173,10 +173,15 @@ def _gpu() -> dict[str, Any]:
 
 
 def processor() -> str:
-    """The processor's name, as far as the system knows it."""
+    """The processor's name, as far as the system knows it; a name without a number, as virtual
+    machines give it, has family and model beside it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor())
+    parts = [line.partition(":") for line in reversed(lines)]
+    said = {key.strip(): value.strip() for key, _, value in parts}  # the first processor's
+    name = said.get("model name", platform.processor())
+    if any(letter.isdigit() for letter in name) or not {"cpu family", "model"} <= said.keys():
+        return name
+    return f"{name} (family {said['cpu family']}, model {said['model']})"

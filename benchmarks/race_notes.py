@@ -170,7 +170,7 @@ def missing(grid: str) -> str:
 
 def elsewhere(lines: Sequence[Line]) -> str:
     """What was raced on another processor, whose seconds cannot stand in these tables, beside its
-    peer's loss here."""
+    peer's loss here; nothing where the peer was not raced."""
     known = [json.loads(line) for line in ELSEWHERE.read_text().splitlines()]
     whole = {x["seed"]: x for x in known if x["stage"] == "race" and len(x["loss"]) * 25 == STEPS}
     peers = {
@@ -178,6 +178,8 @@ def elsewhere(lines: Sequence[Line]) -> str:
         for x in lines
         if x["stage"] == "race" and x["entrant"] == PEER and len(x["loss"]) * 25 == STEPS
     }
+    if not peers:
+        return ""
     ends = [
         t_interval([float(np.mean(line["loss"][-3:])) for line in group.values()])
         for group in (whole, peers)

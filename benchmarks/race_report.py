@@ -105,8 +105,7 @@ def page(models: Mapping[str, Sequence[Line]], system: str) -> str:
         "",
         race_notes.missing(next(iter(models))),
         "",
-        race_notes.elsewhere(next(iter(models.values()))),
-        "",
+        *([said, ""] if (said := race_notes.elsewhere(next(iter(models.values())))) else []),
     ]
     for grid, lines in models.items():
         for link in dict.fromkeys(x["link"] for x in lines if x["stage"] == "race"):

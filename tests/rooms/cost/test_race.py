@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -286,3 +288,19 @@ def test_the_text_of_the_race_is_the_one_whose_markov_models_are_quoted() -> Non
         pytest.skip("the standard library of this Python is another text")
     assert markov.known()[race_notes.TEXT].test == data.test_size
     assert data.train_size == race_notes.STEPS * 32 * 64 + 1
+
+
+def test_what_was_raced_elsewhere_stands_beside_its_peer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(entrant: str, seed: int, loss: float) -> dict[str, Any]:
+        head = {"stage": "race", "entrant": entrant, "seed": seed, "processor": "that"}
+        return {**head, "loss": [9.0] * 21 + [loss] * 3}
+
+    file = tmp_path / "lines.jsonl"
+    file.write_text("".join(json.dumps(run("x", seed, 2.0 + seed)) + "\n" for seed in range(3)))
+    monkeypatch.setattr(race_notes, "ELSEWHERE", file)
+    said = race_notes.elsewhere([run("every 8", seed, 1.0 + seed) for seed in range(3)])
+    assert "x was raced on another processor, that" in said
+    assert "is 3.00 [0.52, 5.48], that of every 8 2.00 [-0.48, 4.48]" in said
+    assert race_notes.elsewhere([run("dense", 0, 1.0)]) == ""

@@ -82,6 +82,8 @@ def options(what: str) -> str:
     """A table of every name that a configuration may give, with its fields and defaults."""
     if what == "config":
         return configuration()
+    if what == "retired":
+        return retired()
     if what == "names":
         return names()
     registry = importlib.import_module(REGISTRIES[what]).REGISTRY
@@ -124,6 +126,17 @@ def as_toml(value: Any) -> str:
     if isinstance(value, tuple | list):
         return "[" + ", ".join(map(as_toml, value)) + "]"
     return f'"{value}"' if isinstance(value, str) else f"{value:g}"
+
+
+def retired() -> str:
+    """Every key that has left the configuration, and what is in its place."""
+    from regimes.config import RETIRED
+
+    lines = ["| key | default | retired in | instead |", "|---|---|---|---|"]
+    for key, field in RETIRED.items():
+        default = as_toml(field.default)
+        lines.append(f"| `{key}` | `{default}` | {field.since} | {field.instead} |")
+    return "\n".join(lines)
 
 
 def configuration() -> str:

@@ -29,7 +29,8 @@ def mean_rates(run: Record) -> pd.Series:
     per_epoch = int(run.header["steps_per_epoch"] or 1)
     total = config.get("steps") or config["epochs"] * per_epoch
     units = Units(per_epoch, config.get("unit_steps"), total)
-    rate = LearningRate(from_dict(OptimizerConfig, config["optimizer"]), per_epoch, total)
+    optimizer = from_dict(OptimizerConfig, config["optimizer"], "optimizer.")
+    rate = LearningRate(optimizer, per_epoch, total)
     means = []
     for unit, recorded in enumerate(firsts):
         each = [rate(step) for step in range(*units.span(unit))]

@@ -10,6 +10,7 @@ torch.
 from regimes.config.bounds import MOST_EPOCHS, Bounded, Bounds, check_bounds
 from regimes.config.convert import convert, current_names, from_dict, to_dict
 from regimes.config.registry import Registry, offered
+from regimes.config.retired import RETIRED, Retired, with_retired
 from regimes.config.run import (
     DENSE,
     BranchConfig,

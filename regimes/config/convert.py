@@ -13,6 +13,7 @@ from contextlib import suppress
 from datetime import date, time
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
+from regimes.config.retired import without_retired
 from regimes.errors import ConfigError, nearest, unexpected
 
 T = TypeVar("T")
@@ -32,11 +33,15 @@ def without_none(value: Any) -> Any:
 def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     """Build a dataclass from a nested dictionary; every key and type is checked.
 
+    Args:
+        where: the dotted path of the table in a configuration, with a dot at its end.
+
     Raises:
-        ConfigError: an unknown key (with the nearest known one) or a value of the wrong type.
+        ConfigError: an unknown key (with the nearest known one), a value of the wrong type, or a
+            retired field with another value than its default.
     """
     hints = _hints(cls)  # type: ignore[arg-type]  # classes are hashable
-    values = current_names(cls, values)
+    values = without_retired(current_names(cls, values), where)
     names = [f.name for f in dataclasses.fields(cls) if f.init]  # type: ignore[arg-type]
     for key in values:
         if key not in names:

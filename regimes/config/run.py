@@ -24,6 +24,7 @@ from regimes.config.bounds import (
     Timeout,
 )
 from regimes.config.convert import to_dict
+from regimes.config.retired import with_retired
 from regimes.errors import ConfigError
 
 Level = float | int | str  # a rank, the percentage that is sent, a number of bits, or "dense"
@@ -66,7 +67,6 @@ class ModelConfig:
     depth: int | None = None  # layers, likewise
     dropout: float | None = None  # likewise
     heads: int | None = None  # of attention, likewise; the width is a multiple of it
-    positions: Literal["learned", "rotary"] | None = None  # likewise
     tied: bool | None = None  # is the output matrix the embedding? likewise
 
 
@@ -88,14 +88,12 @@ class OptimizerConfig:
     decay_steps: tuple[Count, ...] = ()  # in place of ``decay_epochs``; needs per = "step"
     decay_factor: Factor = 10.0
     decay_share: Share = 0.2  # "wsd": the last share of the run, in which the rate falls linearly
-    cycle_epochs: Count = 8  # "cyclic": length of the first cycle
+    cycle_epochs: Count = 8  # "cyclic": length of a cycle
     cycle_steps: Count | None = None  # in place of ``cycle_epochs``; needs per = "step"
-    cycle_factor: Count = 1  # each cycle is so many times longer than the one before
     final: Share = 0.0  # "cosine", "linear", "wsd", "cyclic": the share of ``lr`` they fall to
     momentum: Momentum = 0.9  # of SGD and Muon
     nesterov: bool = True
-    weight_decay: Decay = 1e-4  # decoupled with AdamW and Muon
-    decay_vectors: bool | None = None  # weight decay of 1-D parameters, too; None: with SGD only
+    weight_decay: Decay = 1e-4  # decoupled with AdamW and Muon; of 1-D parameters with SGD only
     scale_with_batch: bool = True  # the rate times batch size / batch_size (Goyal et al., 2017)
     clip: Positive | None = None  # largest norm of each worker's gradient; None = as it is
 
@@ -305,8 +303,10 @@ class RunConfig:
     reporters: tuple[str, ...] = ()
 
     def digest(self) -> str:
-        """SHA-256 of the whole configuration."""
-        return hashlib.sha256(json.dumps(to_dict(self), sort_keys=True).encode()).hexdigest()
+        """SHA-256 of the whole configuration; retired fields count with their defaults, so that it
+        is that of earlier versions."""
+        whole = with_retired(to_dict(self))
+        return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
 
 
 def check_windows(where: str, windows: tuple[tuple[int, int], ...]) -> None:

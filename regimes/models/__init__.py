@@ -2,7 +2,7 @@
 
 A builder takes ``classes``, those of images also ``channels`` and ``image_size``, and, if it has
 a choice, ``width`` (the channels of its first layer), ``depth`` (its layers), ``dropout`` (a
-probability), and of a Transformer ``heads``, ``positions`` and ``tied``. Images may have any size
+probability), and of a Transformer ``heads`` and ``tied``. Images may have any size
 unless a builder says otherwise. Initialisation draws from torch's global generator: seed it around
 `build`.
 

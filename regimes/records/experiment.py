@@ -118,10 +118,10 @@ def check_same_experiment(runs: Sequence[Record]) -> None:
 
 
 def check_same(folder: Path, config: Mapping[str, Any]) -> None:
-    """Raise RecordError unless the run in ``folder`` has this (plain, resolved) configuration."""
-    recorded = resolved(read_header(folder)["config"])
-    keys = {*config, *recorded} - FREE_ON_RESUME
-    differ = sorted(k for k in keys if recorded.get(k) != config.get(k))
+    """Raise RecordError unless the run in ``folder`` has this plain configuration."""
+    recorded, wanted = resolved(read_header(folder)["config"]), resolved(config)
+    keys = {*wanted, *recorded} - FREE_ON_RESUME
+    differ = sorted(k for k in keys if recorded.get(k) != wanted.get(k))
     if differ:
         raise RecordError(
             f"{folder} holds a run that differs in {', '.join(differ)}: continue it with its own "

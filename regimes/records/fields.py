@@ -6,7 +6,14 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from regimes.config import RunConfig, current_names, from_dict, read_value, to_dict
+from regimes.config import (
+    RunConfig,
+    current_names,
+    from_dict,
+    read_value,
+    to_dict,
+    with_retired,
+)
 from regimes.errors import ConfigError
 from regimes.records.schema import Header, Row, hooked
 
@@ -24,14 +31,17 @@ Fields = dict[str, Any]
 
 
 def resolved(config: Mapping[str, Any]) -> Fields:
-    """A recorded configuration, with defaults for the fields that an older version lacked."""
+    """A recorded configuration, with defaults for the fields that an older version lacked or this
+    one has retired, so that both versions' records compare."""
     plain = dict(config)
     if plain.get("instruments") == []:  # the first records wrote a list where there were none
         plain["instruments"] = {}
     try:
-        return to_dict(from_dict(RunConfig, plain))
-    except ConfigError:  # written by a later version, or edited: its values replace the defaults
-        own, defaults = current_names(RunConfig, plain), to_dict(RunConfig())
+        return with_retired(to_dict(from_dict(RunConfig, plain)))
+    except ConfigError:
+        # written by a later version, edited, or with another value of a retired field: its values
+        # replace the defaults
+        own, defaults = current_names(RunConfig, plain), with_retired(to_dict(RunConfig()))
         for name in ("data", "model", "optimizer", "outer"):
             if isinstance(own.get(name), Mapping):
                 own[name] = defaults[name] | own[name]

@@ -7,7 +7,7 @@ A rate that changes per epoch is that of the epoch's first step.
   "SGDR", 2017, eq. 5; Devlin et al., "BERT", 2019).
 - ``wsd``: warm-up, stable, then a linear fall in the last share of the run (Hu et al., "MiniCPM",
   2024, whose fall is exponential).
-- ``cyclic``: cosines that restart, each ``cycle_factor`` times longer than the one before (SGDR).
+- ``cyclic``: cosines of equal length that restart (SGDR).
 """
 
 from __future__ import annotations
@@ -91,9 +91,7 @@ class LearningRate:
         """The position of a step within its cycle, from 0 to 1."""
         c = self.config
         length = c.cycle_steps or c.cycle_epochs * self.per_epoch
-        while step >= length:
-            step, length = step - length, length * c.cycle_factor
-        return step / length
+        return step % length / length
 
 
 def _cosine(done: float) -> float:

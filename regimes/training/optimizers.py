@@ -193,9 +193,8 @@ def _groups(
     """Two groups, with and without weight decay; one where all have it or none.
 
     Args:
-        vectors: whether 1-D parameters decay, unless the configuration says.
+        vectors: whether 1-D parameters decay.
     """
-    vectors = vectors if config.decay_vectors is None else config.decay_vectors
     decay = config.weight_decay
     if vectors or not decay:
         return [{"params": list(parameters), "weight_decay": decay}]

@@ -68,7 +68,7 @@ def test_other_shapes(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("name", ["resnet8", "vgg7"])
 def test_activations_and_their_gradients_stay_channels_last(name: str) -> None:
-    blank: dict[str, Any] = dict.fromkeys(["depth", "dropout", "heads", "positions", "tied"])
+    blank: dict[str, Any] = dict.fromkeys(["depth", "dropout", "heads", "tied"])
     torch.manual_seed(0)
     model = models.build(name=name, width=8, **blank, classes=5, channels=3, image_size=16)
     gradients = Gradients(model, classification_loss, World(4), union=True, seed=0)

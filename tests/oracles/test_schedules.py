@@ -51,8 +51,8 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[Any], Any]]] = {
         ),
     ),
     "cyclic": (
-        {"schedule": "cyclic", "cycle_steps": 100, "cycle_factor": 2, "final": 0.01},
-        lambda o: theirs.CosineAnnealingWarmRestarts(o, 100, 2, 0.01 * LR),
+        {"schedule": "cyclic", "cycle_steps": 100, "final": 0.01},
+        lambda o: theirs.CosineAnnealingWarmRestarts(o, 100, 1, 0.01 * LR),
     ),
     "warm-up": (
         {"schedule": "constant", "warmup_steps": 50, "warmup_from": LR / 4},

@@ -95,7 +95,7 @@ CHANGED: dict[str, dict[str, Any]] = {
     "compressor": {"compressor": "topk", "levels.low": 8, "levels.high": 4},
     "no feedback": {"compressor.error_feedback": False},
     "adamw": {"optimizer.name": "adamw", "optimizer.lr": 0.01},
-    "decay": {"optimizer.weight_decay": 0.1, "optimizer.decay_vectors": False},
+    "decay": {"optimizer.weight_decay": 0.1},
     "momentum": {"optimizer.momentum": 0.0, "optimizer.nesterov": False},
     "rate": {"optimizer.schedule": "cosine"},
     "batch": {"batch_size": 5},

@@ -1,0 +1,171 @@
+"""Retired fields of files, settings, grids and records (oracles: what version 0.3 wrote, put there
+by hand; the same record without them)."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from configs import smoke
+from runs import same_bits, stop_after
+
+import regimes
+from regimes.config import RETIRED, RunConfig, from_dict, load_toml, override, to_dict
+from regimes.errors import ConfigError
+from regimes.launch import sweep
+from regimes.presets import get_grid
+from regimes.records import check_same_experiment, read_lines, select
+from regimes.records.experiment import identity, separate, sibling_difference
+
+OTHER = {  # values that version 0.3 took
+    "model.positions": "learned",
+    "optimizer.cycle_factor": 2,
+    "optimizer.decay_vectors": True,
+}
+
+
+def put(table: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """The table, with a value at a dotted path."""
+    name, _, key = path.rpartition(".")
+    (table.setdefault(name, {}) if name else table)[key] = value
+    return table
+
+
+def of_version_3(table: dict[str, Any]) -> dict[str, Any]:
+    """A plain configuration as version 0.3 wrote it."""
+    return put(table, "optimizer.cycle_factor", 1)
+
+
+def edited(folder: Path, **values: Any) -> Path:
+    """A record whose configuration has the fields of version 0.3, and some values."""
+    header = json.loads((folder / "run.json").read_text())
+    of_version_3(header["config"])
+    for path, value in values.items():
+        put(header["config"], path, value)
+    (folder / "run.json").write_text(json.dumps(header))
+    return folder
+
+
+@pytest.mark.parametrize("path", RETIRED)
+def test_no_class_has_a_retired_field(path: str) -> None:
+    owner: Any = RunConfig()
+    *tables, key = path.split(".")
+    for name in tables:
+        owner = getattr(owner, name)
+    assert key not in {field.name for field in dataclasses.fields(owner)}
+
+
+@pytest.mark.parametrize("path", RETIRED)
+def test_the_default_is_read_without_a_word(path: str, tmp_path: Path) -> None:
+    default = RETIRED[path].default
+    text = "none" if default is None else json.dumps(default)
+    assert override(RunConfig(), [f"{path}={text}"]) == RunConfig()
+    assert from_dict(RunConfig, put({}, path, default)) == RunConfig()
+    if default is not None:
+        (tmp_path / "old.toml").write_text(f"{path} = {text}\n")
+        assert load_toml(tmp_path / "old.toml") == RunConfig()
+        (tmp_path / "grid.toml").write_text(f'base = "smoke"\n[schedules.a]\n{path} = {text}\n')
+        expected = override(regimes.get_preset("smoke"), ["name=a"])
+        assert get_grid(str(tmp_path / "grid.toml")) == {"a": expected}
+
+
+@pytest.mark.parametrize("path", OTHER)
+def test_another_value_is_one_sentence_with_what_to_use_instead(path: str, tmp_path: Path) -> None:
+    value, field = OTHER[path], RETIRED[path]
+    sentence = f"{path} = {value!r}: the field was retired in version {field.since}; "
+    expected = f"{re.escape(sentence + field.instead)}$"
+    with pytest.raises(ConfigError, match=expected):
+        override(RunConfig(), [f"{path}={json.dumps(value)}"])
+    (tmp_path / "old.toml").write_text(f"{path} = {json.dumps(value)}\n")
+    with pytest.raises(ConfigError, match=expected):
+        load_toml(tmp_path / "old.toml")
+    (tmp_path / "grid.toml").write_text(
+        f'base = "smoke"\n[schedules.a]\n{path} = {json.dumps(value)}\n'
+    )
+    with pytest.raises(ConfigError, match=expected):
+        get_grid(str(tmp_path / "grid.toml"))
+
+
+def test_a_value_of_another_type_is_not_the_default() -> None:
+    for setting in ("optimizer.cycle_factor=true", "optimizer.cycle_factor=1.0"):
+        with pytest.raises(ConfigError, match="was retired"):
+            override(RunConfig(), [setting])
+
+
+def test_a_digest_is_that_of_version_3() -> None:
+    for config in (RunConfig(), smoke("optimizer.lr=0.3")):
+        plain = json.dumps(of_version_3(to_dict(config)), sort_keys=True)
+        assert config.digest() == hashlib.sha256(plain.encode()).hexdigest()
+
+
+# -- records ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trunk and a branch with nothing changed."""
+    root = tmp_path_factory.mktemp("made")
+    trunk = regimes.run(smoke("checkpoint_keep=all", epochs=3), root / "trunk")
+    regimes.branch(trunk, at=2, set={"name": "null"}, out=root / "branch")
+    return root
+
+
+@pytest.fixture
+def root(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "moved"))
+
+
+def test_a_record_with_the_defaults_is_that_without(root: Path) -> None:
+    config = smoke("checkpoint_keep=all", epochs=3)
+    now = regimes.load(root / "trunk")
+    then = regimes.load(edited(Path(shutil.copytree(root / "trunk", root / "then"))))
+    check_same_experiment([now, then])
+    assert identity(now) == identity(then)
+    assert sibling_difference(to_dict(config), root / "another") == ""
+    assert sweep.done(then.folder, config)
+    assert regimes.run(config, then.folder, resume=True).rows == now.rows
+
+
+def test_a_run_of_version_3_is_continued(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bits of a run that was not stopped."""
+    config = smoke("checkpoint_keep=all", epochs=3)
+    stop_after(2, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        regimes.run(config, tmp_path / "broken")
+    monkeypatch.undo()
+    regimes.run(config, edited(tmp_path / "broken"), resume=True)
+    same_bits(made / "trunk", tmp_path / "broken")
+
+
+@pytest.mark.parametrize("path", OTHER)
+def test_a_record_with_another_value_is_read_but_not_trained(path: str, root: Path) -> None:
+    now = regimes.load(root / "trunk")
+    folder = edited(Path(shutil.copytree(root / "trunk", root / "then")), **{path: OTHER[path]})
+    then = regimes.load(folder)
+    assert then.rows == now.rows
+    assert regimes.plot([then]) is not None
+    before, after = identity(now), identity(then)
+    assert {k for k in {**before, **after} if before.get(k) != after.get(k)} == {path}
+    assert all(path in run.variant for run in separate([now, then]))
+    assert select([now, then], [f"{path}={json.dumps(OTHER[path])}"]) == [then]
+    with pytest.raises(ConfigError, match=re.escape(f"{path} = {OTHER[path]!r}: the field was")):
+        regimes.branch(folder, at=1, out=root / "other")
+
+
+def test_a_branch_that_had_changed_one_is_read(root: Path) -> None:
+    """As version 0.3 wrote it: the trunk has the default, and the branch's header says so."""
+    edited(root / "trunk")
+    folder = edited(root / "branch", **{"optimizer.cycle_factor": 2})
+    header = json.loads((folder / "run.json").read_text())
+    header["trunk"]["before"] = {"optimizer.cycle_factor": 1}
+    (folder / "run.json").write_text(json.dumps(header))
+    assert regimes.load(folder).rows[:1] == regimes.load(root / "trunk").rows[:1]
+    assert len(read_lines(folder / "epochs.jsonl")) == 1

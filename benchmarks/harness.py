@@ -208,7 +208,6 @@ class Loop:
         *,
         workers: int = 4,
         union: bool,
-        vmapped: bool = False,
     ) -> None:
         self.x, self.y = net.images(workers)
         self.model = net.build()
@@ -221,7 +220,6 @@ class Loop:
             union=union,
             seed=0,
             micro_batch=net.batch,
-            vmapped=vmapped,
         )
         self.reducer = Reducer(compressor, self.layers, self.world, 0)
         self.levels = [level if layer.compressed else DENSE for layer in self.layers]

@@ -6,9 +6,8 @@ BatchNorm over all of them. Ours: the same batches with PowerSGD rank 2, error f
 counted, one SGD step; *union*: in one pass over the four batches, BatchNorm per worker, as `regimes
 run` does for linear compressors; *worker by worker*: in four, as it does for the others. Batch per
 worker: smoke 8, small 16, ResNet-18 8 images of 32 x 32. Floor: the bare loop's own passes. The
-last rows are of TopK, which needs each worker's gradient, with 64 workers of smoke and 16 of small:
-one after the other, and with `vmap`, against a step of PowerSGD in one union pass (target: 4
-times).
+last rows are of TopK, which needs each worker's gradient, with 64 workers of smoke and 16 of small,
+against a step of PowerSGD in one union pass.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ TARGETS = {"smoke": 1.10, "small": 1.10, "ResNet-18": 1.05}
 ONE_PASS = {"smoke": 1.15, "small": 1.08, "ResNet-18": None}
 WORKERS = 4
 MANY = {"smoke": (64, 40), "small": (16, 20)}  # workers and rounds
-TIMES = 4.0  # the union pass
 
 
 class Bare:
@@ -75,10 +73,7 @@ def _many(name: str, quick: bool) -> list[Row]:
     tasks = {
         "union": Loop(net, PowerSGD(), 2, workers=workers, union=True),
         "worker by worker": Loop(net, TopK(), 0.1, workers=workers, union=False),
-        "vmap": Loop(net, TopK(), 0.1, workers=workers, union=False, vmapped=True),
     }
     seconds = interleaved(tasks, rounds // 3 if quick else rounds)
-    return [
-        compare(f"{name}, {workers} workers, TopK, {way}", seconds, way, "union", target)
-        for way, target in (("worker by worker", None), ("vmap", TIMES))
-    ]
+    way = "worker by worker"
+    return [compare(f"{name}, {workers} workers, TopK, {way}", seconds, way, "union")]

@@ -30,6 +30,11 @@ class Retired:
 
 
 RETIRED: dict[str, Retired] = {  # by dotted path
+    "vmap": Retired(
+        "0.4",
+        "leave it out, workers are computed one after the other, or in parallel with --processes",
+        default=False,
+    ),
     "model.positions": Retired(
         "0.4",
         "name a function of your own as model.name, which returns regimes.models.GPT(..., "

@@ -285,7 +285,6 @@ class RunConfig:
     drawn_per_seed: tuple[str, ...] = ()
     quirks: Literal["none", "authors"] = "none"
     union_pass: bool = True  # one pass over all hosted workers' batches, where it is exact
-    vmap: bool = False  # one pass, too, where each worker's own gradient is needed
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
     precision: Literal["strict", "tf32", "bfloat16"] = "strict"
     evaluate_every: Count = 1  # units

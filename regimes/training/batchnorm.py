@@ -6,7 +6,7 @@ DistributedDataParallel's broadcast of buffers does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -36,8 +36,6 @@ class PerWorkerBatchNorm:
         self.layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
         self.groups, self.update = 1, False
         self._shares = 1, 1  # samples of the pass: of all shards, and here
-        self._apart: list[tuple[Tensor, Tensor]] | None = None  # of each call of `apart`
-        self._called: list[_BatchNorm] = []  # whose calls these are
         self._scales: dict[_BatchNorm, list[Tensor]] = {}  # weight and bias, once per worker
         # running mean and variance of all groups, [groups * C]; only worker 0's, the first C, count
         self._running: dict[_BatchNorm, list[Tensor]] = {}
@@ -75,24 +73,6 @@ class PerWorkerBatchNorm:
         finally:
             self.groups, self.update = 1, False
             self._scales, self._used = {}, []
-
-    @contextmanager
-    def apart(self) -> Iterator[list[tuple[Tensor, Tensor]]]:
-        """Within ``vmap``: a call normalises one worker's batch and updates nothing. The list gets
-        the means and unbiased variances of the batches, for `follow`."""
-        self._apart, self._called = list[tuple[Tensor, Tensor]](), []
-        try:
-            yield self._apart
-        finally:
-            self._apart = None
-
-    def follow(self, statistics: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Update the running statistics of the layers of the last `apart`, in its order."""
-        for bn, (mean, var) in zip(self._called, statistics, strict=True):
-            count = cast(Tensor, bn.num_batches_tracked).add_(1)
-            factor = 1.0 / float(count) if bn.momentum is None else bn.momentum
-            for running, now in zip(_running(bn), (mean, var), strict=True):
-                running.lerp_(now.to(running.dtype), factor)
 
     def _repeat_scales(self) -> dict[_BatchNorm, list[Tensor]]:
         """Weight and bias once per worker, of layers with equally many channels together."""
@@ -132,13 +112,6 @@ class PerWorkerBatchNorm:
 
     def _normalise(self, bn: _BatchNorm, x: Tensor) -> Tensor:
         """BatchNorm of ``groups`` interleaved batches, as one of groups * C channels."""
-        if self._apart is not None:
-            if bn.running_mean is not None:
-                others = [i for i in range(x.ndim) if i != 1]
-                var, mean = torch.var_mean(x.detach(), others)
-                self._apart.append((mean, var))
-                self._called.append(bn)
-            return F.batch_norm(x, None, None, bn.weight, bn.bias, True, 0.0, bn.eps)
         running: list[Any] = [None, None]
         factor = 0.0
         if self.update and bn.running_mean is not None:

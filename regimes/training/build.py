@@ -143,30 +143,10 @@ class Run:
             clip=config.optimizer.clip,
             autocast=torch.bfloat16 if config.precision == "bfloat16" else None,
             compiled=config.compile,
-            vmapped=config.vmap,
         )
-        if gradients.vmapped:
-            self._check_vmap(gradients)
         if config.compile:
             gradients.check_compiles(*next(iter(self.batches.epoch(0, self.world.hosted))))
         return gradients
-
-    def _check_vmap(self, gradients: Gradients) -> None:
-        """Raise ConfigError unless a pass of all workers has each one's own gradient."""
-        config = self.config
-        x, y = next(iter(self.batches.epoch(0, self.world.hosted)))
-        one = x[0], y[0]
-        for what, excluded in (
-            ("compile", config.compile),
-            ("graphs", config.graphs is not None),
-            ("precision = 'bfloat16'", config.precision == "bfloat16"),
-            ("local steps (sync_policy)", config.sync_policy is not None),
-            ("--shards", self.world.shards > 1),
-            ("a model that draws random numbers", draws_random_numbers(self.model, one[0])),
-            ("a model with a state", carries_state(self.model, self.task.loss, *one)),
-        ):
-            require(not excluded, "vmap", True, f"false, because of {what}")
-        gradients.check_vmap(x, y)
 
     def _union(self) -> bool:
         """May one pass serve all hosted workers? The configuration alone decides, so that the

@@ -1,10 +1,8 @@
-"""Gradients of the hosted workers, stacked on a leading axis, by one of three passes.
+"""Gradients of the hosted workers, stacked on a leading axis, by one of two passes.
 
 - *Worker by worker*: one forward and backward pass for each hosted worker, ``[L, *shape]``.
   Where FSDP2 divides a worker among the processes of an island, each has its part of the worker's
   samples, and its rows of the gradient.
-- *vmap*: each worker's gradient, ``[L, *shape]``, all in one pass of ``torch.func.vmap``: the
-  numbers of the above but for rounding, sooner where a worker's batch and the model are small.
 - *Union*: one pass over all hosted workers' samples, which gives their mean, ``[1, *shape]``.
   Exact for a compressor that declares itself ``linear`` and a model without randomness, because
   BatchNorm still normalises each worker's samples by themselves (``batchnorm``).
@@ -20,8 +18,6 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regimes import reduction
 from regimes.collectives.islands import as_gradient, local_part
@@ -57,17 +53,6 @@ def carries_state(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> bool:
         return loss.carry(copy.deepcopy(model).train(), x, y, None)[1] is not None
 
 
-class _WithParameters(nn.Module):
-    """A model with other parameters than its own."""
-
-    def __init__(self, model: nn.Module, parameters: dict[str, Tensor]) -> None:
-        super().__init__()
-        self.model, self.given = model, parameters
-
-    def forward(self, *args: Any, **named: Any) -> Any:
-        return functional_call(self.model, self.given, args, named)
-
-
 class Gradients:
     """Computes stacked gradients into one reused buffer.
 
@@ -95,17 +80,15 @@ class Gradients:
         clip: float | None = None,
         autocast: torch.dtype | None = None,
         compiled: bool = False,
-        vmapped: bool = False,
     ) -> None:
         self.model, self.loss, self.world, self.seed = model, loss, world, seed
         self.reduction = reduction.of(loss) or SampleMean()
         self.network: Any = torch.compile(model, dynamic=False) if compiled else model
         self.union, self.micro_batch, self.clip, self.autocast = union, micro_batch, clip, autocast
         self.hidden: dict[int, Any] = {}
-        self.seeded, self.vmapped = True, vmapped and not union
+        self.seeded = True
         self._modules = [*model.modules()]
-        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        self.names, self.parameters = [name for name, _ in named], [p for _, p in named]
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.local = [local_part(p) for p in self.parameters]
         self._final_backward = False  # is the last backward pass of a step in progress?
         self._complete: set[int] = set()  # layers whose gradient it has completed
@@ -225,8 +208,6 @@ class Gradients:
             mode = self.batchnorm.during(len(x), update=self.world.leader in self.world.hosted)
             x, y = x.transpose(0, 1).flatten(0, 1), y.transpose(0, 1).flatten(0, 1)
             return self._forward_backward(0, x, y, share, mode)[None]  # of a mean over samples
-        if self.vmapped:
-            return self._all_workers(x, y, share)
         losses, local, hosted = [], self.replicas is not None, self.world.hosted
         each = hosted if self.replicas is None else self.replicas.each()
         for row, (worker, _) in enumerate(zip(hosted, each, strict=True)):
@@ -237,48 +218,6 @@ class Gradients:
             own = share[row] if isinstance(share, Tensor) else share
             losses.append(self._forward_backward(row, x[row], y[row], own, mode))
         return torch.stack(losses)
-
-    def _all_workers(self, x: Tensor, y: Tensor, share: Share) -> Float[Tensor, " rows"]:
-        """The gradient of each row of ``x`` in one pass, added to its row of ``stack``."""
-        leader, hosted = self.world.leader, [*self.world.hosted]
-        row = hosted.index(leader) if leader in hosted else None
-        gradients, losses = self._vmap(x, y, share, row)
-        torch._foreach_add_(self._summed, gradients)
-        return losses
-
-    def _vmap(
-        self, x: Tensor, y: Tensor, share: Share, row: int | None
-    ) -> tuple[list[Tensor], Float[Tensor, " rows"]]:
-        """Gradients and losses, times ``share``, of all rows; running statistics follow ``row``, if
-        any."""
-
-        def loss(
-            parameters: dict[str, Tensor], x: Tensor, y: Tensor, own: Share
-        ) -> tuple[Tensor, Any]:
-            with self.batchnorm.apart() as statistics:
-                value: Tensor = self.loss(_WithParameters(self.model, parameters), x, y)
-            return reduction.scaled(value, own), statistics
-
-        parameters = {name: p.detach() for name, p in zip(self.names, self.parameters, strict=True)}
-        by_row = 0 if isinstance(share, Tensor) else None
-        each = vmap(grad_and_value(loss, has_aux=True), in_dims=(None, 0, 0, by_row))
-        with sdpa_kernel(SDPBackend.MATH):  # vmap takes the others sample by sample
-            gradients, (losses, statistics) = each(parameters, x, y, share)
-        if row is not None:
-            self.batchnorm.follow([(mean[row], var[row]) for mean, var in statistics])
-        return [gradients[name] for name in self.names], losses.detach()
-
-    def check_vmap(self, x: Tensor, y: Tensor) -> None:
-        """Raise ConfigError unless ``torch.func.vmap`` takes a pass over a batch ``x [L, b, ...]``,
-        ``y [L, b]``; nothing is changed."""
-        self.model.train()
-        try:
-            self._vmap(x, y, 1.0, None)
-        except Exception as error:  # of torch, or of a user's model
-            reason = str(error).strip().partition("\n")[0] or type(error).__name__
-            raise unexpected(
-                "vmap", True, f"a model that torch.func.vmap takes: {reason}"
-            ) from None
 
     def _forward_backward(
         self, row: int, x: Tensor, y: Tensor, share: Share, mode: AbstractContextManager[None]

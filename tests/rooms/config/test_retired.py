@@ -24,6 +24,7 @@ from regimes.records import check_same_experiment, read_lines, select
 from regimes.records.experiment import identity, separate, sibling_difference
 
 OTHER = {  # values that version 0.3 took
+    "vmap": True,
     "model.positions": "learned",
     "optimizer.cycle_factor": 2,
     "optimizer.decay_vectors": True,
@@ -39,7 +40,7 @@ def put(table: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 
 def of_version_3(table: dict[str, Any]) -> dict[str, Any]:
     """A plain configuration as version 0.3 wrote it."""
-    return put(table, "optimizer.cycle_factor", 1)
+    return put(put(table, "vmap", False), "optimizer.cycle_factor", 1)
 
 
 def edited(folder: Path, **values: Any) -> Path:
@@ -93,7 +94,7 @@ def test_another_value_is_one_sentence_with_what_to_use_instead(path: str, tmp_p
 
 
 def test_a_value_of_another_type_is_not_the_default() -> None:
-    for setting in ("optimizer.cycle_factor=true", "optimizer.cycle_factor=1.0"):
+    for setting in ("vmap=0", "optimizer.cycle_factor=true", "optimizer.cycle_factor=1.0"):
         with pytest.raises(ConfigError, match="was retired"):
             override(RunConfig(), [setting])
 

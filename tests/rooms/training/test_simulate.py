@@ -561,7 +561,6 @@ def normalised() -> nn.Module:
 ONE_SAMPLE: dict[str, tuple[dict[str, Any], str]] = {
     "the last": ({"batch_size": 8}, "a last batch"),
     "all": ({"batch_size": 1}, "a batch"),
-    "vmap": ({"batch_size": 8, "set": {"vmap": True}}, "a last batch"),
     "union": ({"batch_size": 8, "set": {"union_pass": True}}, "a last batch"),
     "micro": (
         {

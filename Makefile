@@ -42,7 +42,7 @@ UV ?= uv
 lock:  ## write constraints.txt anew (LOCK=--upgrade: with the newest versions); then run test-all and integrations
 	sh tests/locked.sh $(UV) $(LOCK)
 
-same-bits: .venv/dev.stamp  ## train 49 small runs with the code of an earlier commit and with yours; compare every byte
+same-bits: .venv/dev.stamp  ## train small runs with the code of an earlier commit and with yours: bytes, weights, memory, launches; 8 minutes
 	$(BIN)/python -m benchmarks.same_bits
 
 mutants: .venv/dev.stamp  ## put in single-line bugs one at a time, and list those that no test finds; hours, can be continued

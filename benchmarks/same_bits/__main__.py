@@ -1,0 +1,126 @@
+"""``python -m benchmarks.same_bits [--quick] [--only PATTERN ...] [--base COMMIT]``: train with the
+code of a commit and with the present tree, and compare.
+
+A rebuilt house must not change a number. What changes on purpose moves ``BASE``, or its fields are
+listed in ``ON_PURPOSE`` with the reason. The exit code is 1 if a number differs that is not listed,
+if a step launches more operators or collectives than the base's, or if it holds or takes more than
+1.01 times its memory. About 8 minutes on two idle cores, ``--quick`` about one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterable
+from fnmatch import fnmatch
+from io import BytesIO
+from pathlib import Path
+
+from benchmarks.same_bits.cases import CASES
+from benchmarks.same_bits.compare import compare
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = Path(__file__).parent
+BASE = "62ffe26"  # the commit that the present tree is compared with
+ON_PURPOSE: dict[str, str] = {}  # field, dotted -> why it differs from the base
+
+
+def unpack(commit: str, place: Path) -> None:
+    """The tree of a commit, with these cases in place of its own."""
+    done = subprocess.run(
+        ["git", "-C", str(ROOT), "archive", commit], capture_output=True, check=True
+    )
+    with tarfile.open(fileobj=BytesIO(done.stdout)) as archive:
+        archive.extractall(place, filter="data")
+    there = place / PACKAGE.relative_to(ROOT)
+    there.with_suffix(".py").unlink(missing_ok=True)
+    shutil.rmtree(there, ignore_errors=True)
+    shutil.copytree(PACKAGE, there)
+
+
+def write_text(place: Path) -> Path:
+    """A walk over ten words in the files of WikiText-2."""
+    place.mkdir()
+    words = ["cat", "dog", "bird", "the", "a", "saw", "heard", ".", ",", "and"]
+    for name, count in (("train", 100), ("valid", 25), ("test", 25)):
+        lines = [
+            " ".join(words[(7 * i + i * i * j + 3 * j) % 10] for j in range(7))
+            for i in range(count)
+        ]
+        (place / f"wiki.{name}.tokens").write_text("\n".join(f" {x} " for x in lines) + "\n")
+    return place
+
+
+def start(tree: Path, names: list[str], out: Path, text: Path) -> subprocess.Popen[bytes]:
+    """Train with the code of ``tree``; what it says goes to ``out``.log."""
+    out.mkdir()
+    env = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "benchmarks.same_bits.train", str(out), str(text), *names]
+    with out.with_suffix(".log").open("w") as log:
+        return subprocess.Popen(command, env=env, cwd=tree, stdout=log, stderr=log)
+
+
+def wait(name: str, outs: Iterable[Path], jobs: Iterable[subprocess.Popen[bytes]]) -> None:
+    """Until both trees have trained a case; SystemExit if one has ended before."""
+    for out, job in zip(outs, jobs, strict=True):
+        done = out / f"{name}.done"
+        while not done.exists():
+            if job.poll() is not None and not done.exists():
+                raise SystemExit(f"{out.name}: {out.with_suffix('.log').read_text()[-2000:]}")
+            time.sleep(0.1)
+
+
+def chosen(patterns: list[str], quick: bool) -> list[str]:
+    """Names of the cases that fit a shell pattern; SystemExit if a pattern fits none."""
+    names = [case.name for case in CASES]
+    for pattern in patterns:
+        if not any(fnmatch(name, pattern) for name in names):
+            raise SystemExit(f"--only {pattern}: no such case; there are {', '.join(names)}")
+    return [
+        case.name
+        for case in CASES
+        if (case.quick or not quick)
+        and (not patterns or any(fnmatch(case.name, pattern) for pattern in patterns))
+    ]
+
+
+def main() -> None:
+    """Train, compare, say what differs."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[2].strip())
+    parser.add_argument("--base", default=BASE, help="the commit to compare with")
+    parser.add_argument("--only", nargs="+", default=[], metavar="PATTERN", help="shell patterns")
+    parser.add_argument("--quick", action="store_true", help="a case of each kind")
+    given = parser.parse_args()
+    names = chosen(given.only, given.quick)
+    begin, bad = time.monotonic(), 0
+    with tempfile.TemporaryDirectory(prefix="regimes-") as scratch:
+        place = Path(scratch)
+        unpack(given.base, place / "tree")
+        text = write_text(place / "text")
+        outs = place / "base", place / "present"
+        trees = place / "tree", ROOT
+        jobs = [start(tree, names, out, text) for tree, out in zip(trees, outs, strict=True)]
+        try:
+            for name in names:
+                wait(name, outs, jobs)
+                same, words = compare(outs[0] / name, outs[1] / name, ON_PURPOSE)
+                bad += not same
+                print(f"{name:28} {words}", flush=True)
+        finally:
+            for job in jobs:
+                job.terminate()
+                job.wait()
+    for field, why in ON_PURPOSE.items():
+        print(f"on purpose: {field}: {why}")
+    print(f"{len(names) - bad} of {len(names)} cases as expected, {time.monotonic() - begin:.0f} s")
+    sys.exit(1 if bad else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""The weights and the state that a training ends with: a name and a digest of each value.
+
+Names say what a value is (model, optimizer, residual, memory), of which layer and which worker, not
+where a checkpoint keeps it. The same file reads the states of both trees: a new layout of a saved
+state gets its reader here, under the same names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def write(folder: Path, rank: int | str, state: Mapping[str, Any]) -> None:
+    """Leave the digests of a nested state in the folder of a case."""
+    found = dict(sorted(leaves(state)))
+    if not any(name.startswith("model/") for name in found):
+        raise ValueError("a state without weights")
+    (folder / f"weights-{rank}.json").write_text(json.dumps(found, indent=0))
+
+
+def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
+    """(name, digest) of each tensor and number; what is None is left out."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from leaves(inner, (*path, str(key)))
+    elif isinstance(value, list | tuple):
+        for i, inner in enumerate(value):
+            yield from leaves(inner, (*path, str(i)))
+    elif value is not None:
+        yield "/".join(path), digest(value)
+
+
+def digest(value: Any) -> str:
+    """The first half of a SHA-256 of dtype, shape and bytes of a tensor; of other values the
+    text."""
+    if hasattr(value, "to_local"):  # of a sharded one this process's part
+        value = value.to_local()
+    if not isinstance(value, Tensor):
+        return repr(value)
+    about = f"{value.dtype} {list(value.shape)} ".encode()
+    plain = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.sha256(about + plain.numpy().tobytes()).hexdigest()[:32]
+
+
+# -- readers ------------------------------------------------------------------------------------
+
+
+def of_run(folder: Path) -> dict[str, Any]:
+    """The state in the last checkpoint of a run, of any number of processes."""
+    from regimes.training import checkpoint
+
+    loaded = checkpoint.load(folder)
+    if loaded is None:
+        raise ValueError(f"no checkpoint in {folder}")
+    files = loaded[1]
+    shared = next(file["shared"] for file in files if "shared" in file)
+    found: dict[str, Any] = {
+        "model": shared["model"],
+        "optimizer": shared["optimizer"],
+        "memory": shared["memories"],
+        "outer": shared.get("local"),
+        "residual": by_worker(files, [file["own"]["residuals"] for file in files]),
+    }
+    for file in files:
+        if local := file["own"].get("local"):
+            for worker, state in zip(file["workers"], local["workers"], strict=False):
+                found[f"worker {worker}"] = state
+        for worker, state in zip(file["workers"], file["own"].get("hidden", []), strict=False):
+            found[f"hidden {worker}"] = state
+    if any("local" in file["own"] for file in files):
+        parts = [file["own"]["local"]["residuals"] for file in files]
+        found["outer residual"] = by_worker(files, parts)
+    return found
+
+
+def by_worker(
+    files: Sequence[Mapping[str, Any]], parts: Sequence[Mapping[str, Any]]
+) -> dict[str, dict[str, Tensor]]:
+    """Rows of each layer by their worker, or by the file where one row serves all its workers."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for number, (file, part) in enumerate(zip(files, parts, strict=True)):
+        for layer, rows in part.items():
+            if rows is None:
+                continue
+            alone = len(rows) == len(file["workers"])
+            names = file["workers"] if alone else [f"file {number}"]
+            found.setdefault(layer, {}).update(zip(map(str, names), rows, strict=True))
+    return found
+
+
+def of_job(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of a hook or of local steps, as its ``state_dict`` gives it."""
+    found = {
+        "memory": saved["memories"],
+        "residual": saved["residuals"],
+    }
+    for name in ("common", "outer", "fragments", "movements"):  # of local steps
+        if name in saved:
+            found[name] = saved[name]
+    return found
+
+
+def of_loop(model: Any, optimizers: Sequence[Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of a user's own training loop."""
+    return {
+        "model": model.state_dict(),
+        "optimizer": [optimizer.state_dict() for optimizer in optimizers],
+        **of_job(saved),
+    }

@@ -12,15 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import regimes
 from benchmarks.same_bits import mesh
-from benchmarks.same_bits.case import Case, Place
-from benchmarks.same_bits.loop import Loop
+from benchmarks.same_bits.case import Place
+from benchmarks.same_bits.loop import Loop, batch
 
 SMALL = {"bucket_cap_mb": 0.004}  # several buckets, rebuilt after the first step
-SWITCHES = {"name": "windows", "windows": [[1, 2]]}  # high, low, high
+HIGH_LOW_HIGH = {"name": "windows", "windows": [[1, 2]]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,20 +32,25 @@ class Hooked(Loop):
         ddp: arguments of DistributedDataParallel.
         full: the state of all processes goes through one file, so that their number may change.
         told: the hook has the optimiser, and reads its rate.
+        probed: the curvature is measured on a probe of this many batches.
     """
 
+    counted: tuple[int, int] = (1, 1)  # after the buckets are rebuilt, before the unit ends
     ddp: Mapping[str, Any] = field(default_factory=lambda: SMALL)
     full: bool = False
     told: bool = False
+    probed: int = 0
 
     def wrap(self, net: nn.Module) -> Any:
         options: dict[str, Any] = {"find_unused_parameters": self.side, **self.ddp}
         return DistributedDataParallel(net, **options)
 
     def start(self, model: Any, optimizers: list[Any], options: dict[str, Any]) -> Any:
-        given: dict[str, Any] = {"policy": SWITCHES, "seed": 7, **options}
+        given: dict[str, Any] = {"policy": HIGH_LOW_HIGH, "seed": 7, **options}
         if self.told or "every" in given:
             given["optimizer"] = optimizers if len(optimizers) > 1 else optimizers[0]
+        if self.probed:
+            given["probe"] = probe_loss, [batch(0, i, 0) for i in range(self.probed)]
         return regimes.attach(model, **given)
 
     def after(self, job: Any, step: int, loss: Tensor) -> None:
@@ -120,39 +126,6 @@ def _parts(model: Any, optimizers: list[Any], job: Any) -> dict[str, Any]:
     return {"model": model_state, "optimizer": state, "hook": job.sharded_state()}
 
 
-PAIRS: dict[str, dict[str, Any]] = {  # levels of each compressor
-    "powersgd": {"low": 2, "high": 1},
-    "topk": {"low": 40, "high": 5},
-    "quantise": {"low": 8, "high": 4},
-    "threshold": {"low": 1e-4, "high": 1e-3},
-    "dense": {"low": "dense", "high": "dense"},
-    "acp-sgd": {"low": 2, "high": 1},
-    "randomk": {"low": 40, "high": 5},
-    "sign": {"low": "dense", "high": 1},
-    "dct-topk": {"low": 40, "high": 5},
-    "low-pass": {"low": 0.5, "high": 0.1},
-    "cast": {"low": "fp16", "high": "bf16"},
-    "chunked-topk": {"low": 40, "high": 5},
-    "quantised-all-reduce": {"low": 8, "high": 4},
-}
-FIELDS = {"chunked-topk": {"chunk": 16}, "quantised-all-reduce": {"block": 16}}
-TOPK: dict[str, Any] = {"compressor": "topk", "levels": PAIRS["topk"]}
-QUICK = ("powersgd", "topk")
-
-
-def _options(name: str) -> dict[str, Any]:
-    return {"compressor": {"name": name, **FIELDS.get(name, {})}, "levels": PAIRS[name]}
-
-
-CASES: list[Case] = [
-    *(
-        Hooked(name=f"hook-{n}", options=_options(n), told=n == "threshold", quick=n in QUICK)
-        for n in PAIRS
-    ),
-    *(
-        Sharded(
-            name=f"fsdp2-{n}", options=_options(n), told=n == "threshold", quick=n == "powersgd"
-        )
-        for n in PAIRS
-    ),
-]
+def probe_loss(model: nn.Module, samples: tuple[Tensor, Tensor]) -> Tensor:
+    """The mean loss of a batch of the probe."""
+    return F.cross_entropy(model(samples[0], 0), samples[1])

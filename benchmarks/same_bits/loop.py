@@ -73,6 +73,7 @@ class Loop(Case):
         norm: the network has BatchNorm.
         dtype: of the parameters.
         autocast: forward passes run in bfloat16.
+        scaled: a GradScaler scales the loss, and skips steps that are not finite.
     """
 
     counts: tuple[int, ...] = (2,)
@@ -87,6 +88,7 @@ class Loop(Case):
     norm: bool = True
     dtype: torch.dtype = torch.float32
     autocast: bool = False
+    scaled: bool = False
 
     def rate(self, step: int) -> float:
         """It falls to a tenth in the end, which is a decay."""
@@ -147,12 +149,15 @@ class Loop(Case):
         if (name := options.pop("record", None)) is not None:
             about = {"batch_size": BATCH, "metric": "accuracy"}
             options["record"] = regimes.RecordOptions(at.folder / name, **about)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2, enabled=self.scaled)
+        if self.scaled:
+            options["scaler"] = scaler
         job = self.start(model, optimizers, options)
         first = self.ends[at.stage - 1] if at.stage else 0
         if at.stage:
             self.load(at, model, optimizers, job)
         for step in range(first, self.ends[at.stage]):
-            loss = self._step(at, model, optimizers, step)
+            loss = self._step(at, model, optimizers, scaler, step)
             self.after(job, step, loss)
             if meter is not None:
                 meter.step()
@@ -170,7 +175,7 @@ class Loop(Case):
         if at.rank == 0:
             meter.write(at.folder)
 
-    def _step(self, at: Place, model: Any, optimizers: list[Any], step: int) -> Tensor:
+    def _step(self, at: Place, model: Any, optimizers: list[Any], scaler: Any, step: int) -> Tensor:
         worker, rows = self.worker(at.rank)
         for optimizer in optimizers:
             optimizer.param_groups[0]["lr"] = self.rate(step)
@@ -183,13 +188,13 @@ class Loop(Case):
                 loss = F.cross_entropy(answer.float(), y[rows]) / self.accumulate
                 if step == self.bad and at.rank == 1:
                     loss = loss * torch.nan
-                loss.backward()
-        trained = [p for p in model.parameters() if p.grad is not None]
+                scaler.scale(loss).backward()
         if self.clip is not None:
-            nn.utils.clip_grad_norm_(trained, self.clip)
-        if step != self.bad:  # a global step that a scaler would skip
+            nn.utils.clip_grad_norm_(model.parameters(), self.clip)
+        if step != self.bad or self.scaled:  # all processes skip it, as a scaler does by itself
             for optimizer in optimizers:
-                optimizer.step()
+                scaler.step(optimizer)
+            scaler.update()
         return loss.detach()
 
     def _optimizers(self, net: nn.Module) -> list[Any]:

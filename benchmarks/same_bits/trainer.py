@@ -167,7 +167,7 @@ def _every(period: int | str, *more: str) -> tuple[str, ...]:
 
 
 DILOCO = ("outer.lr=0.7", "outer.momentum=0.9", "outer.nesterov=true")
-STREAMS = (*DILOCO, "outer.fragments=3", "outer.delay=1", "outer.mixing=0.5")
+STREAMS = (*DILOCO, "outer.fragments=3", "outer.delay=1", "outer.mixing=0.4")
 ADAMW = ("optimizer.name=adamw", "optimizer.lr=0.01", "optimizer.clip=1.0")
 CHURN = "churn={per='step',away=[[3,2,6],[0,4,8],[1,7,99]]}"
 CURVATURE = ("instruments.curvature.images=40", "instruments.curvature.batch=20")
@@ -320,7 +320,7 @@ CASES: list[Case] = [
         name="two-processes-streaming",
         settings=RUNS["local-streaming-units"],
         counts=(2,),
-        counted=(1, 2),
+        counted=(1, 4),  # to the end of the unit, when nothing is under way
     ),
     Run(name="shards", shards=2, counts=(4,)),
     Run(name="shards-resumed", shards=2, counts=(4, 4), settings=("optimizer.clip=0.5",)),

@@ -4,6 +4,7 @@ folders made by hand, steps counted by hand)."""
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.same_bits import states
+from benchmarks.same_bits import exchanges, states, trainer
+from benchmarks.same_bits.cases import CASES
 from benchmarks.same_bits.compare import compare
+from benchmarks.same_bits.local import ShardedSteps
 from benchmarks.same_bits.meter import Meter
+from regimes import compression, policies
 
 COUNTS = {"launches": 10, "collectives": 2, "held": 1000, "peak": None}
 
@@ -133,3 +137,18 @@ def test_too_few_steps_are_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     meter.step()
     with pytest.raises(ValueError, match="1 steps, of which 2 to 3 count"):
         meter.write(tmp_path)
+
+
+def test_every_compressor_and_policy_has_a_case() -> None:
+    """In the trainer; every compressor under a hook, too."""
+    settings = " ".join(setting for run in trainer.RUNS.values() for setting in run)
+    words = {*re.findall(r"[\w-]+", settings), "powersgd", "accordion"}  # those of the preset
+    assert {*compression.REGISTRY, *policies.REGISTRY} <= words
+    assert {*compression.REGISTRY} == exchanges.PAIRS.keys()
+
+
+def test_quick_has_a_case_of_each_kind() -> None:
+    quick = [case for case in CASES if case.quick]
+    kinds = {type(case) for case in CASES} - {ShardedSteps}  # Sharded and Stepped are there
+    assert {type(case) for case in quick} == kinds
+    assert {count for case in quick for count in case.counts} >= {1, 2, 4}

@@ -87,7 +87,8 @@ class Simulated(Run):
 ADAMW = {"name": "adamw", "lr": 0.01}
 SWITCHES = {"name": "accordion", "interval": 1}
 CASES: list[Case] = [
-    Simulated(name="simulate", options={"policy": SWITCHES}, quick=True),
+    Simulated(name="simulate", model=plain_network, options={"policy": SWITCHES}, quick=True),
+    Simulated(name="simulate-dropout", options={"policy": SWITCHES}),
     Simulated(
         name="simulate-dataset",
         data=Pairs,

@@ -267,7 +267,7 @@ RUNS = {
     "gpt": (*TEXT, 'model={name="gpt",width=8,depth=1,heads=2}', *ADAMW),
     # local steps
     "local-mean": _every(2),
-    "local-topk": (*_every(2), *TOPK),
+    "local-topk": (*_every(2), *TOPK, "instruments.spread={}"),
     "local-averaged-momenta": _every(3, "outer.states=average", *ADAMW),
     "local-reset-momenta": _every(3, "outer.states=reset"),
     "local-diloco": _every(3, *DILOCO, *DENSE, *ADAMW),

@@ -1,35 +1,40 @@
-"""What packages offer by entry points; a checkout's own, too, where it is not installed."""
+"""What packages offer by entry points; a checkout offers its own, installed or not."""
 
 from __future__ import annotations
 
 import functools
+import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 PROJECT = "regimes"
 CHECKOUT = Path(__file__).parents[2]  # in an installation: site-packages
 
 
 def entry_points(group: str) -> list[metadata.EntryPoint]:
-    """The entry points of a group, by name.
+    """The entry points of a group, by name and package.
 
-    Python knows them from the metadata of installed packages. A checkout that only stands on the
-    path has none, so its own are read from its ``pyproject.toml``.
+    Python knows them from the metadata of installed packages. A checkout's own are read from its
+    ``pyproject.toml``: it may only stand on the path, and metadata are as old as its installation.
     """
-    points = [*metadata.entry_points(group=group)]
-    if not _installed():
-        own = _declared(CHECKOUT / "pyproject.toml").get(group, {})
-        points += [metadata.EntryPoint(name, value, group) for name, value in own.items()]
-    return sorted(points, key=lambda point: point.name)
+    points = [*_of_packages(tuple(sys.path)).select(group=group)]
+    if own := _declared(CHECKOUT / "pyproject.toml"):
+        points = [point for point in points if owner(point) != PROJECT]
+        points += [metadata.EntryPoint(*pair, group) for pair in own.get(group, {}).items()]
+    return sorted(points, key=lambda point: (point.name, owner(point)))
 
 
-def _installed() -> bool:
-    try:
-        metadata.distribution(PROJECT)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
+def owner(point: metadata.EntryPoint) -> str:
+    """The name of the package that offers it; this project, where no metadata say so."""
+    return PROJECT if point.dist is None else point.dist.name
+
+
+@functools.lru_cache(maxsize=1)
+def _of_packages(path: tuple[str, ...]) -> Any:
+    """All entry points of the packages on a path; reading them takes 15 ms."""
+    return metadata.entry_points()
 
 
 @functools.cache

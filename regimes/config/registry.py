@@ -5,14 +5,19 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from regimes.config.convert import from_dict, without_none
-from regimes.config.entry_points import entry_points
-from regimes.errors import ConfigError, nearest
+from regimes.config.entry_points import PROJECT, entry_points, owner
+from regimes.errors import ConfigError, RegimesError, nearest
 
 T = TypeVar("T")
+CLASSES = {  # of packages, which are names of `import regimes`
+    "compressor": "regimes.compressors",
+    "policy": "regimes.policies",
+    "detector": "regimes.detectors",
+}
 
 
 def offered(group: str) -> dict[str, str]:
@@ -20,14 +25,26 @@ def offered(group: str) -> dict[str, str]:
     return {point.name: point.value for point in entry_points(group)}
 
 
+@dataclasses.dataclass(frozen=True)
+class Contested:
+    """In place of an object: a name that several packages claim."""
+
+    owners: tuple[str, ...]
+
+
 class Registry(dict[str, Any]):
     """The names of one kind of thing: presets, policies, detectors, models, ...
 
     A name stands for an object, or for ``package.module:Class``, which is imported on demand.
+    Packages add names by entry points. A name that two of them claim, or one of them and this
+    project, is refused where it is used: it would mean one thing here and another thing there.
 
-    Attributes:
+    Args:
+        known: this project's names.
         has: attributes that the contract of these plug-ins requires; a user's class may lack them.
         listed: the command that lists the names, if there is one.
+        group: of the entry points; without it packages add no names.
+        taken: further names that no package may claim.
 
     >>> Registry("shape", {"date": "datetime:date"}).find("date")
     <class 'datetime.date'>
@@ -39,9 +56,18 @@ class Registry(dict[str, Any]):
         known: Mapping[str, Any] | None = None,
         has: tuple[str, ...] = (),
         listed: str = "",
+        group: str = "",
+        taken: Collection[str] = (),
     ) -> None:
         super().__init__(known or {})
         self.kind, self.has, self.listed = kind, has, listed
+        owners = {name: [PROJECT] for name in (*self, *taken)}
+        for point in entry_points(group) if group else ():
+            name, value = point.name, point.value
+            if self.get(name) != value:  # equal ones: a package that is on the path twice
+                claim = owners.setdefault(name, [])
+                claim.append(owner(point))
+                self[name] = value if len(claim) == 1 else Contested(tuple(claim))
 
     def register(self, name: str) -> Callable[[T], T]:
         """A decorator that registers an object under a name."""
@@ -66,18 +92,21 @@ class Registry(dict[str, Any]):
         """The object of a registered name, or of a user's ``package.module:Class``.
 
         Raises:
-            ConfigError: an unknown name, a module or class that cannot be imported.
+            ConfigError: an unknown name, one that several packages claim, a module or class that
+                cannot be imported.
         """
         target = self.get(name, name)
+        if isinstance(target, Contested):
+            owners = " and by ".join(target.owners)
+            raise ConfigError(
+                f"the {self.kind} {name!r} is offered by {owners}: uninstall one of these "
+                "packages, or rename its entry point"
+            )
         if not isinstance(target, str):
             return target
-        module, colon, attribute = target.partition(":")
-        if not colon:
+        if ":" not in target and name not in self:
             raise self.unknown(name)
-        try:
-            return getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError, ValueError, TypeError) as error:
-            raise ConfigError(f"cannot import the {self.kind} {target!r}: {error}") from None
+        return imported(self.kind, target)
 
     def dataclass(self, name: str) -> type:
         """`load` a class whose fields are the keys of a table; ConfigError for any other object."""
@@ -122,6 +151,29 @@ class Registry(dict[str, Any]):
             if not hasattr(plug_in, part):
                 raise ConfigError(f"{where}.name = {name!r} is no {self.kind}: it has no {part}")
         return plug_in
+
+
+def offered_class(name: str) -> Any:
+    """The compressor, policy or detector class of that name that a package offers; None if none
+    does. ConfigError if it cannot be imported."""
+    for kind, group in CLASSES.items():
+        for target in offered(group).values():
+            if target.endswith(f":{name}"):
+                return imported(kind, target)
+    return None
+
+
+def imported(kind: str, target: str) -> Any:
+    """The object ``package.module:Class``; ConfigError if it cannot be imported."""
+    module, _, attribute = target.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise ConfigError(f"cannot import the {kind} {target!r}: {error}") from None
+    except RegimesError:
+        raise
+    except Exception as error:  # a package's module may raise anything
+        raise ConfigError(f"cannot import the {kind} {target!r}: {error!r}") from error
 
 
 def required_arguments(function: Callable[..., Any]) -> list[str]:

@@ -179,12 +179,7 @@ def _imported(text: str) -> Any:
         from regimes.data.sources import torchvision_datasets
 
         torchvision_datasets()  # imports torchvision, even if it was built for another torch
-    try:
-        return Registry("model", {}).load(text)
-    except ConfigError:
-        raise
-    except Exception as error:  # the user's module may raise anything
-        raise ConfigError(f"cannot import the model {text!r}: {error!r}") from error
+    return Registry("model").load(text)
 
 
 def _on_meta(name: str, build: Callable[[], Any]) -> Any:

@@ -16,15 +16,14 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from regimes.config import Bounded, Bounds, Registry, check_windows, in_windows, offered
+from regimes.config import Bounded, Bounds, Registry, check_windows, in_windows
 from regimes.config.bounds import Count, Positive
 from regimes.errors import require
 from regimes.seeding import stream
 
 REGISTRY = Registry(
     "deficit",
-    offered("regimes.deficits")
-    | {
+    {
         "blur": "regimes.data.deficits:Blur",
         "flip": "regimes.data.deficits:Flip",
         "noise": "regimes.data.deficits:ImageNoise",
@@ -33,6 +32,7 @@ REGISTRY = Registry(
         "gradient-noise": "regimes.data.deficits:GradientNoise",
     },
     has=("windows", "inputs", "labels", "updates"),
+    group="regimes.deficits",
 )
 BANK = 1024  # different noise images
 Images = Float[Tensor, "n c h w"]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from regimes.config import DataConfig, Registry, offered
+from regimes.config import DataConfig, Registry
 from regimes.data.cache import cache_root, data_root, user_path
 from regimes.data.image_folder import Arrays, load_tree
 from regimes.errors import DataError, nearest, require
@@ -21,7 +21,8 @@ from regimes.seeding import stream
 logger = logging.getLogger(__name__)
 DIGITS_TRAIN = 1000  # of 1,797; the rest is the test set
 TEXTS = ("wikitext-2", "text", "stdlib", "synthetic-text")  # read elsewhere
-TASKS = Registry("data set", offered("regimes.tasks"))  # likewise, by other packages
+IMAGES = ("digits", "cifar10", "cifar100", "folder")
+TASKS = Registry("data set", group="regimes.tasks", taken=(*IMAGES, *TEXTS))  # of packages
 CIFAR_FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
 
 
@@ -35,7 +36,7 @@ class Availability(NamedTuple):
 
 def read(config: DataConfig) -> Arrays:
     """The complete data set of a configuration, as it is stored."""
-    sources = {"digits": _digits, "cifar10": _cifar, "cifar100": _cifar, "folder": _folder}
+    sources = dict(zip(IMAGES, (_digits, _cifar, _cifar, _folder), strict=True))
     known = (*sources, *TEXTS, *TASKS)
     if config.name not in sources:
         raise DataError(f"Unknown data set {config.name!r}: {nearest(config.name, known)}")

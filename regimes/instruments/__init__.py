@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from regimes.config import Registry, offered
+from regimes.config import Registry
 from regimes.instruments.base import Instrument
 
 REGISTRY = Registry(
     "instrument",
-    offered("regimes.instruments")
-    | {
+    {
         "norms": "regimes.instruments.gradient_norm:Norms",
         "curvature": "regimes.instruments.curvature:Curvature",
         "fisher": "regimes.instruments.curvature:Fisher",
@@ -25,6 +24,7 @@ REGISTRY = Registry(
         "spread": "regimes.instruments.noise:Spread",
     },
     has=("every", "start"),
+    group="regimes.instruments",
 )
 
 

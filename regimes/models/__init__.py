@@ -24,7 +24,7 @@ from typing import Any
 
 from torch import nn
 
-from regimes.config import Registry, offered
+from regimes.config import Registry
 from regimes.errors import ConfigError, require
 from regimes.models.densenet import densenet121
 from regimes.models.googlenet import googlenet
@@ -35,8 +35,7 @@ from regimes.models.vgg import vgg7, vgg19bn_cifar10, vgg19bn_cifar100
 
 MODELS = Registry(
     "model",
-    offered("regimes.models")
-    | {
+    {
         "vgg7": vgg7,
         "vgg19bn-cifar10": vgg19bn_cifar10,
         "vgg19bn-cifar100": vgg19bn_cifar100,
@@ -56,6 +55,7 @@ MODELS = Registry(
         "transformer": Transformer,
         "gpt": GPT,
     },
+    group="regimes.models",
 )
 
 

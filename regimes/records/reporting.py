@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from regimes.config import Registry, offered
+from regimes.config import Registry
 from regimes.errors import ConfigError, RegimesError
 
 CALLS = ("start", "step", "epoch", "stop")
@@ -24,8 +24,8 @@ OURS = {
 
 
 def registry() -> Registry:
-    """All reporters by name; those of other packages cannot replace ours."""
-    return Registry("reporter", offered("regimes.reporters") | OURS)
+    """All reporters by name."""
+    return Registry("reporter", OURS, group="regimes.reporters")
 
 
 def check_reporters(names: Sequence[str]) -> None:

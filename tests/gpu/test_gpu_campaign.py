@@ -56,9 +56,7 @@ def distribution(name):
         raise importlib.metadata.PackageNotFoundError(name)
     return known(name)
 importlib.metadata.distribution = distribution
-importlib.metadata.entry_points = lambda group: [
-    point for point in points(group=group) if not group.startswith("regimes")
-]
+importlib.metadata.entry_points = lambda **given: points(**(given or {"group": "none"}))
 """
 SLICES = 450 + 270  # seconds of two calls
 STARTING = 15  # seconds until a process has imported everything

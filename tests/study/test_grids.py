@@ -64,7 +64,7 @@ def test_the_toolkit_alone_has_its_own_presets_and_a_sentence_for_others(tmp_pat
     (tmp_path / "regimes").symlink_to(ROOT / "regimes")
     code = """
 import importlib.metadata
-importlib.metadata.entry_points = lambda **_: []
+importlib.metadata.entry_points = lambda **_: importlib.metadata.EntryPoints()
 from regimes.errors import ConfigError
 from regimes.presets import GRIDS, get_grid, get_preset, groups
 for name in GRIDS:

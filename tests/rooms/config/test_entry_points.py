@@ -1,35 +1,72 @@
-"""Entry points of installed packages, and of a checkout that is not installed."""
+"""Entry points of installed packages, and of a checkout, installed or not."""
 
 from __future__ import annotations
 
+import tomllib
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from regimes.config import entry_points
 from regimes.config.registry import offered
 
-FIELDS = ("name", "value", "group")
+OTHER = metadata.EntryPoint("other", "mine:Thing", "regimes.models")
+GROUPS = [
+    "figures",
+    "grids",
+    "compressors",
+    "policies",
+    "detectors",
+    "instruments",
+    "tasks",
+    "deficits",
+    "models",
+]
 
 
-def plain(points: list[metadata.EntryPoint]) -> list[tuple[str, ...]]:
-    return [tuple(getattr(point, field) for field in FIELDS) for point in points]
+def packages(*points: metadata.EntryPoint, owner: str = "mine") -> object:
+    """Stands for the metadata of an installed package."""
+    for point in points:
+        vars(point)["dist"] = SimpleNamespace(name=owner)
+    return lambda path: metadata.EntryPoints(points)
 
 
-@pytest.mark.parametrize(
-    "group", ["figures", "grids", "instruments", "tasks", "deficits", "models"]
-)
-def test_a_checkout_that_is_not_installed_offers_the_same(
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_checkout_offers_its_own_installed_or_not(
     group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    installed = plain(entry_points.entry_points(f"regimes.{group}"))
-    assert installed
-    monkeypatch.setattr(metadata, "entry_points", lambda group: [])
-    assert plain(entry_points.entry_points(f"regimes.{group}")) == []  # it is installed
-    monkeypatch.setattr(entry_points, "_installed", lambda: False)
-    assert plain(entry_points.entry_points(f"regimes.{group}")) == installed
-    assert offered(f"regimes.{group}") == {name: value for name, value, _ in installed}
+    """Oracle: its pyproject.toml. Metadata may be of another checkout, or older."""
+    declared = tomllib.loads((entry_points.CHECKOUT / "pyproject.toml").read_text())
+    expected = declared["project"]["entry-points"][f"regimes.{group}"]
+    assert expected
+    old = metadata.EntryPoint("old", "regimes_study:Old", f"regimes.{group}")
+    for found in (packages(), packages(old, owner="regimes")):
+        monkeypatch.setattr(entry_points, "_of_packages", found)
+        assert offered(f"regimes.{group}") == expected
+        names = [point.name for point in entry_points.entry_points(f"regimes.{group}")]
+        assert names == sorted(expected)
+
+
+def test_other_packages_offer_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry_points, "_of_packages", packages(OTHER))
+    assert offered("regimes.models")["other"] == "mine:Thing"
+    assert {entry_points.owner(point) for point in entry_points.entry_points("regimes.models")} == {
+        "mine",
+        "regimes",
+    }
+    monkeypatch.setattr(entry_points, "CHECKOUT", Path("nowhere"))  # an installation
+    assert offered("regimes.models") == {"other": "mine:Thing"}
+
+
+def test_the_wheel_says_the_same() -> None:
+    """What hatchling writes into an installation is what the checkout reads."""
+    builder = pytest.importorskip("hatchling.metadata.core", reason="needs the extra dev")
+    root = str(entry_points.CHECKOUT)
+    found = builder.ProjectMetadata(root, None).core.entry_points
+    for group in GROUPS:
+        assert found[f"regimes.{group}"] == offered(f"regimes.{group}")
 
 
 @pytest.mark.parametrize(

@@ -70,9 +70,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_packages_reporter_is_known_by_its_name(tmp_path: Path, command: Callable) -> None:
     (lines,) = reporters(["lines"], tmp_path)
     assert type(lines).__name__ == "Lines"
-    from regimes.records.reporting import registry
-
-    assert registry()["tensorboard"].startswith("regimes.")  # nobody takes ours
+    with pytest.raises(ConfigError, match="'tensorboard' is offered by regimes and by offering"):
+        check_reporters(["tensorboard"])  # nobody takes ours in silence
     settings = (*SHORT, 'reporters=["lines"]')
     words = [word for setting in settings for word in ("--set", setting)]
     for name, quiet in (("loud", []), ("quiet", ["--quiet"])):

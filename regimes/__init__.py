@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.3.0"
 
-# Public names, grouped, imported at first use (`import regimes` does not load torch).
+# Public names, grouped, imported at first use (`import regimes` does not load torch). The classes
+# of compressors, policies and detectors that packages offer by entry points are names here, too.
 _PUBLIC = {
     "regimes.config": "RunConfig DataConfig ModelConfig OptimizerConfig OuterConfig override "
     "load_toml to_toml",
@@ -44,15 +45,15 @@ _PUBLIC = {
     "regimes.plotting.schedules": "compare",
     "regimes.plotting.lines": "plot",
     "regimes.policies": "Static Windows Accordion Detected BatchAccordion ByLayer Smith AdaQS "
-    "ErrorLadder AccordionLadder RateLadder LGreCo GraVAC PostLocal QSR AdaComm PastEpoch Decision",
+    "RateLadder LGreCo GraVAC PostLocal QSR AdaComm PastEpoch Decision",
     "regimes.ddp": "Hook RecordOptions attach",
     "regimes.local": "LocalSteps local_steps",
     "regimes.cost.network": "Network",
-    "regimes.detectors": "NormChange EigenvalueChange FisherChange SharpnessChange TraceCusum "
-    "MsdrFall FirstShare RandomWindows FixedWindows Verdict",
+    "regimes.detectors": "NormChange EigenvalueChange SharpnessChange FirstShare RandomWindows "
+    "FixedWindows Verdict",
     "regimes.collectives.requests": "Layer Mean Gather Traffic",
     "regimes.compression.base": "Compressor State",
-    "regimes.compression.elementwise": "Dense LowPass Sign Quantise Cast",
+    "regimes.compression.elementwise": "Dense Sign Quantise Cast",
     "regimes.compression.powersgd": "PowerSGD ACPSGD",
     "regimes.compression.sparse": "TopK RandomK",
     "regimes.compression.cosine": "DCTTopK",
@@ -87,6 +88,11 @@ def __getattr__(name: str) -> "Any":
         new = _RENAMED[name]
         warnings.warn(f"regimes.{name} is now regimes.{new}", DeprecationWarning, stacklevel=2)
         return __getattr__(new)
+    if name[:1].isupper():  # a class that a package offers
+        from regimes.config.registry import offered_class
+
+        if (offer := offered_class(name)) is not None:
+            return offer
     raise AttributeError(f"module 'regimes' has no attribute {name!r}")
 
 

@@ -123,13 +123,15 @@ def test_commands_that_read_import_no_torch(words: list[str], tmp_path: Path) ->
     given = [small if word == "SMALL" else word for word in words]
     code = f"import sys\nsys.argv = ['regimes', *{given!r}]\nfrom regimes.__main__ import main\n"
     code += "try:\n    main()\nexcept SystemExit as stop:\n    assert not stop.code, stop.code\n"
-    done = run_python(code + "assert 'torch' not in sys.modules", cwd=tmp_path)
+    code += "found = {m for m in sys.modules if m.startswith('regimes_study.plugins')}\n"
+    done = run_python(code + "assert not found | {'torch'} & {*sys.modules}, found", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-500:]
 
 
 def test_import_and_presets_do_without_torch() -> None:
     code = "import sys, regimes; regimes.get_preset('smoke'); regimes.RunConfig; regimes.load; "
-    code += "assert not {'torch', 'numpy', 'pandas', 'rich'} & set(sys.modules)"
+    code += "assert not {'torch', 'numpy', 'pandas', 'rich', 'regimes_study.plugins'} "
+    code += "& set(sys.modules)"
     done = run_python(code)
     assert done.returncode == 0, done.stderr
 

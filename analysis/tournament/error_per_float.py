@@ -27,7 +27,7 @@ from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.groups import groups
-from regimes.plotting.looks import SPARE, SPELT, Look
+from regimes.plotting.looks import SPARE, Look, level_text
 from regimes.plotting.words import headline, label_ends
 from regimes.records import Record, load_all
 
@@ -121,7 +121,7 @@ def name_of(table: dict[str, Any]) -> str:
 
 def level_label(name: str, level: str) -> str:
     """A level in words, e.g. "rank 4"; empty if the compressor has only one."""
-    return SPELT.get(name.partition(",")[0], "").format(level)
+    return (level_text(name.partition(",")[0]) or "").format(level)
 
 
 # -- the table and the figure ----------------------------------------------------------------

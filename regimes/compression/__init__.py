@@ -1,4 +1,7 @@
-"""Compressors: one contract (``base``), one file per family, and the names that select them."""
+"""Compressors: one contract (``base``), one file per family, and the names that select them.
+
+A package offers its own by entry points of the group ``regimes.compressors``.
+"""
 
 from regimes.compression.base import Compressor, State
 from regimes.config import Registry
@@ -7,7 +10,6 @@ REGISTRY = Registry(
     "compressor",
     {
         "dense": "regimes.compression.elementwise:Dense",
-        "low-pass": "regimes.compression.elementwise:LowPass",
         "powersgd": "regimes.compression.powersgd:PowerSGD",
         "acp-sgd": "regimes.compression.powersgd:ACPSGD",
         "topk": "regimes.compression.sparse:TopK",
@@ -21,6 +23,7 @@ REGISTRY = Registry(
         "cast": "regimes.compression.elementwise:Cast",
     },
     has=("linear", "check", "reduce", "cost"),
+    group="regimes.compressors",
 )
 
 

@@ -1,4 +1,4 @@
-"""Compressors that send every number of a layer: as it is, a share of it, or in fewer bits.
+"""Compressors that send every number of a layer, as it is or in fewer bits.
 
 Codes (1, 2, 4, 8 or 16 bits per coordinate) are gathered, because a collective cannot add integers
 of different scales; the others use a mean.
@@ -45,24 +45,6 @@ class Dense(Compressor):
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         return Traffic(layer.size, layer.size * itemsize)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LowPass(Dense):
-    """Sends a share of gradient plus residual in each step; the level is that share. It saves
-    nothing: an experiment with the delay of error feedback and without a compressor's selection.
-    Of the squared norm of gradient plus residual 1 - (1 - share)^2 is sent."""
-
-    usual: ClassVar[Mapping[str, Level]] = {"low": 0.5, "high": 0.1}
-
-    def check(self, level: Level) -> None:
-        number = isinstance(level, int | float) and not isinstance(level, bool)
-        good = level == DENSE or (number and 0 < float(level) <= 1)
-        require(good, "level of low-pass", level, 'a share above 0 and at most 1, or "dense"')
-
-    def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
-        mean = yield Mean(delta)
-        return mean * float(level), delta * float(level)
 
 
 def pack(codes: UInt8[Tensor, "*batch size"], bits: int) -> UInt8[Tensor, "*batch packed"]:

@@ -1,4 +1,7 @@
-"""Detectors of critical regimes: pure rules over the history of one statistic. No torch."""
+"""Detectors of critical regimes: pure rules over the history of one statistic. No torch.
+
+A package offers its own by entry points of the group ``regimes.detectors``.
+"""
 
 # ruff: noqa: F401 -- the names of the room
 
@@ -12,27 +15,25 @@ from regimes.detectors.base import Detector, Online, Verdict
 from regimes.detectors.baselines import FirstShare, FixedWindows, RandomWindows
 from regimes.detectors.change import (
     EigenvalueChange,
-    FisherChange,
     NormChange,
     RelativeChange,
     SharpnessChange,
 )
-from regimes.detectors.online import MsdrFall, TraceCusum
+from regimes.detectors.fall import RelativeFall
 
 REGISTRY = Registry(
     "detector",
     {
         "norm-change": "regimes.detectors.change:NormChange",
         "eigenvalue-change": "regimes.detectors.change:EigenvalueChange",
-        "fisher-change": "regimes.detectors.change:FisherChange",
         "sharpness-change": "regimes.detectors.change:SharpnessChange",
         "change": "regimes.detectors.change:RelativeChange",
-        "trace-cusum": "regimes.detectors.online:TraceCusum",
-        "msdr-fall": "regimes.detectors.online:MsdrFall",
         "first-share": "regimes.detectors.baselines:FirstShare",
         "random-windows": "regimes.detectors.baselines:RandomWindows",
         "fixed-windows": "regimes.detectors.baselines:FixedWindows",
     },
+    has=("statistic", "per_layer", "__call__"),
+    group="regimes.detectors",
 )
 
 

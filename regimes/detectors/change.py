@@ -1,8 +1,7 @@
 """The paper's rule and its variants: a statistic that changes fast marks a critical regime.
 
 The statistic is the accumulated gradient's norm (ACCORDION, section 4.2), the top Hessian
-eigenvalue (Jastrzebski et al. 2019; the paper's Figure 3), or the trace of the Fisher information
-(Achille et al. 2019).
+eigenvalue (Jastrzebski et al. 2019; the paper's Figure 3), or the critical sharpness.
 """
 
 from __future__ import annotations
@@ -80,15 +79,6 @@ class EigenvalueChange(RelativeChange):
     statistic: str = field(default="eigenvalue", init=False)
     per_layer: bool = False
     direction: Literal["either", "decay"] = "decay"
-
-
-@dataclass(frozen=True)
-class FisherChange(RelativeChange):
-    """Change of the Fisher information's trace, which rises and falls through a critical period
-    (Achille et al. 2019)."""
-
-    statistic: str = field(default="fisher_trace", init=False)
-    per_layer: bool = False
 
 
 @dataclass(frozen=True)

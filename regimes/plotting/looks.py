@@ -6,9 +6,16 @@ its own, for grey prints. To give a schedule of your own a look: ``LOOKS["mine"]
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
+
+from regimes.config import Registry
+from regimes.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -106,8 +113,21 @@ SPELT = {
     "quantise": "{} bits",
     "threshold": "from {}",
     "quantised-all-reduce": "{} bits",
-    "low-pass": "share {}",
 }
+# A name in a record is looked up here: nothing is imported that no installed package offers.
+_OFFERED = Registry("compressor", group="regimes.compressors", taken=(*SPELT,))
+
+
+@functools.cache
+def level_text(compressor: str) -> str | None:
+    """How a level of a compressor is written, e.g. "rank {}"; None if nothing says it."""
+    if compressor in SPELT or compressor not in _OFFERED:
+        return SPELT.get(compressor)
+    try:
+        return getattr(_OFFERED.load(compressor), "level_text", None)
+    except ConfigError as error:  # a label is no reason not to draw
+        logger.warning("levels are written without words: %s", error)
+        return None
 
 
 def style_of(name: str, spare: int = 0) -> Look:

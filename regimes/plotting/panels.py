@@ -19,7 +19,7 @@ from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
 
 from regimes.plotting import style
 from regimes.plotting.groups import compressed
-from regimes.plotting.looks import LEVELS, SPELT, Look, Metric, order, style_of, styles_of
+from regimes.plotting.looks import LEVELS, Look, Metric, level_text, order, style_of, styles_of
 from regimes.records import Record, unit_name
 from regimes.replay import detect
 from regimes.replay.compare import Comparison
@@ -212,7 +212,7 @@ def _label(run: Record, level: str) -> str:
     label = f"{level} compression" if level in ("low", "high") else level
     if (value := run.config["levels"].get(level, "")) == "":
         return label
-    return f"{label} ({SPELT.get(run.config['compressor']['name'], '{}').format(value)})"
+    return f"{label} ({(level_text(run.config['compressor']['name']) or '{}').format(value)})"
 
 
 def draw_levels(ax: Axes, image: pd.DataFrame, colours: dict[str, Any]) -> None:

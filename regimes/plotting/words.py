@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from regimes.plotting.curves import values
 from regimes.plotting.groups import BASELINES, Groups
-from regimes.plotting.looks import SPELT, Look, Metric, style_of
+from regimes.plotting.looks import Look, Metric, level_text, style_of
 from regimes.plotting.said import Estimate, number
 from regimes.records import Record
 from regimes.statistics import ANY
@@ -52,7 +52,7 @@ def spoken(name: str, config: Mapping[str, Any]) -> str:
     >>> spoken("low", {"levels": {"low": 4, "high": 1}, "compressor": {"name": "powersgd"}})
     'rank 4'
     """
-    form = SPELT.get((config.get("compressor") or {}).get("name", ""))
+    form = level_text((config.get("compressor") or {}).get("name", ""))
     known = {level: form.format(value) for level, value in config["levels"].items()} if form else {}
     try:
         words = SPOKEN[name].format_map(known)

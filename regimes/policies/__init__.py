@@ -1,4 +1,7 @@
-"""Policies: the history of a run in, the next epoch's levels out. No torch."""
+"""Policies: the history of a run in, the next epoch's levels out. No torch.
+
+A package offers its own by entry points of the group ``regimes.policies``.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from regimes.policies.base import Decision, Policy
 from regimes.policies.by_layer import ByLayer
 from regimes.policies.detected import Accordion, BatchAccordion, Detected
 from regimes.policies.history import LevelCost, PastEpoch, history, whole_history
-from regimes.policies.ladders import AccordionLadder, AdaQS, ErrorLadder, RateLadder
+from regimes.policies.ladders import AdaQS, RateLadder
 from regimes.policies.schedules import (
     QSR,
     AdaComm,
@@ -24,14 +27,12 @@ from regimes.policies.schedules import (
 __all__ = [
     "QSR",
     "Accordion",
-    "AccordionLadder",
     "AdaComm",
     "AdaQS",
     "BatchAccordion",
     "ByLayer",
     "Decision",
     "Detected",
-    "ErrorLadder",
     "GraVAC",
     "LGreCo",
     "LevelCost",
@@ -59,8 +60,6 @@ REGISTRY = Registry(
         "by-layer": "regimes.policies:ByLayer",
         "smith": "regimes.policies:Smith",
         "adaqs": "regimes.policies:AdaQS",
-        "error-ladder": "regimes.policies:ErrorLadder",
-        "accordion-ladder": "regimes.policies:AccordionLadder",
         "rate-ladder": "regimes.policies:RateLadder",
         "l-greco": "regimes.policies:LGreCo",
         "gravac": "regimes.policies:GraVAC",
@@ -69,6 +68,7 @@ REGISTRY = Registry(
         "adacomm": "regimes.policies:AdaComm",
     },
     has=("needs", "names", "decide"),
+    group="regimes.policies",
 )
 
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from regimes.config import Bounded
-from regimes.config.bounds import Count, InnerShare, Positive
-from regimes.detectors import MsdrFall, NormChange
+from regimes.config.bounds import InnerShare
+from regimes.detectors import RelativeFall
 from regimes.errors import require
 from regimes.policies.base import Decision, at_most, followed, start
-from regimes.policies.detected import FollowsDetector, online_state
+from regimes.policies.detected import online_state
 from regimes.policies.history import PastEpoch, as_history
 
 
@@ -53,8 +53,8 @@ class AdaQS(Rungs):
     needs: tuple[str, ...] = field(default=("msdr",), init=False)
 
     @cached_property
-    def rule(self) -> MsdrFall:
-        return MsdrFall(self.fall, latch=False)
+    def rule(self) -> RelativeFall:
+        return RelativeFall(self.fall)
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
         if not history:
@@ -62,58 +62,6 @@ class AdaQS(Rungs):
         _, last, falls = online_state(history, self.rule, 0)
         why = None if last.critical is None else last.why("msdr fall")
         return [Decision(self.levels[min(falls, len(self.levels) - 1)], why)] * len(layers)
-
-
-@dataclass(frozen=True)
-class ErrorLadder(Rungs):
-    """Per layer, the highest compression whose error stays within ``error``.
-
-    Reads ``error:<level>``, the share of the gradient's energy that the compressor would lose at a
-    level (instrument ``error``). For the paper's open problem of choosing l_low and l_high
-    (section 6, Figure 9).
-    """
-
-    error: InnerShare = 0.5
-    interval: Count = 1
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return tuple(f"error:{level}" for level in self.levels)
-
-    def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
-        if not history:
-            return start(self.levels[-1], layers)
-        last = history[-1]
-        if (len(history) - 1) % self.interval:
-            return [Decision(level) for level in last.levels]
-        return [self._decision(last, i) for i in range(len(layers))]
-
-    def _decision(self, last: PastEpoch, layer: int) -> Decision:
-        errors = [last.value(need, layer) for need in self.needs]
-        if all(error is None for error in errors):
-            return Decision(last.levels[layer])
-        within = (i for i, e in enumerate(errors) if e is not None and e <= self.error)
-        rung = next(within, len(errors) - 1)
-        why = {"rule": "compression error", "new": errors[rung], "threshold": self.error}
-        return Decision(self.levels[rung], why)
-
-
-@dataclass(frozen=True)
-class AccordionLadder(Rungs, FollowsDetector):
-    """ACCORDION with several levels, per layer: a critical verdict returns a layer to the lowest
-    compression, each other evaluation moves it to the next higher one."""
-
-    eta: Positive = 0.5
-    interval: Count = 10
-    decay_rule: bool = True
-    needs: tuple[str, ...] = field(default=("norm",), init=False)
-
-    @cached_property
-    def rule(self) -> NormChange:
-        return NormChange(self.eta, self.interval)
-
-    def level_for(self, critical: bool, before: str) -> str:
-        return self.levels[-1 if critical else max(self.rung(before) - 1, 0)]
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,8 @@ def code(
 
 # -- code of a user's own ----------------------------------------------------------------------
 
-OFFERED = tuple(f"regimes.{kind}" for kind in ("models", "instruments", "deficits", "tasks"))
+PLUG_INS = "compressors policies detectors instruments models deficits tasks"
+OFFERED = tuple(f"regimes.{kind}" for kind in PLUG_INS.split())
 # The machine's entry of a record has the versions of these.
 NOT_OWN = {*sys.stdlib_module_names, "regimes", "torch", "numpy"}
 
@@ -85,8 +86,8 @@ def own_code(config: Mapping[str, Any], objects: Iterable[Any] = ()) -> dict[str
         config: plain; classes in it are named ``package.module:Class``, or offered by a package.
         objects: further classes and functions.
     """
-    targets = {name: target for kind in OFFERED for name, target in offered(kind).items()}
-    named = [targets.get(name, name) for name in _names(config)]
+    offers = [offered(group) for group in OFFERED]  # one name may be of several kinds
+    named = [offer.get(name, name) for name in _names(config) for offer in offers]
     table: dict[str, str] = {}
     for thing in [*filter(None, map(_imported, named)), *objects]:
         thing = getattr(thing, "func", thing)  # of functools.partial

@@ -9,14 +9,16 @@ import dataclasses
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from regimes import detectors, policies
-from regimes.config import Registry, read_value
+from regimes.config import Registry, offered, read_value
+from regimes.config.registry import required_arguments
 from regimes.console.progress import tracked
 from regimes.console.stdout import console as new_console
 from regimes.console.tables import Table
@@ -180,15 +182,14 @@ def write(result: Comparison, out: Path) -> list[Path]:
 # -- detectors as text -----------------------------------------------------------------------
 
 
-KNOWN = Registry("detector", {**detectors.REGISTRY, **policies.REGISTRY})
+KNOWN = Registry("detector", {**policies.REGISTRY, **detectors.REGISTRY})
 MOST, PART = 10, 8  # default interval: the paper's ten epochs, at most an eighth of the run
-CHANGES = ("norm-change", "accordion", "eigenvalue-change", "fisher-change", "sharpness-change")
 DETECTORS = (
-    CHANGES[0],
-    f"{CHANGES[0]}:statistic=norm*lr",
-    *CHANGES[1:],
-    "trace-cusum",
-    "msdr-fall",
+    "norm-change",
+    "norm-change:statistic=norm*lr",
+    "accordion",
+    "eigenvalue-change",
+    "sharpness-change",
 )
 BASELINES = ("first-share", "random-windows")
 
@@ -216,7 +217,7 @@ def rule(text: str, record: Record) -> Rule:
 
     Fields that the text leaves open are the run's: the interval as `interval_of`; the seed and the
     trained epochs (a budget may have ended it) of baselines, whose share is that of the first
-    detector of `DETECTORS` that the run has the signal of.
+    detector of `signals_of`.
     """
     table = parse(text)
     fields = {f.name for f in dataclasses.fields(KNOWN.dataclass(table["name"])) if f.init}
@@ -227,9 +228,10 @@ def rule(text: str, record: Record) -> Rule:
             table[name] = len(record.rows)
         elif name == "seed":
             table[name] = record.config[name]
-        elif name == "share" and table["name"] in BASELINES and (signals := signals_of(record)):
-            critical = replay(record, rule(signals[0], record))["critical"]
-            table[name] = float(critical.mean())
+        elif name == "share" and table["name"] in BASELINES:
+            first = next(signals_of(record), None)
+            if first is not None:
+                table[name] = float(replay(record, rule(first, record))["critical"].mean())
     return KNOWN.make(table)
 
 
@@ -245,10 +247,24 @@ def interval_of(record: Record) -> tuple[int, str]:
     return max(1, part), f"an eighth of {len(record.rows)} units"
 
 
-def signals_of(record: Record) -> list[str]:
-    """Those of `DETECTORS` whose signal the run recorded."""
+def signals_of(record: Record) -> Iterator[str]:
+    """Those of `DETECTORS`, then of packages, whose signal the run recorded. Packages are imported
+    when it is their turn."""
     recorded = past_epochs(record)
-    return [text for text in DETECTORS if measured(record, rule(text, record), recorded)]
+    for text in chain(DETECTORS, _of_packages()):
+        if measured(record, rule(text, record), recorded):
+            yield text
+
+
+def _of_packages() -> Iterator[str]:
+    """The detectors of packages that read a statistic and need no field, by statistic."""
+    statistics = {}
+    for name in offered("regimes.detectors"):
+        kind = KNOWN.load(name)
+        statistic = getattr(kind, "statistic", None)
+        if isinstance(statistic, str) and not required_arguments(kind):
+            statistics[name] = statistic
+    yield from sorted(statistics, key=lambda name: (statistics[name], name))
 
 
 def defaults(runs: Sequence[Record]) -> list[str]:
@@ -257,7 +273,8 @@ def defaults(runs: Sequence[Record]) -> list[str]:
     Raises:
         RecordError: there is none.
     """
-    shared = [text for text in DETECTORS if all(text in signals_of(run) for run in runs)]
+    recorded = [[*signals_of(run)] for run in runs]
+    shared = [text for text in recorded[0] if all(text in texts for texts in recorded)]
     if not shared:
         raise RecordError(f"{runs[0].folder} recorded no signal that a detector reads")
     return [*shared, *BASELINES]

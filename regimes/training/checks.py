@@ -209,8 +209,9 @@ def check_shards(config: RunConfig, plug_ins: PlugIns, shards: int) -> None:
         ),
         f"with {', '.join(whole)}, which read whole layers": bool(whole),
         f"with the compressor {name!r}, which would compress the rows of each process by themselves"
-        ": choose one whose numbers do not depend on the shards, powersgd, cast, low-pass or "
-        "dense": not rows,
+        ": choose one whose numbers do not depend on the shards, such as powersgd, cast or dense": (
+            not rows
+        ),
     }
     for reason, applies in reasons.items():
         require(not applies, "--shards", shards, f"1 {reason}")

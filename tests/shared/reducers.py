@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from regimes import LowPass
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression.all_reduce import QuantisedAllReduce
 from regimes.compression.chunked import ChunkedTopK
 from regimes.compression.cosine import DCTTopK
-from regimes.compression.elementwise import Cast, LowPass, Quantise, Sign
+from regimes.compression.elementwise import Cast, Quantise, Sign
 from regimes.compression.powersgd import ACPSGD, PowerSGD
 from regimes.compression.reducer import Reducer
 from regimes.compression.sparse import RandomK, TopK

@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reducers import EVERY, F64, FADING, SHAPES, gradients, layers, step, world
 
+from regimes import LowPass
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.requests import Layer, Traffic
 from regimes.collectives.world import World
 from regimes.compression import Compressor
-from regimes.compression.elementwise import Cast, LowPass, Quantise, Sign
+from regimes.compression.elementwise import Cast, Quantise, Sign
 from regimes.compression.powersgd import ACPSGD, PowerSGD
 from regimes.compression.reducer import Reducer
 from regimes.compression.sparse import TopK

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import statistics
 from collections import Counter
 
 import pytest
@@ -16,13 +15,12 @@ from regimes.detectors import (
     Detector,
     EigenvalueChange,
     FirstShare,
-    FisherChange,
     FixedWindows,
-    MsdrFall,
     NormChange,
     RandomWindows,
     RelativeChange,
-    TraceCusum,
+    RelativeFall,
+    SharpnessChange,
     detector,
 )
 from regimes.detectors.baselines import place
@@ -82,16 +80,10 @@ def test_direction_and_scope() -> None:
     rising = [1.0, 2.0]
     assert EigenvalueChange(interval=1)(rising).critical is False
     assert EigenvalueChange(interval=1, direction="either")(rising).critical is True
-    assert FisherChange(interval=1)(rising).critical is True
-    assert [
-        r.statistic
-        for r in (NormChange(), EigenvalueChange(), FisherChange(), TraceCusum(), MsdrFall())
-    ] == ["norm", "eigenvalue", "fisher_trace", "hessian_trace", "msdr"]
-    assert [r.per_layer for r in (NormChange(), EigenvalueChange(), TraceCusum())] == [
-        True,
-        False,
-        True,
-    ]
+    assert SharpnessChange(interval=1)(rising).critical is True
+    rules = (NormChange(), EigenvalueChange(), SharpnessChange(), RelativeFall())
+    assert [r.statistic for r in rules] == ["norm", "eigenvalue", "critical_sharpness", "msdr"]
+    assert [r.per_layer for r in rules] == [True, False, False, False]
     assert RelativeChange(interval=1)([-2.0, -5.0]).score == 1.5  # signed statistics, too
 
 
@@ -113,75 +105,15 @@ def test_an_eigenvalue_that_is_not_a_number_is_critical() -> None:
     assert EigenvalueChange(interval=1)([math.inf, 1.0]).critical
 
 
-# -- CUSUM -----------------------------------------------------------------------------------
+# -- fall ------------------------------------------------------------------------------------
 
 
-def cusum(values: list[float], k: float, h: float, warmup: int) -> list[bool]:
-    """Page's two sums in his own order, restarted after each alarm."""
-    out, base, up, down = [True], [], 0.0, 0.0
-    for x in map(math.log, values):
-        if len(base) < warmup:
-            base = [*base, x]
-            out.append(len(base) < warmup)
-            continue
-        z = (x - statistics.fmean(base)) / max(0.01, statistics.stdev(base))
-        up, down = max(0, up + z - k), max(0, down - z - k)
-        out.append(max(up, down) > h)
-        if out[-1]:
-            base, up, down = [x], 0.0, 0.0
-    return out
-
-
-@given(st.lists(POSITIVE, max_size=40), st.integers(2, 6), st.sampled_from([0.0, 0.5, 1.0]))
-def test_cusum_by_hand(values: list[float], warmup: int, k: float) -> None:
-    assert calls(TraceCusum(k=k, h=4.0, warmup=warmup), values) == cusum(values, k, 4.0, warmup)
-
-
-@pytest.mark.parametrize("factor", [0.5, 2.0])
-def test_cusum_finds_a_step_either_way_and_then_a_new_baseline(factor: float) -> None:
-    quiet = [1.0, 1.1, 0.9, 1.05, 0.95]
-    values = quiet * 4 + [factor * v for v in quiet * 4]
-    said = calls(TraceCusum(warmup=5), values)
-    assert said[:5] == [True] * 5  # no baseline yet
-    assert not any(said[5:21])
-    assert said[21:25] == [True] * 4  # the alarm at the step begins the new warm-up of 5
-    assert not any(said[25:])
-
-
-def test_cusum_adds_up_what_single_values_hide() -> None:
-    """A shift of 1.5 standard deviations adds 1.5 - k = 1 per measurement until it passes h = 5."""
-    base = [math.exp(x) for x in (-1.0, 1.0, -1.0, 1.0)]  # mean 0, sd 2 / sqrt(3)
-    shifted = [math.exp(1.5 * 2 / math.sqrt(3) * (1 - 1e-9))] * 6
-    said = calls(TraceCusum(k=0.5, h=5.0, warmup=4), base + shifted)
-    assert said[5:10] == [False] * 5
-    assert said[10] is True
-    scores = [TraceCusum(warmup=4)(base + shifted[:n]).score for n in range(1, 6)]
-    assert scores == pytest.approx([1, 2, 3, 4, 5])
-
-
-def test_cusum_without_a_measurement_keeps_and_without_a_logarithm_alarms() -> None:
-    quiet: list[float | None] = [1.0, 1.1, 0.9, 1.05, 0.95]
-    rule = TraceCusum()
-    assert rule([*quiet, 1.0]).critical is False
-    assert rule([*quiet, None]).critical is None
-    assert rule([None]).critical is None
-    with_gaps = [v for value in [*quiet, 1.0] for v in (None, value)]
-    assert rule(with_gaps).score == rule([*quiet, 1.0]).score
-    assert rule([*quiet, -3.0]).critical is True
-    assert rule([*quiet, math.nan]).critical is True
-    assert rule([2.0] * 8).critical is False  # equal values have no deviation
-
-
-# -- MSDR ------------------------------------------------------------------------------------
-
-
-def test_msdr_by_hand() -> None:
+def test_fall_by_hand() -> None:
     values: list[float | None] = [1.0, 0.8, 0.5, 0.4, None, 0.26, 0.25, 0.9]
-    once = MsdrFall(fall=0.5, latch=False)
-    assert calls(once, values) == [False, False, False, True, False, None, False, True, False]
-    assert calls(MsdrFall(), values) == [False] * 3 + [True, True, None, True, True, True]
-    assert once(values[:3]).score == 0.5
-    assert once(values[:6]).old == 0.5  # the reference is the value of the last fall
+    rule = RelativeFall(fall=0.5)
+    assert calls(rule, values) == [False, False, False, True, False, None, False, True, False]
+    assert rule(values[:3]).score == 0.5
+    assert rule(values[:6]).old == 0.5  # the reference is the value of the last fall
 
 
 # -- controls --------------------------------------------------------------------------------
@@ -242,8 +174,6 @@ def test_every_registered_detector_keeps_the_contract() -> None:
         ({"name": "norm-change", "eta": -1}, "eta = -1.0: expected a positive number"),
         ({"name": "eigenvalue-change", "statistic": "norm"}, "unknown key 'detector.statistic'"),
         ({"name": "eigenvalue-change", "direction": "decya"}, "did you mean 'decay'"),
-        ({"name": "trace-cusum", "warmup": 1}, "warmup = 1: expected at least 2"),
-        ({"name": "msdr-fall", "fall": 1.0}, "above 0 and below 1"),
         ({"name": "first-share"}, "epochs = 0: expected the length of the run"),
         ({"name": "random-windows", "epochs": 9, "share": 1.5}, "a share, from 0 to 1"),
         ({"name": "random-windows", "epochs": 9, "count": 0}, "count = 0: expected at least 1"),
@@ -303,7 +233,7 @@ def test_the_decay_rule_of_detected() -> None:
 
 
 def test_a_detector_that_is_calm_at_the_start_starts_high() -> None:
-    assert Detected({"name": "msdr-fall"}).decide([], ["a"])[0].level == "high"
+    assert Detected(RelativeFall()).decide([], ["a"])[0].level == "high"
     assert Detected(FixedWindows(((1, 2),))).decide([], ["a"])[0].level == "high"
 
 
@@ -335,7 +265,7 @@ def test_the_signal_is_there_under_both_its_names() -> None:
 def test_a_policy_without_a_detector_is_refused() -> None:
     with pytest.raises(ConfigError, match="detector = 3: expected a table with a name"):
         policies.policy({"name": "detected", "detector": 3})
-    with pytest.raises(ConfigError, match="did you mean 'trace-cusum'"):
-        policies.policy({"name": "detected", "detector": {"name": "trace-cusums"}})
+    with pytest.raises(ConfigError, match="did you mean 'sharpness-change'"):
+        policies.policy({"name": "detected", "detector": {"name": "sharpness-changes"}})
     with pytest.raises(ConfigError, match=r"policy\.detector\.eat"):
         policies.policy({"name": "detected", "detector": {"name": "norm-change", "eat": 1}})

@@ -16,12 +16,12 @@ from configs import smoke as config
 from runs import resumed_alike, weights
 
 import regimes
+from regimes import ErrorLadder
 from regimes.config import RunConfig
 from regimes.curvature import HessianProduct, eigenvalues
 from regimes.data import classification
 from regimes.errors import ConfigError
 from regimes.instruments.compression_loss import CompressionLossGauge
-from regimes.policies import ErrorLadder
 from regimes.records import read_lines
 from regimes.replay.replay import signal_cost
 from regimes.training import build

@@ -19,10 +19,8 @@ from regimes.config import RunConfig, from_dict, override
 from regimes.errors import ConfigError, DataError
 from regimes.launch import sweep
 from regimes.policies import (
-    AccordionLadder,
     AdaQS,
     BatchAccordion,
-    ErrorLadder,
     PastEpoch,
     RateLadder,
     Smith,
@@ -198,43 +196,6 @@ def test_adaqs_climbs_one_rung_per_fall(values: list[float]) -> None:
         assert policy.decide(history, ["l"])[0].level == "abc"[min(rung, 2)]
 
 
-def test_the_error_ladder_takes_the_highest_compression_within_reach() -> None:
-    def decided(**errors: float) -> str:
-        statistics: dict[str, list[float | None]] = {f"error:{k}": [v] for k, v in errors.items()}
-        policy = ErrorLadder(("r1", "r2", "r4"), error=0.5)
-        return policy.decide([PastEpoch(0.1, 0.1, statistics, ["r1"])], ["l"])[0].level
-
-    assert decided(r1=0.4, r2=0.2, r4=0.1) == "r1"
-    assert decided(r1=0.9, r2=0.5, r4=0.1) == "r2"
-    assert decided(r1=0.9, r2=0.8, r4=0.7) == "r4"
-
-
-def test_the_error_ladder_evaluates_after_every_so_many_epochs() -> None:
-    policy = ErrorLadder(("r1", "r4"), error=0.5, interval=3)
-    epoch = PastEpoch(0.1, 0.1, {"error:r1": [0.1], "error:r4": [0.0]}, ["r4"])
-    decided = [policy.decide([epoch] * n, ["l"])[0] for n in range(8)]
-    assert [d.level for d in decided] == ["r4", "r1", "r4", "r4", "r1", "r4", "r4", "r1"]
-    assert [d.why is None for d in decided] == [False, False, True, True, False, True, True, False]
-
-
-def test_the_accordion_ladder_steps_down_and_jumps_up() -> None:
-    policy = AccordionLadder(("r1", "r2", "r4"), interval=1)
-    history: list[PastEpoch] = []
-    seen = []
-    for norm in (1.0, 1.0, 1.0, 1.0, 9.0, 9.0):
-        level = policy.decide(history, ["l"])[0].level
-        seen.append(level)
-        history.append(past([norm], [level]))
-    assert seen == ["r4", "r4", "r2", "r1", "r1", "r4"]
-
-
-@pytest.mark.parametrize("rule", [True, False])
-def test_the_accordion_ladder_may_overlook_decays(rule: bool) -> None:
-    policy = AccordionLadder(("r1", "r4"), interval=1, decay_rule=rule)
-    history = [past([1.0], ["r4"]), PastEpoch(0.1, 0.01, {"norm": [1.0]}, ["r1"])]
-    assert policy.decide(history, ["l"])[0].level == ("r4" if rule else "r1")
-
-
 def followed(policy: RateLadder, rates: list[float]) -> str:
     """The first letter or digit of each level that a policy takes, unit by unit."""
     history: list[PastEpoch] = []
@@ -336,19 +297,6 @@ def test_the_error_instrument_leaves_no_trace(tmp_path: Path) -> None:
     same(tmp_path / "without", tmp_path / "with")
 
 
-def test_an_error_ladder_has_what_it_reads_measured(tmp_path: Path) -> None:
-    record = regimes.run(
-        config(
-            "levels={r1=1, r2=2, r4=4}",
-            "policy={name='error-ladder', levels=['r1', 'r2', 'r4'], error=0.5}",
-        ),
-        tmp_path / "run",
-    )
-    used = set(record.layers["level"])
-    assert used <= {"r1", "r2", "r4", "dense"}
-    assert len(used) > 2
-
-
 # -- bad input -------------------------------------------------------------------------------
 
 
@@ -361,7 +309,6 @@ def test_an_error_ladder_has_what_it_reads_measured(tmp_path: Path) -> None:
         ([GROW], "the batch_policy asks for level 'low', but [batch_levels] defines only none"),
         (["policy={name='adaqs', levels=['low']}"], "expected two or more different levels"),
         (["policy={name='adaqs'}"], "asks for level 'mid'"),
-        (["policy={name='error-ladder', error=2.0}"], "policy.error = 2.0: expected a share"),
         (["budget={level='middle', epochs=2}"], "budget.level = 'middle': expected one of"),
         (["budget={level='low', epochs=0}"], "budget.epochs = 0: expected at least 1"),
         (["deficit={name='blurr'}"], "did you mean 'blur'?"),

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from regimes.errors import ConfigError
-from regimes.policies import Accordion, AccordionLadder, PastEpoch, Policy, Smith, policy
+from regimes.policies import Accordion, PastEpoch, Policy, Smith, policy
 from regimes.presets import get_preset
 from regimes.training.learning_rate import LearningRate
 
@@ -70,8 +70,6 @@ LONG = {  # 300 epochs, evaluated after epochs 0, 10, 20, ...
 def test_accordion_compresses_under_any_rate_in_24_epochs(name: str) -> None:
     rate, low = SHORT[name]
     assert low_epochs(Accordion(interval=3), rate, 24) == low
-    ladder = AccordionLadder(levels=("high", "low"), interval=3)
-    assert low_epochs(ladder, rate, 24) == low
 
 
 @pytest.mark.parametrize("name", LONG)
@@ -122,7 +120,7 @@ def test_rounding_does_not_hide_a_halving() -> None:
 
 @pytest.mark.parametrize("field", ["step_decay", "slow_decay"])
 def test_a_factor_must_be_larger_than_one(field: str) -> None:
-    for name in ("accordion", "accordion-ladder", "detected", "smith"):
+    for name in ("accordion", "detected", "smith"):
         with pytest.raises(
             ConfigError, match=f"policy.{field} = .*: expected a number larger than 1"
         ):

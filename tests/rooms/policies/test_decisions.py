@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regimes.detectors import MsdrFall, NormChange, RelativeChange, TraceCusum, Verdict, detector
+from regimes import MsdrFall, TraceCusum
+from regimes.detectors import NormChange, RelativeChange, RelativeFall, Verdict, detector
 from regimes.detectors.statistics import Statistic
 from regimes.policies import (
     Accordion,
@@ -168,7 +169,8 @@ def cusum(rule: TraceCusum, values: Sequence[float | None]) -> Verdict:
     return Verdict(critical, old, new, score, rule.h)
 
 
-def falls(rule: MsdrFall, values: Sequence[float | None]) -> list[Verdict]:
+def falls(rule: MsdrFall | RelativeFall, values: Sequence[float | None]) -> list[Verdict]:
+    latch = isinstance(rule, MsdrFall) and rule.latch
     reference, fallen, found = None, False, [Verdict(False, threshold=rule.fall)]
     for value in values:
         if value is None:
@@ -179,7 +181,7 @@ def falls(rule: MsdrFall, values: Sequence[float | None]) -> list[Verdict]:
             score = 1 - value / reference
         now = score is not None and score >= rule.fall
         fallen |= now
-        found.append(Verdict(now or (rule.latch and fallen), reference, value, score, rule.fall))
+        found.append(Verdict(now or (latch and fallen), reference, value, score, rule.fall))
         if now or (score is None and finite):
             reference = value
     return found
@@ -204,7 +206,7 @@ def change(rule: RelativeChange, values: Sequence[float | None]) -> Verdict:
 def verdict_of(rule: Any, values: Sequence[float | None]) -> Verdict:
     if isinstance(rule, TraceCusum):
         return cusum(rule, values)
-    if isinstance(rule, MsdrFall):
+    if isinstance(rule, MsdrFall | RelativeFall):
         return falls(rule, values)[-1]
     return change(rule, values) if isinstance(rule, RelativeChange) else rule(values)
 
@@ -346,6 +348,7 @@ def test_detectors_answer_as_over_the_whole_list(values: list[float | None], few
         TraceCusum(warmup=few + 1, h=0.5),
         MsdrFall(0.3),
         MsdrFall(0.1, latch=False),
+        RelativeFall(0.1),
         NormChange(0.3, few),
     ):
         assert repr(rule(values)) == repr(verdict_of(rule, values))

@@ -140,7 +140,7 @@ LADDER = ["high", "mid", "low"]
     [
         *[
             (name, field, value)
-            for name in ("accordion", "accordion-batch", "accordion-ladder")
+            for name in ("accordion", "accordion-batch")
             for field, value in (
                 ("eta", 0.0),
                 ("interval", 0),
@@ -149,8 +149,6 @@ LADDER = ["high", "mid", "low"]
             )
         ],
         ("adaqs", "fall", 1.0),
-        ("error-ladder", "error", 0.0),
-        ("error-ladder", "interval", 0),
         ("gravac", "interval", 0),
         ("gravac", "smoothing", 0.0),
         ("gravac", "tolerance", 1.0),
@@ -168,9 +166,7 @@ def test_a_field_out_of_range_is_refused_before_the_first_unit(
 ) -> None:
     """The same table with the field's own default is a policy."""
     fields = {
-        "accordion-ladder": {"levels": LADDER},
         "adaqs": {"levels": LADDER},
-        "error-ladder": {"levels": LADDER},
         "gravac": {"levels": LADDER},
         "rate-ladder": {"levels": LADDER},
         "qsr": {"alpha": 0.1},

@@ -21,9 +21,9 @@ from scipy import stats
 from sklearn.metrics import cohen_kappa_score, jaccard_score
 
 from analysis.detection.detectors import bands
-from regimes import policies, statistics
+from regimes import TraceCusum, policies, statistics
 from regimes.config import override
-from regimes.detectors import EigenvalueChange, FirstShare, FixedWindows, NormChange, TraceCusum
+from regimes.detectors import EigenvalueChange, FirstShare, FixedWindows, NormChange
 from regimes.errors import ConfigError, RecordError
 from regimes.policies import Accordion, Static, Windows
 from regimes.presets import get_preset

@@ -1,0 +1,35 @@
+"""A compressor that is late and selects nothing: the study's control of error feedback."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jaxtyping import Float
+from torch import Tensor
+
+from regimes.collectives.requests import Mean
+from regimes.compression.base import Sending, State
+from regimes.compression.elementwise import Dense
+from regimes.config import DENSE, Level
+from regimes.errors import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowPass(Dense):
+    """Sends a share of gradient plus residual in each step; the level is that share. It saves
+    nothing: an experiment with the delay of error feedback and without a compressor's selection.
+    Of the squared norm of gradient plus residual 1 - (1 - share)^2 is sent."""
+
+    level_text: ClassVar[str] = "share {}"
+    usual: ClassVar[Mapping[str, Level]] = {"low": 0.5, "high": 0.1}
+
+    def check(self, level: Level) -> None:
+        number = isinstance(level, int | float) and not isinstance(level, bool)
+        good = level == DENSE or (number and 0 < float(level) <= 1)
+        require(good, "level of low-pass", level, 'a share above 0 and at most 1, or "dense"')
+
+    def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
+        mean = yield Mean(delta)
+        return mean * float(level), delta * float(level)

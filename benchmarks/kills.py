@@ -86,7 +86,7 @@ def each_step(out: Path, address: str, data: Any, patience: float, name: str, no
         optimizer.step()
         hook.log(train_loss=loss.detach())
         if manager.current_step() > step:
-            notes.synced(manager, model)
+            notes.synced(manager, model, hook)
     hook.close()
     manager.shutdown(wait=False)
 
@@ -97,7 +97,7 @@ def every_8(out: Path, address: str, data: Any, patience: float, name: str, note
     local = regimes.local_steps(
         model, optimizer, manager=manager, every=UNIT, record=out / "record", **LOCAL
     )
-    notes.synced(manager, model)
+    notes.synced(manager, model, local)
     while not is_over(out, local.total):
         step = manager.current_step()
         optimizer.zero_grad()
@@ -107,10 +107,10 @@ def every_8(out: Path, address: str, data: Any, patience: float, name: str, note
         local.step()
         local.log(train_loss=loss.detach())
         if manager.current_step() > step:
-            notes.synced(manager, model, total=local.total)
+            notes.synced(manager, model, local, total=local.total)
         time.sleep(0.005)  # a step of this network would take no time
     local.close()
-    notes.synced(manager, model, total=local.total)
+    notes.synced(manager, model, local, total=local.total)
     manager.shutdown(wait=False)
 
 

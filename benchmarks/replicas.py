@@ -133,12 +133,16 @@ class Notes:
     def add(self, **values: Any) -> None:
         self.file.write(json.dumps({"time": time.time(), **values}) + "\n")
 
-    def synced(self, manager: Any, model: torch.nn.Module, **more: Any) -> None:
-        """All replicas of a quorum are the same now."""
+    def synced(self, manager: Any, model: torch.nn.Module, job: Any, **more: Any) -> None:
+        """All replicas of a quorum are the same now.
+
+        Args:
+            job: the hook, or local steps.
+        """
         state = [p.detach() for p in model.parameters()]
         self.add(
             step=manager.current_step(),
-            quorum=manager._quorum_id,
+            quorum=" ".join(sorted(job.world.members)),
             replicas=manager.num_participants(),
             fingerprint=fingerprint(state),
             **more,

@@ -88,7 +88,7 @@ def test_one_room_talks_to_torch_distributed() -> None:
     names = (
         "processes",
         "group",
-        "managed",
+        "quorum",
         "call_guard",
         "outside",
         "islands",

@@ -11,12 +11,13 @@ from torch import nn
 from regimes.config import Level
 from regimes.ddp import choices
 from regimes.ddp.hook import Hook
-from regimes.ddp.managed import ManagedGradients, inner
+from regimes.ddp.own_hooks import BareGradients
 from regimes.ddp.probe import pick
 from regimes.ddp.record import RecordOptions, record_options
 from regimes.ddp.schedule import unit_schedule
 from regimes.ddp.sharded import ShardedGradients
 from regimes.ddp.source import DDPGradients, Source
+from regimes.ddp.torchft import inner
 from regimes.errors import ConfigError, is_whole, require, unexpected
 
 
@@ -91,7 +92,7 @@ def attach(
     """
     if manager is not None:
         _check_managed(replicas, signal, every, optimizer, scaler, instruments, probe)
-        source: Source = ManagedGradients(model, manager)
+        source: Source = BareGradients(model, manager)
     elif replicas is None:
         source = DDPGradients(model)
     else:

@@ -29,8 +29,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regimes.collectives.managed import StepLost
 from regimes.collectives.overlap import Pipeline, make_buckets
+from regimes.collectives.quorum import StepLost
 from regimes.collectives.requests import NO_LAYER
 from regimes.compression.base import State
 from regimes.compression.kernels import on_gpu
@@ -83,7 +83,7 @@ class Buckets:
         before_step: called at the first gradients of a backward pass.
         check: called once, in the pipeline's thread, before the next gradient is reduced.
         clock: where the time since ``restart`` went.
-        applied: tells whether the last step was applied; None: a quorum does (``ddp.managed``).
+        applied: tells whether the last step was applied; None: a quorum does (``ddp.torchft``).
         last: what ``undo`` needs; None: there is nothing to undo.
     """
 

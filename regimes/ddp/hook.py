@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import Any, SupportsFloat, cast
 
-from regimes.collectives.managed import ManagedWorld
+from regimes.collectives.quorum import QuorumWorld
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer
@@ -26,7 +26,7 @@ from regimes.ddp.branching import as_decided
 from regimes.ddp.buckets import Buckets
 from regimes.ddp.choices import Choice
 from regimes.ddp.job import Job
-from regimes.ddp.managed import HookQuorum, ManagedGradients
+from regimes.ddp.own_hooks import BareGradients
 from regimes.ddp.record import RecordOptions
 from regimes.ddp.refit import damage_refused
 from regimes.ddp.schedule import UnitSchedule
@@ -34,6 +34,7 @@ from regimes.ddp.sharded import ShardedGradients
 from regimes.ddp.sharded_state import ShardedState
 from regimes.ddp.source import Source, layers_of
 from regimes.ddp.state import Fitted, StateCodec
+from regimes.ddp.torchft import HookMembership
 from regimes.ddp.units import with_all_units
 from regimes.detectors.statistics import Statistic
 from regimes.errors import ConfigError
@@ -57,7 +58,7 @@ class Hook(Job):
     Attributes:
         rows: the units (epochs, or of so many steps) so far, as a record has them.
         sends_at_end: whether the end of a unit contains a collective.
-        quorum: what a manager adds, whose replicas come and go; None without one.
+        membership: what a manager adds, with which replicas come and go; None without one.
     """
 
     def __init__(
@@ -110,10 +111,10 @@ class Hook(Job):
         self._agree_on_start(chosen.facts(), seed, scaler=scaled, **source.facts(), **probed)
         about = options or RecordOptions("")
         self._prepare_record(options, self._header(about, chosen, network, seed))
-        self.quorum: HookQuorum | None = None
+        self.membership: HookMembership | None = None
         self.diverged = False  # has a whole unit had no finite gradient?
-        if isinstance(world, ManagedWorld):
-            self.quorum = HookQuorum(self, world, optimizer)
+        if isinstance(world, QuorumWorld):
+            self.membership = HookMembership(self, world, optimizer)
         self._decide()
         buckets.before_step = self._begin_step
         source.connect(buckets)
@@ -198,8 +199,8 @@ class Hook(Job):
                 of another compressor or policy; with it, see there.
         """
         self.world.guard.enter("load_state_dict()")
-        if self.quorum is not None:
-            saved = self.quorum.as_mine(saved)
+        if self.membership is not None:
+            saved = self.membership.as_mine(saved)
         else:
             saved = with_all_units(saved, self.world, self.recorder)
         self._continue(self._codec.fit(saved, branch))
@@ -268,7 +269,7 @@ class Hook(Job):
         Raises:
             ConfigError: there is no manager; the model has its own way then.
         """
-        if not isinstance(self.source, ManagedGradients):
+        if not isinstance(self.source, BareGradients):
             raise ConfigError(
                 "no_sync: use model.no_sync() of DistributedDataParallel, or "
                 "set_requires_gradient_sync(False) of a sharded model"
@@ -277,15 +278,15 @@ class Hook(Job):
 
     def _resolve(self) -> None:
         """Take back a last step that has not counted."""
-        if self.quorum is not None:
-            self.quorum.resolve()
+        if self.membership is not None:
+            self.membership.resolve()
         else:
             self.buckets.take_back()
 
     def _begin_step(self) -> None:
         """The first bucket of a backward pass is full; on every process."""
-        if self.quorum is not None:
-            self.quorum.begin()
+        if self.membership is not None:
+            self.membership.begin()
         steps = self.buckets.steps
         if self.schedule.is_over(steps):
             self._end(*self.schedule.rates())
@@ -295,6 +296,9 @@ class Hook(Job):
         if self.reducer.reads_rates:
             b = self.buckets
             b.reducer.rates = self.schedule.rates_of(list(b.source.parameters.values()))
+        if self.membership is not None:  # in each step others may be there
+            self.membership.wanted |= self.buckets.check is not None
+            self.buckets.check = self._agree_on_unit
         if steps == MANY_STEPS and not self.rows and self.world.rank == 0:
             warnings.warn(self._no_end(), stacklevel=2)
 
@@ -325,7 +329,7 @@ class Hook(Job):
             self.decided,
             b.clock.seconds,
             skipped=b.steps - b.finite_steps,
-            **({} if self.quorum is None else {"replicas": self.quorum.attendance.take()}),
+            **({} if self.membership is None else {"replicas": self.membership.take_column()}),
         )
         b.restart()
         return self._decide()
@@ -346,8 +350,8 @@ class Hook(Job):
         self.world.guard.enter("the first step of an epoch", FIRST_STEP)
         b = self.buckets
         place = {"units": len(self.rows), "steps": [b.steps, b.total], "levels": self.decided.names}
-        if self.quorum is not None:
-            self.quorum.meet(state=place, lr=self.schedule.all_rates())
+        if self.membership is not None:
+            self.membership.agree(place)
             return
         self.world.agree(state=place, lr=self.schedule.all_rates())
         if not self.record_opened:

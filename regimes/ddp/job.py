@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from regimes import policies
 from regimes.collectives.group import GroupWorld
-from regimes.collectives.managed import ManagedWorld
+from regimes.collectives.quorum import QuorumWorld
 from regimes.collectives.requests import Layer, Traffic
 from regimes.compression.traffic import costs_per_step
 from regimes.config import Signal
@@ -59,7 +59,7 @@ class Job:
     unit_is_open = False  # ``log`` adds to the last row
 
     def __init__(
-        self, world: GroupWorld | ManagedWorld, layers: Sequence[Layer], schedule: UnitSchedule
+        self, world: GroupWorld | QuorumWorld, layers: Sequence[Layer], schedule: UnitSchedule
     ) -> None:
         self.world, self.layers, self.schedule = world, list(layers), schedule
         self.rows: list[Row] = []
@@ -213,9 +213,9 @@ class Job:
         self.header = header
         # with a manager all have one, because any may become the first
         if options is not None and self.world.rank == 0:
-            varying = isinstance(self.world, ManagedWorld)
-            self.recorder = JobRecorder(options, header, varying)
-            self.world.claim(self.recorder.key)
+            self.recorder = JobRecorder(options, header, isinstance(self.world, QuorumWorld))
+            if isinstance(self.world, GroupWorld):
+                self.world.claim(self.recorder.key)
 
     def _open_record(self) -> None:
         """Start or continue the record. Where several groups of a job have one folder (a group for
@@ -225,9 +225,10 @@ class Job:
             RecordError: on all processes, if process 0 cannot.
         """
         self.record_opened = True
+        assert isinstance(self.world, GroupWorld)
         if self.recorder is not None:
             first, *others = self.world.claimants(self.recorder.key)
-            if first == self.world.first and isinstance(self.world, GroupWorld):
+            if first == self.world.first:
                 # unless another group was there before this one claimed
                 first = self.world.take(self.recorder.key)
             if first != self.world.first:
@@ -315,7 +316,7 @@ class Job:
 
 
 def on_all_processes(
-    world: GroupWorld | ManagedWorld,
+    world: GroupWorld | QuorumWorld,
     action: Callable[[], T],
     error: type[RegimesError] = ConfigError,
 ) -> T:

@@ -1,21 +1,23 @@
 """Gradients that the parameters' own hooks hand over, where no DistributedDataParallel collects
-them in buckets: of sharded parameters (``ddp.sharded``), and of a bare model's (``ddp.managed``).
+them in buckets: of sharded parameters (``ddp.sharded``), and of a bare model's.
 
 ``.grad`` is overwritten with the aggregated gradient before backward ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet, ref
 
 import torch
 from torch import Tensor, nn
 
+from regimes.collectives.quorum import QuorumWorld
 from regimes.collectives.world import World
 from regimes.ddp.refit import several
-from regimes.ddp.source import Receiver, after_backward
+from regimes.ddp.source import Receiver, after_backward, check_parameters, plain_names
 from regimes.errors import ConfigError
 
 BUCKET = 25 * 2**20  # bytes, as DDP's, of a shard if there are several
@@ -128,3 +130,52 @@ class OwnHooks:
 
     def unwritten(self) -> set[int]:
         return self.idle
+
+
+class BareGradients(OwnHooks):
+    """The gradients of a bare model, one for each layer; a ``Source``, whose layers are whole. Its
+    replicas come and go, as a manager of torchft says."""
+
+    advice = (
+        "call it through one module, or use hook.no_sync() for all backward passes but the last"
+    )
+    bucket_bytes = BUCKET
+
+    def __init__(self, model: nn.Module, manager: Any) -> None:
+        """
+        Raises:
+            ConfigError: the hook cannot serve the model, or it has a hook already.
+        """
+        network = getattr(model, "_orig_mod", model)
+        if not isinstance(network, nn.Module):
+            raise ConfigError(f"model: got {type(model).__name__}, expected a torch.nn.Module")
+        kinds = {kind.__name__ for kind in type(network).__mro__}
+        if found := kinds & {"DistributedDataParallel", "FSDPModule", "DataParallel"}:
+            raise ConfigError(
+                f"attach: {found.pop()} exchanges gradients by itself: with a manager give it the "
+                "bare model"
+            )
+        named = {name: p for name, p in network.named_parameters() if p.requires_grad}
+        if not named:
+            raise ConfigError("the model has no parameter to train: there is nothing to exchange")
+        check_parameters(named)
+        plain = plain_names(named)
+        parameters = {plain[name]: p for name, p in named.items()}
+        super().__init__(network, parameters, [p.data for p in parameters.values()])
+        self.manager = manager
+
+    def world(self, timeout: float) -> QuorumWorld:
+        self._world = world = QuorumWorld(self.manager, self.device)
+        return world
+
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Gradients are added up and not exchanged."""
+        self.paused = True
+        try:
+            yield
+        finally:
+            self.paused = False

@@ -17,7 +17,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from regimes.collectives.group import GroupWorld
-from regimes.collectives.managed import ManagedWorld
+from regimes.collectives.quorum import QuorumWorld
 from regimes.collectives.requests import Layer
 from regimes.ddp.applied import remove
 from regimes.errors import ConfigError
@@ -86,7 +86,7 @@ class Source(Protocol):
     @property
     def network(self) -> nn.Module: ...
 
-    def world(self, timeout: float) -> GroupWorld | ManagedWorld:
+    def world(self, timeout: float) -> GroupWorld | QuorumWorld:
         """A world of the processes among which gradients are shared; all create it."""
         ...
 

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from regimes import compression, policies
 from regimes.collectives.group import GroupWorld, default_group
+from regimes.collectives.quorum import QuorumWorld
 from regimes.collectives.requests import Layer
 from regimes.config import DENSE, Level, OuterConfig, check_bounds, from_dict
 from regimes.ddp import choices
@@ -105,8 +106,10 @@ class Trained:
     local: list[Tensor]
     sharded: ShardedGradients | None = None
 
-    def world(self, timeout: float) -> GroupWorld:
-        """A world of all processes, which all create it."""
+    def world(self, timeout: float, manager: Any = None) -> GroupWorld | QuorumWorld:
+        """A world of all processes, which all create it, or of a manager's replicas."""
+        if manager is not None:
+            return QuorumWorld(manager, self.local[0].device)
         if self.sharded is not None:
             return self.sharded.world(timeout, CALL)
         return GroupWorld(default_group(), self.local[0].device, timeout, CALL)

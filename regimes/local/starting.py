@@ -10,13 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from regimes.collectives.managed import ManagedWorld
 from regimes.config import DENSE, Level, OuterConfig
 from regimes.ddp.choices import check_needs, check_timeout
 from regimes.ddp.record import RecordOptions, record_options
 from regimes.errors import ConfigError
-from regimes.local.arguments import choose, trained
-from regimes.local.managed import ManagedSteps, check_managed
+from regimes.local.arguments import LocalChoice, choose, trained
 from regimes.local.steps import LocalSteps
 
 # the job of each model that trains by local steps
@@ -79,12 +77,9 @@ def local_steps(
     check_timeout(timeout)
     options = record_options(record)
     if manager is not None:
-        check_managed(chosen)
-        managed = ManagedWorld(manager, what.local[0].device)
-        job: LocalSteps = ManagedSteps(model, optimizer, what, chosen, options, seed, managed)
-    else:
-        world = what.world(float(timeout))
-        job = LocalSteps(model, optimizer, what, chosen, options, seed, world)
+        _check_managed(chosen)
+    world = what.world(float(timeout), manager)
+    job = LocalSteps(model, optimizer, what, chosen, options, seed, world)
     _JOBS[model] = weakref.ref(job)
     return job
 
@@ -98,3 +93,23 @@ def _check_free(model: nn.Module) -> None:
             "local_steps: this model has local steps already, and two would each average it: call "
             "close() of the first ones before"
         )
+
+
+def _check_managed(chosen: LocalChoice) -> None:
+    """Raise ConfigError for what replicas that come and go cannot have."""
+    if chosen.outer.delay:
+        raise ConfigError(
+            "outer.delay: with a manager an update is applied when its step commits, so it "
+            "cannot be delayed: leave it out"
+        )
+    if chosen.outer.states == "average":
+        raise ConfigError(
+            'outer.states = "average": momenta are averaged after the commit, outside of a quorum: '
+            'with a manager use "keep" or "reset"'
+        )
+    if getattr(chosen.rule, "reads_loss", False):
+        raise ConfigError(
+            f"policy: {type(chosen.rule).__name__} decides by the mean training loss of all "
+            "replicas, which would be sent outside of a quorum: with a manager take another policy"
+        )
+    check_needs(chosen.rule, ("norms",), "with a manager local steps give")

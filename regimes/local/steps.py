@@ -17,13 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from regimes.collectives.group import GroupWorld
-from regimes.collectives.managed import ManagedWorld
+from regimes.collectives.quorum import QuorumWorld
 from regimes.collectives.requests import Layer
 from regimes.compression.reducer import Reducer, loss_with_flag
 from regimes.ddp.job import Job
 from regimes.ddp.record import RecordOptions, logged_number
 from regimes.ddp.schedule import UnitSchedule
 from regimes.ddp.sharded_state import packed
+from regimes.ddp.torchft import LocalMembership
 from regimes.ddp.units import with_all_units
 from regimes.errors import ConfigError, TrainingError
 from regimes.instruments.panel import Readings, finite
@@ -63,7 +64,10 @@ class LocalSteps(Job):
             counts.
         losses: sum and number of this process's training losses in the unit under way, if the
             policy reads them.
+        membership: what a manager adds, with which replicas come and go; None without one.
     """
+
+    membership: LocalMembership | None = None
 
     def __init__(
         self,
@@ -73,7 +77,7 @@ class LocalSteps(Job):
         chosen: LocalChoice,
         options: RecordOptions | None,
         seed: int,
-        world: GroupWorld | ManagedWorld,
+        world: GroupWorld | QuorumWorld,
     ) -> None:
         tensors, buffers = what.local, list(model.buffers())
         layers = [Layer(name, tuple(p.shape)) for name, p in what.parameters.items()]
@@ -87,7 +91,8 @@ class LocalSteps(Job):
         world.guard.done = lambda: self.total
         kinds = [[str(t.dtype), *t.shape] for t in buffers]
         self._agree_on_start(chosen.facts(), seed, buffers=kinds, **what.facts())
-        self._start_alike(what, model)
+        if isinstance(world, GroupWorld):  # a manager copies a state in the first quorum
+            what.start_alike(world, model)
         own, keys = [Optimizers([optimizer], 0.0)], list(what.parameters.values())
         self.replicas = Replicas(tensors, buffers, own, in_place=True, keys=keys)
         exchange = chosen.exchange
@@ -101,15 +106,9 @@ class LocalSteps(Job):
         self._prepare_record(options, header(options, self, chosen, model, seed))
         self.controller = WholeController(chosen.rule, "update", "sync")
         self._decide()
-        self._join()
-
-    def _start_alike(self, what: Trained, model: nn.Module) -> None:
-        """All begin with the parameters and buffers of process 0, or of the first island."""
-        assert isinstance(self.world, GroupWorld)
-        what.start_alike(self.world, model)
-
-    def _join(self) -> None:
-        """Nothing to do where all processes are there from the start."""
+        if isinstance(world, QuorumWorld):  # the others may be in the middle of the job
+            self.membership = LocalMembership(self, world, optimizer)
+            self.membership.synchronize()
 
     @property
     def period(self) -> int:
@@ -134,7 +133,11 @@ class LocalSteps(Job):
                 "more: call local_steps() again to go on"
             )
         if not self.record_opened:
-            self._open_record()
+            if self.membership is None:
+                self._open_record()
+            else:
+                self.record_opened = True
+                self.membership.write_or_wait()
         if self.total % self.chosen.every == 0:
             if self.total:
                 self._end()
@@ -143,6 +146,8 @@ class LocalSteps(Job):
             self.schedule.begin()
         self.exchange.begin(self.next_period)
         self.total += 1
+        if self.membership is not None:
+            self.membership.moved = True
         self.clock.start()
         if self.exchange.advance():
             with self.clock.waiting():
@@ -182,6 +187,9 @@ class LocalSteps(Job):
     # -- rounds and units --------------------------------------------------------------------
 
     def _synchronize(self, *, last: bool = False) -> None:
+        if self.membership is not None:
+            self.membership.synchronize(last)
+            return
         self.world.guard.enter("a synchronisation")
         if self.to_agree:
             self.exchange.wait()
@@ -243,7 +251,7 @@ class LocalSteps(Job):
             self.clock.of_unit(steps),
             sync={**self.decided, "rounds": rounds},
             **losses,
-            **self._columns(),
+            **({} if self.membership is None else {"replicas": self.membership.take_column()}),
         )
         self.clock = self.clock.next_unit(self.chosen.every)
         self._decide()
@@ -268,10 +276,6 @@ class LocalSteps(Job):
                 "returns, once per iteration on each process"
             )
         return None
-
-    def _columns(self) -> dict[str, Any]:
-        """Further columns of the row of the unit that ends."""
-        return {}
 
     # -- state -------------------------------------------------------------------------------
 
@@ -304,6 +308,8 @@ class LocalSteps(Job):
         Raises:
             ConfigError: it is of another process, or of another model.
         """
+        if self.membership is not None:
+            saved = self.membership.as_mine(saved)
         for name, here in self._identity().items():
             if saved.get(name) != here:
                 raise ConfigError(

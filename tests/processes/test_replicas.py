@@ -409,11 +409,43 @@ def test_a_replica_with_other_options_ends_and_the_others_go_on(address: str) ->
     assert "this replica" in said[0]
 
 
+@pytest.mark.parametrize("kind", ["asynchronous", "spare"])
+def test_a_replica_that_would_send_nothing_ends_and_the_other_goes_on(
+    address: str, kind: str
+) -> None:
+    """Only the quorum says that it is one: the manager's public names do not."""
+    from torchft.manager import WorldSizeMode
+
+    options = {
+        "asynchronous": {"use_async_quorum": True},
+        "spare": {"world_size_mode": WorldSizeMode.FIXED_WITH_SPARES},
+    }
+    barrier = threading.Barrier(2)
+
+    def live(i: int) -> Any:
+        with managed(address, f"r{i}", **options[kind]) as manager:
+            replica = Replica(manager, i)
+            barrier.wait(60)
+            try:
+                replica.until(5)
+            except ConfigError as error:
+                return str(error)
+            replica.hook.close()
+            return replica.weights, replica.hook.rows
+
+    ended, went_on = sorted(together(2, live), key=lambda end: isinstance(end, tuple))
+    assert "use_async_quorum=False" in ended
+    assert "\n" not in ended
+    assert went_on[1][0]["replicas"]["most"] == 1
+    assert any(
+        torch.allclose(went_on[0], averaged(network(), [[i]] * 5), rtol=1e-12, atol=1e-13)
+        for i in range(2)
+    )
+
+
 WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "asynchronous": ({"use_async_quorum": True}, {}, "use_async_quorum=False"),
     "signal": ({}, {"signal": "global"}, 'use "update"'),
     "epochs": ({}, {"every": "epoch"}, "every=STEPS"),
-    "sharded": ({"world_size": 2}, {}, "has 2 processes"),
     "scaler": ({}, {"scaler": torch.amp.GradScaler("cpu")}, "scaler: not together"),
     "no manager": ({}, {"manager": 3}, "a Manager of torchft"),
 }
@@ -426,6 +458,16 @@ def test_what_cannot_work_is_refused_in_a_sentence(address: str, case: str) -> N
         Replica(options.pop("manager", manager), 0, **options)
     assert sentence in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_group_other_than_of_gloo_is_refused(address: str) -> None:
+    from torchft.process_group import ProcessGroupDummy
+
+    with (
+        managed(address, "r", pg=ProcessGroupDummy(0, 1)) as manager,
+        pytest.raises(ConfigError, match=r"its process group is torchft-dummy: .* go over gloo"),
+    ):
+        Replica(manager, 0)
 
 
 def test_local_steps_refuse_a_delay(address: str) -> None:

@@ -1,8 +1,12 @@
-"""Replicas of torchft in threads of this process, each with a manager of its own."""
+"""Replicas of torchft in threads of this process, each with a manager of its own.
+
+Each manager is behind a front that has its public names only.
+"""
 
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,9 +32,22 @@ def lighthouse(least: int = 1, join_ms: int = 10_000) -> Iterator[str]:
         server.shutdown()
 
 
+class Public:
+    """The public names of a manager; the others are for torchft itself."""
+
+    def __init__(self, manager: Any) -> None:
+        self.__manager = manager
+
+    def __getattr__(self, name: str) -> Any:
+        reader = sys._getframe(1).f_globals["__name__"]
+        if name.startswith("_") and not reader.startswith("torchft."):
+            raise AssertionError(f"{reader} reads the private field {name} of a manager")
+        return getattr(self.__manager, name)
+
+
 @contextmanager
 def managed(address: str, name: str, **options: Any) -> Iterator[Any]:
-    """A manager of one replica."""
+    """A manager of one replica, of which only public names can be read."""
     from torchft import Manager, ProcessGroupGloo
 
     logging.getLogger("torchft").setLevel(logging.CRITICAL)
@@ -53,7 +70,7 @@ def managed(address: str, name: str, **options: Any) -> Iterator[Any]:
     }
     manager = Manager(**(arguments | options))
     try:
-        yield manager
+        yield Public(manager)
     finally:
         manager.shutdown(wait=False)
 

@@ -14,9 +14,8 @@ from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression import REGISTRY
 from regimes.compression.reducer import Reducer
-from regimes.ddp.managed import Attendance
 from regimes.ddp.sharded_state import ShardedState
-from regimes.local.managed import ManagedSteps
+from regimes.ddp.torchft import Attendance, LocalMembership
 
 LAYER = Layer("weight", (6, 5))
 
@@ -25,9 +24,9 @@ def test_the_mean_of_replicas_is_over_steps() -> None:
     attendance = Attendance()
     for replicas in (4, 4, 4, 2, 3):
         attendance.note(replicas)
-    column = attendance.take()
+    column = attendance.column()
     assert (column["least"], column["most"], column["mean"]) == (2, 4, 17 / 5)
-    assert attendance.take()["mean"] == 0
+    assert Attendance().column()["mean"] == 0
 
 
 @pytest.mark.parametrize("name", ["randomk", "powersgd"])
@@ -56,14 +55,16 @@ def test_local_steps_take_a_lost_exchange_back(name: str) -> None:
 
     exchange()
     before = copy.deepcopy([vars(state) for state in reducer.states])
-    steps: Any = ManagedSteps.__new__(ManagedSteps)
-    manager = SimpleNamespace(should_commit=lambda: False)
-    steps.world = SimpleNamespace(manager=manager, contributors=[0])
-    steps.exchange = SimpleNamespace(reducer=reducer, fragments=[])
-    steps.replicas = SimpleNamespace(buffer_means=lambda world: None)
-    steps._start_quorum = steps._meet = lambda: None
-    steps._send, steps._is_broken = exchange, lambda: False
-    assert steps._attempt(False) is False
+    membership: Any = LocalMembership.__new__(LocalMembership)
+    membership.manager = SimpleNamespace(should_commit=lambda: False)
+    membership.world = SimpleNamespace(contributors=[0])
+    membership.local = SimpleNamespace(
+        exchange=SimpleNamespace(reducer=reducer, fragments=[]),
+        replicas=SimpleNamespace(buffer_means=lambda world: None),
+        _send=exchange,
+    )
+    membership._start_quorum = membership._agree = lambda: None
+    assert membership._attempt(False) is False
     for state, old in zip(reducer.states, before, strict=True):
         for field in old.keys() - {"_buffer", "_checked", "_table"}:  # no memory
             now, then = getattr(state, field), old[field]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
@@ -120,8 +121,7 @@ class Registry(dict[str, Any]):
         """The inverse of `make`, in plain types: the name of a class, or ``package.module:Class``,
         with its fields; for a class that is no dataclass, with its public attributes."""
         kind = type(plug_in)
-        last = f":{kind.__name__}"
-        names = (n for n, t in self.items() if str(t).endswith(last) and self.load(n) is kind)
+        names = (name for name, target in self.items() if _names(target, kind))
         if dataclasses.is_dataclass(plug_in):
             fields = [field.name for field in dataclasses.fields(plug_in) if field.init]
         else:
@@ -155,12 +155,16 @@ class Registry(dict[str, Any]):
 
 def offered_class(name: str) -> Any:
     """The compressor, policy or detector class of that name that a package offers; None if none
-    does. ConfigError if it cannot be imported."""
-    for kind, group in CLASSES.items():
-        for target in offered(group).values():
-            if target.endswith(f":{name}"):
-                return imported(kind, target)
-    return None
+    does. ConfigError if it cannot be imported, or there are several."""
+    kinds = {
+        target: kind
+        for kind, group in CLASSES.items()
+        for target in offered(group).values()
+        if target.endswith(f":{name}")
+    }
+    if len(kinds) > 1:
+        raise ConfigError(f"packages offer {' and '.join(kinds)}: import one of them from there")
+    return next((imported(kind, target) for target, kind in kinds.items()), None)
 
 
 def imported(kind: str, target: str) -> Any:
@@ -184,6 +188,12 @@ def required_arguments(function: Callable[..., Any]) -> list[str]:
         return []
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [x.name for x in parameters if x.default is x.empty and x.kind not in several]
+
+
+def _names(target: Any, kind: type) -> bool:
+    """Does ``package.module:Class`` name this class? Nothing is imported for the answer."""
+    module, _, attribute = target.partition(":") if isinstance(target, str) else ("", "", "")
+    return attribute == kind.__name__ and getattr(sys.modules.get(module), attribute, None) is kind
 
 
 def _plain(value: Any) -> Any:

@@ -178,10 +178,11 @@ def test_a_plug_in_of_each_kind_trains_by_its_name(site: Path) -> None:
     detected = python(site, "-m", "regimes", "detect", "short")
     assert detected.returncode == 0, detected.stderr
     assert "falls" in detected.stdout  # without being named
-    says = "from regimes.plotting.looks import level_text; print(level_text('row-mean'))"
-    assert python(site, "-c", says).stdout == "rows of {}\n"
-    says = "import sys, regimes; print(regimes.Falls.__module__, 'torch' in sys.modules)"
-    assert python(site, "-c", says).stdout == "offering_rules False\n"
+    code = "import sys, regimes\nprint(regimes.Falls.__module__, 'torch' in sys.modules)\n"
+    code += "from regimes.plotting.looks import level_text\nprint(level_text('row-mean'))\n"
+    code += "from regimes.policies import REGISTRY\nprint(REGISTRY.table(regimes.Alternate()))"
+    done = python(site, "-c", code)
+    assert done.stdout == "offering_rules False\nrows of {}\n{'name': 'alternate'}\n", done.stderr
 
 
 LOADED = """

@@ -1,9 +1,9 @@
 """The replicas of a torchft quorum as a world: they may be others in every step.
 
-torchft's ``Manager`` says who takes part in a step (``start_quorum``), sums over them
-(``allreduce``), and says whether the step counts (``should_commit``). Its ``ManagedProcessGroup``
-has the other collectives. Only public names of both are used. These do not say whether a quorum is
-new, so replicas ask each other once per step, with a sum of one number.
+torchft's ``Manager`` says who takes part in a step (``start_quorum``) and whether the step counts
+(``should_commit``). Its ``ManagedProcessGroup`` has the group that the manager makes anew for each
+quorum. Only public names of both are used. These do not say whether a quorum is new, so replicas
+ask each other once per step, with a sum of one number.
 
 A collective that fails ends the step, not the job: the group is left at once, so that the other
 replicas' collectives fail as well and do not wait for the timeout.
@@ -27,7 +27,7 @@ from regimes.collectives import agreement
 from regimes.collectives.world import World
 from regimes.errors import ConfigError, unexpected
 
-USED = ("start_quorum", "is_participating", "allreduce", "should_commit")  # of a manager
+USED = ("start_quorum", "is_participating", "report_error", "should_commit")  # of a manager
 
 
 class StepLost(Exception):
@@ -84,7 +84,7 @@ class QuorumWorld(World):
         self._agreed: tuple[int, int] | None = None  # processes and rank at that time
 
     def _group(self) -> Any:
-        """The manager's group, which it makes anew for each quorum."""
+        """The manager's group, as it is in this quorum."""
         from torchft.process_group import ManagedProcessGroup
 
         return ManagedProcessGroup(self.manager)
@@ -209,7 +209,7 @@ class QuorumWorld(World):
 
     # -- collectives: a replica has one row --------------------------------------------------
 
-    def _wait(self, start: Callable[..., Any], *args: Any, **options: Any) -> None:
+    def _wait(self, start: Callable[..., Any], *args: Any) -> None:
         """Start a collective and wait.
 
         Raises:
@@ -220,23 +220,21 @@ class QuorumWorld(World):
         spent, begun = self._clock[0], time.perf_counter()
         self._clock, why = (spent, begun), ""
         try:
-            start(*args, **options).wait()
+            start(*args).wait()
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            why = str(error)  # its traceback would keep the group
-        if not why and (failed := self.manager.errored()) is not None:
-            why = str(failed.original_exception)  # ``allreduce`` raises nothing
+            why = str(error).splitlines()[0]  # its traceback would keep the group
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
         self._clock = spent + time.perf_counter() - begun, None
         if why:
-            del failed
-            self.give_up(why.splitlines()[0])
+            self.give_up(why)
 
     def _sum(self, flat: Tensor) -> None:
         """Overwrite a tensor with the sum over all replicas of the quorum."""
-        self._wait(self.manager.allreduce, flat, reduce_op=dist.ReduceOp.SUM)
+        # ``Manager.allreduce`` would hand each call to a thread that watches its time
+        self._wait(self._group().parent.allreduce, [flat], dist.AllreduceOptions())
 
     def _rows(self, own: Tensor) -> list[Tensor]:
         """The tensors of all replicas of the quorum."""

@@ -6,6 +6,7 @@ Each page of ``docs/`` is copied, with these changes:
   public module of that room: a module that is added, moved or removed needs no change here.
 - ``<!-- options: policies -->`` becomes a table of the registered names and their fields.
 - ``<!-- commands -->`` becomes the help of each subcommand.
+- ``<!-- works: parts -->`` becomes a table of what works with what, from `regimes.capabilities`.
 - A link to a file outside ``docs/`` leads to a copy below ``tree/``, so that the same link works
   in the tree and in the site.
 - ``docs/nav.toml`` becomes the table of contents at the end of the first page.
@@ -32,7 +33,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 TREE = "tree/"
 LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=[)#])")
-MARK = re.compile(r"^<!-- (reference|options|commands)(?:: ([\w. ]+))? -->$", re.MULTILINE)
+MARK = re.compile(r"^<!-- (reference|options|commands|works)(?:: ([\w. ]+))? -->$", re.MULTILINE)
 TITLED = re.compile(r'^```(\w+) title="([^"]+)"$', re.MULTILINE)
 LANGUAGES = {
     ".py": "python",
@@ -199,7 +200,94 @@ def commands(_: str = "") -> str:
     return "\n\n".join(found)
 
 
-MAKERS = {"reference": reference, "options": options, "commands": commands}
+# -- what works with what --------------------------------------------------------------------
+
+
+def works(what: str) -> str:
+    """Tables of `regimes.capabilities`: "parts", each beside each way to train; "modes", what each
+    lacks and why; "capabilities", what each means."""
+    from regimes.capabilities import CONDITIONS, MEANING, WAYS, missing
+
+    if what == "capabilities":
+        rows = [(f"`{name}`", meaning) for name, meaning in MEANING.items()]
+        return table(("capability", "meaning"), rows)
+    named = {mode.name: mode for modes in WAYS.values() for mode in modes}
+    named |= {mode.name: mode for mode in CONDITIONS}
+    if what == "modes":
+        rows = [
+            (mode.name, f"`{need}`", why)
+            for mode in named.values()
+            for need, why in mode.lacks.items()
+        ]
+        return table(("mode", "lacks", "because"), rows)
+    rows = []
+    for name, (needs, calls) in all_parts().items():
+        cells = [
+            ("yes" if missing(needs, modes) is None else "no")
+            if way.split(",")[0] in calls
+            else "–"
+            for way, modes in WAYS.items()
+        ]
+        but = [mode.name for mode in CONDITIONS if missing(needs, [mode]) is not None]
+        rows.append((name, *cells, "; ".join(but)))
+    return table(("", *(f"`{way}`" for way in WAYS), "and not"), rows)
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+TRAINER = ("run", "run --processes", "run --shards", "simulate")
+EVERYWHERE = (*TRAINER, "attach", "local_steps")
+EXAMPLES = ("compressor.residual=update", "dtype=bfloat16", "data.augment=true", "model.width=4")
+
+
+def all_parts() -> dict[str, tuple[frozenset[str], tuple[str, ...]]]:
+    """By part: what it needs, and the calls that can ask for it."""
+    from regimes.capabilities import OWN_COLLECTIVES, PROBE, required
+    from regimes.compression.needs import compressors
+    from regimes.config import OuterConfig, RunConfig, override
+    from regimes.data import deficits
+    from regimes.ddp.attaching import NEEDS
+    from regimes.instruments import REGISTRY
+    from regimes.instruments.needs import needs_of, signals, statistics
+    from regimes.training.checks import PlugIns
+    from regimes.training.needs import FIELDS, outer_parts, parts_of
+
+    def asked(config: RunConfig) -> frozenset[str]:
+        return frozenset().union(*(p.needs for p in parts_of(config, PlugIns.of(config))))
+
+    usual, parts = RunConfig(), {}
+    for name, needs in compressors().items():
+        parts[f"compressor `{name}`"] = needs, EVERYWHERE
+    for name, needs in statistics().items():
+        parts[f"policy that reads `{name}`"] = needs, EVERYWHERE
+    parts["policy that reads the training loss"] = frozenset({OWN_COLLECTIVES}), EVERYWHERE
+    for name, needs in signals().items():
+        parts[f"`signal = {name}`"] = needs, (*TRAINER, "attach")
+    for name in REGISTRY:
+        if name != "norms":  # its readings are the signals
+            needs = needs_of(REGISTRY.load(name))
+            parts[f"instrument `{name}`"] = needs, TRAINER + ("attach",) * (PROBE in needs)
+    for name in deficits.REGISTRY:
+        parts[f"deficit `{name}`"] = required(deficits.REGISTRY.load(name)()), TRAINER
+    for field, (needs, _) in FIELDS.items():
+        if field != "sync_policy":  # a column
+            parts[f"`{field}`"] = needs, TRAINER
+    for setting in EXAMPLES:
+        needs = asked(override(usual, [setting])) - asked(usual)
+        calls = EVERYWHERE if setting.startswith("compressor") else TRAINER
+        parts[f"`{setting.replace('=', ' = ')}`"] = needs, calls
+    for part in outer_parts(OuterConfig(states="average", delay=1)):
+        parts[f"`{part.field}`"] = frozenset(part.needs), (*TRAINER, "local_steps")
+    for argument, needs in NEEDS.items():
+        if argument == "scaler":  # the others are columns
+            parts[f"`{argument}`"] = needs, ("attach",)
+    return parts
+
+
+MAKERS = {"reference": reference, "options": options, "commands": commands, "works": works}
 
 
 # -- pages -----------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regimes.capabilities import WORKER_GRADIENTS
 from regimes.collectives.requests import Gather, Traffic
 from regimes.collectives.world import World
 from regimes.compression import compressor
@@ -29,6 +30,7 @@ from regimes.config import DENSE, Bounded, Level
 from regimes.config.bounds import Count
 from regimes.errors import ConfigError, require
 from regimes.instruments.base import MeasurementContext, Reading, ratio
+from regimes.instruments.needs import UNDECLARED
 
 WHERE = "instruments.rivals"
 
@@ -44,6 +46,7 @@ class Rivals(Bounded):
     """
 
     bounds_prefix = "instruments.rivals."
+    requires = UNDECLARED | {WORKER_GRADIENTS}
 
     every: Count = 1
     tables: tuple[dict[str, Any], ...] = ({"name": "powersgd", "level": 4},)
@@ -123,10 +126,6 @@ class RivalsGauge:
     """All of them, on the gradients of all workers."""
 
     def __init__(self, settings: Rivals, context: MeasurementContext) -> None:
-        if context.union:
-            raise ConfigError(
-                "the instrument 'rivals' needs each worker's gradient: set union_pass to false"
-            )
         self.world, self.layers = context.world, list(context.layers)
         self.rivals = [Rival(table, context) for table in settings.tables]
         self.device = context.parameters[0].device

@@ -18,6 +18,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regimes.capabilities import (
+    CAPTURED_STEPS,
+    GRADIENT_UNIT,
+    LEARNING_RATE,
+    NUMBERS_BY_SHARD,
+)
 from regimes.collectives.requests import Batched, Layer, Mean, Program, Request, Shard, Traffic
 from regimes.compression.answers import check_send, check_sent, sample
 from regimes.compression.kernels import Workspace, add_, clone, sub_
@@ -172,6 +178,24 @@ class Compressor(Bounded, ABC):
     def holds_back(self) -> bool:
         """Can a worker have a residual?"""
         return bool(self.error_feedback)
+
+    @property
+    def requires(self) -> frozenset[str]:
+        """What it needs of a job (``capabilities``), as its other attributes say."""
+        needs = {
+            NUMBERS_BY_SHARD: not (self.joins_shards or self.entrywise),
+            LEARNING_RATE: self.reads_rate,
+            GRADIENT_UNIT: self.residual != type(self).residual,
+        }
+        return frozenset(need for need, applies in needs.items() if applies)
+
+    @property
+    def takes_away(self) -> Mapping[str, str]:
+        """What other parts of a job lack beside it (``capabilities``), and why."""
+        if self.replayable:
+            return {}
+        why = "what it launches depends on values, or its class does not say replayable"
+        return {CAPTURED_STEPS: why}
 
     @abstractmethod
     def check(self, level: Level) -> None:

@@ -161,9 +161,6 @@ class ChurnConfig:
             that of the first worker that stays, their mean, or none.
     """
 
-    # expected of the number of processes
-    ALONE: ClassVar[str] = "1 with churn, as the process of an absent worker would be idle"
-
     absent: tuple[Natural, ...] = ()
     away: tuple[tuple[int, int, int], ...] = ()
     leave: Share = 0.0

@@ -16,6 +16,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
+from regimes.capabilities import NAMED_TASK, SHARED_UPDATES, WHOLE_LAYERS
 from regimes.config import Bounded, Bounds, Registry, check_windows, in_windows
 from regimes.config.bounds import Count, Positive
 from regimes.errors import require
@@ -34,6 +35,7 @@ REGISTRY = Registry(
     has=("windows", "inputs", "labels", "updates"),
     group="regimes.deficits",
 )
+UNDECLARED = frozenset({NAMED_TASK, SHARED_UPDATES, WHOLE_LAYERS})  # needed without ``requires``
 BANK = 1024  # different noise images
 Images = Float[Tensor, "n c h w"]
 Index = Int64[Tensor, " n"]
@@ -51,6 +53,12 @@ class Deficit(Bounded):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_windows("deficit.windows", self.windows)
+
+    @property
+    def requires(self) -> frozenset[str]:
+        """What it needs of a job (``capabilities``)."""
+        changes_updates = type(self).updates is not Deficit.updates
+        return UNDECLARED if changes_updates else frozenset({NAMED_TASK})
 
     def active(self, epoch: int) -> bool:
         return in_windows(self.windows, epoch)

@@ -8,17 +8,33 @@ from typing import Any
 
 from torch import nn
 
+from regimes import capabilities
+from regimes.capabilities import (
+    COUNTED_UNITS,
+    DIVIDED_REPLICAS,
+    LOSS_SCALE,
+    OPTIMIZER_STATE,
+    Mode,
+    Part,
+)
 from regimes.config import Level
 from regimes.ddp import choices
 from regimes.ddp.hook import Hook
 from regimes.ddp.own_hooks import BareGradients
 from regimes.ddp.probe import pick
 from regimes.ddp.record import RecordOptions, record_options
-from regimes.ddp.schedule import unit_schedule
+from regimes.ddp.schedule import UnitSchedule, unit_schedule
 from regimes.ddp.sharded import ShardedGradients
 from regimes.ddp.source import DDPGradients, Source
 from regimes.ddp.torchft import inner
-from regimes.errors import ConfigError, is_whole, require, unexpected
+from regimes.errors import is_whole, require, unexpected
+
+# what arguments need of a job (``capabilities``)
+NEEDS: dict[str, frozenset[str]] = {
+    "replicas": frozenset({DIVIDED_REPLICAS}),
+    "manager": frozenset({OPTIMIZER_STATE, COUNTED_UNITS}),
+    "scaler": frozenset({LOSS_SCALE}),
+}
 
 
 def attach(
@@ -90,61 +106,43 @@ def attach(
     Raises:
         ConfigError: one sentence, before anything is registered.
     """
+    given = {"replicas": replicas, "manager": manager, "scaler": scaler}
+    asked = [Part(name, NEEDS[name]) for name, value in given.items() if value is not None]
+    source: Source
     if manager is not None:
-        _check_managed(replicas, signal, every, optimizer, scaler, instruments, probe)
-        source: Source = BareGradients(model, manager)
-    elif replicas is None:
-        source = DDPGradients(model)
-    else:
+        capabilities.check(asked, [capabilities.MANAGED])
+        source = BareGradients(model, manager)
+    elif replicas is not None:
         source = ShardedGradients(model, replicas)
+    else:
+        source = DDPGradients(model)
     choices.check_timeout(timeout)
     if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
         raise unexpected("scaler", scaler, "a GradScaler of torch, with get_scale(), or None")
     good = is_whole(seed, -(2**63)) and seed < 2**63  # as in a configuration
     require(good, "seed", seed, "a whole number of at most 63 bits")
     schedule = unit_schedule(every, inner(optimizer), model)
-    probed = pick(probe, instruments, schedule.automatic)
+    probed = pick(probe, instruments)
     policy, levels = choices.constant(policy, level, levels)
     chosen = choices.choose(policy, compressor, levels, signal, start_compressing_after, probed)
-    if manager is not None:
-        choices.check_needs(chosen.policy, ("norms",), "with a manager a hook gives")
-    if replicas is not None:
-        if chosen.probe is not None:
-            raise ConfigError(
-                "instruments: curvature needs whole parameters, and this model is sharded: leave "
-                "instruments and probe out"
-            )
-        choices.check_needs(chosen.policy, ("norms",), "a sharded model gives")
-        if scaler is not None:
-            raise ConfigError(
-                "scaler: a sharded model trains in bfloat16, which needs no gradient scaler: leave "
-                "it out"
-            )
-    if chosen.compressor.reads_rate and schedule.optimizer is None:
-        raise ConfigError(
-            f"compressor: {type(chosen.compressor).__name__} with residual = "
-            f"{chosen.compressor.residual!r} reads the learning rate of each step: add "
-            "optimizer=optimizer"
-        )
+    modes = _modes(replicas, manager, optimizer, schedule, chosen.probe)
+    capabilities.check([*asked, *chosen.parts()], modes)
     options = record_options(record)
     return Hook(source, chosen, schedule, options, seed, scaler, float(timeout), optimizer)
 
 
-def _check_managed(
-    replicas: Any, signal: str, every: Any, optimizer: Any, scaler: Any, *measured: Any
-) -> None:
-    """Raise ConfigError for what replicas that come and go cannot have."""
-    given = {"replicas": replicas, "scaler": scaler, "instruments or probe": any(measured) or None}
-    for name, value in given.items():
-        if value is not None:
-            raise ConfigError(f"{name}: not together with a manager: leave it out")
-    if signal != "update":
-        raise ConfigError(
-            f"signal = {signal!r}: its norms are sent at the end of a unit, outside of a quorum: "
-            'with a manager use "update"'
-        )
-    if optimizer is None or isinstance(optimizer, list | tuple) or not is_whole(every, 1):
-        raise ConfigError(
-            "manager: a replica that joins needs the optimiser's state and units of equal length: "
-            "attach(..., optimizer=optimizer, every=STEPS)"
-        )
+def _modes(
+    replicas: Any, manager: Any, optimizer: Any, schedule: UnitSchedule, probe: Any
+) -> list[Mode]:
+    """The modes in which a hook with these arguments works."""
+    found = {
+        capabilities.HOOK: True,
+        capabilities.ISLANDS: replicas is not None,
+        capabilities.MANAGED: manager is not None,
+        capabilities.WITHOUT_PROBE: probe is None,
+        capabilities.WITHOUT_OPTIMIZER: optimizer is None,
+        capabilities.SEVERAL_OPTIMIZERS: isinstance(optimizer, list | tuple),
+        capabilities.ENDS_BY_ITSELF: schedule.automatic,
+        capabilities.ENDS_BY_CALL: schedule.steps is None,
+    }
+    return [mode for mode, applies in found.items() if applies]

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, cast, get_args
 
 from regimes import compression, policies
+from regimes.capabilities import Part
 from regimes.compression import Compressor
+from regimes.compression.needs import compressor_parts
 from regimes.config import DENSE, Level, Signal
 from regimes.config.bounds import LONGEST, SECONDS
 from regimes.ddp.probe import Probe
-from regimes.detectors.statistics import INSTRUMENT, Statistic
 from regimes.errors import ConfigError, is_whole, nearest, require, unexpected
+from regimes.instruments import instruments
+from regimes.instruments.needs import needs_of, policy_parts, signal_parts
 from regimes.policies import Policy
 
 CONSTANT = "constant"  # the name of the only level, where no policy chooses
-FROM_GRADIENTS = ("norms", "msdr", "noise", "error")  # instruments that need no data
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,14 @@ class Choice:
     dense_start: int = 0
     instruments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     probe: Probe | None = None
+
+    def parts(self) -> Iterator[Part]:
+        """What is chosen, with what it needs of a job (``capabilities``)."""
+        yield from compressor_parts(self.compressor)
+        yield from policy_parts(self.policy, "policy")
+        yield from signal_parts(self.signal, self.policy)
+        for name, tool in instruments(self.instruments).items():
+            yield Part(f"instruments.{name}", needs_of(tool))
 
     def facts(self) -> dict[str, Any]:
         """The choice in plain types; it must be the same on all processes."""
@@ -71,8 +81,6 @@ def choose(
     rule = pick_policy(policy, f"a name, a table with a name, or {objects}")
     _check_known(rule, chosen, known)
     probe, tables = probed
-    measured = (*FROM_GRADIENTS, *tables)
-    check_needs(rule, measured, "a hook sees gradients only and can measure")
     return Choice(rule, chosen, known, cast(Signal, signal), dense_start, tables, probe)
 
 
@@ -161,22 +169,6 @@ def _made(given: Any, make: Callable[[dict[str, Any]], Any]) -> Any:
     """What ``make`` builds from a name or a table; anything else unchanged."""
     table = {"name": given} if isinstance(given, str) else given
     return make(dict(table)) if isinstance(table, Mapping) else table
-
-
-def check_needs(rule: Policy, measured: Collection[str], limit: str) -> None:
-    """Raise ConfigError if a policy reads a statistic of an instrument that is not measured.
-
-    Args:
-        measured: names of instruments.
-        limit: why only these; begins the list of their statistics.
-    """
-    for statistic in rule.needs:
-        if INSTRUMENT.get(Statistic.parse(statistic).family) not in measured:
-            known = [s for s, instrument in INSTRUMENT.items() if instrument in measured]
-            raise ConfigError(
-                f"the policy needs the statistic {statistic!r}, but {limit} {', '.join(known)}: "
-                "train with regimes.run, or take a policy that reads one of these"
-            )
 
 
 def pick_levels(compressor: Compressor, given: Any) -> dict[str, Level]:

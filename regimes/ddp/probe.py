@@ -50,11 +50,8 @@ class Probe:
         return self.loss(model, batch)
 
 
-def pick(given: Any, tables: Any, by_itself: bool) -> tuple[Probe | None, dict[str, Any]]:
+def pick(given: Any, tables: Any) -> tuple[Probe | None, dict[str, Any]]:
     """The arguments ``probe`` and ``instruments`` of ``attach``.
-
-    Args:
-        by_itself: the hook ends its units by itself.
 
     Raises:
         ConfigError: they do not go together, or one is wrong.
@@ -70,11 +67,6 @@ def pick(given: Any, tables: Any, by_itself: bool) -> tuple[Probe | None, dict[s
             raise unexpected(f"instruments.{name}", table, "a table of its fields, or {}")
         if unused := sorted({"images", "batch"} & {*table}):
             raise ConfigError(f"instruments.{name}.{unused[0]}: the probe has its own batches")
-    if by_itself:
-        raise ConfigError(
-            "instruments: curvature is measured in epoch_end(), between two steps: leave every "
-            "out, and call hook.epoch_end() where a unit ends"
-        )
     found = {name: dict(table) for name, table in tables.items()}
     instruments(found)  # refuses wrong fields
     return _probe(given), found

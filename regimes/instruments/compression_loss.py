@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regimes.capabilities import OWN_COLLECTIVES, WHOLE_LAYERS
 from regimes.collectives.requests import Mean
 from regimes.collectives.world import World
 from regimes.config import Bounded, Level
@@ -39,6 +40,7 @@ class CompressionLoss(Bounded):
     """
 
     bounds_prefix = "instruments.error."
+    requires = frozenset({WHOLE_LAYERS, OWN_COLLECTIVES})
 
     levels: tuple[str, ...] = ()
     stride: Count = 8

@@ -14,6 +14,15 @@ from typing import Annotated, Any, Literal
 from torch import Tensor, nn
 
 from regimes import reduction
+from regimes.capabilities import (
+    FULL_PRECISION,
+    LABELS,
+    OWN_COLLECTIVES,
+    PROBE,
+    SAMPLES,
+    UNITS_BY_CALL,
+    WHOLE_LAYERS,
+)
 from regimes.collectives.requests import Mean
 from regimes.config import Bounded, Bounds
 from regimes.config.bounds import Count, Natural, Positive
@@ -27,10 +36,9 @@ from regimes.curvature import (
 )
 from regimes.curvature.probe import ProcessMean
 from regimes.curvature.weights import Weight
-from regimes.errors import ConfigError, TrainingError, require
+from regimes.errors import TrainingError, require
 from regimes.instruments.base import EndOfEpochGauge, MeasurementContext, Reading
 from regimes.models.loss import Batch
-from regimes.precision import is_half
 from regimes.reduction import Coupled, OwnMean, Sum, TargetMean
 from regimes.seeding import derive
 
@@ -46,6 +54,8 @@ class Probe(Bounded):
         images, batch: the probe set, in micro-batches (of equal size, shared evenly by processes).
     """
 
+    requires = frozenset({PROBE, WHOLE_LAYERS, FULL_PRECISION, OWN_COLLECTIVES, UNITS_BY_CALL})
+
     every: Count = 1
     images: int = 200
     batch: int = 50
@@ -55,12 +65,6 @@ class ProbeGauge(EndOfEpochGauge):
     """Base of their gauges."""
 
     def __init__(self, probe: Probe, context: MeasurementContext) -> None:
-        for name, parameter in context.model.named_parameters():
-            if is_half(parameter.dtype):
-                raise ConfigError(
-                    f"instruments: curvature, fisher and sharpness need float32 or float64 "
-                    f"parameters, and {name!r} is of type {parameter.dtype}: leave them out"
-                )
         self.settings: Any = probe
         self.context, self.batches = context, context.probe(probe.images, probe.batch)
 
@@ -217,15 +221,11 @@ class Fisher(Probe):
     """
 
     bounds_prefix = "instruments.fisher."
+    requires = Probe.requires | {SAMPLES, LABELS}
 
     kind: Literal["model", "empirical"] = "model"
 
     def start(self, context: MeasurementContext) -> FisherGauge:
-        if getattr(context.model, "text", False):
-            raise ConfigError(
-                "the instrument 'fisher' is for images, the data are a text: leave it out, "
-                "'curvature' works on both"
-            )
         return FisherGauge(self, context)
 
 

@@ -23,15 +23,30 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from regimes.capabilities import (
+    FIXED_WORKERS,
+    OPTIMIZER_STEPS,
+    OWN_COLLECTIVES,
+    WHOLE_LAYERS,
+    WORKER_GRADIENTS,
+    WORKERS_OF_A_UNIT,
+)
 from regimes.collectives.requests import Mean, mean_of_sums
 from regimes.config import Signal
-from regimes.errors import ConfigError
 from regimes.instruments.base import MeasurementContext, Reading, StatelessGauge, added, ratio
 
 PER_WORKER = ("local-mean", "worker0")
 OF_GRADIENTS: tuple[Signal, ...] = ("update", "global", "local-mean", "worker0")
 OF_STEPS: tuple[Signal, ...] = ("movement", "movement/lr")
 ALL = (*OF_GRADIENTS, *OF_STEPS)
+REQUIRES: Mapping[Signal, frozenset[str]] = {  # what each needs of a job (``capabilities``)
+    "update": frozenset(),
+    "global": frozenset({OWN_COLLECTIVES, WORKERS_OF_A_UNIT}),
+    "local-mean": frozenset({OWN_COLLECTIVES, WORKERS_OF_A_UNIT, WORKER_GRADIENTS}),
+    "worker0": frozenset({OWN_COLLECTIVES, FIXED_WORKERS, WORKER_GRADIENTS}),
+    "movement": frozenset({OPTIMIZER_STEPS, WHOLE_LAYERS}),
+    "movement/lr": frozenset({OPTIMIZER_STEPS, WHOLE_LAYERS}),
+}
 
 
 @dataclass(frozen=True)
@@ -41,32 +56,26 @@ class Norms:
     readings: tuple[Signal, ...] = OF_GRADIENTS
     every: int = field(default=1, init=False)
 
+    @property
+    def requires(self) -> frozenset[str]:
+        return frozenset().union(*(REQUIRES[reading] for reading in self.readings))
+
     def start(self, context: MeasurementContext) -> NormsGauge:
         return NormsGauge(self.readings, context)
 
 
 class NormsGauge(StatelessGauge):
-    """Accumulates during an epoch; ConfigError for a per-worker reading in a union pass."""
+    """Accumulates during an epoch."""
 
     def __init__(self, readings: Iterable[Signal], context: MeasurementContext) -> None:
         self.readings = sorted(set(readings), key=ALL.index)
-        for reading in self.readings:
-            if context.union and reading in PER_WORKER:
-                raise ConfigError(
-                    f"the signal {reading!r} needs each worker's own gradient: set "
-                    "union_pass = false"
-                )
         self.world = context.world
         self.sizes = [layer.size for layer in context.world.parts(context.layers)]
         self.sums: dict[str, list[Tensor]] = {}
         self._room: dict[str, list[Tensor]] = {}  # the memory of the sums before the last step
         self.movement: Movement | None = None
         if not {*OF_STEPS}.isdisjoint(self.readings):
-            if context.optimizer is None:
-                raise ConfigError(
-                    'the signals "movement" and "movement/lr" read the optimiser\'s steps, which '
-                    'only the trainer knows: choose "update" or "global"'
-                )
+            assert context.optimizer is not None  # OPTIMIZER_STEPS
             self.movement = Movement(context.optimizer, context.parameters)
 
     def step(self, stack: Float[Tensor, "rows N"], updates: Sequence[Tensor]) -> None:

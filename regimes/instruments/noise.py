@@ -10,10 +10,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regimes.capabilities import (
+    OWN_COLLECTIVES,
+    SEVERAL_WORKERS,
+    STEP_UPDATES,
+    WHOLE_LAYERS,
+    WORKER_GRADIENTS,
+    WORKER_MODELS,
+    WORKERS_OF_A_UNIT,
+)
 from regimes.collectives.requests import Mean
 from regimes.config import Bounded
 from regimes.config.bounds import Count
-from regimes.errors import ConfigError
 from regimes.instruments.base import (
     MeasurementContext,
     Reading,
@@ -47,6 +55,9 @@ class Noise(Bounded):
     """
 
     bounds_prefix = "instruments.noise."
+    requires = frozenset(
+        {WORKER_GRADIENTS, SEVERAL_WORKERS, WORKERS_OF_A_UNIT, WHOLE_LAYERS, OWN_COLLECTIVES}
+    )
 
     stride: Count = 1
     every: int = field(default=1, init=False)
@@ -56,18 +67,9 @@ class Noise(Bounded):
 
 
 class NoiseGauge(StridedGauge):
-    """Sums over an epoch's steps; ConfigError in a union pass, or with a single worker."""
+    """Sums over an epoch's steps."""
 
     def __init__(self, stride: int, context: MeasurementContext) -> None:
-        if context.world.workers < 2:
-            raise ConfigError(
-                "the noise scale and the diversity compare workers: with workers = 1 they are "
-                "undefined"
-            )
-        if context.union:
-            raise ConfigError(
-                "the instrument 'noise' needs each worker's own gradient: set union_pass = false"
-            )
         self.stride, self.world, self.sizes = stride, context.world, context.sizes
         self._reset()
 
@@ -120,6 +122,8 @@ class Msdr:
     *coordinates* would change with the sign convention of a neuron and sits near zero. Pure noise
     gives about 1 / sqrt(T), not 0. Updates carry the compressor's error: rank 1 raises the spread.
     """
+
+    requires = frozenset({WHOLE_LAYERS, STEP_UPDATES})
 
     every: int = field(default=1, init=False)
 
@@ -180,13 +184,12 @@ class Spread:
     before the first synchronisation of a unit, per layer and of the model. Zero while the workers
     share each step. On several processes it sends one dense mean a unit (as signal bytes)."""
 
+    requires = frozenset({WORKER_MODELS, WHOLE_LAYERS, OWN_COLLECTIVES})
+
     every: int = field(default=1, init=False)
 
     def start(self, context: MeasurementContext) -> SpreadGauge:
-        if context.is_local is None:
-            raise ConfigError(
-                "instruments.spread: workers that share each step have one model: set sync_policy"
-            )
+        assert context.is_local is not None  # WORKER_MODELS
         return SpreadGauge(context, context.is_local)
 
 

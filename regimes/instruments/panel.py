@@ -11,12 +11,16 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
+from regimes import capabilities
+from regimes.capabilities import HALF, ONE_WORKER, TEXT, UNION_PASS, Mode, Part
 from regimes.config import Signal
 from regimes.detectors.statistics import FIELDS, Statistic, setting
 from regimes.errors import ConfigError
 from regimes.instruments import instruments
 from regimes.instruments.base import EndOfEpochGauge, Gauge, MeasurementContext, Reading
 from regimes.instruments.gradient_norm import Norms
+from regimes.instruments.needs import needs_of
+from regimes.precision import is_half
 
 Timer = Callable[[str], AbstractContextManager[Any]]
 
@@ -111,7 +115,8 @@ def choose(
         signal: the norm that is always read; None: none unless a policy needs it.
 
     Raises:
-        ConfigError: an unknown instrument, or a statistic that none measures.
+        ConfigError: an unknown instrument, a statistic that none measures, or an instrument that
+            needs what the run lacks.
     """
     wanted = {name: dict(fields) for name, fields in tables.items()}
     for need in needs:
@@ -123,8 +128,21 @@ def choose(
         norms = tools.get("norms", Norms(()))
         readings = dict.fromkeys([signal, *getattr(norms, "readings", ())])
         tools["norms"] = Norms(tuple(readings))
+    parts = [Part(f"instruments.{name}", needs_of(tool)) for name, tool in tools.items()]
+    capabilities.check(parts, _modes(context))
     gauges = {name: (tool.every, tool.start(context)) for name, tool in tools.items()}
     return Panel(gauges, len(context.layers))
+
+
+def _modes(context: MeasurementContext) -> list[Mode]:
+    """The modes that are known only once the model and the workers are."""
+    found = {
+        UNION_PASS: context.union,
+        ONE_WORKER: context.world.workers < 2,
+        HALF: any(is_half(p.dtype) for p in context.model.parameters()),
+        TEXT: bool(getattr(context.model, "text", False)),
+    }
+    return [mode for mode, applies in found.items() if applies]
 
 
 def _checked(name: str, reading: Any, layers: int | None) -> Reading:

@@ -16,8 +16,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from regimes import capabilities
+from regimes.capabilities import ONE_PROCESS, Part
 from regimes.collectives.launcher import check_islands, launched
-from regimes.config import ChurnConfig, RunConfig, to_toml
+from regimes.config import RunConfig, to_toml
 from regimes.console import stdout
 from regimes.errors import RegimesError, TrainingError, require
 from regimes.monitor import reporters as monitoring
@@ -74,7 +76,8 @@ def spawn(
         require(config.workers % count == 0, "workers", config.workers, multiple)
     else:
         check_islands(count, shards, config.workers)
-    require(count == 1 or config.churn is None, "--processes", count, ChurnConfig.ALONE)
+    if count > 1 and config.churn is not None:
+        capabilities.check([Part("churn", {ONE_PROCESS})], [capabilities.PROCESSES])
     grace = termination.grace_seconds()
     with tempfile.TemporaryDirectory(prefix="regimes-") as scratch:
         toml = Path(scratch, "run.toml")

@@ -22,6 +22,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from urllib.parse import quote
 
+from regimes import capabilities
+from regimes.capabilities import TRUNK_STATE, Part
 from regimes.config import RunConfig, override, to_toml
 from regimes.console import stdout
 from regimes.console.tables import Table
@@ -251,7 +253,8 @@ def _check(
     """Raise ConfigError before any run."""
     for cell, trials in tried.items():
         config = trials[0].config
-        require(config.branch is None, f"{cell}.branch", cell, "no branch: tune its trunk")
+        if config.branch is not None:
+            capabilities.check([Part(f"{cell}.branch", {TRUNK_STATE})], [capabilities.TUNING])
         if not config.data.validation_size:
             raise ConfigError(
                 f"{cell} has no validation data, on which tune compares instead of the test set: "

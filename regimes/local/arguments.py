@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from regimes import compression, policies
+from regimes.capabilities import Part
 from regimes.collectives.group import GroupWorld, default_group
 from regimes.collectives.quorum import QuorumWorld
 from regimes.collectives.requests import Layer
+from regimes.compression.needs import compressor_parts
 from regimes.config import DENSE, Level, OuterConfig, check_bounds, from_dict
 from regimes.ddp import choices
 from regimes.ddp.job import Job
@@ -21,13 +23,14 @@ from regimes.ddp.record import RecordOptions
 from regimes.ddp.sharded import ShardedGradients
 from regimes.ddp.source import check_parameters
 from regimes.errors import ConfigError, is_whole, require, unexpected
+from regimes.instruments.needs import policy_parts
 from regimes.policies import Policy, Static, check_levels
 from regimes.policies.controller import Levels
 from regimes.policies.schedules import LONGEST, period_of
 from regimes.records import Header
 from regimes.training.checks import check_outer, check_periods
+from regimes.training.needs import outer_parts
 
-MEASURED = ("norms", "noise", "error", "spread")  # instruments that need no data
 CALL = "local_steps()"
 PERIODS = {"low": 1, "high": 32}
 
@@ -47,6 +50,12 @@ class LocalChoice:
     outer: OuterConfig
     exchange: choices.Choice
     every: int
+
+    def parts(self) -> Iterator[Part]:
+        """What is chosen, with what it needs of a job (``capabilities``)."""
+        yield from compressor_parts(self.exchange.compressor)
+        yield from policy_parts(self.rule, "policy")
+        yield from outer_parts(self.outer)
 
     def levels(self, layers: Sequence[Layer]) -> tuple[Levels, list[Level]]:
         """The level of each layer, the same throughout, and its value; dense if the layer is not
@@ -79,11 +88,6 @@ def choose(
     require(is_whole(every, 1), "every", every, "a number of steps from 1 up")
     words = _periods(PERIODS if periods is None else periods)
     pressed = choices.pick_compressor(compressor)
-    if pressed.residual != type(pressed).residual:
-        raise ConfigError(
-            f"compressor.residual = {pressed.residual!r}: local steps exchange movements of the "
-            "weights, whose unit does not depend on the learning rate: leave it out"
-        )
     levels = {} if level == DENSE else choices.pick_levels(pressed, {"sent": level})
     static = Static(next(iter(levels), DENSE))
     exchange = choices.Choice(static, pressed, levels, "update")
@@ -129,11 +133,6 @@ class Trained:
 
 def trained(model: nn.Module, optimizer: Any, replicas: Any, manager: Any = None) -> Trained:
     """What is trained; ConfigError unless steps of it can be local."""
-    if manager is not None and replicas is not None:
-        raise ConfigError(
-            "local_steps: manager and replicas: a manager's replicas are not the islands of a "
-            "mesh: leave one of them out"
-        )
     if manager is None and default_group() is None:
         raise ConfigError(
             "local_steps: there is no process group: start with torchrun and call "
@@ -212,7 +211,6 @@ def _rule(given: Any, periods: dict[str, int]) -> Policy:
         return Static(str(given))
     rule = choices.pick_policy(given, "a period in steps, or a policy's name, table or object")
     check_levels(rule, periods, "sync_policy")
-    choices.check_needs(rule, MEASURED, "only what is exchanged is seen here, which gives")
     return rule
 
 

@@ -10,11 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from regimes import capabilities
+from regimes.capabilities import Part
 from regimes.config import DENSE, Level, OuterConfig
-from regimes.ddp.choices import check_needs, check_timeout
+from regimes.ddp.attaching import NEEDS
+from regimes.ddp.choices import check_timeout
 from regimes.ddp.record import RecordOptions, record_options
 from regimes.errors import ConfigError
-from regimes.local.arguments import LocalChoice, choose, trained
+from regimes.local.arguments import choose, trained
 from regimes.local.steps import LocalSteps
 
 # the job of each model that trains by local steps
@@ -70,14 +73,18 @@ def local_steps(
         TrainingError: with a manager: there is no quorum.
     """
     chosen = choose(policy, periods, outer, compressor, level, every)
+    parts = [*chosen.parts(), *([] if replicas is None else [Part("replicas", NEEDS["replicas"])])]
+    found = {
+        capabilities.LOCAL_STEPS: True,
+        capabilities.ISLANDS: replicas is not None,
+        capabilities.MANAGED: manager is not None,
+        capabilities.STREAMING: chosen.outer.streams,
+    }
+    capabilities.check(parts, [mode for mode, applies in found.items() if applies])
     what = trained(model, optimizer, replicas, manager)
     _check_free(model)
-    if replicas is not None:
-        check_needs(chosen.rule, ("norms",), "a sharded model gives")
     check_timeout(timeout)
     options = record_options(record)
-    if manager is not None:
-        _check_managed(chosen)
     world = what.world(float(timeout), manager)
     job = LocalSteps(model, optimizer, what, chosen, options, seed, world)
     _JOBS[model] = weakref.ref(job)
@@ -93,23 +100,3 @@ def _check_free(model: nn.Module) -> None:
             "local_steps: this model has local steps already, and two would each average it: call "
             "close() of the first ones before"
         )
-
-
-def _check_managed(chosen: LocalChoice) -> None:
-    """Raise ConfigError for what replicas that come and go cannot have."""
-    if chosen.outer.delay:
-        raise ConfigError(
-            "outer.delay: with a manager an update is applied when its step commits, so it "
-            "cannot be delayed: leave it out"
-        )
-    if chosen.outer.states == "average":
-        raise ConfigError(
-            'outer.states = "average": momenta are averaged after the commit, outside of a quorum: '
-            'with a manager use "keep" or "reset"'
-        )
-    if getattr(chosen.rule, "reads_loss", False):
-        raise ConfigError(
-            f"policy: {type(chosen.rule).__name__} decides by the mean training loss of all "
-            "replicas, which would be sent outside of a quorum: with a manager take another policy"
-        )
-    check_needs(chosen.rule, ("norms",), "with a manager local steps give")

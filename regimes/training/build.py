@@ -8,16 +8,16 @@ from typing import cast
 
 import torch
 
-from regimes import reduction
+from regimes import capabilities, reduction
+from regimes.capabilities import Mode
 from regimes.collectives.devices import pick_device
 from regimes.collectives.launched_islands import LaunchedIslands, connect
 from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer
 from regimes.compression.traffic import check_order, costs_per_step
-from regimes.config import DENSE, ChurnConfig, Level, RunConfig, to_dict
+from regimes.config import DENSE, Level, RunConfig, to_dict
 from regimes.data import Task
 from regimes.data import load as load_task
-from regimes.errors import ConfigError, require
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.gradient_norm import PER_WORKER
 from regimes.instruments.panel import choose
@@ -28,8 +28,7 @@ from regimes.precision import full_precision, is_half
 from regimes.records import Header, Row, provenance
 from regimes.training.checks import (
     PlugIns,
-    check_graphs,
-    check_shards,
+    check_combined,
     check_size,
     check_windows_fit,
 )
@@ -42,9 +41,10 @@ from regimes.training.gradients import (
 )
 from regimes.training.graphs import GraphedStep
 from regimes.training.learning_rate import LearningRate
+from regimes.training.needs import parts_of
 from regimes.training.numerics import Numerics
 from regimes.training.optimizers import build as build_optimizer
-from regimes.training.parts import check_batch_of_one, check_parts
+from regimes.training.parts import check_batch_of_one, check_parts, shard_parts
 from regimes.training.phases import Phase
 from regimes.training.pruning import Pruning
 from regimes.training.rounds import Rounds
@@ -76,12 +76,12 @@ class Run:
         self.config, self.plug_ins, self.world = config, plug_ins, world
         self.phase = Phase(config, config)
         self.device, self.numerics = device, numerics
-        alone = config.churn is None or world.processes == 1
-        require(alone, "--processes", world.processes, ChurnConfig.ALONE)
         dtype = getattr(torch, config.dtype)
         world.meter.dtype = full_precision(torch.empty(0, dtype=dtype)).dtype
-        check_graphs(config, plug_ins, device, world.processes)
+        check_combined(config, plug_ins, device, world.processes, world.shards)
         self.task = task or load_task(config)
+        if not self.task.splits:
+            capabilities.check(parts_of(config, plug_ins), [capabilities.TEXT])
         check_size(config, self.task)
         world.agree(
             **to_dict(config),
@@ -97,10 +97,12 @@ class Run:
         chosen, signal = plug_ins.compressor, config.signal
         check_order(chosen, config.levels, self.layers, config.workers)
         self.batches = self.task.batches(config, device, dtype)
+        if config.graphs is not None or world.shards > 1:
+            parts = [*parts_of(config, plug_ins), *shard_parts(world.shards)]
+            capabilities.check(parts, self._model_modes())
         check_parts(config, self.task, self.model, self.batches, world.shards)
         check_batch_of_one(config, self.model, self.batches)
         if isinstance(world, LaunchedIslands):
-            self._check_divisible(world.shards)
             shard(self.model, world)
         self.gradients = self._gradients()
         parameters = self.gradients.parameters
@@ -167,28 +169,18 @@ class Run:
         x, _ = next(iter(self.batches.epoch(0, [0])))
         return not draws_random_numbers(self.model, x[0])
 
-    def _check_divisible(self, shards: int) -> None:
-        """Raise ConfigError unless a worker's step is the same when its samples are divided."""
+    def _model_modes(self) -> list[Mode]:
+        """What the model does to the steps, found by trying it on a worker's first batch."""
         x, y = (t[0] for t in next(iter(self.batches.epoch(0, [0]))))
-        expected = "1: the model draws random numbers (dropout), for a worker's whole batch at once"
-        require(not draws_random_numbers(self.model, x), "--shards", shards, expected)
-        expected = "1: the model carries a state from batch to batch"
-        require(not carries_state(self.model, self.task.loss, x, y), "--shards", shards, expected)
+        found = {
+            capabilities.RANDOM_MODEL: draws_random_numbers(self.model, x),
+            capabilities.STATEFUL_MODEL: carries_state(self.model, self.task.loss, x, y),
+        }
+        return [mode for mode, applies in found.items() if applies]
 
     def _step(self) -> TrainingStep:
         if self.config.graphs is None:
             return TrainingStep(self.gradients, self.reducer)
-        x, y = (t[0] for t in next(iter(self.batches.epoch(0, [0]))))
-        if draws_random_numbers(self.model, x):
-            raise ConfigError(
-                "graphs: the model draws random numbers (dropout), from a seed for each worker and "
-                "step, which a graph cannot change: leave graphs or the dropout out"
-            )
-        if carries_state(self.model, self.task.loss, x, y):
-            raise ConfigError(
-                "graphs: the model carries a state from batch to batch: leave graphs out, or read "
-                'the text in data.windows = "contiguous"'
-            )
         self.gradients.seeded = False
         return GraphedStep(self.gradients, self.reducer, self.config.graphs)
 
@@ -241,7 +233,7 @@ def prepare(config: RunConfig, task: Task | None = None, shards: int = 1) -> Run
         ConfigError, DataError: one sentence.
     """
     plug_ins = PlugIns.of(config)
-    check_shards(config, plug_ins, shards)
+    check_combined(config, plug_ins, shards=shards)
     device = pick_device(config.device)
     world = connect(config.workers, device, config.timeout, shards)
     numerics = Numerics(config, device)

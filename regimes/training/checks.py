@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 import torch
 
+from regimes import capabilities
 from regimes.compression import Compressor, compressor
 from regimes.config import DENSE, OuterConfig, RunConfig, check_bounds
 from regimes.data import deficits
 from regimes.data.task import Task
-from regimes.detectors.statistics import Statistic
 from regimes.errors import ConfigError, DataError, require
 from regimes.policies import Policy, check_levels, policy
-from regimes.policies.schedules import period_of
+from regimes.training.needs import modes_of, parts_of, periods_of
 from regimes.training.presence import check_churn
 
 POLICIES = "policy", "batch_policy", "sync_policy"
@@ -58,7 +58,8 @@ class PlugIns:
         deficit = deficits.deficit(config.deficit)
         sync = _whole_policy(config, "sync", "longer", "the shorter period")
         made = cls(chosen, rule, batch, sync, deficit)
-        _check_local_steps(config, made)
+        check_combined(config, made)
+        check_periods(config.outer, periods_of(config, made))
         check_fields(config)
         check_churn(config)
         check_levels(rule, config.levels)
@@ -94,39 +95,6 @@ def _whole_policy(config: RunConfig, kind: str, more: str, less: str) -> Policy 
     return rule
 
 
-def _check_local_steps(config: RunConfig, plug_ins: PlugIns) -> None:
-    """Raise ConfigError for what does not go with local steps, or without."""
-    if plug_ins.sync_policy is None:
-        expected = "a sync_policy with it: without one workers share each step"
-        require(config.outer == OuterConfig(), "outer", "[outer]", expected)
-        return
-    if type(plug_ins.deficit).updates is not deficits.Deficit.updates:
-        raise ConfigError(
-            "deficit: workers that step locally share no update that could be made worse: choose "
-            "another deficit, or leave sync_policy out"
-        )
-    if config.pruning is not None:
-        raise ConfigError(
-            "pruning: with local steps each worker has its own weights and would prune other "
-            "coordinates than the others: leave pruning or sync_policy out"
-        )
-    readers = [
-        name
-        for name, rule in plug_ins.policies.items()
-        if any(Statistic.parse(need).is_norm for need in rule.needs)
-    ]
-    periods = {period_of(name, config.sync_levels) for name in plug_ins.sync_policy.names}
-    check_periods(config.outer, periods)
-    shares_gradients = config.outer.plain and config.outer.period_one == "gradients"
-    mixed = shares_gradients and 1 in periods and periods != {1}
-    if readers and mixed and not config.signal.startswith("movement"):
-        raise ConfigError(
-            f"signal = {config.signal!r}: {readers[0]} reads a norm, that of gradients at a "
-            'period of 1 but of movements at a longer period: set signal = "movement/lr", or '
-            'outer.period_one = "parameters"'
-        )
-
-
 def check_fields(config: RunConfig) -> None:
     """Raise ConfigError unless the fields fit together; their bounds and plug-ins are checked."""
     check_outer(config.outer)
@@ -135,11 +103,6 @@ def check_fields(config: RunConfig) -> None:
     require(unused, "seed", config.seed, expected)
     fits = config.precision == "strict" or config.dtype == "float32"
     require(fits, "precision", config.precision, f'"strict", as dtype = "{config.dtype}"')
-    if config.sync_policy is not None and config.dtype in ("bfloat16", "float16"):
-        raise ConfigError(
-            f"dtype = {config.dtype!r}: the small movements of local steps need float32 "
-            "parameters; leave dtype or sync_policy out"
-        )
     if DENSE in config.levels:
         raise ConfigError('levels.dense is always "dense": give the level another name')
     if budget := config.budget:
@@ -162,75 +125,24 @@ def check_fields(config: RunConfig) -> None:
                 )
 
 
-def check_graphs(
-    config: RunConfig, plug_ins: PlugIns, device: torch.device, processes: int
+def check_combined(
+    config: RunConfig,
+    plug_ins: PlugIns,
+    device: torch.device | None = None,
+    processes: int = 1,
+    shards: int = 1,
 ) -> None:
-    """Raise ConfigError where ``graphs`` would have no effect, or other numbers."""
-    if config.graphs is None:
-        return
-    name = config.compressor.get("name")
-    reasons = {
-        "on a CPU: there is nothing to launch": device.type != "cuda",
-        "on several processes: collectives are not captured": processes > 1,
-        "with compile: torch decides there what is captured": config.compile,
-        "with a sync_policy: local steps are not captured": config.sync_policy is not None,
-        "with pruning: masks appear during the run": config.pruning is not None,
-        "with churn: the workers present change during the run": config.churn is not None,
-        f"with the compressor {name!r}: what it launches depends on values, or its class does not "
-        "say replayable": not plug_ins.compressor.replayable,
-    }
-    for reason, applies in reasons.items():
-        require(not applies, "graphs", config.graphs, f"none {reason}")
-
-
-def check_shards(config: RunConfig, plug_ins: PlugIns, shards: int) -> None:
-    """Raise ConfigError for what needs whole layers, or a worker's whole batch, on one process."""
-    if shards == 1:
-        return
-    name, signals = config.compressor.get("name"), {config.signal, *_readings(config)}
-    whole = [x for x in config.instruments if x != "norms"]
-    whole += [x for x in plug_ins.needs if Statistic.parse(x).instrument != "norms"]
-    rows = plug_ins.compressor.joins_shards or plug_ins.compressor.entrywise
-    reasons = {
-        "with a branch: train it without": config.branch is not None,
-        "with churn: the workers present change during the run": config.churn is not None,
-        "with a sync_policy: use local_steps on a model of your own": config.sync_policy
-        is not None,
-        "with graphs: collectives are not captured": config.graphs is not None,
-        "with compile": config.compile,
-        "with channels_last: rows of layers are divided": config.channels_last,
-        "with pruning: a mask is of whole layers": config.pruning is not None,
-        "with this deficit: it changes whole updates": type(plug_ins.deficit).updates
-        is not deficits.Deficit.updates,
-        f"with dtype = {config.dtype!r}: use float32 or float64": config.dtype
-        not in ("float32", "float64"),
-        'with movements of parameters, which are of whole layers: choose the signal "update"': any(
-            x.startswith("movement") for x in signals
-        ),
-        f"with {', '.join(whole)}, which read whole layers": bool(whole),
-        f"with the compressor {name!r}, which would compress the rows of each process by themselves"
-        ": choose one whose numbers do not depend on the shards, such as powersgd, cast or dense": (
-            not rows
-        ),
-    }
-    for reason, applies in reasons.items():
-        require(not applies, "--shards", shards, f"1 {reason}")
+    """Raise ConfigError where something in a configuration needs what one of its modes lacks."""
+    modes = modes_of(config, plug_ins, device, processes, shards)
+    capabilities.check(parts_of(config, plug_ins), modes)
     expected = f"at least --shards, {shards}: each process has a part of a worker's samples"
     require(config.batch_size >= shards, "batch_size", config.batch_size, expected)
-
-
-def _readings(config: RunConfig) -> list[str]:
-    """The norms that the configuration asks for besides the signal."""
-    return [str(x) for x in config.instruments.get("norms", {}).get("readings", ())]
 
 
 def check_outer(outer: OuterConfig) -> None:
     """Raise ConfigError unless the fields of an outer step fit together."""
     fits = not outer.nesterov or outer.momentum > 0
     require(fits, "outer.nesterov", outer.nesterov, "false, or a momentum above 0")
-    fits = outer.states == "keep" or not outer.streams
-    expected = '"keep" with fragments, a delay or mixing, where workers are never alike'
-    require(fits, "outer.states", outer.states, expected)
 
 
 def check_periods(outer: OuterConfig, periods: Collection[int]) -> None:
@@ -269,12 +181,7 @@ def _window_starts(config: RunConfig, *tables: str) -> Iterator[tuple[str, int]]
 
 
 def check_size(config: RunConfig, task: Task) -> None:
-    """Raise ConfigError or DataError unless the data can serve every batch size of the run."""
-    if config.batch_policy and not task.splits:
-        raise ConfigError(
-            "batch_policy: the batch of a text is its number of parallel streams, which cannot "
-            "change during a run; leave batch_policy out"
-        )
+    """Raise DataError unless the data can serve every batch size of the run."""
     sizes = config.batch_levels.values() if config.batch_policy else ()
     for batch in (config.batch_size, *sizes):
         if task.size < config.workers * batch:

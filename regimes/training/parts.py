@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from regimes import reduction
+from regimes import capabilities, reduction
+from regimes.capabilities import DIVISIBLE_BATCHES, Mode, Part
 from regimes.config import RunConfig
 from regimes.data.task import Batches, Task
-from regimes.errors import ConfigError, unexpected
+from regimes.errors import ConfigError
 from regimes.precision import is_half
 from regimes.reduction import Coupled, SampleMean
 
@@ -44,11 +45,16 @@ def check_parts(
         if is_half(batches.dtype):
             model, x = copy.deepcopy(model).float(), x.float() if x.is_floating_point() else x
         joins = reduction.measured(task.loss, model, x, y, [SampleMean()])
-    if not isinstance(joins, Coupled):
-        return
-    if shards > 1:
-        raise unexpected("--shards", shards, f"1: {joins.why}; {LOSS}")
-    raise unexpected(*more[0], f"{config.batch_size}, one pass: {joins.why}; {LOSS}")
+    if isinstance(joins, Coupled):
+        one = f"{config.batch_size}, one pass,"
+        parts = [Part(field, {DIVISIBLE_BATCHES}, size, one) for field, size in more]
+        loss = Mode("with this loss", {DIVISIBLE_BATCHES: f"{joins.why}; {LOSS}"})
+        capabilities.check([*shard_parts(shards), *parts], [loss])
+
+
+def shard_parts(shards: int) -> list[Part]:
+    """A worker whose batch is divided among processes, if it is."""
+    return [Part("--shards", {DIVISIBLE_BATCHES}, shards, "1")] if shards > 1 else []
 
 
 def check_batch_of_one(config: RunConfig, model: nn.Module, batches: Batches) -> None:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from regimes import capabilities
+from regimes.capabilities import NEW_START, OWN_LENGTH, Part
 from regimes.config import (
     BranchConfig,
     RunConfig,
@@ -131,15 +133,14 @@ def _check(before: RunConfig, after: RunConfig, units: int | None) -> None:
     length = units if after.epochs == before.epochs and after.steps == before.steps else None
     if length is not None:
         require(branch.at < length, "branch.at", branch.at, f"one of the run's {length} units")
-    changed = differ(before, after)
+    changed, parts = differ(before, after), []
     for field, old in changed.items():
         table = field.partition(".")[0]
-        of_trunk = f"{old!r}, which a branch shares with its trunk" if old is not None else "none"
-        value = _at(after, field)
         fixed = table in FIXED and field not in FREE
-        require(not fixed, field, value, of_trunk)
-        fixed = branch.length is not None and table in LENGTH
-        require(not fixed, field, value, f"{of_trunk}: a pulse ends as its trunk does")
+        needs = {*([NEW_START] if fixed else []), *([OWN_LENGTH] if table in LENGTH else [])}
+        parts.append(Part(field, needs, _at(after, field), "none" if old is None else repr(old)))
+    modes = [capabilities.BRANCH, *([] if branch.length is None else [capabilities.PULSE])]
+    capabilities.check(parts, modes)
     if "batch_size" in changed:
         expected = (
             f"{before.batch_size}, as units of steps count at it (batch_policy may change it)"

@@ -20,6 +20,7 @@ from regimes.errors import ConfigError, require, unexpected
 from regimes.records import OWN, Record
 from regimes.records.files import record_folder
 from regimes.training import optimizers
+from regimes.training.checks import PlugIns
 from regimes.training.loop import run
 from regimes.training.reporters import Reporter
 
@@ -107,7 +108,7 @@ def simulate(
         union_pass=False,  # a user's loss may weigh samples by their batch
     )
     config = override_fields(config, dict(set or {}))
-    _check(config)
+    PlugIns.of(config)  # refuses what does not go with a model and data of the user's own
     for what, given in (("loss", loss), ("metric", metric)):
         expected = "a function of the model's output and the targets"
         require(given is None or callable(given), what, given, expected)
@@ -126,23 +127,6 @@ def _has_epoch(folder: Path) -> bool:
         return False
     with rows.open("rb") as file:
         return file.readline().endswith(b"\n")
-
-
-def _check(config: RunConfig) -> None:
-    """Raise ConfigError for fields that name a data set or a network, or change its samples."""
-    plain = DataConfig(name=OWN, drop_last=config.data.drop_last, reshuffle=config.data.reshuffle)
-    for name, value, usual in (
-        ("data", config.data, plain),
-        ("model", config.model, ModelConfig(name=config.model.name)),
-        ("deficit", config.deficit, None),
-        ("channels_last", config.channels_last, False),
-    ):
-        if value != usual:
-            raise ConfigError(
-                f"set: {name} is for data sets and networks that Regimes names: change the "
-                "model and the data that you pass instead (data.drop_last and data.reshuffle "
-                "can be set)"
-            )
 
 
 def _table(registry: Registry, given: Any) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from regimes.compression import kernels
 from regimes.compression.sparse import TopK
 from regimes.config import override
 from regimes.errors import ConfigError
-from regimes.training.checks import PlugIns, check_graphs
+from regimes.training.checks import PlugIns, check_combined
 from regimes.training.graphs import WARM_UP, GraphedStep, _Graphs
 
 TINY = ["model={name='gpu_steps:tiny'}", "workers=2", "batch_size=4"]
@@ -229,11 +229,11 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "a threshold": (of("threshold"), "none with the compressor 'threshold'"),
     "dropout": (
         [*TEXT, "model={name='gpt', width=16, depth=1, heads=2, dropout=0.1}"],
-        "the model draws random numbers",
+        "with a model that draws random numbers",
     ),
     "a state": (
         [*TEXT, "model={name='lstm', width=8, depth=1, dropout=0.0}", "data.windows=streams"],
-        "the model carries a state",
+        "with a model that carries a state",
     ),
 }
 
@@ -255,7 +255,7 @@ def test_a_cpu_has_no_graphs(tmp_path: Path) -> None:
 def test_several_processes_have_no_graphs() -> None:
     plug_ins = PlugIns.of(config(*TINY, *POWERSGD))
     with pytest.raises(ConfigError, match="graphs = 2: expected none on several processes"):
-        check_graphs(config("graphs=2"), plug_ins, pretended.GPU, 2)
+        check_combined(config("graphs=2"), plug_ins, pretended.GPU, 2)
 
 
 def test_a_wait_within_a_step_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

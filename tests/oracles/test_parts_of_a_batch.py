@@ -229,7 +229,7 @@ def test_shards_of_a_worker(tmp_path: Path, whole: Any) -> None:
         if LOSSES[name][-1]:
             near(found[name], whole(name))
         else:
-            assert "--shards = 2: expected 1: " in found[name], name
+            assert "--shards = 2: expected 1 with this loss: " in found[name], name
 
 
 # -- probes ----------------------------------------------------------------------------------------

@@ -200,7 +200,7 @@ SAID = {
     "no pair": "a pair (loss, batches)",
     "every": "leave every out",
     "shares": "probe",
-    "policy": "a hook sees gradients only",
+    "policy": "only gradients are seen here, not the training data",
 }
 
 

@@ -195,7 +195,7 @@ TOLD = {
     "another optimizer": "optimizer: it has other parameters than the model trains",
     "no period": "policy = 0: expected a period from 1 step up, or a policy",
     "no such policy": "unknown policy 'accordeon': did you mean 'accordion'",
-    "a statistic": "the policy needs the statistic 'eigenvalue', but only what is exchanged",
+    "a statistic": "policy.needs = 'eigenvalue': expected norm, noise_scale, diversity, error or",
     "an outer rate": "outer.lr = 0.0: expected a positive number",
     "an outer word": "unknown key 'outer.rate'",
     "a level": "level of PowerSGD = 0: expected a rank",

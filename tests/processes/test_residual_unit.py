@@ -28,7 +28,6 @@ from regimes.compression.base import restarted
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, Level, override
 from regimes.errors import ConfigError
-from regimes.local import arguments
 from regimes.training.step import TrainingStep
 
 F64 = torch.float64
@@ -219,8 +218,11 @@ def test_what_cannot_be_is_one_sentence() -> None:
         compressor({"name": "topk", "residual": "weights"})
     with pytest.raises(ConfigError, match="has no effect without error feedback"):
         compressor({"name": "topk", "residual": "update", "error_feedback": False})
+    model = Straight()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    in_updates = {"name": "topk", "residual": "update"}
     with pytest.raises(ConfigError, match=r"local steps exchange movements.*leave it out"):
-        arguments.choose(1, None, None, {"name": "topk", "residual": "update"}, 1, 1)
+        regimes.local_steps(model, optimizer, compressor=in_updates, level=1)
 
 
 # -- a branch to the other unit --------------------------------------------------------------

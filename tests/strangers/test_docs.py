@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import inspect
 import itertools
+import json
 import re
 import shlex
 import shutil
@@ -228,6 +229,36 @@ def generate() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+WAYS = {  # columns of the page: call and mode of the recorded answers
+    "`run --shards`": ("trainer", "shards"),
+    "`run, sync_policy`": ("trainer", "local steps"),
+    "`simulate`": ("trainer", "own objects"),
+    "`attach, FSDP2`": ("attach", "FSDP2"),
+    "`attach, torchft`": ("attach", "torchft"),
+    "`local_steps`": ("local_steps", "processes"),
+    "`local_steps, FSDP2`": ("local_steps", "FSDP2"),
+    "`local_steps, torchft`": ("local_steps", "torchft"),
+}
+
+
+def test_the_page_says_what_was_recorded() -> None:
+    """Oracle: as in ``tests/oracles/test_works_with.py``."""
+    recorded = json.loads(text(ROOT / "tests/shared/combinations.json"))
+    page = generate().works("parts")
+    head, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in page.split("\n"))
+    compared = set()
+    for name, *cells in rows:
+        part = name.replace("`", "").replace("signal = ", "signal ")
+        also = dict(zip(head[1:], cells, strict=True))
+        for column, (call, mode) in WAYS.items():
+            known = part in recorded["parts"][call] and also[column] != "–"
+            if known and not also["and not"]:
+                before = part in recorded["refused"][call][mode]
+                assert also[column] == ("no" if before else "yes"), (part, column)
+                compared.add((part, column))
+    assert len(compared) >= 150
 
 
 def test_every_public_module_is_in_the_reference_once() -> None:

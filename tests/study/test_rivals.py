@@ -21,6 +21,7 @@ from regimes.collectives.world import World
 from regimes.compression import REGISTRY, compressor
 from regimes.errors import ConfigError, RecordError
 from regimes.instruments.base import MeasurementContext
+from regimes.instruments.panel import choose
 from regimes.presets import get_grid
 from regimes.records import load
 
@@ -202,7 +203,7 @@ def test_bad_tables(tables: list[dict], sentence: str, tmp_path: Path) -> None:
 
 def test_a_union_pass_has_no_gradients_of_workers() -> None:
     with pytest.raises(ConfigError, match="union_pass"):
-        Rivals().start(context(union=True))
+        choose({"rivals": {}}, (), None, context(union=True))
 
 
 # -- the study -------------------------------------------------------------------------------

@@ -237,7 +237,10 @@ def test_a_run_with_it_ends_in_the_same_bits(union: str, tmp_path: Path) -> None
     ("settings", "sentence"),
     [
         (["union_pass=true", "instruments={noise={}}"], "set union_pass = false"),
-        (["workers=1", "instruments={noise={}}"], "with workers = 1 they are undefined"),
+        (
+            ["workers=1", "instruments={noise={}}"],
+            "instruments.noise: expected none with one worker",
+        ),
         (["instruments.noise.stride=0"], "noise.stride = 0: expected at least 1"),
     ],
 )

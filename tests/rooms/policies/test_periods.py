@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from regimes import RunConfig, override
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.ddp.job import no_data
@@ -17,6 +18,7 @@ from regimes.instruments.base import MeasurementContext
 from regimes.instruments.noise import Spread
 from regimes.policies import AdaComm, PastEpoch, PostLocal, policy
 from regimes.policies.schedules import LONGEST, QSR, period_of
+from regimes.training.checks import PlugIns
 
 
 def levels(rule: object, rates: list[float], losses: list[float | None] | None = None) -> list[str]:
@@ -128,4 +130,4 @@ def test_workers_that_share_a_step_have_no_spread() -> None:
     gauge.step(torch.arange(12.0).view(4, 3), [])  # their gradients, say: they differ
     assert gauge.read(0).layers["spread"] == [0.0, 0.0]
     with pytest.raises(ConfigError, match="have one model: set sync_policy"):
-        Spread().start(context(None))
+        PlugIns.of(override(RunConfig(), ["instruments.spread={}"]))

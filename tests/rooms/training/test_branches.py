@@ -179,13 +179,21 @@ def test_a_policy_takes_over_from_another(
 
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "seed": ({"seed": 3}, {}, "seed = 3: expected 0, which a branch shares with its trunk"),
+    "seed": (
+        {"seed": 3},
+        {},
+        "seed = 3: expected 0 in a branch: a branch shares it with its trunk",
+    ),
     "workers": ({"workers": 2}, {}, "workers = 2: expected 4"),
     "width": ({"model.width": 16}, {}, r"model\.width = 16: expected 8"),
     "data": ({"data.train_size": 80}, {}, r"data\.train_size = 80: expected 120"),
     "dtype": ({"dtype": "float32"}, {}, "dtype = 'float32'"),
     "units": ({"unit_steps": 5}, {}, "unit_steps = 5: expected none"),
-    "longer pulse": ({"epochs": 6}, {"length": 1}, "epochs = 6: expected 4, which a branch"),
+    "longer pulse": (
+        {"epochs": 6},
+        {"length": 1},
+        "epochs = 6: expected 4 in a branch with a length: a pulse ends as",
+    ),
     "past pruning": ({"pruning": {"epoch": 1}}, {}, r"pruning\.epoch = 1: expected 2 or later"),
     "no checkpoint": ({}, {"at": 3}, r"no checkpoint before unit 3 \(it has .*\): train it in"),
     "no unit": ({}, {"at": 4}, r"branch\.at = 4: expected one of the run's 4 units"),

@@ -388,5 +388,5 @@ def test_what_does_not_fit_is_a_sentence(
 def test_several_processes_are_refused(tmp_path: Path) -> None:
     from regimes.launch.processes import spawn
 
-    with pytest.raises(ConfigError, match="--processes = 2: expected 1 with churn"):
+    with pytest.raises(ConfigError, match="churn: expected none on several processes"):
         spawn(text("churn={absent=[1]}"), tmp_path, 2)

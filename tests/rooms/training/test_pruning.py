@@ -119,7 +119,10 @@ def test_processes_equal_simulation(tmp_path: Path) -> None:
         (["pruning.epoch=-1"], "pruning.epoch = -1: expected a number from 0 up"),
         (["pruning.share=1.0"], "pruning.share = 1.0: expected a share, above 0 and below 1"),
         (["pruning.share=0.0"], "pruning.share = 0.0: expected a share"),
-        (["pruning.epoch=3", "sync_policy={name='static',level='4'}"], "leave pruning or sync_p"),
+        (
+            ["pruning.epoch=3", "sync_policy={name='static',level='4'}"],
+            "pruning: expected none with a sync",
+        ),
         (["pruning.unit=3"], "unknown key 'pruning.unit'"),
     ],
 )

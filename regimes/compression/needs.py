@@ -1,0 +1,30 @@
+"""What compressors need of a job (`capabilities`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+from regimes.capabilities import GRADIENT_UNIT, LEARNING_RATE, Part, required
+from regimes.compression import REGISTRY, Compressor, compressor
+from regimes.errors import ConfigError
+
+
+def compressor_parts(chosen: Compressor, field: str = "compressor") -> Iterator[Part]:
+    """The compressor, and the unit of its residual where that is another than usual."""
+    needs, name = required(chosen), REGISTRY.table(chosen)["name"]
+    if chosen.residual != type(chosen).residual:
+        of_residual = needs & {GRADIENT_UNIT, LEARNING_RATE}
+        usual = repr(type(chosen).residual)
+        yield Part(f"{field}.residual", of_residual, chosen.residual, usual)
+        needs -= of_residual
+    yield Part(field, needs, name, "another one", compressors)
+
+
+def compressors() -> dict[str, frozenset[str]]:
+    """What each registered compressor needs, by name."""
+    found = {}
+    for name in REGISTRY:
+        with suppress(ConfigError):  # a package's compressor that cannot be imported
+            found[name] = required(compressor({"name": name}))
+    return found

@@ -1,0 +1,77 @@
+"""What instruments, and the policies that read their statistics, need of a job (`capabilities`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from regimes.capabilities import (
+    CONSTANT_UNIT,
+    OWN_COLLECTIVES,
+    SAMPLES,
+    WHOLE_LAYERS,
+    WORKER_GRADIENTS,
+    Part,
+    required,
+)
+from regimes.config import Signal
+from regimes.detectors.statistics import INSTRUMENT, Statistic
+from regimes.errors import ConfigError
+from regimes.instruments import REGISTRY
+from regimes.instruments.gradient_norm import OF_GRADIENTS, REQUIRES
+from regimes.policies import Policy
+
+UNDECLARED = frozenset({WHOLE_LAYERS, SAMPLES})  # what an instrument without ``requires`` needs
+
+
+def needs_of(instrument: Any) -> frozenset[str]:
+    """What an instrument, or its class, needs."""
+    return required(instrument, UNDECLARED)
+
+
+def needs_of_statistic(name: str) -> frozenset[str]:
+    """What measuring a statistic needs; "norm" is the norm that the job's signal names, which is a
+    part of its own."""
+    statistic = Statistic.parse(name)
+    if not statistic.is_norm:
+        return needs_of(REGISTRY.load(statistic.instrument))
+    variant: Any = statistic.name.partition(":")[2]
+    return REQUIRES.get(variant, frozenset())
+
+
+def policy_parts(rule: Policy, field: str) -> Iterator[Part]:
+    """The statistics that a policy reads, and the training loss if it does."""
+    for name in rule.needs:
+        needs = needs_of_statistic(name)
+        yield Part(f"{field}.needs", needs, name, "another statistic", statistics)
+    if getattr(rule, "reads_loss", False):
+        instead = "one that does not read the training loss"
+        yield Part(field, {OWN_COLLECTIVES}, type(rule).__name__, instead)
+
+
+def signal_parts(signal: Signal, *rules: Policy) -> Iterator[Part]:
+    """The norm that is always read, beside the policies that may read it."""
+    yield Part("signal", signals()[signal], signal, others=signals)
+    if any(Statistic.parse(need).is_norm for rule in rules for need in rule.needs):
+        yield Part("signal", _UNITS[signal], signal, others=lambda: _UNITS)
+
+
+_UNITS: dict[str, frozenset[str]] = {
+    name: frozenset({CONSTANT_UNIT} if name in OF_GRADIENTS else ()) for name in REQUIRES
+}
+
+
+def signals() -> dict[str, frozenset[str]]:
+    """What each signal needs, by name. A run whose signal is of single workers has a pass for each,
+    whatever ``union_pass`` says."""
+    return {name: needs - {WORKER_GRADIENTS} for name, needs in REQUIRES.items()}
+
+
+def statistics() -> dict[str, frozenset[str]]:
+    """What each statistic needs, by name."""
+    found = {}
+    for name in INSTRUMENT:
+        with suppress(ConfigError):  # a package's instrument that cannot be imported
+            found[name] = needs_of_statistic(name)
+    return found

@@ -1,0 +1,240 @@
+"""What works with what: declared capabilities beside the hand-written matrices that they replace.
+
+Oracle: ``tests/shared/combinations.json``, what the code of commit 62ffe26 answered to each part in
+each mode.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import combinations
+import pytest
+import torch
+from combinations import attached, configuration, settings, stepped
+from torch import Tensor, nn
+
+import regimes
+from regimes import RunConfig, capabilities, override
+from regimes.capabilities import MEANING, Mode, Part
+from regimes.collectives.requests import Layer
+from regimes.collectives.world import World
+from regimes.ddp import attaching
+from regimes.errors import ConfigError, RegimesError
+from regimes.instruments.base import MeasurementContext
+from regimes.instruments.gradient_norm import PER_WORKER
+from regimes.instruments.panel import choose
+from regimes.local import starting
+from regimes.precision import is_half
+from regimes.training.checks import PlugIns, check_combined
+
+RECORDED = json.loads(Path(combinations.__file__).with_suffix(".json").read_text())
+
+# Where the declared answer is another one on purpose: (call, mode, part) -> why.
+CHANGED: dict[tuple[str, str, str], str] = {}
+
+
+def refused(call: Callable[[], Any]) -> str:
+    """The sentence; empty where it works."""
+    try:
+        call()
+    except RegimesError as error:
+        return str(error)
+    return ""
+
+
+def mean_square(model: nn.Module, *batch: Any) -> Tensor:
+    return model(batch[0]).square().mean()
+
+
+def measured(chosen: Any, needs: Any, signal: Any, workers: int, **more: Any) -> None:
+    """Choose instruments as a run does that has workers, but no training."""
+    dtype = more.pop("dtype", torch.float32)
+    model = nn.Linear(3, 2).to(dtype)
+    layers = [Layer(name, tuple(p.shape)) for name, p in model.named_parameters()]
+    batches = [(torch.ones(2, 3, dtype=dtype), torch.zeros(2, dtype=torch.int64))]
+    context = MeasurementContext(
+        model,
+        mean_square,  # type: ignore[arg-type]
+        World(workers),
+        layers,
+        0,
+        more.pop("union", False),
+        lambda *_: batches,
+        lambda *_: batches,
+        **more,
+    )
+    choose(chosen, needs, signal, context)
+
+
+def trained(mode: str, part: str) -> None:
+    _, processes, shards, device = combinations.TRAINER[mode]
+    config = configuration(mode, part)
+    plug_ins = PlugIns.of(config)
+    check_combined(config, plug_ins, torch.device(device), processes, shards)
+    dtype, local = getattr(torch, config.dtype), config.sync_policy is not None
+    own = local or shards > 1 or is_half(dtype) or config.signal in PER_WORKER
+    measured(
+        config.instruments,
+        plug_ins.needs,
+        config.signal,
+        config.workers,
+        dtype=dtype,
+        union=config.union_pass and plug_ins.compressor.linear and not own,
+        compressor=plug_ins.compressor,
+        levels=config.levels,
+        optimizer=lambda: (0.1, [0.0, 0.0]),
+        is_local=(lambda: True) if local else None,
+    )
+
+
+def attach(mode: str, part: str) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    given: dict[str, dict[str, Any]] = {
+        "DDP": {},
+        "DDP with an optimiser": {"optimizer": optimizer},
+        "DDP with counted units": {"optimizer": optimizer, "every": 5},
+        "FSDP2": {"replicas": object()},
+        "torchft": {"manager": object(), "optimizer": optimizer, "every": 5},
+    }
+    regimes.attach(model, **given[mode], **attached()[part])
+
+
+def local_steps(mode: str, part: str) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    given: dict[str, dict[str, Any]] = {
+        "processes": {},
+        "FSDP2": {"replicas": object()},
+        "torchft": {"manager": object()},
+    }
+    regimes.local_steps(model, optimizer, **given[mode], **stepped()[part])
+
+
+class Made:
+    """In place of what a job is made of, once its arguments are checked."""
+
+    closed, local = True, (torch.ones(1),)
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def world(self, timeout: float, manager: Any) -> None: ...
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("Hook", "DDPGradients", "ShardedGradients", "BareGradients"):
+        monkeypatch.setattr(attaching, name, Made)
+    for name in ("LocalSteps", "trained"):
+        monkeypatch.setattr(starting, name, Made)
+
+
+CALLS = {"trainer": trained, "attach": attach, "local_steps": local_steps}
+MODES = [(call, mode) for call, modes in RECORDED["refused"].items() for mode in modes]
+
+
+@pytest.mark.parametrize(("call", "mode"), MODES, ids=lambda word: word)
+def test_the_same_is_refused_as_by_hand(call: str, mode: str, made: None) -> None:
+    parts = {"trainer": settings, "attach": attached, "local_steps": stepped}[call]()
+    known = RECORDED["parts"][call]
+    assert {*known} <= {*parts}
+    for part in known:
+        said = refused(partial(CALLS[call], mode, part))
+        before = part in RECORDED["refused"][call][mode]
+        assert bool(said) == (before != ((call, mode, part) in CHANGED)), (part, said)
+
+
+# -- closed form ------------------------------------------------------------------------------
+
+
+def test_modes_together_offer_what_each_of_them_offers() -> None:
+    one, other = Mode("in one", {"probe": "one"}), Mode("in another", {"samples": "another"})
+    both = one.offers & other.offers
+    for need in MEANING:
+        part = Part("field", {need})
+        said = refused(partial(capabilities.check, [part], [one, other]))
+        assert bool(said) == (need not in both)
+
+
+# -- sentences -------------------------------------------------------------------------------------
+
+
+def test_a_sentence_names_field_value_what_works_mode_and_reason() -> None:
+    mode = Mode("on paper", {"probe": "there is nothing to measure"})
+    needs = {"a": frozenset({"probe"}), "b": frozenset({"samples"}), "c": frozenset()}
+    parts = {
+        "instruments.a: expected none": Part("instruments.a", {"probe"}),
+        "compile = True: expected false": Part("compile", {"probe"}, True, "false"),
+        "policy = 'a': expected b or c": Part("policy", {"probe"}, "a", "one", lambda: needs),
+        "policy = 'a': expected one": Part(
+            "policy", {"probe"}, "a", "one", lambda: {"a": {"probe"}}
+        ),
+    }
+    for said, part in parts.items():
+        sentence = f"{said} on paper: there is nothing to measure"
+        assert refused(partial(capabilities.check, [part], [mode])) == sentence
+
+
+def test_every_reason_is_one_sentence_of_a_known_capability() -> None:
+    modes = [made for made in vars(capabilities).values() if isinstance(made, Mode)]
+    assert len(modes) >= 20
+    lacked = {need: mode.name for mode in modes for need in mode.lacks}
+    assert {*lacked} == {*MEANING}  # a capability that all modes offer separates nothing
+    for mode in modes:
+        for why in mode.lacks.values():
+            assert why.strip(" .\n") == why
+
+
+# -- plug-ins of users -----------------------------------------------------------------------------
+
+
+class Quiet:
+    """Declares nothing, as those of version 0.3."""
+
+
+class Demanding:
+    requires = frozenset({"whole_layers"})
+    takes_away: ClassVar[dict[str, str]] = {"one_process": "it asks for several"}
+
+
+class Misspelt:
+    requires = frozenset({"whole_layer"})
+    takes_away: ClassVar[dict[str, str]] = {"one_proces": "it asks for several"}
+
+
+def test_a_plug_in_declares_by_attributes() -> None:
+    assert capabilities.required(Quiet()) == frozenset()
+    assert capabilities.required(Quiet(), {"samples"}) == {"samples"}
+    assert capabilities.required(Demanding()) == {"whole_layers"}
+    assert capabilities.mode_of(Quiet(), "with it").offers == {*MEANING}
+    assert capabilities.mode_of(Demanding(), "with it").lacks == Demanding.takes_away
+    with pytest.raises(ConfigError, match=r"Misspelt.requires: 'whole_layer': did you mean 'whole"):
+        capabilities.required(Misspelt())
+    with pytest.raises(ConfigError, match=r"takes_away: 'one_proces': did you mean 'one_process'"):
+        capabilities.mode_of(Misspelt(), "with it")
+
+
+class Bare:
+    """A deficit of a package that keeps the contract without the base class."""
+
+    windows = ()
+
+    def inputs(self, x: Any, *_: Any) -> Any:
+        return x
+
+    labels = updates = inputs
+
+
+@pytest.mark.parametrize("settings", [combinations.LOCAL, ()], ids=["local steps", "shards"])
+def test_a_deficit_that_declares_nothing_may_change_updates(settings: tuple[str, ...]) -> None:
+    config = override(RunConfig(), settings)
+    plug_ins = replace(PlugIns.of(config), deficit=Bare())  # type: ignore[arg-type]
+    with_it = replace(config, deficit={"name": "package:Bare"})
+    sentence = refused(partial(check_combined, with_it, plug_ins, shards=1 if settings else 2))
+    assert sentence.startswith("deficit = 'package:Bare': expected none with")

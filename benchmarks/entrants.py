@@ -178,7 +178,7 @@ def _peer(kind: str, config: RunConfig) -> dict[str, Any]:
                 optimizer.step()
             found["seconds"].append(time.perf_counter() - start)
             found["steps"].append(stop - first)
-            where = evaluated(), parts.device, parts.batches.dtype, parts.world
+            where = evaluated(), parts.device, parts.batches.dtype, parts.world.evaluators
             found["loss"].append(parts.task.evaluate(*where)[1])
             if config.data.validation_size is not None:
                 found["validation"].append(parts.task.validate(*where)[1])

@@ -84,7 +84,6 @@ REAL = {  # start processes, whose calls are not seen
     "regimes/ddp/": ("ddp", "ddp_record", "ddp_state", "ddp_wrong", "parameter_groups"),
     "regimes/local/": ("own_loop",),
     "regimes/monitor/doctor.py": ("group_doctor",),
-    "regimes/training/fingerprint.py": ("fingerprint",),
     "regimes/training/gradients.py": ("exchange",),
     "regimes/training/step.py": ("exchange",),
     "regimes/training/rounds.py": ("local_steps",),

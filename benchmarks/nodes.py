@@ -294,7 +294,7 @@ def _echo(times: int, size: int = 1) -> float:
     """Median seconds of an all-reduce of ``size`` numbers."""
     import torch
 
-    from regimes.collectives.processes import connect
+    from regimes.collectives.connect import connect
 
     world = connect(NODES, torch.device("cpu"))
     taken = []

@@ -26,8 +26,8 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore
 
+from regimes.collectives.agreement import fingerprint
 from regimes.records import provenance
-from regimes.training.fingerprint import fingerprint
 
 LIMIT = timedelta(seconds=20)  # of a collective, and of torchft's calls
 HEARTBEAT = 2000  # milliseconds without a sign after which the lighthouse counts a replica as dead

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor, nn
 
-from regimes.collectives.world import World
+from regimes.collectives.world import Evaluators, World
 from regimes.config import RunConfig
 from regimes.data import task
 from regimes.data.deficits import Deficit, GradientNoise, deficit
@@ -89,7 +89,11 @@ class MatrixTask:
 
     @torch.no_grad()
     def evaluate(
-        self, model: nn.Module, device: torch.device, dtype: torch.dtype, world: World = task.ALONE
+        self,
+        model: nn.Module,
+        device: torch.device,
+        dtype: torch.dtype,
+        evaluators: Evaluators = task.ALONE,
     ) -> tuple[float, float]:
         model.eval()
         grid = torch.cartesian_prod(torch.arange(self.rows), torch.arange(self.rows)).to(device)
@@ -98,7 +102,11 @@ class MatrixTask:
         return error / 2, error
 
     def validate(
-        self, model: nn.Module, device: torch.device, dtype: torch.dtype, world: World = task.ALONE
+        self,
+        model: nn.Module,
+        device: torch.device,
+        dtype: torch.dtype,
+        evaluators: Evaluators = task.ALONE,
     ) -> tuple[float, float]:
         raise DataError("there are no entries for validation: all that are not observed are tested")
 

@@ -19,7 +19,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import regimes
-from regimes.collectives import processes
+from regimes.collectives import connect as connecting
+from regimes.collectives.world import World
 from regimes.config import RunConfig, from_dict
 from regimes.training import build
 
@@ -56,11 +57,11 @@ def alone(folder: str) -> None:
         MASTER_PORT=os.environ.get("MASTER_PORT", "29517"),
     )
 
-    def connect(workers: int, device: torch.device, timeout: float, shards: int) -> processes.World:
+    def connect(workers: int, device: torch.device, timeout: float, shards: int) -> World:
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        store, limit = processes._join(device, timedelta(seconds=timeout), "alone")
-        return processes.ProcessWorld(workers, device, store, limit)
+        membership = connecting.join(device, timedelta(seconds=timeout), "alone")
+        return connecting.world_of(workers, device, membership)
 
     build.connect = connect  # type: ignore[attr-defined]
     train(folder)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import threading
 import time
 import warnings
 import zlib
@@ -22,6 +23,8 @@ from typing import Any, NotRequired, TypedDict
 import torch
 import torch.distributed as dist
 
+from regimes.collectives import outside
+from regimes.collectives.process_group import Group
 from regimes.errors import ConfigError, TrainingError
 
 SOON = 5.0  # seconds after which a waiting process posts its position
@@ -44,21 +47,32 @@ class CallGuard:
     """The guard of one process.
 
     Attributes:
+        others: of which processes; empty: nothing is compared.
         done: gives the steps that this process has finished.
-        gather: begins an all-reduce (maximum) of a tensor on the guard's own communicator; None
-            until there is one.
+        group: the guard's own communicator; None until there is one.
     """
 
     def __init__(self, store: dist.Store, rank: int, processes: int, timeout: float) -> None:
         self.store, self.rank, self.timeout = store, rank, timeout
         self.others = [other for other in range(processes) if other != rank]
         self.done: Callable[[], int] = lambda: 0
-        self.gather: Callable[[torch.Tensor], Any] | None = None
+        self.group: Group | None = None
+        self.closed = threading.Event()
         self.count = 0
         self.posted = False
         self.outside = False
         self.seen_outside: dict[int, Position] = {}
         self.entering = False  # then the thread that watches collectives must not post
+
+    def meet_over(self, group: Group) -> None:
+        """From now on processes meet over a communicator that nothing else uses; and collectives of
+        the script are seen."""
+        self.group = group
+        outside.watch(self, SOON / 2, self.closed)
+
+    def close(self) -> None:
+        """Look at the script no more."""
+        self.closed.set()
 
     def enter(self, call: str, patience: float | None = None) -> None:
         """Wait until all processes have entered the same call.
@@ -77,9 +91,9 @@ class CallGuard:
         patience = PATIENCE if patience is None else patience
         self.entering = True
         try:
-            if self.gather is None:
+            if self.group is None:
                 self._wait(call, patience, self._all_posted)
-            elif not self._all_gathered(call, patience, self.gather):
+            elif not self._all_alike(call, patience, self.group):
                 self._raise_mismatch(call)
         except RuntimeError as error:
             # without a traceback, whose frames would keep the group and its threads
@@ -94,7 +108,7 @@ class CallGuard:
         Raises:
             ConfigError: another process waits in a call that this process has not made.
         """
-        if self.entering:
+        if self.entering or not self.others:
             return
         self._post(None)
         for other in self.others:
@@ -146,15 +160,13 @@ class CallGuard:
                 warnings.warn(_absent(self.rank, call, missing, waited), stacklevel=2)
                 warned = True
 
-    def _all_gathered(
-        self, call: str, patience: float, gather: Callable[[torch.Tensor], Any]
-    ) -> bool:
+    def _all_alike(self, call: str, patience: float, group: Group) -> bool:
         """Wait for all; have they entered the same call?"""
         checksum = zlib.crc32(call.encode())
         # The maximum of x and of -x: both are unchanged only if all processes have the same x.
         checksums = torch.tensor([checksum, -checksum])
         # The work keeps the group: it stays in this frame, which no raised error keeps.
-        work = gather(checksums)
+        work = all_reduce_max(checksums, group)
         self._wait(call, patience, functools.partial(done_within, work))
         return checksums.tolist() == [checksum, -checksum]
 
@@ -225,6 +237,11 @@ class CallGuard:
             f"process {self.rank} lost contact with the others in {call}: "
             f"{str(error).splitlines()[0]}"
         )
+
+
+def all_reduce_max(tensor: torch.Tensor, group: Group) -> Any:
+    """Begin an all-reduce."""
+    return dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group.now, async_op=True)
 
 
 def done_within(work: Any, seconds: float) -> bool:

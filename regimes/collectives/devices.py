@@ -6,7 +6,7 @@ import contextlib
 import socket
 import warnings
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -55,13 +55,16 @@ def check_kinds(store: Any, rank: int, count: int) -> None:
     odd = next((other for other, kind in enumerate(kinds) if kind != kinds[0]), None)
     if odd is None:
         return
+    why = f"process 0 computes on {kinds[0]!r}, process {odd} on {kinds[odd]!r}"
+    refuse(store, rank, count, f'{why}: give every process a GPU, or set the device "cpu" for all')
+
+
+def refuse(store: Any, rank: int, count: int, why: str) -> NoReturn:
+    """Raise ConfigError once all processes have read the store and do the same."""
     with contextlib.suppress(RuntimeError):  # the store may end with the first process
         store.set(f"refused/{rank}", "")
         store.wait([f"refused/{other}" for other in range(count)], LEAVE)
-    raise ConfigError(
-        f"process 0 computes on {kinds[0]!r}, process {odd} on {kinds[odd]!r}: give every process "
-        'a GPU, or set the device "cpu" for all'
-    )
+    raise ConfigError(why)
 
 
 def one_gpu_each(store: Any, rank: int, count: int, device: torch.device) -> bool:

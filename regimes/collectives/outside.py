@@ -47,10 +47,10 @@ def waiting_in() -> tuple[str, list[int], int] | None:
     return found.f_code.co_name, list(ranks), id(found)
 
 
-def watch(guard: Any, seconds: float) -> threading.Event:
-    """Look every so many seconds, in a thread, and let the guard post a collective that lasts; the
-    event ends it."""
-    end, me = threading.Event(), weakref.ref(guard, lambda _: end.set())
+def watch(guard: Any, seconds: float, end: threading.Event) -> None:
+    """Look every so many seconds, in a thread, until the event, and let the guard post a collective
+    that lasts."""
+    me = weakref.ref(guard, lambda _: end.set())
 
     def look() -> None:
         before: Any = None
@@ -66,4 +66,3 @@ def watch(guard: Any, seconds: float) -> threading.Event:
             del alive
 
     threading.Thread(target=look, daemon=True, name="regimes-outside").start()
-    return end

@@ -1,58 +1,69 @@
-"""W workers on several processes, which ``connect`` joins when a launcher has started them.
+"""W workers on several processes of torch.distributed, and the shards of a worker.
 
-With ``group``, ``call_guard`` and ``watcher`` the only user of torch.distributed.
+A worker (a replica) may be divided among processes, each of which holds some rows of every layer
+(``Shard``). Means and gathers then go between the processes that hold the same rows (``across``),
+``sum_shards`` and ``join_shards`` between those of one replica (``within``). Other collectives
+(checks of agreement, the guard of calls) use all processes.
 
-A gloo group that is still referenced after its end keeps its threads, and they may abort the
-process when Python ends. Therefore no reference to a group, and no traceback whose frames hold one,
-may outlive it.
+A matrix whose rows are divided is compressed as one (PowerSGD): sums over shards are
+reduce-scattered first, and each process then sends only its part to other replicas, so that a
+replica sends each number once, whatever its number of shards.
+
+What differs between worlds is a value: ``connect`` makes that of launched processes, ``group``
+those of a user's process groups.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-import os
+import re
 import time
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol, final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from regimes.collectives import devices
-from regimes.collectives.launcher import Launched, attempt, launched
-from regimes.collectives.watcher import Presence, Watcher
+from regimes.collectives.faults import Faults
+from regimes.collectives.meter import Meter
+from regimes.collectives.process_group import Group
+from regimes.collectives.requests import NO_LAYER, JoinShards, Shard, Traffic
 from regimes.collectives.world import World
-from regimes.errors import TrainingError
 
 GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
-ROLL_CALL = 3.0  # seconds in which a living process answers when contact is lost
-_connections = itertools.count()  # the same on all processes, which connect in one order
+SCATTER = (
+    "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
+)
+_SIGNS = re.compile(r"gloo|nccl|connection|timed out", re.IGNORECASE)  # of a collective of FSDP2
 
 
-def _unpin_default_group() -> None:
-    """Remove torch's own lasting reference: the functions of ``torch.distributed.nn.functional``
-    have as default argument the group that exists when they are first imported, which the first
-    optimiser does."""
-    if not dist.is_available():
-        return
-    from torch.distributed.nn import functional
+@dataclass(frozen=True)
+class TensorParallel:
+    """Layers that are also divided among the processes of another group (tensor parallel).
 
-    for function in vars(functional).values():
-        defaults = getattr(function, "__defaults__", None) or ()
-        if any(isinstance(value, dist.ProcessGroup) for value in defaults):
-            function.__defaults__ = tuple(  # None means the default group of the time of the call
-                None if isinstance(value, dist.ProcessGroup) else value for value in defaults
-            )
+    Attributes:
+        group: these processes.
+        shares: of each layer, how much of the group's sum of squares is the layer's: 1, or
+            1 / processes where each of them has a copy.
+    """
+
+    group: Group
+    shares: Tensor
 
 
-_unpin_default_group()  # at import: before this package makes a group
+class Owner(Protocol):
+    """What made the groups of a world, and ends them."""
+
+    def abort(self) -> None:
+        """Wait for no other process from here on."""
+
+    def close(self) -> None:
+        """Leave the groups."""
 
 
+@final
 class ProcessWorld(World):
     """W workers over P processes of torch.distributed (gloo or NCCL).
 
@@ -60,64 +71,57 @@ class ProcessWorld(World):
     the current one of whichever thread asks.
 
     Attributes:
-        store: the store of the group.
-        watcher: watches collectives of tensors over NCCL, for which the host does not wait; None
-            over gloo, where it waits for each.
-        lost: a process may be elsewhere in the program, so that the group cannot be reused.
+        everyone: all processes, one replica's after the other.
+        across: the processes that hold the same rows, one of each replica.
+        within: the processes of this replica; None: each process holds whole layers.
+        tensor: None without tensor parallelism.
+        guard: of the calls that all processes make.
     """
 
     lockstep = True
-    store: dist.Store | None = None
-    watcher: Watcher | None = None
-    lost = False
+    quorum: None = None  # the processes are the same in every step
 
     def __init__(
         self,
         workers: int,
         device: torch.device,
-        store: dist.Store | None = None,
-        nccl_limit: float | None = None,
+        everyone: Group | None = None,
+        *,
+        across: Group | None = None,
+        within: Group | None = None,
+        in_model: Group | None = None,
+        mesh: Any = None,
+        tensor: TensorParallel | None = None,
+        faults: Faults | None = None,
+        owner: Owner | None = None,
     ) -> None:
         """
         Args:
-            nccl_limit: seconds that a collective of NCCL may take; None: tensors go over gloo.
+            everyone: None: torch's default group.
+            across: None: everyone.
+            in_model: like ``within``, for sums inside of a pass of a model that ``mesh`` divides.
+                The thread of the buckets, FSDP2 and the model's layers have a group each: on a
+                shared one their collectives would mix in another order on each process.
+            owner: None: the groups are the caller's.
         """
-        super().__init__(workers, processes=dist.get_world_size(), rank=dist.get_rank())
-        self.device, self.store = device, store
-        if store is not None and nccl_limit is not None:
-            self._watch(store, nccl_limit)
-
-    def _watch(self, store: dist.Store, limit: float, **options: Any) -> None:
-        """From now on collectives of tensors run in the order of streams."""
-        presence = Presence(store, self.rank, self.processes)
-        self.watcher = Watcher(
-            presence,
-            f"process {self.rank} of {self.processes}",
-            weakref.WeakMethod(self.abort_communicators),
-            limit,
-            device=self.device,
-            **options,
-        )
-
-    def abort_communicators(self) -> None:
-        """End collectives of NCCL that hang in a stream. The group itself stays."""
-        _abort_nccl(dist.group.WORLD)
-
-    @property
-    def group(self) -> Any:
-        """The group of the collectives; None for torch's default group. Not to be stored: see the
-        module's docstring."""
-        return None
+        everyone = everyone or Group.default()
+        count, rank, shards = len(everyone), everyone.index, 1 if within is None else len(within)
+        super().__init__(workers, processes=count, rank=rank, shards=shards)
+        self.device, self.everyone, self.across = device, everyone, across or everyone
+        self.within, self.in_model, self.mesh, self.tensor = within, in_model, mesh, tensor
+        self.faults, self.owner = faults or Faults(rank, count), owner
+        self.guard, self.divided = self.faults.guard, tensor is not None
 
     @property
     def peers(self) -> tuple[Any, int]:
         """The group over which means and gathers go, and the number of its processes."""
-        return self.group, self.processes
+        return self.across.now, len(self.across)
+
+    # -- requests ----------------------------------------------------------------------------
 
     def mean(self, tensors: list[Tensor]) -> list[Tensor]:
         answers: list[Tensor] = [torch.empty(0)] * len(tensors)
-        for dtype in sorted({t.dtype for t in tensors}, key=str):
-            ids = [i for i, t in enumerate(tensors) if t.dtype == dtype]
+        for ids in _by_type(tensors):
             parts = super().mean([tensors[i] for i in ids])
             flat = torch.cat([p.flatten() for p in parts])
             if len(flat):  # a share may be empty, on all peers alike
@@ -158,64 +162,167 @@ class ProcessWorld(World):
             for p, t in zip(pieces, tensors, strict=True)
         ]
 
+    # -- among the shards of a worker ---------------------------------------------------------
+
+    def sum_shards(self, tensors: list[Tensor]) -> list[Tensor]:
+        if self.within is None:
+            return tensors
+        shares: dict[int, Tensor] = {}
+        for ids in _by_type(tensors):
+            chunks = [-(-tensors[i].shape[1] // self.shards) for i in ids]
+            columns = [
+                _padded(tensors[i], chunk, self.shards)
+                for i, chunk in zip(ids, chunks, strict=True)
+            ]
+            whole = torch.cat(columns, dim=1)  # [shards, numbers]
+            if self.within.backend == "gloo":
+                # The Work of gloo's reduce_scatter never becomes completed, for which we poll.
+                self._wait(dist.all_reduce, whole, group=self.within.now, async_op=True)
+                mine = whole[self.shard]
+            else:
+                mine, flat = whole.new_empty(whole.shape[1]), whole.flatten()
+                group = self.within.now
+                self._wait(getattr(dist, SCATTER), mine, flat, group=group, async_op=True)
+            rows = [len(tensors[i]) for i in ids]
+            pieces = mine.split([n * chunk for n, chunk in zip(rows, chunks, strict=True)])
+            for i, n, piece in zip(ids, rows, pieces, strict=True):
+                here = Shard(self.shard, self.shards, tensors[i].shape[1]).here
+                shares[i] = piece.view(n, -1)[:, : here.stop - here.start]
+        return [shares[i] for i in range(len(tensors))]
+
+    def join_shards(self, parts: Sequence[JoinShards]) -> list[Tensor]:
+        if self.within is None:
+            return super().join_shards(parts)
+        joined: dict[int, Tensor] = {}
+        tensors = [part.tensor for part in parts]
+        for ids in _by_type(tensors):
+            chunks = [parts[i].chunk for i in ids]
+            mine = torch.cat([_filled(tensors[i], parts[i].chunk) for i in ids])
+            everyone = mine.new_empty((self.shards, len(mine)))
+            group = self.within.now
+            self._wait(getattr(dist, GATHER), everyone.view(-1), mine, group=group, async_op=True)
+            for i, piece in zip(ids, everyone.split(chunks, dim=1), strict=True):
+                joined[i] = piece.reshape(-1)[: parts[i].size]
+        return [joined[i] for i in range(len(tensors))]
+
+    def add_shards(self, tensor: Tensor) -> Tensor:
+        return tensor if self.within is None else self._sum(tensor.clone(), self.within)
+
+    def _sum(self, tensor: Tensor, group: Group) -> Tensor:
+        """Overwrite a tensor with its sum over a group."""
+        self._wait(dist.all_reduce, tensor, group=group.now, async_op=True)
+        return tensor
+
+    def sum_in_model(self, tensor: Tensor) -> Tensor:
+        summed: Tensor = _SumInModel.apply(tensor, self)
+        return summed
+
+    def take_meter(self, count: int) -> Meter:
+        meter = self.meter.take()
+        if self.within is None:
+            return meter
+        layers = [NO_LAYER, *range(count)]
+        counts = [x for i in layers for x in (meter.layers[i].floats, meter.layers[i].bytes)]
+        # float64 holds whole numbers up to 2^53
+        numbers = [*counts, *(float(meter.sent[kind]) for kind in sorted(meter.sent))]
+        total = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        sums = iter(self.add_shards(total).tolist())
+        for i in layers:
+            meter.layers[i] = Traffic(next(sums), int(next(sums)))
+        meter.sent.update({kind: int(next(sums)) for kind in sorted(meter.sent)})
+        return meter
+
+    def copy_first(self, tensors: Sequence[Tensor]) -> None:
+        """Overwrite the tensors of all replicas with those of the first, not counted as traffic."""
+        for ids in _by_type(tensors):
+            flat = torch.cat([tensors[i].detach().flatten() for i in ids])
+            self._wait(
+                dist.broadcast, flat, self.across.ranks[0], group=self.peers[0], async_op=True
+            )
+            pieces = flat.split([tensors[i].numel() for i in ids])
+            for i, piece in zip(ids, pieces, strict=True):
+                tensors[i].detach().copy_(piece.view(tensors[i].shape))
+
+    # -- norms of whole layers ------------------------------------------------------------------
+
+    def whole_norms(self, norms: Tensor) -> Tensor:
+        if self.tensor is not None:
+            squares = norms.square() * self.tensor.shares.to(norms.dtype)
+            return self._sum(squares, self.tensor.group).sqrt()
+        return norms if self.shards == 1 else self.add_shards(norms.square()).sqrt()
+
+    def fewest(self, count: int) -> int:
+        if self.tensor is None:
+            return count
+        least = torch.tensor([count], device=self.device)
+        options = {"op": dist.ReduceOp.MIN, "group": self.tensor.group.now, "async_op": True}
+        self._wait(dist.all_reduce, least, **options)
+        return int(least)
+
+    # -- all processes ---------------------------------------------------------------------------
+
     def _broadcast(self, flat: Tensor) -> None:
-        self._wait(dist.broadcast, flat, 0, async_op=True)
+        self._wait(dist.broadcast, flat, self.everyone.ranks[0], async_op=True)
 
     def gather_object(self, value: Any) -> list[Any]:
         everyone: list[Any] = [None] * self.processes
         self._wait(dist.all_gather_object, everyone, value)
         return everyone
 
-    def abort(self) -> None:
-        self.lost = True
-        self._stop_watching()
-        _leave(at_once=True)
+    def collect(self, value: Any) -> list[Any] | None:
+        """Every process's value on process 0, in rank order; None elsewhere."""
+        everyone = [None] * self.processes if self.rank == 0 else None
+        self._wait(dist.gather_object, value, everyone, self.everyone.ranks[0])
+        return everyone
 
-    def _stop_watching(self) -> None:
-        if self.watcher is not None:
-            self.watcher.close()
+    def scatter(self, values: Sequence[Any] | None) -> Any:
+        """This process's entry of the values that process 0 passes, one for each process."""
+        mine = [None]
+        self._wait(dist.scatter_object_list, mine, values, self.everyone.ranks[0])
+        return mine[0]
+
+    def abort(self) -> None:
+        self.faults.close()
+        if self.owner is not None:
+            self.owner.abort()
 
     def close(self) -> None:
-        self._stop_watching()
-        if self.lost or (shared := _shared_now()) is None:
-            _leave()
-        else:
-            shared.released = True
+        self.faults.close()
+        if self.owner is not None:
+            self.owner.close()
 
-    def _finish(self, work: Any) -> None:
-        """Wait for a collective of gloo."""
-        work.wait()
+    # -- waiting ---------------------------------------------------------------------------------
 
     def _wait(self, collective: Any, *args: Any, **options: Any) -> None:
-        """Call a collective, of ``group`` unless another one is among the options, and wait: the
+        """Call a collective, of all processes unless a group is among the options, and wait: the
         host, or with NCCL the current stream alone."""
-        if self.watcher is not None:
-            self.watcher.check()
-        options.setdefault("group", self.group)
+        self.faults.check()
+        if "group" not in options:
+            options["group"] = self.everyone.now
         on_gpu = any(isinstance(x, Tensor) and x.device.type == "cuda" for x in args)
-        if self.watcher is not None and on_gpu:
-            self._launch(self.watcher, collective, *args, **options)
+        if self.faults.watcher is not None and on_gpu:
+            self._launch(collective, *args, **options)
             return
         spent, start = self._clock[0], time.perf_counter()
         self._clock = spent, start
-        work = None
+        work: Any = None
         try:
             work = collective(*args, **options)
             if work is not None:
-                self._finish(work)
+                self.faults.wait(work)
         except torch.OutOfMemoryError:
             raise  # also a RuntimeError, but of this process alone
         except RuntimeError as error:
             # The traceback of what is raised holds this frame, and a failed work holds the group.
             del work
             options.clear()
-            raise self._lost(collective.__name__, error) from error.with_traceback(None)
+            raise self.faults.lost(collective.__name__, error) from error.with_traceback(None)
         if self.device.type == "cuda":
             # A sync point of this thread's stream alone: else waiting would count as computing.
             torch.cuda.current_stream(self.device).synchronize()
         self._clock = spent + time.perf_counter() - start, None
 
-    def _launch(self, watcher: Watcher, collective: Any, *args: Any, **options: Any) -> None:
+    def _launch(self, collective: Any, *args: Any, **options: Any) -> None:
         """Call a collective of NCCL: later work in the current stream waits for it."""
         start = self._mark()
         try:
@@ -225,9 +332,11 @@ class ProcessWorld(World):
             raise
         except RuntimeError as error:
             options.clear()
-            watcher.check()  # where the watcher has aborted it, it knows why
-            raise self._lost(collective.__name__, error) from error.with_traceback(None)
+            self.faults.check()  # where the watcher has aborted it, it knows why
+            raise self.faults.lost(collective.__name__, error) from error.with_traceback(None)
         end = self._mark()
+        watcher = self.faults.watcher
+        assert watcher is not None
         watcher.follow(work, end, collective.__name__, id(options["group"]))
         self._marks.append((start, end))
 
@@ -236,188 +345,40 @@ class ProcessWorld(World):
         event.record(torch.cuda.current_stream(self.device))
         return event
 
-    def take_marks(self) -> list[tuple[Any, Any]]:
-        marks, self._marks = self._marks, []
-        return marks
-
-    def _lost(self, name: str, error: RuntimeError) -> TrainingError:
-        silent = _name_silent(self.store, self.rank, self.processes)
-        reason = str(error).splitlines()[0]
-        return TrainingError(
-            f"process {self.rank} of {self.processes} lost contact with the others in {name} "
-            f"({silent}): {reason}"
-        )
-
-
-def _abort_nccl(group: Any) -> None:
-    """Abort the communicator of NCCL in a group, from any thread."""
-    with contextlib.suppress(RuntimeError, AttributeError):  # it has ended
-        group._get_backend(torch.device("cuda")).abort()
+    @contextlib.contextmanager
+    def contact(self, where: str) -> Iterator[None]:
+        failed: RuntimeError | None = None
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            if self.mesh is None or not _SIGNS.search(str(error)):
+                raise
+            failed = error
+        if failed is not None:  # outside of the handler: a chained error would keep the group
+            raise self.faults.lost(where, failed)
 
 
-def _name_silent(store: dist.Store | None, rank: int, processes: int) -> str:
-    """Names the processes that do not answer a roll call in the store."""
-    others = {other: f"roll call/{other}" for other in range(processes) if other != rank}
-    try:
-        assert store is not None
-        store.set(f"roll call/{rank}", "here")
-        deadline = time.monotonic() + ROLL_CALL
-        while others and time.monotonic() < deadline:
-            others = {r: key for r, key in others.items() if not store.check([key])}
-            time.sleep(0.05)
-    except (RuntimeError, AssertionError):
-        return "one of them has died or hangs"
-    if not others:
-        return "all of them still answer: the network, or another collective"
-    return f"no sign of process {', '.join(map(str, others))}, which has died or hangs"
+class _SumInModel(torch.autograd.Function):
+    """A sum over the shards, whose gradient is summed in the same way; not counted as traffic."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, world: ProcessWorld) -> Tensor:
+        ctx.world = world
+        assert world.in_model is not None
+        return world._sum(tensor.contiguous().clone(), world.in_model)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        world = ctx.world
+        return world._sum(gradients[0].contiguous().clone(), world.in_model), None
 
 
-def connect(
-    workers: int,
-    device: torch.device,
-    timeout: float = 600.0,
-    make: Callable[..., ProcessWorld] | None = None,
-) -> World:
-    """The world of this process: simulated when alone, else joined to the launched group.
-
-    NCCL carries the tensors if every process has a GPU for itself, gloo otherwise. A process's GPU
-    becomes torch's current one.
-
-    Args:
-        make: the world of several processes that have met, by the arguments of ``ProcessWorld``.
-
-    Raises:
-        ConfigError: W is not a multiple of P; some processes are on a CPU, others on a GPU.
-        TrainingError: the other processes do not connect in time.
-    """
-    count, us = next(_connections), launched()
-    if us.count == 1:
-        return World(workers)
-    if make is None:
-        World(workers, processes=us.count)  # checks the division, before any process waits
-    store, limit = _join(device, timedelta(seconds=timeout), f"{attempt()}/{count}")
-    return (make or ProcessWorld)(workers, device, store, limit)
-
-
-@dataclass
-class SharedGroup:
-    """A group that runs use one after the other.
-
-    Attributes:
-        store: where the processes exchange whether they can use it again.
-        wants: what it was made for; a run that wants something else makes another one.
-        nccl_limit: see ``ProcessWorld``.
-        released: the last run in it has ended well on this process.
-    """
-
-    store: dist.Store
-    wants: Any
-    nccl_limit: float | None
-    released: bool = False
-
-    def acquire(self, store: dist.Store, us: Launched, wants: Any) -> bool:
-        """Whether a run may use it, by its own ``store``; the same answer on all processes."""
-        usable, self.released = self.released and self.wants == wants, False
-        store.set(f"whole/{us.rank}", "yes" if usable else "no")
-        return {store.get(f"whole/{other}") for other in range(us.count)} == {b"yes"}
-
-
-_shared: list[SharedGroup | None] = []  # of each ``shared_group``, the inner one last
-
-
-def _shared_now() -> SharedGroup | None:
-    return _shared[-1] if _shared else None
-
-
-@contextlib.contextmanager
-def shared_group() -> Iterator[None]:
-    """Runs inside, one after the other, share a group: a grid has hundreds of runs, and making a
-    group takes as long as a short run. The next run takes the group if all processes have ended the
-    last one well and want the same of it; otherwise they leave it and make a new one."""
-    _shared.append(None)
-    try:
-        yield
-    finally:
-        if _shared.pop() is not None:
-            _end()
-
-
-def _end() -> None:
-    """Leave the group, if there is one, even where other processes have died."""
-    _leave(at_once=True)
-    _leave()
-
-
-def _join(device: torch.device, timeout: timedelta, name: str) -> tuple[dist.Store, float | None]:
-    """Make a group under ``name``, unless that of the run before can be reused; its store, and the
-    limit of ``ProcessWorld``."""
-    us, shared, wants = launched(), _shared_now(), (device, timeout)
-    store: dist.Store | None = None
-    try:
-        if shared is not None:
-            store = dist.PrefixStore(name, shared.store)
-            if shared.acquire(store, us, wants):
-                return store, shared.nccl_limit
-        _end()  # the group of a run in this process that has failed
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        job, _, _ = next(dist.rendezvous(us.rendezvous, us.rank, us.count, timeout=timeout))
-        job.set_timeout(timeout)  # rendezvous does not pass it to a store in a file
-        store = dist.PrefixStore(name, job)
-        devices.post_kind(store, us.rank, device)
-        devices.check_kinds(store, us.rank, us.count)
-        own_gpus = devices.one_gpu_each(store, us.rank, us.count, device)
-        with errors_are_raised():
-            dist.init_process_group(
-                backends("nccl", device) if own_gpus else "gloo",
-                store=store,
-                world_size=us.count,
-                rank=us.rank,
-                timeout=timeout,
-                device_id=device if own_gpus else None,
-            )
-        # A process that leaves at once must not close the store on one that still connects.
-        store.set(f"met/{us.rank}", "")
-        store.wait([f"met/{rank}" for rank in range(us.count)], timeout)
-    except (RuntimeError, ValueError) as error:  # ValueError: the launcher names no address
-        raise TrainingError(
-            f"process {us.rank} of {us.count} lost contact with the others at the start "
-            f"({_name_silent(store, us.rank, us.count)}): {str(error).splitlines()[0]}"
-        ) from error
-    nccl_limit = timeout.total_seconds() if own_gpus else None
-    if _shared:  # offer it to later runs
-        _shared[-1] = SharedGroup(store, wants, nccl_limit)
-    return store, nccl_limit
-
-
-def backends(own: str, device: torch.device) -> str:
-    """``own`` for tensors on a GPU; with gloo for Python objects, if ``own`` cannot carry both."""
-    return own if own == "gloo" or device.type == "cpu" else f"cpu:gloo,{device.type}:{own}"
-
-
-@contextlib.contextmanager
-def errors_are_raised() -> Iterator[None]:
-    """NCCL groups made inside leave their errors to our watcher. By torch's default a thread of its
-    own ends the process instead, and neither the record nor the user learns the cause."""
-    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
-    before = os.environ.get(name)
-    os.environ.setdefault(name, "0")
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-
-
-def _leave(*, at_once: bool = False) -> None:
-    """Leave the group, if there is one. ``at_once``: abort NCCL, whose orderly end waits for the
-    other processes, dead or not; a gloo group stays."""
-    if not dist.is_initialized():
-        return
-    if not at_once:
-        dist.destroy_process_group()
-    elif "nccl" in dist.get_backend_config():
-        dist.distributed_c10d._abort_process_group()
+def _by_type(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """Places of the tensors that can travel together, the same order on all processes."""
+    kinds = sorted({t.dtype for t in tensors}, key=str)
+    return [[i for i, t in enumerate(tensors) if t.dtype == kind] for kind in kinds]
 
 
 def _packed(t: Tensor) -> Tensor:
@@ -426,3 +387,17 @@ def _packed(t: Tensor) -> Tensor:
     if t.is_contiguous() and t.stride(-1) == 1:
         return t
     return t.clone(memory_format=torch.contiguous_format)
+
+
+def _padded(tensor: Tensor, chunk: int, shards: int) -> Tensor:
+    """``[L, k]`` with zeros at the end of k, as ``[shards, L * chunk]``: for each shard its share
+    of each row."""
+    if (room := shards * chunk - tensor.shape[1]) > 0:
+        tensor = torch.nn.functional.pad(tensor, (0, room))
+    return tensor.view(-1, shards, chunk).transpose(0, 1).reshape(shards, -1)
+
+
+def _filled(tensor: Tensor, size: int) -> Tensor:
+    """A tensor as one vector of a size, with zeros at its end."""
+    flat = tensor.reshape(-1)
+    return torch.nn.functional.pad(flat, (0, size - len(flat))) if len(flat) < size else flat

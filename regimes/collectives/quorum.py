@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import AllgatherOptions
 
 from regimes.collectives import agreement
+from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.world import World
 from regimes.errors import ConfigError, unexpected
 
@@ -58,6 +59,7 @@ class QuorumWorld(World):
     """
 
     lockstep = True
+    everyone = None  # no group lasts
 
     def __init__(self, manager: Any, device: torch.device) -> None:
         """
@@ -82,6 +84,11 @@ class QuorumWorld(World):
         self.healed, self.dropped = True, 0.0
         self._facts: dict[str, Any] = {}
         self._agreed: tuple[int, int] | None = None  # processes and rank at that time
+
+    @property
+    def quorum(self) -> QuorumWorld:
+        """What only a world of a quorum has."""
+        return self
 
     def _group(self) -> Any:
         """The manager's group, as it is in this quorum."""
@@ -288,6 +295,9 @@ class QuorumWorld(World):
         )
 
     scatter = collect
+
+
+JobWorld = ProcessWorld | QuorumWorld  # of a user's job
 
 
 def _packed(tensor: Tensor) -> Tensor:

@@ -99,8 +99,7 @@ class Watcher:
 
     Args:
         label: names this process in errors.
-        abort: weak reference to a method that aborts the communicators, which ends what hangs in a
-            stream. Weak, because what has that method holds the group.
+        abort: aborts the communicators, which ends what hangs in a stream.
         limit: seconds that a collective may take once it is the oldest.
         suspect: called each ``POLL`` while the oldest collective takes longer than ``patience``
             seconds; raises what it finds.
@@ -111,7 +110,7 @@ class Watcher:
         self,
         presence: Presence,
         label: str,
-        abort: weakref.WeakMethod[Callable[[], object]],
+        abort: Callable[[], object],
         limit: float,
         *,
         device: torch.device,
@@ -225,8 +224,7 @@ class Watcher:
         # in this order: a thread that goes on after the abort must find the error
         self.error = error.with_traceback(None)  # its frames hold the collective, and so the group
         self._clear()
-        if (abort := self.abort()) is not None:
-            abort()
+        self.abort()
 
     def _clear(self) -> None:
         with self.lock:

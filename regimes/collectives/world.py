@@ -1,4 +1,4 @@
-"""W logical workers hosted by P processes; here by one.
+"""W logical workers hosted by P processes; here by one, or by processes without a group.
 
 Everything that crosses workers goes through a ``World`` and is counted there. A world of one
 process answers requests with plain tensor means; ``regimes.collectives.processes`` answers the
@@ -9,129 +9,77 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from regimes.collectives import agreement
+from regimes.collectives.driving import KIND, WITHIN, run_in_lockstep, run_one_by_one
+from regimes.collectives.meter import Meter
 from regimes.collectives.requests import (
     NO_LAYER,
-    Batched,
     Collective,
-    Exchange,
-    Gather,
     JoinShards,
     Layer,
     Mean,
     Program,
     Request,
-    SumShards,
-    Traffic,
 )
 from regimes.errors import ConfigError, require
 
-KINDS = ("mean", "gather", "broadcast")  # "exchange" joins them where one is asked for
-KIND = {
-    Mean: "mean",
-    Gather: "gather",
-    Exchange: "exchange",
-    SumShards: "sum",
-    JoinShards: "join",
-}
-WITHIN = ("sum", "join")  # among the shards of a worker; these have no place in a layer's traffic
-Count = Callable[[int, Collective, int], str]  # a program's request in a round: its kind
 FEW = 1 << 16  # numbers; to copy fewer costs less than a launch
 
 
-@dataclass
-class Meter:
-    """What was passed to the collectives since the last ``take``.
+@dataclass(frozen=True)
+class Evaluators:
+    """Which batches of an evaluation this process takes, and how the results come together. A
+    world has the same three.
 
     Attributes:
-        layers: traffic per layer index; ``NO_LAYER`` has that of none (loss, buffers).
-        calls: number of collectives, per kind ("mean", "gather", "broadcast", and where
-            they are asked for "exchange"; between shards of a worker "sum" and "join").
-        sent: bytes that one worker had for others, per kind (see `Traffic`); for "sum" and "join",
-            that one shard had.
+        processes, rank: how many divide the batches, and this process's place among them. Processes
+            that hold one model together take the same ones.
+        gather_object: each one's value, in rank order.
     """
 
-    dtype: torch.dtype
-    workers: int
-    layers: dict[int, Traffic] = field(default_factory=lambda: defaultdict(lambda: Traffic(0, 0)))
-    calls: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
-    sent: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
-
-    def count(self, layer: int, kind: str, tensor: Tensor, convention: bool = True) -> None:
-        """Count one request; ``tensor`` is stacked, its first row is one worker's share."""
-        numbers = tensor.numel() // tensor.shape[0]
-        if kind == "exchange":  # a worker keeps the part that is for itself
-            numbers -= numbers // self.workers
-        size = numbers * tensor.element_size()
-        floats_sent = numbers if tensor.dtype == self.dtype else size / 4
-        times = {"gather": self.workers, "exchange": 0}.get(kind, 1)
-        floats = floats_sent * times if convention else 0
-        self.layers[layer] = self.layers[layer] + Traffic(floats, size)
-        self.sent[kind] = self.sent.get(kind, 0) + size
-        self.calls["broadcast"] += kind == "broadcast"
-
-    def count_within(self, kind: str, tensor: Tensor) -> None:
-        """Count one request among the shards of a worker."""
-        self.sent[kind] = self.sent.get(kind, 0) + tensor.numel() * tensor.element_size()
-
-    def state_dict(self) -> dict[str, Any]:
-        """The counts so far, in plain types."""
-        layers = {i: [t.floats, t.bytes] for i, t in self.layers.items()}
-        return {"layers": layers, "calls": dict(self.calls), "sent": dict(self.sent)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse; replaces the counts."""
-        self.take()
-        self.layers.update({i: Traffic(*counts) for i, counts in state["layers"].items()})
-        self.calls.update(state["calls"])
-        self.sent.update(state["sent"])
-
-    def add(self, other: Meter) -> None:
-        """Count what another one has counted."""
-        for i, traffic in other.layers.items():
-            self.layers[i] = self.layers[i] + traffic
-        for own, more in ((self.calls, other.calls), (self.sent, other.sent)):
-            for kind, count in more.items():
-                own[kind] = own.get(kind, 0) + count
-
-    def take(self) -> Meter:
-        """Return the counts so far and start again from zero."""
-        taken = Meter(self.dtype, self.workers, self.layers, self.calls, self.sent)
-        fresh = Meter(self.dtype, self.workers)
-        self.layers, self.calls, self.sent = fresh.layers, fresh.calls, fresh.sent
-        return taken
+    processes: int
+    rank: int
+    gather_object: Callable[[Any], list[Any]]
 
 
 class World:
     """W workers on this one process (simulated). ``ProcessWorld`` spreads them over several.
 
+    With ``processes`` it stands in for one process of several: it hosts its own workers alone, and
+    the others count as copies of its first one.
+
     Attributes:
         workers: W, fixed by the run's configuration; of simulated ones, how many are present.
-        processes, rank: P and this process's place among them.
-        hosted: the workers of this process, ``W / P`` consecutive ones, less those that are absent.
+        processes, rank: P and this process's place among them: one replica's after the other.
+        hosted: the workers of this process, consecutive ones, less those that are absent.
         meter: the traffic so far, without that of ``ask_apart``.
         instruments: that of ``ask_apart``.
-        shards: processes that hold one worker together, each some rows of every layer.
+        shards, shard: processes that hold one worker together, each some rows of every layer, and
+            which of them this one is.
+        mesh: these processes, for ``fully_shard``; None: a run does not divide its model.
+        divided: layers are also divided among processes of another group (tensor parallel).
         lockstep: programs run round by round, so that a round of all travels as one collective.
     """
 
-    shards = 1
     lockstep = False
+    divided = False
+    mesh: Any = None
 
-    def __init__(self, workers: int, *, processes: int = 1, rank: int = 0) -> None:
-        shared = workers >= 1 and workers % processes == 0
-        require(shared, "workers", workers, f"a multiple of the number of processes, {processes}")
+    def __init__(self, workers: int, *, processes: int = 1, rank: int = 0, shards: int = 1) -> None:
+        replicas = processes // shards
+        shared = workers >= 1 and workers % replicas == 0
+        require(shared, "workers", workers, f"a multiple of the number of processes, {replicas}")
         self.workers, self.processes, self.rank = workers, processes, rank
-        count = workers // processes
-        self.hosted = range(rank * count, (rank + 1) * count)
+        self.shards, (replica, self.shard) = shards, divmod(rank, shards)
+        count = workers // replicas
+        self.hosted = range(replica * count, (replica + 1) * count)
         self.meter = Meter(torch.float32, workers)
         self.instruments = Meter(torch.float32, workers)
         # one assignment, because other threads read it
@@ -147,7 +95,8 @@ class World:
     def take_marks(self) -> list[tuple[Any, Any]]:
         """Events before and after each collective for which the host has not waited, since the
         last call."""
-        return []
+        marks, self._marks = self._marks, []
+        return marks
 
     @property
     def local(self) -> int:
@@ -158,6 +107,16 @@ class World:
     def leader(self) -> int:
         """The worker whose buffers all take over: the first one that is present."""
         return self.hosted[0] if self.rank == 0 else 0
+
+    @property
+    def evaluators(self) -> Evaluators:
+        """Who divides the batches of an evaluation: the replicas."""
+        shards = self.shards
+        return Evaluators(
+            self.processes // shards,
+            self.rank // shards,
+            lambda value: self.gather_object(value)[::shards],
+        )
 
     def set_present(self, workers: Sequence[int]) -> None:
         """Host only these workers from now on (ascending order); means are over them. Only in a
@@ -207,35 +166,13 @@ class World:
             return kind
 
         if batched or self.lockstep:
-            results = self._run_in_lockstep(programs, batched, count)
+            results = run_in_lockstep(programs, self._answer, count, batched)
         else:
-            results = self._run_one_by_one(programs, count)
+            results = run_one_by_one(programs, self._answer, count)
         made = [kind for _, kind, _ in collectives]
         for kind in KIND.values():  # a set's order, and so a record's bytes, differ between runs
             if kind in made:
                 self.meter.calls[kind] = self.meter.calls.get(kind, 0) + made.count(kind)
-        return results
-
-    def _run_in_lockstep(
-        self, programs: Sequence[Program | Mean], batched: bool, count: Count
-    ) -> list[Any]:
-        results: list[Any] = [None] * len(programs)
-        plain = {i: x for i, x in enumerate(programs) if isinstance(x, Mean)}
-        running = {i: x for i, x in enumerate(programs) if not isinstance(x, Mean)}
-        answers: dict[int, Any] = dict.fromkeys(running)
-        turn = 0
-        while answers or plain:
-            waiting: dict[str, dict[int, Any]] = {kind: {} for kind in KIND.values()}
-            asked = {**plain, **_advance(running, answers, results, batched)}
-            for i in sorted(asked):
-                waiting[count(i, asked[i], turn)][i] = asked[i]
-            answers = {}
-            for kind, alike in waiting.items():  # in one order, which must be that of all processes
-                if alike:
-                    answers.update(zip(alike, self._answer(kind, [*alike.values()]), strict=True))
-            for i in plain:
-                results[i] = answers.pop(i)
-            plain, turn = {}, turn + 1
         return results
 
     def _answer(self, kind: str, requests: Sequence[Any]) -> list[Tensor]:
@@ -249,27 +186,6 @@ class World:
             "sum": self.sum_shards,
         }
         return collectives[kind]([request.tensor for request in requests])
-
-    def _run_one_by_one(self, programs: Sequence[Program | Mean], count: Count) -> list[Any]:
-        means = {i: program for i, program in enumerate(programs) if isinstance(program, Mean)}
-        for i, mean in means.items():
-            count(i, mean, 0)
-        answers = iter(self.mean([mean.tensor for mean in means.values()]))
-        return [
-            next(answers) if isinstance(program, Mean) else self._run_one(i, program, count)
-            for i, program in enumerate(programs)
-        ]
-
-    def _run_one(self, i: int, program: Program, count: Count) -> Any:
-        """Run a single program: the bookkeeping for several would take twice as long."""
-        turn, answer = 0, None
-        while True:
-            try:
-                request = _next_collective(program, answer)
-            except StopIteration as stop:
-                return stop.value
-            answer = self._answer(count(i, request, turn), [request])[0]
-            turn += 1
 
     def ask(self, *requests: Request, layers: Sequence[int] | None = None) -> list[Tensor]:
         """Answers to an instrument's requests, which travel in one round.
@@ -309,13 +225,23 @@ class World:
 
     def gather(self, tensors: list[Tensor]) -> list[Tensor]:
         """All workers' rows, in worker order: each ``[L, ...] -> [W, ...]``."""
-        return tensors
+        if self.processes == 1:
+            return tensors
+        return [t[:1].expand(self.workers, *t.shape[1:]).contiguous() for t in tensors]
 
     def exchange(self, tensors: list[Tensor]) -> list[Tensor]:
         """All workers' parts for each hosted worker: each ``[L, W, ...] -> [L, W, ...]``."""
-        return [t.transpose(0, 1).contiguous() for t in tensors]
+        if self.processes == 1:
+            return [t.transpose(0, 1).contiguous() for t in tensors]
+        return tensors
 
     # -- shards of a worker: here there is one -------------------------------------------------
+
+    def parts(self, layers: Sequence[Layer]) -> list[Layer]:
+        """What this process holds of each layer."""
+        if self.shards == 1:
+            return list(layers)
+        return [layer.on(self.shard, self.shards) for layer in layers]
 
     def sum_shards(self, tensors: list[Tensor]) -> list[Tensor]:
         """This shard's shares of sums over the shards of workers: each ``[L, k] -> [L, share]``."""
@@ -325,54 +251,42 @@ class World:
         """The parts of all shards of a worker, end to end: each ``[part] -> [size]``."""
         return [part.tensor for part in parts]
 
-    def parts(self, layers: Sequence[Layer]) -> list[Layer]:
-        """What this process holds of each layer."""
-        return list(layers)
-
     def add_shards(self, tensor: Tensor) -> Tensor:
         """A small tensor's sum over the shards of a worker, the same on each."""
         return tensor
 
-    @property
-    def divided(self) -> bool:
-        """Whether the norm of a layer is a sum over processes of other groups."""
-        return False
-
-    def fewest(self, count: int) -> int:
-        """The least of the counts of the processes among which layers are divided."""
-        return count
+    def sum_in_model(self, tensor: Tensor) -> Tensor:
+        """The sum over the shards of a worker within a forward pass, with its gradient."""
+        return tensor
 
     def whole_norms(self, norms: Tensor) -> Tensor:
         """Norms of whole layers, ``[layers]``, from those of what this process holds of each."""
         return norms
+
+    def fewest(self, count: int) -> int:
+        """The least of the counts of the processes among which layers are divided."""
+        return count
 
     def take_meter(self, count: int) -> Meter:
         """The counts of a whole worker since the last time, of ``count`` layers; with several
         shards all processes call this."""
         return self.meter.take()
 
-    def sum_in_model(self, tensor: Tensor) -> Tensor:
-        """The sum over the shards of a worker within a forward pass, with its gradient."""
-        return tensor
-
     def contact(self, where: str) -> contextlib.AbstractContextManager[None]:
         """Around what may contain torch's own collectives: TrainingError where one fails."""
         return contextlib.nullcontext()
-
-    @property
-    def evaluators(self) -> World:
-        """The world whose processes divide the batches of an evaluation."""
-        return self
 
     # -- plain services ----------------------------------------------------------------------
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         """Overwrite every process's tensors with those of the leader: one collective per type,
-        counted for no layer."""
+        counted for no layer. The shards of a worker send them once, so that the first one counts
+        them."""
         for dtype in sorted({t.dtype for t in tensors}, key=str):
             same = [t for t in tensors if t.dtype == dtype]
             flat = torch.cat([t.flatten() for t in same])
-            self.meter.count(NO_LAYER, "broadcast", flat[None], convention=False)
+            if self.shard == 0:
+                self.meter.count(NO_LAYER, "broadcast", flat[None], convention=False)
             self._broadcast(flat)
             for tensor, piece in zip(same, flat.split([t.numel() for t in same]), strict=True):
                 tensor.copy_(piece.view(tensor.shape))
@@ -388,12 +302,6 @@ class World:
         """Wait for all processes."""
         self.gather_object(None)
 
-    def abort(self) -> None:
-        """Before ``close``, after an error: wait for no other process from here on."""
-
-    def close(self) -> None:
-        """Leave the group of processes."""
-
     def agree(self, **facts: Any) -> None:
         """Check that all processes hold the same facts (nested plain types).
 
@@ -406,46 +314,16 @@ class World:
                 f"{differ}: start all processes with the same configuration, code and data"
             )
 
+    def abort(self) -> None:
+        """Before ``close``, after an error: wait for no other process from here on."""
+
+    def close(self) -> None:
+        """Leave the group of processes."""
+
 
 def _joins_others(tensor: Tensor) -> bool:
     """Is a launch for its mean alone dearer than copying it next to others?"""
     return len(tensor) > 1 and tensor.device.type == "cuda" and tensor.numel() < FEW
-
-
-def _advance(
-    programs: Mapping[int, Program], answers: dict[int, Any], results: list[Any], batched: bool
-) -> dict[int, Collective]:
-    """Run programs until each asks for a collective, or ends and leaves its result."""
-    requests: dict[int, Collective] = {}
-    while answers:
-        calls: dict[Any, dict[int, tuple[Any, ...]]] = {}  # by kernel: the arguments by program
-        for i in sorted(answers):
-            program, answer = programs[i], answers[i]
-            try:
-                request = program.send(answer) if batched else _next_collective(program, answer)
-            except StopIteration as stop:
-                results[i] = stop.value
-                continue
-            if isinstance(request, Batched):
-                calls.setdefault(request.kernel, {})[i] = request.arguments
-            else:
-                requests[i] = request
-        answers = {}
-        for kernel, arguments in calls.items():
-            answers.update(zip(arguments, kernel(list(arguments.values())), strict=True))
-    return requests
-
-
-def _next_collective(program: Program, answer: Any) -> Collective:
-    """Run a program, its ``Batched`` work included, until it asks for a collective.
-
-    Raises:
-        StopIteration: it has ended; ``value`` is its result.
-    """
-    request = program.send(answer)
-    while isinstance(request, Batched):
-        request = program.send(request.kernel([request.arguments])[0])
-    return request
 
 
 def _single(request: Request) -> Program:

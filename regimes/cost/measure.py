@@ -13,27 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regimes.collectives.world import Meter, World
+from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, RunConfig
 from regimes.cost.network import Work
 from regimes.training.build import Run, prepare
-
-
-class Echo(World):
-    """A world of one worker whose gather returns its tensor once for each of the future workers,
-    so that decoding takes as long as it will."""
-
-    def __init__(self, others: World, workers: int) -> None:
-        super().__init__(1)
-        self.workers, self.meter = workers, Meter(others.meter.dtype, workers)
-
-    def gather(self, tensors: list[Tensor]) -> list[Tensor]:
-        own = super().gather(tensors)
-        return [t.expand(self.workers, *t.shape[1:]).contiguous() for t in own]
-
-    def exchange(self, tensors: list[Tensor]) -> list[Tensor]:
-        return tensors
 
 
 def timed(config: RunConfig, workers: int, steps: int = 5) -> tuple[float, dict[str, Work]]:
@@ -66,7 +50,9 @@ def _levels(parts: Run, workers: int, steps: int, per_epoch: int) -> dict[str, W
         parts.optimizer.step()
 
     compute = median_seconds(step, steps, parts.device)
-    world = Echo(parts.world, workers)
+    # of one worker, that gathers as many tensors as there will be, so that decoding takes as long
+    world = World(workers, processes=workers)
+    world.meter.dtype = parts.world.meter.dtype
     return {
         name: _work(parts, world, name, compute, losses, steps, per_epoch)
         for name in (DENSE, *parts.config.levels)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regimes.collectives.world import World
+from regimes.collectives.world import Evaluators, World
 from regimes.config import RunConfig
 from regimes.data import images, task
 from regimes.data.deficits import deficit
@@ -97,18 +97,18 @@ class ImageTask:
         model: nn.Module,
         device: torch.device,
         dtype: torch.dtype,
-        world: World = task.ALONE,
+        evaluators: Evaluators = task.ALONE,
     ) -> tuple[float, float]:
         model.eval()
         self.images, sums = self.images.with_test_on(device), {}
-        share = slice(world.rank, None, world.processes)
+        share = slice(evaluators.rank, None, evaluators.processes)
         batches = images.evaluation_batches(self.images, 500, device, dtype, split, share)
-        for number, (x, y) in zip(task.own_batches(world), batches, strict=False):
+        for number, (x, y) in zip(task.own_batches(evaluators), batches, strict=False):
             logits = full_precision(model(x))
             loss = F.cross_entropy(logits, y, reduction="sum").double()
             correct = (logits.argmax(1) == y).sum()
             sums[number] = torch.stack([loss, correct, torch.full_like(loss, len(y))])
-        total_loss, total_correct, count = task.total(world, sums)
+        total_loss, total_correct, count = task.total(evaluators, sums)
         return total_loss / count, total_correct / count
 
     evaluate = partialmethod(_evaluate, "test")

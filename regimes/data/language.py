@@ -25,7 +25,7 @@ from jaxtyping import Float, Int64, Integer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regimes.collectives.world import World
+from regimes.collectives.world import Evaluators, World
 from regimes.config import RunConfig
 from regimes.data import task, tokens, wikitext
 from regimes.data.deficits import Deficit, deficit
@@ -123,7 +123,7 @@ class TextTask:
         model: nn.Module,
         device: torch.device,
         dtype: torch.dtype,
-        world: World = task.ALONE,
+        evaluators: Evaluators = task.ALONE,
     ) -> tuple[float, float]:
         """(mean loss in nats, metric) over `TEST_STREAMS` streams, by process 0 alone, or over
         windows that cover the text, each from an empty context."""
@@ -133,13 +133,13 @@ class TextTask:
         if ids is None:
             raise DataError("there is no text for validation: set data.validation_size")
         sums, lengths, hidden = {}, self.corpus.lengths, None
-        for number, (inputs, targets) in self._own_batches(ids, world):
+        for number, (inputs, targets) in self._own_batches(ids, evaluators):
             state: Any = hidden if self.layout == "streams" else None
             loss, hidden = NextWord().carry(model, inputs, targets, state)
             tokens = torch.full_like(loss, targets.numel(), dtype=torch.float64)
             bytes_ = torch.zeros_like(tokens) if lengths is None else lengths[targets].sum()
             sums[number] = torch.stack([loss.double() * tokens, tokens, bytes_])
-        total, count, size = task.total(world, sums)
+        total, count, size = task.total(evaluators, sums)
         mean = total / count
         return mean, perplexity(mean) if lengths is None else total / math.log(2) / size
 
@@ -147,18 +147,18 @@ class TextTask:
     validate = partialmethod(_evaluate, "validation")
 
     def _own_batches(
-        self, ids: Integer[Tensor, " tokens"], world: World
+        self, ids: Integer[Tensor, " tokens"], evaluators: Evaluators
     ) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
         """This process's numbered batches: inputs and targets ``[b, time]``."""
         if self.layout == "streams":
             # Process 0 alone: each batch needs the hidden state after the one before.
             parts = cut(ids.long(), min(TEST_STREAMS, len(ids) - 1))
             steps = zip(*(part.split(self.sequence, 1) for part in parts), strict=True)
-            yield from enumerate(steps) if world.rank == 0 else ()
+            yield from enumerate(steps) if evaluators.rank == 0 else ()
             return
         batches = covering(ids, self.sequence, max(1, MAX_LOGITS // (self.sequence * self.classes)))
-        own = itertools.islice(batches, world.rank, None, world.processes)
-        yield from zip(task.own_batches(world), own, strict=False)
+        own = itertools.islice(batches, evaluators.rank, None, evaluators.processes)
+        yield from zip(task.own_batches(evaluators), own, strict=False)
 
     def probe(self, batches: Streams | Windows, world: World, size: int, batch: int) -> list[Batch]:
         """Windows of ``data.sequence`` tokens at equal distances over the training text."""

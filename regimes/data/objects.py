@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.nn.parameter import UninitializedParameter
 
 from regimes import reduction
-from regimes.collectives.world import World
+from regimes.collectives.world import Evaluators, World
 from regimes.config import RunConfig
 from regimes.data import task
 from regimes.data.samples import Samples
@@ -357,7 +357,7 @@ class ObjectTask:
         model: nn.Module,
         device: torch.device,
         dtype: torch.dtype,
-        world: World = task.ALONE,
+        evaluators: Evaluators = task.ALONE,
     ) -> tuple[float, float]:
         """The loss of all test samples as of one batch, and the metric. A metric of a user is of
         all samples at once where outputs are tensors, else a mean of batches by their samples; a
@@ -373,10 +373,12 @@ class ObjectTask:
         if coupled:
             joins = SampleMean()
         if own or coupled:  # each process computes all
-            world = task.ALONE
+            evaluators = task.ALONE
         parts = torch.arange(self.test.count).split(EVALUATED)
         for number, index in zip(
-            task.own_batches(world), parts[world.rank :: world.processes], strict=False
+            task.own_batches(evaluators),
+            parts[evaluators.rank :: evaluators.processes],
+            strict=False,
         ):
             x, y = self.test.take(index)
             x, y = (t.to(device, dtype if t.is_floating_point() else t.dtype) for t in (x, y))
@@ -388,7 +390,7 @@ class ObjectTask:
             # a batch without a target adds nothing: its mean is NaN
             loss = torch.where(weight == 0, 0.0, loss * weight)
             sums[number] = torch.stack([loss, weight, value, count])
-        total_loss, total_weight, total_metric, samples = task.total(world, sums)
+        total_loss, total_weight, total_metric, samples = task.total(evaluators, sums)
         mean = total_loss / joins.joined(total_weight)
         metric = total_metric / samples if samples else math.nan
         if kept:
@@ -416,7 +418,7 @@ class ObjectTask:
         model: nn.Module,
         device: torch.device,
         dtype: torch.dtype,
-        world: World = task.ALONE,
+        evaluators: Evaluators = task.ALONE,
     ) -> tuple[float, float]:
         raise DataError("no samples are held out for validation: pass them as test_data")
 

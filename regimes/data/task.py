@@ -19,7 +19,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor, nn
 
 from regimes import models
-from regimes.collectives.world import World
+from regimes.collectives.world import Evaluators, World
 from regimes.config import RunConfig
 from regimes.errors import ConfigError, DataError
 from regimes.models.loss import Batch, Loss
@@ -90,7 +90,7 @@ class Shuffled(Batches):
         return order[positions % len(order)].view(rows, self.workers)
 
 
-ALONE = World(1)
+ALONE = World(1).evaluators
 
 
 @runtime_checkable
@@ -115,13 +115,21 @@ class Task(Protocol):
         """The training batches at ``config.batch_size``."""
 
     def evaluate(
-        self, model: nn.Module, device: torch.device, dtype: torch.dtype, world: World = ALONE
+        self,
+        model: nn.Module,
+        device: torch.device,
+        dtype: torch.dtype,
+        evaluators: Evaluators = ALONE,
     ) -> tuple[float, float]:
         """(mean loss in nats, metric) on the test set, in evaluation mode. A collective call: the
-        same bits on every process of ``world``, whatever their number."""
+        same bits on every process, whatever their number."""
 
     def validate(
-        self, model: nn.Module, device: torch.device, dtype: torch.dtype, world: World = ALONE
+        self,
+        model: nn.Module,
+        device: torch.device,
+        dtype: torch.dtype,
+        evaluators: Evaluators = ALONE,
     ) -> tuple[float, float]:
         """The same on the ``data.validation_size`` held-out samples; DataError without any."""
 
@@ -135,12 +143,12 @@ class Task(Protocol):
         """See `regimes.instruments.base.MeasurementContext`."""
 
 
-def own_batches(world: World) -> Iterator[int]:
+def own_batches(evaluators: Evaluators) -> Iterator[int]:
     """Indices of this process's evaluation batches: every P-th, for P processes."""
-    return itertools.count(world.rank, world.processes)
+    return itertools.count(evaluators.rank, evaluators.processes)
 
 
-def total(world: World, own: Mapping[int, Float64[Tensor, " k"]]) -> list[float]:
+def total(evaluators: Evaluators, own: Mapping[int, Float64[Tensor, " k"]]) -> list[float]:
     """The sums of ``k`` numbers over all batches of an evaluation, on every process.
 
     Args:
@@ -148,7 +156,7 @@ def total(world: World, own: Mapping[int, Float64[Tensor, " k"]]) -> list[float]
     """
     # One transfer from the device for all batches, in place of one per batch.
     numbers = torch.stack(list(own.values())).tolist() if own else []
-    gathered = world.gather_object(list(zip(own, numbers, strict=True)))
+    gathered = evaluators.gather_object(list(zip(own, numbers, strict=True)))
     # Added in batch order, so the rounding does not depend on the number of processes; without
     # sum(), which rounds differently from Python 3.12 on.
     (_, sums), *rest = sorted(batch for batches in gathered for batch in batches)

@@ -16,7 +16,6 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import Any, SupportsFloat, cast
 
-from regimes.collectives.quorum import QuorumWorld
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer
@@ -113,8 +112,8 @@ class Hook(Job):
         self._prepare_record(options, self._header(about, chosen, network, seed))
         self.membership: HookMembership | None = None
         self.diverged = False  # has a whole unit had no finite gradient?
-        if isinstance(world, QuorumWorld):
-            self.membership = HookMembership(self, world, optimizer)
+        if (quorum := world.quorum) is not None:
+            self.membership = HookMembership(self, quorum, optimizer)
         self._decide()
         buckets.before_step = self._begin_step
         source.connect(buckets)

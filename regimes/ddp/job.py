@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from regimes import policies
-from regimes.collectives.group import GroupWorld
-from regimes.collectives.quorum import QuorumWorld
+from regimes.collectives.claims import Claims
+from regimes.collectives.quorum import JobWorld
 from regimes.collectives.requests import Layer, Traffic
 from regimes.compression.traffic import costs_per_step
 from regimes.config import Signal
@@ -42,6 +42,7 @@ class Job:
 
     Attributes:
         rows: the units so far, as a record has them.
+        claims: to a record that other groups of the job may want; None: there is no other group.
         panel: the gauges of the policy's statistics.
         header: of the record, written or not.
         recorder: writes the record; None without one, and on all processes but 0.
@@ -58,10 +59,9 @@ class Job:
     panel: Panel
     unit_is_open = False  # ``log`` adds to the last row
 
-    def __init__(
-        self, world: GroupWorld | QuorumWorld, layers: Sequence[Layer], schedule: UnitSchedule
-    ) -> None:
+    def __init__(self, world: JobWorld, layers: Sequence[Layer], schedule: UnitSchedule) -> None:
         self.world, self.layers, self.schedule = world, list(layers), schedule
+        self.claims = Claims.of(world)
         self.rows: list[Row] = []
         self.past_traffic = Traffic(0, 0)
         self.recorder: JobRecorder | None = None
@@ -101,14 +101,14 @@ class Job:
             wait: seconds for groups that have left none yet.
         """
         unit = f"logged/{len(self.rows) - 1}"
-        if self.relay is not None and isinstance(self.world, GroupWorld) and self.unit_is_open:
+        if self.relay is not None and self.claims is not None and self.unit_is_open:
             with contextlib.suppress(RuntimeError, ValueError):  # the default group has ended
-                self.world.post(self.relay.key, unit, json.dumps(self.relay.logged()))
+                self.claims.leave(self.relay.key, unit, json.dumps(self.relay.logged()))
         if (recorder := self.recorder) is not None and not recorder.closed:
-            if self.shared and isinstance(self.world, GroupWorld) and recorder.row_is_open:
+            if self.shared and self.claims is not None and recorder.row_is_open:
                 texts: list[str] = []
                 with contextlib.suppress(RuntimeError, ValueError):
-                    texts = self.world.posted(recorder.key, unit, wait)
+                    texts = self.claims.left(recorder.key, unit, wait)
                 for values in map(json.loads, texts):
                     recorder.log({k: x for k, x in values.items() if k not in recorder.counts})
             recorder.flush()
@@ -213,9 +213,9 @@ class Job:
         self.header = header
         # with a manager all have one, because any may become the first
         if options is not None and self.world.rank == 0:
-            self.recorder = JobRecorder(options, header, isinstance(self.world, QuorumWorld))
-            if isinstance(self.world, GroupWorld):
-                self.world.claim(self.recorder.key)
+            self.recorder = JobRecorder(options, header, self.world.quorum is not None)
+            if self.claims is not None:
+                self.claims.post(self.recorder.key)
 
     def _open_record(self) -> None:
         """Start or continue the record. Where several groups of a job have one folder (a group for
@@ -225,18 +225,17 @@ class Job:
             RecordError: on all processes, if process 0 cannot.
         """
         self.record_opened = True
-        assert isinstance(self.world, GroupWorld)
-        if self.recorder is not None:
-            first, *others = self.world.claimants(self.recorder.key)
-            if first == self.world.first:
+        if self.recorder is not None and self.claims is not None:
+            first, *others = self.claims.claimants(self.recorder.key)
+            if first == self.claims.first:
                 # unless another group was there before this one claimed
-                first = self.world.take(self.recorder.key)
-            if first != self.world.first:
+                first = self.claims.take(self.recorder.key)
+            if first != self.claims.first:
                 # the groups of a tensor-parallel mesh have the same norms, and so the same levels
                 missing = "traffic" if self.world.divided else "levels and traffic"
                 warnings.warn(
                     f"hook: {self.recorder.folder} has the record of the group of process {first}, "
-                    f"without the {missing} of the group of process {self.world.first}",
+                    f"without the {missing} of the group of process {self.claims.first}",
                     stacklevel=2,
                 )
                 self.relay, self.recorder = self.recorder, None
@@ -316,7 +315,7 @@ class Job:
 
 
 def on_all_processes(
-    world: GroupWorld | QuorumWorld,
+    world: JobWorld,
     action: Callable[[], T],
     error: type[RegimesError] = ConfigError,
 ) -> T:

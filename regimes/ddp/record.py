@@ -134,7 +134,7 @@ class JobRecorder:
 
     @property
     def key(self) -> str:
-        """Names the folder in the store of the process group (``GroupWorld.claim``)."""
+        """Names the folder in the store of the process group (``collectives.claims``)."""
         return hashlib.sha256(str(self.folder.resolve()).encode()).hexdigest()
 
     @property

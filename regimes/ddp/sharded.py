@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regimes.collectives.group import GroupWorld
-from regimes.collectives.islands import IslandWorld, local_part, mesh_fault, sharding
+from regimes.collectives.group import on_mesh
+from regimes.collectives.islands import local_part, mesh_fault, sharding
+from regimes.collectives.processes import ProcessWorld
 from regimes.ddp.own_hooks import BUCKET, OwnHooks
 from regimes.ddp.source import Receiver, plain_names
 from regimes.errors import ConfigError
@@ -32,7 +33,7 @@ class ShardedGradients(OwnHooks):
         "shard a module around all of its calls with fully_shard, or use "
         "set_requires_gradient_sync(False) for all but the last"
     )
-    _world: IslandWorld
+    _world: ProcessWorld
 
     def __init__(self, model: nn.Module, replicas: Any) -> None:
         """
@@ -53,9 +54,9 @@ class ShardedGradients(OwnHooks):
         _check(network, parameters, self.local, self.mesh)
         self.bucket_bytes = BUCKET * self.mesh.size()
 
-    def world(self, timeout: float, call: str = "attach()") -> GroupWorld:
+    def world(self, timeout: float, call: str = "attach()") -> ProcessWorld:
         replicas, island = self._replicas.get_group(), self.mesh.get_group()
-        self._world = IslandWorld(replicas, island, self.device, timeout, call)
+        self._world = on_mesh(replicas, island, self.device, timeout, call)
         return self._world
 
     def facts(self) -> dict[str, Any]:

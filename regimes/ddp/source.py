@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from regimes.collectives.group import GroupWorld
-from regimes.collectives.quorum import QuorumWorld
+from regimes.collectives.group import on_group
+from regimes.collectives.processes import ProcessWorld
+from regimes.collectives.quorum import JobWorld
 from regimes.collectives.requests import Layer
 from regimes.ddp.applied import remove
 from regimes.errors import ConfigError
@@ -86,7 +87,7 @@ class Source(Protocol):
     @property
     def network(self) -> nn.Module: ...
 
-    def world(self, timeout: float) -> GroupWorld | QuorumWorld:
+    def world(self, timeout: float) -> JobWorld:
         """A world of the processes among which gradients are shared; all create it."""
         ...
 
@@ -145,11 +146,9 @@ class DDPGradients:
     def network(self) -> nn.Module:
         return self.model.module
 
-    def world(self, timeout: float) -> GroupWorld:
-        world = GroupWorld(self.model.process_group, self.device, timeout)
-        if (tensor := tensor_parallel([*self.parameters.values()])) is not None:
-            world.divide(*tensor)
-        return world
+    def world(self, timeout: float) -> ProcessWorld:
+        tensor = tensor_parallel([*self.parameters.values()])
+        return on_group(self.model.process_group, self.device, timeout, tensor=tensor)
 
     def facts(self) -> dict[str, Any]:
         return {"ddp": {name: getattr(self.model, name) for name in SAME}}
@@ -224,7 +223,7 @@ class DDPGradients:
 
 
 def tensor_parallel(parameters: Sequence[Any]) -> tuple[Any, list[float]] | None:
-    """The group among which layers are divided and each layer's share, see ``GroupWorld.divide``;
+    """The group among which layers are divided and each layer's share, see ``TensorParallel``;
     None without tensor parallelism. DDP trains the local tensors of DTensors, and notes in each
     which part it is."""
     parts = [getattr(p, "_st_info", None) for p in parameters]

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regimes.collectives.group import GroupWorld
-from regimes.collectives.quorum import QuorumWorld
+from regimes.collectives.quorum import JobWorld
 from regimes.ddp.record import JobRecorder
 from regimes.ddp.refit import damage_refused, refuse
 from regimes.errors import RegimesError
@@ -29,7 +28,7 @@ FILE = "epochs.jsonl"
 
 def saved_units(job: Job) -> dict[str, Any]:
     """ "rows", and "recorded" where the record has some of them."""
-    if isinstance(job.world, QuorumWorld):  # another replica loads it, which may have no record
+    if job.world.quorum is not None:  # another replica loads it, which may have no record
         return {"rows": job.rows}
     count, recorder = len(job.rows), job.recorder
     written = None if recorder is None else recorder.written
@@ -41,16 +40,14 @@ def saved_units(job: Job) -> dict[str, Any]:
     return {"rows": job.rows}
 
 
-def with_all_units(
-    saved: Any, world: GroupWorld | QuorumWorld, recorder: JobRecorder | None
-) -> Any:
+def with_all_units(saved: Any, world: JobWorld, recorder: JobRecorder | None) -> Any:
     """A saved state with the units that it leaves to the record; all processes call this.
 
     Raises:
         ConfigError: on all processes: the record is gone, or has changed since; on this one: its
             state is of another unit than that of process 0.
     """
-    if isinstance(world, QuorumWorld):  # one replica loads it, while the others go on
+    if world.quorum is not None:  # one replica loads it, while the others go on
         return saved
     refers = isinstance(saved, Mapping) and "recorded" in saved
     if not any(world.gather_object(refers)):

@@ -86,7 +86,7 @@ def ablate(todo: list[Cell], jobs: int, progress: Progress) -> list[str]:
             return _ablate_in_parallel(todo, jobs, progress)
         with ExitStack() as stack:
             if launched().count > 1:  # all processes run each cell together, in one group for all
-                from regimes.collectives.processes import shared_group  # torch, so late
+                from regimes.collectives.connect import shared_group  # torch, so late
 
                 stack.enter_context(shared_group())
             waves = [cell for wave in trees.waves(todo) for cell in wave]

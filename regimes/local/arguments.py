@@ -12,9 +12,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from regimes import compression, policies
 from regimes.capabilities import Part
-from regimes.collectives.group import GroupWorld, default_group
-from regimes.collectives.quorum import QuorumWorld
+from regimes.collectives.group import on_group
+from regimes.collectives.process_group import default_group
+from regimes.collectives.quorum import JobWorld, QuorumWorld
 from regimes.collectives.requests import Layer
+from regimes.collectives.world import World
 from regimes.compression.needs import compressor_parts
 from regimes.config import DENSE, Level, OuterConfig, check_bounds, from_dict
 from regimes.ddp import choices
@@ -110,15 +112,15 @@ class Trained:
     local: list[Tensor]
     sharded: ShardedGradients | None = None
 
-    def world(self, timeout: float, manager: Any = None) -> GroupWorld | QuorumWorld:
+    def world(self, timeout: float, manager: Any = None) -> JobWorld:
         """A world of all processes, which all create it, or of a manager's replicas."""
         if manager is not None:
             return QuorumWorld(manager, self.local[0].device)
         if self.sharded is not None:
             return self.sharded.world(timeout, CALL)
-        return GroupWorld(default_group(), self.local[0].device, timeout, CALL)
+        return on_group(default_group(), self.local[0].device, timeout, CALL)
 
-    def start_alike(self, world: GroupWorld, model: nn.Module) -> None:
+    def start_alike(self, world: World, model: nn.Module) -> None:
         """All begin with the parameters, frozen ones too, and the buffers of process 0, or of the
         first island."""
         if self.sharded is not None:

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regimes.collectives.group import GroupWorld
-from regimes.collectives.quorum import QuorumWorld
+from regimes.collectives.quorum import JobWorld
 from regimes.collectives.requests import Layer
 from regimes.compression.reducer import Reducer, loss_with_flag
 from regimes.ddp.job import Job
@@ -77,7 +76,7 @@ class LocalSteps(Job):
         chosen: LocalChoice,
         options: RecordOptions | None,
         seed: int,
-        world: GroupWorld | QuorumWorld,
+        world: JobWorld,
     ) -> None:
         tensors, buffers = what.local, list(model.buffers())
         layers = [Layer(name, tuple(p.shape)) for name, p in what.parameters.items()]
@@ -91,7 +90,7 @@ class LocalSteps(Job):
         world.guard.done = lambda: self.total
         kinds = [[str(t.dtype), *t.shape] for t in buffers]
         self._agree_on_start(chosen.facts(), seed, buffers=kinds, **what.facts())
-        if isinstance(world, GroupWorld):  # a manager copies a state in the first quorum
+        if world.quorum is None:  # a manager copies a state in the first quorum
             what.start_alike(world, model)
         own, keys = [Optimizers([optimizer], 0.0)], list(what.parameters.values())
         self.replicas = Replicas(tensors, buffers, own, in_place=True, keys=keys)
@@ -106,8 +105,8 @@ class LocalSteps(Job):
         self._prepare_record(options, header(options, self, chosen, model, seed))
         self.controller = WholeController(chosen.rule, "update", "sync")
         self._decide()
-        if isinstance(world, QuorumWorld):  # the others may be in the middle of the job
-            self.membership = LocalMembership(self, world, optimizer)
+        if (quorum := world.quorum) is not None:  # the others may be in the middle of the job
+            self.membership = LocalMembership(self, quorum, optimizer)
             self.membership.synchronize()
 
     @property

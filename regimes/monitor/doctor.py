@@ -192,8 +192,8 @@ def group_report(patience: float = 60.0, links: Path | None = None) -> bool:
     """
     import torch
 
+    from regimes.collectives.connect import connect
     from regimes.collectives.devices import pick_device
-    from regimes.collectives.processes import connect
     from regimes.cost.measure import median_seconds
     from regimes.monitor.links import measure, write
 

@@ -6,7 +6,7 @@ DistributedDataParallel's broadcast of buffers does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -14,8 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
-
-from regimes.collectives.world import World
 
 ONE_VALUE = "Expected more than 1 value per channel when training, got input size {}"  # torch's
 
@@ -29,10 +27,12 @@ class PerWorkerBatchNorm:
 
     """
 
-    def __init__(self, model: nn.Module, world: World | None = None) -> None:
-        """``world``: of workers that may be divided among processes, each with a part of the batch
-        that is normalised."""
-        self.world = World(1) if world is None else world
+    def __init__(
+        self, model: nn.Module, sum_shards: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        """``sum_shards``: adds up a tensor over the processes that each have a part of the batch;
+        None: all of it is here."""
+        self.sum_shards = sum_shards
         self.layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
         self.groups, self.update = 1, False
         self._shares = 1, 1  # samples of the pass: of all shards, and here
@@ -122,8 +122,8 @@ class PerWorkerBatchNorm:
                 factor = bn.momentum
             self._used.append(bn)
         mean, var = running
-        if self.world.shards > 1:
-            return self._normalise_shards(bn, x, mean, var, factor)
+        if self.sum_shards is not None:
+            return self._normalise_shards(bn, x, self.sum_shards, mean, var, factor)
         if self.groups == 1:
             return F.batch_norm(x, mean, var, bn.weight, bn.bias, True, factor, bn.eps)
         weight, bias = self._scales.get(bn, [None, None])
@@ -131,7 +131,13 @@ class PerWorkerBatchNorm:
         return _split(F.batch_norm(grouped, mean, var, weight, bias, True, factor, bn.eps), x)
 
     def _normalise_shards(
-        self, bn: _BatchNorm, x: Tensor, running_mean: Any, running_var: Any, factor: float
+        self,
+        bn: _BatchNorm,
+        x: Tensor,
+        add: Callable[[Tensor], Tensor],
+        running_mean: Any,
+        running_var: Any,
+        factor: float,
     ) -> Tensor:
         """BatchNorm of a batch of which this process has a part.
 
@@ -143,7 +149,7 @@ class PerWorkerBatchNorm:
             raise ValueError(ONE_VALUE.format(list(x.shape)))
         other = [i for i in range(x.ndim) if i != 1]
         shape = [-1 if i == 1 else 1 for i in range(x.ndim)]
-        own, add = float(here > 0), self.world.sum_in_model
+        own = float(here > 0)
         numbers = x.new_full((1,), own * x.numel() / x.shape[1])
         *sums, count = add(torch.cat([own * x.sum(other), numbers])).split([x.shape[1], 1])
         mean = sums[0] / count

@@ -10,8 +10,8 @@ import torch
 
 from regimes import capabilities, reduction
 from regimes.capabilities import Mode
+from regimes.collectives.connect import connect
 from regimes.collectives.devices import pick_device
-from regimes.collectives.launched_islands import LaunchedIslands, connect
 from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer
 from regimes.compression.traffic import check_order, costs_per_step
@@ -102,7 +102,7 @@ class Run:
             capabilities.check(parts, self._model_modes())
         check_parts(config, self.task, self.model, self.batches, world.shards)
         check_batch_of_one(config, self.model, self.batches)
-        if isinstance(world, LaunchedIslands):
+        if world.shards > 1:
             shard(self.model, world)
         self.gradients = self._gradients()
         parameters = self.gradients.parameters

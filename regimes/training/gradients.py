@@ -93,7 +93,7 @@ class Gradients:
         self._final_backward = False  # is the last backward pass of a step in progress?
         self._complete: set[int] = set()  # layers whose gradient it has completed
         self.replicas: Replicas | None = None
-        self.batchnorm = PerWorkerBatchNorm(model, world)
+        self.batchnorm = PerWorkerBatchNorm(model, world.sum_in_model if world.shards > 1 else None)
         # Backward adds to these, which are of the parameters' type.
         self._sum, self._summed = new_stack(self.local, 1 if union else world.local)
         self.stack, self.layers = self._sum, self._summed

@@ -31,7 +31,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.collectives.world import Meter
+from regimes.collectives.meter import Meter
 from regimes.compression.base import State
 from regimes.compression.kernels import holding
 from regimes.compression.reducer import Reducer

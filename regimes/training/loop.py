@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+from regimes.collectives.agreement import check_same_weights, fingerprint
 from regimes.config import DENSE, Level, RunConfig
 from regimes.config.arguments import checked
 from regimes.data import Task
@@ -23,7 +24,6 @@ from regimes.training.build import Run, prepare
 from regimes.training.changes import rate_after
 from regimes.training.checkpoint import is_asked
 from regimes.training.clock import LOOP, Clock
-from regimes.training.fingerprint import check_same_weights, fingerprint
 from regimes.training.gradients import install
 from regimes.training.numerics import explain_nondeterminism
 from regimes.training.phases import Phase, phases

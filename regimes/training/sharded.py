@@ -1,27 +1,28 @@
 """The model, optimiser and residuals of a run whose workers are divided among processes
-(``collectives.launched_islands``): sharded by FSDP2 for training, whole in a checkpoint.
+(``collectives.connect``): sharded by FSDP2 for training, whole in a checkpoint.
 
 A checkpoint is the same as that of a run without shards, so that either can continue the other.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
-from regimes.collectives.islands import as_stored, as_whole
-from regimes.collectives.launched_islands import LaunchedIslands
-from regimes.collectives.requests import Layer
+from regimes.collectives.islands import as_stored, as_whole, divide
+from regimes.collectives.requests import JoinShards, Layer, Shard
+from regimes.collectives.world import World
 from regimes.errors import ConfigError
 from regimes.training.optimizers import Optimizers
 
 Residuals = dict[str, Tensor | None]  # by layer, [rows, ...]
 
 
-def shard(model: nn.Module, world: LaunchedIslands) -> None:
+def shard(model: nn.Module, world: World) -> None:
     """Divide a model's parameters by rows, block by block, among the processes of each island.
 
     Raises:
@@ -34,7 +35,7 @@ def shard(model: nn.Module, world: LaunchedIslands) -> None:
                 "divide: give it the shape [1]"
             )
     for part in (*blocks(model), model):
-        world.divide(part)
+        divide(part, world.mesh)
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
@@ -67,7 +68,7 @@ def _members(module: nn.Module) -> Iterator[nn.Module]:
 # -- a checkpoint ------------------------------------------------------------------------------
 
 
-def gathered(world: LaunchedIslands, tree: Any) -> Any:
+def gathered(world: World, tree: Any) -> Any:
     """A state dictionary with whole tensors on the CPU, on process 0; other processes, which all
     call this, keep none."""
 
@@ -88,15 +89,22 @@ def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
     return change(tree)
 
 
-def whole_residuals(
-    world: LaunchedIslands, layers: Iterable[Layer], residuals: Residuals
-) -> Residuals:
+def whole_residuals(world: World, layers: Iterable[Layer], residuals: Residuals) -> Residuals:
     """Each layer's residual of the hosted workers, ``[L, n, m]``; all processes call this."""
     return {
-        layer.name: None if own is None else world.whole_rows(own, layer.shape[0])
+        layer.name: None if own is None else _whole_rows(world, own, layer.shape[0])
         for layer in layers
         for own in [residuals[layer.name]]
     }
+
+
+def _whole_rows(world: World, tensor: Tensor, rows: int) -> Tensor:
+    """A tensor whose dimension 1 is divided as the rows of a layer, ``[L, rows here, ...]``, as
+    one, on the CPU."""
+    mine = tensor.transpose(0, 1).contiguous()  # [rows here, L, ...]
+    width, chunk = math.prod(mine.shape[1:]), Shard(0, world.shards, rows).chunk
+    (joined,) = world.join_shards([JoinShards(mine.flatten(), chunk * width, rows * width)])
+    return joined.view(rows, *mine.shape[1:]).transpose(0, 1).cpu().contiguous()
 
 
 def own_rows(parts: Iterable[Layer], residuals: Residuals) -> Residuals:

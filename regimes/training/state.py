@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from regimes.collectives.islands import as_stored
-from regimes.collectives.launched_islands import LaunchedIslands
 from regimes.compression.traffic import costs_per_step
 from regimes.config import to_dict
 from regimes.errors import RecordError, RegimesError, require
@@ -220,12 +219,11 @@ def _of_trunk(run: Run, trunk: Path) -> dict[str, Any]:
 def save(run: Run, out: Path) -> None:
     """Write a checkpoint; all processes call this together."""
     memories, residuals = run.reducer.state_dict()
-    model, optimizer, writes = run.model.state_dict(), run.optimizer.state_dict(), True
-    if isinstance(world := run.world, LaunchedIslands):
+    model, optimizer, world = run.model.state_dict(), run.optimizer.state_dict(), run.world
+    if world.shards > 1:
         with world.contact("a checkpoint"):
             model, optimizer = gathered(world, model), gathered(world, optimizer)
         residuals = whole_residuals(world, run.layers, residuals)
-        writes = world.shard == 0  # the others of an island have the same
     shared = SharedState(
         model=model,
         optimizer=optimizer,
@@ -240,6 +238,7 @@ def save(run: Run, out: Path) -> None:
         shared["local"], local = run.local.state_dict()
         own["local"] = LocalState(residuals=local["residuals"], workers=local["workers"])
     keep = run.config.checkpoint_keep
+    writes = world.shard == 0  # the others of an island have the same
     checkpoint.save(out, len(run.rows), shared, own if writes else None, world, keep)
 
 

@@ -15,7 +15,7 @@ from ddp_scripts import group
 
 import regimes
 from regimes.collectives.overlap import Pipeline
-from regimes.collectives.processes import backends
+from regimes.collectives.process_group import backends
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer

@@ -91,13 +91,9 @@ def test_activations_and_their_gradients_stay_channels_last(name: str) -> None:
 # -- a batch of which each process has a part ----------------------------------------------------
 
 
-class Halves(World):
-    """Two shards of one worker, of which the other has the same numbers."""
-
-    shards = 2
-
-    def sum_in_model(self, tensor: torch.Tensor) -> torch.Tensor:
-        return 2 * tensor
+def halves(tensor: torch.Tensor) -> torch.Tensor:
+    """The sum over two shards of one worker, of which the other has the same numbers."""
+    return 2 * tensor
 
 
 @pytest.mark.parametrize(
@@ -109,7 +105,7 @@ def test_one_value_per_channel_is_refused_in_shards_too(
 ) -> None:
     """As torch refuses the whole batch; neither it nor its running statistics become NaN."""
     model = nn.Sequential(nn.BatchNorm1d(3)).train()
-    norm = PerWorkerBatchNorm(model, Halves(1))
+    norm = PerWorkerBatchNorm(model, halves)
     norm.divided(samples, here)
     whole = torch.randn(samples, *shape[1:])
     try:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import regimes
 from regimes.collectives.processes import ProcessWorld
-from regimes.collectives.world import World
+from regimes.collectives.world import Evaluators
 from regimes.config import RunConfig, override
 from regimes.data import images, task
 from regimes.data import load as load_task
@@ -76,7 +76,7 @@ def evaluated(rank: int, name: str) -> list[float]:
     patch = pytest.MonkeyPatch()
     _smaller(patch)
     made, model, _ = case(name, 50)
-    return [*made.evaluate(model, CPU, torch.float32, ProcessWorld(4, CPU))]
+    return [*made.evaluate(model, CPU, torch.float32, ProcessWorld(4, CPU).evaluators)]
 
 
 def _smaller(patch: pytest.MonkeyPatch) -> None:
@@ -106,9 +106,8 @@ def test_sums_are_taken_in_the_order_of_the_batches() -> None:
     for count in (1, 2, 3, 7):
         parts = [dict(list(enumerate(numbers))[rank::count]) for rank in range(count)]
         told = [[(i, n.tolist()) for i, n in part.items()] for part in parts]
-        world = World(7)
-        world.gather_object = lambda mine, told=told: told  # type: ignore[method-assign]
-        assert task.total(world, parts[-1]) == [expected, 5.0]
+        evaluators = Evaluators(count, count - 1, lambda mine, told=told: told)
+        assert task.total(evaluators, parts[-1]) == [expected, 5.0]
 
 
 @pytest.mark.parametrize("name", ["images", "windows"])
@@ -129,15 +128,15 @@ def test_what_is_tested_on_is_moved_and_stays(name: str) -> None:
 
 
 def test_a_run_shares_its_evaluations_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    worlds = []
+    last = []
     for name in ("evaluate", "validate"):
         original = getattr(ImageTask, name)
 
         def seen(*arguments: Any, original: Any = original) -> Any:
-            worlds.append(arguments[-1])
+            last.append(arguments[-1])
             return original(*arguments)
 
         monkeypatch.setattr(ImageTask, name, seen)
     c = config("data.validation_size=100", "policy=static", epochs=1)
     regimes.run(c, tmp_path / "run")
-    assert [world.workers for world in worlds] == [4, 4]
+    assert [isinstance(given, Evaluators) for given in last] == [True, True]

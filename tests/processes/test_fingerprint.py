@@ -12,11 +12,11 @@ from configs import smoke as config
 from ddp_scripts import group
 
 import regimes
+from regimes.collectives.agreement import check_same_weights, fingerprint
 from regimes.config import RunConfig
 from regimes.errors import TrainingError
 from regimes.records import read_lines
 from regimes.training import loop
-from regimes.training.fingerprint import check_same_weights, fingerprint
 
 DTYPES = (torch.float32, torch.float64)
 

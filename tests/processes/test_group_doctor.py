@@ -12,7 +12,7 @@ import torch
 from ddp_scripts import group as processes
 
 from regimes import cli
-from regimes.collectives.processes import connect
+from regimes.collectives.connect import connect
 from regimes.cost.job import read_links
 from regimes.cost.network import Network
 from regimes.errors import ConfigError, TrainingError

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ddp_scripts import group
 
 import regimes
-from regimes.collectives.processes import connect, shared_group
+from regimes.collectives.connect import connect, shared_group
 from regimes.config import RunConfig, override
 from regimes.errors import ConfigError, TrainingError
 from regimes.launch import sweep

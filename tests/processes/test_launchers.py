@@ -10,8 +10,8 @@ import pytest
 import torch
 from ddp_scripts import group
 
+from regimes.collectives.connect import connect
 from regimes.collectives.launcher import Launched, first_host, launched
-from regimes.collectives.processes import connect
 from regimes.errors import ConfigError, TrainingError
 
 SRUN = {

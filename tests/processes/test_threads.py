@@ -14,7 +14,10 @@ import weakref
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from regimes.collectives.process_group import Group
 from regimes.collectives.processes import ProcessWorld
 from regimes.errors import TrainingError
 from regimes.records import read_lines
@@ -96,7 +99,9 @@ def test_a_run_that_loses_a_process_leaves_no_thread(buckets: str, tmp_path: Pat
     assert left(tmp_path / "end") == {"launcher": [], "0": []}
 
 
-def test_an_error_of_a_lost_process_does_not_hold_the_collective() -> None:
+def test_an_error_of_a_lost_process_does_not_hold_the_collective(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A failed work holds the group, and the error may live until Python ends."""
 
     class Work:
@@ -110,8 +115,8 @@ def test_an_error_of_a_lost_process_does_not_hold_the_collective() -> None:
         made.append(weakref.ref(work))
         return work
 
-    world = ProcessWorld.__new__(ProcessWorld)
-    world.rank, world.processes, world._clock = 0, 2, (0.0, None)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    world = ProcessWorld(2, torch.device("cpu"), Group((0, 1)))
     with pytest.raises(TrainingError, match="lost contact") as held:
         world._wait(all_reduce)
     assert held.value.__traceback__ is not None

@@ -12,11 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import regimes
 from regimes.collectives import call_guard
-from regimes.collectives import group as group_world
 
 
 def uneven(rank: int, kind: str, lengths: list[int], every: int) -> str:
-    call_guard.SOON = group_world.SOON = 0.2
+    call_guard.SOON = 0.2
     model = DistributedDataParallel(nn.Linear(6, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     regimes.attach(model, level=1, optimizer=optimizer, every=every, timeout=60.0)

@@ -63,9 +63,10 @@ def watched(store: dist.Store) -> Iterator[Callable[..., Owner]]:
 
     def make(limit: float = 60.0, **options: Any) -> Owner:
         owner = Owner()
-        abort = weakref.WeakMethod(owner.abort)
         presence = Presence(store, 0, 2)
-        owner.watcher = Watcher(presence, "process 0 of 2", abort, limit, device=CPU, **options)
+        owner.watcher = Watcher(
+            presence, "process 0 of 2", owner.abort, limit, device=CPU, **options
+        )
         owners.append(owner)
         return owner
 
@@ -232,7 +233,7 @@ def test_the_thread_ends_with_its_owner(watched: Callable[..., Owner]) -> None:
     assert not thread.is_alive()
     other = Owner()
     presence = owner.watcher.presence
-    other.watcher = Watcher(presence, "", weakref.WeakMethod(other.abort), 1.0, device=CPU)
+    other.watcher = Watcher(presence, "", lambda: None, 1.0, device=CPU)
     thread = other.watcher.thread
     del other
     wait(lambda: not thread.is_alive(), 10)

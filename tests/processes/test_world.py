@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 from ddp_scripts import group
 
-from regimes.collectives import group as group_module
-from regimes.collectives import processes
 from regimes.collectives.agreement import digest
-from regimes.collectives.group import GroupWorld, default_group
-from regimes.collectives.processes import connect
+from regimes.collectives.call_guard import all_reduce_max
+from regimes.collectives.connect import connect, leave
+from regimes.collectives.group import on_group
+from regimes.collectives.process_group import Group, default_group
 from regimes.collectives.requests import Gather, Mean
 from regimes.collectives.world import World
 from regimes.errors import ConfigError, TrainingError
@@ -117,7 +117,7 @@ def test_a_second_run_in_the_same_processes_meets_apart_from_the_first() -> None
 
 def on_a_users_group(rank: int) -> tuple[float, float, float, str]:
     """A mean; when this process came to the barrier and left it; what is said after the end."""
-    world = GroupWorld(default_group(), torch.device("cpu"), timeout=60)
+    world = on_group(default_group(), torch.device("cpu"), timeout=60)
     mean = world.mean([torch.tensor([[float(rank)]])])[0].item()
     time.sleep(0.3 * rank)
     came = time.monotonic()
@@ -141,7 +141,7 @@ def on_groups_of_one(rank: int) -> float:
     """The largest value in a group of this process alone."""
     mine = [dist.new_group([other]) for other in range(2)][rank]
     value = torch.tensor([float(rank)])
-    group_module._all_reduce_max(weakref.ref(mine), value).wait()
+    all_reduce_max(value, Group((rank,), made=weakref.ref(mine))).wait()
     return value.item()
 
 
@@ -152,11 +152,11 @@ def test_the_largest_is_that_of_the_group_itself() -> None:
 def test_only_an_end_that_would_wait_for_others_is_cut_short(tmp_path: Path) -> None:
     """gloo's does not wait: its group ends in order, once."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    processes._leave(at_once=True)
+    leave(at_once=True)
     assert dist.is_initialized()
-    processes._leave()
+    leave()
     assert not dist.is_initialized()
-    processes._leave()
+    leave()
 
 
 def test_means_against_plain_torch() -> None:

@@ -6,46 +6,48 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from regimes.collectives.islands import Islands
-from regimes.collectives.launched_islands import _OneForEach
+from regimes.collectives.process_group import Group
+from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.requests import Traffic
-from regimes.collectives.world import Meter
+from regimes.collectives.world import World
 from regimes.data import task
 
 
-class Launched:
-    """Of ``processes``, ``shards`` to an island; each gives its rank."""
-
-    def __init__(self, processes: int, shards: int, rank: int) -> None:
-        self.processes, self.shards, self.rank, self.workers = processes, shards, rank, processes
-
-    def gather_object(self, value: Any) -> list[Any]:
-        return [[(place // self.shards, [1.0, float(place // self.shards)])] for place in range(6)]
-
-
 @pytest.mark.parametrize("shards", [1, 2, 3, 6])
-def test_an_evaluation_has_one_part_of_each_island(shards: int) -> None:
+def test_an_evaluation_has_one_part_of_each_island(
+    shards: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Three islands of two have three parts: neither two nor six."""
     islands = 6 // shards
-    world = _OneForEach(Launched(6, shards, 5))  # type: ignore[arg-type]
-    assert (world.processes, world.rank) == (islands, islands - 1)
-    assert task.total(world, {}) == [islands, sum(range(islands))]
+    world = World(6, processes=6, rank=5, shards=shards)
+
+    def gather(value: Any) -> list[Any]:
+        """Each process gives its island."""
+        return [[(place // shards, [1.0, float(place // shards)])] for place in range(6)]
+
+    monkeypatch.setattr(world, "gather_object", gather)
+    evaluators = world.evaluators
+    assert (evaluators.processes, evaluators.rank) == (islands, islands - 1)
+    assert task.total(evaluators, {}) == [islands, sum(range(islands))]
 
 
-def test_a_meter_of_islands_has_every_byte() -> None:
+def test_a_meter_of_islands_has_every_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond 2^24, where float32 has no odd numbers."""
-    world = Islands.__new__(Islands)
-    world.device, many = torch.device("cpu"), 2**24 + 1
-    world.meter = Meter(torch.float32, 2)
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    everyone, within = Group((0, 1, 2, 3)), Group((0, 1))
+    world = ProcessWorld(2, torch.device("cpu"), everyone, within=within)
+    assert (world.shards, world.shard, [*world.hosted]) == (2, 1, [0])
+    many = 2**24 + 1
     world.meter.layers[0] = Traffic(many, 4 * many + 1)
     world.meter.sent["mean"] = many + 2
 
     def doubled(tensor: Tensor) -> Tensor:
         return 2 * tensor
 
-    world.add_shards = doubled  # type: ignore[method-assign]
+    monkeypatch.setattr(world, "add_shards", doubled)
     meter = world.take_meter(1)
     assert (meter.layers[0].floats, meter.layers[0].bytes) == (2 * many, 8 * many + 2)
     assert meter.sent["mean"] == 2 * many + 4

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.futures import Future
 
 import regimes
-from regimes.collectives import devices, group, islands, processes
+from regimes.collectives import connect, devices, faults, group, processes
 from regimes.collectives.overlap import Pipeline
 from regimes.collectives.requests import Layer
 from regimes.compression import compressor
@@ -138,7 +138,7 @@ def chosen(rank: int, gpus: tuple[str | None, ...], meet: str) -> dict[str, Any]
         with warnings.catch_warnings(record=True) as heard:
             warnings.simplefilter("always")
             try:
-                world = processes.connect(len(gpus), devices.pick_device("auto"), timeout=20)
+                world = connect.connect(len(gpus), devices.pick_device("auto"), timeout=20)
             except ConfigError as error:
                 return {"refused": str(error)}
         backend = next(call.split()[1] for call in diary.calls if call.startswith("init"))
@@ -195,7 +195,7 @@ def attached(rank: int, kind: str, put: bool) -> list[int]:
             return new_group(ranks, timeout, _gloo(backend), **options)
 
         patch.setattr(dist, "new_group", new)
-        patch.setattr(dist, islands.SCATTER, _scatter)  # gloo's own copies to the host
+        patch.setattr(dist, processes.SCATTER, _scatter)  # gloo's own copies to the host
         if put:
             reduce = Reducer.reduce
             patch.setattr(Reducer, "reduce", lambda *a: (waiting(), reduce(*a))[1])
@@ -247,7 +247,7 @@ def _islands_step(rank: int) -> Iterator[None]:
         [dist.new_group(ranks, None, "gloo") for ranks in pairs] for pairs in (across, inside)
     ]
     mine = groups[0][rank % 2], groups[1][rank // 2]
-    world = islands.IslandWorld(*mine, device, 20.0, "attach()")
+    world = group.on_mesh(*mine, device, 20.0)
     ours = ShardedGradients.__new__(ShardedGradients)
     ours.names, ours._world, ours.device = ["a", "b"], world, device
     ours.bucket_bytes, ours.missing, ours.idle = 100, set(), set()
@@ -357,7 +357,7 @@ def _failing(patch: pytest.MonkeyPatch, how: str, calls: list[str]) -> None:
     for name in ("all_reduce", processes.GATHER, "broadcast"):
         patch.setattr(dist, name, failing(name))
     patch.setattr(processes.ProcessWorld, "_mark", mark)
-    patch.setattr(processes, "_abort_nccl", lambda group: calls.append("communicator aborted"))
+    patch.setattr(faults, "abort_nccl", lambda groups: calls.append("communicator aborted"))
     if how != "memory":  # then the host, too, stands still when it reads the weights
         read = loop.fingerprint
         until = partial(wait, lambda: "communicator aborted" in calls, 20)
@@ -369,7 +369,7 @@ def mixed(rank: int, call: str) -> str:
     with pretended.gpu():
         device = pretended.CPU if rank else pretended.GPU
         try:
-            group.GroupWorld(dist.group.WORLD, device, 20.0, call)
+            group.on_group(dist.group.WORLD, device, 20.0, call)
         except ConfigError as error:
             return str(error)
     return ""
@@ -387,7 +387,7 @@ def hooked(rank: int) -> dict[str, Any]:
     with patch.context() as p:
         p.setattr(dist, "get_backend_config", lambda group: "cuda:nccl")
         p.setattr(dist, "new_group", new)
-        ours = group.GroupWorld(dist.group.WORLD, pretended.GPU, 20.0)
+        ours = group.on_group(dist.group.WORLD, pretended.GPU, 20.0)
     with pretended.gpu():
         gathered = ours.gather_object(rank)
     return {

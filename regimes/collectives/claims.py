@@ -1,0 +1,72 @@
+"""Several groups of one job that want the same thing, such as a record's folder: the groups of a
+mesh of data and tensor parallel processes, or of a pipeline's stages."""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from regimes.collectives.process_group import job_store
+from regimes.collectives.quorum import JobWorld
+
+
+class Claims:
+    """The claims of one group, in the store of torch's default group.
+
+    Attributes:
+        first: the group's first process, by its rank in the default group.
+    """
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+
+    @staticmethod
+    def of(world: JobWorld) -> Claims | None:
+        """Those of a world; None: it is the only group of its job."""
+        if world.everyone is None or world.processes == dist.get_world_size():
+            return None
+        return Claims(world.everyone.ranks[0])
+
+    def post(self, what: str) -> None:
+        """Claim something for this group; see ``claimants``."""
+        self._store(what).set(str(self.first), "")
+
+    def claimants(self, what: str) -> list[int]:
+        """The first processes of the groups that claim it, this one included, in order. Call it in
+        a backward pass, with ``post`` before the forward pass: groups that share a forward pass (a
+        mesh of data and tensor parallel processes) have then all posted their claims."""
+        store, others = self._store(what), range(dist.get_world_size())
+        return sorted({self.first, *(rank for rank in others if store.check([str(rank)]))})
+
+    def take(self, what: str) -> int:
+        """Take what is claimed, for good; the first process of the group that has it, which may be
+        another one that was earlier."""
+        return int(self._store(what).compare_set("owner", "", str(self.first)))
+
+    def leave(self, what: str, key: str, text: str) -> None:
+        """Leave a text for the group that has what this one claims too."""
+        self._store(what).set(f"{key}/{self.first}", text)
+
+    def left(self, what: str, key: str, wait: float = 0.0) -> list[str]:
+        """What the other groups that claim it have left under a key, in order.
+
+        Args:
+            wait: seconds for those that have not.
+        """
+        store, texts = self._store(what), []
+        for other in self.claimants(what):
+            place = [f"{key}/{other}"]
+            if other == self.first:
+                continue
+            if wait and not store.check(place):
+                with contextlib.suppress(RuntimeError):  # its time is over
+                    store.wait(place, timedelta(seconds=wait))
+            if store.check(place):
+                texts.append(store.get(place[0]).decode())
+        return texts
+
+    @staticmethod
+    def _store(what: str) -> dist.Store:
+        return job_store(f"claim/{what}")

@@ -1,0 +1,208 @@
+"""The world of processes that a launcher has started: torch's default group, and where a model is
+divided the groups within and across its replicas."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from regimes.collectives import devices
+from regimes.collectives.faults import Faults, name_silent
+from regimes.collectives.launcher import Launched, attempt, check_islands, launched
+from regimes.collectives.process_group import Group, backends, errors_are_raised
+from regimes.collectives.processes import ProcessWorld
+from regimes.collectives.world import World
+from regimes.errors import TrainingError
+
+_connections = itertools.count()  # the same on all processes, which connect in one order
+
+
+def connect(workers: int, device: torch.device, timeout: float = 600.0, shards: int = 1) -> World:
+    """The world of this process: simulated when alone, else joined to the launched group.
+
+    NCCL carries the tensors if every process has a GPU for itself, gloo otherwise. A process's GPU
+    becomes torch's current one.
+
+    Args:
+        shards: processes that hold a worker together, whose model FSDP2 divides.
+
+    Raises:
+        ConfigError: W is not a multiple of the number of replicas; the processes ask for different
+            numbers of shards; some are on a CPU, others on a GPU.
+        TrainingError: the other processes do not connect in time.
+    """
+    count, us = next(_connections), launched()
+    if shards > 1:
+        check_islands(us.count, shards, workers)
+    if us.count == 1:
+        return World(workers)
+    World(workers, processes=us.count, shards=shards)  # checks the division, before any waits
+    membership = join(device, timedelta(seconds=timeout), f"{attempt()}/{count}", shards)
+    return world_of(workers, device, membership, shards)
+
+
+def world_of(
+    workers: int, device: torch.device, membership: Membership, shards: int = 1
+) -> ProcessWorld:
+    """The world of all processes of the default group, which all call this."""
+    store, limit = membership.run_store, membership.nccl_limit
+    everyone = Group.default("gloo" if limit is None else "nccl")
+    faults, groups = Faults(everyone.index, len(everyone), store), [everyone]
+    parts: dict[str, Any] = {}
+    if shards > 1:
+        replicas = torch.arange(len(everyone)).view(-1, shards)
+        for name, rows in ("within", replicas), ("in_model", replicas), ("across", replicas.T):
+            parts[name] = Group.of_row(rows, everyone.backend)
+            groups.append(parts[name])
+        names = ("replicate", "shard")
+        mesh = init_device_mesh(device.type, tuple(replicas.shape), mesh_dim_names=names)
+        parts["mesh"] = mesh["shard"]
+    if limit is not None:
+        faults.watch(store, limit, device, groups)
+    return ProcessWorld(workers, device, everyone, **parts, faults=faults, owner=membership)
+
+
+@dataclass
+class Membership:
+    """This process's place in torch's default group, which runs may use one after the other.
+
+    Attributes:
+        store: of the group.
+        wants: what it was made for; a run that wants something else makes another one.
+        nccl_limit: seconds that a collective of NCCL may take; None: tensors go over gloo.
+        prefix: of the run under way, in the store.
+        released: the last run in it has ended well on this process.
+        lost: a process may be elsewhere in the program, so that the group cannot be used again.
+    """
+
+    store: dist.Store
+    wants: Any
+    nccl_limit: float | None
+    prefix: str
+    released: bool = False
+    lost: bool = False
+
+    @property
+    def run_store(self) -> dist.Store:
+        """The part of the run under way."""
+        return dist.PrefixStore(self.prefix, self.store)
+
+    def abort(self) -> None:
+        """Wait for no other process from here on."""
+        self.lost = True
+        leave(at_once=True)
+
+    def close(self) -> None:
+        """Leave the group, or release it to the next run."""
+        if self.lost or not _shared or _shared[-1] is None:
+            leave()
+        else:
+            self.released = True
+
+
+_shared: list[Membership | None] = []  # of each ``shared_group``, the inner one last
+
+
+@contextlib.contextmanager
+def shared_group() -> Iterator[None]:
+    """Runs inside, one after the other, share a group: a grid has hundreds of runs, and making a
+    group takes as long as a short run. The next run takes the group if all processes have ended the
+    last one well and want the same of it; otherwise they leave it and make a new one."""
+    _shared.append(None)
+    try:
+        yield
+    finally:
+        if _shared.pop() is not None:
+            _end()
+
+
+def join(device: torch.device, timeout: timedelta, name: str, shards: int = 1) -> Membership:
+    """Make a group for a run of this name, or use that of the run before again."""
+    us, wants = launched(), (device, timeout)
+    group = _shared[-1] if _shared else None
+    store: dist.Store | None = None
+    try:
+        if group is not None:
+            usable = group.released and group.wants == wants
+            group.released, group.prefix, store = False, name, dist.PrefixStore(name, group.store)
+            if {*_exchange(store, us, "whole", "yes" if usable else "no")} == {"yes"}:
+                _check_shards(store, us, shards)
+                return group
+        _end()  # the group of a run in this process that has failed
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        job, _, _ = next(dist.rendezvous(us.rendezvous, us.rank, us.count, timeout=timeout))
+        job.set_timeout(timeout)  # rendezvous does not pass it to a store in a file
+        store = dist.PrefixStore(name, job)
+        _check_shards(store, us, shards)
+        group = Membership(job, wants, _make(store, us, device, timeout), name)
+    except (RuntimeError, ValueError) as error:  # ValueError: the launcher names no address
+        raise TrainingError(
+            f"process {us.rank} of {us.count} lost contact with the others at the start "
+            f"({name_silent(store, us.rank, us.count)}): {str(error).splitlines()[0]}"
+        ) from error
+    if _shared:  # offer it to later runs
+        _shared[-1] = group
+    return group
+
+
+def _make(
+    store: dist.Store, us: Launched, device: torch.device, timeout: timedelta
+) -> float | None:
+    """Make torch's default group; the limit of ``Membership``."""
+    devices.post_kind(store, us.rank, device)
+    devices.check_kinds(store, us.rank, us.count)
+    own_gpus = devices.one_gpu_each(store, us.rank, us.count, device)
+    with errors_are_raised():
+        dist.init_process_group(
+            backends("nccl", device) if own_gpus else "gloo",
+            store=store,
+            world_size=us.count,
+            rank=us.rank,
+            timeout=timeout,
+            device_id=device if own_gpus else None,
+        )
+    # A process that leaves at once must not close the store on one that still connects.
+    store.set(f"met/{us.rank}", "")
+    store.wait([f"met/{rank}" for rank in range(us.count)], timeout)
+    return timeout.total_seconds() if own_gpus else None
+
+
+def _check_shards(store: dist.Store, us: Launched, shards: int) -> None:
+    """Raise ConfigError, on all processes, unless they want the same: before groups are made, in
+    which others would wait."""
+    asked = [int(number) for number in _exchange(store, us, "shards", str(shards))]
+    if len({*asked}) > 1:
+        why = f"--shards: the processes ask for {asked}, expected one number"
+        devices.refuse(store, us.rank, us.count, why)
+
+
+def _exchange(store: dist.Store, us: Launched, key: str, value: str) -> list[str]:
+    """The value of every process, through a store."""
+    store.set(f"{key}/{us.rank}", value)
+    return [store.get(f"{key}/{other}").decode() for other in range(us.count)]
+
+
+def _end() -> None:
+    """Leave the group, if there is one, even where other processes have died."""
+    leave(at_once=True)
+    leave()
+
+
+def leave(*, at_once: bool = False) -> None:
+    """Leave the group, if there is one. ``at_once``: abort NCCL, whose orderly end waits for the
+    other processes, dead or not; a gloo group stays."""
+    if not dist.is_initialized():
+        return
+    if not at_once:
+        dist.destroy_process_group()
+    elif "nccl" in dist.get_backend_config():
+        dist.distributed_c10d._abort_process_group()

@@ -1,0 +1,120 @@
+"""Lost processes: how a world waits for the others in a collective, and what it says where one of
+them is lost.
+
+Over gloo the host waits for each collective, and meanwhile posts where it waits (``call_guard``).
+NCCL runs collectives in a stream, which ``watcher`` watches.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from regimes.collectives import call_guard
+from regimes.collectives.call_guard import CallGuard, done_within
+from regimes.collectives.process_group import Group, abort_nccl
+from regimes.collectives.watcher import Presence, Watcher
+from regimes.errors import TrainingError
+
+ROLL_CALL = 3.0  # seconds in which a living process answers when contact is lost
+
+
+class Faults:
+    """The faults of one world.
+
+    Attributes:
+        guard: of the calls that all processes make.
+        watcher: of collectives in streams; None: the host waits for each.
+    """
+
+    watcher: Watcher | None = None
+
+    def __init__(
+        self,
+        rank: int,
+        processes: int,
+        store: dist.Store | None = None,
+        guard: CallGuard | None = None,
+    ) -> None:
+        """
+        Args:
+            store: for a roll call of the processes, where nothing else may tell who is missing.
+            guard: None: calls are not compared.
+        """
+        self.rank, self.processes, self.store = rank, processes, store
+        self.label = f"process {rank} of {processes}"
+        self.guard = guard or CallGuard(dist.HashStore(), 0, 1, 0.0)
+
+    def watch(
+        self, store: dist.Store, limit: float, device: torch.device, groups: Sequence[Group]
+    ) -> None:
+        """From now on collectives on a GPU run in the order of streams.
+
+        Args:
+            limit: seconds that one may take.
+            groups: which to abort after an error.
+        """
+        self.watcher = Watcher(
+            Presence(store, self.rank, self.processes),
+            self.label,
+            partial(abort_nccl, groups),
+            limit,
+            device=device,
+            patience=call_guard.SOON,
+            suspect=self.guard.report_wait,
+            settled=self.guard.leave,
+        )
+
+    def check(self) -> None:
+        """Raise what the watcher has found."""
+        if self.watcher is not None:
+            self.watcher.check()
+
+    def wait(self, work: Any) -> None:
+        """Wait for a collective of gloo; RuntimeError if it fails."""
+        if not self.guard.others:
+            work.wait()
+            return
+        try:
+            while not done_within(work, call_guard.SOON):
+                self.guard.report_wait()
+        except RuntimeError:
+            self.guard.report_wait()  # a process that has left may have posted why
+            raise
+        self.guard.leave()
+
+    def lost(self, name: str, error: RuntimeError) -> TrainingError:
+        """What to raise in place of the error of a collective."""
+        silent = name_silent(self.store, self.rank, self.processes)
+        reason = str(error).splitlines()[0]
+        return TrainingError(
+            f"{self.label} lost contact with the others in {name} ({silent}): {reason}"
+        )
+
+    def close(self) -> None:
+        """End all threads."""
+        self.guard.close()
+        if self.watcher is not None:
+            self.watcher.close()
+
+
+def name_silent(store: dist.Store | None, rank: int, processes: int) -> str:
+    """Names the processes that do not answer a roll call in the store."""
+    others = {other: f"roll call/{other}" for other in range(processes) if other != rank}
+    try:
+        assert store is not None
+        store.set(f"roll call/{rank}", "here")
+        deadline = time.monotonic() + ROLL_CALL
+        while others and time.monotonic() < deadline:
+            others = {r: key for r, key in others.items() if not store.check([key])}
+            time.sleep(0.05)
+    except (RuntimeError, AssertionError):
+        return "one of them has died or hangs"
+    if not others:
+        return "all of them still answer: the network, or another collective"
+    return f"no sign of process {', '.join(map(str, others))}, which has died or hangs"

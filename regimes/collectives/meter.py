@@ -1,0 +1,77 @@
+"""Counts what is passed to the collectives: floats by the paper's convention, bytes, calls."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regimes.collectives.requests import Traffic
+
+KINDS = ("mean", "gather", "broadcast")  # "exchange" joins them where one is asked for
+
+
+@dataclass
+class Meter:
+    """What was passed to the collectives since the last ``take``.
+
+    Attributes:
+        layers: traffic per layer index; ``NO_LAYER`` has that of none (loss, buffers).
+        calls: number of collectives, per kind ("mean", "gather", "broadcast", and where
+            they are asked for "exchange"; between shards of a worker "sum" and "join").
+        sent: bytes that one worker had for others, per kind (see `Traffic`); for "sum" and "join",
+            that one shard had.
+    """
+
+    dtype: torch.dtype
+    workers: int
+    layers: dict[int, Traffic] = field(default_factory=lambda: defaultdict(lambda: Traffic(0, 0)))
+    calls: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
+    sent: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
+
+    def count(self, layer: int, kind: str, tensor: Tensor, convention: bool = True) -> None:
+        """Count one request; ``tensor`` is stacked, its first row is one worker's share."""
+        numbers = tensor.numel() // tensor.shape[0]
+        if kind == "exchange":  # a worker keeps the part that is for itself
+            numbers -= numbers // self.workers
+        size = numbers * tensor.element_size()
+        floats_sent = numbers if tensor.dtype == self.dtype else size / 4
+        times = {"gather": self.workers, "exchange": 0}.get(kind, 1)
+        floats = floats_sent * times if convention else 0
+        self.layers[layer] = self.layers[layer] + Traffic(floats, size)
+        self.sent[kind] = self.sent.get(kind, 0) + size
+        self.calls["broadcast"] += kind == "broadcast"
+
+    def count_within(self, kind: str, tensor: Tensor) -> None:
+        """Count one request among the shards of a worker."""
+        self.sent[kind] = self.sent.get(kind, 0) + tensor.numel() * tensor.element_size()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counts so far, in plain types."""
+        layers = {i: [t.floats, t.bytes] for i, t in self.layers.items()}
+        return {"layers": layers, "calls": dict(self.calls), "sent": dict(self.sent)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse; replaces the counts."""
+        self.take()
+        self.layers.update({i: Traffic(*counts) for i, counts in state["layers"].items()})
+        self.calls.update(state["calls"])
+        self.sent.update(state["sent"])
+
+    def add(self, other: Meter) -> None:
+        """Count what another one has counted."""
+        for i, traffic in other.layers.items():
+            self.layers[i] = self.layers[i] + traffic
+        for own, more in ((self.calls, other.calls), (self.sent, other.sent)):
+            for kind, count in more.items():
+                own[kind] = own.get(kind, 0) + count
+
+    def take(self) -> Meter:
+        """Return the counts so far and start again from zero."""
+        taken = Meter(self.dtype, self.workers, self.layers, self.calls, self.sent)
+        fresh = Meter(self.dtype, self.workers)
+        self.layers, self.calls, self.sent = fresh.layers, fresh.calls, fresh.sent
+        return taken

@@ -1,0 +1,151 @@
+"""Process groups of torch, held weakly.
+
+A gloo group that is still referenced after its end keeps its threads, and they may abort the
+process when Python ends. Therefore no reference to a group, and no traceback whose frames hold one,
+may outlive it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from regimes.collectives.launcher import attempt
+from regimes.errors import TrainingError
+
+
+def _unpin_default_group() -> None:
+    """Remove torch's own lasting reference: the functions of ``torch.distributed.nn.functional``
+    have as default argument the group that exists when they are first imported, which the first
+    optimiser does."""
+    if not dist.is_available():
+        return
+    from torch.distributed.nn import functional
+
+    for function in vars(functional).values():
+        defaults = getattr(function, "__defaults__", None) or ()
+        if any(isinstance(value, dist.ProcessGroup) for value in defaults):
+            function.__defaults__ = tuple(  # None means the default group of the time of the call
+                None if isinstance(value, dist.ProcessGroup) else value for value in defaults
+            )
+
+
+_unpin_default_group()  # at import: before this package makes a group
+
+
+def default_group() -> Any:
+    """torch's default group, or None where there is none."""
+    return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Processes that exchange something.
+
+    Attributes:
+        ranks: by their ranks in torch's default group.
+        backend: of tensors, "gloo" or "nccl".
+        made: torch's group; None: the default group.
+    """
+
+    ranks: tuple[int, ...]
+    backend: str = "gloo"
+    made: weakref.ref[Any] | None = None
+
+    @staticmethod
+    def default(backend: str = "gloo") -> Group:
+        """All processes, in torch's default group."""
+        return Group(tuple(range(dist.get_world_size())), backend)
+
+    @staticmethod
+    def of_some(
+        ranks: Sequence[int], backend: str, device: torch.device, limit: timedelta
+    ) -> Group:
+        """A new group of some processes, which all call this. It ends with ``destroy``, when the
+        user destroys the default group, or when Python ends."""
+        with contextlib.nullcontext() if backend == "gloo" else errors_are_raised():
+            made = dist.new_group(
+                ranks, limit, backends(backend, device), use_local_synchronization=True
+            )
+        group = Group(tuple(ranks), backend, weakref.ref(made))
+        if backend == "gloo":
+            atexit.register(group.destroy)
+        return group
+
+    @staticmethod
+    def of_row(rows: torch.Tensor, backend: str) -> Group:
+        """The new group of the row of ranks that has this process; all processes of the default
+        group call this."""
+        made = {tuple(row): dist.new_group(row) for row in rows.tolist()}
+        mine = next(ranks for ranks in made if dist.get_rank() in ranks)
+        return Group(mine, backend, weakref.ref(made[mine]))
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def index(self) -> int:
+        """This process's place in it."""
+        return self.ranks.index(dist.get_rank())
+
+    @property
+    def now(self) -> Any:
+        """The group as an argument of torch's functions. Not to be stored.
+
+        Raises:
+            TrainingError: it has ended.
+        """
+        if self.made is None:
+            return None
+        if (ours := self.made()) is None:
+            raise TrainingError(
+                "the process group has ended: train before dist.destroy_process_group()"
+            )
+        return ours
+
+    def destroy(self) -> None:
+        """Destroy a group that was made here and is still there."""
+        if self.made is not None and (ours := self.made()) is not None:
+            with contextlib.suppress(ValueError):  # destroyed already, but still referenced
+                dist.destroy_process_group(ours)
+
+
+def abort_nccl(groups: Iterable[Group]) -> None:
+    """End collectives of NCCL that hang in a stream, from any thread. The groups stay."""
+    for group in groups:
+        with contextlib.suppress(RuntimeError, AttributeError):  # it has ended, or has no NCCL
+            ours = dist.group.WORLD if group.made is None else group.made()
+            ours._get_backend(torch.device("cuda")).abort()  # type: ignore[union-attr]
+
+
+def job_store(name: str) -> dist.Store:
+    """A part of the default group's store; ``name`` is the same on all processes of a group."""
+    return dist.PrefixStore(f"{attempt()}/{name}", dist.distributed_c10d._get_default_store())
+
+
+def backends(own: str, device: torch.device) -> str:
+    """``own`` for tensors on a GPU; with gloo for Python objects, if ``own`` cannot carry both."""
+    return own if own == "gloo" or device.type == "cpu" else f"cpu:gloo,{device.type}:{own}"
+
+
+@contextlib.contextmanager
+def errors_are_raised() -> Iterator[None]:
+    """NCCL groups made inside leave their errors to our watcher. By torch's default a thread of its
+    own ends the process instead, and neither the record nor the user learns the cause."""
+    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    before = os.environ.get(name)
+    os.environ.setdefault(name, "0")
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]

@@ -2,7 +2,7 @@
 
 A process that skips a call which all must make waits in one collective while the others wait in
 another, for ten minutes and without a cause. Therefore each such call begins with ``enter``, an
-all-reduce on a communicator that nothing else uses, where the death of a process is noticed at
+all-gather on a communicator that nothing else uses, where the death of a process is noticed at
 once. A process that has waited for ``SOON``, there or in a collective of a step, posts its call and
 its number of steps. Two positions that cannot both be reached are the cause; both processes raise.
 """
@@ -15,7 +15,6 @@ import json
 import threading
 import time
 import warnings
-import zlib
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NotRequired, TypedDict
@@ -29,6 +28,7 @@ from regimes.errors import ConfigError, TrainingError
 
 SOON = 5.0  # seconds after which a waiting process posts its position
 PATIENCE = 15.0  # seconds after which a warning names the processes that are missing in a call
+LONGEST = 64  # bytes of a process's number and the name of its call, which are compared
 SAME = "every process makes the same calls and takes the same number of steps"
 
 
@@ -93,8 +93,8 @@ class CallGuard:
         try:
             if self.group is None:
                 self._wait(call, patience, self._all_posted)
-            elif not self._all_alike(call, patience, self.group):
-                self._raise_mismatch(call)
+            else:
+                self._compare(call, patience, self.group)
         except RuntimeError as error:
             # without a traceback, whose frames would keep the group and its threads
             raise self._lost(call, error) from error.with_traceback(None)
@@ -160,15 +160,18 @@ class CallGuard:
                 warnings.warn(_absent(self.rank, call, missing, waited), stacklevel=2)
                 warned = True
 
-    def _all_alike(self, call: str, patience: float, group: Group) -> bool:
-        """Wait for all; have they entered the same call?"""
-        checksum = zlib.crc32(call.encode())
-        # The maximum of x and of -x: both are unchanged only if all processes have the same x.
-        checksums = torch.tensor([checksum, -checksum])
+    def _compare(self, call: str, patience: float, group: Group) -> None:
+        """Wait for all; ConfigError unless they have entered the same call."""
+        everyone = [torch.empty(LONGEST, dtype=torch.uint8) for _ in group.ranks]
         # The work keeps the group: it stays in this frame, which no raised error keeps.
-        work = all_reduce_max(checksums, group)
+        work = gather_bytes(everyone, _card(self.rank, call), group)
         self._wait(call, patience, functools.partial(done_within, work))
-        return checksums.tolist() == [checksum, -checksum]
+        for card in (bytes(row.tolist()) for row in everyone):
+            other, _, name = card.decode(errors="ignore").rstrip().partition(" ")
+            if card != _card(int(other), call):
+                raise ConfigError(
+                    f"process {self.rank} is in {call}, process {other} in {name}: {SAME}"
+                )
 
     def _all_posted(self, seconds: float) -> bool:
         """Has every process posted that it has entered? Asked where no communicator exists yet."""
@@ -193,21 +196,6 @@ class CallGuard:
                     here = Position(call=call, steps=self.done(), count=self.count)
                     raise ConfigError(_skipped(self.rank, here, other, position["steps"]))
         return missing
-
-    def _raise_mismatch(self, call: str) -> None:
-        """All have entered a call, but not the same: name another one."""
-        self._post(call)
-        until = time.monotonic() + SOON
-        while time.monotonic() < until:
-            for other in self.others:
-                position = self._position(other)
-                if position["count"] == self.count and position["call"] not in (call, None):
-                    raise ConfigError(
-                        f"process {self.rank} is in {call}, process {other} in "
-                        f"{position['call']}: {SAME}"
-                    )
-            time.sleep(0.05)
-        raise ConfigError(f"process {self.rank} is in {call}, another one elsewhere: {SAME}")
 
     def _position(self, other: int) -> Position:
         key = f"place/{other}"
@@ -239,9 +227,15 @@ class CallGuard:
         )
 
 
-def all_reduce_max(tensor: torch.Tensor, group: Group) -> Any:
-    """Begin an all-reduce."""
-    return dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group.now, async_op=True)
+def _card(rank: int, call: str) -> bytes:
+    """Who enters what, in as many bytes for any call."""
+    return f"{rank} {call}".encode()[:LONGEST].ljust(LONGEST)
+
+
+def gather_bytes(everyone: list[torch.Tensor], own: bytes, group: Group) -> Any:
+    """Begin to gather as many bytes from each process of a group."""
+    mine = torch.tensor([*own], dtype=torch.uint8)
+    return dist.all_gather(everyone, mine, group=group.now, async_op=True)
 
 
 def done_within(work: Any, seconds: float) -> bool:

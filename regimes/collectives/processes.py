@@ -30,7 +30,7 @@ from regimes.collectives.faults import Faults
 from regimes.collectives.meter import Meter
 from regimes.collectives.process_group import Group
 from regimes.collectives.requests import NO_LAYER, JoinShards, Shard, Traffic
-from regimes.collectives.world import World
+from regimes.collectives.world import World, by_type, overwrite
 
 GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
 SCATTER = (
@@ -121,7 +121,7 @@ class ProcessWorld(World):
 
     def mean(self, tensors: list[Tensor]) -> list[Tensor]:
         answers: list[Tensor] = [torch.empty(0)] * len(tensors)
-        for ids in _by_type(tensors):
+        for ids in by_type(tensors):
             parts = super().mean([tensors[i] for i in ids])
             flat = torch.cat([p.flatten() for p in parts])
             if len(flat):  # a share may be empty, on all peers alike
@@ -139,10 +139,7 @@ class ProcessWorld(World):
         self._wait(getattr(dist, GATHER), everyone, flat, group=self.peers[0], async_op=True)
         pieces = everyone.split([w.shape[1] for w in wires], dim=1)
         return [
-            # a copy, because a view as another dtype needs aligned storage
-            p.clone(memory_format=torch.contiguous_format)
-            .view(t.dtype)
-            .view(self.workers, *t.shape[1:])
+            _unpacked(p, t.dtype, (self.workers, *t.shape[1:]))
             for p, t in zip(pieces, tensors, strict=True)
         ]
 
@@ -157,10 +154,7 @@ class ProcessWorld(World):
         self._wait(dist.all_to_all_single, received, flat, group=group, async_op=True)
         everyone = received.flatten(0, 1).transpose(0, 1)  # [L, W, bytes]
         pieces = everyone.split([w.shape[2] for w in wires], dim=2)
-        return [
-            p.clone(memory_format=torch.contiguous_format).view(t.dtype).view(t.shape)
-            for p, t in zip(pieces, tensors, strict=True)
-        ]
+        return [_unpacked(p, t.dtype, t.shape) for p, t in zip(pieces, tensors, strict=True)]
 
     # -- among the shards of a worker ---------------------------------------------------------
 
@@ -168,7 +162,7 @@ class ProcessWorld(World):
         if self.within is None:
             return tensors
         shares: dict[int, Tensor] = {}
-        for ids in _by_type(tensors):
+        for ids in by_type(tensors):
             chunks = [-(-tensors[i].shape[1] // self.shards) for i in ids]
             columns = [
                 _padded(tensors[i], chunk, self.shards)
@@ -195,7 +189,7 @@ class ProcessWorld(World):
             return super().join_shards(parts)
         joined: dict[int, Tensor] = {}
         tensors = [part.tensor for part in parts]
-        for ids in _by_type(tensors):
+        for ids in by_type(tensors):
             chunks = [parts[i].chunk for i in ids]
             mine = torch.cat([_filled(tensors[i], parts[i].chunk) for i in ids])
             everyone = mine.new_empty((self.shards, len(mine)))
@@ -234,14 +228,11 @@ class ProcessWorld(World):
 
     def copy_first(self, tensors: Sequence[Tensor]) -> None:
         """Overwrite the tensors of all replicas with those of the first, not counted as traffic."""
-        for ids in _by_type(tensors):
+        for ids in by_type(tensors):
             flat = torch.cat([tensors[i].detach().flatten() for i in ids])
-            self._wait(
-                dist.broadcast, flat, self.across.ranks[0], group=self.peers[0], async_op=True
-            )
-            pieces = flat.split([tensors[i].numel() for i in ids])
-            for i, piece in zip(ids, pieces, strict=True):
-                tensors[i].detach().copy_(piece.view(tensors[i].shape))
+            group, first = self.peers[0], self.across.ranks[0]
+            self._wait(dist.broadcast, flat, first, group=group, async_op=True)
+            overwrite([tensors[i] for i in ids], flat)
 
     # -- norms of whole layers ------------------------------------------------------------------
 
@@ -375,18 +366,17 @@ class _SumInModel(torch.autograd.Function):
         return world._sum(gradients[0].contiguous().clone(), world.in_model), None
 
 
-def _by_type(tensors: Sequence[Tensor]) -> list[list[int]]:
-    """Places of the tensors that can travel together, the same order on all processes."""
-    kinds = sorted({t.dtype for t in tensors}, key=str)
-    return [[i for i, t in enumerate(tensors) if t.dtype == kind] for kind in kinds]
-
-
 def _packed(t: Tensor) -> Tensor:
     """The tensor, or a copy without gaps. torch calls a tensor contiguous whatever the stride of a
     last dimension of one number is, but views it as bytes only if that stride is 1."""
     if t.is_contiguous() and t.stride(-1) == 1:
         return t
     return t.clone(memory_format=torch.contiguous_format)
+
+
+def _unpacked(wire: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    """A tensor from its bytes: a copy, because a view as another dtype needs aligned storage."""
+    return wire.clone(memory_format=torch.contiguous_format).view(dtype).view(shape)
 
 
 def _padded(tensor: Tensor, chunk: int, shards: int) -> Tensor:

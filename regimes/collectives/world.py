@@ -282,14 +282,12 @@ class World:
         """Overwrite every process's tensors with those of the leader: one collective per type,
         counted for no layer. The shards of a worker send them once, so that the first one counts
         them."""
-        for dtype in sorted({t.dtype for t in tensors}, key=str):
-            same = [t for t in tensors if t.dtype == dtype]
-            flat = torch.cat([t.flatten() for t in same])
+        for ids in by_type(tensors):
+            flat = torch.cat([tensors[i].detach().flatten() for i in ids])
             if self.shard == 0:
                 self.meter.count(NO_LAYER, "broadcast", flat[None], convention=False)
             self._broadcast(flat)
-            for tensor, piece in zip(same, flat.split([t.numel() for t in same]), strict=True):
-                tensor.copy_(piece.view(tensor.shape))
+            overwrite([tensors[i] for i in ids], flat)
 
     def _broadcast(self, flat: Tensor) -> None:
         """Overwrite every process's tensor."""
@@ -319,6 +317,18 @@ class World:
 
     def close(self) -> None:
         """Leave the group of processes."""
+
+
+def by_type(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """Places of the tensors that can travel together, the same order on all processes."""
+    kinds = sorted({t.dtype for t in tensors}, key=str)
+    return [[i for i, t in enumerate(tensors) if t.dtype == kind] for kind in kinds]
+
+
+def overwrite(tensors: Sequence[Tensor], flat: Tensor) -> None:
+    """Copy the numbers of one vector into tensors, one after the other."""
+    for tensor, piece in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+        tensor.detach().copy_(piece.view(tensor.shape))
 
 
 def _joins_others(tensor: Tensor) -> bool:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from ddp_scripts import group
 
 from regimes.collectives.agreement import digest
-from regimes.collectives.call_guard import all_reduce_max
+from regimes.collectives.call_guard import gather_bytes
 from regimes.collectives.connect import connect, leave
 from regimes.collectives.group import on_group
 from regimes.collectives.process_group import Group, default_group
@@ -88,6 +88,17 @@ def test_processes_equal_simulation(workers: int, count: int) -> None:
             torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs), rtol=1e-12, atol=0)
 
 
+def other_shards(rank: int) -> str:
+    with pytest.raises(ConfigError) as refused:
+        connect(2, torch.device("cpu"), 60, shards=1 + rank)
+    return str(refused.value)
+
+
+def test_processes_that_want_other_shards_are_refused_before_any_waits_in_a_group() -> None:
+    said = "--shards: the processes ask for [1, 2], expected one number"
+    assert group.run(other_shards, 2, timeout=None) == [said, said]
+
+
 def twice(rank: int, port: int, restarted: bool) -> list[float]:
     """Two worlds one after the other, process 0 late for the second, as torchrun's workers."""
     os.environ.update(
@@ -137,16 +148,16 @@ def test_a_users_group_meets_at_a_barrier_and_its_end_is_told() -> None:
         assert said == "the process group has ended: train before dist.destroy_process_group()"
 
 
-def on_groups_of_one(rank: int) -> float:
-    """The largest value in a group of this process alone."""
+def on_groups_of_one(rank: int) -> list[list[int]]:
+    """What is gathered in a group of this process alone."""
     mine = [dist.new_group([other]) for other in range(2)][rank]
-    value = torch.tensor([float(rank)])
-    all_reduce_max(value, Group((rank,), made=weakref.ref(mine))).wait()
-    return value.item()
+    found = [torch.empty(2, dtype=torch.uint8)]
+    gather_bytes(found, bytes([rank, 7]), Group((rank,), made=weakref.ref(mine))).wait()
+    return [row.tolist() for row in found]
 
 
-def test_the_largest_is_that_of_the_group_itself() -> None:
-    assert group.run(on_groups_of_one, 2) == [0.0, 1.0]
+def test_what_is_gathered_is_that_of_the_group_itself() -> None:
+    assert group.run(on_groups_of_one, 2) == [[[0, 7]], [[1, 7]]]
 
 
 def test_only_an_end_that_would_wait_for_others_is_cut_short(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from regimes.compression.base import Compressor
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, Level
 from regimes.data.classification import classification_loss
+from regimes.exchange.exchange import Exchange
 from regimes.models import build
 from regimes.records.provenance import processor
 from regimes.training.gradients import Gradients, install, layer_table
@@ -138,7 +139,7 @@ def resnet18() -> list[Layer]:
 
 @dataclass
 class Step:
-    """Our public path from stacked gradients to updates: ``Reducer.step``."""
+    """Our public path from stacked gradients to updates: ``Exchange.step``."""
 
     reducer: Reducer
     level: Level
@@ -151,9 +152,10 @@ class Step:
         self.gradients = [p.view(rows, *x.shape) for p, x in zip(parts, layers, strict=True)]
         self.levels = [self.level if layer.compressed else DENSE for layer in layers]
         self.losses = torch.zeros(rows)
+        self.exchange = Exchange(self.reducer)
 
     def __call__(self) -> list[Tensor]:
-        return self.reducer.step(self.gradients, self.levels, self.losses, self.stack)[0]
+        return self.exchange.step(self.gradients, self.levels, self.losses, self.stack)[0]
 
 
 @dataclass(frozen=True)
@@ -221,14 +223,14 @@ class Loop:
             seed=0,
             micro_batch=net.batch,
         )
-        self.reducer = Reducer(compressor, self.layers, self.world, 0)
+        self.exchange = Exchange(Reducer(compressor, self.layers, self.world, 0))
         self.levels = [level if layer.compressed else DENSE for layer in self.layers]
         self.optimizer = sgd(self.gradients.parameters)
         self.updates: list[Tensor] = []
 
     def __call__(self) -> float:
         own = self.gradients.compute(self.x, self.y, 0, 0)
-        self.updates, loss = self.reducer.step(
+        self.updates, loss = self.exchange.step(
             self.gradients.layers, self.levels, own, self.gradients.stack
         )
         install(self.gradients.parameters, self.updates)

@@ -92,7 +92,7 @@ class Rival:
         self.sum += self._sent(self.summed, gradients)
 
     def _sent(self, reducer: Reducer, gradients: Sequence[Tensor]) -> Float[Tensor, " N"]:
-        updates = reducer.reduce(range(len(gradients)), gradients, self.levels, None)
+        updates = reducer.reduce(range(len(gradients)), gradients, self.levels)
         layers = reducer.world.meter.take().layers
         if self.counted is not None and reducer is self.summed:
             sent = sum(layers.values(), Traffic(0, 0))

@@ -40,12 +40,12 @@ def attached(rank: int, mesh: Any) -> Any:
 
 def step(hook: Any, gradients: list[Tensor]) -> None:
     """What the hook does in a backward pass, last layers first."""
-    buckets = hook.buckets
-    buckets.begin()
+    steps = hook.steps
+    steps.begin()
     for i in reversed(range(len(gradients))):
-        buckets.add({i: gradients[i]})
-    buckets.finish()
-    buckets.settle()
+        steps.add({i: gradients[i]})
+    steps.finish()
+    steps.settle()
 
 
 def collectives(hook: Any, gradients: list[Tensor]) -> list[Callable[[], Any]]:

@@ -26,6 +26,7 @@ from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, DataConfig
 from regimes.data.classification import classification_loss
 from regimes.data.images import CIFAR_MEAN, CIFAR_STD, PADDING, ImageBatches, Images
+from regimes.exchange.exchange import Exchange
 from regimes.training.gradients import Gradients, install, layer_table
 
 WHY = (
@@ -62,7 +63,7 @@ def ours(net: Net, data: Images, channels_last: bool) -> Callable[[], None]:
     model, world = net.build(), World(1)
     layers = layer_table(model)
     gradients = Gradients(model, classification_loss, world, union=True, seed=0)
-    reducer, optimizer = Reducer(Dense(), layers, world, 0), sgd(gradients.parameters)
+    exchange, optimizer = Exchange(Reducer(Dense(), layers, world, 0)), sgd(gradients.parameters)
     batches = ImageBatches(
         data,
         DataConfig(augment=True, drop_last=True),
@@ -82,7 +83,7 @@ def ours(net: Net, data: Images, channels_last: bool) -> Callable[[], None]:
 
     def step() -> None:
         own = gradients.compute(*next(feed), 0, 0)
-        updates, loss = reducer.step(gradients.layers, [DENSE] * len(layers), own, gradients.stack)
+        updates, loss = exchange.step(gradients.layers, [DENSE] * len(layers), own, gradients.stack)
         loss.item()
         install(gradients.parameters, updates)
         optimizer.step()

@@ -1,8 +1,6 @@
-"""One training step's reduction: runs each layer's compressor, and averages the loss.
+"""The rounds of one bucket: runs each layer's compressor, and averages numbers beside it.
 
-The mean loss travels with one bucket of layers (``regimes.collectives.overlap``). It is NaN where
-any gradient is not finite, so that all processes know it in the same step at no extra cost; with
-``Compressor.propagates_nonfinite`` the updates are examined instead of the gradients.
+``exchange.exchange`` says which layers form a bucket, and when it leaves.
 """
 
 from __future__ import annotations
@@ -33,31 +31,10 @@ from regimes.errors import ConfigError
 Stacks = Sequence[Float[Tensor, "rows ..."]] | Mapping[int, Float[Tensor, "rows ..."]]
 
 
-def finite_flag(tensors: Sequence[Tensor]) -> Float[Tensor, ""]:
-    """0, or NaN where any entry is not finite. On a GPU also NaN where the sum overflows: to look
-    at the entries, the host would have to wait."""
-    total = torch.stack([t.sum() for t in tensors]).sum()
-    if total.device.type == "cpu" and not bool(total.isfinite()):
-        finite = all(bool(t.isfinite().all()) for t in tensors)
-        total = torch.full_like(total, 0.0 if finite else torch.nan)
-    return 0 * total
-
-
-def loss_with_flag(losses: Float[Tensor, " rows"], stack: Float[Tensor, "rows N"]) -> Tensor:
-    """The losses, ``[rows]``, in float32 or float64; NaN where a row's gradient is not finite, as
-    in ``finite_flag``."""
-    sums = stack.sum(1)
-    if sums.device.type == "cpu" and not bool(sums.isfinite().all()):
-        sums = torch.where(stack.isfinite().all(1), 0, torch.nan)
-    flagged = losses + 0 * sums
-    return flagged if flagged.dtype == torch.float64 else flagged.to(torch.float32)
-
-
 class Reducer:
     """Reduces stacked gradients to updates; owns each layer's ``State``.
 
     Attributes:
-        buckets: layers that are reduced together, in order; ``NO_LAYER`` stands for the loss.
         rates: the learning rate of each layer in the step to come, for layers that read it; None:
             they take 1.
         reads_rates: a compressor reads the rate, or a residual had another unit when it was loaded.
@@ -71,10 +48,8 @@ class Reducer:
         layers: Sequence[Layer],
         world: World,
         seed: int,
-        buckets: Sequence[Sequence[int]] | None = None,
     ) -> None:
         self.layers, self.world = list(layers), world
-        self.buckets = buckets or [range(NO_LAYER, len(self.layers))]
         self.compressors = [compressor if layer.compressed else Dense() for layer in layers]
         self.reads_rates = any(c.reads_rate for c in self.compressors)
         self.traffic_check = TrafficCheck(self.compressors, self.layers, world)
@@ -93,85 +68,30 @@ class Reducer:
                 state.workers, state.first_worker = workers, first
                 self.traffic_check.clear()  # formulas may depend on the number
 
-    def step(
-        self,
-        gradients: Stacks,
-        levels: Sequence[Level],
-        losses: Float[Tensor, " rows"],
-        stack: Float[Tensor, "rows N"],
-    ) -> tuple[list[Tensor], Tensor]:
-        """Reduce one step, bucket after bucket.
-
-        Returns:
-            The updates ``[*shape]`` per layer and the mean loss, NaN if any gradient is not
-            finite. Gradients are left as they are; states move on.
-        """
-        loss, results = self.losses_to_send(losses, stack), {}
-        for bucket in self.buckets:
-            results.update(self.reduce(bucket, gradients, levels, loss))
-        updates = [results[i] for i in range(len(self.layers))]
-        return updates, self.flag_mean(results[NO_LAYER], updates, levels)
-
-    def losses_to_send(
-        self, losses: Float[Tensor, " rows"], stack: Float[Tensor, "rows N"]
-    ) -> Float[Tensor, " rows"]:
-        """``loss_with_flag``; without the flag where ``flag_mean`` examines the updates, which
-        saves a pass over the gradients."""
-        return loss_with_flag(losses, stack[:, :0] if self._examines_updates(stack) else stack)
-
-    def flag_mean(self, mean: Tensor, updates: Sequence[Tensor], levels: Sequence[Level]) -> Tensor:
-        """The mean loss, or NaN where an update is not finite; the same on all processes."""
-        if not self._examines_updates(mean):
-            return mean
-        layers = zip(self.compressors, updates, self.states, levels, strict=True)
-        probes = [c.finite_probe(update, state, level) for c, update, state, level in layers]
-        total = torch.stack(torch._foreach_norm(probes, 1)).sum()
-        return mean if bool(total.isfinite()) else torch.full_like(mean, torch.nan)
-
-    def finite_flag(
-        self,
-        bucket: Sequence[int],
-        updates: Mapping[int, Tensor],
-        states: Mapping[int, State],
-        levels: Sequence[Level],
-    ) -> Float[Tensor, ""]:
-        """0, or NaN where an update shows that a gradient was not finite, or is not finite itself;
-        of compressors with ``propagates_nonfinite``."""
-        probes = [
-            self.compressors[i].finite_probe(updates[i], states[i], levels[i]) for i in bucket
-        ]
-        total = torch.stack(torch._foreach_norm(probes, 1)).sum()
-        # A sum may overflow where its numbers do not, and their product where they do not.
-        return 0 * total if bool(total.isfinite()) else finite_flag([*updates.values(), *probes])
-
-    def _examines_updates(self, like: Tensor) -> bool:
-        """Does ``flag_mean`` examine the updates? Not on a GPU: the host would wait for it."""
-        alike = self.world.shards == 1  # a shard's update alone may be finite
-        return alike and not on_gpu(like) and all(c.propagates_nonfinite for c in self.compressors)
-
     def reduce(
         self,
         bucket: Sequence[int],
         gradients: Stacks,
         levels: Sequence[Level],
-        loss: Float[Tensor, "rows ..."] | None,
+        extra: Float[Tensor, "rows ..."] | None = None,
         states: Mapping[int, State] | None = None,
     ) -> dict[int, Tensor]:
-        """All rounds of one bucket; its updates by layer, and the mean of ``loss`` where
+        """All rounds of one bucket; its updates by layer, and the mean of ``extra`` where
         ``NO_LAYER`` is among them.
 
         Args:
+            extra: numbers of each worker, such as its losses.
             states: memories that change instead of this reducer's own.
 
-        Where a worker's layers are divided into shards, the mean of ``loss`` is over shards, too:
+        Where a worker's layers are divided into shards, the mean of ``extra`` is over shards, too:
         of ``[L]``, of which the worker sends one number, or of ``[L, k]``, which each shard sends.
         """
         memories: Any = self.states if states is None else states
         self.set_rates(bucket, memories)
         # Generators: a compressor's code runs in `World.drive`, one collective after another.
         programs = [
-            _mean(loss, self.world.shards)
-            if i == NO_LAYER and loss is not None
+            _mean(extra, self.world.shards)
+            if i == NO_LAYER and extra is not None
             else self._program(i, gradients[i], memories[i], levels[i])
             for i in bucket
         ]

@@ -17,6 +17,7 @@ from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, RunConfig
 from regimes.cost.network import Work
+from regimes.exchange.exchange import Exchange
 from regimes.training.build import Run, prepare
 
 
@@ -62,12 +63,12 @@ def _levels(parts: Run, workers: int, steps: int, per_epoch: int) -> dict[str, W
 def _work(
     run: Run, world: World, level: str, compute: float, losses: Tensor, steps: int, per_epoch: int
 ) -> Work:
-    chosen, buckets = run.plug_ins.compressor, run.reducer.buckets
-    reducer = Reducer(chosen, run.layers, world, run.config.seed, buckets)
+    reducer = Reducer(run.plug_ins.compressor, run.layers, world, run.config.seed)
+    exchange = Exchange(reducer, run.exchange.buckets)
     values = [run.value(level) if layer.compressed else DENSE for layer in run.layers]
     layers, stack = run.gradients.layers, run.gradients.stack
     compress = median_seconds(
-        lambda: reducer.step(layers, values, losses, stack), steps, run.device
+        lambda: exchange.step(layers, values, losses, stack), steps, run.device
     )
     reduction = world.meter.take()  # of all steps, the warm-up step included
     world.broadcast(list(run.model.buffers()))  # once per epoch

@@ -128,14 +128,15 @@ def _collectives(method: Method, workers: int) -> tuple[dict[str, float], dict[s
 
     from regimes.collectives.world import World
     from regimes.compression.reducer import Reducer
+    from regimes.exchange.exchange import Exchange
 
     chosen, few = compressor(method.table), min(workers, FEW)
     world = World(few, processes=few)  # the others count as copies of this one worker
-    reducer = Reducer(chosen, [Layer("small", (SIDE, SIDE))], world, 0)
+    exchange = Exchange(Reducer(chosen, [Layer("small", (SIDE, SIDE))], world, 0))
     generator = torch.Generator().manual_seed(0)
     gradient = torch.randn(1, SIDE, SIDE, generator=generator)
     for _ in range(chosen.phases):
-        reducer.step([gradient], [method.level], torch.zeros(1), gradient.flatten(1))
+        exchange.step([gradient], [method.level], torch.zeros(1), gradient.flatten(1))
     meter = world.meter.take()
     sent: dict[str, float] = {kind: size for kind, size in meter.sent.items() if size}
     sent["mean"] -= WIDE * chosen.phases  # the loss, which is sent with it

@@ -6,7 +6,7 @@
     torch.save(hook.state_dict(), f"hook-{rank}.pt")  # each process its own
 
 The compressors and policies are the trainer's, and so are the numbers. ``hook`` is the
-class that does its work: levels, units, state; ``buckets`` reduces DDP's buckets while backward
+class that does its work: levels, units, state; ``steps`` exchanges DDP's buckets while backward
 goes on.
 """
 

@@ -2,7 +2,7 @@
 
 A pass is thrown away where its gradients are cleared before a step: a generator's loss through the
 discriminator, the first pass of SAM, the trial closures of L-BFGS. What compression has held back
-of them must not come later. ``ddp.buckets`` then takes the pass back.
+of them must not come later. ``ddp.steps`` then takes the pass back.
 """
 
 from __future__ import annotations

@@ -11,15 +11,15 @@ from regimes.compression.base import restarted
 from regimes.ddp.refit import refuse, several
 
 if TYPE_CHECKING:
-    from regimes.ddp.buckets import Buckets
     from regimes.ddp.choices import Choice
     from regimes.ddp.job import Job
+    from regimes.ddp.steps import HookSteps
     from regimes.policies.controller import Controller
     from regimes.records import Row
 
 
 def changed(
-    state: dict[str, Any], here: dict[str, Any], job: Job, chosen: Choice, buckets: Buckets
+    state: dict[str, Any], here: dict[str, Any], job: Job, chosen: Choice, hook_steps: HookSteps
 ) -> dict[str, Any]:
     """A saved state as this hook continues it, which has another policy, level or compressor.
 
@@ -47,7 +47,7 @@ def changed(
     memories, residuals = state["memories"], state["residuals"]
     kind = type(chosen.compressor).__qualname__
     if state["compressor"].partition("(")[0] != kind:
-        memories = restarted(memories, buckets.reducer.state_dict()[0])
+        memories = restarted(memories, hook_steps.reducer.state_dict()[0])
     if not chosen.compressor.error_feedback:
         residuals = dict.fromkeys(residuals)
     if job.schedule.optimizer is None and any(

@@ -22,7 +22,6 @@ from regimes.compression.reducer import Reducer
 from regimes.compression.traffic import check_order, costs_per_step
 from regimes.config import DENSE
 from regimes.ddp.branching import as_decided
-from regimes.ddp.buckets import Buckets
 from regimes.ddp.choices import Choice
 from regimes.ddp.job import Job
 from regimes.ddp.own_hooks import BareGradients
@@ -33,6 +32,7 @@ from regimes.ddp.sharded import ShardedGradients
 from regimes.ddp.sharded_state import ShardedState
 from regimes.ddp.source import Source, layers_of
 from regimes.ddp.state import Fitted, StateCodec
+from regimes.ddp.steps import HookSteps
 from regimes.ddp.torchft import HookMembership
 from regimes.ddp.units import with_all_units
 from regimes.detectors.statistics import Statistic
@@ -91,7 +91,7 @@ class Hook(Job):
         keeps_gradients = not on_steps.keys() <= from_updates
         self.sends_at_end = keeps_gradients or world.shards > 1 or chosen.probe is not None
         self.sends_at_end |= world.divided and bool(on_steps)
-        self.buckets = buckets = Buckets(
+        self.steps = steps = HookSteps(
             source,
             self.reducer,
             list(on_steps.values()),
@@ -101,7 +101,7 @@ class Hook(Job):
             optimizer=schedule.optimizer,
         )
         self._seen: list[Row] = []
-        self.world.guard.done = lambda: buckets.total
+        self.world.guard.done = lambda: steps.total
         probed: dict[str, Any] = {}
         if chosen.probe is not None:
             weighed = chosen.probe.weight is not None
@@ -115,8 +115,8 @@ class Hook(Job):
         if (quorum := world.quorum) is not None:
             self.membership = HookMembership(self, quorum, optimizer)
         self._decide()
-        buckets.before_step = self._begin_step
-        source.connect(buckets)
+        steps.before_step = self._begin_step
+        source.connect(steps)
         # weak, or no hook would be deleted before Python ends
         atexit.register(_at_exit, weakref.ref(self))
 
@@ -127,7 +127,7 @@ class Hook(Job):
 
     @property
     def _codec(self) -> StateCodec:
-        return StateCodec(self, self.chosen, self.buckets, self.controller)
+        return StateCodec(self, self.chosen, self.steps, self.controller)
 
     # -- what a script calls -----------------------------------------------------------------
 
@@ -157,7 +157,7 @@ class Hook(Job):
                 "leave epoch_end() out"
             )
         self._resolve()
-        if not self.buckets.steps:
+        if not self.steps.in_unit:
             raise ConfigError(
                 "epoch_end: no gradient has been reduced since the epoch began: call it once per "
                 "epoch, after the training steps (backward under no_sync() reduces nothing)"
@@ -218,7 +218,7 @@ class Hook(Job):
         """
         self._resolve()
         self.world.guard.enter("full_state_dict()")
-        if not self._codec.within_unit and self.schedule.is_over(self.buckets.steps):
+        if not self._codec.within_unit and self.schedule.is_over(self.steps.in_unit):
             self._end(*self.schedule.rates())
         return self._codec.collect(self.levels)
 
@@ -280,38 +280,38 @@ class Hook(Job):
         if self.membership is not None:
             self.membership.resolve()
         else:
-            self.buckets.take_back()
+            self.steps.take_back()
 
     def _begin_step(self) -> None:
         """The first bucket of a backward pass is full; on every process."""
         if self.membership is not None:
             self.membership.begin()
-        steps = self.buckets.steps
+        steps = self.steps.in_unit
         if self.schedule.is_over(steps):
             self._end(*self.schedule.rates())
         self._flush()
-        if not self.buckets.steps:
+        if not self.steps.in_unit:
             self.schedule.begin()
         if self.reducer.reads_rates:
-            b = self.buckets
-            b.reducer.rates = self.schedule.rates_of(list(b.source.parameters.values()))
+            parameters = list(self.source.parameters.values())
+            self.reducer.rates = self.schedule.rates_of(parameters)
         if self.membership is not None:  # in each step others may be there
-            self.membership.wanted |= self.buckets.check is not None
-            self.buckets.check = self._agree_on_unit
+            self.membership.wanted |= self.steps.check is not None
+            self.steps.check = self._agree_on_unit
         if steps == MANY_STEPS and not self.rows and self.world.rank == 0:
             warnings.warn(self._no_end(), stacklevel=2)
 
     def _end(self, lr: float, next_lr: float) -> dict[str, Decision]:
         """End a unit: its row, without statistics if every step was skipped, and the levels of the
         next."""
-        b = self.buckets
-        b.last = None
+        b = self.steps
+        b.forget()
         if self.sends_at_end:
             self.world.guard.enter("the end of an epoch")
         with b.on_hook_stream():
             # a norm is read by all processes that share a layer, or by none
-            seen = self.world.fewest(b.finite_steps) if self.sends_at_end else b.finite_steps
-            if b.steps and not b.finite_steps and not self.diverged and self.world.rank == 0:
+            seen = self.world.fewest(b.finite_in_unit) if self.sends_at_end else b.finite_in_unit
+            if b.in_unit and not b.finite_in_unit and not self.diverged and self.world.rank == 0:
                 self.diverged = True
                 warnings.warn(
                     f"no step of unit {len(self.rows)} has finite gradients (NaN or infinity): has "
@@ -322,12 +322,12 @@ class Hook(Job):
                 self._norm_sums().clear()
             readings = self.panel.read(len(self.rows)) if seen else Readings()
         self._end_unit(
-            (b.steps, b.total),
+            (b.in_unit, b.total),
             (lr, next_lr),
             readings,
             self.decided,
             b.clock.seconds,
-            skipped=b.steps - b.finite_steps,
+            skipped=b.in_unit - b.finite_in_unit,
             **({} if self.membership is None else {"replicas": self.membership.take_column()}),
         )
         b.restart()
@@ -340,15 +340,19 @@ class Hook(Job):
     def _use(self, decided: Levels) -> None:
         self.decided, values = decided, {DENSE: DENSE, **self.chosen.levels}
         # a trunk's unit that is over but for its row may have levels that are not known here
-        self.buckets.levels = [values.get(name, DENSE) for name in decided.names]
-        self.buckets.check = self._agree_on_unit
+        self.steps.levels = [values.get(name, DENSE) for name in decided.names]
+        self.steps.check = self._agree_on_unit
 
     def _agree_on_unit(self) -> None:
         """At a unit's first bucket, in the thread that sends the buckets: processes at different
         steps would wait for each other, and at different rates they would have other weights."""
         self.world.guard.enter("the first step of an epoch", FIRST_STEP)
-        b = self.buckets
-        place = {"units": len(self.rows), "steps": [b.steps, b.total], "levels": self.decided.names}
+        b = self.steps
+        place = {
+            "units": len(self.rows),
+            "steps": [b.in_unit, b.total],
+            "levels": self.decided.names,
+        }
         if self.membership is not None:
             self.membership.agree(place)
             return
@@ -362,7 +366,8 @@ class Hook(Job):
         """Go on from a state, at the levels that were in use. If a part that ``fit`` does not check
         is damaged, the hook is put back, unless it is within an epoch that cannot be saved."""
         self._resolve()
-        self.buckets.last = before = None
+        self.steps.forget()
+        before = None
         with suppress(ConfigError):
             before = self._codec.fit(self._codec.save(self.levels, whole=True)).state
         try:
@@ -404,7 +409,7 @@ class Hook(Job):
             else "set_epoch() of the sampler has named no other epoch"
         )
         return (
-            f"{self.buckets.steps} steps, and {missing}: all levels are as they began "
+            f"{self.steps.in_unit} steps, and {missing}: all levels are as they began "
             f"({', '.join(sorted({*self.decided.names}))}); end each epoch, or let the hook decide "
             "by itself: attach(..., optimizer=optimizer, every=STEPS)"
         )
@@ -419,7 +424,7 @@ class Hook(Job):
         if self.closed:
             return
         self._resolve()
-        self.closed, steps = True, self.buckets.steps
+        self.closed, steps = True, self.steps.in_unit
         if self.schedule.automatic and steps and not why and (together or not self.sends_at_end):
             self._end(*self.schedule.rates())
         if self.world.rank == 0 and not why:

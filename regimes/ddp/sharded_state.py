@@ -59,7 +59,7 @@ class ShardedState:
         """
         hook, world = self.hook, self.hook.world
         world.guard.enter("sharded_state()")
-        if not self._sums_known() and hook.schedule.is_over(hook.buckets.steps):
+        if not self._sums_known() and hook.schedule.is_over(hook.steps.in_unit):
             hook._end(*hook.schedule.rates())
         if not self._sums_known():
             raise ConfigError(

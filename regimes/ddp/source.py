@@ -1,7 +1,7 @@
 """Where a hook's gradients come from, and which group they meet: the only module that knows DDP.
 
 ``ddp.sharded`` is the source of sharded parameters. Both are a ``Source``, and call a ``Receiver``
-(``ddp.buckets``) in one order.
+(``ddp.steps``) in one order.
 """
 
 from __future__ import annotations

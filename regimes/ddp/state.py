@@ -16,11 +16,11 @@ from torch import Tensor
 from regimes.compression.base import upgraded
 from regimes.config import DENSE
 from regimes.ddp.branching import changed
-from regimes.ddp.buckets import Buckets
 from regimes.ddp.choices import Choice
 from regimes.ddp.job import Job, on_all_processes
 from regimes.ddp.refit import LayerMatch, damage_refused, redistribute, refuse, several
 from regimes.ddp.source import plain_names
+from regimes.ddp.steps import HookSteps
 from regimes.ddp.units import with_all_units_of_full
 from regimes.errors import ConfigError
 from regimes.instruments.base import EndOfEpochGauge
@@ -71,7 +71,7 @@ class StateCodec:
 
     job: Job
     chosen: Choice
-    buckets: Buckets
+    steps: HookSteps
     controller: Controller
 
     # -- save and restore --------------------------------------------------------------------
@@ -83,8 +83,8 @@ class StateCodec:
             levels: the present level of each layer.
             whole: save the rows of all units, including those already written to the record.
         """
-        job, b = self.job, self.buckets
-        if b.steps and not self.within_unit:
+        job, b = self.job, self.steps
+        if b.in_unit and not self.within_unit:
             steps = job.schedule.steps
             raise ConfigError(
                 f"state_dict: {', '.join(job.panel.gauges)} cannot be saved within an epoch: "
@@ -101,7 +101,7 @@ class StateCodec:
                 "memories": memories,  # by layer, of compressors: the same on all processes
                 "residuals": residuals,  # by layer, this process's
                 "gauges": job.panel.state_dict(),  # by instrument
-                "steps": [b.steps, b.finite_steps],  # of the unit under way
+                "steps": [b.in_unit, b.finite_in_unit],  # of the unit under way
                 "total": b.total,  # steps of the job
                 "levels": dict(levels),  # by layer
                 "values": dict(self.chosen.levels),  # by name of a level
@@ -111,7 +111,7 @@ class StateCodec:
                 **job._job_state(whole),
             }
         )
-        for residual, scale in zip(state["residuals"].values(), b.scales, strict=True):
+        for residual, scale in zip(state["residuals"].values(), b.memories.scales, strict=True):
             if residual is not None:
                 residual /= scale  # in units of the unscaled loss
         return state
@@ -125,13 +125,13 @@ class StateCodec:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore everything from a fitted state except the levels."""
-        job, b = self.job, self.buckets
+        job, b = self.job, self.steps
         b.reducer.load_state_dict(state["memories"], state["residuals"])
         b.reducer.to(job.world.device)
-        b.scales = [1.0] * len(job.layers)
+        b.memories.scales = [1.0] * len(job.layers)
         b.restart()
         b.clock.seconds |= state["seconds"]
-        b.steps, b.finite_steps = state["steps"]
+        b.in_unit, b.finite_in_unit = state["steps"]
         b.total = state["total"]
         job.panel.load_state_dict(state["gauges"])
         job.schedule.lr = state["lr"]
@@ -187,7 +187,7 @@ class StateCodec:
             state = self._upgraded(copy.deepcopy(dict(saved)))
             _check_plain(here["shapes"], state, local)
             if branch:
-                return Fitted(changed(state, here, self.job, self.chosen, self.buckets), None)
+                return Fitted(changed(state, here, self.job, self.chosen, self.steps), None)
             self._check_kind(here, state)
             match = LayerMatch(state["shapes"], self.job.layers)
             if not match.same:
@@ -242,7 +242,7 @@ class StateCodec:
         In past units a new layer has the level that the policy gives at the very start; now, the
         one that the policy gives it after these units.
         """
-        reducer, decide = self.buckets.reducer, self.controller.decide
+        reducer, decide = self.steps.reducer, self.controller.decide
         parts = zip(self.job.layers, reducer.compressors, reducer.states, strict=True)
         fresh = {x.name: c.init(x, s.key[0], s.first_worker).shared_state() for x, c, s in parts}
         rows, levels = match.rows(state["rows"], decide([]).names), state["levels"]
@@ -267,7 +267,7 @@ class StateCodec:
         error = self.job.panel.gauges.get("error")
         if not isinstance(error, CompressionLossGauge):
             return gauges
-        seed = self.buckets.reducer.states[0].key[0]
+        seed = self.steps.reducer.states[0].key[0]
         fresh = [error.compressor.init(layer, seed).shared_state() for layer in self.job.layers]
         levels = gauges["error"].items()
         return gauges | {"error": {level: match.values(saved, fresh) for level, saved in levels}}

@@ -191,7 +191,7 @@ class HookMembership(Membership):
     def __init__(self, hook: Hook, world: QuorumWorld, optimizer: Any) -> None:
         super().__init__(hook, world, optimizer, hook.reducer, hook.chosen)
         self.hook = hook
-        hook.buckets.applied = None  # the manager says what has counted
+        hook.steps.applied = None  # the manager says what has counted
 
     def begin(self) -> None:
         """The first gradient of a backward pass is there."""
@@ -207,14 +207,14 @@ class HookMembership(Membership):
         if self.manager.current_step() > before:
             self.attendance.note(self.world.workers)
         else:
-            self.hook.buckets.undo()
+            self.hook.steps.undo()
             self.attendance.uncommitted += 1
-        self.hook.buckets.last = None
+        self.hook.steps.forget()
 
     def agree(self, place: Mapping[str, Any]) -> None:
         """In each step, before anything else is sent."""
         if self.world.must_meet(self.wanted):
-            self.meet(place, begun=self.hook.buckets.total > 0)
+            self.meet(place, begun=self.hook.steps.total > 0)
         self.wanted = False
 
     def _save(self) -> dict[str, Any]:
@@ -225,7 +225,8 @@ class HookMembership(Membership):
 
     def _load(self, state: Mapping[str, Any]) -> None:
         hook = self.hook
-        self.step = hook.buckets.last = None
+        self.step = None
+        hook.steps.forget()
         hook.source.network.load_state_dict(state["model"])
         hook._continue(hook._codec.fit(self.as_mine(state["job"])))
 
@@ -248,7 +249,7 @@ class LocalMembership(Membership):
     moved = False
 
     def __init__(self, local: LocalSteps, world: QuorumWorld, optimizer: Any) -> None:
-        reducer = local.exchange.reducer
+        reducer = local.sync.reducer
         super().__init__(local, world, optimizer, reducer, local.chosen.exchange)
         self.local = local
 
@@ -269,10 +270,10 @@ class LocalMembership(Membership):
 
     def _attempt(self, last: bool) -> bool:
         """One quorum; returns whether its exchange has counted."""
-        local, exchange = self.local, self.local.exchange
+        local, sync = self.local, self.local.sync
         self._start_quorum()
-        states = copy.deepcopy(exchange.reducer.states)  # a lost step may have changed them
-        rounds = [(f, f.since) for f in exchange.fragments]
+        states = copy.deepcopy(sync.reducer.states)  # a lost step may have changed them
+        rounds = [(f, f.since) for f in sync.fragments]
         means = None
         try:
             self._agree()
@@ -284,7 +285,7 @@ class LocalMembership(Membership):
         if self.manager.should_commit():
             self._commit(last, means)
             return True
-        exchange.reducer.states = states
+        sync.reducer.states = states
         for fragment, since in rounds:
             fragment.since, fragment.flight = since, None
         return False
@@ -313,7 +314,7 @@ class LocalMembership(Membership):
     def _agree(self) -> None:
         """Before each exchange, because a replica that has just joined contributes nothing."""
         local = self.local
-        rounds = [[f.period, f.since] for f in local.exchange.fragments]
+        rounds = [[f.period, f.since] for f in local.sync.fragments]
         place = {"units": len(local.rows), "steps": local.total, "rounds": rounds}
         self.meet(place | {"period": local.next_period}, local.total > 0, self.moved)
         local.to_agree = False

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from regimes.collectives.quorum import JobWorld
 from regimes.collectives.requests import Layer
-from regimes.compression.reducer import Reducer, loss_with_flag
+from regimes.compression.reducer import Reducer
 from regimes.ddp.job import Job
 from regimes.ddp.record import RecordOptions, logged_number
 from regimes.ddp.schedule import UnitSchedule
@@ -26,6 +26,7 @@ from regimes.ddp.sharded_state import packed
 from regimes.ddp.torchft import LocalMembership
 from regimes.ddp.units import with_all_units
 from regimes.errors import ConfigError, TrainingError
+from regimes.exchange.nonfinite import loss_with_flag
 from regimes.instruments.panel import Readings, finite
 from regimes.local.arguments import LocalChoice, Trained, header
 from regimes.local.clock import UnitClock
@@ -34,7 +35,7 @@ from regimes.policies.schedules import period_of
 from regimes.training.gradients import new_stack
 from regimes.training.optimizers import Optimizers
 from regimes.training.replicas import Replicas
-from regimes.training.streaming import Exchange, whole_round
+from regimes.training.streaming import SyncRounds, whole_round
 
 
 class ProcessState:
@@ -97,7 +98,7 @@ class LocalSteps(Job):
         exchange = chosen.exchange
         reducer = Reducer(exchange.compressor, world.parts(layers), world, seed)
         synced = self.replicas.synced_parameters
-        self.exchange = Exchange(synced, reducer, chosen.outer, new_stack(tensors, 1))
+        self.sync = SyncRounds(synced, reducer, chosen.outer, new_stack(tensors, 1))
         self.panel = self._choose_gauges(
             model, seed, exchange, chosen.rule.needs, "update", is_local=lambda: True
         )
@@ -112,7 +113,7 @@ class LocalSteps(Job):
     @property
     def period(self) -> int:
         """Steps of the round under way; of the first fragment's."""
-        return self.exchange.fragments[0].period
+        return self.sync.fragments[0].period
 
     # -- what a script calls -----------------------------------------------------------------
 
@@ -143,12 +144,12 @@ class LocalSteps(Job):
             if self.recorder is not None:
                 self.recorder.flush()
             self.schedule.begin()
-        self.exchange.begin(self.next_period)
+        self.sync.begin(self.next_period)
         self.total += 1
         if self.membership is not None:
             self.membership.moved = True
         self.clock.start()
-        if self.exchange.advance():
+        if self.sync.advance():
             with self.clock.waiting():
                 self._synchronize()
         self.clock.stop()
@@ -158,7 +159,7 @@ class LocalSteps(Job):
         if self.closed:
             return
         self.closed = True
-        if self.exchange.between:
+        if self.sync.between:
             with self.clock.waiting():
                 self._synchronize(last=True)
             self.clock.stop()
@@ -166,7 +167,7 @@ class LocalSteps(Job):
             self.replicas.receive(range(len(self.layers)), 0.0)
         if self.total > len(self.rows) * self.chosen.every:
             self._end()
-        self.exchange.close()
+        self.sync.close()
         if self.recorder is not None:
             self.recorder.close(len(self.rows))
 
@@ -191,7 +192,7 @@ class LocalSteps(Job):
             return
         self.world.guard.enter("a synchronisation")
         if self.to_agree:
-            self.exchange.wait()
+            self.sync.wait()
             place = {"units": len(self.rows), "steps": self.total, "period": self.next_period}
             self.world.agree(state=place, lr=self.schedule.all_rates())
             self.to_agree = False
@@ -202,20 +203,20 @@ class LocalSteps(Job):
 
     def _send(self, last: bool) -> None:
         """Exchange what leaves, with a flag of what is not finite."""
-        for fragment in self.exchange.leaving(last):
-            movements = self.exchange.measure(fragment, self.replicas)
+        for fragment in self.sync.leaving(last):
+            movements = self.sync.measure(fragment, self.replicas)
             flags = loss_with_flag(movements.new_zeros(1), movements)[:, None]
-            self.exchange.send(fragment, self.values, flags)
+            self.sync.send(fragment, self.values, flags)
 
     def _apply(self, last: bool, means: Mapping[int, Tensor] | None = None) -> None:
         """The outer step of what has come back; ``means`` of the buffers, if they are known."""
-        for fragment, flight in self.exchange.arriving(last):
-            if flight.sent is not None and flight.means is not None:
-                self._check(flight.sent, flight.means)
-            if self.exchange.is_last(fragment):
-                self.panel.step(*self.exchange.seen())
+        for fragment, flight in self.sync.arriving(last):
+            if flight.transfer.extra is not None and flight.transfer.means is not None:
+                self._check(flight.transfer.extra, flight.transfer.means)
+            if self.sync.is_last(fragment):
+                self.panel.step(*self.sync.seen())
                 self.rounds += 1
-            self.exchange.apply(fragment, flight, self.replicas, means)
+            self.sync.apply(fragment, flight, self.replicas, means)
 
     def _check(self, flags: Tensor, mean: Tensor) -> None:
         """Raise TrainingError if a parameter is not finite, on all processes alike."""
@@ -236,7 +237,7 @@ class LocalSteps(Job):
 
     def _end(self) -> None:
         """End a unit: its row, and the period from the next round on."""
-        self.exchange.wait()  # readings need the communicator that its thread uses
+        self.sync.wait()  # readings need the communicator that its thread uses
         seen, rounds = self.panel.steps > 0, self.rounds
         readings = self.panel.read(len(self.rows), seen=seen) if seen else Readings()
         self.rounds = 0
@@ -282,18 +283,18 @@ class LocalSteps(Job):
         """What this process needs to continue, besides the states of its model and its optimiser,
         which are its own between two synchronisations. ``torch.load(weights_only=True)`` reads it
         back. Nothing in it changes afterwards."""
-        self.exchange.wait()  # its thread changes what is saved
-        memories, residuals = self.exchange.reducer.state_dict()
+        self.sync.wait()  # its thread changes what is saved
+        memories, residuals = self.sync.reducer.state_dict()
         return copy.deepcopy(
             {
                 **self._identity(),
                 "common": self.replicas.synced_tensors,
-                "outer": self.exchange.outer.optimizer.state_dict(),
+                "outer": self.sync.outer.optimizer.state_dict(),
                 "memories": memories,
                 "residuals": residuals,
                 "round": [self.total, self.rounds],
-                **self.exchange.state_dict(),
-                "movements": self.exchange.movements(),
+                **self.sync.state_dict(),
+                "movements": self.sync.movements(),
                 "seconds": [self.clock.seconds, self.clock.clocked],
                 "losses": [float(self.losses[0]), self.losses[1]],
                 **self._job_state(),
@@ -319,15 +320,15 @@ class LocalSteps(Job):
         state = copy.deepcopy(dict(with_all_units(saved, self.world, self.recorder)))
         for tensor, value in zip(self.replicas.synced_tensors, state["common"], strict=True):
             tensor.copy_(value)
-        self.exchange.outer.optimizer.load_state_dict(state["outer"])
-        self.exchange.reducer.load_state_dict(state["memories"], state["residuals"])
-        self.exchange.reducer.to(self.world.device)
+        self.sync.outer.optimizer.load_state_dict(state["outer"])
+        self.sync.reducer.load_state_dict(state["memories"], state["residuals"])
+        self.sync.reducer.to(self.world.device)
         if "fragments" in state:
             self.total, self.rounds = state["round"]
         else:  # version 0.2
             self.total, since, self.rounds, period = state["round"]
             state["fragments"] = [whole_round(period, since)]
-        self.exchange.load_state_dict(state, state.get("movements", ()))
+        self.sync.load_state_dict(state, state.get("movements", ()))
         self.panel.steps = self.rounds
         self.clock = UnitClock(self.world)
         if "seconds" in state:  # not in states of version 0.1

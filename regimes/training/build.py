@@ -18,6 +18,7 @@ from regimes.compression.traffic import check_order, costs_per_step
 from regimes.config import DENSE, Level, RunConfig, to_dict
 from regimes.data import Task
 from regimes.data import load as load_task
+from regimes.exchange.exchange import Exchange, buckets_with_loss
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.gradient_norm import PER_WORKER
 from regimes.instruments.panel import choose
@@ -39,7 +40,7 @@ from regimes.training.gradients import (
     draws_random_numbers,
     layer_table,
 )
-from regimes.training.graphs import GraphedStep
+from regimes.training.graphs import Graphs
 from regimes.training.learning_rate import LearningRate
 from regimes.training.needs import parts_of
 from regimes.training.numerics import Numerics
@@ -49,7 +50,7 @@ from regimes.training.phases import Phase
 from regimes.training.pruning import Pruning
 from regimes.training.rounds import Rounds
 from regimes.training.sharded import shard
-from regimes.training.step import TrainingStep, buckets_of
+from regimes.training.step import TrainingStep
 from regimes.training.units import Units
 
 
@@ -106,8 +107,11 @@ class Run:
             shard(self.model, world)
         self.gradients = self._gradients()
         parameters = self.gradients.parameters
-        buckets = buckets_of(parameters, config.bucket_mb, config.optimizer.clip is not None)
-        self.reducer = Reducer(chosen, world.parts(self.layers), world, config.seed, buckets)
+        clips = config.optimizer.clip is not None
+        buckets = buckets_with_loss(parameters, config.bucket_mb, whole=clips)
+        self.reducer = Reducer(chosen, world.parts(self.layers), world, config.seed)
+        overlaps = world.processes > 1 and buckets is not None
+        self.exchange = Exchange(self.reducer, buckets, background=device if overlaps else None)
         cut = config.pruning
         self.pruning = None if cut is None else Pruning(cut, self.layers, parameters)
         self.controller = self._controller()
@@ -180,9 +184,10 @@ class Run:
 
     def _step(self) -> TrainingStep:
         if self.config.graphs is None:
-            return TrainingStep(self.gradients, self.reducer)
+            return TrainingStep(self.gradients, self.exchange)
         self.gradients.seeded = False
-        return GraphedStep(self.gradients, self.reducer, self.config.graphs)
+        graphs = Graphs(self.gradients, self.reducer, self.config.graphs)
+        return TrainingStep(self.gradients, self.exchange, graphs)
 
     def _controller(self) -> Controller:
         config, layers = self.config, self.layers

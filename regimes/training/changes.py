@@ -142,13 +142,13 @@ def _fit_optimizer(
                 workers = [{**w, "optimizer": fit(w["optimizer"])} for w in local["workers"]]
                 file["own"]["local"] = {**local, "workers": workers}
     if before.outer != run.config.outer and run.local is not None and "local" in shared:
-        saved, made = shared["local"]["optimizer"], run.local.exchange.outer.optimizer.state_dict()
+        saved, made = shared["local"]["optimizer"], run.local.sync.outer.optimizer.state_dict()
         kept = bool(before.outer.momentum) == bool(run.config.outer.momentum)
         outer = {**made, "state": saved["state"] if kept else made["state"]}
         shared["local"] = {**shared["local"], "optimizer": outer}
         if before.outer.fragments != run.config.outer.fragments:
             _refuse_between(shared, "outer.fragments")
-            shared["local"] = {**shared["local"], **run.local.exchange.state_dict()}
+            shared["local"] = {**shared["local"], **run.local.sync.state_dict()}
 
 
 def _same_kind(old: OptimizerConfig, new: OptimizerConfig) -> bool:

@@ -139,7 +139,7 @@ class Churn:
     def _reducers(self) -> Iterator[Reducer]:
         yield self.run.reducer
         if self.run.local is not None:
-            yield self.run.local.exchange.reducer
+            yield self.run.local.sync.reducer
 
     def _taken(self, row: int) -> dict[str, float]:
         """Norms of what a worker has not sent."""

@@ -75,7 +75,7 @@ class _Graphs:
         self.most, self.stream = most, stream
         # One pool of memory for all: graphs are replayed one after the other, and what one leaves
         # is used before the next. The one exception is a compressor's memory; it is copied to the
-        # inputs of the graph that follows before that runs (`GraphedStep._move`).
+        # inputs of the graph that follows before that runs (`Graphs._move`).
         self.pool = torch.cuda.graph_pool_handle()
         self.kept: OrderedDict[Hashable, _Graph] = OrderedDict()
         self._seen: OrderedDict[Hashable, int] = OrderedDict()  # steps of a kind without a graph
@@ -132,22 +132,24 @@ class _Graphs:
         return graph
 
 
-class GraphedStep(TrainingStep):
-    """Takes steps as graphs, in one process on a GPU; the numbers are those without.
+class Graphs:
+    """Replays passes and exchanges as graphs, in one process on a GPU; the numbers are those
+    without.
 
     Args:
-        most: vectors of levels whose graphs are kept.
+        most: vectors of levels of which graphs are kept.
     """
 
     def __init__(self, gradients: Gradients, reducer: Reducer, most: int) -> None:
-        super().__init__(gradients, reducer)
+        self.gradients, self.reducer = gradients, reducer
         stream = torch.cuda.Stream(gradients.stack.device)
         self.passes, self.reductions = _Graphs(most, stream), _Graphs(most, stream)
         self._losses = torch.zeros_like(gradients.stack[:, 0])  # where reductions read them
 
     # -- forward and backward -------------------------------------------------------------------
 
-    def _backward(self, x: Tensor, y: Tensor, epoch: int, step: int) -> Float[Tensor, " rows"]:
+    def compute(self, x: Tensor, y: Tensor, epoch: int, step: int) -> Float[Tensor, " rows"]:
+        """``Gradients.compute``."""
         g, kind = self.gradients, (_layout(x), _layout(y))
         graph = self.passes.get(kind)
         if graph is None:
@@ -165,13 +167,14 @@ class GraphedStep(TrainingStep):
 
     # -- reduction ------------------------------------------------------------------------------
 
-    def _reduction(self, losses: Float[Tensor, " rows"]) -> Reduced:
-        kind = (tuple(self.levels), tuple(map(_decisive, self.reducer.states)))
+    def finish(self, step: TrainingStep, losses: Float[Tensor, " rows"]) -> Reduced:
+        """``TrainingStep.finish``."""
+        kind = (tuple(step.levels), tuple(map(_decisive, self.reducer.states)))
         graph = self.reductions.get(kind)
         if self._rescales() or (graph is None and not self.reductions.is_due(kind)):
-            return self.reductions.without(lambda: super(GraphedStep, self)._reduction(losses))
+            return self.reductions.without(lambda: step.finish(losses))
         if graph is None:
-            graph = self._capture(kind, losses)
+            graph = self._capture(kind, lambda: step.finish(losses))
         else:
             self._move(graph)
         if graph.seeds is not None:
@@ -192,16 +195,16 @@ class GraphedStep(TrainingStep):
             )
         )
 
-    def _capture(self, kind: Hashable, losses: Tensor) -> _Graph:
+    def _capture(self, kind: Hashable, finish: Callable[[], Reduced]) -> _Graph:
         """Record the reduction. Its work on the host is done in passing, as that of a step."""
         world, states = self.reducer.world, self.reducer.states
         fields = _fields(states)
         inputs = [getattr(state, name) for state, name in fields]
-        seeds = SeedTable(SEEDS * len(states) * world.local, losses.device)
+        seeds = SeedTable(SEEDS * len(states) * world.local, self._losses.device)
         before = world.meter.take()
 
         def work() -> Reduced:
-            result = super(GraphedStep, self)._reduction(losses)
+            result = finish()
             self._put_back(fields, inputs)
             return result
 
@@ -237,8 +240,7 @@ class GraphedStep(TrainingStep):
         states, reducer = self.reducer.states, self.reducer
         present = [getattr(state, name) for state, name in _fields(states)]
         _copy(graph.inputs, present)
-        for bucket in reducer.buckets:
-            reducer.set_rates(bucket, states)
+        reducer.set_rates(range(len(states)), states)
         for state, after in zip(states, graph.after, strict=True):
             vars(state).update(after)
             state.step += 1

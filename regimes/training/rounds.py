@@ -18,14 +18,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regimes.collectives.requests import Mean
-from regimes.compression.reducer import Reducer, loss_with_flag
+from regimes.compression.reducer import Reducer
 from regimes.config import Level, OuterConfig
+from regimes.exchange.nonfinite import loss_with_flag
 from regimes.instruments.panel import Panel
 from regimes.training.clock import Clock
 from regimes.training.gradients import Gradients, install, new_stack
 from regimes.training.optimizers import Optimizers, mean_state
 from regimes.training.replicas import Replicas
-from regimes.training.streaming import Exchange, Fragment, whole_round
+from regimes.training.streaming import Fragment, SyncRounds, whole_round
 
 Loss = tuple[Tensor, Tensor, int, int]  # mean of all workers; [rows] of this process; epoch, step
 
@@ -52,7 +53,7 @@ class Rounds:
     ) -> None:
         self.gradients, self.world, self.config = gradients, gradients.world, config
         self.optimizer, self._build = optimizer, build
-        self.exchange = Exchange(gradients.parameters, reducer, config, self._storage())
+        self.sync = SyncRounds(gradients.parameters, reducer, config, self._storage())
         self.rounds, self.rates = 0, 0.0
         self.pending: list[tuple[Tensor, int, int]] = []
         self.sent: deque[list[tuple[Tensor, int, int]]] = deque()
@@ -75,7 +76,7 @@ class Rounds:
 
     def begin(self, wanted: int) -> bool:
         """A step begins, and after a round also a new period; returns whether the step is local."""
-        if not self.exchange.between:
+        if not self.sync.between:
             shares = wanted == 1 and self.config.plain and self.config.period_one == "gradients"
             if shares and self.replicas is not None:  # back to one model
                 states = self.config.states
@@ -86,7 +87,7 @@ class Rounds:
                 self.world.broadcast(list(self.gradients.model.buffers()))
                 self._make_replicas().copy_state(self.optimizer)
         if self.is_local:
-            self.exchange.begin(wanted)
+            self.sync.begin(wanted)
         self.rounds += not self.is_local
         return self.is_local
 
@@ -103,7 +104,7 @@ class Rounds:
                 own.step()
         self.pending.append((losses, epoch, step))
         self.rates += lr
-        return self.exchange.advance()
+        return self.sync.advance()
 
     def synchronize(
         self, levels: Sequence[Level], clock: Clock, panel: Panel, *, last: bool = False
@@ -114,7 +115,7 @@ class Rounds:
         losses = self._receive(clock, panel, last) if last else []
         self.world.take_marks()  # of what came before
         with clock.exchanging(self.world), clock("compress"):
-            for fragment in self.exchange.leaving(last):
+            for fragment in self.sync.leaving(last):
                 self._send(fragment, levels)
         return losses + self._receive(clock, panel, last)
 
@@ -125,24 +126,24 @@ class Rounds:
             losses = self._losses()
             self.sent.append(self.pending)
             self.pending = []
-        self.exchange.measure(fragment, self.replicas)
-        self.exchange.send(fragment, levels, losses)
+        self.sync.measure(fragment, self.replicas)
+        self.sync.send(fragment, levels, losses)
 
     def _receive(self, clock: Clock, panel: Panel, last: bool) -> list[Loss]:
         assert self.replicas is not None
         losses: list[Loss] = []
-        if self.exchange.background is not None:
+        if self.sync.exchange.background is not None:
             with clock("communicate"):
-                self.exchange.wait()
-        for fragment, flight in self.exchange.arriving(last):
+                self.sync.wait()
+        for fragment, flight in self.sync.arriving(last):
             losses += self._delivered()
-            if self.exchange.is_last(fragment):
+            if self.sync.is_last(fragment):
                 self.optimizer.lr = self.rates
-                panel.step(*self.exchange.seen(), clock)
+                panel.step(*self.sync.seen(), clock)
                 self.rates = 0.0
                 self.rounds += 1
             with clock.exchanging(self.world), clock("compress"):
-                self.exchange.apply(fragment, flight, self.replicas)
+                self.sync.apply(fragment, flight, self.replicas)
         return losses
 
     def flush_losses(self) -> list[Loss]:
@@ -167,7 +168,7 @@ class Rounds:
         """Losses whose means have come back."""
         return [
             (mean, *step)
-            for means in self.exchange.means()
+            for means in self.sync.means()
             for mean, step in zip(means.unbind(), self.sent.popleft(), strict=True)
         ]
 
@@ -187,7 +188,7 @@ class Rounds:
         Args:
             rows: where each was before; None: nowhere.
         """
-        self.exchange.set_storage(*self._storage(), rows)
+        self.sync.set_storage(*self._storage(), rows)
 
     def change(self, rows: Sequence[int | None], start: str) -> None:
         """Other workers from now on; see ``Replicas.change``.
@@ -212,18 +213,18 @@ class Rounds:
 
     def state_dict(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """(shared, own): the same on all processes, and of this process's workers."""
-        exchange = self.exchange
-        rounds = exchange.state_dict()  # first: it waits for the thread that changes memories
-        memories, residuals = exchange.reducer.state_dict()
+        sync = self.sync
+        rounds = sync.state_dict()  # first: it waits for the thread that changes memories
+        memories, residuals = sync.reducer.state_dict()
         shared = {
-            "since": int(exchange.between),
+            "since": int(sync.between),
             **rounds,
             "rates": self.rates,
-            "optimizer": exchange.outer.optimizer.state_dict(),
+            "optimizer": sync.outer.optimizer.state_dict(),
             "memories": memories,
         }
         workers = [] if self.replicas is None else self.replicas.state_dict()
-        for worker, movements in zip(workers, exchange.movements(), strict=False):
+        for worker, movements in zip(workers, sync.movements(), strict=False):
             worker["movements"] = movements
         return shared, {"residuals": residuals, "workers": workers}
 
@@ -231,14 +232,14 @@ class Rounds:
         self, shared: dict[str, Any], residuals: dict[str, Any], workers: list[dict[str, Any]]
     ) -> None:
         """The inverse; ``workers`` are the hosted ones, or empty if steps were shared."""
-        exchange = self.exchange
+        sync = self.sync
         if "fragments" not in shared:  # version 0.2
             shared = {**shared, "fragments": [whole_round(shared.get("period"), shared["since"])]}
         movements = [worker["movements"] for worker in workers if "movements" in worker]
-        exchange.load_state_dict(shared, movements)
+        sync.load_state_dict(shared, movements)
         self.rates = shared["rates"]
-        exchange.outer.optimizer.load_state_dict(shared["optimizer"])
-        exchange.reducer.load_state_dict(shared["memories"], residuals)
-        exchange.reducer.to(self.gradients.stack.device)
+        sync.outer.optimizer.load_state_dict(shared["optimizer"])
+        sync.reducer.load_state_dict(shared["memories"], residuals)
+        sync.reducer.to(self.gradients.stack.device)
         if workers:
             self._make_replicas().load_state_dict(workers)

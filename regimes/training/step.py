@@ -1,61 +1,48 @@
-"""One training step up to the shared updates: gradients and their reduction, bucket by bucket; and
-the losses of a unit's steps.
+"""One training step up to the shared updates, and the losses of a unit's steps.
 
-Several processes with more than one bucket overlap the two (``collectives.overlap``): a bucket is
-reduced while the last backward pass of the step goes on. A single process reduces the same buckets
-in the same order after backward. The numbers differ only in the order of additions over more than
-two processes.
+Several processes with more than one bucket overlap gradients and their exchange
+(``exchange.exchange``): a bucket leaves while the last backward pass of the step goes on. A single
+process exchanges the same buckets in the same order after backward. The numbers differ only in the
+order of additions over more than two processes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from regimes.collectives.overlap import Pipeline, make_buckets
-from regimes.collectives.requests import NO_LAYER
-from regimes.compression.reducer import Reducer, loss_with_flag
 from regimes.config import Level
 from regimes.errors import TrainingError
+from regimes.exchange.exchange import Exchange
 from regimes.reduction import Coupled
 from regimes.training.clock import Clock
 from regimes.training.gradients import Gradients
 
+if TYPE_CHECKING:
+    from regimes.training.graphs import Graphs
+
 Reduced = tuple[list[Tensor], Tensor, Tensor]  # updates, mean loss, losses of this process
 
 
-def buckets_of(
-    parameters: Sequence[nn.Parameter], bucket_mb: float, whole: bool
-) -> list[list[int]] | None:
-    """The buckets of a model, the loss in the last; None is one bucket of all, as where nothing can
-    be reduced before the ``whole`` gradient is there."""
-    *early, last = make_buckets(parameters, int(bucket_mb * 2**20))
-    return None if whole or not early else [*early, [*last, NO_LAYER]]
-
-
 class TrainingStep:
-    """Takes one step at a time.
+    """Takes one step at a time: gradients of the hosted workers, and their exchange.
 
-    Attributes:
-        pipeline: reduces during backward; None where that gains nothing.
+    Args:
+        graphs: replays both; None: they run as they are.
     """
 
-    def __init__(self, gradients: Gradients, reducer: Reducer) -> None:
-        self.gradients, self.reducer = gradients, reducer
-        self.pipeline: Pipeline | None = None
-        # Shared with the pipeline's thread, without a lock: the main thread touches these only
-        # before the first bucket is ready and after ``finish``.
+    def __init__(
+        self, gradients: Gradients, exchange: Exchange, graphs: Graphs | None = None
+    ) -> None:
+        self.gradients, self.exchange, self.graphs = gradients, exchange, graphs
         self.levels: Sequence[Level] = []
-        self.loss: Tensor | None = None
-        self.updates: dict[int, Tensor] = {}
-        if reducer.world.processes > 1 and len(reducer.buckets) > 1:
-            buckets = [list(bucket) for bucket in reducer.buckets]
-            self.pipeline = Pipeline(buckets, self._reduce, gradients.stack.device)
-            gradients.on_layer_complete(self.pipeline.mark_ready)
+        if exchange.background is not None:
+            gradients.on_layer_complete(self._arrived)
 
     def take(
         self, x: Tensor, y: Tensor, epoch: int, step: int, levels: Sequence[Level], clock: Clock
@@ -66,48 +53,33 @@ class TrainingStep:
             The updates ``[*shape]`` per layer, the mean loss, and the losses ``[rows]`` of this
             process, NaN if a gradient is not finite.
         """
-        world, self.levels = self.reducer.world, levels
+        world, graphs, self.levels = self.exchange.world, self.graphs, levels
+        compute = self.gradients.compute if graphs is None else graphs.compute
         world.take_marks()  # of what came before
-        if self.pipeline is not None:
-            self.pipeline.begin()
-        with clock("compute"):
-            losses = self._backward(x, y, epoch, step)
+        self.exchange.begin(levels)
+        with clock("compute"), world.contact("a pass of the model"):
+            losses = compute(x, y, epoch, step)
         with clock.exchanging(world), clock("compress"):
-            return self._reduction(losses)
+            return self.finish(losses) if graphs is None else graphs.finish(self, losses)
 
-    def _backward(self, x: Tensor, y: Tensor, epoch: int, step: int) -> Float[Tensor, " rows"]:
-        """Fill the gradients; the losses of this process's rows."""
-        with self.reducer.world.contact("a pass of the model"):
-            return self.gradients.compute(x, y, epoch, step)
+    def _arrived(self, layers: Iterable[int]) -> None:
+        """Backward has completed these layers, on all hosted workers."""
+        self.exchange.add({i: self.gradients.layers[i] for i in layers})
 
-    def _reduction(self, losses: Float[Tensor, " rows"]) -> Reduced:
-        """What ``take`` returns, from the gradients and losses, at ``levels``."""
-        stack, levels = self.gradients.stack, self.levels
-        self.loss = rows = self.reducer.losses_to_send(losses, stack)
-        if self.pipeline is None:
-            for bucket in self.reducer.buckets:
-                self._reduce(bucket)
-        else:
-            # The last bucket waits for the loss (NO_LAYER); other buckets may still wait for
-            # layers that this pass did not use and backward therefore never reported.
-            self.pipeline.mark_ready(range(NO_LAYER, len(levels)))
-            self.pipeline.finish()
-        by_layer, self.updates = self.updates, {}
-        updates = [by_layer[i] for i in range(len(levels))]
-        mean = self.reducer.flag_mean(by_layer[NO_LAYER], updates, levels)
-        if mean is not by_layer[NO_LAYER]:  # the updates show a non-finite gradient
-            rows = loss_with_flag(losses, stack)
-        return updates, mean, rows
-
-    def _reduce(self, bucket: Sequence[int]) -> None:
-        """Called in the pipeline's thread, if there is one."""
-        gradients = self.gradients.layers
-        self.updates.update(self.reducer.reduce(bucket, gradients, self.levels, self.loss))
+    def finish(self, losses: Float[Tensor, " rows"]) -> Reduced:
+        """What ``take`` returns, from the gradients and their losses."""
+        layers = self.gradients.layers
+        # also those that backward has not reported, because this pass did not use them
+        self.exchange.add(dict(enumerate(layers)))
+        transfer = self.exchange.finish(losses, self.gradients.stack)
+        self.exchange.settle()
+        assert transfer.means is not None
+        assert transfer.extra is not None
+        return [transfer.updates[i] for i in range(len(layers))], transfer.means, transfer.extra
 
     def close(self) -> None:
-        """End the pipeline's thread, so that no collective is in progress when the group ends."""
-        if self.pipeline is not None:
-            self.pipeline.close()
+        """End the exchange's thread."""
+        self.exchange.close()
 
 
 def check_interval(device: torch.device) -> int:

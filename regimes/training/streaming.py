@@ -11,17 +11,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.collectives.overlap import Background
-from regimes.collectives.requests import NO_LAYER
 from regimes.compression.reducer import Reducer
 from regimes.config import Level, OuterConfig
 from regimes.errors import require
+from regimes.exchange.exchange import Exchange, Transfer
 from regimes.training.replicas import OuterStep, Replicas
 
 
@@ -56,15 +55,12 @@ class Flight:
 
     Attributes:
         left: local steps until it is applied.
-        updates: the shared pseudo-gradient of each layer of the fragment, once it is there.
-        sent, means: the losses that were sent with it, ``[rows, steps]``, and their means,
-            ``[steps]``; None: of none, or delivered.
+        transfer: its updates are the shared pseudo-gradients of the fragment's layers, its means
+            those of the losses that were sent with it, ``[steps]``, until they are delivered.
     """
 
     left: int
-    sent: Tensor | None = None
-    updates: dict[int, Tensor] = field(default_factory=dict)
-    means: Tensor | None = None
+    transfer: Transfer
 
 
 @dataclass(eq=False)
@@ -86,10 +82,11 @@ class Fragment:
     unseen: bool = False
 
 
-class Exchange:
+class SyncRounds:
     """The fragments of a network, their rounds, and the outer step.
 
     Attributes:
+        exchange: shares movements; among processes a delay lets it go on in the background.
         stack, parts: the movements that were last sent, ``[L, N]`` and its ``[L, *shape]`` per
             layer.
         updates: what came back of them, ``[*shape]`` per layer.
@@ -111,6 +108,9 @@ class Exchange:
                 gradients will do.
         """
         self.reducer, self.config = reducer, config
+        delayed = config.delay > 0 and reducer.world.processes > 1
+        device = storage[0].device if delayed else None
+        self.exchange = Exchange(reducer, background=device)
         self.outer = OuterStep(parameters, reducer, config)
         sizes = [parameter.numel() for parameter in parameters]
         expected = f"at most the number of layers, {len(sizes)}"
@@ -120,10 +120,6 @@ class Exchange:
         self.updates = list[Tensor](part[0] for part in self.parts)
         self.older: dict[int, Tensor] = {}
         self.begun = False
-        world = reducer.world
-        self.background: Background | None = None  # sends while workers go on
-        if config.delay and world.processes > 1:
-            self.background = Background(self.stack.device)
 
     def set_storage(
         self, stack: Tensor, parts: Sequence[Tensor], rows: Sequence[int | None]
@@ -184,7 +180,7 @@ class Exchange:
         for fragment, flight in sorted(flights, key=lambda pair: pair[1].left):
             if last or flight.left <= 0:
                 self.wait()
-                for layer, update in flight.updates.items():
+                for layer, update in flight.transfer.updates.items():
                     self.updates[layer] = update
                     self.older.pop(layer, None)
                 fragment.unseen = True
@@ -209,39 +205,27 @@ class Exchange:
         levels: Sequence[Level],
         losses: Float[Tensor, "rows steps"] | None,
     ) -> None:
-        """Exchange a fragment's measured movements; among processes a delay lets it go on in the
-        background.
+        """Exchange a fragment's measured movements.
 
         Args:
             losses: sent with them; their means come with what comes back.
         """
-        flight = fragment.flight = Flight(self.config.delay, losses)
-        fragment.since = 0
-        bucket = fragment.layers if losses is None else [NO_LAYER, *fragment.layers]
-
-        def exchange() -> None:
-            results = self.reducer.reduce(bucket, self.parts, levels, losses)
-            flight.means = results.pop(NO_LAYER, None)
-            flight.updates = results
-
-        if self.background is None:
-            exchange()
-        else:
-            self.background.call(exchange)
+        transfer = self.exchange.begin(levels, fragment.layers)
+        fragment.flight, fragment.since = Flight(self.config.delay, transfer), 0
+        self.exchange.send({i: self.parts[i] for i in fragment.layers}, transfer, losses)
 
     def wait(self) -> None:
         """Until all that was sent has come back; before any other collective."""
-        if self.background is not None:
-            self.background.finish()
+        self.exchange.wait()
 
     def means(self) -> Iterator[Tensor]:
         """Mean losses that have come back and were not delivered, in the order of sending."""
         self.wait()
         flights = [f.flight for f in self.fragments if f.flight is not None]
         for flight in sorted(flights, key=lambda flight: flight.left):
-            if flight.means is not None:
-                yield flight.means
-                flight.means = None
+            if flight.transfer.means is not None:
+                yield flight.transfer.means
+                flight.transfer.means = None
 
     def is_last(self, fragment: Fragment) -> bool:
         """Is it the fragment with which all have come back once more?"""
@@ -271,13 +255,12 @@ class Exchange:
         """The outer step of a fragment; running statistics go with the first one, whose ``means``
         may be known already."""
         first = fragment is self.fragments[0]
-        self.outer.step(flight.updates, replicas, buffers=first, means=means)
+        self.outer.step(flight.transfer.updates, replicas, buffers=first, means=means)
         fragment.flight = None
 
     def close(self) -> None:
         """End the background thread."""
-        if self.background is not None:
-            self.background.close()
+        self.exchange.close()
 
     # -- checkpoint --------------------------------------------------------------------------
 
@@ -290,7 +273,7 @@ class Exchange:
                 "period": f.period,
                 "since": f.since,
                 "left": f.flight.left if f.flight else None,
-                "updates": f.flight.updates if f.flight else {},
+                "updates": f.flight.transfer.updates if f.flight else {},
                 "unseen": {i: self.updates[i] for i in f.layers} if f.unseen else {},
             }
             for f in self.fragments
@@ -319,7 +302,7 @@ class Exchange:
             fragment.flight = None
             if saved["left"] is not None:
                 updates = {i: update.to(device) for i, update in saved["updates"].items()}
-                fragment.flight = Flight(saved["left"], updates=updates)
+                fragment.flight = Flight(saved["left"], Transfer((), [], updates=updates))
             unseen = saved.get("unseen", {})
             fragment.unseen = bool(unseen)
             for layer, update in unseen.items():

@@ -33,7 +33,8 @@ from regimes.compression.sparse import TopK
 from regimes.config import override
 from regimes.errors import ConfigError
 from regimes.training.checks import PlugIns, check_combined
-from regimes.training.graphs import WARM_UP, GraphedStep, _Graphs
+from regimes.training.graphs import WARM_UP, _Graphs
+from regimes.training.step import TrainingStep
 
 TINY = ["model={name='gpu_steps:tiny'}", "workers=2", "batch_size=4"]
 ALTERNATING = ["policy={name='windows', windows=[[0, 1], [2, 3]], inside='low', outside='high'}"]
@@ -133,22 +134,22 @@ class Watched:
 
     def __init__(self, diary: pretended.Diary, patch: pytest.MonkeyPatch) -> None:
         self.steps: list[tuple[bool, int, int, set[int]]] = []
-        take = GraphedStep.take
+        take = TrainingStep.take
 
-        def watched(step: GraphedStep, *args: Any) -> Any:
+        def watched(step: TrainingStep, *args: Any) -> Any:
             before = [c.total() for c in (diary.ops, diary.memory)]
             replays = diary.graphs["replayed"]
             updates, loss, rows = take(step, *args)
             after = [c.total() for c in (diary.ops, diary.memory)]
             kept: list[Tensor] = [*updates, loss, step.gradients.stack]
-            for state in step.reducer.states:
+            for state in step.exchange.reducer.states:
                 kept += [x for x in vars(state).values() if isinstance(x, Tensor)]
             launched, taken = (b - a for a, b in zip(before, after, strict=True))
             whole = diary.graphs["replayed"] - replays == 2
             self.steps.append((whole, launched, taken, {x.data_ptr() for x in kept}))
             return updates, loss, rows
 
-        patch.setattr(GraphedStep, "take", watched)
+        patch.setattr(TrainingStep, "take", watched)
 
 
 def test_a_replayed_step_takes_no_memory_and_stays_in_its_places(

@@ -14,13 +14,14 @@ from ddp_scripts import gpus as jobs
 from ddp_scripts import group
 
 import regimes
-from regimes.collectives.overlap import Pipeline
 from regimes.collectives.process_group import backends
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer
 from regimes.compression.sparse import TopK
 from regimes.config import RunConfig, override
+from regimes.exchange.background import Background
+from regimes.exchange.exchange import Exchange
 from regimes.launch import gpus, sweep
 from regimes.records import read_lines
 
@@ -180,7 +181,7 @@ def topk(device: torch.device) -> tuple[torch.Tensor, int]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "index_add_", index_add)
         losses = torch.zeros(6, device=device)
-        updates, _ = reducer.step([grads], [40], losses, grads.flatten(1))
+        updates, _ = Exchange(reducer).step([grads], [40], losses, grads.flatten(1))
     return updates[0], max(most)
 
 
@@ -241,9 +242,8 @@ def test_runs_beside_each_other_share_out_the_gpus(
 
 def test_the_thread_of_the_exchange_has_a_context_on_its_own_gpu_alone() -> None:
     with pretended.gpu(2) as diary:
-        pipeline = Pipeline([[0], [1]], lambda bucket: None, torch.device("cuda", 1))
-        pipeline.begin()
-        pipeline.mark_ready([0, 1])
-        pipeline.finish()
-        pipeline.close()
+        background = Background(torch.device("cuda", 1))
+        background.call(lambda: None)
+        background.finish()
+        background.close()
         assert diary.contexts == {("regimes", 1)}

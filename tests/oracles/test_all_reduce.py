@@ -16,6 +16,7 @@ from regimes.collectives.world import World
 from regimes.compression.all_reduce import QuantisedAllReduce
 from regimes.compression.reducer import Reducer
 from regimes.cost.network import Network, Work
+from regimes.exchange.exchange import Exchange
 
 SHAPE, BLOCK = (7, 11), 6
 SIZE = math.prod(SHAPE)
@@ -35,7 +36,7 @@ def reducer(world: World, dtype: torch.dtype = torch.float64, **fields: object) 
 
 def step(to: Reducer, grad: Tensor, bits: int) -> Tensor:
     losses = torch.zeros(len(grad), dtype=grad.dtype)
-    return to.step([grad], [bits], losses, grad.flatten(1))[0][0].clone()
+    return Exchange(to).step([grad], [bits], losses, grad.flatten(1))[0][0].clone()
 
 
 def rounded(numbers: list[float], bits: int) -> list[float]:
@@ -169,7 +170,7 @@ def test_half_precision_is_added_in_float32() -> None:
     grad = torch.ones(257, 1, 2, dtype=torch.bfloat16)
     to = Reducer(QuantisedAllReduce(stochastic=False), [Layer("m", (1, 2))], World(257), seed=0)
     losses = torch.zeros(257)
-    ((update,), _) = to.step([grad], [8], losses, grad.flatten(1))
+    ((update,), _) = Exchange(to).step([grad], [8], losses, grad.flatten(1))
     assert update.tolist() == [[1.0, 1.0]]
     assert update.dtype == torch.bfloat16
 

@@ -12,6 +12,7 @@ from regimes.collectives.world import World
 from regimes.compression.cosine import DCTTopK, basis
 from regimes.compression.reducer import Reducer
 from regimes.errors import ConfigError
+from regimes.exchange.exchange import Exchange
 
 F64 = torch.float64
 CPU = torch.device("cpu")
@@ -71,7 +72,7 @@ def test_it_is_the_authors_loop(
     for step, wanted in enumerate(updates):
         grad = gradients(shape, step)
         losses = torch.zeros(WORKERS, dtype=F64)
-        ((update,), _) = reducer.step([grad], [level], losses, grad.flatten(1))
+        ((update,), _) = Exchange(reducer).step([grad], [level], losses, grad.flatten(1))
         theirs = torch.from_numpy(wanted).view(shape)
         torch.testing.assert_close(update, theirs, rtol=0, atol=1e-12)
         blocks = layer.size // (h * w)

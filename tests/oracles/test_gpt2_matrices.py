@@ -16,6 +16,7 @@ from regimes.collectives.world import World
 from regimes.compression.powersgd import PowerSGD
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, Level
+from regimes.exchange.exchange import Exchange
 from regimes.seeding import stream
 
 F64, SEED, RANKS = torch.float64, 5, (4, 2, 3)  # by step: dropped and added
@@ -78,7 +79,8 @@ def check(layers: Sequence[Layer], workers: int, levels: Sequence[dict[str, Leve
         parts = stack.split([x.size for x in layers], dim=1)
         gradients = [p.view(workers, *x.shape) for p, x in zip(parts, layers, strict=True)]
         given = [_level(x, by_name) for x in layers]
-        updates, _ = reducer.step(gradients, given, torch.zeros(workers, dtype=F64), stack)
+        losses = torch.zeros(workers, dtype=F64)
+        updates, _ = Exchange(reducer).step(gradients, given, losses, stack)
         for layer, gradient, update, level in zip(layers, gradients, updates, given, strict=True):
             expected = gradient.mean(0)
             if layer.compressed:

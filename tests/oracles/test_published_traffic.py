@@ -17,6 +17,7 @@ from regimes.compression.reducer import Reducer
 from regimes.compression.traffic import traffic_table
 from regimes.config import DENSE, Level
 from regimes.data.classification import classification_loss
+from regimes.exchange.exchange import Exchange
 from regimes.training.gradients import Gradients, layer_table
 
 STEPS = 300 * 98
@@ -118,7 +119,7 @@ def test_the_meter_over_real_steps_equals_the_formula(network: str) -> None:
         chosen = compressor({"name": name})
         reducer = Reducer(chosen, layers, world, seed=0)
         levels = [level if layer.compressed else DENSE for layer in layers]
-        reducer.step(gradients.layers, levels, losses, gradients.stack)  # type: ignore[arg-type]
+        Exchange(reducer).step(gradients.layers, levels, losses, gradients.stack)  # type: ignore[arg-type]
         meter = world.meter.take()
         floats, sent = traffic_table(chosen, layers, level, workers=4)
         assert sum(meter.layers[i].floats for i in range(len(layers))) == floats

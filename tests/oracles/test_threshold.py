@@ -15,6 +15,7 @@ from regimes.compression.threshold import Threshold
 from regimes.compression.traffic import check_order
 from regimes.config import DENSE, Level
 from regimes.errors import ConfigError
+from regimes.exchange.exchange import Exchange
 
 F64, WORKERS, SHAPE = torch.float64, 4, (5, 7)
 RATES = (0.25, 0.5, 1.0, 0.125, 0.125)
@@ -36,7 +37,7 @@ def step(to: Reducer, t: int, level: Level = LEVEL) -> Tensor:
     world, to.rates = to.world, [RATES[t]]
     grad = gradient(t)[world.hosted.start : world.hosted.stop]
     losses = torch.zeros(len(grad), dtype=F64)
-    return to.step([grad], [level], losses, grad.flatten(1))[0][0].clone()
+    return Exchange(to).step([grad], [level], losses, grad.flatten(1))[0][0].clone()
 
 
 @pytest.mark.parametrize("feedback", [True, False])

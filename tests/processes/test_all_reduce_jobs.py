@@ -14,6 +14,7 @@ from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression import compressor
 from regimes.compression.reducer import Reducer
+from regimes.exchange.exchange import Exchange
 
 F64 = torch.float64
 SHAPE, STEPS, PERIOD, RATE = (9, 10), 6, 2, 0.25
@@ -79,7 +80,10 @@ def simulated(turn: int, period: int) -> Tensor:
     for first in range(0, STEPS, period):
         grad = sum(RATE * slopes(step) for step in range(first, first + period))
         assert isinstance(grad, Tensor)
-        weight = weight - to.step([grad], [4], torch.zeros(2, dtype=F64), grad.flatten(1))[0][0]
+        weight = (
+            weight
+            - Exchange(to).step([grad], [4], torch.zeros(2, dtype=F64), grad.flatten(1))[0][0]
+        )
     assert isinstance(weight, Tensor)
     return weight
 

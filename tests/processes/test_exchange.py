@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regimes import PowerSGD, TopK
-from regimes.collectives.overlap import make_buckets
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer
 from regimes.data.classification import classification_loss
+from regimes.exchange.exchange import Exchange, buckets_with_loss, make_buckets
 from regimes.training import clock
 from regimes.training.gradients import Gradients, layer_table
-from regimes.training.step import TrainingStep, buckets_of
+from regimes.training.step import TrainingStep
 
 WORKERS, STEPS, BATCH = 4, 4, 6
 BUCKET = 0.003  # megabytes: several buckets
@@ -77,8 +77,11 @@ def training_step(case: Case, world: World, bucket_mb: float) -> TrainingStep:
         clip=case.clip,
     )
     compressor = TopK() if case.topk else PowerSGD()
-    buckets = buckets_of(gradients.parameters, bucket_mb, case.clip is not None)
-    return TrainingStep(gradients, Reducer(compressor, layer_table(model), world, 0, buckets))
+    buckets = buckets_with_loss(gradients.parameters, bucket_mb, whole=case.clip is not None)
+    overlaps = world.processes > 1 and buckets is not None
+    device = torch.device("cpu") if overlaps else None
+    reducer = Reducer(compressor, layer_table(model), world, 0)
+    return TrainingStep(gradients, Exchange(reducer, buckets, background=device))
 
 
 def batch(step: int, world: World) -> tuple[Tensor, Tensor]:
@@ -107,7 +110,7 @@ def steps(case: Case, world: World, bucket_mb: float) -> dict[str, Any]:
     return {
         "results": torch.stack(found),
         "losses": torch.stack(losses),
-        "overlaps": e.pipeline is not None,
+        "overlaps": e.exchange.background is not None,
         "bytes": [meter.layers[i].bytes for i in range(-1, len(levels))],
         "calls": meter.calls["mean"],
         "threads": threading.active_count(),
@@ -168,12 +171,12 @@ class Gate(torch.autograd.Function):
 def gated(rank: int) -> bool:
     """Did a bucket's reduction end while backward still had layers to do?"""
     e = training_step(Case(), ProcessWorld(2, torch.device("cpu")), BUCKET)
-    assert e.pipeline is not None
-    reduce = e.pipeline.reduce
-    e.pipeline.reduce = lambda bucket: (reduce(bucket), Gate.reduced.set())
+    assert e.exchange.background is not None
+    reduce = e.exchange.reducer.reduce
+    e.exchange.reducer.reduce = lambda *given: (reduce(*given), Gate.reduced.set())[0]
     net = e.gradients.model
     net.norm.register_forward_hook(lambda module, inputs, output: Gate.apply(output))
-    x, y = batch(0, e.reducer.world)
+    x, y = batch(0, e.exchange.world)
     e.take(x, y, 0, 0, ["dense"] * len(e.gradients.parameters), clock.Clock(x.device))
     e.close()
     return Gate.passed
@@ -191,7 +194,7 @@ def poisoned(rank: int, layer: str) -> float:
     if rank == 1:
         parameter = e.gradients.model.get_parameter(layer)
         parameter.register_hook(lambda g: g * float("nan"))
-    x, y = batch(0, e.reducer.world)
+    x, y = batch(0, e.exchange.world)
     _, loss, _ = e.take(x, y, 0, 0, ["dense"] * len(e.gradients.parameters), clock.Clock(x.device))
     return loss.item()
 

@@ -329,7 +329,7 @@ def test_a_replica_joins_local_steps_without_a_movement(
             local = regimes.local_steps(model, optimizer, manager=manager, **options, **sent)
             if i == 2:
                 seen.append(list(local.world.contributors))
-                assert not any(r.any() for r in local.exchange.reducer.residuals() if r is not None)
+                assert not any(r.any() for r in local.sync.reducer.residuals() if r is not None)
             batch = own_loop.batches(i, 1000)
             while local.total < 80:
                 attached.set()

@@ -28,6 +28,7 @@ from regimes.compression.base import restarted
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, Level, override
 from regimes.errors import ConfigError
+from regimes.exchange.exchange import Exchange
 from regimes.training.step import TrainingStep
 
 F64 = torch.float64
@@ -54,7 +55,9 @@ def reducer(world: World, **table: Any) -> Reducer:
 
 def step(to: Reducer, grad: Tensor, level: Level, rate: float) -> Tensor:
     to.rates = [rate]
-    (update,), _ = to.step([grad], [level], torch.zeros(len(grad), dtype=F64), grad.flatten(1))
+    (update,), _ = Exchange(to).step(
+        [grad], [level], torch.zeros(len(grad), dtype=F64), grad.flatten(1)
+    )
     return update.clone()
 
 
@@ -122,7 +125,7 @@ def by_trainer(
             moved.extend(torch.zeros_like(p) for p in parts)
         answer = take(self, *args)
         for total, layer, rate in zip(
-            moved, self.gradients.layers, self.reducer.rates or (), strict=True
+            moved, self.gradients.layers, self.exchange.reducer.rates or (), strict=True
         ):
             total += rate * layer.mean(0)
         watched.last = self  # type: ignore[attr-defined]
@@ -135,8 +138,8 @@ def by_trainer(
     config = override(config, [f"optimizer.{one}" for one in plain])
     regimes.run(config, tmp_path / unit)
     last: TrainingStep = watched.last  # type: ignore[attr-defined]
-    rate = (last.reducer.rates or [])[0]
-    owed = [r if r is None else r.mean(0) for r in last.reducer.residuals()]
+    rate = (last.exchange.reducer.rates or [])[0]
+    owed = [r if r is None else r.mean(0) for r in last.exchange.reducer.residuals()]
     layers = zip(parts, moved, last.gradients.parameters, owed, strict=True)
     for start, movement, weights, left in layers:
         debt = 0 if left is None else rate * left.view(weights.shape)

@@ -50,7 +50,7 @@ def job(rank: int, hooked: bool) -> tuple[Tensor, Tensor, Tensor]:
         if not hooked:
             hook.step()
     hook.close()
-    reducer = hook.reducer if hooked else hook.exchange.reducer
+    reducer = hook.reducer if hooked else hook.sync.reducer
     (residual,) = reducer.residuals()
     return net.weight.detach().clone(), moved, residual[0] * (rate if hooked else 1)
 

@@ -17,6 +17,7 @@ from regimes.compression.reducer import Reducer
 from regimes.compression.sparse import RandomK, TopK
 from regimes.compression.threshold import Threshold
 from regimes.config import DENSE
+from regimes.exchange.exchange import Exchange
 
 F64 = torch.float64
 EVERY = [  # one case per family: compressor, a level that sends more, a level that sends less
@@ -65,4 +66,4 @@ def step(reducer: Reducer, grads: list[torch.Tensor], level: object) -> list[tor
     rows = len(grads[0])
     levels = [level if layer.compressed else DENSE for layer in reducer.layers]
     stack = torch.cat([g.flatten(1) for g in grads], dim=1)
-    return reducer.step(grads, levels, torch.zeros(rows, dtype=stack.dtype), stack)[0]  # type: ignore[arg-type]
+    return Exchange(reducer).step(grads, levels, torch.zeros(rows, dtype=stack.dtype), stack)[0]  # type: ignore[arg-type]

@@ -20,6 +20,7 @@ from regimes.collectives.world import World
 from regimes.compression import Compressor, compressor
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, Level
+from regimes.exchange.exchange import Exchange
 
 F64 = torch.float64
 WORKERS, STEPS = 4, 8
@@ -91,7 +92,7 @@ def step(to: Reducer, grads: list[torch.Tensor], level: Level) -> list[torch.Ten
     wanted = [level if layer.compressed else DENSE for layer in to.layers]
     stack = torch.cat([grad.flatten(1) for grad in grads], dim=1)
     losses = torch.zeros(len(stack), dtype=F64)
-    return [update.clone() for update in to.step(grads, wanted, losses, stack)[0]]
+    return [update.clone() for update in Exchange(to).step(grads, wanted, losses, stack)[0]]
 
 
 def owed(to: Reducer) -> list[torch.Tensor]:

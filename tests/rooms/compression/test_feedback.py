@@ -14,6 +14,7 @@ from regimes.compression.reducer import Reducer
 from regimes.compression.sparse import TopK
 from regimes.config import DENSE, Level
 from regimes.errors import ConfigError
+from regimes.exchange.exchange import Exchange
 
 LAYER = Layer("m", (4, 6))
 
@@ -26,7 +27,7 @@ def reducer(compressor: Compressor) -> Reducer:
 
 def step(to: Reducer, grad: torch.Tensor, level: Level) -> torch.Tensor:
     losses = torch.zeros(2, dtype=torch.float64)
-    return to.step([grad], [level], losses, grad.flatten(1))[0][0].clone()
+    return Exchange(to).step([grad], [level], losses, grad.flatten(1))[0][0].clone()
 
 
 def gradient(key: int) -> torch.Tensor:

@@ -10,6 +10,7 @@ from regimes.collectives.world import World
 from regimes.compression.powersgd import PowerSGD
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE
+from regimes.exchange.exchange import Exchange
 
 LAYERS = [Layer("matrix", (6, 4)), *(Layer(f"vector {i}", (3 + i,)) for i in range(5))]
 
@@ -34,7 +35,7 @@ def test_vectors_and_the_loss_are_one_call() -> None:
         for part, layer in zip(stack.split(sizes, 1), LAYERS, strict=True)
     ]
     levels = [2, *[DENSE] * 5]
-    updates, loss = reducer.step(gradients, levels, torch.arange(4.0), stack)
+    updates, loss = Exchange(reducer).step(gradients, levels, torch.arange(4.0), stack)
     assert world.asked == [6, 1, 1]  # the loss with the vectors; P; Q
     for update, gradient in zip(updates[1:], gradients[1:], strict=True):
         assert torch.equal(update, gradient.mean(0))

@@ -22,6 +22,7 @@ from regimes.compression.powersgd import ACPSGD, PowerSGD
 from regimes.compression.reducer import Reducer
 from regimes.compression.sparse import TopK
 from regimes.config import DENSE
+from regimes.exchange.exchange import Exchange
 
 
 @pytest.mark.parametrize(("chosen", "low", "high"), EVERY)
@@ -139,7 +140,7 @@ def test_levels_may_differ_between_layers() -> None:
     ]
     reducer = Reducer(PowerSGD(), two, world(2), seed=0)
     stack = torch.cat([g.flatten(1)] * 2, dim=1)
-    together, _ = reducer.step([g, g], [1, 3], torch.zeros(2, dtype=F64), stack)
+    together, _ = Exchange(reducer).step([g, g], [1, 3], torch.zeros(2, dtype=F64), stack)
     for mine, theirs in zip(together, apart, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-14, atol=1e-14)
 
@@ -148,10 +149,10 @@ def test_the_loss_tells_of_a_gradient_that_is_not_finite() -> None:
     reducer = Reducer(PowerSGD(), layers()[:1], world(2), seed=0)
     grads = gradients(2, 0)[:1]
     stack = grads[0].flatten(1)
-    _, loss = reducer.step(grads, [1], torch.tensor([1.0, 2.0], dtype=F64), stack)
+    _, loss = Exchange(reducer).step(grads, [1], torch.tensor([1.0, 2.0], dtype=F64), stack)
     assert loss.item() == 1.5
     stack[1, 3] = math.inf
-    _, loss = reducer.step(grads, [1], torch.tensor([1.0, 2.0], dtype=F64), stack)
+    _, loss = Exchange(reducer).step(grads, [1], torch.tensor([1.0, 2.0], dtype=F64), stack)
     assert math.isnan(loss.item())
 
 
@@ -178,7 +179,7 @@ def test_one_number_that_is_not_finite_is_told_at_every_level(
             parts = stack.split([layer.size for layer in reducer.layers], dim=1)
             grads = [p.view(g.shape) for p, g in zip(parts, grads, strict=True)]
         levels = [level if layer.compressed else DENSE for layer in reducer.layers]
-        _, loss = reducer.step(grads, levels, losses, stack)  # type: ignore[arg-type]
+        _, loss = Exchange(reducer).step(grads, levels, losses, stack)  # type: ignore[arg-type]
         if turn == at:
             assert loss.isnan()
             return
@@ -193,6 +194,6 @@ def test_updates_tell_so_that_gradients_are_not_read_again(chosen: Compressor) -
     unread = torch.full((2, 3), math.nan, dtype=F64)
     for level in (1, DENSE):
         levels = [level if layer.compressed else DENSE for layer in reducer.layers]
-        assert reducer.step(grads, levels, torch.ones(2, dtype=F64), unread)[1] == 1
+        assert Exchange(reducer).step(grads, levels, torch.ones(2, dtype=F64), unread)[1] == 1
     (other,) = (Reducer(TopK(), layers()[:1], world(2), seed=0),)
-    assert other.step(grads[:1], [50], torch.ones(2, dtype=F64), unread)[1].isnan()
+    assert Exchange(other).step(grads[:1], [50], torch.ones(2, dtype=F64), unread)[1].isnan()

@@ -25,6 +25,7 @@ from regimes.cost.network import Network, Work
 from regimes.cost.options import JobOptions
 from regimes.cost.plan import job, main
 from regimes.errors import ConfigError
+from regimes.exchange.exchange import Exchange
 from regimes.plotting.bandwidth import apart
 
 PARAMETERS = {  # from the models' papers and libraries
@@ -132,7 +133,7 @@ def test_bytes_of_each_collective_are_those_of_a_step(text: str, workers: int) -
     levels = [method.level if layer.compressed else "dense" for layer in layers]
     for _ in range(chosen.phases):
         flat = torch.cat([g.flatten(1) for g in gradients], dim=1)
-        reducer.step(gradients, levels, torch.zeros(1), flat)
+        Exchange(reducer).step(gradients, levels, torch.zeros(1), flat)
     meter, predicted = world.meter.take(), work(step, method)
     meter.sent["mean"] -= 4 * chosen.phases  # the loss
     sent = {kind: size / chosen.phases for kind, size in meter.sent.items() if size}

@@ -16,6 +16,7 @@ from regimes.compression import REGISTRY
 from regimes.compression.reducer import Reducer
 from regimes.ddp.sharded_state import ShardedState
 from regimes.ddp.torchft import Attendance, LocalMembership
+from regimes.exchange.exchange import Exchange
 
 LAYER = Layer("weight", (6, 5))
 
@@ -51,7 +52,7 @@ def test_local_steps_take_a_lost_exchange_back(name: str) -> None:
 
     def exchange(*_: Any) -> None:
         gradient = torch.randn(1, *LAYER.shape, generator=torch.Generator().manual_seed(1))
-        reducer.step([gradient], [level], torch.zeros(1), gradient.flatten(1))
+        Exchange(reducer).step([gradient], [level], torch.zeros(1), gradient.flatten(1))
 
     exchange()
     before = copy.deepcopy([vars(state) for state in reducer.states])
@@ -59,7 +60,7 @@ def test_local_steps_take_a_lost_exchange_back(name: str) -> None:
     membership.manager = SimpleNamespace(should_commit=lambda: False)
     membership.world = SimpleNamespace(contributors=[0])
     membership.local = SimpleNamespace(
-        exchange=SimpleNamespace(reducer=reducer, fragments=[]),
+        sync=SimpleNamespace(reducer=reducer, fragments=[]),
         replicas=SimpleNamespace(buffer_means=lambda world: None),
         _send=exchange,
     )

@@ -464,7 +464,7 @@ def test_a_kill_right_after_saving_keeps_the_time_of_the_unit(within: bool, tmp_
     model = DistributedDataParallel(model.module)
     hook = regimes.attach(model, every="epoch" if not within else 4, **options)
     hook.load_full_state_dict(torch.load(state, weights_only=True))
-    before = dict(hook.buckets.clock.seconds)
+    before = dict(hook.steps.clock.seconds)
     for _ in range(2):
         model(torch.ones(4, 5)).square().sum().backward()
     if not within:

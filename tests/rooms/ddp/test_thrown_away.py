@@ -125,7 +125,7 @@ def same(first: tuple[list[Tensor], Hook], second: tuple[list[Tensor], Hook]) ->
             if not name.startswith("_"):
                 assert _equal(value, theirs.shared_state()[name]), name
         assert _equal(mine.residual, theirs.residual)
-    assert (hook.buckets.steps, hook.buckets.total) == (other.buckets.steps, other.buckets.total)
+    assert (hook.steps.in_unit, hook.steps.total) == (other.steps.in_unit, other.steps.total)
     return all(map(torch.equal, updates, others))
 
 
@@ -208,7 +208,7 @@ def test_trial_closures_count_once() -> None:
     for _ in range(3):
         optimizer.step(closure)
     assert calls == 12
-    assert hook.buckets.steps == 3
+    assert hook.steps.in_unit == 3
     assert {state.step for state in hook.reducer.states} == {3}
 
 
@@ -278,7 +278,7 @@ def test_without_an_optimiser_one_warning_says_what_to_do() -> None:
     with pytest.warns(UserWarning, match=r"cleared, .*optimizer=optimizer\)") as seen:
         passes()
     assert len(seen) == 1
-    assert hook.buckets.steps == 3
+    assert hook.steps.in_unit == 3
 
 
 @pytest.mark.parametrize("level", ["dense", "low"])
@@ -295,7 +295,7 @@ def test_steps_that_are_written_by_hand_are_steps(level: str) -> None:
                     for p in model.parameters():
                         p -= 0.1 * p.grad
             model.zero_grad()
-    assert hook.buckets.steps == 3
+    assert hook.steps.in_unit == 3
 
 
 def test_a_state_saved_after_a_pass_that_is_thrown_away() -> None:
@@ -314,7 +314,7 @@ def test_the_hooks_of_a_model_that_is_gone_are_gone() -> None:
     model = DistributedDataParallel(net)
     hook = regimes.attach(model, policy="static")
     (own,) = {*_global_optimizer_post_hooks} - before
-    gone = weakref.ref(hook.buckets)
+    gone = weakref.ref(hook.steps)
     del model, hook
     gc.collect()
     assert gone() is None

@@ -128,7 +128,7 @@ def test_what_is_not_sent_is_conserved_but_for_what_leaves(compressor: str) -> N
     levels = [run.value("high") if layer.compressed else "dense" for layer in run.layers]
     for step, (x, y) in zip(range(3), run.batches.epoch(0, range(4)), strict=False):
         losses = run.gradients.compute(x, y, 0, step)
-        run.reducer.step(run.gradients.layers, levels, losses, run.gradients.stack)
+        run.exchange.step(run.gradients.layers, levels, losses, run.gradients.stack)
     before = [None if r is None else r.clone() for r in run.reducer.residuals()]
     run.churn.change((0, 1, 3), step=3)
     left = [None if r is None else r[2] for r in before]

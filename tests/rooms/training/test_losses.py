@@ -12,9 +12,9 @@ from configs import smoke as config
 from runs import same_bits
 
 import regimes
-from regimes.compression.reducer import finite_flag, loss_with_flag
 from regimes.data import classification
 from regimes.errors import TrainingError
+from regimes.exchange.nonfinite import finite_flag, loss_with_flag
 from regimes.records import read_lines
 from regimes.training import checkpoint, clock, step
 from regimes.training.build import prepare

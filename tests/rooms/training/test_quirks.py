@@ -22,6 +22,7 @@ from regimes.compression.reducer import Reducer
 from regimes.compression.sparse import TopK
 from regimes.config import RunConfig, from_dict, override, to_dict
 from regimes.errors import ConfigError
+from regimes.exchange.exchange import Exchange
 from regimes.presets import get_grid, get_preset
 from regimes.training.quirks import resolve
 
@@ -103,7 +104,7 @@ def test_of_less_than_one_coordinate_nothing_is_sent(workers: int, feedback: boo
         grads = [torch.randn(workers, *layer.shape, generator=generator) for layer in layers]
         total += grads[0].sum(0)
         stack = torch.cat([grad.flatten(1) for grad in grads], dim=1)
-        updates = reducer.step(grads, [0.3, 0.3], torch.zeros(workers), stack)[0]
+        updates = Exchange(reducer).step(grads, [0.3, 0.3], torch.zeros(workers), stack)[0]
         assert torch.equal(updates[0], torch.zeros(5, 10))
         assert 0 < int(updates[1].count_nonzero()) <= 3 * workers
     compressor = TopK(count="truncate")

@@ -126,13 +126,13 @@ def trained(rank: int, case: Case) -> dict[str, Any]:
     """What one process has in the end, and the sizes of what it reduced."""
     model, hook, optimizer = wrap(case)
     buckets: list[int] = []
-    reduce = hook.buckets.pipeline.reduce
+    reduce = hook.reducer.reduce
 
-    def counted(bucket: list[int]) -> None:
-        buckets.append(len(bucket))
-        reduce(bucket)
+    def counted(bucket: list[int], *given: Any) -> Any:
+        buckets.append(sum(layer >= 0 for layer in bucket))
+        return reduce(bucket, *given)
 
-    hook.buckets.pipeline.reduce = counted
+    hook.reducer.reduce = counted
     levels = [hook.levels]
     for epoch in range(EPOCHS):
         for step in range(epoch * STEPS, (epoch + 1) * STEPS):

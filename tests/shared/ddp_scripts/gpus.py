@@ -25,15 +25,15 @@ from torch.futures import Future
 
 import regimes
 from regimes.collectives import connect, devices, faults, group, processes
-from regimes.collectives.overlap import Pipeline
 from regimes.collectives.requests import Layer
 from regimes.compression import compressor
 from regimes.compression.reducer import Reducer
 from regimes.config import RunConfig
 from regimes.ddp import source
-from regimes.ddp.buckets import Buckets
 from regimes.ddp.sharded import ShardedGradients
+from regimes.ddp.steps import HookSteps
 from regimes.errors import ConfigError
+from regimes.exchange.exchange import Exchange
 from regimes.training import loop
 
 ERRORS = {"nccl": dist.DistBackendError("NCCL timeout"), "memory": torch.OutOfMemoryError("full")}
@@ -87,8 +87,8 @@ def counted(rank: int, config: RunConfig, out: Path, put: bool) -> dict[str, int
     with pretended.gpu(2) as diary, pytest.MonkeyPatch.context() as patch:
         _gloo_for_nccl(patch, diary.calls)
         if put:
-            arrive = Pipeline._arrive
-            patch.setattr(Pipeline, "_arrive", lambda *a: (waiting(), arrive(*a))[1])
+            leave = Exchange._leave
+            patch.setattr(Exchange, "_leave", lambda *a: (waiting(), leave(*a))[1])
         made, original = [0], processes.ProcessWorld._wait
 
         def wait(world: Any, collective: Any, *args: Any, **options: Any) -> None:
@@ -255,16 +255,16 @@ def _islands_step(rank: int) -> Iterator[None]:
     ours.parameters = dict(zip(ours.names, ours.local, strict=True))
     layers = world.parts([Layer(name, (8, 6)) for name in ours.names])
     reducer = Reducer(compressor({"name": "powersgd"}), layers, world, seed=0)
-    buckets = Buckets(ours, reducer, (), keep_gradients=False, scale=lambda: 1.0)
-    buckets.levels = [2, 2]
+    steps = HookSteps(ours, reducer, (), keep_gradients=False, scale=lambda: 1.0)
+    steps.levels = [2, 2]
     for step in range(4):
         gradients = {i: torch.randn(4, 6).to(device) for i in range(2)}
         yield
         ours.missing = {1} if step == 3 else set()
-        buckets.begin()
-        buckets.add(gradients)
-        buckets.finish()
-        buckets.settle()
+        steps.begin()
+        steps.add(gradients)
+        steps.finish()
+        steps.settle()
         yield
     assert ours.idle == {1}
 

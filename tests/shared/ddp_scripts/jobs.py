@@ -141,8 +141,8 @@ def traffic(rank: int, case: Case, names: tuple[str, ...]) -> list[dict[str, Any
     optimizer, steps = cases.sgd(model), []
     seen: list[int] = []
     buckets: list[Any] = []
-    reduce = hook.buckets.pipeline.reduce
-    hook.buckets.pipeline.reduce = lambda *a: (buckets.append(a), reduce(*a))[1]
+    reduce = hook.reducer.reduce
+    hook.reducer.reduce = lambda *a: (buckets.append(a), reduce(*a))[1]
     with spied(lambda kind, tensor: seen.append(tensor.numel() * tensor.element_size())):
         for epoch in range(len(names)):
             for step in range(3):
@@ -151,7 +151,7 @@ def traffic(rank: int, case: Case, names: tuple[str, ...]) -> list[dict[str, Any
                 formula = [
                     c.cost(layer, level, case.workers, 8)
                     for c, layer, level in zip(
-                        hook.reducer.compressors, hook.layers, hook.buckets.levels, strict=True
+                        hook.reducer.compressors, hook.layers, hook.steps.levels, strict=True
                     )
                 ]
                 steps.append(
@@ -224,13 +224,14 @@ def overlap(rank: int) -> list[bool]:
     hook = attach(model)
     model(torch.randn(2, 40)).sum().backward()  # after it, DDP makes more buckets than one
     net.open = False
-    reduce = hook.buckets.pipeline.reduce
+    reduce = hook.reducer.reduce
 
-    def told(*args: Any) -> None:
-        reduce(*args)
+    def told(*args: Any) -> Any:
+        updates = reduce(*args)
         _Gate.reduced.set()
+        return updates
 
-    hook.buckets.pipeline.reduce = told
+    hook.reducer.reduce = told
     model(torch.randn(2, 40)).sum().backward()
     return list(_Gate.passed)
 

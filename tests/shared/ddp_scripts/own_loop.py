@@ -150,8 +150,8 @@ def ends_of_units(rank: int) -> list[bool]:
     outer = {"delay": 3, "mixing": 0.5}
     local = regimes.local_steps(network, own, policy=4, every=5, outer=outer)
     sending, seen = threading.Event(), list[bool]()
-    reduce, end = local.exchange.reducer.reduce, local._end_unit
-    saved = local.exchange.reducer.state_dict
+    reduce, end = local.sync.reducer.reduce, local._end_unit
+    saved = local.sync.reducer.state_dict
 
     def slowly(*args: Any) -> Any:
         sending.set()
@@ -164,9 +164,9 @@ def ends_of_units(rank: int) -> list[bool]:
         seen.append(sending.is_set())
         return task(*args, **options)
 
-    local.exchange.reducer.reduce = slowly  # type: ignore[method-assign,assignment]
+    local.sync.reducer.reduce = slowly  # type: ignore[method-assign,assignment]
     local._end_unit = partial(watched, end)  # type: ignore[method-assign]
-    local.exchange.reducer.state_dict = partial(watched, saved)  # type: ignore[method-assign]
+    local.sync.reducer.state_dict = partial(watched, saved)  # type: ignore[method-assign]
     for done, (x, y) in enumerate(batches(rank, 10), start=1):
         take(network, own, x, y)
         local.step()

@@ -1,38 +1,15 @@
-"""Buckets of gradients that are reduced during backward; for the trainer and the DDP hook.
-
-Backward completes the last layers first. Layers are therefore divided, last ones first, into fixed
-*buckets* of bounded size. One thread reduces them in that order, each as soon as it is complete,
-all rounds of one before the next. Collectives are thus issued in the same order on every process,
-whatever the timing: in different orders they would deadlock or exchange the wrong bytes. And a
-resumed run adds in the same order as an uninterrupted one.
-"""
+"""A thread that exchanges while the caller goes on."""
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
 import torch
-from torch import Tensor
-
-
-def make_buckets(parameters: Sequence[Tensor], cap: int) -> list[list[int]]:
-    """Layers from last to first, cut before a bucket of more than ``cap`` bytes, and where the
-    type changes."""
-    buckets: list[list[int]] = []
-    room, dtype = -1, None
-    for i in reversed(range(len(parameters))):
-        size = parameters[i].numel() * parameters[i].element_size()
-        if size > room or parameters[i].dtype != dtype:
-            buckets.append([])
-            room, dtype = cap, parameters[i].dtype
-        buckets[-1].append(i)
-        room -= size
-    return buckets
 
 
 class Background:
@@ -69,7 +46,7 @@ class Background:
         Raises:
             BaseException: an error of the thread.
         """
-        self._idle()
+        self.idle()
         if self.stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
@@ -79,7 +56,7 @@ class Background:
         self.tasks.put(None)
         self.thread.join()
 
-    def _idle(self) -> None:
+    def idle(self) -> None:
         """Wait until the thread has done all tasks so far; raise its error."""
         done = threading.Event()
         self.tasks.put(done.set)
@@ -95,43 +72,8 @@ class Background:
                     self.stream.wait_event(event)
                 if not self.error:
                     task()
-        except BaseException as error:  # raised in the main thread, by ``_idle``
+        except BaseException as error:  # raised in the main thread, by ``idle``
             self.error = error
-
-
-class Pipeline(Background):
-    """Passes complete buckets to ``reduce``, between ``begin`` and ``finish``."""
-
-    def __init__(
-        self,
-        buckets: Sequence[list[int]],
-        reduce: Callable[[list[int]], object],
-        device: torch.device,
-    ) -> None:
-        self.buckets, self.reduce = list(buckets), reduce
-        # Only the thread changes these during a step; the main thread does after ``_idle``.
-        self.left: list[list[int]] = []
-        self.complete: set[int] = set()
-        self.missing: set[int] = set()  # of the next bucket
-        super().__init__(device)
-
-    def begin(self) -> None:
-        """A step begins."""
-        self._idle()
-        self.left, self.complete = list(self.buckets), set()
-        self.missing = set(self.left[0]) if self.left else set()
-
-    def mark_ready(self, layers: Iterable[int]) -> None:
-        """These layers are complete in the current stream. Called in the thread of backward."""
-        self.call(partial(self._arrive, set(layers)))
-
-    def _arrive(self, layers: set[int]) -> None:
-        self.complete |= layers
-        self.missing -= layers
-        while self.left and not self.missing and not self.error:
-            bucket = self.left.pop(0)
-            self.missing = set(self.left[0]) - self.complete if self.left else set()
-            self.reduce(bucket)
 
 
 def _serve(tasks: SimpleQueue[Callable[[], Any] | None], device: torch.device) -> None:

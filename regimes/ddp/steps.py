@@ -1,0 +1,264 @@
+"""The steps of a hook: each backward pass is an exchange, which counts once it is settled.
+
+The way of a gradient: ``ddp.source`` hands it over (``HookSteps.add``); ``exchange.exchange``
+exchanges it, tentatively, and writes the result over it. After DDP has written the results to the
+parameters the exchange is settled, unless the aggregated gradient is not finite (then a GradScaler
+skips the step) or DDP has not written a parameter because no process used it. The next pass may
+find that the last one was not applied (``ddp.applied``): then it is undone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regimes.compression.reducer import Reducer
+from regimes.config import DENSE, Level
+from regimes.ddp.applied import UNKNOWN, AppliedSteps
+from regimes.ddp.refit import several
+from regimes.ddp.schedule import StepClock
+from regimes.ddp.source import Source
+from regimes.errors import ConfigError
+from regimes.exchange.exchange import Exchange, Listener, Transfer, make_buckets
+from regimes.exchange.tentative import TentativeMemories
+from regimes.instruments.gradient_norm import NormsGauge
+from regimes.precision import full_precision
+
+
+@dataclass
+class Undo:
+    """What else than memories the last step has changed, kept while it may still be undone."""
+
+    gauges: list[tuple[Any, dict[str, Any]]]  # and their attributes
+    finite: bool
+
+
+class HookSteps(Listener):
+    """The backward passes of one model.
+
+    Attributes:
+        exchange: of their gradients.
+        levels: per layer, what a backward pass sends after the first ``dense_start`` of them.
+        total: backward passes since training began.
+        in_unit, finite_in_unit: backward passes since ``restart``, and those whose gradient was
+            finite.
+        before_step: called at the first gradients of a backward pass.
+        check: called once, in the exchange's thread, before the next gradient is reduced.
+        clock: where the time since ``restart`` went.
+        applied: tells whether the last step was applied; None: a quorum does (``ddp.managed``).
+    """
+
+    warned = False
+
+    def __init__(
+        self,
+        source: Source,
+        reducer: Reducer,
+        gauges: Collection[Any],
+        *,
+        keep_gradients: bool,
+        scale: Callable[[], float],
+        dense_start: int = 0,
+        optimizer: Any = None,
+    ) -> None:
+        """
+        Args:
+            reducer: of the source's layers, or of this process's shards of them.
+            gauges: see every finite step, in units of the unscaled loss; a ``Gauge`` with
+                ``reversible`` each.
+            keep_gradients: whether a gauge reads this process's gradients, too.
+            dense_start: so many steps send the gradient uncompressed.
+            scale: what the loss is multiplied by (a GradScaler's scale).
+            optimizer: steps the parameters, if it is known.
+        """
+        self.applied: AppliedSteps | None = AppliedSteps(source.parameters.values(), optimizer)
+        for gauge in gauges:
+            gauge.reversible = True
+        self.source, self.reducer, self.gauges = source, reducer, gauges
+        self.levels: Sequence[Level] = []
+        self.dense_start, self.total = dense_start, 0
+        sizes = [t.numel() for t in source.local]
+        self.stack = torch.zeros(
+            (1, sum(sizes) if keep_gradients else 0),
+            dtype=reducer.world.meter.dtype,
+            device=source.device,
+        )
+        # by whole layers, which are the same on all processes
+        buckets = make_buckets([*source.parameters.values()], source.bucket_bytes)
+        self.exchange = Exchange(
+            reducer,
+            buckets,
+            background=source.device,
+            tentative=True,
+            written=self,
+            copies=self.stack[0].split(sizes) if keep_gradients else None,
+        )
+        self.before_step: Callable[[], Any] = lambda: None
+        self.check: Callable[[], Any] | None = None
+        self._scale = scale
+        self._last: Undo | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin a unit: counts and clock start at zero."""
+        self.in_unit = self.finite_in_unit = 0
+        self.clock = StepClock(self.reducer.world)
+
+    # -- in the thread of backward, called by the source -------------------------------------
+
+    def approach(self, arriving: int | None = None) -> None:
+        if self._last is not None and self.applied is not None:
+            self.take_back(arriving)
+            self.forget()  # from here on .grad may be the sum of several passes
+
+    def begin(self) -> None:
+        self.before_step()
+        self.clock.start()
+        dense = self.total < self.dense_start
+        self.exchange.begin([DENSE] * len(self.levels) if dense else self.levels)
+
+    def add(self, gradients: Mapping[int, Tensor]) -> None:
+        self.exchange.add({i: gradient[None] for i, gradient in gradients.items()})
+        if self.exchange.transfer is not None and self.exchange.transfer.failed:
+            self.source.release()
+
+    def finish(self) -> None:
+        with self.clock.waiting():
+            self.exchange.finish()
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Adopt the step's memories, except for layers that the optimiser will not step."""
+        step = self.exchange.transfer
+        assert step is not None
+        unapplied = set(step.states)
+        if step.finite and not step.lost:
+            unapplied = self.source.unwritten()
+        self._last = None
+        self.exchange.settle(unapplied)
+        if step.lost:
+            self.clock.stop()
+            return
+        if step.finite or self.applied is None:  # a GradScaler skips others, which count
+            gauges = [(gauge, dict(vars(gauge))) for gauge in self.gauges]
+            self._last = Undo(gauges, step.finite)
+        self.in_unit += 1
+        self.total += 1
+        if step.finite:
+            self.finite_in_unit += 1
+            with self.on_hook_stream():
+                self._observe(step, unapplied)
+        if self.applied is not None:
+            self.applied.begin()
+        self.clock.stop()
+
+    def _observe(self, step: Transfer, unapplied: Collection[int]) -> None:
+        updates = [full_precision(step.rows[i][0]) for i in range(len(step.rows))]
+        for i in unapplied:
+            updates[i] = torch.zeros_like(updates[i])
+        if step.scale != 1.0:
+            updates = list(torch._foreach_div(updates, step.scale))
+            self.stack /= step.scale
+        for gauge in self.gauges:
+            gauge.step(self.stack, updates)
+
+    # -- a step that has not counted -----------------------------------------------------------
+
+    def forget(self) -> None:
+        """The last step counts for good."""
+        self._last = self.memories.before = None
+
+    def take_back(self, arriving: int | None = None) -> None:
+        """Undo the last step for layers whose gradient was cleared and never applied.
+
+        Args:
+            arriving: a layer whose next gradient is there already.
+        """
+        before, applied = self.memories.before, self.applied
+        if self._last is None or before is None or applied is None:
+            return
+        cleared = applied.cleared(before.layers - applied.stepped, arriving)
+        if thrown := cleared & applied.known:
+            self.undo(thrown)
+        elif cleared and not applied.stepped and not applied.moved(cleared):
+            held_back = any(self.reducer.states[i].residual is not None for i in cleared)
+            if held_back and not self.warned and self.reducer.world.rank == 0:
+                self.warned = True
+                warnings.warn(UNKNOWN, stacklevel=2)
+
+    def undo(self, layers: Collection[int] | None = None) -> None:
+        """Take the last step back: states, statistics and counts are as before it. Its traffic
+        stays counted, because it was sent.
+
+        Args:
+            layers: only of these; the step still counts while others are left.
+        """
+        if (last := self._last) is None:
+            return
+        chosen = self.exchange.undo(layers)
+        if self.memories.before is not None:
+            for gauge, before in last.gauges:
+                if isinstance(gauge, NormsGauge):
+                    gauge.revert(before["sums"], chosen)
+            return
+        self._last = None
+        for gauge, before in last.gauges:
+            vars(gauge).update(before)
+        self.in_unit -= 1
+        self.total -= 1
+        self.finite_in_unit -= last.finite
+
+    @property
+    def memories(self) -> TentativeMemories:
+        assert self.exchange.memories is not None
+        return self.exchange.memories
+
+    @contextlib.contextmanager
+    def on_hook_stream(self) -> Iterator[None]:
+        """On a GPU, run in the hook's own stream, between past and future work of the current one.
+        Past work has written the gradients. Future work may overwrite them, where ``.grad`` is a
+        view of the bucket (``gradient_as_bucket_view``), or save what gauges have added up."""
+        background = self.exchange.background
+        if background is None or (stream := background.stream) is None:
+            yield
+            return
+        current = torch.cuda.current_stream(background.device)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            yield
+        current.wait_stream(stream)
+
+    # -- what the exchange asks and tells ------------------------------------------------------
+
+    def scale(self) -> float:
+        return self._scale()
+
+    def before(self) -> None:
+        if self.check is not None:
+            self.check, check = None, self.check
+            check()
+
+    def marks(self, layers: Sequence[int]) -> Tensor | None:
+        return self.source.unused(layers)
+
+    def note_marks(self, means: Mapping[int, float]) -> None:
+        self.source.note_unused(means)
+
+    def refuse_missing(self, layers: Sequence[int]) -> None:
+        """Raise ConfigError: some buckets of DDP were never full. It would explain that too, but
+        only in the next forward pass, after a step with gradients that are not shared."""
+        names = [*self.source.parameters]
+        raise ConfigError(
+            f"{several([names[i] for i in layers])} had no gradient in this backward pass, and "
+            "DistributedDataParallel waits for all that it was given: freeze layers before "
+            "wrapping the model, or wrap it with find_unused_parameters=True"
+        )
+
+    def release(self) -> None:
+        self.source.release()

@@ -1,0 +1,1 @@
+"""Rows of the hosted workers' layers become shared updates: ``exchange.exchange``."""

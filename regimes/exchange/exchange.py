@@ -1,0 +1,392 @@
+"""The exchange: rows of the hosted workers' layers become shared updates.
+
+Trainer, hook and local steps use this one; what differs is a value:
+
+- *tentative*: a step changes copies of the compressors' memories, which ``settle`` adopts and
+  ``undo`` takes back (the hook: its caller may skip a step, or throw it away). Otherwise memories
+  change in place, and an error ends the run (the trainer: W simulated workers need no second
+  residual).
+- *in the background*: a thread exchanges a bucket as soon as it is complete, while backward or the
+  next local steps go on. Otherwise ``finish`` exchanges all buckets in their order.
+- *written*: updates are written over the rows, and a step that is not finite over all of them, so
+  that an optimiser, or its GradScaler, sees what it would see without compression.
+
+The way of a gradient: its source hands it over (``add``); ``_leave`` passes on a bucket that is
+complete; ``compression.reducer`` runs the compressors' programs, whose requests
+``collectives.world`` answers.
+
+*Order.* Backward completes the last layers first. Layers are therefore divided, last ones first,
+into fixed *buckets* of bounded size. One thread exchanges them in that order, all rounds of one
+before the next. Collectives are thus issued in the same order on every process, whatever the
+timing: in different orders they would deadlock or exchange the wrong bytes. And a resumed run adds
+in the same order as an uninterrupted one. (DDP regroups parameters after the first step; and
+chained callbacks would issue a bucket's second round when its first is done, a moment that differs
+between processes.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regimes.collectives.quorum import StepLost
+from regimes.collectives.requests import NO_LAYER
+from regimes.compression.base import State
+from regimes.compression.reducer import Reducer
+from regimes.config import Level
+from regimes.exchange.background import Background
+from regimes.exchange.nonfinite import (
+    blank,
+    finite_flag,
+    flag_of_updates,
+    loss_with_flag,
+    shows_in_updates,
+)
+from regimes.exchange.tentative import TentativeMemories
+from regimes.precision import full_precision
+
+
+def make_buckets(parameters: Sequence[Tensor], cap: int) -> list[list[int]]:
+    """Layers from last to first, cut before a bucket of more than ``cap`` bytes, and where the
+    type changes."""
+    buckets: list[list[int]] = []
+    room, dtype = -1, None
+    for i in reversed(range(len(parameters))):
+        size = parameters[i].numel() * parameters[i].element_size()
+        if size > room or parameters[i].dtype != dtype:
+            buckets.append([])
+            room, dtype = cap, parameters[i].dtype
+        buckets[-1].append(i)
+        room -= size
+    return buckets
+
+
+def buckets_with_loss(
+    parameters: Sequence[Tensor], bucket_mb: float, whole: bool = False
+) -> list[list[int]] | None:
+    """The buckets of a model, the loss in the last; None is one bucket of all, as where nothing can
+    be exchanged before the ``whole`` gradient is there."""
+    *early, last = make_buckets(parameters, int(bucket_mb * 2**20))
+    return None if whole or not early else [*early, [*last, NO_LAYER]]
+
+
+@dataclass(eq=False)
+class Transfer:
+    """What is exchanged together: one step's gradients, or the movements of a fragment.
+
+    Attributes:
+        levels: by layer.
+        left: buckets that have not left yet, in order.
+        rows: by layer, ``[rows, *shape]``, of those that have arrived.
+        extra: numbers that travel with the bucket that has ``NO_LAYER``, ``[rows]`` or ``[rows,
+            k]``, such as losses; ``means`` are their means over all workers.
+        updates: by layer, ``[*shape]``, of buckets that have come back.
+        states: memories as they will be, of a tentative exchange.
+        scale: what the loss was multiplied by.
+        flags: by bucket, 0 or NaN where a gradient is not finite; of a written exchange.
+        marks: by bucket, its layers and the means of the source's marks.
+        finite: no gradient is NaN or infinite; known after ``finish``.
+        failed: an error has ended it.
+        lost: a replica has left in it, so that it does not count.
+    """
+
+    levels: Sequence[Level]
+    left: list[Sequence[int]]
+    rows: dict[int, Tensor] = field(default_factory=dict)
+    extra: Tensor | None = None
+    updates: dict[int, Tensor] = field(default_factory=dict)
+    means: Tensor | None = None
+    states: dict[int, State] = field(default_factory=dict)
+    scale: float = 1.0
+    flags: list[Tensor] = field(default_factory=list)
+    marks: list[tuple[Sequence[int], Tensor]] = field(default_factory=list)
+    finite: bool = True
+    failed: bool = False
+    lost: bool = False
+    complete: set[int] = field(default_factory=set)  # layers, and NO_LAYER
+
+
+class Listener:
+    """What the owner of a written exchange is asked and told, in the thread that exchanges."""
+
+    def scale(self) -> float:
+        """What the loss is multiplied by; asked at a step's first bucket."""
+        return 1.0
+
+    def before(self) -> None:
+        """A step's first bucket leaves next."""
+
+    def marks(self, layers: Sequence[int]) -> Tensor | None:
+        """Numbers for each layer of a bucket, to be averaged over all workers, ``[layers]``."""
+        return None
+
+    def note_marks(self, means: Mapping[int, float]) -> None:
+        """The means of a step's marks, by layer, once ``finish`` has read them."""
+
+    def refuse_missing(self, layers: Sequence[int]) -> None:
+        """Raise: these layers have not arrived, so that some buckets have never left."""
+
+    def release(self) -> None:
+        """All rows of a step are overwritten, or will never be. In any thread."""
+
+
+class Exchange:
+    """Exchanges the rows of one set of layers.
+
+    Attributes:
+        reducer: the compressors, and the layers' memories.
+        buckets: layers that are exchanged together, in order; ``NO_LAYER`` stands for ``extra``.
+        background: the thread that exchanges; None: ``finish`` does.
+        memories: of a tentative exchange; None: memories change in place.
+        copies: by layer, where a row is copied before it is overwritten; None: nowhere.
+        transfer: the one under way, of those that ``begin`` without ``layers``.
+    """
+
+    def __init__(
+        self,
+        reducer: Reducer,
+        buckets: Sequence[Sequence[int]] | None = None,
+        *,
+        background: torch.device | None = None,
+        tentative: bool = False,
+        written: Listener | None = None,
+        copies: Sequence[Tensor] | None = None,
+    ) -> None:
+        """
+        Args:
+            background: exchange in a thread, and on a GPU in a stream, of its own there.
+            written: updates are written over the rows; whom to ask and tell.
+        """
+        self.reducer, self.world = reducer, reducer.world
+        self.buckets = buckets or [range(NO_LAYER, len(reducer.layers))]
+        self.background = None if background is None else Background(background)
+        self.memories = TentativeMemories(reducer) if tentative else None
+        self.written, self.copies = written, copies
+        self.transfer: Transfer | None = None
+
+    # -- what a client calls -----------------------------------------------------------------
+
+    def begin(self, levels: Sequence[Level], layers: Sequence[int] | None = None) -> Transfer:
+        """Begin an exchange of all layers, or of one bucket of ``layers`` beside others that are
+        still on their way."""
+        if layers is not None:
+            return Transfer(levels, [layers])
+        if self.background is not None:
+            self.background.idle()  # an earlier step that has failed
+        self.transfer = Transfer(levels, list(self.buckets))
+        return self.transfer
+
+    def add(self, rows: Mapping[int, Tensor], transfer: Transfer | None = None) -> None:
+        """These layers are complete in the current stream, ``[rows, *shape]`` each. Where a thread
+        exchanges, a bucket that is complete leaves at once. In any thread."""
+        transfer = self.transfer if transfer is None else transfer
+        assert transfer is not None
+        transfer.rows.update(rows)
+        self._complete(transfer, rows)
+
+    def _complete(self, transfer: Transfer, layers: Iterable[int]) -> None:
+        if self.background is not None:
+            self.background.call(partial(self._leave, transfer, set(layers)))
+        else:
+            transfer.complete.update(layers)
+
+    def finish(
+        self,
+        extra: Float[Tensor, "rows ..."] | None = None,
+        stack: Float[Tensor, "rows N"] | None = None,
+    ) -> Transfer:
+        """Wait until all has come back.
+
+        Args:
+            extra: losses, which travel with the bucket that has ``NO_LAYER``.
+            stack: the gradients of all layers end to end: ``means`` are NaN where one of any worker
+                is not finite, and ``extra`` of the rows of which one is not.
+        """
+        transfer = self.transfer
+        assert transfer is not None
+        compressors, examined = self.reducer.compressors, False
+        if extra is not None and stack is not None:
+            # A shard's update alone may be finite. To examine the updates saves a pass over rows.
+            examined = self.world.shards == 1 and shows_in_updates(compressors, [stack])
+            transfer.extra = loss_with_flag(extra, stack[:, :0] if examined else stack)
+        else:
+            transfer.extra = extra
+        if extra is not None:
+            self._complete(transfer, [NO_LAYER])
+        self.wait(transfer)
+        if examined and transfer.means is not None:
+            layers = range(len(compressors))
+            states, levels = self.reducer.states, transfer.levels
+            flag = flag_of_updates(layers, compressors, transfer.updates, states, levels)
+            if not bool(flag.isfinite()):
+                assert extra is not None
+                assert stack is not None
+                transfer.means = torch.full_like(transfer.means, torch.nan)
+                transfer.extra = loss_with_flag(extra, stack)
+        if transfer.flags and not transfer.lost:
+            self._read_flags(transfer)
+        return transfer
+
+    @torch.no_grad()
+    def _read_flags(self, transfer: Transfer) -> None:
+        """Copy a step's flags to the host: the only synchronisation of a step with a GPU.
+
+        An update may overflow in one shard alone: then all shards skip the step."""
+        assert self.written is not None
+        if missing := [i for i in range(len(self.reducer.layers)) if i not in transfer.rows]:
+            self.written.refuse_missing(missing)
+        failed = ~torch.stack(transfer.flags).isfinite().all()
+        total = self.world.add_shards(failed.to(self.world.meter.dtype).reshape(1))
+        numbers = [failed.to(total.dtype).reshape(1), total, *(t for _, t in transfer.marks)]
+        is_here, anywhere, *means = torch.cat(numbers).tolist()
+        transfer.finite = not anywhere
+        if anywhere and not is_here:
+            for row in transfer.rows.values():
+                row.fill_(torch.nan)
+        layers = [i for bucket, _ in transfer.marks for i in bucket]
+        self.written.note_marks(dict(zip(layers, means, strict=True)))
+
+    def send(
+        self, rows: Mapping[int, Tensor], transfer: Transfer, extra: Tensor | None = None
+    ) -> None:
+        """Let a transfer of one bucket leave: ``wait`` until it has come back."""
+        if extra is not None:
+            transfer.extra, transfer.left = extra, [[NO_LAYER, *transfer.left[0]]]
+        transfer.rows.update(rows)
+        self._complete(transfer, [NO_LAYER, *rows])
+        if self.background is None:
+            self.wait(transfer)
+
+    def wait(self, transfer: Transfer | None = None) -> None:
+        """Until all that was sent has come back; before any other collective.
+
+        Raises:
+            BaseException: an error of the thread.
+        """
+        if self.background is not None:
+            self.background.finish()
+        elif transfer is not None:
+            self._leave(transfer, ())
+
+    def settle(self, unapplied: Collection[int] = ()) -> Transfer:
+        """Adopt the memories of the step, except for layers that the optimiser will not step."""
+        transfer, self.transfer = self.transfer, None
+        assert transfer is not None
+        if self.memories is not None:
+            if transfer.lost:
+                self.memories.drop(transfer.states)
+            else:
+                self.memories.adopt(transfer.states, transfer.scale, unapplied)
+        return transfer
+
+    def undo(self, layers: Collection[int] | None = None) -> set[int]:
+        """Take the last settled step back; its traffic stays counted, because it was sent.
+
+        Args:
+            layers: only of these.
+
+        Returns:
+            Those that were taken back.
+        """
+        assert self.memories is not None
+        return self.memories.undo(layers)
+
+    def step(
+        self,
+        rows: Sequence[Float[Tensor, "rows ..."]],
+        levels: Sequence[Level],
+        losses: Float[Tensor, " rows"],
+        stack: Float[Tensor, "rows N"],
+    ) -> tuple[list[Tensor], Tensor]:
+        """Exchange a step that is complete: the updates ``[*shape]`` per layer, and the mean loss,
+        NaN if any gradient is not finite. Gradients are left as they are."""
+        self.begin(levels)
+        self.add(dict(enumerate(rows)))
+        transfer = self.finish(losses, stack)
+        assert transfer.means is not None
+        return [transfer.updates[i] for i in range(len(rows))], transfer.means
+
+    def close(self) -> None:
+        """End the thread, so that no collective is in progress when the group ends."""
+        if self.background is not None:
+            self.background.close()
+
+    # -- in the thread that exchanges ----------------------------------------------------------
+
+    def _leave(self, transfer: Transfer, layers: Collection[int]) -> None:
+        """Exchange the buckets that are complete with these layers, in their order."""
+        transfer.complete.update(layers)
+        while transfer.left and transfer.complete.issuperset(transfer.left[0]):
+            self._exchange(transfer, transfer.left.pop(0))
+
+    def _exchange(self, transfer: Transfer, bucket: Sequence[int]) -> None:
+        """One bucket. After an error the owner is told, because DDP's first pass of a static graph
+        waits for its results before ``finish`` can raise it."""
+        if transfer.lost:
+            return
+        try:
+            if self.written is None:
+                extra = transfer.extra if NO_LAYER in bucket else None
+                results = self.reducer.reduce(bucket, transfer.rows, transfer.levels, extra)
+                if extra is not None:
+                    transfer.means = results.pop(NO_LAYER)
+                transfer.updates.update(results)
+            else:
+                self._reduce_and_write(transfer, bucket, self.written)
+        except StepLost:
+            transfer.lost = True
+        except BaseException:
+            transfer.failed = True
+            if self.written is not None:
+                self.written.release()
+            raise
+
+    def _reduce_and_write(self, transfer: Transfer, bucket: Sequence[int], owner: Listener) -> None:
+        """All rounds of one bucket of a single row; the flag of a gradient that is not finite is
+        sent with the first."""
+        if not transfer.flags:
+            transfer.scale = owner.scale()
+            owner.before()
+        rows = {i: transfer.rows[i] for i in bucket}
+        exact = {i: full_precision(row) for i, row in rows.items()}
+        compressors = self.reducer.compressors
+        shown = shows_in_updates([compressors[i] for i in bucket], [*rows.values()])
+        sent = [] if shown else [finite_flag([*exact.values()])]
+        if not shown:
+            blank([*exact.values()], sent[0], 0.0)  # NaN would spread in some compressors' codes
+        for i, row in exact.items():
+            if self.copies is not None:
+                self.copies[i].view(row.shape).copy_(row)
+            if self.memories is not None:
+                transfer.states[i] = self.memories.copy(i, transfer.scale, row)
+        marks = owner.marks(bucket)
+        numbers = [*(flag[None] for flag in sent), *([] if marks is None else [marks])]
+        numbers = [number.to(self.world.meter.dtype) for number in numbers]
+        extra, layers = None, bucket
+        if numbers:  # of one no copy: on a GPU it is a launch
+            extra = (torch.cat(numbers) if len(numbers) > 1 else numbers[0])[None]
+            layers = [NO_LAYER, *bucket]
+        states = None if self.memories is None else transfer.states
+        updates = self.reducer.reduce(layers, exact, transfer.levels, extra, states)
+        means = updates.pop(NO_LAYER) if numbers else torch.zeros(0)
+        if marks is not None:
+            transfer.marks.append((bucket, means[len(sent) :]))
+        if shown:
+            present, levels = self.reducer.states if states is None else states, transfer.levels
+            flag = flag_of_updates(bucket, compressors, updates, present, levels)
+        pairs = [(row[0], updates[i]) for i, row in rows.items()]
+        pairs = [(row, update) for row, update in pairs if row.data_ptr() != update.data_ptr()]
+        if pairs:
+            torch._foreach_copy_([row for row, _ in pairs], [update for _, update in pairs])
+        if not shown:  # tested as written: float16 may overflow where float32 does not
+            flag = means[0] + finite_flag([full_precision(row) for row in rows.values()])
+        # NaN in the gradients, as without compression: a GradScaler then skips the step
+        blank([*rows.values()], flag, torch.nan)
+        transfer.flags.append(flag)
+        if not transfer.left:  # here: a static graph's first pass waits for it
+            owner.release()

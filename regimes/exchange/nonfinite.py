@@ -1,0 +1,72 @@
+"""The flag of a gradient that is not finite: 0, or NaN. It costs no collective of its own.
+
+Two ways: the flag is added to numbers that are averaged anyway, so that all processes know it in
+the same step; or, where all compressors declare ``propagates_nonfinite``, the updates, which are
+the same on all processes, show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regimes.compression.base import Compressor, State
+from regimes.config import Level
+
+
+def finite_flag(tensors: Sequence[Tensor]) -> Float[Tensor, ""]:
+    """0, or NaN where any entry is not finite. On a GPU also NaN where the sum overflows: to look
+    at the entries, the host would have to wait."""
+    total = torch.stack([t.sum() for t in tensors]).sum()
+    if total.device.type == "cpu" and not bool(total.isfinite()):
+        finite = all(bool(t.isfinite().all()) for t in tensors)
+        total = torch.full_like(total, 0.0 if finite else torch.nan)
+    return 0 * total
+
+
+def loss_with_flag(losses: Float[Tensor, " rows"], stack: Float[Tensor, "rows N"]) -> Tensor:
+    """The losses, ``[rows]``, in float32 or float64; NaN where a row's gradient is not finite, as
+    in ``finite_flag``."""
+    sums = stack.sum(1)
+    if sums.device.type == "cpu" and not bool(sums.isfinite().all()):
+        sums = torch.where(stack.isfinite().all(1), 0, torch.nan)
+    flagged = losses + 0 * sums
+    return flagged if flagged.dtype == torch.float64 else flagged.to(torch.float32)
+
+
+def shows_in_updates(compressors: Sequence[Compressor], rows: Sequence[Tensor]) -> bool:
+    """Does a gradient that is not finite on any process show in the updates, which are smaller than
+    the gradients? Not on a GPU, where the host would wait for it, nor in half precision, where an
+    update may overflow as it is written."""
+    return all(c.propagates_nonfinite for c in compressors) and all(
+        x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) for x in rows
+    )
+
+
+def flag_of_updates(
+    layers: Sequence[int],
+    compressors: Sequence[Compressor],
+    updates: Mapping[int, Tensor],
+    states: Sequence[State] | Mapping[int, State],
+    levels: Sequence[Level],
+) -> Float[Tensor, ""]:
+    """0, or NaN where an update shows that a gradient was not finite, or is not finite itself; of
+    compressors with ``propagates_nonfinite``."""
+    probes = [compressors[i].finite_probe(updates[i], states[i], levels[i]) for i in layers]
+    total = torch.stack(torch._foreach_norm(probes, 1)).sum()
+    # A sum may overflow where its numbers do not, and their product where they do not.
+    if bool(total.isfinite()):
+        return 0 * total
+    return finite_flag([*(updates[i] for i in layers), *probes])
+
+
+def blank(tensors: Sequence[Tensor], flag: Tensor, value: float) -> None:
+    """Fill tensors where the flag is not finite. On a GPU the host does not ask whether it is."""
+    broken = ~flag.isfinite()
+    if flag.device.type == "cpu" and not broken:
+        return
+    for tensor in tensors:
+        tensor.masked_fill_(broken, value)

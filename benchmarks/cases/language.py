@@ -16,9 +16,9 @@ import torch
 
 from benchmarks.harness import Limits, Row, compare, interleaved
 from regimes.config import override
+from regimes.job.clock import Clock
 from regimes.presets import get_preset
 from regimes.training.build import prepare
-from regimes.training.clock import Clock
 from regimes.training.gradients import install
 
 SETTINGS = [

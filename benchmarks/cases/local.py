@@ -26,7 +26,7 @@ from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, OuterConfig
 from regimes.data.classification import classification_loss
 from regimes.instruments.panel import Panel
-from regimes.training.clock import Clock
+from regimes.job.clock import Clock
 from regimes.training.gradients import Gradients, layer_table
 from regimes.training.optimizers import Optimizers
 from regimes.training.rounds import Rounds

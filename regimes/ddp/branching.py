@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from regimes.ddp.choices import Choice
     from regimes.ddp.job import Job
     from regimes.ddp.steps import HookSteps
-    from regimes.policies.controller import Controller
-    from regimes.records import Row
 
 
 def changed(
@@ -60,11 +58,3 @@ def changed(
         )
     parts = {"memories": memories, "residuals": residuals, "gauges": gauges}
     return state | parts | {"branched": len(rows) + bool(steps)}
-
-
-def as_decided(seen: list[Row], rows: list[Row], controller: Controller) -> None:
-    """Add to ``seen``, which has the first of ``rows`` already, the others with the levels that the
-    controller's policy would have chosen."""
-    for row in rows[len(seen) :]:
-        names = controller.decide(seen).names
-        seen.append({**row, "layers": {**row["layers"], "level": names}})

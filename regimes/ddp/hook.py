@@ -21,7 +21,6 @@ from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer
 from regimes.compression.traffic import check_order, costs_per_step
 from regimes.config import DENSE
-from regimes.ddp.branching import as_decided
 from regimes.ddp.choices import Choice
 from regimes.ddp.job import Job
 from regimes.ddp.own_hooks import BareGradients
@@ -39,6 +38,7 @@ from regimes.detectors.statistics import Statistic
 from regimes.errors import ConfigError
 from regimes.instruments.base import EndOfEpochGauge
 from regimes.instruments.panel import Readings
+from regimes.job.decided import as_decided
 from regimes.policies import Decision
 from regimes.policies.controller import Controller, Levels
 from regimes.policies.history import level_costs

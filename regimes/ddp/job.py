@@ -20,7 +20,6 @@ from regimes import policies
 from regimes.collectives.claims import Claims
 from regimes.collectives.quorum import JobWorld
 from regimes.collectives.requests import Layer, Traffic
-from regimes.compression.traffic import costs_per_step
 from regimes.config import Signal
 from regimes.ddp.choices import Choice
 from regimes.ddp.record import JobRecorder, RecordOptions
@@ -30,9 +29,10 @@ from regimes.errors import ConfigError, RecordError, RegimesError
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.gradient_norm import NormsGauge
 from regimes.instruments.panel import Panel, Readings, choose
+from regimes.job.header import build_header
+from regimes.job.rows import job_row, layer_entries, traffic_columns
 from regimes.policies.controller import Levels
 from regimes.records import Header, Row, provenance
-from regimes.training.rows import job_row, layer_entries, traffic_columns
 
 T = TypeVar("T")
 
@@ -169,45 +169,46 @@ class Job:
     # -- record ------------------------------------------------------------------------------
 
     def _header(
-        self, options: RecordOptions, chosen: Choice, network: nn.Module, seed: int
+        self, options: RecordOptions, chosen: Choice, network: nn.Module, seed: int, **more: Any
     ) -> Header:
-        """``run.json`` of the record; what is not known is None, or left out."""
-        rule, workers = policies.REGISTRY.table(chosen.policy), self.world.workers
-        optimizer = self.schedule.optimizer
+        """``run.json`` of the record; what is not known is None, or left out.
+
+        Args:
+            more: entries of the configuration of this kind of job.
+        """
+        world, optimizer = self.world, self.schedule.optimizer
         config = {
-            "name": options.name or rule["name"],
+            "name": options.name or policies.REGISTRY.table(chosen.policy)["name"],
             "seed": seed,
             "epochs": None,  # "units" has them
             "unit_steps": self.schedule.steps,
-            "workers": workers,
+            "workers": world.workers,
             "batch_size": options.batch_size,
             "data": {"name": options.data},
             "model": {"name": _name(getattr(network, "_orig_mod", network))},
             "optimizer": (described(optimizer) if optimizer else {"name": None})
             | {"lr": None, "schedule": None},  # the rates are those of the rows
-            "dtype": str(self.world.meter.dtype).removeprefix("torch."),
+            "dtype": str(world.meter.dtype).removeprefix("torch."),
             **chosen.facts(),
+            **more,
         }
-        world = {"workers": workers, "processes": workers, "device": str(self.world.device)}
-        if (shards := self.world.shards) > 1:
-            world |= {"processes": self.world.processes, "shards": shards}
-        header = {
-            "written_by": "hook",
-            "config": config,
-            "code": provenance.code(config, {type(part) for part in network.modules()}),
-            "machine": provenance.machine(),
-            "world": {**world, "union_pass": False},
-            "data": {"digest": None, "train": None, "test": None},
-            "metric": options.metric,
-            "steps_per_epoch": None,
-            "units": options.units,
-            "budget": None,
-            "per_step": costs_per_step(
-                chosen.compressor, self.layers, chosen.levels, workers, shards
-            ),
-            "layers": layer_entries(self.layers),
-        }
-        return cast("Header", header)  # without "schema", which the writer adds
+        header = build_header(
+            config,
+            provenance.code(config, {type(part) for part in network.modules()}),
+            world,
+            world.device,
+            self.layers,
+            chosen.compressor,
+            chosen.levels,
+            processes=world.processes if world.shards > 1 else world.workers,
+            shards=world.shards,
+            data={"digest": None, "train": None, "test": None},
+            metric=options.metric,
+            steps_per_epoch=None,
+            units=options.units,
+            budget=None,
+        )
+        return cast("Header", {"written_by": "hook", **header})
 
     def _prepare_record(self, options: RecordOptions | None, header: Header) -> None:
         self.header = header

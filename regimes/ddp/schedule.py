@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, SupportsFloat
 
 from torch import Tensor, nn
 
-from regimes.collectives.world import World
 from regimes.errors import ConfigError, is_whole, require, unexpected
 
 
@@ -150,45 +147,6 @@ class UnitSchedule:
         unit = self.steps or ("sampler" if self.automatic else "epoch")
         known = None if self.optimizer is None else described(self.optimizer)
         return {"every": unit, "optimizer": known, "lr": self.all_rates()}
-
-
-class StepClock:
-    """The seconds of a unit's steps, from its first bucket on. "communicate" and "compress" are the
-    waits at the end of backward; "compute" is all the rest, the script's own. The clock never waits
-    for a GPU.
-
-    Attributes:
-        seconds: so far, by name.
-    """
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.seconds = dict.fromkeys(("compute", "compress", "communicate"), 0.0)
-        self.since: float | None = None
-
-    def start(self) -> None:
-        """A step's first bucket is full."""
-        if self.since is None:
-            self.since = time.perf_counter()
-
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """The script waits for the results of a step."""
-        start, before = time.perf_counter(), self.world.seconds
-        yield
-        waited = time.perf_counter() - start
-        # Collectives that overlap with backward cost the script nothing.
-        marked = [a.elapsed_time(b) / 1e3 for a, b in self.world.take_marks() if b.query()]
-        communicated = min(waited, self.world.seconds - before + sum(marked))
-        self.seconds["communicate"] += communicated
-        self.seconds["compress"] += waited - communicated
-        self.seconds["compute"] -= waited
-
-    def stop(self) -> None:
-        """A step is over."""
-        now = time.perf_counter()
-        self.seconds["compute"] += now - (now if self.since is None else self.since)
-        self.since = now
 
 
 def learning_rate(value: Any, what: str) -> float:

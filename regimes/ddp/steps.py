@@ -22,12 +22,12 @@ from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, Level
 from regimes.ddp.applied import UNKNOWN, AppliedSteps
 from regimes.ddp.refit import several
-from regimes.ddp.schedule import StepClock
 from regimes.ddp.source import Source
 from regimes.errors import ConfigError
 from regimes.exchange.exchange import Exchange, Listener, Transfer, make_buckets
 from regimes.exchange.tentative import TentativeMemories
 from regimes.instruments.gradient_norm import NormsGauge
+from regimes.job.clock import Clock
 from regimes.precision import full_precision
 
 
@@ -108,7 +108,7 @@ class HookSteps(Listener):
     def restart(self) -> None:
         """Begin a unit: counts and clock start at zero."""
         self.in_unit = self.finite_in_unit = 0
-        self.clock = StepClock(self.reducer.world)
+        self.clock = Clock(self.source.device)
 
     # -- in the thread of backward, called by the source -------------------------------------
 
@@ -129,7 +129,7 @@ class HookSteps(Listener):
             self.source.release()
 
     def finish(self) -> None:
-        with self.clock.waiting():
+        with self.clock.waiting(self.reducer.world):
             self.exchange.finish()
 
     @torch.no_grad()

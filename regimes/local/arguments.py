@@ -236,10 +236,12 @@ def header(
     rule = policies.REGISTRY.table(chosen.rule)
     options = options or RecordOptions("")
     named = replace(options, name=options.name or rule["name"])
-    result = job._header(named, chosen.exchange, model, seed)
-    result["config"] |= {
-        "sync_policy": rule,
-        "sync_levels": {n: p for n, p in chosen.periods.items() if n in chosen.rule.names},
-        "outer": asdict(chosen.outer),
-    }
-    return result
+    return job._header(
+        named,
+        chosen.exchange,
+        model,
+        seed,
+        sync_policy=rule,
+        sync_levels={n: p for n, p in chosen.periods.items() if n in chosen.rule.names},
+        outer=asdict(chosen.outer),
+    )

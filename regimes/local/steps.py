@@ -28,8 +28,8 @@ from regimes.ddp.units import with_all_units
 from regimes.errors import ConfigError, TrainingError
 from regimes.exchange.nonfinite import loss_with_flag
 from regimes.instruments.panel import Readings, finite
+from regimes.job.clock import Clock
 from regimes.local.arguments import LocalChoice, Trained, header
-from regimes.local.clock import UnitClock
 from regimes.policies.controller import WholeController
 from regimes.policies.schedules import period_of
 from regimes.training.gradients import new_stack
@@ -102,7 +102,7 @@ class LocalSteps(Job):
         self.panel = self._choose_gauges(
             model, seed, exchange, chosen.rule.needs, "update", is_local=lambda: True
         )
-        self.clock = UnitClock(world)
+        self.clock = Clock(world.device)
         self._prepare_record(options, header(options, self, chosen, model, seed))
         self.controller = WholeController(chosen.rule, "update", "sync")
         self._decide()
@@ -150,7 +150,7 @@ class LocalSteps(Job):
             self.membership.moved = True
         self.clock.start()
         if self.sync.advance():
-            with self.clock.waiting():
+            with self.clock.waiting(self.world):
                 self._synchronize()
         self.clock.stop()
 
@@ -160,7 +160,7 @@ class LocalSteps(Job):
             return
         self.closed = True
         if self.sync.between:
-            with self.clock.waiting():
+            with self.clock.waiting(self.world):
                 self._synchronize(last=True)
             self.clock.stop()
         if self.chosen.outer.mixing:  # all processes end with the same parameters
@@ -295,7 +295,7 @@ class LocalSteps(Job):
                 "round": [self.total, self.rounds],
                 **self.sync.state_dict(),
                 "movements": self.sync.movements(),
-                "seconds": [self.clock.seconds, self.clock.clocked],
+                "seconds": [dict(self.clock.seconds), self.clock.clocked],
                 "losses": [float(self.losses[0]), self.losses[1]],
                 **self._job_state(),
             }
@@ -330,9 +330,10 @@ class LocalSteps(Job):
             state["fragments"] = [whole_round(period, since)]
         self.sync.load_state_dict(state, state.get("movements", ()))
         self.panel.steps = self.rounds
-        self.clock = UnitClock(self.world)
+        self.clock = Clock(self.world.device)
         if "seconds" in state:  # not in states of version 0.1
-            self.clock.seconds, self.clock.clocked = state["seconds"]
+            seconds, self.clock.clocked = state["seconds"]
+            self.clock.seconds |= seconds
         self.losses = state.get("losses", [0.0, 0])
         self._restore_job(state)
         self.continued, self.record_opened = True, False

@@ -30,7 +30,6 @@ from regimes.compression import compressor
 from regimes.compression.base import restarted, upgraded
 from regimes.config import OptimizerConfig, RunConfig
 from regimes.errors import ConfigError
-from regimes.records import Row
 from regimes.training import optimizers
 from regimes.training.build import Run
 from regimes.training.checkpoint import OwnState, ProcessFile, SharedState
@@ -232,18 +231,3 @@ def rate_after(run: Run, unit: int) -> float:
     per_epoch = len(run.batches.rebatched(after.batch_size))
     units = Units.of(after, per_epoch)
     return LearningRate(after.optimizer, per_epoch, units.total)(units.span(unit + 1)[0])
-
-
-def as_decided(run: Run) -> list[Row]:
-    """The rows so far with the levels that the run's policies would have chosen."""
-    seen: list[Row] = []
-    for row in run.rows:
-        decided: dict[str, Any] = {
-            **row,
-            "layers": {**row["layers"], "level": run.controller.decide(seen).names},
-        }
-        for table, rule in (("batch", run.batch_controller), ("sync", run.sync_controller)):
-            if rule is not None:
-                decided[table] = {**decided.get(table, {}), "level": rule.decide(seen).level}
-        seen.append(cast("Row", decided))
-    return seen

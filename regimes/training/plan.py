@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
+from regimes.job.rows import NO_BATCH, NO_SYNC
 from regimes.policies.controller import Levels, check_reasons
 from regimes.policies.schedules import period_of
 from regimes.training.build import Run
-from regimes.training.rows import NO_BATCH, NO_SYNC
 
 
 @dataclass(frozen=True)

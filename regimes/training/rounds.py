@@ -22,7 +22,7 @@ from regimes.compression.reducer import Reducer
 from regimes.config import Level, OuterConfig
 from regimes.exchange.nonfinite import loss_with_flag
 from regimes.instruments.panel import Panel
-from regimes.training.clock import Clock
+from regimes.job.clock import Clock
 from regimes.training.gradients import Gradients, install, new_stack
 from regimes.training.optimizers import Optimizers, mean_state
 from regimes.training.replicas import Replicas

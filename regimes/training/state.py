@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from regimes.collectives.islands import as_stored
-from regimes.compression.traffic import costs_per_step
 from regimes.config import to_dict
 from regimes.errors import RecordError, RegimesError, require
+from regimes.job.decided import as_decided
+from regimes.job.header import build_header
 from regimes.records import (
     Header,
     RecordWriter,
@@ -28,10 +29,9 @@ from regimes.records import (
 )
 from regimes.training import checkpoint
 from regimes.training.build import Run
-from regimes.training.changes import Notes, as_decided, fitted
+from regimes.training.changes import Notes, fitted
 from regimes.training.checkpoint import LocalState, OwnState, ProcessFile, SharedState
 from regimes.training.phases import Phase, differ
-from regimes.training.rows import layer_entries
 from regimes.training.sharded import (
     Residuals,
     gathered,
@@ -151,7 +151,8 @@ def _restore_as(run: Run, files: list[ProcessFile], source: Path) -> Notes | Non
             files, notes = fitted(run, files, before)
         _restore(run, files)
         if run.phase.changed:
-            run.rows = as_decided(run)
+            whole = {"batch": run.batch_controller, "sync": run.sync_controller}
+            run.rows = as_decided([], run.rows, run.controller, whole)
     except RegimesError:
         raise
     except Exception as error:  # torch and plug-ins raise anything for a state that does not fit
@@ -164,32 +165,29 @@ def _restore_as(run: Run, files: list[ProcessFile], source: Path) -> Notes | Non
 
 
 def _header(run: Run) -> Header:
-    config, batches = run.config, len(run.batches)
+    config, steps, budget = run.config, len(run.batches), run.config.budget
     levels = {name: run.value(name) for name in config.levels}
-    per_step = costs_per_step(run.plug_ins.compressor, run.layers, levels, config.workers)
-    budget = config.budget
-    header = {
-        "config": to_dict(config),
-        "code": provenance.code(to_dict(config), _classes(run)),
-        "machine": provenance.machine(),
-        "world": {
-            "workers": config.workers,
-            "processes": run.world.processes,
-            **({} if run.world.shards == 1 else {"shards": run.world.shards}),
-            "device": str(run.device),
-            "union_pass": run.gradients.union,
-        },
-        "data": run.task.header(),
-        "metric": run.task.metric,
-        "steps_per_epoch": batches,
-        "units": len(run.units),
-        "budget": budget and budget.epochs * batches * per_step[budget.level]["floats"],
-        "per_step": per_step,
-        "layers": layer_entries(run.layers),
-    }
+    header = build_header(
+        to_dict(config),
+        provenance.code(to_dict(config), _classes(run)),
+        run.world,
+        run.device,
+        run.layers,
+        run.plug_ins.compressor,
+        levels,
+        processes=run.world.processes,
+        union=run.gradients.union,
+        data=run.task.header(),
+        metric=run.task.metric,
+        steps_per_epoch=steps,
+        units=len(run.units),
+        budget=None,
+    )
+    if budget is not None:
+        header["budget"] = budget.epochs * steps * header["per_step"][budget.level]["floats"]
     if run.phase.trunk is not None:
-        header |= _of_trunk(run, run.phase.trunk)
-    return cast("Header", header)  # without "schema", which the writer adds
+        header |= cast("Header", _of_trunk(run, run.phase.trunk))
+    return header
 
 
 def _classes(run: Run) -> list[Any]:

@@ -19,8 +19,8 @@ from torch import Tensor
 from regimes.config import Level
 from regimes.errors import TrainingError
 from regimes.exchange.exchange import Exchange
+from regimes.job.clock import Clock
 from regimes.reduction import Coupled
-from regimes.training.clock import Clock
 from regimes.training.gradients import Gradients
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer
 from regimes.data.classification import classification_loss
 from regimes.exchange.exchange import Exchange, buckets_with_loss, make_buckets
-from regimes.training import clock
+from regimes.job import clock
 from regimes.training.gradients import Gradients, layer_table
 from regimes.training.step import TrainingStep
 

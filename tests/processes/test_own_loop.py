@@ -13,11 +13,10 @@ import torch
 from ddp_scripts import group, own_loop
 
 import regimes
-from regimes.collectives.world import World
 from regimes.cost.cases import cases
 from regimes.cost.network import Network
 from regimes.cost.predict import predict
-from regimes.local.clock import UnitClock
+from regimes.job.clock import Clock
 from regimes.monitor.watch import watch
 from regimes.records import read_header
 from regimes.report import page
@@ -167,7 +166,7 @@ def test_the_pause_between_two_units_is_no_time_of_steps(monkeypatch: pytest.Mon
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 
-    def unit(clock: UnitClock, steps: int) -> float:
+    def unit(clock: Clock, steps: int) -> float:
         for _ in range(steps):
             now[0] += 2.0
             clock.start()
@@ -175,7 +174,7 @@ def test_the_pause_between_two_units_is_no_time_of_steps(monkeypatch: pytest.Mon
         return clock.of_unit(steps)["compute"]
 
     for steps, pause in ((3, 0.0), (1, 100.0)):
-        clock = UnitClock(World(1))
+        clock = Clock(torch.device("cpu"))
         unit(clock, steps)
         now[0] += 100.0
         assert unit(clock.next_unit(steps), steps) == steps * 2.0 + pause

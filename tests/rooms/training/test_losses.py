@@ -15,8 +15,9 @@ import regimes
 from regimes.data import classification
 from regimes.errors import TrainingError
 from regimes.exchange.nonfinite import finite_flag, loss_with_flag
+from regimes.job import clock
 from regimes.records import read_lines
-from regimes.training import checkpoint, clock, step
+from regimes.training import checkpoint, step
 from regimes.training.build import prepare
 
 LOOKS = (1, 2, 16)  # an epoch has 3 steps

@@ -1,7 +1,9 @@
-"""Where the loop's time goes: ``seconds`` of the record.
+"""Where the time of a unit's steps goes: ``seconds`` of the record.
 
 "compute", "compress" and "communicate" are the time that the loop itself spends or waits, without
-that of the thread of ``collectives.overlap``; they add up to the time of a step.
+that of a thread that exchanges in the background; they add up to the time of a step. A loop of our
+own says what it does (``clock(name)``). Of a script's loop the waits for an exchange are known
+(``waiting``); "compute" is all the rest.
 """
 
 from __future__ import annotations
@@ -23,17 +25,28 @@ class Clock:
     """Adds up seconds by name.
 
     A GPU runs behind the loop, so events in its stream take the times there; ``settle`` reads them,
-    which is a wait for the GPU.
+    which is a wait for the GPU. ``waiting`` never waits for it.
 
     Attributes:
         seconds: by name, as of the last ``settle``.
+        since: of a script's loop, the end of the iteration before; None: not known.
+        clocked: iterations of which the beginning is known.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.seconds: dict[str, float] = defaultdict(float, dict.fromkeys(LOOP, 0.0))
+        self.since: float | None = None
+        self.clocked = 0
         self._marked: list[tuple[str, Any, Any]] = []  # name, two torch.cuda.Event
         self._collectives: list[tuple[Any, Any]] = []  # likewise, within "compress"
+
+    def move(self, seconds: float, source: str, target: str) -> None:
+        """Count time spent within ``source`` as ``target`` instead."""
+        self.seconds[source] -= seconds
+        self.seconds[target] += seconds
+
+    # -- a loop of our own -------------------------------------------------------------------
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -76,7 +89,43 @@ class Clock:
         self.move(world.seconds - before, "compress", "communicate")
         self._collectives += world.take_marks()
 
-    def move(self, seconds: float, source: str, target: str) -> None:
-        """Count time spent within ``source`` as ``target`` instead."""
-        self.seconds[source] -= seconds
-        self.seconds[target] += seconds
+    # -- a script's loop ---------------------------------------------------------------------
+
+    def start(self) -> None:
+        """A step's first bucket is full, or the computation of a local step has ended."""
+        if self.since is None:
+            self.since = time.perf_counter()
+        else:
+            self.clocked += 1
+
+    @contextmanager
+    def waiting(self, world: World) -> Iterator[None]:
+        """The script waits for what is exchanged."""
+        start, before = time.perf_counter(), world.seconds
+        yield
+        waited = time.perf_counter() - start
+        # Collectives that overlap with backward cost the script nothing.
+        marked = [a.elapsed_time(b) / 1e3 for a, b in world.take_marks() if b.query()]
+        communicated = min(waited, world.seconds - before + sum(marked))
+        self.seconds["communicate"] += communicated
+        self.seconds["compress"] += waited - communicated
+        self.seconds["compute"] -= waited
+
+    def stop(self) -> None:
+        """A step is over."""
+        now = time.perf_counter()
+        self.seconds["compute"] += now - (now if self.since is None else self.since)
+        self.since = now
+
+    def of_unit(self, steps: int) -> dict[str, float]:
+        """Seconds of a unit of so many iterations. One whose beginning is not known, like the
+        first, counts as the mean of the others."""
+        share = steps / self.clocked if self.clocked else 1
+        return self.seconds | {"compute": self.seconds["compute"] * share}
+
+    def next_unit(self, steps: int) -> Clock:
+        """The clock of the next unit. A unit of one iteration has no mean of others: it begins with
+        the end of the iteration before."""
+        clock = Clock(self.device)
+        clock.since = self.since if steps == 1 else None
+        return clock

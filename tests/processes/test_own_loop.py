@@ -4,7 +4,6 @@ written down with plain collectives, against torch's, resumed, recorded, held wr
 from __future__ import annotations
 
 import math
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import regimes
 from regimes.cost.cases import cases
 from regimes.cost.network import Network
 from regimes.cost.predict import predict
-from regimes.job.clock import Clock
 from regimes.monitor.watch import watch
 from regimes.records import read_header
 from regimes.report import page
@@ -158,26 +156,6 @@ def test_adacomm_reads_the_mean_loss_of_all_processes(
     if record:
         found = regimes.load(tmp_path / "run").rows
         assert [row["train_loss"] for row in found] == pytest.approx(means, rel=1e-6)
-
-
-def test_the_pause_between_two_units_is_no_time_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test of 100 s after a unit: the next one's first step counts as the mean of its others. A
-    unit of one step has no others, and begins where the one before ended."""
-    now = [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-
-    def unit(clock: Clock, steps: int) -> float:
-        for _ in range(steps):
-            now[0] += 2.0
-            clock.start()
-            clock.stop()
-        return clock.of_unit(steps)["compute"]
-
-    for steps, pause in ((3, 0.0), (1, 100.0)):
-        clock = Clock(torch.device("cpu"))
-        unit(clock, steps)
-        now[0] += 100.0
-        assert unit(clock.next_unit(steps), steps) == steps * 2.0 + pause
 
 
 def test_the_time_of_a_unit_is_that_of_all_its_steps(tmp_path: Path) -> None:

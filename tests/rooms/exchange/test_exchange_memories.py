@@ -1,0 +1,195 @@
+"""What an exchange does to memories: tentative equals in place, undone equals never done, whichever
+layer arrives first and whether a thread exchanges or not."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from reducers import EVERY, gradients, layers, world
+from torch import Tensor
+
+from regimes.compression import Compressor
+from regimes.compression.powersgd import PowerSGD
+from regimes.compression.reducer import Reducer
+from regimes.config import DENSE, Level
+from regimes.exchange.exchange import Exchange, Listener
+
+CPU = torch.device("cpu")
+BUCKETS = [[3, 2], [1], [0]]
+
+
+def make(compressor: Compressor, **how: Any) -> Exchange:
+    return Exchange(Reducer(compressor, layers(), world(1), seed=3), BUCKETS, **how)
+
+
+def take(
+    exchange: Exchange, rows: Sequence[Tensor], level: Level, unapplied: Sequence[int] = ()
+) -> list[Tensor]:
+    """The updates of a step that is settled."""
+    order = list(range(len(rows)))
+    random.Random(len(rows)).shuffle(order)
+    exchange.begin([level if layer.compressed else DENSE for layer in exchange.reducer.layers])
+    for i in order:
+        exchange.add({i: rows[i]})
+    step = exchange.finish()
+    exchange.settle(unapplied)
+    written = exchange.written is not None
+    return [step.rows[i][0] if written else step.updates[i].clone() for i in range(len(rows))]
+
+
+def memories(exchange: Exchange) -> list[dict[str, Any]]:
+    exchange.wait()
+    identity = ("key", "hosted", "shard")
+    return [
+        {name: copy.deepcopy(x) for name, x in vars(state).items() if name not in identity}
+        for state in exchange.reducer.states
+    ]
+
+
+def assert_same(ours: Any, theirs: Any) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+
+
+HOWS = {
+    "in place, in a thread": {"background": CPU},
+    "tentative": {"tentative": True, "written": Listener()},
+    "tentative, in a thread": {"tentative": True, "written": Listener(), "background": CPU},
+}
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize(("compressor", "low", "high"), EVERY)
+def test_every_way_gives_the_same_updates_and_memories(
+    compressor: Compressor, low: Level, high: Level, how: str
+) -> None:
+    plain, other = make(compressor), make(compressor, **HOWS[how])
+    for step, level in enumerate((low, high, high, DENSE, low)):
+        rows = gradients(1, step)
+        expected = take(plain, rows, level)
+        # written over the rows, which the first exchange has left as they are
+        assert_same(take(other, [row.clone() for row in rows], level), expected)
+    assert_same(memories(other), memories(plain))
+    other.close()
+
+
+@pytest.mark.parametrize(("compressor", "low", "high"), EVERY)
+def test_an_undone_step_was_never_taken(compressor: Compressor, low: Level, high: Level) -> None:
+    """Also where it is of another level, and of some layers only."""
+    ours, theirs = (make(compressor, tentative=True, written=Listener()) for _ in range(2))
+    for exchange in (ours, theirs):
+        take(exchange, gradients(1, 0), low)
+    before = memories(theirs)
+    take(ours, gradients(1, 1), high)
+    assert ours.undo([0, 2]) == {0, 2}
+    assert ours.undo() == {1, 3}
+    assert ours.undo() == set()
+    assert_same(memories(ours), before)
+    expected = take(theirs, gradients(1, 2), high)
+    assert_same(take(ours, gradients(1, 2), high), expected)
+
+
+def test_a_layer_that_is_not_applied_keeps_its_memory() -> None:
+    ours, theirs = (make(PowerSGD(), tentative=True, written=Listener()) for _ in range(2))
+    for exchange in (ours, theirs):
+        take(exchange, gradients(1, 0), 2)
+    kept = memories(ours)[1]
+    take(ours, gradients(1, 1), 2, unapplied=[1])
+    take(theirs, gradients(1, 1), 2)
+    assert_same(memories(ours)[1], kept)
+    assert_same(memories(ours)[0], memories(theirs)[0])
+    assert not memories(theirs)[1]["residual"].equal(kept["residual"])
+
+
+def test_residuals_of_tentative_steps_take_turns_in_two_places() -> None:
+    """One more residual, and no third: the next step writes to the one before the last."""
+    exchange = make(PowerSGD(), tentative=True, written=Listener())
+    places = []
+    for step in range(6):
+        take(exchange, gradients(1, step), 2)
+        residual = exchange.reducer.states[0].residual
+        assert residual is not None
+        places.append(residual.data_ptr())
+    assert len({*places[1:]}) == 2
+
+
+def test_fragments_on_their_way_at_once_come_back_as_one_by_one() -> None:
+    """Two transfers of other layers, the second begun before the first has come back; each with
+    losses of its own."""
+    rows, losses = gradients(3, 0), torch.arange(6.0).view(3, 2).double()
+    made = Reducer(PowerSGD(), layers(), world(3), seed=3)
+    flying = Exchange(made, background=CPU)
+    first, second = (flying.begin([2, 2, DENSE, 2], part) for part in ([0, 1], [2, 3]))
+    flying.send({i: rows[i] for i in (0, 1)}, first, losses)
+    flying.send({i: rows[i] for i in (2, 3)}, second)
+    flying.wait()
+    reducer = Reducer(PowerSGD(), layers(), world(3), seed=3)
+    expected = {
+        **reducer.reduce([0, 1], rows, [2, 2, DENSE, 2]),
+        **reducer.reduce([2, 3], rows, [2, 2, DENSE, 2]),
+    }
+    assert_same({**first.updates, **second.updates}, expected)
+    assert first.means is not None
+    assert_same(first.means, losses.mean(0))
+    assert second.means is None
+    flying.close()
+
+
+# -- gradients that are not finite, and errors -----------------------------------------------------
+
+
+class Told(Listener):
+    """Counts what it is told."""
+
+    def __init__(self) -> None:
+        self.released = 0
+
+    def release(self) -> None:
+        self.released += 1
+
+
+@pytest.mark.parametrize("broken", range(4))
+@pytest.mark.parametrize(("compressor", "low", "high"), EVERY)
+def test_one_broken_number_fills_its_bucket_and_is_known(
+    compressor: Compressor, low: Level, high: Level, broken: int
+) -> None:
+    """A GradScaler sees it where it is written; memories are as the step before has left them."""
+    told = Told()
+    exchange = make(compressor, tentative=True, written=told)
+    take(exchange, gradients(1, 0), low)
+    before = memories(exchange)
+    rows = gradients(1, 1)
+    rows[broken].view(-1)[2] = torch.inf
+    exchange.begin([low if layer.compressed else DENSE for layer in exchange.reducer.layers])
+    exchange.add(dict(enumerate(rows)))
+    step = exchange.finish()
+    exchange.settle(step.states)
+    assert not step.finite
+    bucket = next(bucket for bucket in BUCKETS if broken in bucket)
+    assert all(rows[i].isnan().all() for i in bucket)
+    assert all(rows[i].isfinite().all() for i in range(4) if i not in bucket)
+    assert_same(memories(exchange), before)
+    assert told.released == 2
+
+
+def test_an_error_in_the_thread_is_raised_where_the_caller_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = Told()
+    exchange = make(PowerSGD(), tentative=True, written=told, background=CPU)
+
+    def fails(*given: Any) -> Iterator[Any]:
+        raise ArithmeticError("no room")
+
+    monkeypatch.setattr(exchange.reducer, "reduce", fails)
+    exchange.begin([2, 2, DENSE, 2])
+    exchange.add(dict(enumerate(gradients(1, 0))))
+    with pytest.raises(ArithmeticError, match="no room"):
+        exchange.finish()
+    assert told.released >= 1
+    assert exchange.transfer is not None
+    assert exchange.transfer.failed

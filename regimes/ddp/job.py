@@ -1,6 +1,6 @@
 """What a hook and local steps share: a user's training job in units, its record and saved state.
 
-Rows of past units are those of the trainer (``training.rows``), so that a policy sees here what it
+Rows of past units are those of the trainer (``job.rows``), so that a policy sees here what it
 would see there. All processes of a job make the same calls in the same order: most of them contain
 a collective.
 """

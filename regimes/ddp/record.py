@@ -15,6 +15,7 @@ import math
 import sys
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -22,7 +23,8 @@ from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
-from regimes.errors import RecordError, is_whole, require, unexpected
+from regimes import compression, policies
+from regimes.errors import ConfigError, RecordError, is_whole, require, unexpected
 from regimes.records import (
     OWN,
     Header,
@@ -38,6 +40,7 @@ from regimes.records.schema import FileState
 from regimes.training.reporters import Reporters
 
 LOSSES = ("train_loss", "test_loss")
+REGISTRIES = {"compressor": compression.REGISTRY, "policy": policies.REGISTRY}
 SAME = (  # of the configuration, in a job that is continued
     "name",
     "seed",
@@ -93,6 +96,16 @@ def record_options(record: Any) -> RecordOptions | None:
     if isinstance(record, str | Path) and str(record):
         return RecordOptions(record)
     raise unexpected("record", record, "a folder, or regimes.RecordOptions(folder, ...)")
+
+
+def same_entry(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Do two plain configurations agree in an entry? A version before may have known fewer fields
+    of a plug-in: they have their defaults."""
+    table, registry = old.get(key), REGISTRIES.get(key)
+    if table != new.get(key) and registry is not None and table is not None:
+        with suppress(ConfigError):
+            table = registry.table(registry.make(table))
+    return table == new.get(key)
 
 
 class PendingRow(NamedTuple):
@@ -195,7 +208,7 @@ class JobRecorder:
 
     def _check_same(self) -> None:
         old, new = read_header(self.folder), self.header
-        differ = [k for k in self.same if old["config"].get(k) != new["config"].get(k)]
+        differ = [k for k in self.same if not same_entry(k, old["config"], new["config"])]
         differ += ["layers"] * (old["layers"] != new["layers"])
         if differ:
             raise RecordError(

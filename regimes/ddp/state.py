@@ -7,8 +7,9 @@ It holds tensors and plain types, keyed by parameter name. States of earlier ver
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, cast
 
 from torch import Tensor
@@ -214,6 +215,7 @@ class StateCodec:
         if "total" not in state:
             state["total"] = sum(row["steps"] for row in state["rows"]) + state["steps"][0]
         known = {layer.name for layer in self.job.layers}
+        state["compressor"] = with_defaults(state["compressor"], self.chosen.compressor)
         moves = "residual='update'" in state["compressor"]
         state["memories"] = upgraded(state["memories"], "update" if moves else "gradient")
         plain = plain_names(name for name in state["shapes"] if name not in known)
@@ -271,6 +273,21 @@ class StateCodec:
         fresh = [error.compressor.init(layer, seed).shared_state() for layer in self.job.layers]
         levels = gauges["error"].items()
         return gauges | {"error": {level: match.values(saved, fresh) for level, saved in levels}}
+
+
+def with_defaults(saved: str, compressor: Any) -> str:
+    """The text of a saved compressor, completed by the fields that its version did not have yet,
+    where this hook's compressor has their defaults and is the same otherwise."""
+    if not is_dataclass(compressor):
+        return saved
+    known = [
+        f"{field.name}={value!r}"
+        for field in fields(compressor)
+        if (value := getattr(compressor, field.name)) != field.default
+        or re.search(rf"\b{field.name}=", saved)
+    ]
+    same = saved == f"{type(compressor).__qualname__}({', '.join(known)})"
+    return repr(compressor) if same else saved
 
 
 # -- refuse ----------------------------------------------------------------------------------

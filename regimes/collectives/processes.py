@@ -133,20 +133,20 @@ class ProcessWorld(World):
         return answers
 
     def gather(self, tensors: list[Tensor]) -> list[Tensor]:
-        wires = [_packed(t.reshape(self.local, -1)).view(torch.uint8) for t in tensors]
+        wires = [without_gaps(t.reshape(self.local, -1)).view(torch.uint8) for t in tensors]
         flat = torch.cat(wires, dim=1)  # [L, bytes]
         everyone = flat.new_empty((self.workers, flat.shape[1]))
         self._wait(getattr(dist, GATHER), everyone, flat, group=self.peers[0], async_op=True)
         pieces = everyone.split([w.shape[1] for w in wires], dim=1)
         return [
-            _unpacked(p, t.dtype, (self.workers, *t.shape[1:]))
+            from_bytes(p, t.dtype, (self.workers, *t.shape[1:]))
             for p, t in zip(pieces, tensors, strict=True)
         ]
 
     def exchange(self, tensors: list[Tensor]) -> list[Tensor]:
         """The parts for one process, of all its workers and tensors, travel together."""
         shape = self.local, self.workers, -1
-        wires = [_packed(t.reshape(shape)).view(torch.uint8) for t in tensors]
+        wires = [without_gaps(t.reshape(shape)).view(torch.uint8) for t in tensors]
         flat = torch.cat(wires, dim=2)  # [L, W, bytes]
         group, count = self.peers
         flat = flat.unflatten(1, (count, self.local)).transpose(0, 1).contiguous()
@@ -154,7 +154,7 @@ class ProcessWorld(World):
         self._wait(dist.all_to_all_single, received, flat, group=group, async_op=True)
         everyone = received.flatten(0, 1).transpose(0, 1)  # [L, W, bytes]
         pieces = everyone.split([w.shape[2] for w in wires], dim=2)
-        return [_unpacked(p, t.dtype, t.shape) for p, t in zip(pieces, tensors, strict=True)]
+        return [from_bytes(p, t.dtype, t.shape) for p, t in zip(pieces, tensors, strict=True)]
 
     # -- among the shards of a worker ---------------------------------------------------------
 
@@ -366,7 +366,7 @@ class _SumInModel(torch.autograd.Function):
         return world._sum(gradients[0].contiguous().clone(), world.in_model), None
 
 
-def _packed(t: Tensor) -> Tensor:
+def without_gaps(t: Tensor) -> Tensor:
     """The tensor, or a copy without gaps. torch calls a tensor contiguous whatever the stride of a
     last dimension of one number is, but views it as bytes only if that stride is 1."""
     if t.is_contiguous() and t.stride(-1) == 1:
@@ -374,7 +374,7 @@ def _packed(t: Tensor) -> Tensor:
     return t.clone(memory_format=torch.contiguous_format)
 
 
-def _unpacked(wire: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+def from_bytes(wire: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
     """A tensor from its bytes: a copy, because a view as another dtype needs aligned storage."""
     return wire.clone(memory_format=torch.contiguous_format).view(dtype).view(shape)
 

@@ -24,7 +24,8 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import AllgatherOptions
 
 from regimes.collectives import agreement
-from regimes.collectives.processes import ProcessWorld
+from regimes.collectives.call_guard import CallGuard
+from regimes.collectives.processes import ProcessWorld, from_bytes, without_gaps
 from regimes.collectives.world import World
 from regimes.errors import ConfigError, unexpected
 
@@ -33,16 +34,6 @@ USED = ("start_quorum", "is_participating", "report_error", "should_commit")  # 
 
 class StepLost(Exception):
     """A replica has left during a step, which no longer counts; the others go on with the next."""
-
-
-class NoGuard:
-    """Stands in for a ``CallGuard`` and checks nothing: replicas that join make other calls than
-    those that are present, and the quorum brings them together."""
-
-    done: Callable[[], int] = staticmethod(lambda: 0)
-
-    def enter(self, call: str, patience: float | None = None) -> None:
-        """Nothing to wait for."""
 
 
 class QuorumWorld(World):
@@ -70,7 +61,9 @@ class QuorumWorld(World):
             raise unexpected("manager", manager, "a Manager of torchft")
         super().__init__(2)  # until the first quorum, because formulas of costs need a number
         self.hosted = range(1)
-        self.manager, self.device, self.guard = manager, device, NoGuard()
+        self.manager, self.device = manager, device
+        # Compares no calls: replicas that join make others, and the quorum brings all together.
+        self.guard = CallGuard(dist.HashStore(), 0, 1, 0.0)
         if "gloo" not in (kind := str(self._group().getBackendName())):
             raise ConfigError(
                 f"manager: its process group is {kind}: compressed means over a quorum go over "
@@ -264,21 +257,21 @@ class QuorumWorld(World):
         return [answers[i] for i in range(len(tensors))]
 
     def gather(self, tensors: list[Tensor]) -> list[Tensor]:
-        own = [_packed(t) for t in tensors]
-        rows = self._rows(torch.cat(own))
+        wires = [without_gaps(t.flatten()).view(torch.uint8) for t in tensors]
+        rows = self._rows(torch.cat(wires))
         everyone = torch.stack([rows[i] for i in self.contributors])  # [W, bytes]
-        pieces = zip(everyone.split([len(x) for x in own], dim=1), tensors, strict=True)
-        return [_unpacked(piece, t).view(self.workers, *t.shape[1:]) for piece, t in pieces]
+        pieces = zip(everyone.split([len(w) for w in wires], dim=1), tensors, strict=True)
+        return [from_bytes(p, t.dtype, (self.workers, *t.shape[1:])) for p, t in pieces]
 
     def exchange(self, tensors: list[Tensor]) -> list[Tensor]:
-        own = [_packed(t).view(self.workers, -1) for t in tensors]
-        sent = torch.cat(own, dim=1)  # [W, bytes]: a row for each contributor
+        wires = [without_gaps(t.reshape(self.workers, -1)).view(torch.uint8) for t in tensors]
+        sent = torch.cat(wires, dim=1)  # [W, bytes]: a row for each contributor
         received, some = torch.zeros_like(sent), slice(None if self.contributes else 0)
         sizes = [int(self.contributes and i in self.contributors) for i in range(self.processes)]
         options = dist.AllToAllOptions()
         self._wait(self._group().alltoall_base, received[some], sent[some], sizes, sizes, options)
-        pieces = zip(received.split([x.shape[1] for x in own], dim=1), tensors, strict=True)
-        return [_unpacked(piece, t).view(t.shape) for piece, t in pieces]
+        pieces = zip(received.split([w.shape[1] for w in wires], dim=1), tensors, strict=True)
+        return [from_bytes(p, t.dtype, t.shape) for p, t in pieces]
 
     def gather_object(self, value: Any) -> list[Any]:
         own = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
@@ -298,18 +291,3 @@ class QuorumWorld(World):
 
 
 JobWorld = ProcessWorld | QuorumWorld  # of a user's job
-
-
-def _packed(tensor: Tensor) -> Tensor:
-    """A tensor's bytes, ``[bytes]``."""
-    flat = tensor.flatten()
-    if (
-        flat.stride(0) != 1
-    ):  # of one number, which torch calls contiguous and does not view as bytes
-        flat = flat.clone(memory_format=torch.contiguous_format)
-    return flat.view(torch.uint8)
-
-
-def _unpacked(piece: Tensor, like: Tensor) -> Tensor:
-    """The inverse; a copy, because a view as another type needs aligned storage."""
-    return piece.clone(memory_format=torch.contiguous_format).view(like.dtype)

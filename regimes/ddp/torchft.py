@@ -178,7 +178,7 @@ class Membership(ABC):
 
 
 class HookMembership(Membership):
-    """Of a hook: ``torchft.Optimizer`` starts a quorum before each forward pass, and commits.
+    """A hook's: ``torchft.Optimizer`` starts a quorum before each forward pass, and commits.
 
     Attributes:
         step: the manager's step when gradients were last exchanged; None: that is settled.
@@ -236,7 +236,7 @@ class HookMembership(Membership):
 
 
 class LocalMembership(Membership):
-    """Of local steps: each synchronisation is a step of torchft, with a quorum of its own.
+    """That of local steps: each synchronisation is a step of torchft, with a quorum of its own.
 
     What replicas exchange is applied once the step has committed. Otherwise all is as before it,
     the local steps included, and the replicas that are still there try again at once. A replica

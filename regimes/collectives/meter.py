@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regimes.collectives.requests import Traffic
+from regimes.collectives.requests import Joint, Traffic
 
 KINDS = ("mean", "gather", "broadcast")  # "exchange" joins them where one is asked for
 
@@ -32,8 +32,13 @@ class Meter:
     calls: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     sent: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
 
-    def count(self, layer: int, kind: str, tensor: Tensor, convention: bool = True) -> None:
+    def count(self, layer: int | Joint, kind: str, tensor: Tensor, convention: bool = True) -> None:
         """Count one request; ``tensor`` is stacked, its first row is one worker's share."""
+        if isinstance(layer, Joint):
+            pieces = tensor.flatten(1).split([*layer.sizes], dim=1)
+            for one, piece in zip(layer.layers, pieces, strict=True):
+                self.count(one, kind, piece, convention)
+            return
         numbers = tensor.numel() // tensor.shape[0]
         if kind == "exchange":  # a worker keeps the part that is for itself
             numbers -= numbers // self.workers

@@ -121,6 +121,19 @@ class JoinShards:
     size: int
 
 
+@dataclass(frozen=True)
+class Joint:
+    """Several layers whose rows are end to end in one program's requests.
+
+    Attributes:
+        layers: their indices.
+        sizes: how many numbers each has; a request has as many in all.
+    """
+
+    layers: Sequence[int]
+    sizes: Sequence[int]
+
+
 def mean_of_sums(own: Tensor, shards: int) -> Program:
     """The workers' mean of sums over shards, ``[L, k] -> [k]``. Each shard exchanges its share of
     the sum, so that a worker sends it once."""

@@ -23,6 +23,7 @@ from regimes.collectives.requests import (
     NO_LAYER,
     Collective,
     JoinShards,
+    Joint,
     Layer,
     Mean,
     Program,
@@ -131,7 +132,7 @@ class World:
     def drive(
         self,
         programs: Sequence[Program | Mean],
-        layers: Sequence[int],
+        layers: Sequence[int | Joint],
         *,
         signal: bool = False,
         batched: bool = False,
@@ -147,7 +148,8 @@ class World:
         Args:
             programs: generators that yield requests and return a tensor; or a mean, whose answer is
                 the result: a generator costs more than the mean of a small tensor.
-            layers: the layer index that each one's traffic is counted for, or ``NO_LAYER``.
+            layers: the layer index that each one's traffic is counted for, or ``NO_LAYER``; of a
+                program for several layers, their places in its requests.
             signal: these are a detector's statistics: bytes, but no floats of the paper's count.
             batched: join ``Batched`` requests, in lockstep in any world. For a GPU: on a CPU all
                 layers would pass through the cache once for each kernel.

@@ -9,7 +9,7 @@ Error feedback (Stich & Karimireddy, 2019) and the level "dense" are handled her
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, ClassVar, Literal, get_args
@@ -26,7 +26,7 @@ from regimes.capabilities import (
 )
 from regimes.collectives.requests import Batched, Layer, Mean, Program, Request, Shard, Traffic
 from regimes.compression.answers import check_send, check_sent, sample
-from regimes.compression.kernels import Workspace, add_, clone, sub_
+from regimes.compression.kernels import Workspace, add_, add_apart, clone, sub_
 from regimes.config import DENSE, Bounded, Level
 from regimes.errors import ConfigError, require
 from regimes.seeding import Seed, derive
@@ -133,6 +133,9 @@ class Compressor(Bounded, ABC):
             not finite either.
         entrywise: an entry of the update depends on that entry of the gradients alone, whatever
             else is in the layer.
+        takes_bucket: ``send`` may be given the layers of a bucket end to end, ``[L, 1, N]``, with
+            the memory of the first; each request then has a number for each of the N. For an
+            ``entrywise`` compressor that reads nothing of its memory.
         joins_shards: a layer whose rows are divided among processes is compressed as one matrix;
             without it each shard by itself, as if it were a layer.
         phases: the number of kinds of steps that ``traffic`` averages over; see ``phase``.
@@ -152,6 +155,7 @@ class Compressor(Bounded, ABC):
     propagates_nonfinite: ClassVar[bool] = False
     entrywise: ClassVar[bool] = False
     joins_shards: ClassVar[bool] = False
+    takes_bucket: ClassVar[bool] = False
     phases: ClassVar[int] = 1
     usual: ClassVar[Mapping[str, Level]] = {}
     level_text: ClassVar[str | None] = None
@@ -235,16 +239,9 @@ class Compressor(Bounded, ABC):
         if state.shard is not None and not grad.numel() and not self.joins_shards:
             return grad[0]  # no row of the layer is here
         delta = grad.flatten(2) if grad.ndim > 2 else grad
-        if state.residual is not None:
-            # At any level, dense too: after a change of level the old residual is still unsent.
-            # In place on the residual, never on grad, which instruments read afterwards; neither
-            # has an autograd graph that in-place arithmetic would break.
-            decay = float(self.error_feedback or True) * self._rescale(state)
-            # residual = decay * residual + gradient, batched with the bucket's other layers
-            delta = state.residual = yield Batched(add_, state.residual, delta, decay, state.room)
-        elif self.error_feedback and level != DENSE:
-            delta = state.residual = yield Batched(clone, delta)
-            state.residual_rate = self._unit_at(state.rate)
+        if (work := self._add_residual(delta, state, level)) is not None:
+            # batched with the bucket's other layers
+            delta = state.residual = yield Batched(work[0], *work[1])
         state.step += 1
         if level == DENSE:
             update = yield Mean(delta)
@@ -254,6 +251,48 @@ class Compressor(Bounded, ABC):
             if self.error_feedback and sent is not None:
                 yield Batched(sub_, delta, sent)  # delta is the residual: what remains is unsent
         return update.view(grad.shape[1:])
+
+    def reduce_bucket(
+        self, grads: Sequence[Tensor], states: Sequence[State], level: Level
+    ) -> Program:
+        """``reduce`` of several layers at one level other than "dense", end to end (see
+        ``takes_bucket``); returns their updates, ``[N]``. All have a residual, or none has."""
+        deltas = [grad.flatten(2) if grad.ndim > 2 else grad for grad in grads]
+        works = [
+            self._add_residual(delta, state, level)
+            for delta, state in zip(deltas, states, strict=True)
+        ]
+        if (first := works[0]) is not None:
+            kernel = add_apart if first[0] is add_ else first[0]
+            deltas = [*kernel([work[1] for work in works if work is not None])]
+        whole = end_to_end(deltas)
+        for state in states:
+            state.step += 1
+        update, sent = yield from self._checked_send(whole[:, None], states[0], level)
+        if self.error_feedback:
+            if sent is not None:
+                yield Batched(sub_, whole, sent.flatten(-2))
+            sizes = [delta[0].numel() for delta in deltas]
+            parts = zip(states, deltas, whole.split(sizes, dim=1), strict=True)
+            for state, delta, part in parts:
+                state.residual = part.view(delta.shape)
+        return update.flatten()
+
+    def _add_residual(
+        self, delta: Tensor, state: State, level: Level
+    ) -> tuple[Callable[..., Sequence[Tensor]], tuple[Any, ...]] | None:
+        """What a kernel computes before ``send``, which is the next residual: decay x residual +
+        gradient, or a copy of the gradient. None: there is no error feedback."""
+        if state.residual is not None:
+            # At any level, dense too: after a change of level the old residual is still unsent.
+            # In place on the residual, never on grad, which instruments read afterwards; neither
+            # has an autograd graph that in-place arithmetic would break.
+            decay = float(self.error_feedback or True) * self._rescale(state)
+            return add_, (state.residual, delta, decay, state.room)
+        if self.error_feedback and level != DENSE:
+            state.residual_rate = self._unit_at(state.rate)
+            return clone, (delta,)
+        return None
 
     def _rescale(self, state: State) -> float:
         """The factor that converts the residual to the gradients of this step's rate."""
@@ -294,6 +333,23 @@ class Compressor(Bounded, ABC):
         if level == DENSE or not layer.compressed:
             return Traffic(layer.size, layer.size * itemsize)
         return self.traffic(layer, level, workers, itemsize)
+
+
+def end_to_end(parts: Sequence[Float[Tensor, "rows ..."]]) -> Float[Tensor, "rows N"]:
+    """Tensors of as many rows side by side: a view where they are so in memory, else a copy."""
+    first, place = parts[0], parts[0].storage_offset()
+    for part in parts:
+        beside = (
+            part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+            and part.storage_offset() == place
+            and (len(part) == 1 or part.stride(0) == first.stride(0))
+            and part[0].is_contiguous()
+        )
+        if not beside:
+            return torch.cat([part.flatten(1) for part in parts], dim=1)
+        place += part[0].numel()
+    width = place - first.storage_offset()
+    return first.as_strided((len(first), width), (first.stride(0), 1), first.storage_offset())
 
 
 def restarted(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> dict[str, Any]:

@@ -173,6 +173,7 @@ class Cast(Compressor):
 
     usual: ClassVar[Mapping[str, Level]] = {"low": DENSE, "high": "bf16"}
     entrywise: ClassVar[bool] = True
+    takes_bucket: ClassVar[bool] = True
     replayable: ClassVar[bool] = True
 
     def check(self, level: Level) -> None:

@@ -114,6 +114,18 @@ def add_(entries: Sequence[tuple[Tensor, Tensor, float, Tensor | None]]) -> list
     return residuals
 
 
+def add_apart(entries: Sequence[tuple[Tensor, Tensor, float, Tensor | None]]) -> list[Tensor]:
+    """`add_`, which leaves each residual where it is: it may be a part of a whole bucket's."""
+    if not on_gpu(entries[0][0]):
+        return add_(entries)
+    residuals = [residual for residual, *_ in entries]
+    decays = [decay for _, _, decay, _ in entries]
+    if any(decay != 1 for decay in decays):
+        torch._foreach_mul_(residuals, decays)
+    torch._foreach_add_(residuals, [grad for _, grad, _, _ in entries])
+    return residuals
+
+
 def _add(residual: Tensor, grad: Tensor, decay: float, room: Tensor | None) -> Tensor:
     into = residual if room is None else room
     if decay != 1:

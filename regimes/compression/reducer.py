@@ -15,6 +15,7 @@ from torch import Tensor
 from regimes.collectives.requests import (
     NO_LAYER,
     JoinShards,
+    Joint,
     Layer,
     Mean,
     Program,
@@ -88,18 +89,49 @@ class Reducer:
         """
         memories: Any = self.states if states is None else states
         self.set_rates(bucket, memories)
+        joint = self._layers_end_to_end(bucket, gradients, levels, memories)
         # Generators: a compressor's code runs in `World.drive`, one collective after another.
-        programs = [
-            _mean(extra, self.world.shards)
-            if i == NO_LAYER and extra is not None
-            else self._program(i, gradients[i], memories[i], levels[i])
-            for i in bucket
-        ]
+        programs: list[Program | Mean] = []
+        places: list[int | Joint] = []
+        for i in bucket:
+            if i == NO_LAYER and extra is not None:
+                programs.append(_mean(extra, self.world.shards))
+                places.append(i)
+            elif i not in joint:
+                programs.append(self._program(i, gradients[i], memories[i], levels[i]))
+                places.append(i)
+            elif i == joint[0]:
+                own, rows = [memories[j] for j in joint], [gradients[j] for j in joint]
+                programs.append(self.compressors[i].reduce_bucket(rows, own, levels[i]))
+                places.append(Joint(joint, [row[0].numel() for row in rows]))
         before = self.traffic_check.before(bucket, gradients, levels)
         batched = any(on_gpu(gradients[i]) for i in bucket if i != NO_LAYER)
-        results = self.world.drive(programs, bucket, batched=batched)
+        results = self.world.drive(programs, places, batched=batched)
         self.traffic_check.after(before, gradients, levels, memories)
-        return dict(zip(bucket, results, strict=True))
+        updates: dict[int, Tensor] = {}
+        for place, result in zip(places, results, strict=True):
+            if isinstance(place, Joint):
+                parts = zip(place.layers, result.split([*place.sizes]), strict=True)
+                updates |= {i: part.view(gradients[i].shape[1:]) for i, part in parts}
+            else:
+                updates[place] = result
+        return updates
+
+    def _layers_end_to_end(
+        self, bucket: Sequence[int], gradients: Stacks, levels: Sequence[Level], memories: Any
+    ) -> list[int]:
+        """The layers of a bucket that one program reduces: of a compressor that ``takes_bucket``,
+        at the level of the first of them."""
+        found: list[int] = []
+        for i in bucket:
+            if i == NO_LAYER or not self.compressors[i].takes_bucket or levels[i] == DENSE:
+                continue
+            first = found[0] if found else i
+            held = memories[i].residual is None, gradients[i].dtype
+            alike = held == (memories[first].residual is None, gradients[first].dtype)
+            if levels[i] == levels[first] and alike and gradients[i].numel():
+                found.append(i)
+        return found if len(found) > 1 else []
 
     def _program(self, i: int, gradient: Tensor, state: State, level: Level) -> Program | Mean:
         """The program that reduces a layer. For a layer that is always dense, like the many small

@@ -222,8 +222,8 @@ class Exchange:
         if examined and transfer.means is not None:
             layers = range(len(compressors))
             states, levels = self.reducer.states, transfer.levels
-            flag = flag_of_updates(layers, compressors, transfer.updates, states, levels)
-            if not bool(flag.isfinite()):
+            _, finite = flag_of_updates(layers, compressors, transfer.updates, states, levels)
+            if not finite:
                 assert extra is not None
                 assert stack is not None
                 transfer.means = torch.full_like(transfer.means, torch.nan)
@@ -378,7 +378,7 @@ class Exchange:
             transfer.marks.append((bucket, means[len(sent) :]))
         if shown:
             present, levels = self.reducer.states if states is None else states, transfer.levels
-            flag = flag_of_updates(bucket, compressors, updates, present, levels)
+            flag, _ = flag_of_updates(bucket, compressors, updates, present, levels)
         pairs = [(row[0], updates[i]) for i, row in rows.items()]
         pairs = [(row, update) for row, update in pairs if row.data_ptr() != update.data_ptr()]
         if pairs:

@@ -52,15 +52,16 @@ def flag_of_updates(
     updates: Mapping[int, Tensor],
     states: Sequence[State] | Mapping[int, State],
     levels: Sequence[Level],
-) -> Float[Tensor, ""]:
-    """0, or NaN where an update shows that a gradient was not finite, or is not finite itself; of
-    compressors with ``propagates_nonfinite``."""
+) -> tuple[Float[Tensor, ""], bool]:
+    """A flag, and whether it is finite: it is not where an update shows that a gradient was not
+    finite, or is not finite itself; of compressors with ``propagates_nonfinite``."""
     probes = [compressors[i].finite_probe(updates[i], states[i], levels[i]) for i in layers]
     total = torch.stack(torch._foreach_norm(probes, 1)).sum()
     # A sum may overflow where its numbers do not, and their product where they do not.
     if bool(total.isfinite()):
-        return 0 * total
-    return finite_flag([*(updates[i] for i in layers), *probes])
+        return total, True
+    flag = finite_flag([*(updates[i] for i in layers), *probes])
+    return flag, bool(flag.isfinite())
 
 
 def blank(tensors: Sequence[Tensor], flag: Tensor, value: float) -> None:

@@ -151,13 +151,13 @@ def configuration() -> str:
         "model.": config.ModelConfig,
         "optimizer.": config.OptimizerConfig,
         "budget.": config.Budget,
-        "pruning.": config.PruningConfig,
-        "churn.": config.ChurnConfig,
     }
+    beside = config.RunConfig.known_beside()
+    tables |= {f"{name}.": beside.dataclass(name) for name in sorted(beside)}
     for prefix, cls in tables.items():
         said = comments(cls) | attributes(cls)
         for name, value in defaults(cls):
-            if not dataclasses.is_dataclass(value):
+            if not dataclasses.is_dataclass(value) and name != config.RunConfig.BESIDE:
                 meaning = said.get(name, "").replace("|", "\\|")
                 lines.append(f"| `{prefix}{name}` | `{as_toml(value)}` | {meaning} |")
     return "\n".join(lines)
@@ -275,6 +275,8 @@ def all_parts() -> dict[str, tuple[frozenset[str], tuple[str, ...]]]:
     for field, (needs, _) in FIELDS.items():
         if field != "sync_policy":  # a column
             parts[f"`{field}`"] = needs, TRAINER
+    for name in RunConfig.known_beside():
+        parts[f"`{name}`"] = required(RunConfig.known_beside().dataclass(name)), TRAINER
     for setting in EXAMPLES:
         needs = asked(override(usual, [setting])) - asked(usual)
         calls = EVERYWHERE if setting.startswith("compressor") else TRAINER

@@ -154,7 +154,7 @@ def mode_of(plug_in: Any, name: str) -> Mode:
     """What other parts lack beside a plug-in.
 
     Args:
-        name: of the mode in sentences, "with pruning".
+        name: of the mode in sentences, "with graphs".
 
     Raises:
         ConfigError: a capability that does not exist.

@@ -1,5 +1,6 @@
 """What the study adds to the toolkit, by entry points: compressors, policies, detectors and
-instruments that only it compares, a task, its model and deficit.
+instruments that only it compares, a task, its model and deficit, and the interventions churn and
+pruning.
 
 Only this part of the study runs during training and exchanges tensors between processes.
 """

@@ -8,20 +8,18 @@ torch.
 # ruff: noqa: F401 -- the names of the room
 
 from regimes.config.bounds import MOST_EPOCHS, Bounded, Bounds, check_bounds
-from regimes.config.convert import convert, current_names, from_dict, to_dict
+from regimes.config.convert import as_tables, convert, current_names, from_dict, to_dict
 from regimes.config.registry import Registry, offered
 from regimes.config.retired import RETIRED, Retired, with_retired
 from regimes.config.run import (
     DENSE,
     BranchConfig,
     Budget,
-    ChurnConfig,
     DataConfig,
     Level,
     ModelConfig,
     OptimizerConfig,
     OuterConfig,
-    PruningConfig,
     RunConfig,
     Signal,
     check_windows,

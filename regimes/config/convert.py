@@ -21,7 +21,13 @@ T = TypeVar("T")
 
 def to_dict(config: Any) -> dict[str, Any]:
     """A nested dictionary of plain types, without the fields that are ``None``."""
-    return json.loads(json.dumps(without_none(dataclasses.asdict(config))))
+    return json.loads(json.dumps(without_none(as_tables(config))))
+
+
+def as_tables(config: Any) -> dict[str, Any]:
+    """The fields of a dataclass, nested; tables of plug-ins stand beside them (``BESIDE``)."""
+    values = dataclasses.asdict(config)
+    return values | values.pop(getattr(config, "BESIDE", ""), {})
 
 
 def without_none(value: Any) -> Any:
@@ -42,15 +48,36 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     """
     hints = _hints(cls)  # type: ignore[arg-type]  # classes are hashable
     values = without_retired(current_names(cls, values), where)
-    names = [f.name for f in dataclasses.fields(cls) if f.init]  # type: ignore[arg-type]
-    for key in values:
-        if key not in names:
-            raise ConfigError(f"unknown key {where + key!r}: {nearest(key, names)}")
-    arguments = {k: convert(hints[k], v, where + k) for k, v in values.items()}
+    field = getattr(cls, "BESIDE", "")
+    names = [f.name for f in dataclasses.fields(cls) if f.init and f.name != field]  # type: ignore[arg-type]
+    others = {key: value for key, value in values.items() if key not in names}
+    beside = _classes_beside(cls, others, names, where)
+    arguments = {k: convert(hints[k], v, where + k) for k, v in values.items() if k in names}
+    if beside:
+        arguments[field] = {k: convert(kind, values[k], where + k) for k, kind in beside.items()}
     try:
         return cls(**arguments)
     except TypeError as error:
         raise ConfigError(f"{where.rstrip('.') or cls.__name__}: {error}") from None
+
+
+def _classes_beside(
+    cls: Any, others: Mapping[str, Any], names: list[str], where: str
+) -> dict[str, type]:
+    """The classes of tables that stand beside the fields (``names``) of a class.
+
+    Raises:
+        ConfigError: no package offers such a table.
+    """
+    takes_others = hasattr(cls, "BESIDE")
+    offered: Any = cls.known_beside() if others and takes_others else {}
+    for key, value in others.items():
+        if key not in offered:
+            known = nearest(key, [*names, *offered])
+            if takes_others and isinstance(value, Mapping):
+                known += " If a package offers this table, install the package."
+            raise ConfigError(f"unknown key {where + key!r}: {known}")
+    return {key: offered.dataclass(key) for key in others}
 
 
 @functools.cache

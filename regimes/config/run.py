@@ -13,7 +13,6 @@ from regimes.config.bounds import (
     Decay,
     Epochs,
     Factor,
-    InnerShare,
     Momentum,
     Natural,
     NonNegative,
@@ -24,6 +23,8 @@ from regimes.config.bounds import (
     Timeout,
 )
 from regimes.config.convert import to_dict
+from regimes.config.interventions import interventions
+from regimes.config.registry import Registry
 from regimes.config.retired import with_retired
 from regimes.errors import ConfigError
 
@@ -139,38 +140,6 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class PruningConfig:
-    """From unit ``epoch`` on, this share of the weights is zero (`training.pruning`)."""
-
-    epoch: Natural = 12
-    share: InnerShare = 0.9
-
-
-@dataclass(frozen=True)
-class ChurnConfig:
-    """Simulated workers that leave and join (`training.churn`).
-
-    Attributes:
-        absent: these workers are absent as long as this configuration holds.
-        away: ``[worker, first, stop]``: absent in the units ``[first, stop)``.
-        leave, join: in place of both, the probability that a present worker leaves, and that an
-            absent one joins, at the start of each unit; drawn from the run's seed.
-        per: what ``away``, ``leave`` and ``join`` count: units, or steps at ``batch_size``.
-        least: workers that are always present.
-        optimizer: with local steps, whose optimiser state one that joins starts from: a copy of
-            that of the first worker that stays, their mean, or none.
-    """
-
-    absent: tuple[Natural, ...] = ()
-    away: tuple[tuple[int, int, int], ...] = ()
-    leave: Share = 0.0
-    join: Share = 0.0
-    per: Literal["unit", "step"] = "unit"
-    least: Count = 1
-    optimizer: Literal["copy", "average", "reset"] = "copy"
-
-
-@dataclass(frozen=True)
 class BranchConfig:
     """The run continues another one, its trunk, under this configuration."""
 
@@ -206,8 +175,8 @@ class RunConfig:
         outer: what a synchronisation does.
         budget: floats after which the run ends.
         deficit: what impairs the training in chosen epochs (``data/deficits.py``).
-        pruning: an event: the smallest weights become zero, and stay zero.
-        churn: which of the workers are absent, and when.
+        interventions: what acts on the run while it trains, by registered name. In files and
+            records each has a table of its own beside the fields, ``[NAME]``.
         branch: the run shares the first units of another, see ``regimes.branch``.
         signal: the norm that detectors read, per layer and unit: of the gradient ("update",
             "global", "local-mean", "worker0") or of the optimiser's step ("movement",
@@ -252,6 +221,9 @@ class RunConfig:
         "tensorboard": {True: ["tensorboard"], False: []},
     }
 
+    # the field of plug-ins whose tables stand beside the others
+    BESIDE: ClassVar[str] = "interventions"
+
     name: str = "run"
     seed: int = 0
     epochs: Epochs = 24
@@ -272,8 +244,7 @@ class RunConfig:
     outer: OuterConfig = field(default_factory=OuterConfig)
     budget: Budget | None = None
     deficit: dict[str, Any] | None = None
-    pruning: PruningConfig | None = None
-    churn: ChurnConfig | None = None
+    interventions: dict[str, Any] = field(default_factory=dict)
     branch: BranchConfig | None = None
     start_compressing_after: Natural = 0
     signal: Signal = "update"
@@ -297,6 +268,11 @@ class RunConfig:
     timeout: Timeout = 600.0  # seconds that a process waits for the others
     bucket_mb: Positive = 25.0  # gradients that are reduced at once, while backward goes on
     reporters: tuple[str, ...] = ()
+
+    @staticmethod
+    def known_beside() -> Registry:
+        """The tables that may stand beside the fields, by name."""
+        return interventions()
 
     def digest(self) -> str:
         """SHA-256 of the whole configuration; retired fields count with their defaults, so that it

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import tomllib
 import warnings
@@ -11,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from regimes import inputs
-from regimes.config.convert import current_names, from_dict, to_dict, without_none
+from regimes.config.convert import as_tables, current_names, from_dict, to_dict, without_none
 from regimes.config.run import RunConfig
 from regimes.errors import ConfigError, nearest
 
 PLUG_INS = ("compressor", "policy", "batch_policy", "sync_policy", "deficit")  # name a class
 KEYS = re.compile(r'"([^"]*)"|([^."]+)')  # of a.b."c.d"
 # tables that are created when one of their fields is set
-OPTIONAL = (*PLUG_INS, "budget", "pruning", "churn", "branch")
+OPTIONAL = (*PLUG_INS, "budget", "branch")
 
 
 def override(config: RunConfig, settings: list[str]) -> RunConfig:
@@ -87,7 +86,7 @@ def _leaves(table: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, An
 
 
 def _with(config: RunConfig, pairs: Iterable[tuple[str, Any]]) -> RunConfig:
-    plain: dict[str, Any] = dataclasses.asdict(config)
+    plain = as_tables(config)
     for path, value in pairs:
         place = path if "." in path else _present_name(path)
         _put(plain, place, current_names(RunConfig, {path: value}).get(place, value))
@@ -100,7 +99,8 @@ def _put(plain: dict[str, Any], path: str, value: Any) -> None:
     in_plug_in = bool(parents) and parents[0] in PLUG_INS
     table = plain
     for parent in parents:
-        if table is plain and parent in OPTIONAL and table[parent] is None:
+        missing = table is plain and table.get(parent) is None
+        if missing and (parent in OPTIONAL or parent in RunConfig.known_beside()):
             table[parent] = {}
         elif table is plain["instruments"] or (in_plug_in and table is not plain):
             table.setdefault(parent, {})  # switches the instrument on; its class checks the field

@@ -1,6 +1,6 @@
 """The work of levels and policies, from records or timed here, for `regimes.cost.predict`.
 
-In a simulated run one process does the work of L = W / P workers, with churn of those that are
+In a simulated run one process does the work of L = W / P workers, or of those that are
 present. One worker's seconds are then compute / L and compress / L; after a union pass compress is
 not divided (one gradient is compressed once). Both quotients are lower bounds: a union pass of a
 large batch is a little faster than L small ones, and gathered tensors are decoded once for all
@@ -27,6 +27,7 @@ from regimes.policies import PastEpoch, Static, policy
 from regimes.policies.schedules import period_of
 from regimes.records import Record, Row, differing, identity, separate
 from regimes.records.fields import differences_text
+from regimes.records.reader import workers_present
 from regimes.training.learning_rate import LearningRate
 from regimes.training.units import Units
 
@@ -71,7 +72,7 @@ def recorded(run: Record, sample: float | None = None) -> list[Epoch]:
         calls = {kind: n / steps for kind, n in sent["calls"].items() if kind not in WITHIN}
         size = {kind: n / steps for kind, n in sent["bytes"].items() if kind not in WITHIN}
         seconds /= 1 if union else hosted
-        share = hosted / workers if "churn" in row else 1.0
+        share = 1.0 if workers_present(row) is None else hosted / workers
         work = Work(sample * batch, seconds, calls, size, not _is_local(row), share)
         epochs.append((steps, work))
     return epochs
@@ -102,10 +103,8 @@ def _hosted(run: Record) -> list[float]:
     """Workers of a process in the mean step, by epoch."""
     world = run.header["world"]
     all_present = max(1, world["workers"] // world["processes"])  # several may be one worker
-    return [
-        row["churn"]["worker_steps"] / row["steps"] if "churn" in row else all_present
-        for row in run.rows
-    ]
+    present = map(workers_present, run.rows)
+    return [all_present if some is None else some for some in present]
 
 
 def per_sample(runs: Iterable[Record]) -> float:

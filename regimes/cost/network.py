@@ -202,7 +202,7 @@ class Work:
             count as equal in size.
         overlaps: may collectives run while gradients are computed? Not with local steps, which
             exchange parameters after a step.
-        present: the share of the workers that take part, with churn.
+        present: the share of the workers that take part.
     """
 
     compute: float

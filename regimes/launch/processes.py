@@ -17,7 +17,6 @@ import time
 from pathlib import Path
 
 from regimes import capabilities
-from regimes.capabilities import ONE_PROCESS, Part
 from regimes.collectives.launcher import check_islands, launched
 from regimes.config import RunConfig, to_toml
 from regimes.console import stdout
@@ -26,6 +25,7 @@ from regimes.monitor import reporters as monitoring
 from regimes.monitor.text import metric_text
 from regimes.records import reporters
 from regimes.training import termination
+from regimes.training.interventions import intervention_parts
 from regimes.training.run_warnings import run_warnings
 
 GRACE = 10.0  # seconds that the other processes have to end when one has died
@@ -76,8 +76,8 @@ def spawn(
         require(config.workers % count == 0, "workers", config.workers, multiple)
     else:
         check_islands(count, shards, config.workers)
-    if count > 1 and config.churn is not None:
-        capabilities.check([Part("churn", {ONE_PROCESS})], [capabilities.PROCESSES])
+    if count > 1:
+        capabilities.check(intervention_parts(config), [capabilities.PROCESSES])
     grace = termination.grace_seconds()
     with tempfile.TemporaryDirectory(prefix="regimes-") as scratch:
         toml = Path(scratch, "run.toml")

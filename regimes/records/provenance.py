@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
+from regimes.config.interventions import GROUP
 from regimes.config.registry import offered
 
 PACKAGE = Path(__file__).parents[1]
@@ -88,6 +89,7 @@ def own_code(config: Mapping[str, Any], objects: Iterable[Any] = ()) -> dict[str
     """
     offers = [offered(group) for group in OFFERED]  # one name may be of several kinds
     named = [offer.get(name, name) for name in _names(config) for offer in offers]
+    named += [target for name, target in offered(GROUP).items() if name in config]
     table: dict[str, str] = {}
     for thing in [*filter(None, map(_imported, named)), *objects]:
         thing = getattr(thing, "func", thing)  # of functools.partial

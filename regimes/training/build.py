@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Sequence
 from typing import cast
 
 import torch
+from torch import nn
 
 from regimes import capabilities, reduction
-from regimes.capabilities import Mode
+from regimes.capabilities import FIXED_WORKERS, Mode
 from regimes.collectives.connect import connect
 from regimes.collectives.devices import pick_device
 from regimes.collectives.world import World
@@ -33,7 +35,6 @@ from regimes.training.checks import (
     check_size,
     check_windows_fit,
 )
-from regimes.training.churn import Churn
 from regimes.training.gradients import (
     Gradients,
     carries_state,
@@ -41,16 +42,17 @@ from regimes.training.gradients import (
     layer_table,
 )
 from regimes.training.graphs import Graphs
+from regimes.training.interventions import Circumstances, Intervention, Job, check_interventions
 from regimes.training.learning_rate import LearningRate
 from regimes.training.needs import parts_of
 from regimes.training.numerics import Numerics
 from regimes.training.optimizers import build as build_optimizer
 from regimes.training.parts import check_batch_of_one, check_parts, shard_parts
 from regimes.training.phases import Phase
-from regimes.training.pruning import Pruning
+from regimes.training.present import set_present
 from regimes.training.rounds import Rounds
 from regimes.training.sharded import shard
-from regimes.training.step import TrainingStep
+from regimes.training.step import Losses, TrainingStep
 from regimes.training.units import Units
 
 
@@ -59,6 +61,8 @@ class Run:
 
     Attributes:
         local: the workers' own steps; None while a sync policy is missing.
+        interventions: by name.
+        losses: of the unit in progress.
         header, rows: of the record.
         phase: where in the run this configuration holds.
         saved: time of the start, or of the last checkpoint.
@@ -112,14 +116,13 @@ class Run:
         self.reducer = Reducer(chosen, world.parts(self.layers), world, config.seed)
         overlaps = world.processes > 1 and buckets is not None
         self.exchange = Exchange(self.reducer, buckets, background=device if overlaps else None)
-        cut = config.pruning
-        self.pruning = None if cut is None else Pruning(cut, self.layers, parameters)
         self.controller = self._controller()
         batch, sync = plug_ins.batch_policy, plug_ins.sync_policy
         self.batch_controller = None if batch is None else WholeController(batch, signal, "batch")
         self.sync_controller = None if sync is None else WholeController(sync, signal, "sync")
         self.units = Units.of(config, len(self.batches))
         check_windows_fit(config, len(self.units))
+        check_interventions(config, Circumstances(units=len(self.units)))
         self.learning_rate = LearningRate(config.optimizer, self.units.per_epoch, self.units.total)
         fused = device.type == "cuda" and not config.deterministic
         settings = config.optimizer, self.model, self.task.classes
@@ -129,7 +132,10 @@ class Run:
         if sync is not None:
             late = Reducer(chosen, self.layers, world, config.seed)
             self.local = Rounds(self.gradients, self.optimizer, build, late, config.outer)
-        self.churn = Churn(self)
+        self.losses: Losses | None = None
+        job: Job = self
+        started = {name: table.start(job) for name, table in config.interventions.items()}
+        self.interventions: dict[str, Intervention] = started
         self.context = self._context()
         self.panel = choose(config.instruments, plug_ins.needs, signal, self.context)
         self.step = self._step()
@@ -161,7 +167,8 @@ class Run:
         per_worker = config.signal in PER_WORKER or config.optimizer.clip is not None
         per_worker |= config.sync_policy is not None or self.world.shards > 1
         # What a worker that leaves takes with it is known of single workers only.
-        per_worker |= config.churn is not None and self.plug_ins.compressor.holds_back
+        changing = any(FIXED_WORKERS in x.takes_away for x in config.interventions.values())
+        per_worker |= changing and self.plug_ins.compressor.holds_back
         # Half precision would round the workers' mean once, and not each worker's gradient.
         per_worker |= is_half(getattr(torch, config.dtype))
         if not config.union_pass or not self.plug_ins.compressor.linear or per_worker:
@@ -219,6 +226,34 @@ class Run:
     def value(self, level: str) -> Level:
         """The level that a name stands for: ``levels`` of the configuration."""
         return DENSE if level == DENSE else self.config.levels[level]
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """One per layer, in the order of ``layers``."""
+        return self.gradients.parameters
+
+    @property
+    def present(self) -> tuple[int, ...]:
+        """The workers that take part, all unless an intervention has changed that."""
+        alone = self.world.processes == 1
+        return tuple(self.world.hosted if alone else range(self.config.workers))
+
+    def set_present(
+        self, workers: Sequence[int], optimizer: str = "copy"
+    ) -> dict[int, dict[str, float]]:
+        """Let workers leave and join before a step, see `training.present`."""
+        return set_present(self, workers, optimizer)
+
+    def flush_losses(self) -> None:
+        """Add the losses of local steps that no synchronisation has carried: a collective of its
+        own, which only the record needs, so its time counts as "evaluate"."""
+        if (losses := self.losses) is None:
+            return  # no unit has begun
+        if self.local is not None:
+            with losses.clock("evaluate"):
+                for loss in self.local.flush_losses():
+                    losses.add(*loss)
+        losses.check()
 
     def close(self) -> None:
         """Leave the other processes."""

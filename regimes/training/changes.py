@@ -12,7 +12,7 @@ What fits stays as it is: with an unchanged configuration nothing is touched. In
 - **Momenta** stay with the same class of optimiser and the same kind of state.
 - **Local steps**: workers that step alone become one model after a synchronisation, with the mean
   of their momenta.
-- **Instruments** whose table has changed start anew.
+- **Instruments** and **interventions** whose table has changed start anew.
 - **Policies** decide from the trunk's statistics and rates as if they had decided the levels so far
   themselves (as `replay` does), so that they meet no level that they do not know.
 """
@@ -32,7 +32,12 @@ from regimes.config import OptimizerConfig, RunConfig
 from regimes.errors import ConfigError
 from regimes.training import optimizers
 from regimes.training.build import Run
-from regimes.training.checkpoint import OwnState, ProcessFile, SharedState
+from regimes.training.checkpoint import (
+    OwnState,
+    ProcessFile,
+    SharedState,
+    intervention_states,
+)
 from regimes.training.learning_rate import LearningRate
 from regimes.training.units import Units
 
@@ -59,8 +64,9 @@ def fitted(
     tables = before.instruments, run.config.instruments
     gauges = shared["gauges"].items()
     shared["gauges"] = {k: v for k, v in gauges if tables[0].get(k) == tables[1].get(k)}
-    if run.config.pruning is not None and run.config.pruning != before.pruning:
-        shared["pruning"] = {}
+    earlier, states = before.interventions, intervention_states(shared)
+    same = [k for k, table in run.config.interventions.items() if earlier.get(k) == table]
+    shared["interventions"] = {name: states[name] for name in same if name in states}
     if before.batch_size != run.config.batch_size:
         for file in files:
             file["own"].pop("hidden", None)

@@ -21,7 +21,7 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, cast
 
 import torch
 from torch import Tensor
@@ -65,9 +65,14 @@ class SharedState(TypedDict):
     memories: dict[str, Any]  # of the compressor, by layer
     gauges: dict[str, Any]  # by instrument
     union: NotRequired[bool]  # one residual row for all workers of a process (union pass)?
-    pruning: NotRequired[dict[str, Tensor]]
+    interventions: NotRequired[dict[str, dict[str, Any]]]  # by name
     local: NotRequired[dict[str, Any]]
     momentum: NotRequired[dict[str, Tensor | None]]  # of SGD, in old files without ``optimizer``
+
+
+def intervention_states(shared: SharedState) -> dict[str, Any]:
+    """By name. Up to version 0.3 they stood beside the other parts."""
+    return cast("dict[str, Any]", shared.get("interventions", shared))
 
 
 class ProcessFile(TypedDict):

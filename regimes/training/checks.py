@@ -17,8 +17,8 @@ from regimes.data import deficits
 from regimes.data.task import Task
 from regimes.errors import ConfigError, DataError, require
 from regimes.policies import Policy, check_levels, policy
+from regimes.training.interventions import Circumstances, check_interventions
 from regimes.training.needs import modes_of, parts_of, periods_of
-from regimes.training.presence import check_churn
 
 POLICIES = "policy", "batch_policy", "sync_policy"
 
@@ -61,7 +61,7 @@ class PlugIns:
         check_combined(config, made)
         check_periods(config.outer, periods_of(config, made))
         check_fields(config)
-        check_churn(config)
+        check_interventions(config, Circumstances())
         check_levels(rule, config.levels)
         for level in config.levels.values():
             chosen.check(level)
@@ -152,17 +152,10 @@ def check_periods(outer: OuterConfig, periods: Collection[int]) -> None:
 
 
 def check_windows_fit(config: RunConfig, units: int) -> None:
-    """Raise ConfigError for a policy's window, or a pruning, after the run's last unit."""
-    if config.pruning is not None:
-        epoch = config.pruning.epoch
-        require(epoch < units, "pruning.epoch", epoch, f"one of the run's {units} units")
+    """Raise ConfigError for a policy's window after the run's last unit."""
     if isinstance(config.checkpoint_keep, tuple):
         for unit in config.checkpoint_keep:
             require(unit <= units, "checkpoint_keep", unit, f"units up to {units}, the run's last")
-    if config.churn is not None and config.churn.per == "unit":
-        expected = f"windows that start within the run's {units} units"
-        for window in config.churn.away:
-            require(window[1] < units, "churn.away", list(window), expected)
     expected = f"a window that starts within the run's {units} units"
     for field, first in _window_starts(config, *POLICIES):
         require(first < units, field, first, expected)

@@ -184,8 +184,8 @@ def _unit(
     """Train one unit and measure the model after it: its row of the record, where the time went,
     and instruments' details."""
     plan, clock = decide(run, unit), Clock(run.device)
-    if run.pruning is not None:
-        run.pruning.begin(unit)
+    for intervention in run.interventions.values():
+        intervention.before_unit(unit)
     train_loss, steps = _train(run, plan, clock, reporters)
     with clock("communicate"):
         # running statistics of BatchNorm follow worker 0, as under DistributedDataParallel
@@ -208,7 +208,11 @@ def _unit(
         **traffic_columns(run.world.take_meter(len(run.layers)), plan.levels),
         "statistics": readings.layers,
         "model": readings.model,
-        **run.churn.take_row(),
+        **{
+            k: v
+            for intervention in run.interventions.values()
+            for k, v in intervention.columns().items()
+        },
         "weights": None,  # a column of the first records; nothing fills it
     }
     if exchanged and not any(row["statistics"] for row in run.rows[run.phase.first :]):
@@ -238,12 +242,12 @@ def _train(run: Run, plan: Plan, clock: Clock, reporters: Reporters) -> tuple[fl
     """All steps of a unit; their mean loss and number."""
     by_layer = [run.value(name) for name in plan.levels.names]
     own = run.batches.rebatched(plan.batch_size)
-    losses = Losses(
+    losses = run.losses = Losses(
         run.gradients,
         clock,
         lambda epoch, step: next(iter(own.epoch(epoch, [*run.world.hosted], step)))[1],
     )
-    steps, samples = minibatches(run, plan, lambda at: _begin(run, plan, at, losses))
+    steps, samples = minibatches(run, plan)
     for done, batch in enumerate(samples, start=1):
         dense = batch.at < run.config.start_compressing_after
         levels: list[Level] = [DENSE] * len(by_layer) if dense else by_layer
@@ -251,29 +255,12 @@ def _train(run: Run, plan: Plan, clock: Clock, reporters: Reporters) -> tuple[fl
             _step_alone(run, run.local, batch, levels, losses)
         else:
             _step_together(run, batch, levels, losses)
+        for intervention in run.interventions.values():
+            with clock("compute"):
+                intervention.after_step()
         reporters.step(plan.unit, done, steps)
-    _flush(run, losses)
+    run.flush_losses()
     return losses.total / steps, steps
-
-
-def _flush(run: Run, losses: Losses) -> None:
-    """Add the losses of local steps that no synchronisation has carried: a collective of its own,
-    which only the record needs, so its time counts as "evaluate"."""
-    if run.local is not None:
-        with losses.clock("evaluate"):
-            for loss in run.local.flush_losses():
-                losses.add(*loss)
-    losses.check()
-
-
-def _begin(run: Run, plan: Plan, at: int, losses: Losses) -> None:
-    """Let workers leave and join before a step, if any are due."""
-    now = run.churn.due(plan.unit, at)
-    if now is not None:
-        # Losses so far are of other workers, by whose rows an error would name them.
-        _flush(run, losses)
-        run.churn.change(now, at)
-    run.churn.worker_steps += run.world.workers
 
 
 def _step_together(run: Run, batch: Minibatch, levels: list[Level], losses: Losses) -> None:
@@ -292,8 +279,6 @@ def _step_together(run: Run, batch: Minibatch, levels: list[Level], losses: Loss
         install(run.gradients.parameters, updates)
         with run.world.contact("a step of the optimiser"):
             run.optimizer.step()
-        if run.pruning is not None:
-            run.pruning.apply_masks()
 
 
 def _step_alone(

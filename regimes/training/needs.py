@@ -15,9 +15,7 @@ from regimes.capabilities import (
     DELAYED_UPDATES,
     HALF_PARAMETERS,
     NAMED_TASK,
-    ONE_PROCESS,
     OWN_COLLECTIVES,
-    SHARED_UPDATES,
     TRUNK_STATE,
     WHOLE_LAYERS,
     WORKER_MODELS,
@@ -31,6 +29,7 @@ from regimes.instruments import instruments
 from regimes.instruments.needs import needs_of, policy_parts, signal_parts
 from regimes.policies.schedules import period_of
 from regimes.records import OWN
+from regimes.training.interventions import intervention_parts
 
 if TYPE_CHECKING:
     from regimes.training.checks import PlugIns
@@ -44,11 +43,7 @@ FIELDS: dict[str, tuple[frozenset[str], str]] = {
     "graphs": (frozenset({CAPTURED_STEPS}), "none"),
     "batch_policy": (frozenset({BATCH_SIZES}), "none"),
     "sync_policy": (frozenset({WORKER_MODELS}), "none"),
-    "pruning": (frozenset({SHARED_UPDATES, WHOLE_LAYERS}), "none"),
-    "churn": (frozenset({ONE_PROCESS}), "none"),
 }
-PRUNING = Mode("with pruning", {CAPTURED_STEPS: "masks appear during the run"})
-CHURN = Mode("with churn", {CAPTURED_STEPS: "the workers present change during the run"})
 
 
 def parts_of(config: RunConfig, plug_ins: PlugIns) -> Iterator[Part]:
@@ -62,6 +57,7 @@ def parts_of(config: RunConfig, plug_ins: PlugIns) -> Iterator[Part]:
         if value:
             shown = value if isinstance(value, bool | int) else capabilities.ABSENT
             yield Part(field, needs, shown, instead)
+    yield from intervention_parts(config)
     if config.dtype in ("bfloat16", "float16"):
         yield Part("dtype", {HALF_PARAMETERS}, config.dtype, "float32 or float64")
     data = config.data
@@ -115,13 +111,14 @@ def modes_of(
         capabilities.ON_CPU: device is not None and device.type != "cuda",
         capabilities.COMPILED: config.compile,
         capabilities.OWN_OBJECTS: config.data.name == OWN,
-        PRUNING: config.pruning is not None,
-        CHURN: config.churn is not None,
         capabilities.mode_of(
             plug_ins.compressor, f"with the compressor {config.compressor['name']!r}"
         ): True,
     }
-    return [mode for mode, applies in found.items() if applies]
+    beside = [
+        capabilities.mode_of(table, f"with {name}") for name, table in config.interventions.items()
+    ]
+    return [*(mode for mode, applies in found.items() if applies), *beside]
 
 
 def periods_of(config: RunConfig, plug_ins: PlugIns) -> set[int]:

@@ -35,6 +35,7 @@ from regimes.records import (
     spliced,
 )
 from regimes.records import phases as recorded_phases
+from regimes.training.interventions import Circumstances, check_interventions
 
 # Fields and tables that a branch shares with its trunk: its state or its units depend on them.
 FIXED = ("seed", "workers", "unit_steps", "dtype", "data", "model")
@@ -122,7 +123,9 @@ def phases(config: RunConfig, out: Path) -> list[Phase]:
     trained = in_force(recorded_phases(trunk), at)
     _check(from_dict(RunConfig, resolved(trained)), config, header["units"])
     for phase in made:
-        _check_pruning(phase)
+        if phase.first:
+            known = Circumstances(first=phase.first, before=phase.before(phase.first))
+            check_interventions(phase.config, known)
     return made
 
 
@@ -147,14 +150,6 @@ def _check(before: RunConfig, after: RunConfig, units: int | None) -> None:
         )
         whole = after.unit_steps is None and after.steps is None
         require(whole, "batch_size", after.batch_size, expected)
-
-
-def _check_pruning(phase: Phase) -> None:
-    """Raise ConfigError for a pruning whose event is over where the phase begins."""
-    pruning, before = phase.config.pruning, phase.before(phase.first).pruning
-    if phase.first and pruning is not None and pruning != before:
-        expected = f"{phase.first} or later: its unit is over where this configuration begins"
-        require(pruning.epoch >= phase.first, "pruning.epoch", pruning.epoch, expected)
 
 
 def _at(config: RunConfig, field: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,14 +75,9 @@ class Minibatch:
     y: Tensor
 
 
-def minibatches(
-    run: Run, plan: Plan, begin: Callable[[int], None]
-) -> tuple[int, Iterator[Minibatch]]:
-    """How many steps a unit has, and what they train on.
-
-    Args:
-        begin: called with ``Minibatch.at`` before each; the hosted workers may be others after it.
-    """
+def minibatches(run: Run, plan: Plan) -> tuple[int, Iterator[Minibatch]]:
+    """How many steps a unit has, and what they train on. Interventions act before each, so that the
+    workers present may be others after it."""
     batches = run.batches.rebatched(plan.batch_size)
     multiple, per_epoch = plan.batch["multiple"], run.units.per_epoch
     # (epoch, first step, stop) in steps of this batch size; an epoch's last batch may be short
@@ -101,7 +96,8 @@ def minibatches(
             readers: tuple[int, ...] | None = None
             for step in range(first, stop):
                 at = epoch * per_epoch + step * multiple
-                begin(at)
+                for intervention in run.interventions.values():
+                    intervention.before_step(plan.unit, at)
                 if readers != tuple(run.world.hosted):
                     readers = tuple(run.world.hosted)
                     data = batches.epoch(epoch, readers, step)

@@ -194,7 +194,8 @@ class Rounds:
         """Other workers from now on; see ``Replicas.change``.
 
         Args:
-            start: what the optimiser of one that joins continues, ``ChurnConfig.optimizer``.
+            start: what the optimiser of one that joins continues: a "copy" of the state of the
+                first that stays, their "average", or "reset".
         """
         if (replicas := self.replicas) is None:
             return  # one model, and one optimiser

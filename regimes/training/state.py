@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regimes.collectives.islands import as_stored
 from regimes.config import to_dict
-from regimes.errors import RecordError, RegimesError, require
+from regimes.errors import ConfigError, RecordError, RegimesError, require
 from regimes.job.decided import as_decided
 from regimes.job.header import build_header
 from regimes.records import (
@@ -30,7 +30,13 @@ from regimes.records import (
 from regimes.training import checkpoint
 from regimes.training.build import Run
 from regimes.training.changes import Notes, fitted
-from regimes.training.checkpoint import LocalState, OwnState, ProcessFile, SharedState
+from regimes.training.checkpoint import (
+    LocalState,
+    OwnState,
+    ProcessFile,
+    SharedState,
+    intervention_states,
+)
 from regimes.training.phases import Phase, differ
 from regimes.training.sharded import (
     Residuals,
@@ -146,6 +152,9 @@ def _enter(run: Run, out: Path, resume: bool) -> Notes | None:
 def _restore_as(run: Run, files: list[ProcessFile], source: Path) -> Notes | None:
     """Restore a checkpoint, under this run's configuration if it was written under another."""
     before, notes = run.phase.before(len(run.rows)), None
+    for name, table in before.interventions.items():
+        if name not in run.config.interventions and (intervention := table.ended(run)) is not None:
+            run.interventions[name] = intervention
     try:
         if differ(before, run.config):
             files, notes = fitted(run, files, before)
@@ -230,8 +239,11 @@ def save(run: Run, out: Path) -> None:
         union=run.gradients.union,
     )
     own = OwnState(residuals=residuals, hidden=run.gradients.hidden_states())
-    if run.pruning is not None:
-        shared["pruning"] = run.pruning.state_dict()
+    if run.interventions:
+        states = {
+            name: intervention.state_dict() for name, intervention in run.interventions.items()
+        }
+        shared["interventions"] = states
     if run.local is not None:
         shared["local"], local = run.local.state_dict()
         own["local"] = LocalState(residuals=local["residuals"], workers=local["workers"])
@@ -249,10 +261,11 @@ def _restore(run: Run, files: list[ProcessFile]) -> None:
     else:
         _restore_momenta(run, shared["momentum"])
     run.panel.load_state_dict(shared["gauges"])
-    if run.pruning is not None:
-        run.pruning.load_state_dict(shared["pruning"])
+    saved = intervention_states(shared)
+    for name, intervention in run.interventions.items():
+        intervention.load_state_dict(saved.get(name, {}))
     workers = [file["workers"] for file in files]
-    run.churn.restore(sorted(worker for part in workers for worker in part))
+    _restore_present(run, sorted(worker for part in workers for worker in part))
     residuals = _residuals(run, workers, [file["own"]["residuals"] for file in files])
     run.reducer.load_state_dict(shared["memories"], own_rows(run.reducer.layers, residuals))
     run.reducer.to(run.device)
@@ -264,6 +277,21 @@ def _restore(run: Run, files: list[ProcessFile]) -> None:
     if hidden := _hosted(run, workers, [file["own"].get("hidden", []) for file in files]):
         states = [tuple(part.to(run.device) for part in state) for state in hidden]
         run.gradients.load_hidden_states(states)
+
+
+def _restore_present(run: Run, workers: list[int]) -> None:
+    """Restore the workers that were present when a checkpoint was written."""
+    known = list(range(run.config.workers))
+    if workers == known:
+        return
+    if not workers or not {*workers} < {*known}:
+        raise ValueError(f"its workers are {workers}")
+    if run.world.processes > 1:
+        raise ConfigError(
+            f"--processes: only workers {workers} are present where this run continues: use one "
+            "process"
+        )
+    run.set_present(workers)
 
 
 def _hosted(run: Run, workers: list[list[int]], saved: list[list[Any]]) -> list[Any]:

@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from regimes_study.plugins.pruning import Pruning
 
 from regimes import cli
 from regimes.cli.app import app, options
-from regimes.config import PruningConfig, override, to_toml
+from regimes.config import override, to_toml
 from regimes.errors import ConfigError
 from regimes.launch import sweep
 from regimes.presets import get_grid, get_preset, seeds_of
@@ -77,7 +78,7 @@ policy = {name = "detected", detector = {name = "cusum", h = 3.0}}
         "name": "windows",
         "layers": {"blocks.0.out.weight": [[0, 24]], "embedding.weight": [[0, 6]]},
     }
-    assert cells["front"].pruning == PruningConfig(epoch=3)
+    assert cells["front"].interventions["pruning"] == Pruning(epoch=3)
     detector = {"name": "cusum", "h": 3.0}
     assert cells["cusum"].policy == {"name": "detected", "detector": detector}
     other = override(cells["cusum"], ["policy.detector.name=msdr-fall"])

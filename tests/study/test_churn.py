@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 from configs import lstm, smoke_static
@@ -16,16 +17,19 @@ from copied_models import ADAMW, DILOCO, SGD, Feedback, Streaming, close, every,
 from corpora import random_walk
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import resumed_alike, rows, same_weights, weights
+from regimes_study.plugins.churn import ChangingWorkers, Churn, Presence
+from runs import resumed_alike, rows, same_run, same_weights, weights
 
 import regimes
-from regimes.config import ChurnConfig, RunConfig, override
+from benchmarks.trainers import Training
+from regimes.config import BranchConfig, RunConfig, override
 from regimes.cost.cases import recorded
 from regimes.cost.network import Network
 from regimes.errors import ConfigError
+from regimes.launch.processes import spawn
 from regimes.training import checkpoint
 from regimes.training.build import prepare
-from regimes.training.presence import Presence
+from regimes.training.phases import branch_config
 from regimes.training.streaming import divide
 
 torch.set_num_threads(1)
@@ -36,8 +40,7 @@ RANDOM = "churn={per='step',leave=0.3,join=0.5,least=2}"
 
 def present(c: RunConfig) -> Callable[[int], tuple[int, ...]]:
     """By step, from the windows; written anew."""
-    churn = c.churn
-    assert churn is not None
+    churn = c.interventions["churn"]
 
     def at(step: int) -> tuple[int, ...]:
         away = {w for w, first, stop in churn.away if first <= step < stop}
@@ -130,12 +133,14 @@ def test_what_is_not_sent_is_conserved_but_for_what_leaves(compressor: str) -> N
         losses = run.gradients.compute(x, y, 0, step)
         run.exchange.step(run.gradients.layers, levels, losses, run.gradients.stack)
     before = [None if r is None else r.clone() for r in run.reducer.residuals()]
-    run.churn.change((0, 1, 3), step=3)
+    intervention = run.interventions["churn"]
+    assert isinstance(intervention, ChangingWorkers)
+    intervention.change((0, 1, 3), step=3)
     left = [None if r is None else r[2] for r in before]
     for r, b in zip(run.reducer.residuals(), before, strict=True):
         if r is not None and b is not None:
             torch.testing.assert_close(r, b[[0, 1, 3]])
-    event = run.churn.left[0]
+    event = intervention.left[0]
     norm = math.sqrt(sum(float(r.square().sum()) for r in left if r is not None))
     assert event == {
         "worker": 2,
@@ -144,7 +149,7 @@ def test_what_is_not_sent_is_conserved_but_for_what_leaves(compressor: str) -> N
         "movement": 0.0,
     }
     assert norm > 0
-    run.churn.change((0, 1, 2, 3), step=4)
+    intervention.change((0, 1, 2, 3), step=4)
     for r, b in zip(run.reducer.residuals(), before, strict=True):
         if r is not None and b is not None:
             torch.testing.assert_close(r.sum(0), b.sum(0) - b[2])
@@ -185,7 +190,7 @@ def test_stochastic_rounding_has_a_stream_for_each_worker(tmp_path: Path) -> Non
     """Worker 3 alone draws the numbers of worker 3, whatever row it is in."""
     pressed = ("compressor=quantise", "levels={high=4}", "policy.level=high", *SGD)
     run = prepare(text("churn={absent=[0,1,2]}", *pressed))
-    run.churn.change((3,), 0)
+    run.set_present((3,))
     other = prepare(text(*pressed))
     x = torch.randn(4, *run.layers[0].shape, dtype=torch.float64)
     alone, all_four = (
@@ -276,6 +281,20 @@ def test_a_pulse_of_absence_is_a_window(local: tuple[str, ...], tmp_path: Path) 
     assert units == [[], [], [], [2], [], []]
 
 
+def test_processes_continue_a_trunk_whose_workers_are_all_there(tmp_path: Path) -> None:
+    """The branch has no churn, and as many processes as one likes; else it needs one process."""
+    c = smoke_static("churn={away=[[2,0,2]]}", "checkpoint_keep=all", *TOP_HALF, "epochs=4")
+    trunk, out = tmp_path / "trunk", tmp_path / "two"
+    regimes.run(c, trunk)
+    regimes.branch(trunk, at=3, set={"churn": None}, out=tmp_path / "alone")
+    forked.train(branch_config(trunk, BranchConfig(at=3), ["churn=none"], out), out, 2)
+    same_run(tmp_path / "alone", out, tolerance=1e-9)
+    away = tmp_path / "away"
+    c = branch_config(trunk, BranchConfig(at=1), ["churn=none"], away)
+    for end in Training([c] * 2, away).ends():
+        assert "--processes: only workers [0, 1, 3] are present where this run" in end.said
+
+
 @pytest.mark.parametrize("done", [1, pytest.param(3, marks=SLOW)])
 @pytest.mark.parametrize(
     "settings",
@@ -334,7 +353,7 @@ def test_its_seconds_are_of_the_workers_that_are_there(tmp_path: Path) -> None:
 )
 def test_drawn_workers(workers: int, leave: float, join: float, least: int, seed: int) -> None:
     least = min(least, workers)
-    churn = ChurnConfig(leave=leave, join=join, least=least)
+    churn = Churn(leave=leave, join=join, least=least)
     presence = Presence(churn, workers, seed)
     found = [presence.at(time) for time in range(20)]
     assert found[0] == tuple(range(workers))
@@ -347,7 +366,7 @@ def test_drawn_workers(workers: int, leave: float, join: float, least: int, seed
 
 def test_drawn_rates_are_those_asked_for() -> None:
     """Of 4,000 workers and units: within four standard errors."""
-    presence = Presence(ChurnConfig(leave=0.1, join=0.4), 40, 0)
+    presence = Presence(Churn(leave=0.1, join=0.4), 40, 0)
     found = [{*presence.at(time)} for time in range(101)]
     pairs = list(itertools.pairwise(found))
     left, there = (sum(len(x) for x in y) for y in ([a - b for a, b in pairs], found[:-1]))
@@ -372,8 +391,14 @@ def test_drawn_rates_are_those_asked_for() -> None:
         (("churn={away=[[0,1,2]]}",), "windows that start within the run's 1 units"),
         (("churn={}", "signal=worker0"), "worker 0 may be absent"),
         (("churn={}", "instruments={norms={}}"), "worker 0 may be absent"),
-        (("churn={}", "instruments={noise={}}"), "at least 2 with instruments.noise"),
-        (("churn={per='step',leave=0.1}", "signal=global"), '"unit" where the signals'),
+        (
+            ("churn={}", "instruments={noise={}}"),
+            "instruments.noise: expected none with churn: a worker may be alone",
+        ),
+        (
+            ("churn={per='step',leave=0.1}", "signal=global"),
+            'expected .* with churn: .* set churn.per = "unit"',
+        ),
         (("churn={leave=1.5}",), "a share, from 0 to 1"),
         (("churn={per='epoch'}",), "Known: step, unit"),
     ],
@@ -385,8 +410,14 @@ def test_what_does_not_fit_is_a_sentence(
         regimes.run(text(*settings), tmp_path)
 
 
-def test_several_processes_are_refused(tmp_path: Path) -> None:
-    from regimes.launch.processes import spawn
+def test_one_must_stay() -> None:
+    run = prepare(text("churn={absent=[3]}"))
+    run.set_present((0, 1))
+    with pytest.raises(ConfigError, match=r"workers \[0, 1\] all leave, so \[2, 3\] have none"):
+        run.set_present((2, 3))
+    run.close()
 
+
+def test_several_processes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="churn: expected none on several processes"):
         spawn(text("churn={absent=[1]}"), tmp_path, 2)

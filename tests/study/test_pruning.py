@@ -2,53 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import forked
 import pytest
 import torch
 from configs import smoke as config
+from regimes_study.plugins.pruning import Masks, Pruning
 from runs import resumed_alike, same_run, weights
 from torch import nn
 
 import regimes
 from regimes.collectives.requests import Layer
-from regimes.config import PruningConfig, override
+from regimes.config import override
 from regimes.errors import ConfigError
 from regimes.records import read_lines
 from regimes.training import build
-from regimes.training.pruning import Pruning
 
 EVENT = "pruning={epoch=2,share=0.8}"
 
 
-def two_layers(settings: PruningConfig) -> tuple[Pruning, nn.Parameter, nn.Parameter, nn.Parameter]:
+def two_layers(table: Pruning) -> tuple[Masks, nn.Parameter, nn.Parameter, nn.Parameter]:
     """Two matrices and a vector, of weights that are known."""
     first = nn.Parameter(torch.tensor([[1.0, -2.0], [3.0, -4.0]]))
     second = nn.Parameter(torch.tensor([[-0.5, 0.1], [5.0, -6.0]]))
     vector = nn.Parameter(torch.tensor([0.01, 0.02]))
     named = {"first": first, "second": second, "vector": vector}
     layers = [Layer(name, tuple(p.shape)) for name, p in named.items()]
-    return Pruning(settings, layers, list(named.values())), first, second, vector
+    return masks(table, layers, named.values()), first, second, vector
+
+
+def masks(table: Pruning, layers: list[Layer], parameters: Iterable[nn.Parameter]) -> Masks:
+    job: Any = SimpleNamespace(layers=layers, parameters=list(parameters))
+    return table.start(job)
 
 
 def test_the_smallest_half_of_both_matrices_by_hand() -> None:
     """0.1, 0.5, 1 and 2; a vector is not pruned, however small."""
-    pruning, first, second, vector = two_layers(PruningConfig(epoch=3, share=0.5))
+    pruning, first, second, vector = two_layers(Pruning(epoch=3, share=0.5))
     for epoch in (0, 2, 4):
-        pruning.begin(epoch)
+        pruning.before_unit(epoch)
         assert not pruning.masks
-    pruning.begin(3)
+    pruning.before_unit(3)
     assert first.tolist() == [[0.0, 0.0], [3.0, -4.0]]
     assert second.tolist() == [[0.0, 0.0], [5.0, -6.0]]
     assert vector.tolist() == pytest.approx([0.01, 0.02])
 
 
 def test_what_is_pruned_has_no_gradient_and_comes_not_back() -> None:
-    pruning, first, second, vector = two_layers(PruningConfig(epoch=0, share=0.5))
+    pruning, first, second, vector = two_layers(Pruning(epoch=0, share=0.5))
     loss = (first.sum() + second.sum() + vector.sum()) * 7
-    pruning.begin(0)
+    pruning.before_unit(0)
     loss.backward()
     assert [p.grad.tolist() for p in (first, second, vector) if p.grad is not None] == [
         [[0, 0], [7, 7]],
@@ -58,15 +66,15 @@ def test_what_is_pruned_has_no_gradient_and_comes_not_back() -> None:
     with torch.no_grad():
         for p in (first, second, vector):
             p += 1  # momentum, or what error feedback still owed
-    pruning.apply_masks()
+    pruning.after_step()
     assert first.tolist() == [[0, 0], [4, -3]]
     assert second.tolist() == [[0, 0], [6, -5]]
 
 
 def test_weights_of_equal_size_are_pruned_in_their_order() -> None:
     p = nn.Parameter(torch.tensor([[1.0, -1.0], [1.0, -1.0]]))
-    pruning = Pruning(PruningConfig(0, 0.5), [Layer("one", (2, 2))], [p])
-    pruning.begin(0)
+    pruning = masks(Pruning(0, 0.5), [Layer("one", (2, 2))], [p])
+    pruning.before_unit(0)
     assert p.tolist() == [[0, 0], [1, -1]]
 
 
@@ -83,10 +91,10 @@ def test_a_run_is_what_it_was_before_the_event_and_is_pruned_from_there_on(tmp_p
     c = config(EVENT, "policy=static", "policy.level=high", epochs=5)
     for epochs in (2, 3, 5):
         regimes.run(
-            replace(c, epochs=epochs) if epochs > 2 else replace(c, epochs=2, pruning=None),
+            replace(c, epochs=epochs) if epochs > 2 else replace(c, epochs=2, interventions={}),
             tmp_path / str(epochs),
         )
-    regimes.run(replace(c, pruning=None), tmp_path / "never")
+    regimes.run(replace(c, interventions={}), tmp_path / "never")
     rows, plain = (read_lines(tmp_path / n / "epochs.jsonl") for n in ("5", "never"))
     assert rows[:2] == plain[:2]
     assert rows[2]["train_loss"] != plain[2]["train_loss"]
@@ -138,8 +146,8 @@ def test_what_is_off_is_said_in_one_sentence(
 def test_a_model_without_matrices_is_refused() -> None:
     vector = nn.Parameter(torch.ones(3))
     with pytest.raises(ConfigError, match="no layer that is compressed"):
-        Pruning(PruningConfig(), [Layer("scale", (3,))], [vector])
+        masks(Pruning(), [Layer("scale", (3,))], [vector])
 
 
 def test_nothing_is_pruned_by_default() -> None:
-    assert build.prepare(config()).pruning is None
+    assert not build.prepare(config()).interventions

@@ -276,6 +276,8 @@ class Compressor(Bounded, ABC):
             parts = zip(states, deltas, whole.split(sizes, dim=1), strict=True)
             for state, delta, part in parts:
                 state.residual = part.view(delta.shape)
+                if state.room is not None:  # else it would keep memory that nothing uses
+                    state.write_to(state.residual, None)
         return update.flatten()
 
     def _add_residual(

@@ -182,7 +182,10 @@ class Cast(Compressor):
     def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
         half = delta.to(HALF[str(level)])
         mean = yield Mean(half)
-        return mean.to(delta.dtype), half.to(delta.dtype)
+        if not self.error_feedback:
+            return mean.to(delta.dtype), half.to(delta.dtype)
+        delta.sub_(half)  # in the type of delta, without a copy of half in it
+        return mean.to(delta.dtype), None
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         return Traffic(layer.size / 2, layer.size * 2)

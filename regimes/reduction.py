@@ -1,5 +1,6 @@
-"""How a loss joins the terms of a batch: as a sum of terms over a sum of weights.
+"""What a loss is, and how it joins the terms of a batch: as a sum of terms over a sum of weights.
 
+A loss is a function of a model and one batch. Data, instruments and training share it.
 Shards, micro-batches, evaluation batches and the batches of a probe divide what is meant as one
 batch. With the weight of a batch, a function of its targets, the losses of the parts give its loss,
 
@@ -20,7 +21,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float64
@@ -31,7 +32,16 @@ from regimes.errors import ConfigError
 
 IGNORED = -100  # a target that torch's cross-entropy leaves out
 Share = float | Tensor  # of a part in its batch: of all workers alike, or [L]
+Batch = tuple[Tensor, Tensor]  # inputs and targets
+Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]  # of the model, inputs, targets: mean, nats
 LossT = TypeVar("LossT", bound=Callable[..., Any])
+
+
+@runtime_checkable
+class CarryingLoss(Protocol):
+    """A loss with a hidden state that one batch passes to the next, detached, within an epoch."""
+
+    def carry(self, model: nn.Module, x: Tensor, y: Tensor, hidden: Any) -> tuple[Tensor, Any]: ...
 
 
 class Reduction(ABC):

@@ -24,7 +24,7 @@ from regimes.data import task
 from regimes.data.deficits import Deficit, GradientNoise, deficit
 from regimes.data.task import Shuffled
 from regimes.errors import DataError, require
-from regimes.models.loss import Batch, Loss
+from regimes.reduction import Batch, Loss
 from regimes.seeding import stream
 
 ROWS, RANK = 100, 5

@@ -35,7 +35,7 @@ from regimes.config.bounds import Count
 from regimes.curvature.probe import preserved
 from regimes.errors import ConfigError, TrainingError, require
 from regimes.instruments.base import EndOfEpochGauge, MeasurementContext, Reading
-from regimes.models.loss import Batch
+from regimes.reduction import Batch
 from regimes.seeding import derive, seed_generators
 
 Pair = Annotated[int, Bounds("at least 2", low=2)]  # gradients to compare

@@ -15,9 +15,8 @@ from regimes.data import images, task
 from regimes.data.deficits import deficit
 from regimes.data.images import ImageBatches, Split
 from regimes.errors import ConfigError
-from regimes.models.loss import Batch, Loss
 from regimes.precision import full_precision
-from regimes.reduction import SampleMean, stated
+from regimes.reduction import Batch, Loss, SampleMean, stated
 
 
 @stated(SampleMean())

@@ -32,9 +32,8 @@ from regimes.data.deficits import Deficit, deficit
 from regimes.data.tokens import Split
 from regimes.data.windows import Layout, Streams, Windows, count_windows, covering, cut, take
 from regimes.errors import DataError, require
-from regimes.models.loss import Batch, Loss
 from regimes.precision import full_precision
-from regimes.reduction import SampleMean, stated
+from regimes.reduction import Batch, Loss, SampleMean, stated
 
 TEST_STREAMS = 10  # side by side in the evaluation
 MAX_LOGITS = 2**22  # of an evaluation batch of windows
@@ -42,7 +41,7 @@ BITS = "bits per byte"
 
 
 class NextWord:
-    """Mean cross-entropy of the next words, in nats; a `models.loss.CarryingLoss` loss."""
+    """Mean cross-entropy of the next words, in nats; a `reduction.CarryingLoss` loss."""
 
     reduction = SampleMean()  # samples of a batch are equally long
 

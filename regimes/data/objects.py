@@ -25,10 +25,18 @@ from regimes.data.samples import Samples
 from regimes.data.task import Shuffled
 from regimes.errors import ConfigError, DataError, require
 from regimes.models import check_real
-from regimes.models.loss import Batch
-from regimes.models.loss import Loss as TaskLoss
 from regimes.precision import full_precision, is_half
-from regimes.reduction import IGNORED, Coupled, OwnMean, Reduction, SampleMean, Sum, TargetMean
+from regimes.reduction import (
+    IGNORED,
+    Batch,
+    Coupled,
+    OwnMean,
+    Reduction,
+    SampleMean,
+    Sum,
+    TargetMean,
+)
+from regimes.reduction import Loss as TaskLoss
 from regimes.seeding import derive, seed_generators
 
 EVALUATED = 256  # samples of an evaluation batch

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from regimes.errors import DataError, require
-from regimes.models.loss import Batch
-from regimes.reduction import IGNORED
+from regimes.reduction import IGNORED, Batch
 
 DIGESTED = 256  # samples of a data set, of which the digest is made
 

@@ -22,7 +22,7 @@ from regimes import models
 from regimes.collectives.world import Evaluators, World
 from regimes.config import RunConfig
 from regimes.errors import ConfigError, DataError
-from regimes.models.loss import Batch, Loss
+from regimes.reduction import Batch, Loss
 from regimes.seeding import derive, stream
 
 
@@ -98,7 +98,7 @@ class Task(Protocol):
     metric: str  # "accuracy", "perplexity" or "bits per byte"
     digest: str  # SHA-256 of all samples, compared between processes
     size: int  # training samples
-    loss: Loss  # of a batch, without any state carried over from the batch before (`models.loss`)
+    loss: Loss  # of a batch, without any state carried over from the batch before (`reduction`)
     splits: bool  # whether a batch may be cut into micro-batches that are accumulated
 
     @property

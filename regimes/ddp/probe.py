@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from regimes.curvature.probe import ProbeLoss, batch_size
 from regimes.errors import ConfigError, nearest, require, unexpected
 from regimes.instruments import instruments
 from regimes.reduction import tensors
@@ -27,13 +26,15 @@ class Probe:
         weight: by what a batch counts in the loss of all; None: found by trying.
     """
 
-    loss: ProbeLoss
+    loss: Callable[[nn.Module, Any], Tensor]
     batches: tuple[Any, ...]
     weight: Callable[[Any], Any] | None = None
 
     @property
     def samples(self) -> int:
         """How many this process has; all must have as many."""
+        from regimes.curvature.probe import batch_size  # a hook without a probe has no curvature
+
         return sum(batch_size(batch) for batch in self.batches)
 
     def take(self, images: int, batch: int) -> list[tuple[Any]]:

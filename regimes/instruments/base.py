@@ -18,7 +18,7 @@ from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression.base import Compressor
 from regimes.config import Level
-from regimes.models.loss import Batch, Loss
+from regimes.reduction import Batch, Loss
 
 
 @dataclass(frozen=True)

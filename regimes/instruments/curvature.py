@@ -38,8 +38,7 @@ from regimes.curvature.probe import ProcessMean
 from regimes.curvature.weights import Weight
 from regimes.errors import TrainingError, require
 from regimes.instruments.base import EndOfEpochGauge, MeasurementContext, Reading
-from regimes.models.loss import Batch
-from regimes.reduction import Coupled, OwnMean, Sum, TargetMean
+from regimes.reduction import Batch, Coupled, OwnMean, Sum, TargetMean
 from regimes.seeding import derive
 
 Mode = Literal["eval", "batch-statistics"]

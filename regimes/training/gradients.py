@@ -24,9 +24,8 @@ from regimes.collectives.islands import as_gradient, local_part
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.errors import ConfigError, TrainingError, unexpected
-from regimes.models.loss import CarryingLoss, Loss
 from regimes.precision import is_half
-from regimes.reduction import OwnMean, SampleMean, Share
+from regimes.reduction import CarryingLoss, Loss, OwnMean, SampleMean, Share
 from regimes.seeding import derive, seed_generators
 from regimes.training.batchnorm import PerWorkerBatchNorm
 from regimes.training.parts import ONE_SAMPLE, ONE_VALUE

@@ -29,8 +29,8 @@ from regimes.data import load as load_task
 from regimes.data.language import NextWord, Streams, TextTask, cut
 from regimes.data.task import Batches, Task
 from regimes.errors import ConfigError, DataError
-from regimes.models.loss import CarryingLoss
 from regimes.records import read_lines
+from regimes.reduction import CarryingLoss
 from regimes.training import build
 
 torch.set_num_threads(1)

@@ -23,7 +23,7 @@ from regimes.data import load as load_task
 from regimes.data.task import Batches, Task
 from regimes.data.windows import Windows, covering
 from regimes.errors import ConfigError, DataError
-from regimes.models.loss import CarryingLoss
+from regimes.reduction import CarryingLoss
 from regimes.training import build
 
 torch.set_num_threads(1)

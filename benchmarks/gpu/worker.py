@@ -133,7 +133,7 @@ def outcome(measure: Any, place: Place) -> dict[str, Any]:
     """A row's content; an error is one, too."""
     import torch
 
-    from regimes.training.termination import Terminated
+    from regimes.job.termination import Terminated
 
     try:
         return {"ok": True, **measure()}

@@ -12,6 +12,6 @@ goes on.
 
 from regimes.ddp.attaching import attach
 from regimes.ddp.hook import Hook
-from regimes.ddp.record import RecordOptions
+from regimes.job.recorder import RecordOptions
 
 __all__ = ["Hook", "RecordOptions", "attach"]

@@ -18,16 +18,16 @@ from regimes.capabilities import (
     Part,
 )
 from regimes.config import Level
-from regimes.ddp import choices
 from regimes.ddp.hook import Hook
 from regimes.ddp.own_hooks import BareGradients
-from regimes.ddp.probe import pick
-from regimes.ddp.record import RecordOptions, record_options
-from regimes.ddp.schedule import UnitSchedule, unit_schedule
 from regimes.ddp.sharded import ShardedGradients
 from regimes.ddp.source import DDPGradients, Source
 from regimes.ddp.torchft import inner
 from regimes.errors import is_whole, require, unexpected
+from regimes.job import choices
+from regimes.job.probe import pick
+from regimes.job.recorder import RecordOptions, record_options
+from regimes.job.schedule import UnitSchedule, unit_schedule
 
 # what arguments need of a job (``capabilities``)
 NEEDS: dict[str, frozenset[str]] = {

@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from regimes.compression.base import restarted
-from regimes.ddp.refit import refuse, several
+from regimes.job.refit import refuse, several
 
 if TYPE_CHECKING:
-    from regimes.ddp.choices import Choice
-    from regimes.ddp.job import Job
     from regimes.ddp.steps import HookSteps
+    from regimes.job.choices import Choice
+    from regimes.job.job import Job
 
 
 def changed(

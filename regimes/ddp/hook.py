@@ -21,30 +21,30 @@ from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer
 from regimes.compression.traffic import check_order, costs_per_step
 from regimes.config import DENSE
-from regimes.ddp.choices import Choice
-from regimes.ddp.job import Job
 from regimes.ddp.own_hooks import BareGradients
-from regimes.ddp.record import RecordOptions
-from regimes.ddp.refit import damage_refused
-from regimes.ddp.schedule import UnitSchedule
 from regimes.ddp.sharded import ShardedGradients
 from regimes.ddp.sharded_state import ShardedState
 from regimes.ddp.source import Source, layers_of
 from regimes.ddp.state import Fitted, StateCodec
 from regimes.ddp.steps import HookSteps
 from regimes.ddp.torchft import HookMembership
-from regimes.ddp.units import with_all_units
 from regimes.detectors.statistics import Statistic
 from regimes.errors import ConfigError
 from regimes.instruments.base import EndOfEpochGauge
 from regimes.instruments.panel import Readings
+from regimes.job.choices import Choice
 from regimes.job.decided import as_decided
+from regimes.job.job import Job
+from regimes.job.recorder import RecordOptions
+from regimes.job.refit import damage_refused
+from regimes.job.run_warnings import run_warnings
+from regimes.job.saved_units import with_all_units
+from regimes.job.schedule import UnitSchedule
 from regimes.policies import Decision
 from regimes.policies.controller import Controller, Levels
 from regimes.policies.history import level_costs
 from regimes.precision import full_precision
 from regimes.records import Header, Row
-from regimes.training.run_warnings import run_warnings
 
 FIRST_STEP = 120.0  # seconds before a warning that a process is missing; one may still evaluate
 LAST_VALUES = 3.0  # seconds for what other groups have logged, as a job ends

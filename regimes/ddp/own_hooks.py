@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from regimes.collectives.quorum import QuorumWorld
 from regimes.collectives.world import World
-from regimes.ddp.refit import several
 from regimes.ddp.source import Receiver, after_backward, check_parameters, plain_names
 from regimes.errors import ConfigError
+from regimes.job.refit import several
 
 BUCKET = 25 * 2**20  # bytes, as DDP's, of a shard if there are several
 _attached: WeakSet[nn.Module] = WeakSet()

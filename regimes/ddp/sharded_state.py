@@ -19,9 +19,9 @@ from torch import Tensor
 from regimes.collectives.islands import local_part, saved_names, sharded_tensor
 from regimes.collectives.requests import Layer
 from regimes.compression.base import restarted
-from regimes.ddp.refit import damage_refused, refuse, residual_of
 from regimes.ddp.sharded import ShardedGradients
 from regimes.errors import ConfigError
+from regimes.job.refit import damage_refused, refuse, residual_of
 
 if TYPE_CHECKING:
     from regimes.ddp.hook import Hook

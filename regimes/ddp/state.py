@@ -17,15 +17,15 @@ from torch import Tensor
 from regimes.compression.base import upgraded
 from regimes.config import DENSE
 from regimes.ddp.branching import changed
-from regimes.ddp.choices import Choice
-from regimes.ddp.job import Job, on_all_processes
-from regimes.ddp.refit import LayerMatch, damage_refused, redistribute, refuse, several
 from regimes.ddp.source import plain_names
 from regimes.ddp.steps import HookSteps
-from regimes.ddp.units import with_all_units_of_full
 from regimes.errors import ConfigError
 from regimes.instruments.base import EndOfEpochGauge
 from regimes.instruments.compression_loss import CompressionLossGauge
+from regimes.job.choices import Choice
+from regimes.job.job import Job, on_all_processes
+from regimes.job.refit import LayerMatch, damage_refused, redistribute, refuse, several
+from regimes.job.saved_units import with_all_units_of_full
 from regimes.policies.controller import Controller
 from regimes.records import kinds
 from regimes.records.kinds import Items, Nullable, Object

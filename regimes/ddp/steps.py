@@ -21,13 +21,13 @@ from torch import Tensor
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, Level
 from regimes.ddp.applied import UNKNOWN, AppliedSteps
-from regimes.ddp.refit import several
 from regimes.ddp.source import Source
 from regimes.errors import ConfigError
 from regimes.exchange.exchange import Exchange, Listener, Transfer, make_buckets
 from regimes.exchange.tentative import TentativeMemories
 from regimes.instruments.gradient_norm import NormsGauge
 from regimes.job.clock import Clock
+from regimes.job.refit import several
 from regimes.precision import full_precision
 
 

@@ -21,13 +21,13 @@ from torch import Tensor
 from regimes.collectives.quorum import QuorumWorld, StepLost
 from regimes.compression.reducer import Reducer
 from regimes.compression.traffic import costs_per_step
-from regimes.ddp.choices import Choice
 from regimes.errors import ConfigError, RecordError, TrainingError
+from regimes.job.choices import Choice
 from regimes.records.schema import Cost
 
 if TYPE_CHECKING:
     from regimes.ddp.hook import Hook
-    from regimes.ddp.job import Job
+    from regimes.job.job import Job
     from regimes.local.steps import LocalSteps
 
 KEY = "regimes"  # of the state that a replica sends to one that joins

@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from regimes.collectives.launcher import launched
 from regimes.ddp import Hook, RecordOptions, attach
-from regimes.ddp.record import record_options
 from regimes.errors import ConfigError, is_whole, nearest, require
+from regimes.job.recorder import record_options
 
 STATE = "regimes.pt"  # in the folder of a checkpoint: the states of all processes
 FROM_TRAINER = {"model", "optimizer", "every", "record", "scaler"}  # arguments of ``attach``

@@ -11,11 +11,11 @@ from typing import Any
 
 from regimes.config import RunConfig
 from regimes.errors import ConfigError
+from regimes.job import termination
 from regimes.launch.processes import GRACE
 from regimes.launch.sweep import Progress, collected, ends_by_sigterm, run_cell
 from regimes.launch.trees import waves
 from regimes.monitor.watch import in_use
-from regimes.training import termination
 
 
 def submit(

@@ -21,12 +21,12 @@ from regimes.collectives.launcher import check_islands, launched
 from regimes.config import RunConfig, to_toml
 from regimes.console import stdout
 from regimes.errors import RegimesError, TrainingError, require
+from regimes.job import termination
+from regimes.job.run_warnings import run_warnings
 from regimes.monitor import reporters as monitoring
 from regimes.monitor.text import metric_text
 from regimes.records import reporters
-from regimes.training import termination
 from regimes.training.interventions import intervention_parts
-from regimes.training.run_warnings import run_warnings
 
 GRACE = 10.0  # seconds that the other processes have to end when one has died
 

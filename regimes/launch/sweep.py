@@ -23,6 +23,7 @@ from pathlib import Path
 from regimes.collectives.launcher import launched
 from regimes.config import RunConfig, to_dict
 from regimes.errors import FolderInUse, RegimesError, TrainingError, require
+from regimes.job import termination
 from regimes.launch import gpus, trees
 from regimes.launch.processes import die_with_parent
 from regimes.presets import Grid
@@ -36,7 +37,6 @@ from regimes.records import (
     read_rows,
     trunk_of,
 )
-from regimes.training import termination
 from regimes.training.quirks import resolve
 
 Cell = tuple[Path, RunConfig]  # a run's folder and configuration

@@ -19,13 +19,13 @@ from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression.needs import compressor_parts
 from regimes.config import DENSE, Level, OuterConfig, check_bounds, from_dict
-from regimes.ddp import choices
-from regimes.ddp.job import Job
-from regimes.ddp.record import RecordOptions
 from regimes.ddp.sharded import ShardedGradients
 from regimes.ddp.source import check_parameters
 from regimes.errors import ConfigError, is_whole, require, unexpected
 from regimes.instruments.needs import policy_parts
+from regimes.job import choices
+from regimes.job.job import Job
+from regimes.job.recorder import RecordOptions
 from regimes.policies import Policy, Static, check_levels
 from regimes.policies.controller import Levels
 from regimes.policies.schedules import LONGEST, period_of

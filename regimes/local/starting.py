@@ -14,9 +14,9 @@ from regimes import capabilities
 from regimes.capabilities import Part
 from regimes.config import DENSE, Level, OuterConfig
 from regimes.ddp.attaching import NEEDS
-from regimes.ddp.choices import check_timeout
-from regimes.ddp.record import RecordOptions, record_options
 from regimes.errors import ConfigError
+from regimes.job.choices import check_timeout
+from regimes.job.recorder import RecordOptions, record_options
 from regimes.local.arguments import choose, trained
 from regimes.local.steps import LocalSteps
 

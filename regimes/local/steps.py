@@ -19,16 +19,16 @@ from torch import Tensor, nn
 from regimes.collectives.quorum import JobWorld
 from regimes.collectives.requests import Layer
 from regimes.compression.reducer import Reducer
-from regimes.ddp.job import Job
-from regimes.ddp.record import RecordOptions, logged_number
-from regimes.ddp.schedule import UnitSchedule
 from regimes.ddp.sharded_state import packed
 from regimes.ddp.torchft import LocalMembership
-from regimes.ddp.units import with_all_units
 from regimes.errors import ConfigError, TrainingError
 from regimes.exchange.nonfinite import loss_with_flag
 from regimes.instruments.panel import Readings, finite
 from regimes.job.clock import Clock
+from regimes.job.job import Job
+from regimes.job.recorder import RecordOptions, logged_number
+from regimes.job.saved_units import with_all_units
+from regimes.job.schedule import UnitSchedule
 from regimes.local.arguments import LocalChoice, Trained, header
 from regimes.policies.controller import WholeController
 from regimes.policies.schedules import period_of

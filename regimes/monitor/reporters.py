@@ -17,10 +17,10 @@ from regimes.config import RunConfig
 from regimes.console.stdout import console as new_console
 from regimes.console.stdout import is_terminal
 from regimes.errors import ConfigError
+from regimes.job.reporters import Reporter
 from regimes.monitor.text import EPOCHS, at_low, cells, epoch_table, headline
 from regimes.records import Header, Row, count_units, sent, unit_name, units
 from regimes.records import reporters as named
-from regimes.training.reporters import Reporter
 
 
 def reporters(config: RunConfig, out: Path, terminal: bool | None = None) -> list[Reporter]:

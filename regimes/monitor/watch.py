@@ -22,6 +22,7 @@ from regimes.console.stdout import console as new_console
 from regimes.console.stdout import escape_control
 from regimes.console.tables import Table
 from regimes.errors import RecordError
+from regimes.job.run_warnings import run_warnings
 from regimes.monitor import text
 from regimes.records import (
     Event,
@@ -41,7 +42,6 @@ from regimes.records import (
 )
 from regimes.records.branches import check_row
 from regimes.records.lines import Growing, file_state
-from regimes.training.run_warnings import run_warnings
 
 ACTIVE = ("running", "starting")
 PATIENCE = 60  # seconds in which the next run of a grid may begin

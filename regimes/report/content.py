@@ -21,6 +21,7 @@ from regimes.cost.cases import cases, setting
 from regimes.cost.network import Network, spell
 from regimes.cost.predict import predict
 from regimes.errors import RecordError, RegimesError
+from regimes.job.run_warnings import run_warnings
 from regimes.monitor.text import unknown_text
 from regimes.monitor.watch import state
 from regimes.plotting import style
@@ -38,7 +39,6 @@ from regimes.records import (
     read_events,
     select_and_separate,
 )
-from regimes.training.run_warnings import run_warnings
 
 PARTS = ("compute", "compress", "communicate", "evaluate")  # other clocks follow
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from regimes.config import BranchConfig
 from regimes.config.arguments import checked
+from regimes.job.reporters import Reporter
 from regimes.records import Record
 from regimes.records.files import record_folder
 from regimes.training.loop import run
 from regimes.training.phases import branch_config
-from regimes.training.reporters import Reporter
 
 
 @checked()

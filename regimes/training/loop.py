@@ -19,7 +19,9 @@ from regimes.data import Task
 from regimes.errors import RegimesError
 from regimes.instruments.panel import check_measured
 from regimes.job.clock import LOOP, Clock
+from regimes.job.reporters import Reporter, Reporters
 from regimes.job.rows import traffic_columns
+from regimes.job.termination import GracefulShutdown, Terminated
 from regimes.records import Record, RecordWriter, Row, complete, load, read_header, unit_name
 from regimes.records.files import record_folder
 from regimes.training.build import Run, prepare
@@ -30,11 +32,9 @@ from regimes.training.numerics import explain_nondeterminism
 from regimes.training.phases import Phase, phases
 from regimes.training.plan import Minibatch, Plan, decide, minibatches
 from regimes.training.quirks import resolve
-from regimes.training.reporters import Reporter, Reporters
 from regimes.training.rounds import Rounds
 from regimes.training.state import open_record, remaining, save
 from regimes.training.step import Losses
-from regimes.training.termination import GracefulShutdown, Terminated
 
 
 @checked()

@@ -17,12 +17,12 @@ from regimes.config.registry import required_arguments
 from regimes.config.toml import override_fields
 from regimes.data.objects import Loss, LossWeight, Metric, ObjectTask
 from regimes.errors import ConfigError, require, unexpected
+from regimes.job.reporters import Reporter
 from regimes.records import OWN, Record
 from regimes.records.files import record_folder
 from regimes.training import optimizers
 from regimes.training.checks import PlugIns
 from regimes.training.loop import run
-from regimes.training.reporters import Reporter
 
 
 @checked("model", "loss", "metric")

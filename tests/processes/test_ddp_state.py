@@ -23,8 +23,8 @@ from regimes.collectives.world import World
 from regimes.compression import compressor
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE
-from regimes.ddp.refit import LayerMatch, residual_of, several
 from regimes.ddp.source import plain_names
+from regimes.job.refit import LayerMatch, residual_of, several
 
 LEVELS = dict(cases.Case().levels)
 

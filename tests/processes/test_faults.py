@@ -20,10 +20,11 @@ from runs import rows, same_bits, stop_after
 import regimes
 from regimes.config import RunConfig, override, to_toml
 from regimes.errors import ConfigError, RecordError
+from regimes.job import termination
 from regimes.launch import sweep
 from regimes.launch.processes import spawn
 from regimes.records import read_lines
-from regimes.training import checkpoint, loop, state, termination
+from regimes.training import checkpoint, loop, state
 
 ONE = {**os.environ, "OMP_NUM_THREADS": "1"}
 BUCKETS = "bucket_mb=0.02"  # several: gradients leave during backward

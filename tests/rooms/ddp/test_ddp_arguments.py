@@ -27,9 +27,9 @@ from regimes.compression import REGISTRY
 from regimes.cost.cases import cases
 from regimes.errors import ConfigError, RecordError
 from regimes.integrations.shared import HookSettings
+from regimes.job.run_warnings import run_warnings
 from regimes.records import read_lines, unknown_fields
 from regimes.report import page
-from regimes.training.run_warnings import run_warnings
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -14,9 +14,9 @@ import pytest
 
 import regimes
 from regimes.config import RunConfig, override, to_toml
+from regimes.job.termination import Terminated
 from regimes.monitor.reporters import PlainLines
 from regimes.records import read_lines
-from regimes.training.termination import Terminated
 
 SHORT = ["epochs=3", "data.train_size=40", "data.test_size=20", "model.width=2"]
 WORDS = [word for text in SHORT for word in ("--set", text)]

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from regimes import RunConfig, override
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
-from regimes.ddp.job import no_data
 from regimes.errors import ConfigError
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.noise import Spread
+from regimes.job.job import no_data
 from regimes.policies import AdaComm, PastEpoch, PostLocal, policy
 from regimes.policies.schedules import LONGEST, QSR, period_of
 from regimes.training.checks import PlugIns

@@ -31,6 +31,7 @@ from regimes.cost.predict import predict
 from regimes.errors import RecordError
 from regimes.instruments.panel import Readings
 from regimes.job.rows import job_row
+from regimes.job.run_warnings import run_warnings
 from regimes.monitor import watch as watching
 from regimes.monitor.text import headline
 from regimes.plotting import style
@@ -40,7 +41,6 @@ from regimes.records import Record, load, pack, read_lines, summary, unknown_fie
 from regimes.replay.detect import defaults, main, rule
 from regimes.replay.replay import replay
 from regimes.report import content, page
-from regimes.training.run_warnings import run_warnings
 
 torch.set_num_threads(1)
 EPOCHS = 6

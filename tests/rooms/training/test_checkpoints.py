@@ -19,9 +19,9 @@ import regimes
 from regimes.collectives.world import World
 from regimes.config import RunConfig, override, to_dict
 from regimes.errors import ConfigError, RecordError, RegimesError
+from regimes.job.termination import GracefulShutdown
 from regimes.training import checkpoint, loop, state
 from regimes.training.build import Run, prepare
-from regimes.training.termination import GracefulShutdown
 
 
 @pytest.mark.parametrize(

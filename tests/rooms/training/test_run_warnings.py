@@ -9,10 +9,10 @@ import torch
 from configs import smoke as config
 
 import regimes
+from regimes.job.run_warnings import run_warnings
 from regimes.launch.processes import train
 from regimes.monitor.watch import watch
 from regimes.report import page
-from regimes.training.run_warnings import run_warnings
 
 torch.set_num_threads(1)
 ALWAYS = "policy: accordion chose 'low' for everything in all of 4 epochs"

@@ -11,8 +11,8 @@ from functools import partialmethod
 from typing import Any, Protocol, runtime_checkable
 
 from regimes.errors import RecordError
+from regimes.job.termination import Terminated
 from regimes.records import Header, Row
-from regimes.training.termination import Terminated
 
 log = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ from regimes.compression import Compressor
 from regimes.compression.needs import compressor_parts
 from regimes.config import DENSE, Level, Signal
 from regimes.config.bounds import LONGEST, SECONDS
-from regimes.ddp.probe import Probe
 from regimes.errors import ConfigError, is_whole, nearest, require, unexpected
 from regimes.instruments import instruments
 from regimes.instruments.needs import needs_of, policy_parts, signal_parts
+from regimes.job.probe import Probe
 from regimes.policies import Policy
 
 CONSTANT = "constant"  # the name of the only level, where no policy chooses

@@ -21,16 +21,16 @@ from regimes.collectives.claims import Claims
 from regimes.collectives.quorum import JobWorld
 from regimes.collectives.requests import Layer, Traffic
 from regimes.config import Signal
-from regimes.ddp.choices import Choice
-from regimes.ddp.record import JobRecorder, RecordOptions
-from regimes.ddp.schedule import UnitSchedule, described
-from regimes.ddp.units import saved_units
 from regimes.errors import ConfigError, RecordError, RegimesError
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.gradient_norm import NormsGauge
 from regimes.instruments.panel import Panel, Readings, choose
+from regimes.job.choices import Choice
 from regimes.job.header import build_header
+from regimes.job.recorder import JobRecorder, RecordOptions
 from regimes.job.rows import job_row, layer_entries, traffic_columns
+from regimes.job.saved_units import saved_units
+from regimes.job.schedule import UnitSchedule, described
 from regimes.policies.controller import Levels
 from regimes.records import Header, Row, provenance
 

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regimes.collectives.quorum import JobWorld
-from regimes.ddp.record import JobRecorder
-from regimes.ddp.refit import damage_refused, refuse
 from regimes.errors import RegimesError
+from regimes.job.recorder import JobRecorder
+from regimes.job.refit import damage_refused, refuse
 from regimes.records.chain import Sum
 from regimes.records.lines import complete_lines
 
 if TYPE_CHECKING:
-    from regimes.ddp.job import Job
+    from regimes.job.job import Job
 
 FILE = "epochs.jsonl"
 

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from regimes import compression, policies
 from regimes.errors import ConfigError, RecordError, is_whole, require, unexpected
+from regimes.job.reporters import Reporters
 from regimes.records import (
     OWN,
     Header,
@@ -37,7 +38,6 @@ from regimes.records import (
     reporters,
 )
 from regimes.records.schema import FileState
-from regimes.training.reporters import Reporters
 
 LOSSES = ("train_loss", "test_loss")
 REGISTRIES = {"compressor": compression.REGISTRY, "policy": policies.REGISTRY}

@@ -100,4 +100,4 @@ def compare(before: Path, after: Path, on_purpose: dict[str, str]) -> tuple[bool
         return False, f"DIFFERS: {text}"
     if grown:
         return False, f"MORE: {', '.join(grown)}"
-    return True, f"same but: {text}" if found else f"same, {values} values; {spent}"
+    return True, f"same{f' but {text}' if found else ''}, {values} values; {spent}"

@@ -15,6 +15,8 @@ from benchmarks.same_bits.processes import Failed, train
 def main(out: Path, text: Path, names: list[str]) -> None:
     """Leave the folder of each case in ``out``, and a file when it is done: empty, or with what
     went wrong. Several processes may do this in one folder: the first result of a case stays."""
+    if not names:
+        return
     import regimes
     from benchmarks.same_bits.cases import CASES
 

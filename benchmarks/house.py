@@ -46,8 +46,10 @@ class Definition:
         name: qualified by its class: "Hook.state_dict".
         bases: of a class, without their modules.
         methods: of a class, its own.
-        returns: of a function, the annotation.
         kind: "class" or "function".
+        returns: of a function, the annotation.
+        uses: what it calls, and what it assigns to with " =" at the end, as it is written.
+        writes_table: a function in which a table with names stands.
     """
 
     name: str
@@ -56,6 +58,8 @@ class Definition:
     bases: tuple[str, ...] = ()
     methods: frozenset[str] = frozenset()
     returns: str = ""
+    uses: frozenset[str] = frozenset()
+    writes_table: bool = False
 
     @property
     def bare(self) -> str:
@@ -84,16 +88,29 @@ def definitions(modules: dict[str, ast.Module]) -> list[Definition]:
             if isinstance(child, ast.ClassDef):
                 methods = {x.name for x in child.body if isinstance(x, ast.FunctionDef)}
                 bases = tuple(ast.unparse(base).rpartition(".")[2] for base in child.bases)
-                found.append(Definition(name, place, "class", bases, frozenset(methods)))
-                visit(child, path, f"{name}.")
+                more: dict[str, Any] = {"bases": bases, "methods": frozenset(methods)}
             else:
+                tables = [x for x in ast.walk(child) if isinstance(x, ast.Dict) and x.keys]
                 returns = ast.unparse(child.returns) if child.returns else ""
-                found.append(Definition(name, place, "function", returns=returns))
-                visit(child, path, f"{name}.")
+                more = {"returns": returns, "writes_table": bool(tables)}
+            kind = "class" if isinstance(child, ast.ClassDef) else "function"
+            found.append(Definition(name, place, kind, uses=uses(child), **more))
+            visit(child, path, f"{name}.")
 
     for path, module in modules.items():
         visit(module, path, "")
     return found
+
+
+def uses(node: ast.AST) -> frozenset[str]:
+    """See ``Definition``."""
+    found = set()
+    for child in ast.walk(node):
+        if isinstance(child, ast.Call):
+            found.add(ast.unparse(child.func))
+        elif isinstance(child, ast.Assign):
+            found |= {f"{ast.unparse(target)} =" for target in child.targets}
+    return frozenset(found)
 
 
 Rule = Callable[[Sequence[Definition]], list[Definition]]
@@ -127,20 +144,36 @@ def family(*roots: str, suffix: str = "", methods: Sequence[str] = ()) -> Rule:
     return rule
 
 
-def named(*names: str, returns: str = "", once: bool = False) -> Rule:
+def using(*ends: str) -> Rule:
+    """Classes that call, or assign to, what ends so in the text, and what inherits from them."""
+
+    def rule(every: Sequence[Definition]) -> list[Definition]:
+        found = [
+            x.name for x in every if x.kind == "class" and any(u.endswith(ends) for u in x.uses)
+        ]
+        return family(*found)(every)
+
+    return rule
+
+
+def headers(every: Sequence[Definition]) -> list[Definition]:
+    """Functions that write entries of a header themselves, not by `build_header`."""
+    found = named("header", "build_header")(every)
+    own = [x for x in found if x.writes_table and "build_header" not in x.uses]
+    return [x for x in own if x.returns == "Header"]
+
+
+def named(*names: str, rooms: Sequence[str] = (), once: bool = False) -> Rule:
     """Classes and functions of these names, qualified or bare, without underscores before them.
 
     Args:
-        returns: only functions with this annotation.
+        rooms: in which they count; none: in all.
         once: several of one name are one.
     """
 
     def rule(every: Sequence[Definition]) -> list[Definition]:
-        found = [
-            x
-            for x in every
-            if (x.name in names or x.bare in names) and (not returns or x.returns == returns)
-        ]
+        found = [x for x in every if x.name in names or x.bare in names]
+        found = [x for x in found if not rooms or x.place.partition("/")[0] in rooms]
         return list({x.bare: x for x in found}.values()) if once else found
 
     return rule
@@ -148,7 +181,8 @@ def named(*names: str, returns: str = "", once: bool = False) -> Rule:
 
 CONCEPTS: dict[str, Rule] = {
     "worlds": family("World", methods=("mean", "gather")),
-    "exchanges": family("TrainingStep", "Buckets", "Exchange", "ManagedSteps"),
+    # what has layers reduced, or puts other states of the compressors in place
+    "exchanges": using("reducer.reduce", "reducer.states ="),
     "origins of gradients": family(suffix="Gradients"),
     "layouts of saved state": named(
         "SharedState",  # a run's checkpoint
@@ -157,7 +191,7 @@ CONCEPTS: dict[str, Rule] = {
         "ShardedState",  # in the layout of torch.distributed.checkpoint
         "LocalSteps.state_dict",  # of one process of local steps
         "ProcessState",  # in the layout of torch.distributed.checkpoint
-        "HookQuorum.save",  # for a replica that joins
+        *("HookQuorum.save", "Membership.save"),  # for a replica that joins
     ),
     "clocks": family(suffix="Clock"),
     "combination matrices": named(
@@ -166,10 +200,11 @@ CONCEPTS: dict[str, Rule] = {
         "check_vmap",
         "check_local_steps",
         "check_managed",
+        rooms=("training", "ddp", "local"),
         once=True,
     ),
     "as_decided": named("as_decided"),
-    "builders of headers": named("header", returns="Header"),
+    "builders of headers": headers,
 }
 
 

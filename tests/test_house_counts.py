@@ -28,16 +28,25 @@ def attach():
         raise ValueError("none")
     require(True)
 
-def _check_shards(): ...
-def header() -> Header: ...
+def header() -> Header:
+    return {"config": {}}
+def _header() -> Header:
+    return build_header({"more": 1})
 def read_header() -> Header: ...
+class Exchange:
+    def add(self):
+        self.reducer.reduce()
+class Client:
+    def step(self):
+        self.exchange.add()
 """,
+    "training/checks.py": "def _check_shards(): ...\n",
     "records/reader.py": "def load():\n    from regimes.exchange import worlds\n",
 }
 PYPROJECT = """
 [[tool.importlinter.contracts]]
 containers = ["regimes"]
-layers = ["exchange", "records"]
+layers = ["exchange", "training", "records"]
 """
 
 
@@ -62,6 +71,7 @@ def test_what_inherits_is_counted_and_what_is_removed_is_not(tree: Path) -> None
     assert found["clocks"] == ["UnitClock"]
     assert found["combination matrices"] == ["_check_shards"]
     assert found["builders of headers"] == ["header"]
+    assert found["exchanges"] == ["Exchange"]
     path = tree / "regimes/exchange/worlds.py"
     path.write_text(path.read_text().replace("class Group(World): ...", ""))
     assert counted(tree)["worlds"] == ["World", "Answers"]
@@ -70,7 +80,7 @@ def test_what_inherits_is_counted_and_what_is_removed_is_not(tree: Path) -> None
 def test_lines_refusals_and_imports(tree: Path) -> None:
     modules, rooms = house.sources(tree), house.lines_by_room(tree)
     assert rooms["records"] == (4, 2)
-    assert house.seams(rooms) == ["exchange"]
+    assert house.seams(rooms) == ["exchange", "training"]
     assert house.refusals(modules) == ["exchange/worlds.py:14", "exchange/worlds.py:15"]
     (upward,) = house.against_the_order(tree, modules)
     assert upward == "records/reader.py:2 regimes.exchange"

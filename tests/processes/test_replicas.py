@@ -209,6 +209,37 @@ def test_what_was_not_sent_is_kept(address: str, compressor: str) -> None:
 STATIC = {"name": "static", "level": "sent"}
 
 
+def test_a_replica_that_joins_has_all_but_the_residual(address: str) -> None:
+    chosen = {"compressor": "powersgd", "levels": {"sent": 1}, "policy": STATIC}
+    waits, joined = threading.Event(), threading.Event()
+
+    def live(i: int) -> Any:
+        if i:
+            waits.wait(60)
+        with managed(address, f"r{i}") as manager:
+            replica = Replica(manager, i, **chosen)
+            if i:
+                replica.optimizer.zero_grad()  # here it joins
+                state = replica.hook.state_dict()
+                joined.set()
+                return state
+            replica.until(5)
+            state = replica.hook.state_dict()
+            waits.set()
+            while manager.num_participants() < 2 and not joined.is_set():
+                replica.optimizer.zero_grad()
+                time.sleep(0.02)
+            joined.wait(60)
+            return state
+
+    gave, got = together(2, live)
+    assert any(r.any() for r in gave["residuals"].values() if r is not None)
+    assert not any(r.any() for r in got["residuals"].values() if r is not None)
+    assert (got["levels"], got["rows"]) == (gave["levels"], gave["rows"])
+    for name in ("memories", "gauges", "steps", "total"):
+        torch.testing.assert_close(got[name], gave[name], rtol=0, atol=0)
+
+
 def test_a_step_that_does_not_commit_leaves_no_trace(address: str) -> None:
     """Something else in the script reports an error after backward."""
     chosen = {"policy": {"name": "accordion", "interval": 1}, "levels": {"low": 2, "high": 1}}

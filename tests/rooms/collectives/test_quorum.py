@@ -1,0 +1,213 @@
+"""A quorum as a world, with replicas that are threads of this process and no torchft.
+
+Oracle: the simulated world of the replicas that contribute.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from regimes.collectives.quorum import QuorumWorld, StepLost
+from regimes.collectives.world import World
+from regimes.errors import ConfigError
+
+DONE = SimpleNamespace(wait=lambda: None)
+
+
+class Group:
+    """The group of a quorum, as one replica has it.
+
+    Attributes:
+        shared: of all replicas: what was sent in each round, by rank.
+    """
+
+    def __init__(self, count: int, rank: int, shared: SimpleNamespace) -> None:
+        self.count, self.rank, self.shared, self.round = count, rank, shared, 0
+        self.parent = self  # as of torchft's group
+
+    def swap(self, value: Any) -> list[Any]:
+        """What all have sent in this round, which a later abort leaves whole."""
+        shared, self.round = self.shared, self.round + 1
+        with shared.condition:
+            sent = shared.rounds.setdefault(self.round, {})
+            sent[self.rank] = value
+            shared.condition.notify_all()
+            shared.condition.wait_for(lambda: len(sent) == self.count or shared.aborted)
+            if len(sent) < self.count:
+                raise RuntimeError("Connection closed by peer")
+            return [sent[i] for i in range(self.count)]
+
+    def allgather(self, rows: list[list[Tensor]], own: list[Tensor], _: Any) -> Any:
+        for row, value in zip(rows[0], self.swap(own[0].clone()), strict=True):
+            row.copy_(value)
+        return DONE
+
+    def allreduce(self, own: list[Tensor], _: Any) -> Any:
+        own[0].copy_(torch.stack(self.swap(own[0].clone())).sum(0))
+        return DONE
+
+    def alltoall_base(self, out: Tensor, own: Tensor, *sizes: Any) -> Any:
+        sent = self.swap(own.clone().split(sizes[1]))
+        parts = [part[self.rank] for part in sent if len(part) > self.rank]
+        out.copy_(torch.cat(parts))
+        return DONE
+
+    def abort(self) -> None:
+        with self.shared.condition:
+            self.shared.aborted = True
+            self.shared.condition.notify_all()
+
+
+class Quorum(QuorumWorld):
+    group: Any = SimpleNamespace(getBackendName=lambda: "gloo")
+
+    def _group(self) -> Any:
+        return self.group
+
+
+class Manager:
+    """What a world reads of a manager."""
+
+    def __init__(self, count: int, rank: int) -> None:
+        self.count, self.rank, self.error = count, rank, None
+
+    def start_quorum(self) -> None: ...
+    def should_commit(self) -> None: ...
+
+    def num_participants(self) -> int:
+        return self.count
+
+    def participating_rank(self) -> int:
+        return self.rank
+
+    def is_participating(self) -> bool:
+        return True
+
+    def current_step(self) -> int:
+        return 0
+
+    def report_error(self, error: Exception) -> None:
+        self.error = SimpleNamespace(original_exception=error)
+
+    def errored(self) -> Any:
+        return self.error
+
+
+def replicas(count: int) -> list[Quorum]:
+    return [Quorum(Manager(count, i), torch.device("cpu")) for i in range(count)]
+
+
+def together(worlds: list[Quorum], act: Callable[[int, Quorum], Any]) -> list[Any]:
+    """A step of all: what each returns, or the error that it raises."""
+    shared = SimpleNamespace(condition=threading.Condition(), rounds={}, aborted=False)
+    ends = [None] * len(worlds)
+
+    def run(i: int) -> None:
+        worlds[i].group = Group(len(worlds), i, shared)
+        worlds[i].manager.count, worlds[i].manager.rank = len(worlds), i
+        worlds[i].manager.error = None
+        try:
+            worlds[i].enter()
+            ends[i] = act(i, worlds[i])
+        except (ConfigError, StepLost) as error:
+            ends[i] = error
+
+    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(worlds))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return ends
+
+
+@pytest.mark.parametrize("kind", ["mean", "gather", "exchange"])
+@pytest.mark.parametrize("idle", [None, 0, 1])
+def test_collectives_are_those_of_the_replicas_that_contribute(kind: str, idle: int | None) -> None:
+    """Another one takes part in them and contributes nothing."""
+    there = [i for i in range(3) if i != idle]
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(len(there), 2), (len(there), 1, 3), (len(there),)]
+    types = [torch.float32, torch.float64, torch.float32]
+    given = [
+        [torch.randn(1, *s, generator=generator).to(t) for s, t in zip(shapes, types, strict=True)]
+        for _ in range(3)
+    ]
+
+    def act(i: int, world: Quorum) -> Any:
+        world.meet(0.0, moved=i != idle)
+        assert world.workers == len(there)
+        return getattr(world, kind)(given[i])
+
+    ends = together(replicas(3), act)
+    stacked = [torch.cat(rows) for rows in zip(*(given[i] for i in there), strict=True)]
+    expected = getattr(World(len(there)), kind)(stacked)
+    for place, i in enumerate(there):
+        for found, one in zip(ends[i], expected, strict=True):
+            mine = one[place : place + 1] if kind == "exchange" else one
+            torch.testing.assert_close(found, mine, rtol=1e-6, atol=1e-6)
+    if idle is not None and kind != "exchange":  # it hears what the others have sent
+        for found, one in zip(ends[idle], expected, strict=True):
+            torch.testing.assert_close(found, one, rtol=1e-6, atol=1e-6)
+
+
+def test_all_meet_where_one_has_joined_or_left_or_wants_it() -> None:
+    """And otherwise none; afterwards all know who has come and gone, and with which residual."""
+    worlds = replicas(3)
+
+    def step(present: list[int], wants: int | None = None) -> list[bool]:
+        def act(i: int, world: Quorum) -> bool:
+            met = world.must_meet(present[i] == wants)
+            if met:
+                world.meet(float(present[i]))
+            return met
+
+        return together([worlds[i] for i in present], act)
+
+    names = [world.name for world in worlds]
+    assert step([0, 1]) == [True, True]
+    assert step([0, 1]) == [False, False]
+    assert step([0, 1], wants=1) == [True, True]
+    assert step([0, 2]) == [True, True]  # as many, but one is another
+    assert step([0]) == [True]
+    assert step([0]) == [False]
+    gone = [[one["replica"] for one in change["left"]] for change in worlds[0].changes]
+    assert gone == [[], [names[1]], [names[2]]]
+    assert [change["joined"] for change in worlds[0].changes] == [[], [names[2]], []]
+    assert worlds[0].changes[2]["left"][0]["residual"] == 2.0
+    worlds[1].heal(worlds[0].members, dropped=0.0)
+    assert step([0, 1]) == [True, True]
+    worlds[1].heal(worlds[0].members, dropped=7.0)  # it has missed a step
+    assert step([0, 1]) == [True, True]
+    assert worlds[0].changes[-1]["joined"] == [names[1]]
+    assert worlds[0].changes[-1]["left"] == [{"replica": names[1], "residual": 7.0}]
+    assert [change["replicas"] for change in worlds[0].changes] == [2, 2, 1, 2, 2]
+
+
+def test_one_that_joins_with_other_facts_ends_alone() -> None:
+    worlds = replicas(3)
+    assert together(worlds[:2], lambda i, world: world.meet(0.0, seed=0)) == [None, None]
+    ends = together(worlds, lambda i, world: world.meet(0.0, seed=int(i == 2)))
+    assert [type(end) for end in ends] == [StepLost, StepLost, ConfigError]
+    assert "seed = 1" in str(ends[2])
+
+
+def test_a_collective_that_fails_ends_the_step_on_all() -> None:
+    """The others do not wait for a replica that has given up."""
+
+    def act(i: int, world: Quorum) -> Any:
+        if i == 1:
+            world.give_up("it has")
+        return world.mean([torch.ones(1, 2)])
+
+    worlds = replicas(3)
+    assert [type(end) for end in together(worlds, act)] == [StepLost] * 3
+    assert all(world.manager.errored() is not None for world in worlds)
+    for found in together(worlds, lambda i, world: world.mean([torch.full((1, 2), float(i))])):
+        assert torch.equal(found[0], torch.ones(2))

@@ -96,7 +96,7 @@ def test_simulate_computes_what_the_compressor_says(folder: Path) -> None:
         net.load_state_dict(plug_ins.naive(steps[: done + 1]))
         loss = torch.nn.functional.cross_entropy(net(inputs), targets).item()
         assert math.isclose(row["test_loss"], loss, rel_tol=1e-12)
-        moved = (before[name] - p.detach() for name, p in net.named_parameters())
+        moved = [before[name] - p.detach() for name, p in net.named_parameters()]
         before = plug_ins.weights(net)
         largest = max(float(x.abs().max()) / RATE for x in moved)
         assert math.isclose(row["model"]["largest"], largest, rel_tol=1e-9)

@@ -145,7 +145,8 @@ def session(
             if one_at_a_time:
                 wait_for(fleet, fleet.lives[name], name)
         wait_for(fleet, fleet.lives[name], name)
-        (out / "stop").write_text(str(last_step(fleet) + 2 * UNIT))
+        (out / "stops").write_text(str(last_step(fleet) + 2 * UNIT))
+        (out / "stops").rename(out / "stop")  # whole, when a replica reads it
         codes = fleet.join(300)
     about = {"kind": kind, "kills": kills, "seed": seed, "one at a time": one_at_a_time}
     return about | judged(fleet, out, died, codes)

@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.same_bits import ROOT, unpack
+from benchmarks.trees import ROOT, unpack
 from regimes.records import write_output
 from regimes.records.provenance import commit, processor
 

@@ -16,19 +16,17 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from collections.abc import Iterable
 from fnmatch import fnmatch
 from importlib import metadata
-from io import BytesIO
 from pathlib import Path
 
 from benchmarks.same_bits.cases import CASES
 from benchmarks.same_bits.compare import compare
+from benchmarks.trees import ROOT, unpack
 
-ROOT = Path(__file__).parents[2]
 PACKAGE = Path(__file__).parent
 BASE = "62ffe26"  # the commit that the present tree is compared with
 ON_PURPOSE: dict[str, str] = {  # field, dotted -> why it differs from the base
@@ -37,13 +35,9 @@ ON_PURPOSE: dict[str, str] = {  # field, dotted -> why it differs from the base
 }
 
 
-def unpack(commit: str, place: Path) -> None:
+def unpack_with_cases(commit: str, place: Path) -> None:
     """The tree of a commit, with these cases in place of its own."""
-    done = subprocess.run(
-        ["git", "-C", str(ROOT), "archive", commit], capture_output=True, check=True
-    )
-    with tarfile.open(fileobj=BytesIO(done.stdout)) as archive:
-        archive.extractall(place, filter="data")
+    unpack(commit, place)
     there = place / PACKAGE.relative_to(ROOT)
     there.with_suffix(".py").unlink(missing_ok=True)
     shutil.rmtree(there, ignore_errors=True)
@@ -122,7 +116,7 @@ def main() -> None:
         place = Path(scratch)
         before = kept(given.keep.resolve(), given.base) if given.keep else place
         outs = before / "base", place / "present"
-        unpack(given.base, place / "tree")
+        unpack_with_cases(given.base, place / "tree")
         text = write_text(before / "text")
         done = {file: file.read_text() for file in outs[0].glob("*.done")}
         for file in (file for file, error in done.items() if error):

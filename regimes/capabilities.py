@@ -280,7 +280,7 @@ BRANCH = Mode("in a branch", {NEW_START: "a branch shares it with its trunk"})
 PULSE = Mode(
     "in a branch with a length", {OWN_LENGTH: "a pulse ends as its trunk does, and shares it"}
 )
-TUNING = Mode("in tune", {TRUNK_STATE: "its trials start anew: tune the trunk"})
+TUNING = Mode("in tune", {TRUNK_STATE: "its trials start anew: tune its trunk"})
 ON_CPU = Mode("on a CPU", {CAPTURED_STEPS: "there is nothing to launch"})
 COMPILED = Mode("with compile", {CAPTURED_STEPS: "torch decides there what is captured"})
 RANDOM_MODEL = Mode(

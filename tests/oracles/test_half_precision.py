@@ -23,6 +23,7 @@ from regimes.compression.reducer import Reducer
 from regimes.config import RunConfig, override
 from regimes.cost.cases import cases
 from regimes.errors import ConfigError
+from regimes.exchange.exchange import Exchange
 from regimes.training import build
 
 HALVES = ["bfloat16", "float16"]
@@ -84,8 +85,8 @@ def test_compression_is_in_float32(name: str) -> None:
                 if isinstance(one, PowerState):
                     one.q = torch.eye(level, one_width(one.key[1], parts.layers))
                     other.q = one.q.double()
-        ours, _ = half.step(gradients.layers, levels, losses, gradients.stack)
-        theirs, _ = exact.step(wide, levels, losses.double(), gradients.stack.double())
+        ours, _ = Exchange(half).step(gradients.layers, levels, losses, gradients.stack)
+        theirs, _ = Exchange(exact).step(wide, levels, losses.double(), gradients.stack.double())
         for one, other in zip(ours, theirs, strict=True):
             torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-5)
         for one, other in zip(half.residuals(), exact.residuals(), strict=True):

@@ -1,6 +1,6 @@
 """A step of each kind of training with the code of a commit and of the present tree, in turns.
 
-    python -m benchmarks.turns 62ffe26   # six minutes; leaves benchmarks/turns.md
+    python -m benchmarks.turns 62ffe26   # 20 minutes; leaves benchmarks/turns.md after each turn
 
 Each version trains in processes of its own, with its own code, by public names alone; both take
 turns, so that a busy machine hits them alike. CPU time of all processes together, on one core with
@@ -169,24 +169,29 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="regimes-") as scratch:
         tree = Path(scratch, "base")
         unpack(given.base, tree)
-        for _ in range(TURNS):
+        for turn in range(TURNS):
             for name in given.only:
                 processes, script = KINDS[name]
                 for place, where in enumerate((tree, ROOT)):
                     taken[name][place].append(measure(where, processes, script))
-    lines = ["# Turns", "", f"`python -m benchmarks.turns {given.base}`", ""]
-    lines += [f"{processor()}, one core, {TURNS} turns. The present tree is {commit()}.", ""]
-    lines += [(__doc__ or "").split("\n\n", 2)[2].strip(), ""]
-    lines += [f"| a step of | {given.base}, ms | present, ms | ratio | 95 % |"]
-    lines += ["|---|---:|---:|---:|---|"]
-    for name, (base, present) in taken.items():
-        ratio, low, high = interval(base, present)
-        before, after = statistics.median(base), statistics.median(present)
-        within = f"{low:.3f} to {high:.3f}"
-        lines.append(f"| {name} | {before:.2f} | {after:.2f} | {ratio:.3f} | {within} |")
-    text = "\n".join([*lines, ""])
+            text = page(given.base, turn + 1, taken)
+            write_output(Path(__file__).with_suffix(".md"), text)
     print(text)
-    write_output(Path(__file__).with_suffix(".md"), text)
+
+
+def page(base: str, turns: int, taken: dict[str, tuple[list[float], list[float]]]) -> str:
+    """A row for each kind of step, from the turns so far."""
+    lines = ["# Turns", "", f"`python -m benchmarks.turns {base}`", ""]
+    lines += [f"{processor()}, one core, {turns} turns. The present tree is {commit()}.", ""]
+    lines += [(__doc__ or "").split("\n\n", 2)[2].strip(), ""]
+    lines += [f"| a step of | {base}, ms | present, ms | ratio | 95 % |"]
+    lines += ["|---|---:|---:|---:|---|"]
+    for name, (before, after) in taken.items():
+        ratio, low, high = interval(before, after)
+        medians = [f"{statistics.median(x):.2f}" for x in (before, after)]
+        within = f"{low:.3f} to {high:.3f}"
+        lines.append(f"| {name} | {' | '.join(medians)} | {ratio:.3f} | {within} |")
+    return "\n".join([*lines, ""])
 
 
 if __name__ == "__main__":

@@ -11,16 +11,13 @@ interval by the bootstrap over turns.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.trees import ROOT, unpack
+from benchmarks.trees import ROOT, run_script, unpack
 from regimes.records import write_output
 from regimes.records.provenance import commit, processor
 
@@ -126,23 +123,7 @@ KINDS: dict[str, tuple[int, str]] = {  # name -> (processes, script)
 
 def measure(tree: Path, processes: int, script: str) -> float:
     """Milliseconds of a step of all processes together."""
-    env = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
-    env.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    code = COMMON + script + DONE
-    with tempfile.TemporaryDirectory() as meeting:
-        words = [str(processes), meeting, str(STEPS)]
-        started = [
-            subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-P", "-c", code, str(place), *words],
-                env=env,
-                cwd=tree,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for place in range(processes)
-        ]
-        said = [process.communicate(timeout=300)[0] for process in started]
-    return 1e3 * sum(json.loads(answer.splitlines()[-1]) for answer in said)
+    return 1e3 * sum(run_script(tree, processes, COMMON + script + DONE, [str(STEPS)]))
 
 
 def interval(base: list[float], present: list[float]) -> tuple[float, float, float]:

@@ -10,16 +10,13 @@ step after memory as large as the caches has been written. Ratios are of medians
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.trees import ROOT, unpack
+from benchmarks.trees import ROOT, run_script, unpack
 from regimes.records import write_output
 from regimes.records.provenance import commit, processor
 
@@ -56,20 +53,7 @@ print(json.dumps({rank: statistics.median(x[1:]) for rank, x in taken.items()}))
 
 def measure(tree: Path, workers: int) -> dict[int, float]:
     """Milliseconds of a step of all processes together, by rank."""
-    env = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
-    with tempfile.TemporaryDirectory() as meeting:
-        words = [str(workers), meeting, str(STEPS), *map(str, RANKS)]
-        started = [
-            subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-P", "-c", CHILD, str(place), *words],
-                env=env,
-                cwd=tree,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for place in range(workers)
-        ]
-        answers = [json.loads(process.communicate(timeout=300)[0]) for process in started]
+    answers = run_script(tree, workers, CHILD, [str(STEPS), *map(str, RANKS)])
     return {rank: 1e3 * sum(answer[str(rank)] for answer in answers) for rank in RANKS}
 
 

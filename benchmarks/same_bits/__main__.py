@@ -4,8 +4,8 @@ code of a commit and with the present tree, and compare.
 A rebuilt house must not change a number. What changes on purpose moves ``BASE``, or its fields are
 listed in ``ON_PURPOSE`` with the reason. The exit code is 1 if a number differs that is not listed,
 if a step launches more operators or collectives than the base's, or if it holds or takes more than
-1.01 times its memory. About 8 minutes on two idle cores, ``--quick`` about one; ``--keep`` halves
-the work of later calls.
+1.01 times its memory. On two idle cores of an Intel Xeon ``--quick`` took 17 s, and all cases
+155 s where ``--keep`` had the results of the base.
 """
 
 from __future__ import annotations

@@ -52,6 +52,7 @@ class Reducer:
     ) -> None:
         self.layers, self.world = list(layers), world
         self.compressors = [compressor if layer.compressed else Dense() for layer in layers]
+        self._takes_buckets = any(c.takes_bucket for c in self.compressors)
         self.reads_rates = any(c.reads_rate for c in self.compressors)
         self.traffic_check = TrafficCheck(self.compressors, self.layers, world)
         first = world.hosted[0]
@@ -123,7 +124,7 @@ class Reducer:
         """The layers of a bucket that one program reduces: of a compressor that ``takes_bucket``,
         at the level of the first of them."""
         found: list[int] = []
-        for i in bucket:
+        for i in bucket if self._takes_buckets else ():
             if i == NO_LAYER or not self.compressors[i].takes_bucket or levels[i] == DENSE:
                 continue
             first = found[0] if found else i

@@ -112,7 +112,7 @@ class Transfer:
 
 
 class Listener:
-    """What the owner of a written exchange is asked and told, in the thread that exchanges."""
+    """What a written exchange asks its owner, and reports to it, in the thread that exchanges."""
 
     def scale(self) -> float:
         """What the loss is multiplied by; asked at a step's first bucket."""
@@ -160,7 +160,7 @@ class Exchange:
         """
         Args:
             background: exchange in a thread, and on a GPU in a stream, of its own there.
-            written: updates are written over the rows; whom to ask and tell.
+            written: updates are written over the rows; the owner that is asked and gets reports.
         """
         self.reducer, self.world = reducer, reducer.world
         self.buckets = buckets or [range(NO_LAYER, len(reducer.layers))]
@@ -181,13 +181,12 @@ class Exchange:
         self.transfer = Transfer(levels, list(self.buckets))
         return self.transfer
 
-    def add(self, rows: Mapping[int, Tensor], transfer: Transfer | None = None) -> None:
+    def add(self, rows: Mapping[int, Tensor]) -> None:
         """These layers are complete in the current stream, ``[rows, *shape]`` each. Where a thread
         exchanges, a bucket that is complete leaves at once. In any thread."""
-        transfer = self.transfer if transfer is None else transfer
-        assert transfer is not None
-        transfer.rows.update(rows)
-        self._complete(transfer, rows)
+        assert self.transfer is not None
+        self.transfer.rows.update(rows)
+        self._complete(self.transfer, rows)
 
     def _complete(self, transfer: Transfer, layers: Iterable[int]) -> None:
         if self.background is not None:
@@ -325,8 +324,8 @@ class Exchange:
             self._exchange(transfer, transfer.left.pop(0))
 
     def _exchange(self, transfer: Transfer, bucket: Sequence[int]) -> None:
-        """One bucket. After an error the owner is told, because DDP's first pass of a static graph
-        waits for its results before ``finish`` can raise it."""
+        """One bucket. After an error it reports to the owner, because DDP's first pass of a static
+        graph waits for the results before ``finish`` can raise it."""
         if transfer.lost:
             return
         try:

@@ -1,6 +1,6 @@
 """The page of a campaign's lines, and the seconds that the next one plans with.
 
-python -m benchmarks.gpu.report benchmarks/gpu/h100.jsonl --estimates
+python -m benchmarks.gpu.report benchmarks/gpu/h200.jsonl --estimates
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ on one batch that stays on the device, without data, augmentation or record; DDP
 process over NCCL. *Ratio* is to the plain loop of the same network. Ours is the whole trainer, in
 which each worker has BatchNorm statistics of its own; with TopK, 4 bits and the GPT each also has a
 pass of its own, where the plain loop has one of four times the batch."""
+FINDINGS = "../../docs/findings/paper.md#the-papers-network-and-data-in-a-fifteenth-of-its-epochs"
 HEAD = (
     "| row | ms | host ms | kernels | waits | MiB | ratio |",
     "|---|---:|---:|---:|---:|---:|---:|",
@@ -100,7 +101,7 @@ def setting_section(lines: Lines, runs: dict[str, dict[str, Any]]) -> str:
     text = (
         f"## ResNet-18 on all of CIFAR-10 (`regimes ablate {GRID}`)\n\n"
         f"Predicted before: {prediction}. Accuracy is the mean of the last three evaluations, of "
-        "one run a row: an interval needs more seeds.\n\n"
+        f"one run a row; [the findings]({FINDINGS}) have all seeds, with intervals.\n\n"
         "| schedule | seed | epochs | accuracy % | M floats |\n|---|---:|---:|---:|---:|"
     )
     for name, row in runs.items():

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pandas as pd
 
+from regimes.detectors import NormChange
+from regimes.plotting.groups import compressed
 from regimes.replay.detect import bench
 
 from ...detection import agreement, unforced
@@ -100,3 +104,22 @@ def rule_agreement(source: str, a: str, b: str) -> Interval:
     _, rows = figure3.agreement([*records(source)], 3, 0.5)
     row = row_of(rows, a=a, b=b)
     return Interval(row["kappa"], row["kappa_low"], row["kappa_high"])
+
+
+@number
+def low_from_start(source: str, arm: str, interval: int) -> int:
+    """For how many epochs from the start the paper's rule, replayed on the norms of an arm's runs,
+    sends low compression in every compressed layer; of the run in which it departs first. Up to
+    there a run by this rule is one of ``arm``, if that sends low throughout."""
+    rule = NormChange(interval=interval)
+    counts = []
+    for run in records(source):
+        if run.name == arm:
+            norms = run.layers.pivot(index="epoch", columns="layer", values=run.statistic)
+            for layer in compressed(run):
+                values = norms[layer["name"]].to_list()
+                epochs = range(len(values) - 1)  # a verdict decides the next one
+                verdicts = (rule(values[: epoch + 1]).critical for epoch in epochs)
+                kept = itertools.takewhile(lambda critical: critical is not False, verdicts)
+                counts.append(1 + sum(1 for _ in kept))
+    return min(counts)

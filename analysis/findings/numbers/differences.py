@@ -31,6 +31,33 @@ def effect(source: str, a: str, b: str) -> Interval:
 
 
 @number
+def effect_in_epoch(source: str, a: str, b: str, epoch: int) -> Interval:
+    """As `effect`, of the metric in one epoch (from 0)."""
+    runs = [run for run in records(source) if run.name in (a, b)]
+    rows = [
+        {"name": run.name, "seed": run.seed, "metric": float(run.epochs["metric"][epoch])}
+        for run in runs
+    ]
+    factor = compare.tested_by(runs[0]).factor
+    differences = compare.paired_differences(pd.DataFrame(rows), a, b, "metric")
+    return mean_of([factor * x for x in differences])
+
+
+@number
+def effect_by_seed(source: str, a: str, b: str) -> list[float]:
+    """The differences that `effect` is the mean of, in the order of their seeds."""
+    return minus(a, b)(records(source))
+
+
+@number
+def floats_of(source: str, a: str, b: str) -> float:
+    """What ``a`` sends in a run, divided by what ``b`` sends, mean over their common seeds."""
+    sent = {(run.name, run.seed): float(run.epochs["floats"].sum()) for run in records(source)}
+    seeds = [seed for name, seed in sent if name == a and (b, seed) in sent]
+    return fmean(sent[a, seed] / sent[b, seed] for seed in seeds)
+
+
+@number
 def difference_of_differences(source: str, a: str, b: str, c: str, d: str) -> Interval:
     """(a - b) - (c - d), paired over seeds."""
     both = (minus(one, other)(pooled(source, one, other)) for one, other in ((a, b), (c, d)))
@@ -75,6 +102,12 @@ def run_count(source: str) -> int:
     """Runs of an archive."""
     with unpacked(record_read(f"{source}.tar.xz")) as folder:
         return len(find(folder))
+
+
+@number
+def runs_of_code(source: str, digest: str) -> int:
+    """Runs of an archive by code whose digest begins so."""
+    return sum(str(run.header["code"]["digest"]).startswith(digest) for run in records(source))
 
 
 @number

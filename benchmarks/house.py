@@ -163,6 +163,24 @@ def headers(every: Sequence[Definition]) -> list[Definition]:
     return [x for x in own if x.returns == "Header"]
 
 
+def layouts(every: Sequence[Definition]) -> list[Definition]:
+    """Writers of saved states that lay it out themselves, and one of those that do it with the
+    functions of `regimes.job.state`."""
+    found = named(
+        "SharedState",  # a run's checkpoint
+        "StateCodec.save",  # of one process of a hook
+        "StateCodec.collect",  # of all processes, in one file
+        "ShardedState",  # in the layout of torch.distributed.checkpoint
+        "LocalSteps.state_dict",  # of one process of local steps
+        "ProcessState",  # in the layout of torch.distributed.checkpoint
+        *("HookQuorum.save", "Membership.save"),  # for a replica that joins
+    )(every)
+    common = [x for x in found if x.uses & {"by_layer", "joined", "own_part", "packed"}]
+    if not any("by_layer" in x.uses for x in every):  # a tree without one layout
+        return found
+    return [x for x in found if x not in common] + common[:1]
+
+
 def named(*names: str, rooms: Sequence[str] = (), once: bool = False) -> Rule:
     """Classes and functions of these names, qualified or bare, without underscores before them.
 
@@ -184,15 +202,7 @@ CONCEPTS: dict[str, Rule] = {
     # what has layers reduced, or puts other states of the compressors in place
     "exchanges": using("reducer.reduce", "reducer.states ="),
     "origins of gradients": family(suffix="Gradients"),
-    "layouts of saved state": named(
-        "SharedState",  # a run's checkpoint
-        "StateCodec.save",  # of one process of a hook
-        "StateCodec.collect",  # of all processes, in one file
-        "ShardedState",  # in the layout of torch.distributed.checkpoint
-        "LocalSteps.state_dict",  # of one process of local steps
-        "ProcessState",  # in the layout of torch.distributed.checkpoint
-        *("HookQuorum.save", "Membership.save"),  # for a replica that joins
-    ),
+    "layouts of saved state": layouts,
     "clocks": family(suffix="Clock"),
     "combination matrices": named(
         "check_graphs",

@@ -224,10 +224,10 @@ def same(a: Path, b: Path) -> bool:
 
     if (a / "epochs.jsonl").read_bytes() != (b / "epochs.jsonl").read_bytes():
         return False
-    found = [checkpoint.load(folder) or (0, []) for folder in (a, b)]
-    ours, theirs = (
-        next(f["shared"] for f in files if "shared" in f)["model"] for _, files in found
-    )
+    found = [checkpoint.load(folder) for folder in (a, b)]
+    if None in found:
+        return False
+    ours, theirs = (state["model"] for _, state in filter(None, found))
     return all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
 
 

@@ -59,7 +59,9 @@ def of_run(folder: Path) -> dict[str, Any]:
     loaded = checkpoint.load(folder)
     if loaded is None:
         raise ValueError(f"no checkpoint in {folder}")
-    files = loaded[1]
+    if isinstance(loaded[1], dict):
+        return of_one_state(loaded[1])
+    files = loaded[1]  # up to version 0.3
     shared = next(file["shared"] for file in files if "shared" in file)
     found: dict[str, Any] = {
         "model": shared["model"],
@@ -80,6 +82,37 @@ def of_run(folder: Path) -> dict[str, Any]:
     return found
 
 
+def of_one_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of all processes of a run (``regimes.job.state``)."""
+    parts = state["parts"]
+    found: dict[str, Any] = {
+        "model": state["model"],
+        "optimizer": state["optimizer"],
+        "memory": column(state, "memory"),
+        "residual": by_worker(parts, [column(part, "residual") for part in parts]),
+    }
+    for part in parts:
+        for worker, own in zip(part["workers"], part.get("replicas", []), strict=False):
+            found[f"worker {worker}"] = dict(own)
+        for worker, own in zip(part["workers"], part.get("hidden", []), strict=False):
+            found[f"hidden {worker}"] = own
+        moved = part.get("outer", {}).get("movements", [])
+        for worker, own in zip(part["workers"], moved, strict=False):
+            found[f"worker {worker}"]["movements"] = own
+    if outer := state.get("outer"):
+        left = {key: value for key, value in outer.items() if key != "layers"}
+        between = any(f["since"] or f["left"] is not None for f in outer["fragments"])
+        found["outer"] = {**left, "memories": column(outer, "memory"), "since": int(between)}
+        owed = [column(part["outer"], "residual") for part in parts]
+        found["outer residual"] = by_worker(parts, owed)
+    return found
+
+
+def column(place: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """One entry of each layer."""
+    return {name: layer[key] for name, layer in place["layers"].items()}
+
+
 def by_worker(
     files: Sequence[Mapping[str, Any]], parts: Sequence[Mapping[str, Any]]
 ) -> dict[str, dict[str, Tensor]]:
@@ -97,10 +130,18 @@ def by_worker(
 
 def of_job(saved: Mapping[str, Any]) -> dict[str, Any]:
     """The state of a hook or of local steps, as its ``state_dict`` gives it."""
-    found = {
-        "memory": saved["memories"],
-        "residual": saved["residuals"],
-    }
+    if "parts" in saved:
+        (part,) = saved["parts"]
+        outer = saved.get("outer")
+        place = (saved, part) if outer is None else (outer, part["outer"])
+        found = {"memory": column(place[0], "memory"), "residual": column(place[1], "residual")}
+        if outer is not None:
+            synced = [layer["synced"] for layer in saved["layers"].values()]
+            found["common"] = [*synced, *saved["buffers"]]
+            found |= {"outer": outer["optimizer"], "fragments": outer["fragments"]}
+            found["movements"] = part["outer"]["movements"]
+        return found
+    found = {"memory": saved["memories"], "residual": saved["residuals"]}
     for name in ("common", "outer", "fragments", "movements"):  # of local steps
         if name in saved:
             found[name] = saved[name]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from regimes.compression.base import restarted
 from regimes.job.refit import refuse, several
+from regimes.job.state import State, by_layer, column, own_part, shapes, with_column
 
 if TYPE_CHECKING:
     from regimes.ddp.steps import HookSteps
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def changed(
-    state: dict[str, Any], here: dict[str, Any], job: Job, chosen: Choice, hook_steps: HookSteps
-) -> dict[str, Any]:
+    state: State, here: dict[str, Any], job: Job, chosen: Choice, hook_steps: HookSteps
+) -> State:
     """A saved state as this hook continues it, which has another policy, level or compressor.
 
     Args:
@@ -32,8 +33,9 @@ def changed(
     steps, rows = state["steps"][0], state["rows"]
     if steps and not job.schedule.is_over(steps):
         refuse(f"it was saved after {steps} steps of a unit; branch where a unit has just ended")
-    if state["shapes"] != here["shapes"]:
-        odd = sorted(state["shapes"].keys() ^ here["shapes"].keys())
+    saved, own = column(state["layers"], "shape"), own_part(state)
+    if saved != (mine := shapes(job.layers)):
+        odd = sorted(saved.keys() ^ mine.keys())
         refuse(f"branch and trunk must train the same layers, one has frozen {several(odd)}")
     if (rows or steps) and (unread := sorted(job.panel.gauges.keys() - state["gauges"].keys())):
         refuse(f"the policy reads {', '.join(unread)}, which the trunk's policy did not read")
@@ -42,7 +44,8 @@ def changed(
     for name in gauges.keys() & state["gauges"].keys():
         if same_values or name != "error":  # that of the levels
             gauges[name] = state["gauges"][name]
-    memories, residuals = state["memories"], state["residuals"]
+    memories = column(state["layers"], "memory")
+    residuals = column(own["layers"], "residual")
     kind = type(chosen.compressor).__qualname__
     if state["compressor"].partition("(")[0] != kind:
         memories = restarted(memories, hook_steps.reducer.state_dict()[0])
@@ -56,5 +59,7 @@ def changed(
             "its residuals are movements of the weights, and the learning rate makes gradients of "
             "them: attach with optimizer=optimizer"
         )
-    parts = {"memories": memories, "residuals": residuals, "gauges": gauges}
-    return state | parts | {"branched": len(rows) + bool(steps)}
+    layers = with_column(state["layers"], "memory", memories)
+    parts = [{**own, "layers": by_layer(residual=residuals)}]
+    branched = len(rows) + bool(steps)
+    return state | {"layers": layers, "parts": parts, "gauges": gauges, "branched": branched}

@@ -40,6 +40,8 @@ from regimes.job.refit import damage_refused
 from regimes.job.run_warnings import run_warnings
 from regimes.job.saved_units import with_all_units
 from regimes.job.schedule import UnitSchedule
+from regimes.job.state import State, column
+from regimes.job.upgrade import upgraded
 from regimes.policies import Decision
 from regimes.policies.controller import Controller, Levels
 from regimes.policies.history import level_costs
@@ -198,11 +200,13 @@ class Hook(Job):
                 of another compressor or policy; with it, see there.
         """
         self.world.guard.enter("load_state_dict()")
+        with damage_refused():
+            state = upgraded(saved)
         if self.membership is not None:
-            saved = self.membership.as_mine(saved)
+            state = self.membership.as_mine(state)
         else:
-            saved = with_all_units(saved, self.world, self.recorder)
-        self._continue(self._codec.fit(saved, branch))
+            state = with_all_units(state, self.world, self.recorder)
+        self._continue(self._codec.fit(state, branch))
 
     def full_state_dict(self) -> dict[str, Any] | None:
         """The states of all processes in one, on process 0 (None on the others), from which any
@@ -381,13 +385,14 @@ class Hook(Job):
             warnings.warn(fitted.warning, stacklevel=3)
         self.continued, self.record_opened = True, False
 
-    def _restore(self, fitted: dict[str, Any]) -> None:
+    def _restore(self, fitted: State) -> None:
         self._codec.restore(fitted)
         self.branched, self._seen = fitted["branched"], []
         if self.branched == len(self.rows):
             self._decide()
             return
-        names = [fitted["levels"][layer.name] for layer in self.layers]
+        levels = column(fitted["layers"], "level")
+        names = [levels[layer.name] for layer in self.layers]
         decided = self.controller.decide(self._past())
         if self.branched is not None and self.branched > len(self.rows):
             decided = Levels(names, [None] * len(names), {})  # not this policy's

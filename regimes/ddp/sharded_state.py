@@ -1,8 +1,9 @@
 """The state of a hook on a sharded model, for ``torch.distributed.checkpoint`` (DCP).
 
-What differs between processes is saved as sharded tensors, which DCP divides anew where the number
-of shards has changed: an island's residuals, and the norm's sums, which all islands have alike. All
-else is saved as bytes, those of process 0: the record's pending rows are there.
+It is the state of ``job.state`` with its large parts as sharded tensors, which DCP divides anew
+where the number of shards has changed: an island's residuals, and the norm's sums, which all
+islands have alike. All else is saved as bytes, those of process 0, with a part for each shard of
+the first island: the record's pending rows are there.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from regimes.collectives.requests import Layer
 from regimes.compression.base import restarted
 from regimes.ddp.sharded import ShardedGradients
 from regimes.errors import ConfigError
-from regimes.job.refit import damage_refused, refuse, residual_of
+from regimes.job.refit import damage_refused, refuse
+from regimes.job.residuals import Residuals, residuals_for
+from regimes.job.state import Part, by_layer, column, own_part, placed, with_column
+from regimes.job.upgrade import upgraded
 
 if TYPE_CHECKING:
     from regimes.ddp.hook import Hook
@@ -67,18 +71,19 @@ class ShardedState:
                 f"a multiple of {hook.schedule.steps} steps, or choose the signal 'update'"
             )
         state = hook.state_dict()
-        residuals, sums = state["residuals"], state["sums"].get("update")
-        own = [state["memories"], state["meter"], state["traffic"]]
-        first = world.gather_object(own)[: world.shards]  # the processes of the first island
-        memories, meters, traffic = (list(parts) for parts in zip(*first, strict=True))
+        own = own_part(state)
+        residuals, sums = column(own["layers"], "residual"), own["sums"].get("update")
+        # a shard's memories may be its own; the tensors stand beside these bytes
+        memories = by_layer(memory=column(state["layers"], "memory"))
+        mine = {**own, "layers": memories, "sums": {}}
+        first = world.gather_object(mine)[: world.shards]  # the processes of the first island
+        table = {key: column(state["layers"], key) for key in ("shape", "level")}
         plain = {
             **state,
-            "residuals": list(residuals),
-            "sums": sums is not None,
-            "memories": memories,
-            "meter": meters,
-            "traffic": traffic,
+            "layers": by_layer(**table),
             "shards": world.shards,
+            "summed": sums is not None,
+            "parts": first,
         }
         everything = world.gather_object(packed(plain) if world.rank == 0 else None)[0]
         parts = world.parts(hook.layers)
@@ -100,33 +105,45 @@ class ShardedState:
         """
         hook, world = self.hook, self.hook.world
         with damage_refused():
-            state = torch.load(io.BytesIO(saved[SHARED]), weights_only=True)
-            shards = state.pop("shards")
-            count = state["workers"] // shards
-            if count != self.islands and state["residuals"].keys() & self._with_residual():
+            state = upgraded(torch.load(io.BytesIO(saved[SHARED]), weights_only=True))
+            count, shards, by_shard = state["workers"], state.pop("shards"), state["parts"]
+            if count != self.islands and state["layers"].keys() & self._with_residual():
                 refuse(
                     f"it was saved with {count} islands, this job has {self.islands}: load it with "
                     "hook.sharded_state(saved=FOLDER)"
                 )
-            state["residuals"] = dict.fromkeys(state["residuals"])
-            for layer in hook.layers:
-                old = {i: saved.get(f"residuals/{i}/{layer.name}") for i in self._sources()}
-                rows = {i: local_part(t) for i, t in old.items() if t is not None}
-                if rows:
-                    everyone = [rows.get(i) for i in range(count)]
-                    kept = residual_of(world.hosted[0], world.workers, everyone)
-                    state["residuals"][layer.name] = None if kept is None else kept[None].clone()
-            sums = [local_part(saved[f"sums/{x.name}"]).clone() for x in hook.layers]
-            state["sums"] = {"update": sums} if state["sums"] else {}
-            state["memories"] = self._memories(state["memories"])
-            if isinstance(state["meter"], list):  # not in states of version 0.2
-                here, alike = world.rank % world.shards, shards == world.shards
-                meters, traffic = state["meter"], state["traffic"]
-                state["meter"] = meters[here] if alike else _redistributed(meters, here)
-                state["traffic"] = traffic[here if alike else 0]
-            state["worker"], state["workers"] = world.rank, world.processes
+            owed = dict.fromkeys(state["layers"]) | self._residuals(saved, count)
+            here, alike = world.rank % world.shards, shards == world.shards
+            own = by_shard[here if alike else 0]
+            part = {
+                **own,
+                "layers": by_layer(residual=owed),
+                "sums": {},
+                "meter": own["meter"] if alike else _redistributed(by_shard, here),
+            }
+            if state.pop("summed"):
+                sums = [local_part(saved[f"sums/{x.name}"]).clone() for x in hook.layers]
+                part["sums"] = {"update": sums}
+            memories = self._memories([column(p["layers"], "memory") for p in by_shard])
+            table = with_column(state["layers"], "memory", memories)
+            state |= {"workers": world.workers, "layers": table, "parts": [part]}
+            state = placed(state, world.rank, world.processes, world.hosted)
         hook.load_state_dict(state, branch=self.branch)
         self.islands = world.workers
+
+    def _residuals(self, saved: Mapping[str, Any], count: int) -> Residuals:
+        """This shard's rows of what its island owes; ``count`` islands have saved theirs."""
+        world, found = self.hook.world, dict[str, Tensor | None]()
+        for layer in self.hook.layers:
+            old = {i: saved.get(f"residuals/{i}/{layer.name}") for i in self._sources()}
+            parts = [
+                {"workers": [i], "layers": {layer.name: {"residual": local_part(t)[None].clone()}}}
+                for i, t in old.items()
+                if t is not None
+            ]
+            if parts:
+                found |= residuals_for(world.hosted, world.workers, parts, count, [layer.name])
+        return found
 
     def _sources(self) -> list[int]:
         """The saved islands that this one continues: itself, if there were as many."""
@@ -168,15 +185,15 @@ class ShardedState:
         return sharded_tensor(rows, self.hook.source.mesh, shape)
 
 
-def _redistributed(by_shard: Sequence[Mapping[str, Any]], here: int) -> dict[str, Any]:
+def _redistributed(by_shard: Sequence[Part], here: int) -> dict[str, Any]:
     """Meters saved with another number of shards, for one of this job's: the sum for the first,
     zero for the others."""
-    first = by_shard[0]
+    first = by_shard[0]["meter"]
     if here:  # the same kinds: they are added up over shards
         return {"layers": {}, "calls": first["calls"], "sent": dict.fromkeys(first["sent"], 0)}
     layers: dict[int, list[float]] = {}
     sent: Counter[str] = Counter()
-    for meter in by_shard:
+    for meter in (part["meter"] for part in by_shard):
         sent.update(meter["sent"])
         for i, counts in meter["layers"].items():
             layers[i] = [a + b for a, b in zip(layers.get(i, [0, 0]), counts, strict=True)]

@@ -1,8 +1,4 @@
-"""The saved state of a hook in one process: written, fitted to another hook, and restored.
-
-It holds tensors and plain types, keyed by parameter name. States of earlier versions stay readable:
-``_upgraded`` adds what they lack.
-"""
+"""The saved state of a hook (``job.state``): written, fitted to another hook, and restored."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from regimes.compression.base import upgraded
+from regimes.compression.base import upgraded as with_present_units
 from regimes.config import DENSE
 from regimes.ddp.branching import changed
 from regimes.ddp.source import plain_names
@@ -24,14 +20,15 @@ from regimes.instruments.base import EndOfEpochGauge
 from regimes.instruments.compression_loss import CompressionLossGauge
 from regimes.job.choices import Choice
 from regimes.job.job import Job, on_all_processes
-from regimes.job.refit import LayerMatch, damage_refused, redistribute, refuse, several
-from regimes.job.saved_units import with_all_units_of_full
+from regimes.job.refit import LayerMatch, damage_refused, refuse, several
+from regimes.job.residuals import on_processes
+from regimes.job.saved_units import with_recorded_units
+from regimes.job.state import FORMAT, State, by_layer, column, joined, own_part, shapes, with_column
+from regimes.job.upgrade import EMPTY_METER, upgraded
 from regimes.policies.controller import Controller
 from regimes.records import kinds
 from regimes.records.kinds import Items, Nullable, Object
 
-OWN = ("worker", "residuals", "sums", "traffic")  # keys that differ between processes
-EMPTY_METER: dict[str, Any] = {"layers": {}, "calls": {}, "sent": {}}
 CLOCKS = Object(extra=kinds.SECONDS)
 PENDING = Object({"epoch": kinds.COUNT, "seconds": CLOCKS, "details": kinds.FREE})
 RATE = Nullable(kinds.AMOUNT)
@@ -44,14 +41,17 @@ SCHEDULE = Object(
 PLAIN = {  # entries whose form is checked, because the file may be damaged
     "steps": Items(kinds.COUNT),
     "total": kinds.COUNT,
-    "traffic": kinds.AMOUNTS,
     "lr": RATE,
     "pace": SCHEDULE,  # UnitSchedule.state_dict()
     "seconds": CLOCKS,
     "logged": Object({}, {"waiting": Items(PENDING)}),
     "rows": Items(ROW),
     "branched": Nullable(kinds.COUNT),
+    "traffic": kinds.AMOUNTS,  # of a part
 }
+
+
+ONE = ": it is the state of one process, load it with hook.load_state_dict()"
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Fitted:
         warning: a sentence that names layers that are new or left out, if there are any.
     """
 
-    state: dict[str, Any]
+    state: State
     warning: str | None
 
 
@@ -77,7 +77,7 @@ class StateCodec:
 
     # -- save and restore --------------------------------------------------------------------
 
-    def save(self, levels: Mapping[str, str], whole: bool = False) -> dict[str, Any]:
+    def save(self, levels: Mapping[str, str], whole: bool = False) -> State:
         """See ``Hook.state_dict``.
 
         Args:
@@ -96,23 +96,31 @@ class StateCodec:
                 )
             )
         memories, residuals = b.reducer.state_dict()
+        here = shapes(job.layers)
         state = copy.deepcopy(
             {
                 **self._identity(),
-                "memories": memories,  # by layer, of compressors: the same on all processes
-                "residuals": residuals,  # by layer, this process's
+                "layers": by_layer(shape=here, memory=memories, level=levels),
                 "gauges": job.panel.state_dict(),  # by instrument
                 "steps": [b.in_unit, b.finite_in_unit],  # of the unit under way
                 "total": b.total,  # steps of the job
-                "levels": dict(levels),  # by layer
                 "values": dict(self.chosen.levels),  # by name of a level
                 "lr": job.schedule.lr,
                 "seconds": {} if job.recorder is None else dict(b.clock.seconds),
                 "branched": job.branched,  # units of the trunk
                 **job._job_state(whole),
+                "parts": [
+                    {
+                        "process": job.world.rank,
+                        "workers": [*job.world.hosted],
+                        "layers": by_layer(residual=residuals),
+                        **job._own_state(),
+                    }
+                ],
             }
         )
-        for residual, scale in zip(state["residuals"].values(), b.memories.scales, strict=True):
+        owed = column(state["parts"][0]["layers"], "residual")
+        for residual, scale in zip(owed.values(), b.memories.scales, strict=True):
             if residual is not None:
                 residual /= scale  # in units of the unscaled loss
         return state
@@ -124,10 +132,11 @@ class StateCodec:
         gauges = self.job.panel.gauges.items()
         return all(name == "norms" or isinstance(gauge, EndOfEpochGauge) for name, gauge in gauges)
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: State) -> None:
         """Restore everything from a fitted state except the levels."""
         job, b = self.job, self.steps
-        b.reducer.load_state_dict(state["memories"], state["residuals"])
+        residuals = column(own_part(state)["layers"], "residual")
+        b.reducer.load_state_dict(column(state["layers"], "memory"), residuals)
         b.reducer.to(job.world.device)
         b.memories.scales = [1.0] * len(job.layers)
         b.restart()
@@ -140,27 +149,39 @@ class StateCodec:
 
     # -- all processes -----------------------------------------------------------------------
 
-    def collect(self, levels: Mapping[str, str]) -> dict[str, list[dict[str, Any]]] | None:
+    def collect(self, levels: Mapping[str, str]) -> State | None:
         """See ``Hook.full_state_dict``."""
         world = self.job.world
         self._check_whole("full_state_dict")
         mine = on_all_processes(world, lambda: _on_cpu(self.save(levels)))
-        parts = world.collect(mine if world.rank == 0 else {key: mine[key] for key in OWN})
-        return None if parts is None else {"processes": [{**parts[0], **own} for own in parts]}
+        states = world.collect(mine if world.rank == 0 else {"parts": mine["parts"]})
+        return None if states is None else joined(states)
 
     def scatter(self, full: Mapping[str, Any] | None, branch: bool = False) -> Fitted:
         """This process's part of the full state of process 0, see ``Hook.load_full_state_dict``."""
         world = self.job.world
         self._check_whole("load_full_state_dict")
-        parts = on_all_processes(world, lambda: self._parts(full) if world.rank == 0 else None)
-        mine = world.scatter(parts)
-        return on_all_processes(world, lambda: self.fit(cast("dict[str, Any]", mine), branch))
+        states = on_all_processes(world, lambda: self._each(full) if world.rank == 0 else None)
+        mine = world.scatter(states)
+        return on_all_processes(world, lambda: self.fit(cast(State, mine), branch))
 
-    def _parts(self, full: Any) -> list[dict[str, Any]]:
+    def _each(self, full: Any) -> list[State]:
         """One state for each process, from the full state."""
-        if isinstance(full, Mapping) and "processes" in full:  # else it is refused below
-            full = with_all_units_of_full(full, self.job.recorder)
-        return redistribute(full, self.job.world.workers)
+        if full is None:
+            refuse("process 0 must pass the value that hook.full_state_dict() returned there")
+        with damage_refused():
+            one = isinstance(full, Mapping) and "residuals" in full  # of a version up to 0.3
+            state = upgraded(full)
+            if not isinstance(state, Mapping) or not state.get("parts") or one:
+                hint = ONE if one else ""
+                refuse(f"it was not returned by hook.full_state_dict() on process 0{hint}")
+            saved = [part["process"] for part in state["parts"]]
+            if saved != [*range(state["processes"])]:
+                if len(saved) == 1:
+                    refuse(f"it was not returned by hook.full_state_dict() on process 0{ONE}")
+                refuse("it does not hold the states of all processes in their order")
+            state = with_recorded_units(dict(state), self.job.recorder)
+            return on_processes(state, self.job.world.workers)
 
     def _check_whole(self, call: str) -> None:
         if self.job.world.shards > 1:
@@ -183,14 +204,14 @@ class StateCodec:
         """
         with damage_refused():
             here = self._identity()
-            _check_process(here, saved)
-            local = {x.name: x.size for x in self.job.world.parts(self.job.layers)}
-            state = self._upgraded(copy.deepcopy(dict(saved)))
-            _check_plain(here["shapes"], state, local)
+            state = upgraded(saved)
+            self._check_process(state)
+            state = self._fitting(copy.deepcopy(state))
+            self._check_plain(state)
             if branch:
                 return Fitted(changed(state, here, self.job, self.chosen, self.steps), None)
             self._check_kind(here, state)
-            match = LayerMatch(state["shapes"], self.job.layers)
+            match = LayerMatch(column(state["layers"], "shape"), self.job.layers)
             if not match.same:
                 state = state | self._matched(match, state)
             return Fitted(state, match.warning)
@@ -201,26 +222,26 @@ class StateCodec:
         # the text of a dataclass is the same on all processes
         plain = hasattr(compressor, "__dataclass_fields__")
         return {
-            "worker": world.rank,
-            "workers": world.processes,
+            "format": FORMAT,
+            "processes": world.processes,
+            "workers": world.workers,
             "compressor": repr(compressor) if plain else type(compressor).__qualname__,
-            "shapes": {layer.name: list(layer.shape) for layer in self.job.layers},
         }
 
-    def _upgraded(self, state: dict[str, Any]) -> dict[str, Any]:
-        """A state of any version in the present form: with defaults for what earlier versions did
-        not save, and without the parts of a compiled model's wrapper that their names had."""
-        defaults = {"values": {}, "meter": EMPTY_METER, "pace": {}, "logged": {}, "seconds": {}}
-        state = defaults | {"branched": None} | state
-        if "total" not in state:
-            state["total"] = sum(row["steps"] for row in state["rows"]) + state["steps"][0]
+    def _fitting(self, state: State) -> State:
+        """A state with this hook's names: without the parts of a compiled model's wrapper that
+        those of its layers had, and with fields that its compressor did not have yet."""
         known = {layer.name for layer in self.job.layers}
         state["compressor"] = with_defaults(state["compressor"], self.chosen.compressor)
         moves = "residual='update'" in state["compressor"]
-        state["memories"] = upgraded(state["memories"], "update" if moves else "gradient")
-        plain = plain_names(name for name in state["shapes"] if name not in known)
-        for key in ("shapes", "memories", "residuals", "levels"):
-            state[key] = {plain.get(name, name): value for name, value in state[key].items()}
+        memories = with_present_units(
+            column(state["layers"], "memory"), "update" if moves else "gradient"
+        )
+        state["layers"] = with_column(state["layers"], "memory", memories)
+        plain = plain_names(name for name in state["layers"] if name not in known)
+        for place in (state, *state["parts"]):
+            table = place["layers"].items()
+            place["layers"] = {plain.get(name, name): values for name, values in table}
         return state
 
     def _check_kind(self, here: Mapping[str, Any], state: dict[str, Any]) -> None:
@@ -229,7 +250,8 @@ class StateCodec:
         if state["compressor"] != here["compressor"]:
             saved, mine = state["compressor"], here["compressor"]
             refuse(f"it was saved with compressor {saved}, this hook has {mine}")
-        if unknown := set(state["levels"].values()) - {*values, DENSE}:
+        levels = column(state["layers"], "level")
+        if unknown := set(levels.values()) - {*values, DENSE}:
             mine = ", ".join(values) or "none"
             refuse(f"it uses level {min(unknown)!r}, this hook's levels are: {mine}")
         for level, value in state["values"].items():
@@ -247,21 +269,28 @@ class StateCodec:
         reducer, decide = self.steps.reducer, self.controller.decide
         parts = zip(self.job.layers, reducer.compressors, reducer.states, strict=True)
         fresh = {x.name: c.init(x, s.key[0], s.first_worker).shared_state() for x, c, s in parts}
-        rows, levels = match.rows(state["rows"], decide([]).names), state["levels"]
+        table, own = state["layers"], own_part(state)
+        rows, levels = match.rows(state["rows"], decide([]).names), column(table, "level")
         if match.new:
             levels = dict(zip(fresh, decide(rows).names, strict=True)) | levels
+        memories = fresh | column(table, "memory")
+        owed = dict.fromkeys(fresh) | column(own["layers"], "residual")
+        here = shapes(self.job.layers)
         # The meter counts by a layer's place, which has changed: its counts become past traffic.
-        floats, sent = state["traffic"]
-        counts = state["meter"]["layers"].values()
-        return {
-            "memories": {name: state["memories"].get(name, new) for name, new in fresh.items()},
-            "residuals": {name: state["residuals"].get(name) for name in fresh},
-            "gauges": self._matched_gauges(match, state["gauges"]),
-            "sums": match.sums(state["sums"]),
-            "levels": levels,
-            "rows": rows,
+        floats, sent = own["traffic"]
+        counts = own["meter"]["layers"].values()
+        part = {
+            **own,
+            "layers": {name: {"residual": owed[name]} for name in here},
+            "sums": match.sums(own["sums"]),
             "traffic": [floats + sum(f for f, _ in counts), sent + sum(b for _, b in counts)],
             "meter": EMPTY_METER,
+        }
+        return {
+            "layers": by_layer(shape=here, memory=memories, level=levels),
+            "gauges": self._matched_gauges(match, state["gauges"]),
+            "rows": rows,
+            "parts": [part],
         }
 
     def _matched_gauges(self, match: LayerMatch, gauges: dict[str, Any]) -> dict[str, Any]:
@@ -273,6 +302,59 @@ class StateCodec:
         fresh = [error.compressor.init(layer, seed).shared_state() for layer in self.job.layers]
         levels = gauges["error"].items()
         return gauges | {"error": {level: match.values(saved, fresh) for level, saved in levels}}
+
+    # -- refuse ----------------------------------------------------------------------------------
+
+    def _check_process(self, state: Any) -> None:
+        """Raise unless this is a hook's state, saved by this process."""
+        world = self.job.world
+        if not isinstance(state, Mapping) or not {"layers", "compressor", "rows"} <= state.keys():
+            refuse("it was not returned by hook.state_dict()")
+        if len(state["parts"]) != 1:
+            refuse(
+                "it was not returned by hook.state_dict(): it is the state of all processes, load "
+                "it with hook.load_full_state_dict()"
+            )
+        saved = own_part(state)["process"], state["processes"]
+        if saved != (world.rank, world.processes):
+            refuse(
+                f"it was saved by process {saved[0]} of {saved[1]}, this is process {world.rank} "
+                f"of {world.processes}: every process loads its own file, on the same number of "
+                "processes, or its residuals would be lost; a state of hook.full_state_dict() "
+                "loads on any number of processes"
+            )
+
+    def _check_plain(self, state: State) -> None:
+        """Raise if the state was saved for another model, or has damaged numbers."""
+        self._check_shapes(state)
+        plain = {k: v for k, v in {**own_part(state), **state}.items() if k in PLAIN}
+        if problem := kinds.fault(plain, Object({}, PLAIN)):
+            raise ValueError(problem)
+        for number, row in enumerate(state["rows"]):
+            if row.get("epoch", number) != number:  # rows of version 0.1 have no number
+                raise ValueError(
+                    f"rows out of order: expected unit {number}, found unit {row['epoch']}"
+                )
+
+    def _check_shapes(self, state: State) -> None:
+        """Raise if the state was saved for another model."""
+        here, saved = shapes(self.job.layers), column(state["layers"], "shape")
+        local = {x.name: x.size for x in self.job.world.parts(self.job.layers)}
+        if not here.keys() & saved.keys():
+            refuse(
+                "it was saved for another model and has no layer in common with this one: the "
+                f"state has {several(list(saved))}, the model has {several(list(here))}"
+            )
+        owed = column(own_part(state)["layers"], "residual")
+        for name, shape in here.items():
+            if saved.get(name, shape) != shape:
+                refuse(
+                    f"it was saved for another model: layer {name!r} has shape {saved[name]} in "
+                    f"the state and shape {shape} in this model"
+                )
+            residual = owed.get(name)
+            if residual is not None and residual.numel() != local[name]:
+                raise ValueError(f"the residual of layer {name!r} has shape {[*residual.shape]}")
 
 
 def with_defaults(saved: str, compressor: Any) -> str:
@@ -288,68 +370,6 @@ def with_defaults(saved: str, compressor: Any) -> str:
     ]
     same = saved == f"{type(compressor).__qualname__}({', '.join(known)})"
     return repr(compressor) if same else saved
-
-
-# -- refuse ----------------------------------------------------------------------------------
-
-
-def _check_process(here: Mapping[str, Any], state: Any) -> None:
-    """Raise unless this is a hook's state, saved by this process."""
-    if not isinstance(state, Mapping) or not {*here, "residuals", "rows"} <= state.keys():
-        full = isinstance(state, Mapping) and "processes" in state
-        hint = (
-            ": it is the state of all processes, load it with hook.load_full_state_dict()"
-            if full
-            else ""
-        )
-        refuse(f"it was not returned by hook.state_dict(){hint}")
-    if (state["worker"], state["workers"]) != (here["worker"], here["workers"]):
-        refuse(
-            f"it was saved by process {state['worker']} of {state['workers']}, this is process "
-            f"{here['worker']} of {here['workers']}: every process loads its own file, on the same "
-            "number of processes, or its residuals would be lost; a state of "
-            "hook.full_state_dict() loads on any number of processes"
-        )
-
-
-def _check_shapes(
-    here: Mapping[str, list[int]], state: dict[str, Any], local: Mapping[str, int]
-) -> None:
-    """Raise if the state was saved for another model.
-
-    Args:
-        local: by layer, how many numbers of it this process holds.
-    """
-    saved = state["shapes"]
-    if not here.keys() & saved.keys():
-        refuse(
-            "it was saved for another model and has no layer in common with this one: the state "
-            f"has {several(list(saved))}, the model has {several(list(here))}"
-        )
-    for name, shape in here.items():
-        if saved.get(name, shape) != shape:
-            refuse(
-                f"it was saved for another model: layer {name!r} has shape {saved[name]} in the "
-                f"state and shape {shape} in this model"
-            )
-        residual = state["residuals"].get(name)
-        if residual is not None and residual.numel() != local[name]:
-            raise ValueError(f"the residual of layer {name!r} has shape {list(residual.shape)}")
-
-
-def _check_plain(
-    here: Mapping[str, list[int]], state: dict[str, Any], local: Mapping[str, int]
-) -> None:
-    """Raise if the state was saved for another model, or has damaged numbers."""
-    _check_shapes(here, state, local)
-    plain = {key: value for key, value in state.items() if key in PLAIN}
-    if problem := kinds.fault(plain, Object({}, PLAIN)):
-        raise ValueError(problem)
-    for number, row in enumerate(state["rows"]):
-        if row.get("epoch", number) != number:  # rows of version 0.1 have no number
-            raise ValueError(
-                f"rows out of order: expected unit {number}, found unit {row['epoch']}"
-            )
 
 
 def _on_cpu(value: Any) -> Any:

@@ -23,6 +23,9 @@ from regimes.compression.reducer import Reducer
 from regimes.compression.traffic import costs_per_step
 from regimes.errors import ConfigError, RecordError, TrainingError
 from regimes.job.choices import Choice
+from regimes.job.residuals import without_residuals
+from regimes.job.state import State, own_part, placed
+from regimes.job.upgrade import upgraded
 from regimes.records.schema import Cost
 
 if TYPE_CHECKING:
@@ -149,7 +152,7 @@ class Membership(ABC):
     def save(self) -> dict[str, Any]:
         """For a replica that joins; called within ``start_quorum``, in a thread of the manager."""
         own, header = self._save(), self._job.header
-        own["job"]["residuals"] = dict.fromkeys(own["job"]["residuals"])
+        own["job"]["parts"] = [without_residuals(own_part(own["job"]))]
         shared = {
             "optimizer": self.optimizer.state_dict(),
             "attendance": vars(self.attendance),
@@ -228,11 +231,11 @@ class HookMembership(Membership):
         self.step = None
         hook.steps.forget()
         hook.source.network.load_state_dict(state["model"])
-        hook._continue(hook._codec.fit(self.as_mine(state["job"])))
+        hook._continue(hook._codec.fit(self.as_mine(upgraded(state["job"]))))
 
-    def as_mine(self, state: Mapping[str, Any]) -> dict[str, Any]:
+    def as_mine(self, state: Mapping[str, Any]) -> State:
         """A hook's state in the place that this replica has now; places change with the quorum."""
-        return {**state, "worker": self.world.rank, "workers": self.world.processes}
+        return placed(state, self.world.rank, self.world.processes, self.world.hosted)
 
 
 class LocalMembership(Membership):
@@ -340,7 +343,7 @@ class LocalMembership(Membership):
         local.replicas.receive(range(len(local.replicas.stacks)), 0.0)
         self.moved = False
 
-    def as_mine(self, state: Mapping[str, Any]) -> dict[str, Any]:
+    def as_mine(self, state: Mapping[str, Any]) -> State:
         """A state of local steps in the place that this replica has now."""
         self.moved = True
-        return {**state, "process": self.local._identity()["process"]}
+        return placed(state, self.world.rank, self.world.processes, self.world.hosted)

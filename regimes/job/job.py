@@ -31,6 +31,7 @@ from regimes.job.recorder import JobRecorder, RecordOptions
 from regimes.job.rows import job_row, layer_entries, traffic_columns
 from regimes.job.saved_units import saved_units
 from regimes.job.schedule import UnitSchedule, described
+from regimes.job.state import State, own_part
 from regimes.policies.controller import Levels
 from regimes.records import Header, Row, provenance
 
@@ -280,7 +281,7 @@ class Job:
     # -- state -------------------------------------------------------------------------------
 
     def _job_state(self, whole: bool = False) -> dict[str, Any]:
-        """The part of a saved state that hooks and local steps have alike.
+        """The entries of a saved state that hooks and local steps have alike.
 
         Args:
             whole: with all units, also those that the record has.
@@ -289,21 +290,27 @@ class Job:
             self.recorder.merge_logged()  # into the rows, which are saved next
         return {
             **({"rows": self.rows} if whole else saved_units(self)),
-            "sums": self._norm_sums(),
-            "traffic": [self.past_traffic.floats, self.past_traffic.bytes],  # of past units
-            "meter": self.world.meter.state_dict(),  # of the unit under way
             "pace": self.schedule.state_dict(),
             "logged": {} if self.recorder is None else self.recorder.state_dict(),
         }
 
-    def _restore_job(self, state: Mapping[str, Any]) -> None:
-        """The inverse; the record is opened again at the next step."""
+    def _own_state(self) -> dict[str, Any]:
+        """Likewise, of this process's part."""
+        return {
+            "sums": self._norm_sums(),
+            "traffic": [self.past_traffic.floats, self.past_traffic.bytes],  # of past units
+            "meter": self.world.meter.state_dict(),  # of the unit under way
+        }
+
+    def _restore_job(self, state: State) -> None:
+        """The inverse of both; the record is opened again at the next step."""
+        own = own_part(state)
         sums, device = self._norm_sums(), self.world.device
         sums.clear()
-        sums |= {name: [t.to(device) for t in tensors] for name, tensors in state["sums"].items()}
+        sums |= {name: [t.to(device) for t in tensors] for name, tensors in own["sums"].items()}
         self.rows = state["rows"]
-        self.past_traffic = Traffic(*state["traffic"])
-        self.world.meter.load_state_dict(state["meter"])
+        self.past_traffic = Traffic(*own["traffic"])
+        self.world.meter.load_state_dict(own["meter"])
         self.schedule.load_state_dict(state["pace"])
         if self.recorder is not None:
             self.recorder.suspend()

@@ -1,12 +1,7 @@
-"""A hook's saved state for other layers, or another number of processes.
+"""A hook's saved state for other layers, and the sentence of one that cannot be loaded.
 
 Layers are matched by name. One that the state lacks (it was frozen then) begins empty; one that the
 model lacks (it is frozen now) is left out.
-
-Most of a state is the same on all processes and is copied to each new one: compressor memories,
-rows of past units, levels. Residuals differ. Error feedback has yet to send their mean over
-workers, so that mean is preserved: the old workers are equal parts of [0, 1), and so are the new
-ones; a new worker's residual is the mean of the old residuals over its part.
 """
 
 from __future__ import annotations
@@ -108,73 +103,6 @@ def several(names: Sequence[str]) -> str:
     more = len(names) - NAMED
     rest = f" and {more} other{'s' * (more > 1)}" if more > 0 else ""
     return ", ".join(map(repr, names[:NAMED])) + rest
-
-
-def redistribute(full: Any, workers: int) -> list[dict[str, Any]]:
-    """One state for each of ``workers`` processes; the saved ones if there were as many.
-
-    Raises:
-        ConfigError: it is no full state, or its statistics cannot be divided.
-    """
-    with damage_refused():
-        saved = _processes(full)
-        if len(saved) == workers:
-            return saved
-        if any(part["sums"].keys() - {"update"} for part in saved):
-            refuse(
-                f"it was saved within an epoch, when each of {len(saved)} processes had its own "
-                f"sums for the norm's signal; this job has {workers}: on another number of "
-                "processes load a state that was saved right after epoch_end"
-            )
-        residuals = {
-            name: [part["residuals"][name] for part in saved] for name in saved[0]["residuals"]
-        }
-        return [
-            {
-                **saved[0],
-                "worker": worker,
-                "workers": workers,
-                "residuals": {
-                    name: residual_of(worker, workers, old) for name, old in residuals.items()
-                },
-            }
-            for worker in range(workers)
-        ]
-
-
-def residual_of(worker: int, workers: int, old: Sequence[Tensor | None]) -> Tensor | None:
-    """The residual of one of ``workers`` new workers, from those of the old ones; None is zero."""
-    known = next((tensor for tensor in old if tensor is not None), None)
-    if known is None:
-        return None
-    # Whole numbers: [0, 1) has len(old) * workers ticks, an old part ``workers`` of them, a new
-    # part len(old).
-    count, start = len(old), worker * len(old)
-    ends = [(i * workers, (i + 1) * workers) for i in range(count)]
-    overlaps = [max(0, min(start + count, end) - max(start, begin)) for begin, end in ends]
-    unit = math.gcd(*overlaps)  # a part inside one old part has weight 1: a copy, bit for bit
-    total = torch.zeros_like(known)
-    for overlap, tensor in zip(overlaps, old, strict=True):
-        if overlap and tensor is not None:
-            total.add_(tensor, alpha=overlap // unit)
-    return total.div_(count // unit)
-
-
-def _processes(full: Any) -> list[dict[str, Any]]:
-    """The states in a full one."""
-    if full is None:
-        refuse("process 0 must pass the value that hook.full_state_dict() returned there")
-    if not isinstance(full, Mapping) or not full.get("processes"):
-        one = isinstance(full, Mapping) and "residuals" in full
-        hint = (
-            ": it is the state of one process, load it with hook.load_state_dict()" if one else ""
-        )
-        refuse(f"it was not returned by hook.full_state_dict() on process 0{hint}")
-    states = list(full["processes"])
-    order = [(part["worker"], part["workers"]) for part in states]
-    if order != [(i, len(states)) for i in range(len(states))]:
-        refuse("it does not hold the states of all processes in their order")
-    return states
 
 
 @contextmanager

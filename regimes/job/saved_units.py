@@ -17,6 +17,7 @@ from regimes.collectives.quorum import JobWorld
 from regimes.errors import RegimesError
 from regimes.job.recorder import JobRecorder
 from regimes.job.refit import damage_refused, refuse
+from regimes.job.state import State
 from regimes.records.chain import Sum
 from regimes.records.lines import complete_lines
 
@@ -60,23 +61,24 @@ def with_all_units(saved: Any, world: JobWorld, recorder: JobRecorder | None) ->
     with damage_refused():
         if (units := saved["recorded"]["units"]) != len(found):
             refuse(f"it was saved after {units} units, the state of process 0 after {len(found)}")
-    return {key: value for key, value in saved.items() if key != "recorded"} | {"rows": found}
+    return _without_reference(saved) | {"rows": found}
 
 
-def with_all_units_of_full(full: Any, recorder: JobRecorder | None) -> Any:
+def with_recorded_units(state: State, recorder: JobRecorder | None) -> State:
     """The state of all processes with the units that it leaves to the record.
 
     Raises:
         ConfigError: the record is gone, or has changed since.
     """
-    with damage_refused():
-        states = full["processes"]
-        if "recorded" not in states[0]:
-            return full
-        if isinstance(found := _of_process_0(states[0], recorder), str):
-            refuse(found)
-        own = [{key: x for key, x in state.items() if key != "recorded"} for state in states]
-        return {**full, "processes": [state | {"rows": found} for state in own]}
+    if "recorded" not in state:
+        return state
+    if isinstance(found := _of_process_0(state, recorder), str):
+        refuse(found)
+    return _without_reference(state) | {"rows": found}
+
+
+def _without_reference(state: Mapping[str, Any]) -> State:
+    return {key: value for key, value in state.items() if key != "recorded"}
 
 
 def _of_process_0(saved: Any, recorder: JobRecorder | None) -> list[Any] | str:

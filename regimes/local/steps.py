@@ -29,13 +29,15 @@ from regimes.job.job import Job
 from regimes.job.recorder import RecordOptions, logged_number
 from regimes.job.saved_units import with_all_units
 from regimes.job.schedule import UnitSchedule
+from regimes.job.state import FORMAT, by_layer, column, own_part, shapes
+from regimes.job.upgrade import upgraded
 from regimes.local.arguments import LocalChoice, Trained, header
 from regimes.policies.controller import WholeController
 from regimes.policies.schedules import period_of
 from regimes.training.gradients import new_stack
 from regimes.training.optimizers import Optimizers
 from regimes.training.replicas import Replicas
-from regimes.training.streaming import SyncRounds, whole_round
+from regimes.training.streaming import SyncRounds
 
 
 class ProcessState:
@@ -283,21 +285,29 @@ class LocalSteps(Job):
         """What this process needs to continue, besides the states of its model and its optimiser,
         which are its own between two synchronisations. ``torch.load(weights_only=True)`` reads it
         back. Nothing in it changes afterwards."""
-        self.sync.wait()  # its thread changes what is saved
-        memories, residuals = self.sync.reducer.state_dict()
+        outer, own = self.sync.state_dict()
+        synced = self.replicas.synced_tensors
+        here, count = shapes(self.layers), len(self.layers)
         return copy.deepcopy(
             {
-                **self._identity(),
-                "common": self.replicas.synced_tensors,
-                "outer": self.sync.outer.optimizer.state_dict(),
-                "memories": memories,
-                "residuals": residuals,
+                "format": FORMAT,
+                "processes": self.world.processes,
+                "workers": self.world.workers,
+                "layers": by_layer(shape=here, synced=dict(zip(here, synced, strict=False))),
+                "buffers": synced[count:],
+                "outer": outer,
                 "round": [self.total, self.rounds],
-                **self.sync.state_dict(),
-                "movements": self.sync.movements(),
-                "seconds": [dict(self.clock.seconds), self.clock.clocked],
-                "losses": [float(self.losses[0]), self.losses[1]],
                 **self._job_state(),
+                "parts": [
+                    {
+                        "process": self.world.rank,
+                        "workers": [*self.world.hosted],
+                        "outer": own,
+                        "seconds": [dict(self.clock.seconds), self.clock.clocked],
+                        "losses": [float(self.losses[0]), self.losses[1]],
+                        **self._own_state(),
+                    }
+                ],
             }
         )
 
@@ -308,33 +318,25 @@ class LocalSteps(Job):
         Raises:
             ConfigError: it is of another process, or of another model.
         """
+        state = upgraded(saved)
         if self.membership is not None:
-            saved = self.membership.as_mine(saved)
-        for name, here in self._identity().items():
-            if saved.get(name) != here:
-                raise ConfigError(
-                    f"load_state_dict: the state was saved with {name} {saved.get(name)}, "
-                    f"this job has {here}"
-                )
+            state = self.membership.as_mine(state)
+        self._check_same(state)
         self.world.guard.enter("load_state_dict()")
-        state = copy.deepcopy(dict(with_all_units(saved, self.world, self.recorder)))
-        for tensor, value in zip(self.replicas.synced_tensors, state["common"], strict=True):
+        state = copy.deepcopy(with_all_units(state, self.world, self.recorder))
+        own = own_part(state)
+        before = [*column(state["layers"], "synced").values(), *state["buffers"]]
+        for tensor, value in zip(self.replicas.synced_tensors, before, strict=True):
             tensor.copy_(value)
-        self.sync.outer.optimizer.load_state_dict(state["outer"])
-        self.sync.reducer.load_state_dict(state["memories"], state["residuals"])
-        self.sync.reducer.to(self.world.device)
-        if "fragments" in state:
-            self.total, self.rounds = state["round"]
-        else:  # version 0.2
-            self.total, since, self.rounds, period = state["round"]
-            state["fragments"] = [whole_round(period, since)]
-        self.sync.load_state_dict(state, state.get("movements", ()))
+        residuals = column(own["outer"]["layers"], "residual")
+        self.sync.load_state_dict(state["outer"], residuals, own["outer"]["movements"])
+        self.total, self.rounds = state["round"]
         self.panel.steps = self.rounds
         self.clock = Clock(self.world.device)
-        if "seconds" in state:  # not in states of version 0.1
-            seconds, self.clock.clocked = state["seconds"]
+        if "seconds" in own:  # not in states of version 0.1
+            seconds, self.clock.clocked = own["seconds"]
             self.clock.seconds |= seconds
-        self.losses = state.get("losses", [0.0, 0])
+        self.losses = own.get("losses", [0.0, 0])
         self._restore_job(state)
         self.continued, self.record_opened = True, False
         self._decide()
@@ -345,9 +347,19 @@ class LocalSteps(Job):
         optimiser of each island are its own: save them under a name of the island."""
         return ProcessState(self)
 
-    def _identity(self) -> dict[str, Any]:
-        """What must be the same where the state is loaded."""
-        return {
-            "process": [self.world.rank, self.world.processes],
-            "layers": [[layer.name, list(layer.shape)] for layer in self.layers],
-        }
+    def _check_same(self, state: Mapping[str, Any]) -> None:
+        """Raise ConfigError if a state is of another process, or of another model."""
+        world = self.world
+        try:
+            place = [own_part(state)["process"], state["processes"]]
+            layers = column(state["layers"], "shape")
+        except (LookupError, TypeError, ValueError, AttributeError):
+            place, layers = [None, None], {}
+        for name, saved, here in (
+            ("process", place, [world.rank, world.processes]),
+            ("layers", [*layers.items()], [*shapes(self.layers).items()]),
+        ):
+            if saved != here:
+                raise ConfigError(
+                    f"load_state_dict: the state was saved with {name} {saved}, this job has {here}"
+                )

@@ -20,8 +20,7 @@ What fits stays as it is: with an unchanged configuration nothing is touched. In
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,130 +29,104 @@ from regimes.compression import compressor
 from regimes.compression.base import restarted, upgraded
 from regimes.config import OptimizerConfig, RunConfig
 from regimes.errors import ConfigError
+from regimes.job.residuals import average
+from regimes.job.state import Part, State, by_layer, column, of_workers, with_column
 from regimes.training import optimizers
 from regimes.training.build import Run
-from regimes.training.checkpoint import (
-    OwnState,
-    ProcessFile,
-    SharedState,
-    intervention_states,
-)
 from regimes.training.learning_rate import LearningRate
 from regimes.training.units import Units
 
-Residuals = dict[str, Tensor | None]  # by layer, [rows, ...]
+Table = dict[str, dict[str, Any]]  # by layer
 Notes = dict[str, str]  # what became of each part of the state
 
 
-def fitted(
-    run: Run, files: list[ProcessFile], before: RunConfig
-) -> tuple[list[ProcessFile], Notes]:
-    """The files of a checkpoint under configuration ``before``, as ``run`` can restore them.
+def fitted(run: Run, saved: State, before: RunConfig) -> tuple[State, Notes]:
+    """The state of a checkpoint under configuration ``before``, as ``run`` can restore it.
 
     Raises:
         ConfigError: the workers are between two synchronisations, and would not synchronise again.
     """
-    files = [cast("ProcessFile", {**f, "own": OwnState(**f["own"])}) for f in files]
-    of_first = next(file for file in files if "shared" in file)
-    shared = of_first["shared"] = SharedState(**of_first["shared"])
+    state: State = {**saved, "parts": [_copied(part) for part in saved["parts"]]}
     notes: Notes = {"weights": "kept"}
     if (before.sync_policy is None) != (run.local is None):
-        _change_local_steps(run, files, shared, before)
-    _fit_compressor(run, files, shared, before, notes)
-    _fit_optimizer(run, files, shared, before, notes)
+        _change_local_steps(run, state, before)
+    _fit_compressor(run, state, before, notes)
+    _fit_optimizer(run, state, before, notes)
     tables = before.instruments, run.config.instruments
-    gauges = shared["gauges"].items()
-    shared["gauges"] = {k: v for k, v in gauges if tables[0].get(k) == tables[1].get(k)}
-    earlier, states = before.interventions, intervention_states(shared)
+    gauges = state["gauges"].items()
+    state["gauges"] = {k: v for k, v in gauges if tables[0].get(k) == tables[1].get(k)}
+    earlier, states = before.interventions, state["interventions"]
     same = [k for k, table in run.config.interventions.items() if earlier.get(k) == table]
-    shared["interventions"] = {name: states[name] for name in same if name in states}
+    state["interventions"] = {name: states[name] for name in same if name in states}
     if before.batch_size != run.config.batch_size:
-        for file in files:
-            file["own"].pop("hidden", None)
-    return files, notes
+        for part in state["parts"]:
+            part.pop("hidden", None)
+    return state, notes
+
+
+def _copied(part: Part) -> Part:
+    """A part, of which tables of layers may be changed."""
+    copied = {**part, "layers": {**part["layers"]}}
+    if "outer" in part:
+        copied["outer"] = {**part["outer"], "layers": {**part["outer"]["layers"]}}
+    return copied
 
 
 # -- compressors -----------------------------------------------------------------------------
 
 
-def _fit_compressor(
-    run: Run, files: list[ProcessFile], shared: SharedState, before: RunConfig, notes: Notes
-) -> None:
+def _fit_compressor(run: Run, state: State, before: RunConfig, notes: Notes) -> None:
     old, new = compressor(before.compressor), run.plug_ins.compressor
-    same, union = type(old) is type(new), bool(shared.get("union"))
+    same = type(old) is type(new)
     fresh, _ = run.reducer.state_dict()
 
-    def fit(memories: dict[str, Any]) -> dict[str, Any]:
-        memories = upgraded(memories, old.residual)
-        return memories if same else restarted(memories, fresh)
+    def fit(table: Table) -> Table:
+        memories = upgraded(column(table, "memory"), old.residual)
+        return with_column(table, "memory", memories if same else restarted(memories, fresh))
 
-    shared["memories"] = fit(shared["memories"])
-    if "local" in shared:
-        shared["local"] = {**shared["local"], "memories": fit(shared["local"]["memories"])}
+    state["layers"] = fit(state["layers"])
+    if "outer" in state:
+        state["outer"] = {**state["outer"], "layers": fit(state["outer"]["layers"])}
     notes["memories"] = "kept" if same else "started anew"
-    there = [r for file in files for part in _residual_tables(file) for r in part.values()]
-    notes["residuals"] = "none" if all(r is None for r in there) else "kept"
+    kinds = [[*state["parts"]]]  # of gradients, of pseudo-gradients
+    if "outer" in state:
+        kinds.append([{**part["outer"], "workers": part["workers"]} for part in state["parts"]])
+    tables = [part["layers"] for parts in kinds for part in parts]
+    there = [residual for table in tables for residual in column(table, "residual").values()]
+    notes["residuals"] = "none" if all(residual is None for residual in there) else "kept"
     if not new.error_feedback and notes["residuals"] == "kept":
         notes["residuals"] = "dropped: the compressor has no error feedback"
-        for file in files:
-            for part in _residual_tables(file):
-                part.update(dict.fromkeys(part))
-    elif union != run.gradients.union and notes["residuals"] == "kept":
+        for table in tables:
+            table.update(by_layer(residual=dict.fromkeys(table)))
+    elif state["union"] != run.gradients.union and notes["residuals"] == "kept":
         notes["residuals"] = "kept, as the workers' mean"
-        _average_residuals(files, to_one=run.gradients.union)
-
-
-def _residual_tables(file: ProcessFile) -> Iterator[Residuals]:
-    """Copies, in place of those of the file, that may be changed."""
-    own = file["own"]
-    own["residuals"] = {**own["residuals"]}
-    yield own["residuals"]
-    if "local" in own:
-        own["local"] = {**own["local"], "residuals": {**own["local"]["residuals"]}}
-        yield own["local"]["residuals"]
-
-
-def _average_residuals(files: list[ProcessFile], *, to_one: bool) -> None:
-    """Each worker's residual becomes the mean over all workers, whatever processes they were on;
-    ``to_one``: one row for all workers of a process, their own mean."""
-    tables = [list(_residual_tables(file)) for file in files]
-    for parts in zip(*tables, strict=True):
-        for layer in parts[0]:
-            rows = [part[layer] for part in parts]
-            if any(row is None for row in rows):
-                continue
-            means = [cast(Tensor, row).mean(0, keepdim=True) for row in rows]
-            every = torch.cat(means).mean(0, keepdim=True)
-            for part, file, mean in zip(parts, files, means, strict=True):
-                count = len(file["workers"])
-                part[layer] = mean if to_one else every.repeat(count, *[1] * (every.ndim - 1))
+        for parts in kinds:
+            average(parts, to_one=run.gradients.union)
 
 
 # -- optimisers ------------------------------------------------------------------------------
 
 
-def _fit_optimizer(
-    run: Run, files: list[ProcessFile], shared: SharedState, before: RunConfig, notes: Notes
-) -> None:
+def _fit_optimizer(run: Run, state: State, before: RunConfig, notes: Notes) -> None:
     """Loaded as it is, a state would bring the old decay and momentum with it."""
     old, new = before.optimizer, run.config.optimizer
     notes["momenta"] = "kept" if _same_kind(old, new) else "started anew"
-    if old != new and "optimizer" in shared:
+    if old != new and "optimizer" in state:
         fit = functools.partial(_fit_momenta, run, old)
-        shared["optimizer"] = fit(shared["optimizer"])
-        for file in files:
-            if "local" in file["own"]:
-                local = file["own"]["local"]
-                workers = [{**w, "optimizer": fit(w["optimizer"])} for w in local["workers"]]
-                file["own"]["local"] = {**local, "workers": workers}
-    if before.outer != run.config.outer and run.local is not None and "local" in shared:
-        saved, made = shared["local"]["optimizer"], run.local.sync.outer.optimizer.state_dict()
+        state["optimizer"] = fit(state["optimizer"])
+        for part in state["parts"]:
+            if own := part.get("replicas"):
+                part["replicas"] = [{**w, "optimizer": fit(w["optimizer"])} for w in own]
+    if before.outer != run.config.outer and run.local is not None and "outer" in state:
+        saved, made = state["outer"]["optimizer"], run.local.sync.outer.optimizer.state_dict()
         kept = bool(before.outer.momentum) == bool(run.config.outer.momentum)
         outer = {**made, "state": saved["state"] if kept else made["state"]}
-        shared["local"] = {**shared["local"], "optimizer": outer}
+        state["outer"] = {**state["outer"], "optimizer": outer}
         if before.outer.fragments != run.config.outer.fragments:
-            _refuse_between(shared, "outer.fragments")
-            shared["local"] = {**shared["local"], **run.local.sync.state_dict()}
+            _refuse_between(state, "outer.fragments")
+            fresh = run.local.sync.state_dict()[0]
+            anew = {key: fresh[key] for key in ("begun", "fragments")}
+            state["outer"] = {**state["outer"], **anew}
 
 
 def _same_kind(old: OptimizerConfig, new: OptimizerConfig) -> bool:
@@ -193,33 +166,30 @@ def _part_of(made: optimizers.Optimizers, parameter: Tensor) -> torch.optim.Opti
 # -- local steps -----------------------------------------------------------------------------
 
 
-def _change_local_steps(
-    run: Run, files: list[ProcessFile], shared: SharedState, before: RunConfig
-) -> None:
+def _change_local_steps(run: Run, state: State, before: RunConfig) -> None:
     """Workers step alone from now on, or no longer do."""
     if run.local is not None:
-        shared["local"], own = run.local.state_dict()
-        for file in files:
-            file["own"]["local"] = {"residuals": {**own["residuals"]}, "workers": []}
+        outer, own = run.local.state_dict()
+        state |= outer
+        for part in state["parts"]:
+            part["outer"] = {**own["outer"], "layers": {**own["outer"]["layers"]}}
+            part["replicas"] = []
         return
-    _refuse_between(shared, "sync_policy")
-    by_worker = {
-        worker: state["optimizer"]
-        for file in files
-        for worker, state in zip(file["workers"], file["own"]["local"]["workers"], strict=False)
-    }
-    if by_worker and before.outer.states == "reset":
-        shared["optimizer"] = run.optimizer.state_dict()
-    elif by_worker:
-        states = [by_worker[worker] for worker in sorted(by_worker)]
-        shared["optimizer"] = optimizers.mean_state(states)
-    del shared["local"]
-    for file in files:
-        del file["own"]["local"]
+    _refuse_between(state, "sync_policy")
+    parts = state["parts"]
+    present = sorted(worker for part in parts for worker in part["workers"])
+    own_states = of_workers(parts, "replicas", present)
+    if own_states and before.outer.states == "reset":
+        state["optimizer"] = run.optimizer.state_dict()
+    elif own_states:
+        state["optimizer"] = optimizers.mean_state([own["optimizer"] for own in own_states])
+    del state["outer"]
+    for part in parts:
+        del part["outer"]
 
 
-def _refuse_between(shared: SharedState, field: str) -> None:
-    if shared["local"]["since"]:
+def _refuse_between(state: State, field: str) -> None:
+    if any(f["since"] or f["left"] is not None for f in state["outer"]["fragments"]):
         raise ConfigError(
             f"{field}: at this unit the workers are between two synchronisations: branch where "
             f"a period has just ended, or keep {'a ' * (field == 'sync_policy')}{field}"

@@ -21,18 +21,20 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict, cast
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from regimes.collectives.world import World
 from regimes.errors import RecordError
+from regimes.job.state import State, joined
+from regimes.job.upgrade import upgraded
 from regimes.records import write_atomically
 from regimes.records.files import make_folder, opened_to_read
 
 log = logging.getLogger(__name__)
 KEEP = 2
+PART_ALONE = ("format", "parts")  # keys of the files of processes other than 0
 # Errors of a file that may be whole: rights, a device or a network that fails, too many open files.
 FOR_NOW = {
     getattr(errno, name)
@@ -40,47 +42,6 @@ FOR_NOW = {
     if hasattr(errno, name)
 }
 NAME, PART = re.compile(r"epoch-\d{4,}"), re.compile(r"process-\d+\.pt")
-
-
-class LocalState(TypedDict):
-    """State of one process's workers while they step locally (``rounds``)."""
-
-    residuals: dict[str, Tensor | None]
-    workers: list[dict[str, Any]]  # parameters, optimiser, movements; empty in shared steps
-
-
-class OwnState(TypedDict):
-    """State of one process's workers."""
-
-    residuals: dict[str, Tensor | None]  # by layer, [rows, ...]
-    hidden: NotRequired[list[Any]]  # per worker, of a language model; older files lack it
-    local: NotRequired[LocalState]
-
-
-class SharedState(TypedDict):
-    """The part of a checkpoint that is the same on all processes."""
-
-    model: dict[str, Any]
-    optimizer: dict[str, Any]
-    memories: dict[str, Any]  # of the compressor, by layer
-    gauges: dict[str, Any]  # by instrument
-    union: NotRequired[bool]  # one residual row for all workers of a process (union pass)?
-    interventions: NotRequired[dict[str, dict[str, Any]]]  # by name
-    local: NotRequired[dict[str, Any]]
-    momentum: NotRequired[dict[str, Tensor | None]]  # of SGD, in old files without ``optimizer``
-
-
-def intervention_states(shared: SharedState) -> dict[str, Any]:
-    """By name. Up to version 0.3 they stood beside the other parts."""
-    return cast("dict[str, Any]", shared.get("interventions", shared))
-
-
-class ProcessFile(TypedDict):
-    """What one process writes; ``shared`` is in process 0's file only."""
-
-    own: OwnState
-    workers: list[int]  # the hosted workers that are present
-    shared: NotRequired[SharedState]
 
 
 Keep = str | tuple[int, ...] | None  # ``checkpoint_keep`` of a configuration
@@ -94,16 +55,15 @@ def is_asked(keep: Keep, epochs: int) -> bool:
 def save(
     folder: Path,
     epochs: int,
-    shared: SharedState,
-    own: OwnState | None,
+    state: State,
     world: World,
     keep: Keep = None,
 ) -> None:
     """Write the checkpoint after ``epochs`` epochs; every process calls this together.
 
     Args:
-        own: None on a process that writes nothing, because another process saves the same
-            workers.
+        state: that of this process; what all have alike is saved by process 0, and nothing by
+            processes that hold other shards of the same workers.
 
     Raises:
         RecordError: the disk is full or not writable; earlier checkpoints are intact.
@@ -114,11 +74,10 @@ def save(
     # Failures are gathered, not raised: if one process raised here, the others would wait for it
     # in the collective.
     # The first gather also ensures that all files are there before process 0 renames the folder.
-    if own is not None:
-        state = ProcessFile(own=own, workers=list(world.hosted))
-        if world.rank == 0:
-            state["shared"] = shared
-        report = _write(partial, f"process-{world.rank}.pt", state)
+    if world.shard == 0:
+        parts = {"format": state["format"], "parts": state["parts"]}
+        content = state if world.rank == 0 else parts
+        report = _write(partial, f"process-{world.rank}.pt", content)
     reports = world.gather_object(report)
     failure = next((why for *_, why in reports if why), None)
     if world.rank == 0:
@@ -135,7 +94,7 @@ def save(
         )
 
 
-def _write(partial: Path, name: str, state: ProcessFile) -> list[str | None]:
+def _write(partial: Path, name: str, state: State) -> list[str | None]:
     """[name, SHA-256, what went wrong] of one process's file."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
@@ -207,7 +166,7 @@ def _epochs(path: Path) -> int:
     return int(path.name.removeprefix("epoch-"))
 
 
-def load(folder: Path) -> tuple[int, list[ProcessFile]] | None:
+def load(folder: Path) -> tuple[int, State] | None:
     """The newest complete checkpoint: epochs done and the content of its files; None without one.
 
     A damaged one is skipped, with a warning in the log, for the one before.
@@ -233,7 +192,7 @@ def load(folder: Path) -> tuple[int, list[ProcessFile]] | None:
     return None
 
 
-def load_at(folder: Path, epochs: int) -> list[ProcessFile]:
+def load_at(folder: Path, epochs: int) -> State:
     """The content of the checkpoint after ``epochs`` epochs.
 
     Raises:
@@ -258,20 +217,23 @@ def _content(path: Path) -> bytes:
         return file.read()
 
 
-def _read(path: Path) -> tuple[int, list[ProcessFile]]:
+def _read(path: Path) -> tuple[int, State]:
     manifest = json.loads(_content(path / "manifest.json"))
     if not isinstance(manifest, dict) or manifest.get("epochs") != _epochs(path):
         raise ValueError(f"its manifest is not of a checkpoint after {_epochs(path)} epochs")
-    states: list[ProcessFile] = []
+    states: list[State] = []
     for name, digest in manifest["files"].items():
         if not PART.fullmatch(name):  # nor may a name lead out of the folder
             raise ValueError(f"{name} is no file of a checkpoint")
         content = _content(path / name)
         if hashlib.sha256(content).hexdigest() != digest:
             raise ValueError(f"{name} does not match its checksum")
-        states.append(torch.load(io.BytesIO(content), weights_only=True, map_location="cpu"))
-    if any(set(state) - {"shared"} != {"own", "workers"} for state in states):
-        raise ValueError("a process file has unexpected keys")
-    if sum("shared" in state for state in states) != 1:
+        found = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+        state = upgraded(found)
+        if not isinstance(state, dict) or len(state.get("parts", ())) != 1:
+            raise ValueError("a process file has unexpected keys")
+        states.append(state)
+    if [len(state) > len(PART_ALONE) for state in states].count(True) != 1:
         raise ValueError("expected the shared state in exactly one process file")
-    return manifest["epochs"], states
+    whole = next(state for state in states if len(state) > len(PART_ALONE))
+    return manifest["epochs"], {**whole, "parts": joined(states)["parts"]}

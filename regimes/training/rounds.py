@@ -26,7 +26,7 @@ from regimes.job.clock import Clock
 from regimes.training.gradients import Gradients, install, new_stack
 from regimes.training.optimizers import Optimizers, mean_state
 from regimes.training.replicas import Replicas
-from regimes.training.streaming import Fragment, SyncRounds, whole_round
+from regimes.training.streaming import Fragment, SyncRounds
 
 Loss = tuple[Tensor, Tensor, int, int]  # mean of all workers; [rows] of this process; epoch, step
 
@@ -213,34 +213,23 @@ class Rounds:
     # -- checkpoint --------------------------------------------------------------------------
 
     def state_dict(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(shared, own): the same on all processes, and of this process's workers."""
-        sync = self.sync
-        rounds = sync.state_dict()  # first: it waits for the thread that changes memories
-        memories, residuals = sync.reducer.state_dict()
-        shared = {
-            "since": int(sync.between),
-            **rounds,
-            "rates": self.rates,
-            "optimizer": sync.outer.optimizer.state_dict(),
-            "memories": memories,
-        }
+        """(shared, own): entries of a state, and of this process's part (``job.state``)."""
+        outer, own = self.sync.state_dict()
+        if self.replicas is None:  # nothing is on its way
+            own["movements"] = []
         workers = [] if self.replicas is None else self.replicas.state_dict()
-        for worker, movements in zip(workers, sync.movements(), strict=False):
-            worker["movements"] = movements
-        return shared, {"residuals": residuals, "workers": workers}
+        return {"outer": {**outer, "rates": self.rates}}, {"outer": own, "replicas": workers}
 
     def load_state_dict(
-        self, shared: dict[str, Any], residuals: dict[str, Any], workers: list[dict[str, Any]]
+        self,
+        outer: dict[str, Any],
+        residuals: dict[str, Any],
+        movements: list[dict[str, Any]],
+        workers: list[dict[str, Any]],
     ) -> None:
-        """The inverse; ``workers`` are the hosted ones, or empty if steps were shared."""
-        sync = self.sync
-        if "fragments" not in shared:  # version 0.2
-            shared = {**shared, "fragments": [whole_round(shared.get("period"), shared["since"])]}
-        movements = [worker["movements"] for worker in workers if "movements" in worker]
-        sync.load_state_dict(shared, movements)
-        self.rates = shared["rates"]
-        sync.outer.optimizer.load_state_dict(shared["optimizer"])
-        sync.reducer.load_state_dict(shared["memories"], residuals)
-        sync.reducer.to(self.gradients.stack.device)
+        """The inverse; ``movements`` and ``workers`` are of the hosted workers, ``workers`` empty
+        if steps were shared."""
+        self.rates = outer["rates"]
+        self.sync.load_state_dict(outer, residuals, movements if workers else ())
         if workers:
             self._make_replicas().load_state_dict(workers)

@@ -6,20 +6,16 @@ A checkpoint is the same as that of a run without shards, so that either can con
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
 from regimes.collectives.islands import as_stored, as_whole, divide
-from regimes.collectives.requests import JoinShards, Layer, Shard
 from regimes.collectives.world import World
 from regimes.errors import ConfigError
 from regimes.training.optimizers import Optimizers
-
-Residuals = dict[str, Tensor | None]  # by layer, [rows, ...]
 
 
 def shard(model: nn.Module, world: World) -> None:
@@ -87,35 +83,6 @@ def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(tree, list | tuple):
         return type(tree)(_mapped(value, change) for value in tree)
     return change(tree)
-
-
-def whole_residuals(world: World, layers: Iterable[Layer], residuals: Residuals) -> Residuals:
-    """Each layer's residual of the hosted workers, ``[L, n, m]``; all processes call this."""
-    return {
-        layer.name: None if own is None else _whole_rows(world, own, layer.shape[0])
-        for layer in layers
-        for own in [residuals[layer.name]]
-    }
-
-
-def _whole_rows(world: World, tensor: Tensor, rows: int) -> Tensor:
-    """A tensor whose dimension 1 is divided as the rows of a layer, ``[L, rows here, ...]``, as
-    one, on the CPU."""
-    mine = tensor.transpose(0, 1).contiguous()  # [rows here, L, ...]
-    width, chunk = math.prod(mine.shape[1:]), Shard(0, world.shards, rows).chunk
-    (joined,) = world.join_shards([JoinShards(mine.flatten(), chunk * width, rows * width)])
-    return joined.view(rows, *mine.shape[1:]).transpose(0, 1).cpu().contiguous()
-
-
-def own_rows(parts: Iterable[Layer], residuals: Residuals) -> Residuals:
-    """The rows of whole residuals that are here."""
-    found: Residuals = {}
-    for part in parts:
-        whole = residuals[part.name]
-        if whole is not None and part.shard is not None:
-            whole = whole[:, part.shard.here].clone()
-        found[part.name] = whole
-    return found
 
 
 def load_model(model: nn.Module, saved: Mapping[str, Tensor]) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 
 from regimes.collectives.islands import as_stored
@@ -14,6 +13,8 @@ from regimes.config import to_dict
 from regimes.errors import ConfigError, RecordError, RegimesError, require
 from regimes.job.decided import as_decided
 from regimes.job.header import build_header
+from regimes.job.residuals import Residuals, own_rows, residuals_for, whole_residuals
+from regimes.job.state import FORMAT, Part, State, by_layer, column, of_workers, shapes
 from regimes.records import (
     Header,
     RecordWriter,
@@ -30,22 +31,8 @@ from regimes.records import (
 from regimes.training import checkpoint
 from regimes.training.build import Run
 from regimes.training.changes import Notes, fitted
-from regimes.training.checkpoint import (
-    LocalState,
-    OwnState,
-    ProcessFile,
-    SharedState,
-    intervention_states,
-)
 from regimes.training.phases import Phase, differ
-from regimes.training.sharded import (
-    Residuals,
-    gathered,
-    load_model,
-    load_optimizer,
-    own_rows,
-    whole_residuals,
-)
+from regimes.training.sharded import gathered, load_model, load_optimizer
 
 
 def open_record(run: Run, out: Path, resume: bool) -> RecordWriter | None:
@@ -82,7 +69,7 @@ def remaining(phases: list[Phase], out: Path, resume: bool) -> list[Phase]:
     done = 0
     if resume and len(phases) > 1:
         rows = _if_finished(out)
-        done = (checkpoint.load(out) or (0, []))[0] if rows is None else len(rows)
+        done = (checkpoint.load(out) or (0, None))[0] if rows is None else len(rows)
     return [phase for phase in phases if not phase.over(done)]
 
 
@@ -132,24 +119,24 @@ def _enter(run: Run, out: Path, resume: bool) -> Notes | None:
     if resume and (rows := _if_finished(out)) is not None:
         run.rows = rows
         return None
-    done, files = (checkpoint.load(out) if resume else None) or (0, [])
-    if not files and trunk is not None and run.config.branch is not None:
+    done, state = (checkpoint.load(out) if resume else None) or (0, None)
+    if state is None and trunk is not None and run.config.branch is not None:
         source, done = trunk, run.config.branch.at
         require(
             done < len(run.units), "branch.at", done, f"one of the run's {len(run.units)} units"
         )
-        files = checkpoint.load_at(trunk, done) if done else []
+        state = checkpoint.load_at(trunk, done) if done else None
     run.rows = read_rows(out if resume else source, header)[:done]
     if run.rows and not resume:
         run.rows[-1] = cast("Row", {**run.rows[-1], "next_lr": _first_rate(run)})
     if len(run.rows) < done:
         raise RecordError(f"{source} lacks epochs that its checkpoint has: was it edited?")
-    if not files:
+    if state is None:
         return None
-    return _restore_as(run, files, source)
+    return _restore_as(run, state, source)
 
 
-def _restore_as(run: Run, files: list[ProcessFile], source: Path) -> Notes | None:
+def _restore_as(run: Run, state: State, source: Path) -> Notes | None:
     """Restore a checkpoint, under this run's configuration if it was written under another."""
     before, notes = run.phase.before(len(run.rows)), None
     for name, table in before.interventions.items():
@@ -157,8 +144,8 @@ def _restore_as(run: Run, files: list[ProcessFile], source: Path) -> Notes | Non
             run.interventions[name] = intervention
     try:
         if differ(before, run.config):
-            files, notes = fitted(run, files, before)
-        _restore(run, files)
+            state, notes = fitted(run, state, before)
+        _restore(run, state)
         if run.phase.changed:
             whole = {"batch": run.batch_controller, "sync": run.sync_controller}
             run.rows = as_decided([], run.rows, run.controller, whole)
@@ -231,52 +218,62 @@ def save(run: Run, out: Path) -> None:
         with world.contact("a checkpoint"):
             model, optimizer = gathered(world, model), gathered(world, optimizer)
         residuals = whole_residuals(world, run.layers, residuals)
-    shared = SharedState(
-        model=model,
-        optimizer=optimizer,
-        memories=memories,
-        gauges=run.panel.state_dict(),
-        union=run.gradients.union,
-    )
-    own = OwnState(residuals=residuals, hidden=run.gradients.hidden_states())
-    if run.interventions:
-        states = {
-            name: intervention.state_dict() for name, intervention in run.interventions.items()
-        }
-        shared["interventions"] = states
+    part: Part = {
+        "process": world.rank,
+        "workers": [*world.hosted],
+        "layers": by_layer(residual=residuals),
+        "hidden": run.gradients.hidden_states(),
+    }
+    state: State = {
+        "format": FORMAT,
+        "processes": world.processes,
+        "workers": run.config.workers,
+        "layers": by_layer(shape=shapes(run.layers), memory=memories),
+        "model": model,
+        "optimizer": optimizer,
+        "gauges": run.panel.state_dict(),
+        "union": run.gradients.union,  # one residual row for all workers of a process
+        "interventions": {name: x.state_dict() for name, x in run.interventions.items()},
+        "parts": [part],
+    }
     if run.local is not None:
-        shared["local"], local = run.local.state_dict()
-        own["local"] = LocalState(residuals=local["residuals"], workers=local["workers"])
-    keep = run.config.checkpoint_keep
-    writes = world.shard == 0  # the others of an island have the same
-    checkpoint.save(out, len(run.rows), shared, own if writes else None, world, keep)
+        outer, own = run.local.state_dict()
+        state |= outer
+        part |= own
+    checkpoint.save(out, len(run.rows), state, world, run.config.checkpoint_keep)
 
 
-def _restore(run: Run, files: list[ProcessFile]) -> None:
-    """The inverse of ``save``, from the files of any number of processes."""
-    shared = next(file["shared"] for file in files if "shared" in file)
-    load_model(run.model, shared["model"])
-    if "optimizer" in shared:
-        load_optimizer(run.optimizer, shared["optimizer"])
+def _restore(run: Run, state: State) -> None:
+    """The inverse of ``save``, from the state of any number of processes."""
+    load_model(run.model, state["model"])
+    if "optimizer" in state:
+        load_optimizer(run.optimizer, state["optimizer"])
     else:
-        _restore_momenta(run, shared["momentum"])
-    run.panel.load_state_dict(shared["gauges"])
-    saved = intervention_states(shared)
+        _restore_momenta(run, state["momentum"])
+    run.panel.load_state_dict(state["gauges"])
     for name, intervention in run.interventions.items():
-        intervention.load_state_dict(saved.get(name, {}))
-    workers = [file["workers"] for file in files]
-    _restore_present(run, sorted(worker for part in workers for worker in part))
-    residuals = _residuals(run, workers, [file["own"]["residuals"] for file in files])
-    run.reducer.load_state_dict(shared["memories"], own_rows(run.reducer.layers, residuals))
+        intervention.load_state_dict(state["interventions"].get(name, {}))
+    parts = state["parts"]
+    _restore_present(run, sorted(worker for part in parts for worker in part["workers"]))
+    residuals = own_rows(run.reducer.layers, _residuals(run, parts))
+    run.reducer.load_state_dict(column(state["layers"], "memory"), residuals)
     run.reducer.to(run.device)
+    hosted = run.world.hosted
     if run.local is not None:
-        local = [file["own"]["local"] for file in files]
-        residuals = _residuals(run, workers, [own["residuals"] for own in local])
-        states = _hosted(run, workers, [own["workers"] for own in local])
-        run.local.load_state_dict(shared["local"], residuals, states)
-    if hidden := _hosted(run, workers, [file["own"].get("hidden", []) for file in files]):
+        outer = [{**part["outer"], "workers": part["workers"]} for part in parts]
+        movements = of_workers(outer, "movements", hosted)
+        replicas = of_workers(parts, "replicas", hosted)
+        run.local.load_state_dict(state["outer"], _residuals(run, outer), movements, replicas)
+    if hidden := of_workers(parts, "hidden", hosted):
         states = [tuple(part.to(run.device) for part in state) for state in hidden]
         run.gradients.load_hidden_states(states)
+
+
+def _residuals(run: Run, parts: Sequence[Part]) -> Residuals:
+    """Each layer's residual rows of this process's workers, or their mean in a union pass."""
+    count, names = run.config.workers, [layer.name for layer in run.layers]
+    mean = run.gradients.union
+    return residuals_for(run.world.hosted, count, parts, count, names, mean=mean)
 
 
 def _restore_present(run: Run, workers: list[int]) -> None:
@@ -294,16 +291,6 @@ def _restore_present(run: Run, workers: list[int]) -> None:
     run.set_present(workers)
 
 
-def _hosted(run: Run, workers: list[list[int]], saved: list[list[Any]]) -> list[Any]:
-    """The states of this process's workers; empty if none were saved."""
-    states = {
-        worker: state
-        for file, part in zip(workers, saved, strict=True)
-        for worker, state in zip(file, part, strict=False)
-    }
-    return [states[worker] for worker in run.world.hosted] if states else []
-
-
 def _restore_momenta(run: Run, momenta: dict[str, Tensor | None]) -> None:
     """Restore a checkpoint of an early version, which had no optimiser but SGD."""
     (sgd,) = run.optimizer.parts
@@ -312,37 +299,3 @@ def _restore_momenta(run: Run, momenta: dict[str, Tensor | None]) -> None:
         if momentum is not None:
             stored = as_stored(parameter, momentum.to(run.device))
             sgd.state[parameter]["momentum_buffer"] = stored
-
-
-def _residuals(run: Run, workers: list[list[int]], saved: list[Residuals]) -> Residuals:
-    """Each layer's residual rows of this process's workers."""
-    return {
-        layer.name: _hosted_rows(
-            run, [(worker, part[layer.name]) for worker, part in zip(workers, saved, strict=True)]
-        )
-        for layer in run.layers
-    }
-
-
-def _hosted_rows(run: Run, saved: Sequence[tuple[list[int], Tensor | None]]) -> Tensor | None:
-    """The residual rows of this process's workers, from (workers, rows) of each file.
-
-    A single row for several workers is their mean (a union pass), which is all that a linear
-    compressor depends on.
-    """
-    if any(rows is None for _, rows in saved):
-        return None
-    hosted = list(run.world.hosted)
-    several = len(hosted) > 1
-    # A run with shards has a row for each worker, one without may have a row for all.
-    foreign = len(hosted) if run.gradients.union else 1
-    for workers, rows in saved:
-        if workers == hosted and not (several and rows is not None and len(rows) == foreign):
-            return rows
-    row = {
-        worker: rows[i if len(rows) == len(workers) else 0]  # type: ignore[arg-type, index]
-        for workers, rows in saved
-        for i, worker in enumerate(workers)
-    }
-    stack = torch.stack([row[worker] for worker in hosted])
-    return stack.mean(0, keepdim=True) if run.gradients.union else stack

@@ -21,6 +21,7 @@ from regimes.compression.reducer import Reducer
 from regimes.config import Level, OuterConfig
 from regimes.errors import require
 from regimes.exchange.exchange import Exchange, Transfer
+from regimes.job.state import by_layer, column
 from regimes.training.replicas import OuterStep, Replicas
 
 
@@ -42,11 +43,6 @@ def divide(sizes: Sequence[int], count: int) -> list[list[int]]:
         groups.append(list(range(first, stop)))
         first = stop
     return groups
-
-
-def whole_round(period: int | None, since: int) -> dict[str, Any]:
-    """The state of a single fragment without a delay."""
-    return {"period": period, "since": since, "left": None, "updates": {}}
 
 
 @dataclass(eq=False)
@@ -264,10 +260,12 @@ class SyncRounds:
 
     # -- checkpoint --------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
-        """Each fragment's round, what is on its way and what instruments have not seen of it; the
-        same on all processes."""
-        self.wait()
+    def state_dict(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(shared, own): the entries "outer" of a state and of a process's part (``job.state``):
+        each fragment's round, what is on its way and what instruments have not seen of it; per
+        hosted worker, by layer, the movements of such fragments, and ``older``."""
+        self.wait()  # for the thread that changes memories
+        memories, residuals = self.reducer.state_dict()
         fragments = [
             {
                 "period": f.period,
@@ -278,11 +276,15 @@ class SyncRounds:
             }
             for f in self.fragments
         ]
-        return {"begun": self.begun, "fragments": fragments}
+        shared = {
+            "layers": by_layer(memory=memories),
+            "optimizer": self.outer.optimizer.state_dict(),
+            "begun": self.begun,
+            "fragments": fragments,
+        }
+        return shared, {"layers": by_layer(residual=residuals), "movements": self._movements()}
 
-    def movements(self) -> list[dict[str, dict[int, Tensor]]]:
-        """Per hosted worker, by layer: the movements of fragments that are on their way or that
-        instruments have not seen, and ``older``."""
+    def _movements(self) -> list[dict[str, dict[int, Tensor]]]:
         kept = [i for f in self.fragments if f.flight or f.unseen for i in f.layers]
         return [
             {
@@ -293,9 +295,16 @@ class SyncRounds:
         ]
 
     def load_state_dict(
-        self, state: Mapping[str, Any], movements: Sequence[dict[str, dict[int, Tensor]]] = ()
+        self,
+        state: Mapping[str, Any],
+        residuals: dict[str, Tensor | None],
+        movements: Sequence[dict[str, dict[int, Tensor]]] = (),
     ) -> None:
-        """The inverse of both. States of version 0.3 and before have no movements."""
+        """The inverse, of ``state`` and this process's residuals and movements. States of version
+        0.3 and before have no movements."""
+        self.outer.optimizer.load_state_dict(state["optimizer"])
+        self.reducer.load_state_dict(column(state["layers"], "memory"), residuals)
+        self.reducer.to(self.stack.device)
         device = self.stack.device
         for fragment, saved in zip(self.fragments, state["fragments"], strict=True):
             fragment.period, fragment.since = saved["period"], saved["since"]
@@ -314,7 +323,7 @@ class SyncRounds:
             for layer, moved in own["older"].items():
                 shape = self.parts[layer].shape
                 self.older.setdefault(layer, self.stack.new_empty(shape))[row].copy_(moved)
-        self.begun = state.get("begun", True)
+        self.begun = state["begun"]
 
 
 def _move_rows(before: Tensor, after: Tensor, rows: Sequence[int | None]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import forked
 import pytest
+import states
 import torch
 from runs import resumed_alike, weights
 from torch import nn
@@ -344,7 +345,7 @@ def test_a_run_of_before_with_a_momentum_resumes(tmp_path: Path) -> None:
     regimes.run(c, tmp_path / "run")
     last = sorted((tmp_path / "run" / "checkpoints").glob("epoch-*"))[-2]
     (file,) = last.glob("process-0.pt")
-    state = torch.load(file, weights_only=True)
+    state = states.as_of_0_3(torch.load(file, weights_only=True))
     names = [name for name, _ in load_task(c).build(c).named_parameters()]
     saved = state["shared"].pop("optimizer")["parts"][0]["state"]
     state["shared"]["momentum"] = {n: saved[i]["momentum_buffer"] for i, n in enumerate(names)}

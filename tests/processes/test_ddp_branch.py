@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import states
 import torch
 from ddp_scripts import cases, group, state_jobs
 from ddp_scripts.cases import Case
@@ -65,7 +66,7 @@ class Job:
     def end(self) -> dict[str, Any]:
         self.hook.close()
         rows = [{k: v for k, v in row.items() if k != "seconds"} for row in self.hook.rows]
-        owed = self.hook.state_dict()["residuals"]
+        owed = states.owed(self.hook.state_dict())
         return {"weights": cases.weights(self.model.module), "rows": rows, "owed": owed}
 
 
@@ -122,7 +123,7 @@ def test_a_branch_is_the_job_whose_policy_changes_by_itself(counted: bool) -> No
 def others(rank: int) -> dict[str, Any]:
     accordion = {"name": "accordion", "interval": 1, "eta": 0.2}
     saved = Job(rank, False, accordion).units(AT).save()
-    found: dict[str, Any] = {"before": saved[2]["residuals"], "rows": saved[2]["rows"]}
+    found: dict[str, Any] = {"before": states.owed(saved[2]), "rows": saved[2]["rows"]}
     always = {**accordion, "eta": 1e-9, "low": "a", "high": "b"}
     renamed = Job(rank, False, always, levels={"a": 3, "b": 1}).load(saved)
     found["levels"] = renamed.hook.levels
@@ -133,7 +134,7 @@ def others(rank: int) -> dict[str, Any]:
         net = sparse.load(saved).model.module
         grads = state_jobs.gradients(net, sparse.step, rank)
         update = state_jobs.update(sparse.model, sparse.step, rank)
-        owed = sparse.hook.state_dict()["residuals"]
+        owed = states.owed(sparse.hook.state_dict())
         found[name] = {"gradients": grads, "update": update, "owed": owed}
     return found
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import states
 import torch
 from ddp_scripts import cases, group, state_jobs
 from ddp_scripts.state_jobs import RESIDUAL
@@ -24,7 +25,8 @@ from regimes.compression import compressor
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE
 from regimes.ddp.source import plain_names
-from regimes.job.refit import LayerMatch, residual_of, several
+from regimes.job.refit import LayerMatch, several
+from regimes.job.residuals import residual_of
 
 LEVELS = dict(cases.Case().levels)
 
@@ -70,14 +72,15 @@ def test_new_workers_owe_what_the_old_ones_owed(old: int, new: int, random: Any)
 
 def simulated(stage: list[dict[str, Any]]) -> dict[str, Tensor]:
     """The update of the processes' gradients by workers of which each owes the saved mean."""
-    saved, count = stage[0]["given"]["processes"], len(stage)
-    layers = [Layer(name, tuple(shape)) for name, shape in saved[0]["shapes"].items()]
+    saved, count = stage[0]["given"], len(stage)
+    shapes, memories = (states.column(saved, key) for key in ("shape", "memory"))
+    layers = [Layer(name, tuple(shape)) for name, shape in shapes.items()]
     world, found = World(count), {}
     reducer = Reducer(compressor({"name": "powersgd"}), layers, world, seed=7)
     for i, layer in enumerate(layers):
         state = reducer.states[i]
-        state.load_shared_state(saved[0]["memories"][layer.name])
-        owed = [part["residuals"][layer.name] for part in saved]
+        state.load_shared_state(memories[layer.name])
+        owed = [states.column(part, "residual")[layer.name] for part in saved["parts"]]
         if owed[0] is not None:
             state.residual = torch.stack(owed).mean(0).repeat(count, 1, 1)
         stack = torch.stack([process["gradients"][layer.name] for process in stage])
@@ -90,18 +93,18 @@ def simulated(stage: list[dict[str, Any]]) -> dict[str, Tensor]:
 
 def check_owed(stage: list[dict[str, Any]]) -> None:
     """What the processes owe next to what those of the stage before owed."""
-    saved = stage[0]["given"]["processes"]
-    for name, owed in saved[0]["residuals"].items():
-        loaded = [process["loaded"]["residuals"][name] for process in stage]
+    saved = [states.column(part, "residual") for part in stage[0]["given"]["parts"]]
+    for name, owed in saved[0].items():
+        loaded = [states.owed(process["loaded"])[name] for process in stage]
         if owed is None:
             assert loaded == [None] * len(stage)
             continue
-        old = torch.stack([part["residuals"][name] for part in saved])
+        old = torch.stack([part[name] for part in saved])
         assert len(old) == 1 or not torch.equal(old[0], old[1])
         assert (torch.stack(loaded).mean(0) - old.mean(0)).abs().max() <= 1e-15
         for ours, theirs in zip(loaded, by_copies(list(old), len(stage)), strict=True):
             assert (ours - theirs).abs().max() <= 1e-15
-    assert saved[0]["residuals"][RESIDUAL] is not None
+    assert saved[0][RESIDUAL] is not None
 
 
 def test_on_another_number_of_processes_nothing_owed_is_lost(tmp_path: Path) -> None:
@@ -110,15 +113,16 @@ def test_on_another_number_of_processes_nothing_owed_is_lost(tmp_path: Path) -> 
         stage = group.run(state_jobs.resized, count, number, tmp_path)
         if number == 0:
             continue
-        saved = stage[0]["given"]["processes"]
-        assert len(saved) == counts[number - 1]
+        saved = stage[0]["given"]
+        assert len(saved["parts"]) == counts[number - 1]
         check_owed(stage)
         for name, update in simulated(stage).items():
             scale = update.abs().max()
             assert (stage[0]["updates"][0][name] - update).abs().max() <= 1e-12 * scale, name
         for process in stage:
-            for key in ("memories", "rows", "steps", "total", "levels", "lr", "traffic"):
-                same(process["loaded"][key], saved[0][key])
+            for key in ("layers", "rows", "steps", "total", "lr"):
+                same(process["loaded"][key], saved[key])
+            same(process["loaded"]["parts"][0]["traffic"], saved["parts"][0]["traffic"])
 
 
 def test_an_epoch_goes_on_on_another_number_of_processes(tmp_path: Path) -> None:
@@ -129,7 +133,7 @@ def test_an_epoch_goes_on_on_another_number_of_processes(tmp_path: Path) -> None
     assert [len(x["rows"]) for x in (first, second, third)] == [1, 1, 2]
     parts = [first["updates"][3], *second["updates"], *third["updates"][:3]]
     norms = third["rows"][1]["statistics"]["norm:update"]
-    for name, norm in zip(third["loaded"]["shapes"], norms, strict=True):
+    for name, norm in zip(third["loaded"]["layers"], norms, strict=True):
         whole = sum(part[name] for part in parts)
         assert norm == pytest.approx(float(whole.norm()), rel=1e-12)
     assert third["rows"][1]["steps"] == 7
@@ -147,7 +151,7 @@ def test_on_the_same_number_it_is_each_ones_own_state() -> None:
                 assert torch.equal(gradient, theirs[name]), name
         same(result["rows"][1], result["rows"][0])
         same(result["rows"][2], result["rows"][0])
-    a, b = (result["own"]["residuals"][RESIDUAL] for result in results)
+    a, b = (states.owed(result["own"])[RESIDUAL] for result in results)
     assert not torch.equal(a, b)
     assert results[0]["refused"] == (
         "ConfigError: cannot load the hook's state: it was saved within an epoch, when each of 2 "
@@ -166,8 +170,8 @@ def test_what_process_0_does_wrong_all_hear_in_one_sentence() -> None:
         ),
         "other things": not_full,
         "less than all": "it does not hold the states of all processes in their order",
-        "no memories": "it is damaged (KeyError: 'memories')",
-        "no worker": "it is damaged (KeyError: 'worker')",
+        "no layers": "it is damaged (KeyError: 'layers')",
+        "no process": "it is damaged (KeyError: 'process')",
     }
     for name, words in expected.items():
         assert first[name] == f"ConfigError: cannot load the hook's state: {words}", name

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import states
 import torch
 from ddp_scripts import group, own_loop
 from replicas import lighthouse, managed, together
@@ -233,10 +234,11 @@ def test_a_replica_that_joins_has_all_but_the_residual(address: str) -> None:
             return state
 
     gave, got = together(2, live)
-    assert any(r.any() for r in gave["residuals"].values() if r is not None)
-    assert not any(r.any() for r in got["residuals"].values() if r is not None)
-    assert (got["levels"], got["rows"]) == (gave["levels"], gave["rows"])
-    for name in ("memories", "gauges", "steps", "total"):
+    assert any(r.any() for r in states.owed(gave).values() if r is not None)
+    assert not any(r.any() for r in states.owed(got).values() if r is not None)
+    assert got["rows"] == gave["rows"]
+    assert states.column(got, "level") == states.column(gave, "level")
+    for name in ("layers", "gauges", "steps", "total"):
         torch.testing.assert_close(got[name], gave[name], rtol=0, atol=0)
 
 
@@ -261,8 +263,12 @@ def test_a_step_that_does_not_commit_leaves_no_trace(address: str) -> None:
 
     (weights, state, rows), (expected, other, others) = live(True), live(False)
     assert torch.equal(weights, expected)
-    assert state["levels"] == other["levels"]
-    for name in ("residuals", "memories", "gauges", "steps", "total"):
+    assert states.column(state, "level") == states.column(other, "level")
+    torch.testing.assert_close(states.owed(state), states.owed(other), rtol=0, atol=0)
+    for key in ("memory", "shape"):
+        ours, theirs = (states.column(x, key) for x in (state, other))
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    for name in ("gauges", "steps", "total"):
         torch.testing.assert_close(state[name], other[name], rtol=0, atol=0)
     assert [r["statistics"] for r in rows] == [r["statistics"] for r in others]
     assert [r["replicas"]["uncommitted"] for r in rows] == [0, 1, 0]

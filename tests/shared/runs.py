@@ -25,7 +25,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     """The model in the last checkpoint."""
     saved = checkpoint.load(folder)
     assert saved is not None
-    return next(part["shared"] for part in saved[1] if "shared" in part)["model"]
+    return saved[1]["model"]
 
 
 def same_weights(a: Path, b: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import forked
 import numpy as np
 import pytest
+import states
 import torch
 from runs import weights
 
@@ -90,7 +91,7 @@ def steps_in_the_residual(preset: str, rank: int, steps: int, folder: Path) -> f
     record = regimes.run(powersgd(preset, rank, *words), folder)
     found = checkpoint.load(folder)
     assert found is not None
-    residuals = found[1][0]["own"]["residuals"].values()
+    residuals = states.owed(found[1]).values()
     sums = record.rows[0]["statistics"]["norm:global"]  # of the gradients' sum over the unit
     pairs = [
         (r.mean(0).norm(), s / steps) for r, s in zip(residuals, sums, strict=True) if r is not None

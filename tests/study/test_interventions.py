@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import states
 from configs import smoke
 from copied_models import SGD, every, text
 from runs import same_bits, same_weights, stop_after
@@ -17,6 +18,7 @@ import regimes
 from regimes.config import RunConfig, from_dict, override, to_dict
 from regimes.config.interventions import interventions
 from regimes.errors import ConfigError
+from regimes.job.upgrade import upgraded
 from regimes.training import checkpoint
 from regimes.training.interventions import Circumstances, Intervention, InterventionConfig, Job
 
@@ -123,10 +125,9 @@ def test_states_of_version_0_3_are_restored(
     def older(folder: Path) -> Any:
         found = load(folder)
         assert found is not None
-        shared: Any = found[1][0]["shared"]
-        shared |= shared.pop("interventions")
-        assert shared["pruning"]
-        return found
+        old = states.as_of_0_3(found[1])
+        assert old["shared"]["pruning"]
+        return found[0], upgraded(old)
 
     monkeypatch.setattr(checkpoint, "load", older)
     regimes.run(c, tmp_path / "old", resume=True)

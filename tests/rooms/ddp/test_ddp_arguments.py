@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 import outcome
 import pytest
+import states
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -103,8 +104,9 @@ def test_numbers_of_numpy_are_numbers() -> None:
 def test_a_state_of_other_shapes_or_levels_is_refused() -> None:
     saved = trained().state_dict()
     altered = copy.deepcopy(saved)
-    name = next(name for name, owed in altered["residuals"].items() if owed is not None)
-    altered["residuals"][name] = altered["residuals"][name].flatten()[:-1]
+    name = next(name for name, owed in states.owed(altered).items() if owed is not None)
+    layer = altered["parts"][0]["layers"][name]
+    layer["residual"] = layer["residual"].flatten()[:-1]
     hook = trained()
     with pytest.raises(ConfigError, match=f"damaged .*the residual of layer '{name}' has shape"):
         hook.load_state_dict(altered)
@@ -112,8 +114,9 @@ def test_a_state_of_other_shapes_or_levels_is_refused() -> None:
     other = trained(levels={"low": 3, "high": 1})
     with pytest.raises(ConfigError, match="its level low is 4, this hook's is 3"):
         other.load_state_dict(saved)
-    del saved["values"]  # of an older version
-    other.load_state_dict(saved)
+    older = states.as_hook_of_0_3(saved)
+    del older["values"]  # of a version before
+    other.load_state_dict(older)
 
 
 def test_a_number_that_no_float_holds_is_not_logged(tmp_path: Path) -> None:
@@ -125,7 +128,7 @@ def test_a_number_that_no_float_holds_is_not_logged(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "key",
-    ["steps", "total", "traffic", "rows", "memories", "gauges", "lr", "pace"],
+    ["steps", "total", "parts", "traffic", "rows", "layers", "gauges", "lr", "pace"],
 )
 @pytest.mark.parametrize("value", ["x", 7, [1], torch.ones(2), {"a": 1}], ids=str)
 def test_a_damaged_state_is_one_sentence_and_changes_nothing(key: str, value: Any) -> None:
@@ -134,9 +137,10 @@ def test_a_damaged_state_is_one_sentence_and_changes_nothing(key: str, value: An
     model(torch.ones(2, 5)).sum().backward()
     hook.epoch_end(lr=0.1)
     before = hook.state_dict()
-    if not outcome.one_sentence(
-        "states", lambda: hook.load_state_dict({**copy.deepcopy(before), key: value})
-    ):
+    damaged = {**copy.deepcopy(before), key: value}
+    if key == "traffic":
+        damaged = {**copy.deepcopy(before), "parts": [{**before["parts"][0], key: value}]}
+    if not outcome.one_sentence("states", lambda: hook.load_state_dict(damaged)):
         assert repr(hook.state_dict()) == repr(before)
     model(torch.ones(2, 5)).sum().backward()
     hook.epoch_end(lr=0.1)

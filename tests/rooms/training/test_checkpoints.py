@@ -8,7 +8,6 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,11 +15,11 @@ import torch
 from configs import smoke as config
 
 import regimes
-from regimes.collectives.world import World
 from regimes.config import RunConfig, override, to_dict
 from regimes.errors import ConfigError, RecordError, RegimesError
+from regimes.job.residuals import residuals_for
 from regimes.job.termination import GracefulShutdown
-from regimes.training import checkpoint, loop, state
+from regimes.training import checkpoint, loop
 from regimes.training.build import Run, prepare
 
 
@@ -213,9 +212,12 @@ def test_an_older_checkpoint_that_is_a_link_is_left_alone(out: Path) -> None:
 @pytest.mark.parametrize("union", [True, False])
 def test_residuals_of_other_processes_are_theirs_or_their_mean(union: bool) -> None:
     """Two files, of a row for each of two workers and of the mean of two, by hand."""
-    run: Any = SimpleNamespace(world=World(4), gradients=SimpleNamespace(union=union))
     rows = torch.tensor([[1.0], [2.0]])
-    found = state._hosted_rows(run, [([0, 1], rows), ([2, 3], torch.tensor([[6.5]]))])
+    parts = [
+        {"workers": workers, "layers": {"a": {"residual": residual}}}
+        for workers, residual in (([0, 1], rows), ([2, 3], torch.tensor([[6.5]])))
+    ]
+    found = residuals_for(range(4), 4, parts, 4, ["a"], mean=union)["a"]
     assert found is not None
     assert found.tolist() == ([[4.0]] if union else [[1.0], [2.0], [6.5], [6.5]])
 
@@ -224,16 +226,17 @@ def test_a_state_that_does_not_fit_is_one_sentence(out: Path) -> None:
     """A stranger's, its checksum in order; or the model is one's own and has changed since."""
     file = out / "checkpoints/epoch-0003/process-0.pt"
     whole = torch.load(file, weights_only=True)
-    name = next(iter(whole["shared"]["model"]))
-    model = {**whole["shared"]["model"], name: torch.zeros(2, 2)}
+    name = next(iter(whole["model"]))
+    model = {**whole["model"], name: torch.zeros(2, 2)}
     for part in ({"model": model}, {"model": []}, {"optimizer": {"a": 1}}, {"gauges": 3}):
-        replaced({**whole, "shared": {**whole["shared"], **part}})(file.parent)
+        replaced({**whole, **part})(file.parent)
         with pytest.raises(RecordError, match=r"the checkpoint of .* does not fit its config"):
             regimes.run(config(epochs=5), out, resume=True)
-    owed = {**whole["own"]["residuals"], name: torch.zeros(3, 1, 1)}
-    for other in ({"workers": "abc"}, {"own": {**whole["own"], "residuals": owed}}):
-        replaced({**whole, **other})(file.parent)
-        with pytest.raises(RegimesError, match=r"does not fit|has shape \[3, 1, 1\], the layer"):
+    (own,) = whole["parts"]
+    owed = {**own["layers"], name: {"residual": torch.zeros(3, 1, 1)}}
+    for other in ({"workers": "abc"}, {"layers": owed}):
+        replaced({**whole, "parts": [{**own, **other}]})(file.parent)
+        with pytest.raises(RegimesError, match=r"does not fit|has shape \[[13], 1, 1\], the layer"):
             regimes.run(config(epochs=5), out, resume=True)
 
 

@@ -238,8 +238,9 @@ def test_checkpoints_every_so_many_epochs_and_resume_between_them(
 def test_a_whole_file_of_another_checkpoint_is_damage(tmp_path: Path) -> None:
     """Only its checksum tells."""
     for epochs in (1, 2):
-        shared = {"model": {"w": torch.full((2,), float(epochs))}}
-        checkpoint.save(tmp_path, epochs, shared, {}, World(1))
+        model = {"w": torch.full((2,), float(epochs))}
+        saved = {"format": 4, "model": model, "parts": [{"workers": [0]}]}
+        checkpoint.save(tmp_path, epochs, saved, World(1))
     assert weights(tmp_path)["w"].tolist() == [2.0, 2.0]
     older, newer = sorted((tmp_path / "checkpoints").iterdir())
     shutil.copy(older / "process-0.pt", newer / "process-0.pt")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import states
 import torch
 import torch.distributed as dist
 from ddp_scripts import cases
@@ -34,6 +35,7 @@ from regimes.config import Level, RunConfig
 from regimes.data import load as load_task
 from regimes.ddp import attach
 from regimes.errors import RegimesError
+from regimes.job.state import placed
 from regimes.policies import Decision, PastEpoch
 from regimes.training.learning_rate import LearningRate
 
@@ -357,7 +359,7 @@ def resumed(rank: int, case: Case, stop: int) -> dict[str, Any]:
                 saved = {name: part.state_dict() for name, part in parts.items()}
                 torch.save(saved, buffer)
                 _scaled_step(parts, case, 0, rank)  # must not reach what was saved
-                owed = saved["hook"]["residuals"].values()
+                owed = states.owed(saved["hook"]).values()
                 residual = sum(t.norm().item() for t in owed if t is not None)
                 buffer.seek(0)
                 loaded = torch.load(buffer, weights_only=True)
@@ -439,7 +441,9 @@ def bad_input(rank: int) -> dict[str, str]:
     def load(**changes: Any) -> Callable[[], Any]:
         return lambda: other.load_state_dict({**state, **changes})
 
-    shapes = {**state["shapes"], "head.weight": [7, 24]}
+    table = state["layers"]
+    other_shape = {**table, "head.weight": {**table["head.weight"], "shape": [7, 24]}}
+    other_levels = {name: {**layer, "level": "medium"} for name, layer in table.items()}
     return {
         name: sentence(action)
         for name, action in {
@@ -462,10 +466,10 @@ def bad_input(rank: int) -> dict[str, str]:
             "no backward": lambda: hook.epoch_end(lr=0.1),
             "rate": lambda: _trained_once(case).epoch_end(lr=-1.0),
             "rate of truth": lambda: _trained_once(case).epoch_end(lr=True),
-            "state of others": load(worker=2, workers=4),
-            "state of a model": load(shapes=shapes),
+            "state of others": lambda: other.load_state_dict(placed(state, 2, 4, [2])),
+            "state of a model": load(layers=other_shape),
             "state of a compressor": load(compressor="TopK()"),
-            "state of levels": load(levels=dict.fromkeys(state["levels"], "medium")),
+            "state of levels": load(layers=other_levels),
             "state of a policy": load(gauges={}),
             "no state": lambda: other.load_state_dict({"a": 1}),
         }.items()

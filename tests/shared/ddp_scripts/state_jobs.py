@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from regimes.ddp import Hook, attach
+from regimes.job.state import placed
 
 CASE = Case()
 Hooked = tuple[DistributedDataParallel, Hook]
@@ -142,29 +143,28 @@ def refused(rank: int) -> dict[str, str]:
     model, hook = hooked()
     update(model, 0, rank)
     own, full = hook.state_dict(), hook.full_state_dict()
-    shapes = own["shapes"]
+    layers = own["layers"]
+    alien = {f"old.{name}": layer for name, layer in layers.items()}
     _, other = hooked()
 
     def load(wrong: Any) -> Callable[[], Any]:
         return lambda: other.load_full_state_dict(wrong if rank == 0 else None)
 
-    def without(key: str) -> Any:
-        return full and {
-            "processes": [full["processes"][0], _less(full["processes"][1], key)]
-        }  # of process 1 alone
+    def without(key: str) -> Any:  # of process 1 alone
+        return full and full | {"parts": [full["parts"][0], _less(full["parts"][1], key)]}
 
     found = {
         "nothing": load(None),
         "one of them": load(own),
         "other things": load({"a": 1}),
-        "less than all": load(full and {"processes": full["processes"][1:]}),
-        "no memories": load(without("memories")),
-        "no worker": load(without("worker")),
-        "full for one": lambda: other.load_state_dict(full or {"processes": []}),
+        "less than all": load(full and full | {"parts": full["parts"][:0:-1] * 2}),
+        "no layers": load(without("layers")),
+        "no process": load(without("process")),
+        "full for one": lambda: other.load_state_dict(full or own | {"parts": [1, 2]}),
         "nothing in common": lambda: other.load_state_dict(
-            {**own, "shapes": {f"old.{name}": shape for name, shape in shapes.items()}}
+            {**own, "layers": alien, "parts": [{**own["parts"][0], "layers": alien}]}
         ),
-        "another number": lambda: other.load_state_dict({**own, "worker": 2, "workers": 4}),
+        "another number": lambda: other.load_state_dict(placed(own, 2, 4, [2])),
         "damaged": lambda: other.load_state_dict(_less(own, "gauges")),
         "fine": load(full),
     }
@@ -282,5 +282,9 @@ def compiled(rank: int) -> dict[str, Any]:
 
 def _renamed(state: dict[str, Any]) -> dict[str, Any]:
     """As a version before 0.2 saved the state of a compiled model."""
-    keys = ("shapes", "memories", "residuals", "levels")
-    return state | {k: {f"_orig_mod.{n}": x for n, x in state[k].items()} for k in keys}
+    (part,) = state["parts"]
+    tables = [
+        {f"_orig_mod.{name}": layer for name, layer in place["layers"].items()}
+        for place in (state, part)
+    ]
+    return {**state, "layers": tables[0], "parts": [{**part, "layers": tables[1]}]}

@@ -1,0 +1,182 @@
+"""Residuals of a saved state on other workers, processes and shards.
+
+Error feedback has yet to send the mean over workers of their residuals, so that mean is preserved:
+the saved workers are equal parts of [0, 1), and so are the new ones; a new worker's residual is the
+mean of the saved residuals over its part. On as many workers each has its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regimes.collectives.requests import JoinShards, Layer, Shard
+from regimes.collectives.world import World
+from regimes.job.refit import refuse
+from regimes.job.state import Part, State, by_layer
+
+Residuals = dict[str, Tensor | None]  # by layer, [rows, ...]
+
+
+def residuals_for(
+    workers: Sequence[int],
+    count: int,
+    parts: Sequence[Part],
+    saved: int,
+    names: Iterable[str],
+    *,
+    mean: bool = False,
+) -> Residuals:
+    """The residuals by layer of some of ``count`` workers, a row for each.
+
+    Args:
+        parts: with those of ``saved`` workers; they may lack some whose part of [0, 1) is not
+            that of any of ``workers``.
+        mean: one row for all, their mean, which is all that a linear compressor depends on.
+
+    Raises:
+        LookupError: ``parts`` lack a worker or a layer.
+    """
+    return {
+        name: _rows([*workers], count, [(p["workers"], _of(p, name)) for p in parts], saved, mean)
+        for name in names
+    }
+
+
+def _of(part: Part, name: str) -> Tensor | None:
+    found: Tensor | None = part["layers"][name]["residual"]
+    return found
+
+
+def _rows(
+    workers: list[int],
+    count: int,
+    held: Sequence[tuple[list[int], Tensor | None]],
+    saved: int,
+    mean: bool,
+) -> Tensor | None:
+    if all(rows is None for _, rows in held):
+        return None
+    for theirs, rows in held if count == saved else ():
+        if theirs == workers and rows is not None and len(rows) == (1 if mean else len(workers)):
+            return rows
+    row = {
+        worker: None if rows is None else rows[i if len(rows) == len(theirs) else 0]
+        for theirs, rows in held
+        for i, worker in enumerate(theirs)
+    }
+    if count == saved:
+        own = [row[worker] for worker in workers]
+    else:
+        old = [row.get(worker) for worker in range(saved)]
+        own = [residual_of(worker, count, old) for worker in workers]
+    known = [tensor for tensor in own if tensor is not None]
+    if len(known) < len(own):
+        return None
+    stack = torch.stack(known)
+    return stack.mean(0, keepdim=True) if mean else stack
+
+
+def residual_of(worker: int, workers: int, old: Sequence[Tensor | None]) -> Tensor | None:
+    """The residual of one of ``workers`` new workers, from those of the old ones; None is zero."""
+    known = next((tensor for tensor in old if tensor is not None), None)
+    if known is None:
+        return None
+    # Whole numbers: [0, 1) has len(old) * workers ticks, an old part ``workers`` of them, a new
+    # part len(old).
+    count, start = len(old), worker * len(old)
+    ends = [(i * workers, (i + 1) * workers) for i in range(count)]
+    overlaps = [max(0, min(start + count, end) - max(start, begin)) for begin, end in ends]
+    unit = math.gcd(*overlaps)  # a part inside one old part has weight 1: a copy, bit for bit
+    total = torch.zeros_like(known)
+    for overlap, tensor in zip(overlaps, old, strict=True):
+        if overlap and tensor is not None:
+            total.add_(tensor, alpha=overlap // unit)
+    return total.div_(count // unit)
+
+
+def on_processes(state: State, count: int) -> list[State]:
+    """The state of each of ``count`` processes with a worker each, from that of all processes.
+
+    Raises:
+        ConfigError: its statistics cannot be divided.
+    """
+    parts = state["parts"]
+    if len(parts) == count:
+        return [{**state, "parts": [part]} for part in parts]
+    if any(part["sums"].keys() - {"update"} for part in parts):
+        refuse(
+            f"it was saved within an epoch, when each of {len(parts)} processes had its own "
+            f"sums for the norm's signal; this job has {count}: on another number of "
+            "processes load a state that was saved right after epoch_end"
+        )
+    found = []
+    for worker in range(count):
+        own = residuals_for([worker], count, parts, len(parts), state["layers"])
+        place = {"process": worker, "workers": [worker], "layers": by_layer(residual=own)}
+        found.append(
+            {**state, "processes": count, "workers": count, "parts": [{**parts[0], **place}]}
+        )
+    return found
+
+
+# -- from a row for each worker to one for all, and back --------------------------------------
+
+
+def average(parts: Sequence[Part], *, to_one: bool) -> None:
+    """Each worker's residual becomes the mean over all workers, of which each process has as many;
+    ``to_one``: one row for all workers of a process, their own mean."""
+    for name in parts[0]["layers"]:
+        rows = [tensor for part in parts if (tensor := _of(part, name)) is not None]
+        if len(rows) < len(parts):
+            continue
+        means = [tensor.mean(0, keepdim=True) for tensor in rows]
+        every = torch.cat(means).mean(0, keepdim=True)
+        for part, own in zip(parts, means, strict=True):
+            repeated = every.repeat(len(part["workers"]), *[1] * (every.ndim - 1))
+            part["layers"][name] = {"residual": own if to_one else repeated}
+
+
+# -- shards -----------------------------------------------------------------------------------
+
+
+def whole_residuals(world: World, layers: Iterable[Layer], residuals: Residuals) -> Residuals:
+    """Each layer's residual of the hosted workers, ``[L, n, m]``; all processes call this."""
+    return {
+        layer.name: None if own is None else _whole_rows(world, own, layer.shape[0])
+        for layer in layers
+        for own in [residuals[layer.name]]
+    }
+
+
+def _whole_rows(world: World, tensor: Tensor, rows: int) -> Tensor:
+    """A tensor whose dimension 1 is divided as the rows of a layer, ``[L, rows here, ...]``, as
+    one, on the CPU."""
+    mine = tensor.transpose(0, 1).contiguous()  # [rows here, L, ...]
+    width, chunk = math.prod(mine.shape[1:]), Shard(0, world.shards, rows).chunk
+    (joined,) = world.join_shards([JoinShards(mine.flatten(), chunk * width, rows * width)])
+    return joined.view(rows, *mine.shape[1:]).transpose(0, 1).cpu().contiguous()
+
+
+def own_rows(parts: Iterable[Layer], residuals: Residuals) -> Residuals:
+    """The rows of whole residuals that are here."""
+    found: Residuals = {}
+    for part in parts:
+        whole = residuals[part.name]
+        if whole is not None and part.shard is not None:
+            whole = whole[:, part.shard.here].clone()
+        found[part.name] = whole
+    return found
+
+
+def without_residuals(part: Part) -> Part:
+    """For a worker that begins with none."""
+    tables: dict[str, Any] = {"layers": by_layer(residual=dict.fromkeys(part["layers"]))}
+    if "outer" in part:
+        none = dict.fromkeys(part["outer"]["layers"])
+        tables["outer"] = {**part["outer"], "layers": by_layer(residual=none)}
+    return {**part, **tables}

@@ -1,0 +1,93 @@
+"""The saved state of a job: one nested dictionary, whether of a run, a hook or local steps, of one
+process or all, in a file or in a checkpoint of ``torch.distributed.checkpoint``::
+
+    {
+        "format": 4,
+        "processes": 2, "workers": 2,
+        "layers": {NAME: {"shape": [n, m], "memory": {...}, ...}},
+        ...,                               # what else is the same on all processes
+        "parts": [                         # what is a process's own
+            {"process": 0, "workers": [0], "layers": {NAME: {"residual": rows}}, ...},
+            {"process": 1, "workers": [1], "layers": {NAME: {"residual": rows}}, ...},
+        ],
+    }
+
+``memory`` is what a compressor keeps (``State.shared_state``); ``rows`` are the residuals of a
+part's workers, ``[rows, ...]``, or None. A single row for several workers is their mean. Lists
+beside them have an entry for each of these workers. What local steps exchange, pseudo-gradients,
+has memories and residuals of its own: entries "outer" of the state and of each part. The state of
+one process has one part; the files of a run's other processes have nothing else. ``job.upgrade``
+gives this form to states of earlier versions; ``job.residuals`` moves residuals to other workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from regimes.collectives.requests import Layer
+
+FORMAT = 4
+State = dict[str, Any]
+Part = dict[str, Any]
+
+
+def by_layer(**columns: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Columns by layer, as one table of a state.
+
+    >>> by_layer(shape={"a": [2, 3]}, level={"a": "low"})
+    {'a': {'shape': [2, 3], 'level': 'low'}}
+    """
+    names = next(iter(columns.values()), {})
+    return {name: {key: column[name] for key, column in columns.items()} for name in names}
+
+
+def column(table: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, Any]:
+    """One column of a table of layers, where a layer has it."""
+    return {name: values[key] for name, values in table.items() if key in values}
+
+
+def with_column(
+    table: Mapping[str, Mapping[str, Any]], key: str, values: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """The table with these values in a column, where there are some."""
+    return {
+        name: {**row, key: values[name]} if name in values else dict(row)
+        for name, row in table.items()
+    }
+
+
+def shapes(layers: Iterable[Layer]) -> dict[str, list[int]]:
+    return {layer.name: list(layer.shape) for layer in layers}
+
+
+def joined(states: Sequence[State]) -> State:
+    """The states of several processes as one; the first has what all have alike."""
+    parts = [part for state in states for part in state["parts"]]
+    return {**states[0], "parts": parts}
+
+
+def placed(state: Mapping[str, Any], process: int, processes: int, workers: Sequence[int]) -> State:
+    """The state of one process as that of another, with other workers of its own."""
+    part = {**own_part(state), "process": process, "workers": list(workers)}
+    return {**state, "processes": processes, "parts": [part]}
+
+
+def own_part(state: Mapping[str, Any]) -> Part:
+    """The part of a state of one process.
+
+    Raises:
+        ValueError: it has another number of parts.
+    """
+    (part,) = state["parts"]
+    return dict(part)
+
+
+def of_workers(parts: Iterable[Part], key: str, workers: Iterable[int]) -> list[Any]:
+    """These workers' entries in the lists ``key`` of all parts; empty if they have none."""
+    found = {
+        worker: entry
+        for part in parts
+        for worker, entry in zip(part["workers"], part.get(key, ()), strict=False)
+    }
+    return [found[worker] for worker in workers] if found else []

@@ -1,0 +1,104 @@
+"""Saved states: residuals on other workers, and states that this version cannot read.
+
+Oracles: conservation (the mean over all workers is that of before), reduction (as many workers:
+each its own rows, bit for bit).
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import states
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regimes.errors import ConfigError
+from regimes.job.residuals import average, on_processes, residuals_for, without_residuals
+from regimes.job.state import FORMAT, by_layer, joined, of_workers
+from regimes.job.upgrade import upgraded
+
+
+def divided(count: int, cuts: set[int], means: bool = False) -> list[dict[str, Any]]:
+    """``count`` workers on processes that begin at these cuts, with residuals of two layers, of
+    which one is never compressed; ``means``: one row for all workers of a process."""
+    edges = [0, *sorted(cut for cut in cuts if 0 < cut < count), count]
+    generator = torch.Generator().manual_seed(count)
+    parts = []
+    for first, stop in itertools.pairwise(edges):
+        rows = torch.randn(1 if means else stop - first, 2, 3, generator=generator).double()
+        table = by_layer(residual={"a": rows, "b": None})
+        parts.append({"workers": [*range(first, stop)], "layers": table, "sums": {}})
+    return parts
+
+
+def mean_of(parts: list[dict[str, Any]]) -> torch.Tensor:
+    """Over workers, of which a single row for several counts for each."""
+    rows = [
+        row if len(row) == len(part["workers"]) else row.repeat(len(part["workers"]), 1, 1)
+        for part in parts
+        for row in [states.column(part, "residual")["a"]]
+    ]
+    return torch.cat(rows).mean(0)
+
+
+CUTS = st.sets(st.integers(1, 7), max_size=4)
+
+
+@given(old=st.integers(1, 8), new=st.integers(1, 8), cuts=CUTS, others=CUTS, means=st.booleans())
+def test_what_is_owed_on_average_stays(
+    old: int, new: int, cuts: set[int], others: set[int], means: bool
+) -> None:
+    saved = divided(old, cuts, means)
+    found = []
+    for part in divided(new, others):
+        own = residuals_for(part["workers"], new, saved, old, ["a", "b"])
+        assert own["b"] is None
+        found.append({**part, "layers": by_layer(residual=own)})
+    torch.testing.assert_close(mean_of(found), mean_of(saved), rtol=0, atol=1e-14)
+
+
+@given(count=st.integers(1, 8), cuts=CUTS, others=CUTS)
+def test_as_many_workers_have_what_they_had(count: int, cuts: set[int], others: set[int]) -> None:
+    saved = torch.cat([states.column(part, "residual")["a"] for part in divided(count, cuts)])
+    for part in divided(count, others):
+        own = residuals_for(part["workers"], count, divided(count, cuts), count, ["a"])["a"]
+        assert torch.equal(own, saved[part["workers"]])
+
+
+@given(each=st.integers(1, 4), processes=st.integers(1, 3), means=st.booleans())
+def test_one_row_for_all_and_back(each: int, processes: int, means: bool) -> None:
+    parts = divided(each * processes, {each * i for i in range(1, processes)}, means)
+    before = mean_of(parts)
+    average(parts, to_one=not means)
+    torch.testing.assert_close(mean_of(parts), before, rtol=0, atol=1e-14)
+    rows = [len(states.column(part, "residual")["a"]) for part in parts]
+    assert rows == [len(part["workers"]) if means else 1 for part in parts]
+
+
+def test_a_worker_that_lacks_is_no_silent_zero() -> None:
+    with pytest.raises(LookupError):
+        residuals_for(range(4), 4, divided(4, {2})[:1], 4, ["a"])
+
+
+def test_a_state_of_each_process_is_the_state_of_all() -> None:
+    parts = divided(3, {1, 2})
+    whole = {"format": FORMAT, "processes": 3, "layers": {"a": {}, "b": {}}, "parts": parts}
+    each = on_processes(whole, 3)
+    assert joined(each) == whole
+    assert [part["workers"] for state in each for part in state["parts"]] == [[0], [1], [2]]
+    begun = without_residuals(parts[0])
+    assert states.column(begun, "residual") == {"a": None, "b": None}
+
+
+def test_entries_of_workers_are_found_on_any_process() -> None:
+    parts = [{"workers": [0, 2], "hidden": ["a", "c"]}, {"workers": [1], "hidden": ["b"]}]
+    assert of_workers(parts, "hidden", [1, 2]) == ["b", "c"]
+    assert of_workers([{"workers": [0, 1], "hidden": []}], "hidden", [0]) == []
+
+
+def test_a_state_of_a_later_version_is_one_sentence() -> None:
+    with pytest.raises(ConfigError, match="the state has the format 5, this version reads 4"):
+        upgraded({"format": 5})

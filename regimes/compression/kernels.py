@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from typing import Any, TypeVar
 
 import torch
@@ -96,7 +96,8 @@ def stacked(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(tensors))
 
 
-clone = batch_by_shape(torch.clone)
+# Without gaps whatever the order in memory of a gradient: a residual is written to as one vector.
+clone = batch_by_shape(partial(torch.clone, memory_format=torch.contiguous_format))
 _side_by_side = batch_by_shape(lambda tensor: tensor)  # in one piece of memory, for ``stacked``
 
 

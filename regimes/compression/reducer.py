@@ -186,6 +186,7 @@ class Reducer:
             state.residual = residual = residuals[layer.name]
             if residual is None:
                 continue  # a scalar, which has no matrix, never has one
+            state.residual = residual.contiguous()  # up to version 0.3 some had gaps
             if tuple(residual.shape[1:]) not in (layer.matrix, layer.shape):
                 raise ConfigError(
                     f"the checkpoint's residual of layer {layer.name!r} has shape "

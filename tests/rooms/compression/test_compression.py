@@ -65,6 +65,22 @@ def test_a_share_of_the_residual_is_kept_whatever_sends(
 
 
 @pytest.mark.parametrize(("chosen", "low", "high"), EVERY)
+def test_the_order_of_a_gradient_in_memory_does_not_matter(
+    chosen: Compressor, low: object, high: object
+) -> None:
+    """As of a matrix that its layer stores transposed; up to the order of sums in products."""
+    ours, theirs = (Reducer(chosen, layers(), world(2), seed=0) for _ in range(2))
+    for number, level in enumerate((high, high, low, high)):
+        grads = gradients(2, number)
+        turned = [g.transpose(1, -1).contiguous().transpose(1, -1) for g in grads]
+        for one, other in zip(step(ours, turned, level), step(theirs, grads, level), strict=True):
+            torch.testing.assert_close(one, other)
+    for one, other in zip(ours.residuals(), theirs.residuals(), strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or other is None or torch.allclose(one, other)
+
+
+@pytest.mark.parametrize(("chosen", "low", "high"), EVERY)
 def test_dense_after_compression_pays_the_residual_once(
     chosen: Compressor, low: object, high: object
 ) -> None:

@@ -21,10 +21,8 @@ from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer
 from regimes.compression.traffic import check_order, costs_per_step
 from regimes.config import DENSE
-from regimes.ddp.own_hooks import BareGradients
-from regimes.ddp.sharded import ShardedGradients
 from regimes.ddp.sharded_state import ShardedState
-from regimes.ddp.source import Source, layers_of
+from regimes.ddp.source import Source
 from regimes.ddp.state import Fitted, StateCodec
 from regimes.ddp.steps import HookSteps
 from regimes.ddp.torchft import HookMembership
@@ -74,7 +72,7 @@ class Hook(Job):
         optimizer: Any = None,
     ) -> None:
         self.source = source
-        layers, network = layers_of(source.parameters), source.network
+        layers, network = source.layers, source.network
         super().__init__(source.world(timeout), layers, schedule)
         world = self.world
         check_order(chosen.compressor, chosen.levels, layers, world.workers, world.shards)
@@ -258,7 +256,7 @@ class Hook(Job):
         Raises:
             ConfigError: the model is not sharded, or ``saved`` is no checkpoint of a hook.
         """
-        if not isinstance(self.source, ShardedGradients):
+        if self.source.mesh is None:
             raise ConfigError(
                 "sharded_state: this model is not sharded: save full_state_dict() instead"
             )
@@ -267,16 +265,11 @@ class Hook(Job):
     # -- units -------------------------------------------------------------------------------
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """With a manager: backward passes inside add up gradients, and exchange nothing.
+        """For a bare model: backward passes inside add up gradients, and exchange nothing.
 
         Raises:
-            ConfigError: there is no manager; the model has its own way then.
+            ConfigError: the model has its own way, as those of DDP and FSDP2 have.
         """
-        if not isinstance(self.source, BareGradients):
-            raise ConfigError(
-                "no_sync: use model.no_sync() of DistributedDataParallel, or "
-                "set_requires_gradient_sync(False) of a sharded model"
-            )
         return self.source.no_sync()
 
     def _resolve(self) -> None:

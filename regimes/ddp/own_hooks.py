@@ -1,5 +1,6 @@
 """Gradients that the parameters' own hooks hand over, where no DistributedDataParallel collects
-them in buckets: of sharded parameters (``ddp.sharded``), and of a bare model's.
+them in buckets: of a replica that several processes hold together (``ddp.sharded``), and of a bare
+model's.
 
 ``.grad`` is overwritten with the aggregated gradient before backward ends.
 """
@@ -14,9 +15,18 @@ from weakref import WeakSet, ref
 import torch
 from torch import Tensor, nn
 
+from regimes.collectives.group import on_mesh
+from regimes.collectives.islands import local_part
+from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.quorum import QuorumWorld
 from regimes.collectives.world import World
-from regimes.ddp.source import Receiver, after_backward, check_parameters, plain_names
+from regimes.ddp.source import (
+    Receiver,
+    after_backward,
+    check_parameters,
+    layers_of,
+    plain_names,
+)
 from regimes.errors import ConfigError
 from regimes.job.refit import several
 
@@ -35,6 +45,7 @@ class OwnHooks:
     """
 
     advice = "call it once in each backward pass"
+    mesh: Any = None
     _world: World
 
     def __init__(
@@ -47,6 +58,7 @@ class OwnHooks:
         if network in _attached:
             raise ConfigError("this model has a hook already: attach it once")
         self._network, self.parameters, self.local = ref(network), parameters, local
+        self.layers = layers_of(parameters)
         self.names, self.device = list(parameters), local[0].device
         self.arrived: set[int] = set()
         self.idle: set[int] = set()
@@ -102,12 +114,16 @@ class OwnHooks:
 
     @torch.no_grad()
     def _finish(self) -> None:
+        self.end_exchange()
+        self.arrived = set()
+        self.receiver.settle()
+
+    def end_exchange(self) -> None:
+        """The end of backward: wait until the aggregated gradients are in ``.grad``."""
         self.missing = set(range(len(self.names))) - self.arrived
         if self.missing:  # all processes exchange all layers, used or not
             self.receiver.add({i: torch.zeros_like(self.local[i]) for i in self.missing})
         self.receiver.finish()
-        self.arrived = set()
-        self.receiver.settle()
 
     def release(self) -> None:
         pass
@@ -131,6 +147,54 @@ class OwnHooks:
     def unwritten(self) -> set[int]:
         return self.idle
 
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        self.paused = True
+        try:
+            yield
+        finally:
+            self.paused = False
+
+
+class DividedGradients(OwnHooks):
+    """The gradients of replicas of several processes, each of which has its rows of every layer."""
+
+    _world: ProcessWorld
+
+    def __init__(
+        self,
+        network: nn.Module,
+        parameters: dict[str, nn.Parameter],
+        local: list[Tensor],
+        replicas: Any,
+        mesh: Any,
+    ) -> None:
+        """
+        Args:
+            replicas: the mesh dimension between replicas; ``mesh`` is the one within them.
+
+        Raises:
+            ConfigError: the model has a hook already.
+        """
+        super().__init__(network, parameters, local)
+        self._replicas, self.mesh = replicas, mesh
+
+    def world(self, timeout: float, call: str = "attach()") -> ProcessWorld:
+        groups = self._replicas.get_group(), self.mesh.get_group()
+        self._world = on_mesh(*groups, self.device, timeout, call)
+        return self._world
+
+    def start_alike(self) -> None:
+        """Make the replicas' models the same; from now on this model has a hook."""
+        state = [*self.network.parameters(), *self.network.buffers()]  # frozen parameters, too
+        self._world.copy_first([local_part(t) for t in state])
+        self.mark_attached()
+
+    def connect(self, receiver: Receiver) -> None:
+        """Make the replicas' models the same, and take their gradients from now on."""
+        self.start_alike()
+        super().connect(receiver)
+
 
 class BareGradients(OwnHooks):
     """The gradients of a bare model, one for each layer; a ``Source``, whose layers are whole. Its
@@ -146,21 +210,7 @@ class BareGradients(OwnHooks):
         Raises:
             ConfigError: the hook cannot serve the model, or it has a hook already.
         """
-        network = getattr(model, "_orig_mod", model)
-        if not isinstance(network, nn.Module):
-            raise ConfigError(f"model: got {type(model).__name__}, expected a torch.nn.Module")
-        kinds = {kind.__name__ for kind in type(network).__mro__}
-        if found := kinds & {"DistributedDataParallel", "FSDPModule", "DataParallel"}:
-            raise ConfigError(
-                f"attach: {found.pop()} exchanges gradients by itself: with a manager give it the "
-                "bare model"
-            )
-        named = {name: p for name, p in network.named_parameters() if p.requires_grad}
-        if not named:
-            raise ConfigError("the model has no parameter to train: there is nothing to exchange")
-        check_parameters(named)
-        plain = plain_names(named)
-        parameters = {plain[name]: p for name, p in named.items()}
+        network, parameters = bare(model, "with a manager")
         super().__init__(network, parameters, [p.data for p in parameters.values()])
         self.manager = manager
 
@@ -171,11 +221,27 @@ class BareGradients(OwnHooks):
     def facts(self) -> dict[str, Any]:
         return {}
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Gradients are added up and not exchanged."""
-        self.paused = True
-        try:
-            yield
-        finally:
-            self.paused = False
+
+def bare(model: nn.Module, where: str) -> tuple[nn.Module, dict[str, nn.Parameter]]:
+    """A bare model, not compiled, and what is trained of it, by name.
+
+    Args:
+        where: a bare model is expected, for the sentence: "with a manager".
+
+    Raises:
+        ConfigError: it exchanges gradients by itself, or compressors cannot handle a parameter.
+    """
+    network = getattr(model, "_orig_mod", model)
+    if not isinstance(network, nn.Module):
+        raise ConfigError(f"model: got {type(model).__name__}, expected a torch.nn.Module")
+    kinds = {kind.__name__ for kind in type(network).__mro__}
+    if found := kinds & {"DistributedDataParallel", "FSDPModule", "DataParallel"}:
+        raise ConfigError(
+            f"attach: {found.pop()} exchanges gradients by itself: {where} give it the bare model"
+        )
+    named = {name: p for name, p in network.named_parameters() if p.requires_grad}
+    if not named:
+        raise ConfigError("the model has no parameter to train: there is nothing to exchange")
+    check_parameters(named)
+    plain = plain_names(named)
+    return network, {plain[name]: p for name, p in named.items()}

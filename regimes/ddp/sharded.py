@@ -8,16 +8,14 @@ ours. ``.grad`` is overwritten with the aggregated gradient before backward ends
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from regimes.collectives.group import on_mesh
 from regimes.collectives.islands import local_part, mesh_fault, sharding
-from regimes.collectives.processes import ProcessWorld
-from regimes.ddp.own_hooks import BUCKET, OwnHooks
-from regimes.ddp.source import Receiver, plain_names
+from regimes.ddp.own_hooks import BUCKET, DividedGradients
+from regimes.ddp.source import plain_names
 from regimes.errors import ConfigError
 
 WRITE = (
@@ -26,14 +24,13 @@ WRITE = (
 )
 
 
-class ShardedGradients(OwnHooks):
+class ShardedGradients(DividedGradients):
     """The gradients of the rows that this process holds."""
 
     advice = (
         "shard a module around all of its calls with fully_shard, or use "
         "set_requires_gradient_sync(False) for all but the last"
     )
-    _world: ProcessWorld
 
     def __init__(self, model: nn.Module, replicas: Any) -> None:
         """
@@ -49,15 +46,10 @@ class ShardedGradients(OwnHooks):
                 f'replicas: got {got}, expected one dimension of a mesh, mesh["replicate"]: {WRITE}'
             )
         parameters = trainable(network)
-        super().__init__(network, parameters, [local_part(p) for p in parameters.values()])
-        self._replicas, self.mesh = replicas, _one_mesh(parameters)
+        mesh, local = _one_mesh(parameters), [local_part(p) for p in parameters.values()]
+        super().__init__(network, parameters, local, replicas, mesh)
         _check(network, parameters, self.local, self.mesh)
         self.bucket_bytes = BUCKET * self.mesh.size()
-
-    def world(self, timeout: float, call: str = "attach()") -> ProcessWorld:
-        replicas, island = self._replicas.get_group(), self.mesh.get_group()
-        self._world = on_mesh(replicas, island, self.device, timeout, call)
-        return self._world
 
     def facts(self) -> dict[str, Any]:
         kinds = [str(p.dtype) for p in self.parameters.values()]
@@ -67,16 +59,8 @@ class ShardedGradients(OwnHooks):
         """FSDP2 has reduced it within the island."""
         return local_part(parameter.grad)
 
-    def start_alike(self) -> None:
-        """Make the islands' models the same; from now on this model has a hook."""
-        state = [*self.network.parameters(), *self.network.buffers()]  # frozen parameters, too
-        self._world.copy_first([local_part(t) for t in state])
-        self.mark_attached()
-
-    def connect(self, receiver: Receiver) -> None:
-        """Make the islands' models the same, and take their gradients from now on."""
-        self.start_alike()
-        super().connect(receiver)
+    def no_sync(self) -> NoReturn:
+        raise ConfigError("no_sync: use set_requires_gradient_sync(False) of the sharded model")
 
 
 def trainable(network: nn.Module) -> dict[str, nn.Parameter]:

@@ -20,7 +20,6 @@ from torch import Tensor
 from regimes.collectives.islands import local_part, saved_names, sharded_tensor
 from regimes.collectives.requests import Layer
 from regimes.compression.base import restarted
-from regimes.ddp.sharded import ShardedGradients
 from regimes.errors import ConfigError
 from regimes.job.refit import damage_refused, refuse
 from regimes.job.residuals import Residuals, residuals_for
@@ -122,8 +121,11 @@ class ShardedState:
                 "meter": own["meter"] if alike else _redistributed(by_shard, here),
             }
             if state.pop("summed"):
-                sums = [local_part(saved[f"sums/{x.name}"]).clone() for x in hook.layers]
-                part["sums"] = {"update": sums}
+                sums = [local_part(saved[f"sums/{x.name}"]) for x in hook.layers]
+                # in the order in memory of the gradients, in which a norm adds up
+                ordered = [torch.empty_like(t, dtype=sums[0].dtype) for t in hook.source.local]
+                torch._foreach_copy_(ordered, sums)
+                part["sums"] = {"update": ordered}
             memories = self._memories([column(p["layers"], "memory") for p in by_shard])
             table = with_column(state["layers"], "memory", memories)
             state |= {"workers": world.workers, "layers": table, "parts": [part]}
@@ -181,7 +183,6 @@ class ShardedState:
         return torch.zeros(shape, dtype=self.hook.world.meter.dtype, device=self.hook.world.device)
 
     def _sharded(self, rows: Tensor, shape: Sequence[int]) -> Any:
-        assert isinstance(self.hook.source, ShardedGradients)
         return sharded_tensor(rows, self.hook.source.mesh, shape)
 
 

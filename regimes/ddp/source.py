@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from contextlib import AbstractContextManager
+from typing import Any, NoReturn, Protocol
 from weakref import WeakMethod, finalize, proxy, ref
 
 import torch
@@ -73,14 +74,19 @@ class Source(Protocol):
 
     Attributes:
         network: the model without its wrapper.
-        parameters: the layers by name.
-        local: what this process holds of each.
+        parameters: what is trained, by name.
+        layers: names and whole shapes of them. A row of a shape is a row of a compressed matrix.
+        local: what this process holds of each layer, its rows where several processes hold one
+            replica together.
+        mesh: these processes; None: each holds whole layers.
         device: of all parameters.
         bucket_bytes: the largest bucket, in bytes of whole layers.
     """
 
     parameters: dict[str, nn.Parameter]
+    layers: list[Layer]
     local: list[Tensor]
+    mesh: Any
     device: torch.device
     bucket_bytes: int
 
@@ -117,6 +123,11 @@ class Source(Protocol):
         """Layers whose ``.grad`` the step leaves as it was, because no process has used them."""
         ...
 
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Backward passes inside add up gradients, and exchange nothing; ConfigError: the model has
+        its own way."""
+        ...
+
 
 def layers_of(parameters: Mapping[str, nn.Parameter]) -> list[Layer]:
     """Names and whole shapes."""
@@ -125,6 +136,8 @@ def layers_of(parameters: Mapping[str, nn.Parameter]) -> list[Layer]:
 
 class DDPGradients:
     """The gradients of a DDP model, one for each layer; a ``Source``, whose layers are whole."""
+
+    mesh: None = None
 
     def __init__(self, model: nn.Module) -> None:
         """
@@ -135,6 +148,7 @@ class DDPGradients:
         # reference would keep the model, and its process group, for ever.
         self.model, self._model = proxy(ddp := wrapped(model)), ref(ddp)
         self.parameters = trainable(ddp)
+        self.layers = layers_of(self.parameters)
         self.local: list[Tensor] = list(self.parameters.values())
         self.index = {parameter: i for i, parameter in enumerate(self.parameters.values())}
         self.device = next(iter(self.index)).device
@@ -220,6 +234,9 @@ class DDPGradients:
         return {
             i for p, i in self.index.items() if not used[i] and not (inside and p.grad is not None)
         }
+
+    def no_sync(self) -> NoReturn:
+        raise ConfigError("no_sync: use model.no_sync() of DistributedDataParallel")
 
 
 def tensor_parallel(parameters: Sequence[Any]) -> tuple[Any, list[float]] | None:

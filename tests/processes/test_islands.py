@@ -262,6 +262,7 @@ SAID = {
     "statistics": "policy.needs = 'error:high': expected norm with a sharded model",
     "seeds": "process 2 has seed = 1, process 0 has seed = 0",
     "a whole state": "full_state_dict: this model is sharded, and no process holds whole layers",
+    "paused": "no_sync: use set_requires_gradient_sync(False) of the sharded model",
     "paths differ": "some processes have used 'side.bias', 'side.weight' in this step and others",
 }
 

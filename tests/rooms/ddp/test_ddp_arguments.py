@@ -46,6 +46,14 @@ def wrapped(width: int = 6) -> DistributedDataParallel:
     return DistributedDataParallel(nn.Sequential(nn.Linear(5, width), nn.Linear(width, 3)))
 
 
+def test_a_hook_of_ddp_leaves_pauses_to_ddp_and_has_a_whole_state() -> None:
+    hook = regimes.attach(wrapped())
+    with pytest.raises(ConfigError, match=r"^no_sync: use model\.no_sync\(\) of Distributed"):
+        hook.no_sync()
+    with pytest.raises(ConfigError, match=r"^sharded_state: this model is not sharded: save full"):
+        hook.sharded_state()
+
+
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [

@@ -76,7 +76,7 @@ class Reducer:
         gradients: Stacks,
         levels: Sequence[Level],
         extra: Float[Tensor, "rows ..."] | None = None,
-        states: Mapping[int, State] | None = None,
+        states: Sequence[State] | Mapping[int, State] | None = None,
     ) -> dict[int, Tensor]:
         """All rounds of one bucket; its updates by layer, and the mean of ``extra`` where
         ``NO_LAYER`` is among them.

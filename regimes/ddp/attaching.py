@@ -22,9 +22,9 @@ from regimes.ddp.hook import Hook
 from regimes.ddp.own_hooks import BareGradients
 from regimes.ddp.sharded import ShardedGradients
 from regimes.ddp.source import DDPGradients, Source
-from regimes.ddp.torchft import inner
 from regimes.errors import is_whole, require, unexpected
 from regimes.job import choices
+from regimes.job.membership import inner
 from regimes.job.probe import pick
 from regimes.job.recorder import RecordOptions, record_options
 from regimes.job.schedule import UnitSchedule, unit_schedule

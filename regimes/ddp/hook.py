@@ -21,11 +21,11 @@ from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer
 from regimes.compression.traffic import check_order, costs_per_step
 from regimes.config import DENSE
+from regimes.ddp.membership import HookMembership
 from regimes.ddp.sharded_state import ShardedState
 from regimes.ddp.source import Source
 from regimes.ddp.state import Fitted, StateCodec
 from regimes.ddp.steps import HookSteps
-from regimes.ddp.torchft import HookMembership
 from regimes.detectors.statistics import Statistic
 from regimes.errors import ConfigError
 from regimes.instruments.base import EndOfEpochGauge

@@ -51,7 +51,7 @@ class HookSteps(Listener):
         before_step: called at the first gradients of a backward pass.
         check: called once, in the exchange's thread, before the next gradient is reduced.
         clock: where the time since ``restart`` went.
-        applied: tells whether the last step was applied; None: a quorum does (``ddp.torchft``).
+        applied: tells whether the last step was applied; None: a quorum does (``ddp.membership``).
     """
 
     warned = False

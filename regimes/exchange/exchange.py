@@ -2,10 +2,10 @@
 
 Trainer, hook and local steps use this one; what differs is a value:
 
-- *tentative*: a step changes copies of the compressors' memories, which ``settle`` adopts and
-  ``undo`` takes back (the hook: its caller may skip a step, or throw it away). Otherwise memories
-  change in place, and an error ends the run (the trainer: W simulated workers need no second
-  residual).
+- *tentative*: a transfer changes copies of the compressors' memories, which ``settle`` adopts and
+  ``drop`` forgets; ``undo`` takes the last adopted ones back (the hook: its caller may skip a step,
+  or throw it away; replicas that come and go: a quorum may not commit). Otherwise memories change
+  in place, and an error ends the run (the trainer: W simulated workers need no second residual).
 - *in the background*: a thread exchanges a bucket as soon as it is complete, while backward or the
   next local steps go on. Otherwise ``finish`` exchanges all buckets in their order.
 - *written*: updates are written over the rows, and a step that is not finite over all of them, so
@@ -220,7 +220,7 @@ class Exchange:
         self.wait(transfer)
         if examined and transfer.means is not None:
             layers = range(len(compressors))
-            states, levels = self.reducer.states, transfer.levels
+            states, levels = self._states(transfer), transfer.levels
             _, finite = flag_of_updates(layers, compressors, transfer.updates, states, levels)
             if not finite:
                 assert extra is not None
@@ -272,16 +272,27 @@ class Exchange:
         elif transfer is not None:
             self._leave(transfer, ())
 
-    def settle(self, unapplied: Collection[int] = ()) -> Transfer:
-        """Adopt the memories of the step, except for layers that the optimiser will not step."""
-        transfer, self.transfer = self.transfer, None
+    def settle(self, unapplied: Collection[int] = (), transfer: Transfer | None = None) -> Transfer:
+        """Adopt the memories of a transfer, unless it is lost.
+
+        Args:
+            unapplied: not of these layers, because the optimiser will not step them.
+            transfer: one of some ``layers``, which has come back; None: the step under way.
+        """
+        if transfer is None:
+            transfer, self.transfer = self.transfer, None
         assert transfer is not None
-        if self.memories is not None:
-            if transfer.lost:
-                self.memories.drop(transfer.states)
-            else:
-                self.memories.adopt(transfer.states, transfer.scale, unapplied)
+        if transfer.lost:
+            self.drop(transfer)
+        elif self.memories is not None:
+            self.memories.adopt(transfer.states, transfer.scale, unapplied)
         return transfer
+
+    def drop(self, transfer: Transfer) -> None:
+        """A tentative transfer that has come back does not count: memories are as before it. Its
+        traffic stays counted, because it was sent."""
+        assert self.memories is not None
+        self.memories.drop(transfer.states)
 
     def undo(self, layers: Collection[int] | None = None) -> set[int]:
         """Take the last settled step back; its traffic stays counted, because it was sent.
@@ -306,7 +317,8 @@ class Exchange:
         NaN if any gradient is not finite. Gradients are left as they are."""
         self.begin(levels)
         self.add(dict(enumerate(rows)))
-        transfer = self.finish(losses, stack)
+        self.finish(losses, stack)
+        transfer = self.settle()
         assert transfer.means is not None
         return [transfer.updates[i] for i in range(len(rows))], transfer.means
 
@@ -331,7 +343,11 @@ class Exchange:
         try:
             if self.written is None:
                 extra = transfer.extra if NO_LAYER in bucket else None
-                results = self.reducer.reduce(bucket, transfer.rows, transfer.levels, extra)
+                for i in bucket:
+                    if self.memories is not None and i != NO_LAYER:
+                        transfer.states[i] = self.memories.copy(i, transfer.scale)
+                states = self._states(transfer)
+                results = self.reducer.reduce(bucket, transfer.rows, transfer.levels, extra, states)
                 if extra is not None:
                     transfer.means = results.pop(NO_LAYER)
                 transfer.updates.update(results)
@@ -344,6 +360,10 @@ class Exchange:
             if self.written is not None:
                 self.written.release()
             raise
+
+    def _states(self, transfer: Transfer) -> Sequence[State] | Mapping[int, State]:
+        """The memories that a transfer changes, by layer."""
+        return self.reducer.states if self.memories is None else transfer.states
 
     def _reduce_and_write(self, transfer: Transfer, bucket: Sequence[int], owner: Listener) -> None:
         """All rounds of one bucket of a single row; the flag of a gradient that is not finite is
@@ -370,14 +390,13 @@ class Exchange:
         if numbers:  # of one no copy: on a GPU it is a launch
             extra = (torch.cat(numbers) if len(numbers) > 1 else numbers[0])[None]
             layers = [NO_LAYER, *bucket]
-        states = None if self.memories is None else transfer.states
+        states = self._states(transfer)
         updates = self.reducer.reduce(layers, exact, transfer.levels, extra, states)
         means = updates.pop(NO_LAYER) if numbers else torch.zeros(0)
         if marks is not None:
             transfer.marks.append((bucket, means[len(sent) :]))
         if shown:
-            present, levels = self.reducer.states if states is None else states, transfer.levels
-            flag, _ = flag_of_updates(bucket, compressors, updates, present, levels)
+            flag, _ = flag_of_updates(bucket, compressors, updates, states, transfer.levels)
         pairs = [(row[0], updates[i]) for i, row in rows.items()]
         pairs = [(row, update) for row, update in pairs if row.data_ptr() != update.data_ptr()]
         if pairs:

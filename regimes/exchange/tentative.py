@@ -1,4 +1,4 @@
-"""Memories of compressors that a step changes tentatively: it may be skipped, or thrown away later.
+"""Memories of compressors that change tentatively: a step may be skipped, or thrown away later.
 
 A layer's state belongs to its parameter, not to a place in a bucket. During a step only a copy
 changes. ``adopt`` replaces the states by the copies, of layers that the optimiser will step; error
@@ -49,11 +49,12 @@ class TentativeMemories:
         self.spare: list[Tensor | None] = [None] * count
         self.before: Before | None = None
 
-    def copy(self, layer: int, scale: float, rows: Tensor) -> State:
+    def copy(self, layer: int, scale: float, rows: Tensor | None = None) -> State:
         """A state that the step may change, its residual in units of the step's scale.
 
         Args:
-            rows: the layer's gradients, ``[rows, *shape]``, whose memory the step may use.
+            rows: the layer's gradients, ``[rows, *shape]``, whose memory the step may use; None:
+                they stay as they are.
         """
         state = self.reducer.states[layer].twin()
         state.scale = scale
@@ -64,7 +65,7 @@ class TentativeMemories:
             state.residual = torch.mul(residual, ratio, out=spare)
         else:  # the compressor adds the gradient to it, and leaves the present one
             room = torch.empty_like(residual) if spare is None else spare
-            state.write_to(room, _as_matrix(rows))
+            state.write_to(room, None if rows is None else _as_matrix(rows))
         return state
 
     def adopt(self, states: Mapping[int, State], scale: float, unapplied: Collection[int]) -> None:
@@ -76,6 +77,10 @@ class TentativeMemories:
                 self._reuse(i, new)
             else:
                 self.spare[i], own[i], self.scales[i] = own[i].residual, new, scale
+
+    def free(self) -> None:
+        """The last step counts for good, and the next one is far: hold no second residual."""
+        self.spare, self.before = [None] * len(self.spare), None
 
     def drop(self, states: Mapping[int, State]) -> None:
         """The step has not happened."""

@@ -20,7 +20,6 @@ from regimes.collectives.quorum import JobWorld
 from regimes.collectives.requests import Layer
 from regimes.compression.reducer import Reducer
 from regimes.ddp.sharded_state import packed
-from regimes.ddp.torchft import LocalMembership
 from regimes.errors import ConfigError, TrainingError
 from regimes.exchange.nonfinite import loss_with_flag
 from regimes.instruments.panel import Readings, finite
@@ -32,6 +31,7 @@ from regimes.job.schedule import UnitSchedule
 from regimes.job.state import FORMAT, by_layer, column, own_part, shapes
 from regimes.job.upgrade import upgraded
 from regimes.local.arguments import LocalChoice, Trained, header
+from regimes.local.membership import LocalMembership
 from regimes.policies.controller import WholeController
 from regimes.policies.schedules import period_of
 from regimes.training.gradients import new_stack
@@ -100,7 +100,8 @@ class LocalSteps(Job):
         exchange = chosen.exchange
         reducer = Reducer(exchange.compressor, world.parts(layers), world, seed)
         synced = self.replicas.synced_parameters
-        self.sync = SyncRounds(synced, reducer, chosen.outer, new_stack(tensors, 1))
+        storage, tentative = new_stack(tensors, 1), world.quorum is not None
+        self.sync = SyncRounds(synced, reducer, chosen.outer, storage, tentative=tentative)
         self.panel = self._choose_gauges(
             model, seed, exchange, chosen.rule.needs, "update", is_local=lambda: True
         )

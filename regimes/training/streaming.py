@@ -88,6 +88,8 @@ class SyncRounds:
         updates: what came back of them, ``[*shape]`` per layer.
         older: of layers that were sent again before instruments saw what had come back, the
             movements, ``[L, *shape]``, which ``stack`` no longer has.
+        unsettled: what has left tentatively: the fragment, the local steps of the round that it has
+            ended, and its transfer.
     """
 
     def __init__(
@@ -96,9 +98,12 @@ class SyncRounds:
         reducer: Reducer,
         config: OuterConfig,
         storage: tuple[Float[Tensor, "rows N"], Sequence[Float[Tensor, "rows ..."]]],
+        *,
+        tentative: bool = False,
     ) -> None:
         """
         Args:
+            tentative: what leaves may be taken back, until ``settle``.
             storage: of ``stack`` and ``parts``. Nothing else may use it between a fragment's
                 leaving and the return of the last one, so unless ``config.streams`` that of
                 gradients will do.
@@ -106,7 +111,7 @@ class SyncRounds:
         self.reducer, self.config = reducer, config
         delayed = config.delay > 0 and reducer.world.processes > 1
         device = storage[0].device if delayed else None
-        self.exchange = Exchange(reducer, background=device)
+        self.exchange = Exchange(reducer, background=device, tentative=tentative)
         self.outer = OuterStep(parameters, reducer, config)
         sizes = [parameter.numel() for parameter in parameters]
         expected = f"at most the number of layers, {len(sizes)}"
@@ -115,6 +120,7 @@ class SyncRounds:
         self.stack, self.parts = storage
         self.updates = list[Tensor](part[0] for part in self.parts)
         self.older: dict[int, Tensor] = {}
+        self.unsettled: list[tuple[Fragment, int, Transfer]] = []
         self.begun = False
 
     def set_storage(
@@ -134,6 +140,11 @@ class SyncRounds:
         self.stack, self.parts = stack, parts
 
     # -- rounds ------------------------------------------------------------------------------
+
+    @property
+    def places(self) -> list[list[int]]:
+        """Of each fragment: the local steps of its round, and those taken in it."""
+        return [[fragment.period, fragment.since] for fragment in self.fragments]
 
     @property
     def between(self) -> bool:
@@ -207,8 +218,28 @@ class SyncRounds:
             losses: sent with them; their means come with what comes back.
         """
         transfer = self.exchange.begin(levels, fragment.layers)
+        if self.exchange.memories is not None:
+            self.unsettled.append((fragment, fragment.since, transfer))
         fragment.flight, fragment.since = Flight(self.config.delay, transfer), 0
         self.exchange.send({i: self.parts[i] for i in fragment.layers}, transfer, losses)
+
+    def settle(self) -> None:
+        """What has left since the last call counts; of a tentative exchange."""
+        self.wait()
+        for *_, transfer in self.unsettled:
+            self.exchange.settle(transfer=transfer)
+        self.unsettled = []
+        assert self.exchange.memories is not None
+        self.exchange.memories.free()
+
+    def undo(self) -> None:
+        """Take back what has left since ``settle``: rounds and memories are as before it, so that
+        it can be measured and sent again."""
+        self.wait()
+        for fragment, since, transfer in self.unsettled:
+            self.exchange.drop(transfer)
+            fragment.since, fragment.flight = since, None
+        self.unsettled = []
 
     def wait(self) -> None:
         """Until all that was sent has come back; before any other collective."""

@@ -15,8 +15,7 @@ from regimes.collectives.world import World
 from regimes.compression import REGISTRY
 from regimes.compression.reducer import Reducer
 from regimes.ddp.sharded_state import ShardedState
-from regimes.ddp.torchft import Attendance, LocalMembership
-from regimes.exchange.exchange import Exchange
+from regimes.job.membership import Attendance
 
 LAYER = Layer("weight", (6, 5))
 

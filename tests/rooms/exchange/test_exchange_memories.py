@@ -17,7 +17,7 @@ from regimes.compression import Compressor
 from regimes.compression.powersgd import PowerSGD
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, Level
-from regimes.exchange.exchange import Exchange, Listener
+from regimes.exchange.exchange import Exchange, Listener, Transfer
 
 CPU = torch.device("cpu")
 BUCKETS = [[3, 2], [1], [0]]
@@ -57,7 +57,8 @@ def assert_same(ours: Any, theirs: Any) -> None:
 
 HOWS = {
     "in place, in a thread": {"background": CPU},
-    "tentative": {"tentative": True, "written": Listener()},
+    "tentative": {"tentative": True},
+    "tentative, written": {"tentative": True, "written": Listener()},
     "tentative, in a thread": {"tentative": True, "written": Listener(), "background": CPU},
 }
 
@@ -69,10 +70,12 @@ def test_every_way_gives_the_same_updates_and_memories(
 ) -> None:
     plain, other = make(compressor), make(compressor, **HOWS[how])
     for step, level in enumerate((low, high, high, DENSE, low)):
-        rows = gradients(1, step)
+        rows, given = gradients(1, step), gradients(1, step)
         expected = take(plain, rows, level)
-        # written over the rows, which the first exchange has left as they are
-        assert_same(take(other, [row.clone() for row in rows], level), expected)
+        assert_same(take(other, given, level), expected)
+        if other.written is None:
+            assert_same(given, rows)
+        assert_same(rows, gradients(1, step))
     assert_same(memories(other), memories(plain))
     other.close()
 
@@ -91,6 +94,36 @@ def test_an_undone_step_was_never_taken(compressor: Compressor, low: Level, high
     assert_same(memories(ours), before)
     expected = take(theirs, gradients(1, 2), high)
     assert_same(take(ours, gradients(1, 2), high), expected)
+
+
+@pytest.mark.parametrize(("compressor", "low", "high"), EVERY)
+def test_a_fragment_that_is_dropped_was_never_sent(
+    compressor: Compressor, low: Level, high: Level
+) -> None:
+    """Of two on their way, with memories of their own, one counts and the other is sent again. Rows
+    stay as they are."""
+    ours = Exchange(Reducer(compressor, layers(), world(3), seed=3), tentative=True)
+    theirs = Exchange(Reducer(compressor, layers(), world(3), seed=3))
+
+    def send(exchange: Exchange, step: int, level: Level, part: Sequence[int]) -> Transfer:
+        rows = gradients(3, step)
+        levels = [level if layer.compressed else DENSE for layer in exchange.reducer.layers]
+        transfer = exchange.begin(levels, part)
+        exchange.send({i: rows[i] for i in part}, transfer)
+        assert_same(rows, gradients(3, step))
+        return transfer
+
+    for step, level in enumerate((low, high, low)):
+        kept = memories(ours)
+        first, second = (send(ours, step, level, part) for part in ([0, 1], [2, 3]))
+        assert_same(memories(ours), kept)
+        ours.settle(transfer=first)
+        ours.drop(second)
+        again = send(ours, step, level, [2, 3])
+        ours.settle(transfer=again)
+        expected = [send(theirs, step, level, part).updates for part in ([0, 1], [2, 3])]
+        assert_same([first.updates, again.updates], expected)
+        assert_same(memories(ours), memories(theirs))
 
 
 def test_a_layer_that_is_not_applied_keeps_its_memory() -> None:

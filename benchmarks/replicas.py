@@ -142,7 +142,7 @@ class Notes:
         state = [p.detach() for p in model.parameters()]
         self.add(
             step=manager.current_step(),
-            quorum=" ".join(sorted(job.world.members)),
+            quorum=" ".join(sorted(job.world.quorum.members)),
             replicas=manager.num_participants(),
             fingerprint=fingerprint(state),
             **more,

@@ -54,10 +54,9 @@ def collectives(hook: Any, gradients: list[Tensor]) -> list[Callable[[], Any]]:
     original = ProcessWorld._wait
 
     def noted(world: ProcessWorld, collective: Any, *args: Any, **options: Any) -> None:
-        group = options.get("group", world.everyone.now)
         if all(isinstance(x, Tensor) for x in args):
             copies = [torch.zeros_like(x) for x in args]
-            found.append(lambda: collective(*copies, group=group, async_op=True).wait())
+            found.append(lambda: collective(*copies).wait())
         original(world, collective, *args, **options)
 
     ProcessWorld._wait = noted  # type: ignore[method-assign]

@@ -9,7 +9,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from regimes.collectives.process_group import job_store
-from regimes.collectives.quorum import JobWorld
+from regimes.collectives.processes import ProcessWorld
 
 
 class Claims:
@@ -23,9 +23,9 @@ class Claims:
         self.first = first
 
     @staticmethod
-    def of(world: JobWorld) -> Claims | None:
+    def of(world: ProcessWorld) -> Claims | None:
         """Those of a world; None: it is the only group of its job."""
-        if world.everyone is None or world.processes == dist.get_world_size():
+        if world.quorum is not None or world.processes == dist.get_world_size():
             return None
         return Claims(world.everyone.ranks[0])
 

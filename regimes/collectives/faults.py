@@ -88,7 +88,7 @@ class Faults:
             raise
         self.guard.leave()
 
-    def lost(self, name: str, error: RuntimeError) -> TrainingError:
+    def lost(self, name: str, error: RuntimeError) -> Exception:
         """What to raise in place of the error of a collective."""
         silent = name_silent(self.store, self.rank, self.processes)
         reason = str(error).splitlines()[0]

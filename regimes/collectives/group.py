@@ -1,6 +1,6 @@
 """Worlds on process groups that the user has made: those of the hook and of local steps.
 
-They have communicators of their own: on shared ones their collectives, which a thread issues, would
+But for a manager's they have communicators of their own: on shared ones their collectives, which a thread issues, would
 mix with DDP's and the user's in another order on each process.
 """
 
@@ -20,6 +20,7 @@ from regimes.collectives.call_guard import CallGuard
 from regimes.collectives.faults import Faults
 from regimes.collectives.process_group import Group, abort_nccl, job_store
 from regimes.collectives.processes import ProcessWorld, TensorParallel
+from regimes.collectives.quorum import Quorum, StepFaults
 from regimes.errors import ConfigError, TrainingError
 
 _groups, _meshes = itertools.count(), itertools.count()  # the same on all processes
@@ -63,6 +64,20 @@ def on_mesh(
     ranks = _all_ranks(across, within, timeout, call)
     groups = _Groups(replicas, ranks, device, timeout, call)
     return groups.world(len(across), across=groups.add(across), within=groups.add(within))
+
+
+def on_manager(manager: Any, device: torch.device) -> ProcessWorld:
+    """A world with a worker for each replica of a torchft ``Manager``, which come and go.
+
+    Raises:
+        ConfigError: it is no manager, or its group is not of gloo.
+    """
+    quorum = Quorum(manager)
+    faults = StepFaults(quorum.group)
+    world = ProcessWorld(2, device, quorum.group, faults=faults, quorum=quorum)
+    # two workers until the first quorum, because formulas of costs need a number
+    world.place(1, 0, workers=2, hosted=0)
+    return world
 
 
 class _Groups:

@@ -18,9 +18,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from regimes.collectives.launcher import attempt
 from regimes.errors import TrainingError
+
+GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+SCATTER = (
+    "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
+)
 
 
 def _unpin_default_group() -> None:
@@ -47,7 +53,7 @@ def default_group() -> Any:
     return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Group:
     """Processes that exchange something.
 
@@ -111,6 +117,40 @@ class Group:
                 "the process group has ended: train before dist.destroy_process_group()"
             )
         return ours
+
+    # -- collectives: those of tensors return torch's work, those of objects wait -----------------
+
+    def all_reduce(self, flat: Tensor, **options: Any) -> Any:
+        """Overwrite with the sum over all, or another ``op``."""
+        return dist.all_reduce(flat, group=self.now, async_op=True, **options)
+
+    def all_gather(self, everyone: Tensor, flat: Tensor) -> Any:
+        """All processes' tensors, end to end."""
+        return getattr(dist, GATHER)(everyone, flat, group=self.now, async_op=True)
+
+    def all_to_all(self, received: Tensor, sent: Tensor) -> Any:
+        """Each process's part for this one, of tensors with a part for each."""
+        return dist.all_to_all_single(received, sent, group=self.now, async_op=True)
+
+    def reduce_scatter(self, mine: Tensor, flat: Tensor) -> Any:
+        """This process's part of the sum over all."""
+        return getattr(dist, SCATTER)(mine, flat, group=self.now, async_op=True)
+
+    def broadcast(self, flat: Tensor) -> Any:
+        """Overwrite with the first process's."""
+        return dist.broadcast(flat, self.ranks[0], group=self.now, async_op=True)
+
+    def all_gather_object(self, everyone: list[Any], value: Any) -> None:
+        """All processes' objects."""
+        dist.all_gather_object(everyone, value, group=self.now)
+
+    def gather_object(self, everyone: list[Any] | None, value: Any) -> None:
+        """The same on the first process; the others pass None."""
+        dist.gather_object(value, everyone, self.ranks[0], group=self.now)
+
+    def scatter_object(self, mine: list[Any], values: list[Any] | None) -> None:
+        """This process's entry of what the first one passes, in place of ``mine[0]``."""
+        dist.scatter_object_list(mine, values, self.ranks[0], group=self.now)
 
     def destroy(self) -> None:
         """Destroy a group that was made here and is still there."""

@@ -10,7 +10,7 @@ reduce-scattered first, and each process then sends only its part to other repli
 replica sends each number once, whatever its number of shards.
 
 What differs between worlds is a value: ``connect`` makes that of launched processes, ``group``
-those of a user's process groups.
+those of a user's process groups, and of replicas that come and go (``quorum``).
 """
 
 from __future__ import annotations
@@ -29,13 +29,10 @@ from torch import Tensor
 from regimes.collectives.faults import Faults
 from regimes.collectives.meter import Meter
 from regimes.collectives.process_group import Group
+from regimes.collectives.quorum import Quorum
 from regimes.collectives.requests import NO_LAYER, JoinShards, Shard, Traffic
 from regimes.collectives.world import World, by_type, overwrite
 
-GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
-SCATTER = (
-    "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
-)
 _SIGNS = re.compile(r"gloo|nccl|connection|timed out", re.IGNORECASE)  # of a collective of FSDP2
 
 
@@ -65,7 +62,7 @@ class Owner(Protocol):
 
 @final
 class ProcessWorld(World):
-    """W workers over P processes of torch.distributed (gloo or NCCL).
+    """W workers over P processes (gloo or NCCL).
 
     Python objects travel over gloo in both cases: over NCCL they would need a GPU, and torch takes
     the current one of whichever thread asks.
@@ -76,10 +73,10 @@ class ProcessWorld(World):
         within: the processes of this replica; None: each process holds whole layers.
         tensor: None without tensor parallelism.
         guard: of the calls that all processes make.
+        quorum: who takes part in a step; None: the processes are the same in every step.
     """
 
     lockstep = True
-    quorum: None = None  # the processes are the same in every step
 
     def __init__(
         self,
@@ -94,6 +91,7 @@ class ProcessWorld(World):
         tensor: TensorParallel | None = None,
         faults: Faults | None = None,
         owner: Owner | None = None,
+        quorum: Quorum | None = None,
     ) -> None:
         """
         Args:
@@ -111,11 +109,7 @@ class ProcessWorld(World):
         self.within, self.in_model, self.mesh, self.tensor = within, in_model, mesh, tensor
         self.faults, self.owner = faults or Faults(rank, count), owner
         self.guard, self.divided = self.faults.guard, tensor is not None
-
-    @property
-    def peers(self) -> tuple[Any, int]:
-        """The group over which means and gathers go, and the number of its processes."""
-        return self.across.now, len(self.across)
+        self.quorum = quorum
 
     # -- requests ----------------------------------------------------------------------------
 
@@ -125,8 +119,8 @@ class ProcessWorld(World):
             parts = super().mean([tensors[i] for i in ids])
             flat = torch.cat([p.flatten() for p in parts])
             if len(flat):  # a share may be empty, on all peers alike
-                self._wait(dist.all_reduce, flat, group=self.peers[0], async_op=True)
-            flat /= self.peers[1]
+                self._wait(self.across.all_reduce, flat)
+            flat /= len(self.across)
             pieces = flat.split([p.numel() for p in parts])
             for i, piece, part in zip(ids, pieces, parts, strict=True):
                 answers[i] = piece.view(part.shape)
@@ -136,7 +130,7 @@ class ProcessWorld(World):
         wires = [without_gaps(t.reshape(self.local, -1)).view(torch.uint8) for t in tensors]
         flat = torch.cat(wires, dim=1)  # [L, bytes]
         everyone = flat.new_empty((self.workers, flat.shape[1]))
-        self._wait(getattr(dist, GATHER), everyone, flat, group=self.peers[0], async_op=True)
+        self._wait(self.across.all_gather, everyone, flat)
         pieces = everyone.split([w.shape[1] for w in wires], dim=1)
         return [
             from_bytes(p, t.dtype, (self.workers, *t.shape[1:]))
@@ -148,10 +142,9 @@ class ProcessWorld(World):
         shape = self.local, self.workers, -1
         wires = [without_gaps(t.reshape(shape)).view(torch.uint8) for t in tensors]
         flat = torch.cat(wires, dim=2)  # [L, W, bytes]
-        group, count = self.peers
-        flat = flat.unflatten(1, (count, self.local)).transpose(0, 1).contiguous()
+        flat = flat.unflatten(1, (len(self.across), self.local)).transpose(0, 1).contiguous()
         received = torch.empty_like(flat)  # [P, L of the sender, L of ours, bytes]
-        self._wait(dist.all_to_all_single, received, flat, group=group, async_op=True)
+        self._wait(self.across.all_to_all, received, flat)
         everyone = received.flatten(0, 1).transpose(0, 1)  # [L, W, bytes]
         pieces = everyone.split([w.shape[2] for w in wires], dim=2)
         return [from_bytes(p, t.dtype, t.shape) for p, t in zip(pieces, tensors, strict=True)]
@@ -171,12 +164,11 @@ class ProcessWorld(World):
             whole = torch.cat(columns, dim=1)  # [shards, numbers]
             if self.within.backend == "gloo":
                 # The Work of gloo's reduce_scatter never becomes completed, for which we poll.
-                self._wait(dist.all_reduce, whole, group=self.within.now, async_op=True)
+                self._wait(self.within.all_reduce, whole)
                 mine = whole[self.shard]
             else:
-                mine, flat = whole.new_empty(whole.shape[1]), whole.flatten()
-                group = self.within.now
-                self._wait(getattr(dist, SCATTER), mine, flat, group=group, async_op=True)
+                mine = whole.new_empty(whole.shape[1])
+                self._wait(self.within.reduce_scatter, mine, whole.flatten())
             rows = [len(tensors[i]) for i in ids]
             pieces = mine.split([n * chunk for n, chunk in zip(rows, chunks, strict=True)])
             for i, n, piece in zip(ids, rows, pieces, strict=True):
@@ -193,18 +185,17 @@ class ProcessWorld(World):
             chunks = [parts[i].chunk for i in ids]
             mine = torch.cat([_filled(tensors[i], parts[i].chunk) for i in ids])
             everyone = mine.new_empty((self.shards, len(mine)))
-            group = self.within.now
-            self._wait(getattr(dist, GATHER), everyone.view(-1), mine, group=group, async_op=True)
+            self._wait(self.within.all_gather, everyone.view(-1), mine)
             for i, piece in zip(ids, everyone.split(chunks, dim=1), strict=True):
                 joined[i] = piece.reshape(-1)[: parts[i].size]
         return [joined[i] for i in range(len(tensors))]
 
     def add_shards(self, tensor: Tensor) -> Tensor:
-        return tensor if self.within is None else self._sum(tensor.clone(), self.within)
+        return tensor if self.within is None else self.sum_over(self.within, tensor.clone())
 
-    def _sum(self, tensor: Tensor, group: Group) -> Tensor:
+    def sum_over(self, group: Group, tensor: Tensor) -> Tensor:
         """Overwrite a tensor with its sum over a group."""
-        self._wait(dist.all_reduce, tensor, group=group.now, async_op=True)
+        self._wait(group.all_reduce, tensor)
         return tensor
 
     def sum_in_model(self, tensor: Tensor) -> Tensor:
@@ -230,8 +221,7 @@ class ProcessWorld(World):
         """Overwrite the tensors of all replicas with those of the first, not counted as traffic."""
         for ids in by_type(tensors):
             flat = torch.cat([tensors[i].detach().flatten() for i in ids])
-            group, first = self.peers[0], self.across.ranks[0]
-            self._wait(dist.broadcast, flat, first, group=group, async_op=True)
+            self._wait(self.across.broadcast, flat)
             overwrite([tensors[i] for i in ids], flat)
 
     # -- norms of whole layers ------------------------------------------------------------------
@@ -239,37 +229,54 @@ class ProcessWorld(World):
     def whole_norms(self, norms: Tensor) -> Tensor:
         if self.tensor is not None:
             squares = norms.square() * self.tensor.shares.to(norms.dtype)
-            return self._sum(squares, self.tensor.group).sqrt()
+            return self.sum_over(self.tensor.group, squares).sqrt()
         return norms if self.shards == 1 else self.add_shards(norms.square()).sqrt()
 
     def fewest(self, count: int) -> int:
         if self.tensor is None:
             return count
         least = torch.tensor([count], device=self.device)
-        options = {"op": dist.ReduceOp.MIN, "group": self.tensor.group.now, "async_op": True}
-        self._wait(dist.all_reduce, least, **options)
+        self._wait(self.tensor.group.all_reduce, least, op=dist.ReduceOp.MIN)
         return int(least)
 
     # -- all processes ---------------------------------------------------------------------------
 
     def _broadcast(self, flat: Tensor) -> None:
-        self._wait(dist.broadcast, flat, self.everyone.ranks[0], async_op=True)
+        self._wait(self.everyone.broadcast, flat)
 
     def gather_object(self, value: Any) -> list[Any]:
         everyone: list[Any] = [None] * self.processes
-        self._wait(dist.all_gather_object, everyone, value)
+        self._wait(self.everyone.all_gather_object, everyone, value)
         return everyone
 
+    def agree(self, **facts: Any) -> None:
+        if self.quorum is None:
+            super().agree(**facts)
+        else:
+            self.quorum.remember(facts)
+
     def collect(self, value: Any) -> list[Any] | None:
-        """Every process's value on process 0, in rank order; None elsewhere."""
+        """Every process's value on process 0, in rank order; None elsewhere.
+
+        Raises:
+            ConfigError: they come and go.
+        """
+        if self.quorum is not None:
+            self.quorum.refuse_collecting()
         everyone = [None] * self.processes if self.rank == 0 else None
-        self._wait(dist.gather_object, value, everyone, self.everyone.ranks[0])
+        self._wait(self.everyone.gather_object, everyone, value)
         return everyone
 
     def scatter(self, values: Sequence[Any] | None) -> Any:
-        """This process's entry of the values that process 0 passes, one for each process."""
+        """This process's entry of the values that process 0 passes, one for each process.
+
+        Raises:
+            ConfigError: they come and go.
+        """
+        if self.quorum is not None:
+            self.quorum.refuse_collecting()
         mine = [None]
-        self._wait(dist.scatter_object_list, mine, values, self.everyone.ranks[0])
+        self._wait(self.everyone.scatter_object, mine, values)
         return mine[0]
 
     def abort(self) -> None:
@@ -285,11 +292,9 @@ class ProcessWorld(World):
     # -- waiting ---------------------------------------------------------------------------------
 
     def _wait(self, collective: Any, *args: Any, **options: Any) -> None:
-        """Call a collective, of all processes unless a group is among the options, and wait: the
-        host, or with NCCL the current stream alone."""
+        """Call a collective, a method of a ``Group``, and wait: the host, or with NCCL the current
+        stream alone."""
         self.faults.check()
-        if "group" not in options:
-            options["group"] = self.everyone.now
         on_gpu = any(isinstance(x, Tensor) and x.device.type == "cuda" for x in args)
         if self.faults.watcher is not None and on_gpu:
             self._launch(collective, *args, **options)
@@ -306,7 +311,7 @@ class ProcessWorld(World):
         except RuntimeError as error:
             # The traceback of what is raised holds this frame, and a failed work holds the group.
             del work
-            options.clear()
+            self._clock = spent + time.perf_counter() - start, None
             raise self.faults.lost(collective.__name__, error) from error.with_traceback(None)
         if self.device.type == "cuda":
             # A sync point of this thread's stream alone: else waiting would count as computing.
@@ -322,13 +327,12 @@ class ProcessWorld(World):
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            options.clear()
             self.faults.check()  # where the watcher has aborted it, it knows why
             raise self.faults.lost(collective.__name__, error) from error.with_traceback(None)
         end = self._mark()
         watcher = self.faults.watcher
         assert watcher is not None
-        watcher.follow(work, end, collective.__name__, id(options["group"]))
+        watcher.follow(work, end, collective.__name__, id(collective.__self__))
         self._marks.append((start, end))
 
     def _mark(self) -> Any:
@@ -358,12 +362,12 @@ class _SumInModel(torch.autograd.Function):
     def forward(ctx: Any, tensor: Tensor, world: ProcessWorld) -> Tensor:
         ctx.world = world
         assert world.in_model is not None
-        return world._sum(tensor.contiguous().clone(), world.in_model)
+        return world.sum_over(world.in_model, tensor.contiguous().clone())
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         world = ctx.world
-        return world._sum(gradients[0].contiguous().clone(), world.in_model), None
+        return world.sum_over(world.in_model, gradients[0].contiguous().clone()), None
 
 
 def without_gaps(t: Tensor) -> Tensor:

@@ -127,6 +127,12 @@ class World:
         self.workers = len(workers)
         self.meter.workers = self.workers
 
+    def place(self, processes: int, rank: int, workers: int, hosted: int) -> None:
+        """Other processes take part from now on, each of which hosts one worker, or none."""
+        self.processes, self.rank = processes, rank
+        self.workers = self.meter.workers = workers
+        self.hosted = range(hosted, hosted + 1)
+
     # -- requests ----------------------------------------------------------------------------
 
     def drive(

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from regimes.collectives.quorum import QuorumWorld
+from regimes.collectives.quorum import Quorum
 from regimes.job.membership import Membership
 from regimes.job.state import State, placed
 from regimes.job.upgrade import upgraded
@@ -26,15 +26,15 @@ class HookMembership(Membership):
     step: int | None = None
     wanted = True
 
-    def __init__(self, hook: Hook, world: QuorumWorld, optimizer: Any) -> None:
-        super().__init__(hook, world, optimizer, hook.reducer, hook.chosen)
+    def __init__(self, hook: Hook, quorum: Quorum, optimizer: Any) -> None:
+        super().__init__(hook, quorum, optimizer, hook.reducer, hook.chosen)
         self.hook = hook
         hook.steps.applied = None  # the manager says what has counted
 
     def begin(self) -> None:
         """The first gradient of a backward pass is there."""
         self.resolve()
-        self.world.enter()
+        self.quorum.enter(self.world)
         self.step = self.manager.current_step()
 
     def resolve(self) -> None:
@@ -51,7 +51,7 @@ class HookMembership(Membership):
 
     def agree(self, place: Mapping[str, Any]) -> None:
         """In each step, before anything else is sent."""
-        if self.world.must_meet(self.wanted):
+        if self.quorum.must_meet(self.world, self.wanted):
             self.meet(place, begun=self.hook.steps.total > 0)
         self.wanted = False
 

@@ -15,10 +15,9 @@ from weakref import WeakSet, ref
 import torch
 from torch import Tensor, nn
 
-from regimes.collectives.group import on_mesh
+from regimes.collectives.group import on_manager, on_mesh
 from regimes.collectives.islands import local_part
 from regimes.collectives.processes import ProcessWorld
-from regimes.collectives.quorum import QuorumWorld
 from regimes.collectives.world import World
 from regimes.ddp.source import (
     Receiver,
@@ -214,8 +213,8 @@ class BareGradients(OwnHooks):
         super().__init__(network, parameters, [p.data for p in parameters.values()])
         self.manager = manager
 
-    def world(self, timeout: float) -> QuorumWorld:
-        self._world = world = QuorumWorld(self.manager, self.device)
+    def world(self, timeout: float) -> ProcessWorld:
+        self._world = world = on_manager(self.manager, self.device)
         return world
 
     def facts(self) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from regimes.collectives.group import on_group
 from regimes.collectives.processes import ProcessWorld
-from regimes.collectives.quorum import JobWorld
 from regimes.collectives.requests import Layer
 from regimes.ddp.applied import remove
 from regimes.errors import ConfigError
@@ -93,7 +92,7 @@ class Source(Protocol):
     @property
     def network(self) -> nn.Module: ...
 
-    def world(self, timeout: float) -> JobWorld:
+    def world(self, timeout: float) -> ProcessWorld:
         """A world of the processes among which gradients are shared; all create it."""
         ...
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from regimes import policies
 from regimes.collectives.claims import Claims
-from regimes.collectives.quorum import JobWorld
+from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.requests import Layer, Traffic
 from regimes.config import Signal
 from regimes.errors import ConfigError, RecordError, RegimesError
@@ -60,7 +60,9 @@ class Job:
     panel: Panel
     unit_is_open = False  # ``log`` adds to the last row
 
-    def __init__(self, world: JobWorld, layers: Sequence[Layer], schedule: UnitSchedule) -> None:
+    def __init__(
+        self, world: ProcessWorld, layers: Sequence[Layer], schedule: UnitSchedule
+    ) -> None:
         self.world, self.layers, self.schedule = world, list(layers), schedule
         self.claims = Claims.of(world)
         self.rows: list[Row] = []
@@ -323,7 +325,7 @@ class Job:
 
 
 def on_all_processes(
-    world: JobWorld,
+    world: ProcessWorld,
     action: Callable[[], T],
     error: type[RegimesError] = ConfigError,
 ) -> T:

@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from regimes.collectives.quorum import QuorumWorld
+from regimes.collectives.processes import ProcessWorld
+from regimes.collectives.quorum import Quorum
 from regimes.compression.reducer import Reducer
 from regimes.compression.traffic import costs_per_step
 from regimes.errors import RecordError
@@ -72,13 +73,14 @@ class Membership(ABC):
     that joins gets."""
 
     def __init__(
-        self, job: Job, world: QuorumWorld, optimizer: Any, reducer: Reducer, chosen: Choice
+        self, job: Job, quorum: Quorum, optimizer: Any, reducer: Reducer, chosen: Choice
     ) -> None:
         """
         Args:
             reducer, chosen: what the job exchanges.
         """
-        self.world, self.manager, self.optimizer = world, world.manager, inner(optimizer)
+        self.world: ProcessWorld = job.world
+        self.quorum, self.manager, self.optimizer = quorum, quorum.manager, inner(optimizer)
         self._job, self._reducer, self._chosen = job, reducer, chosen
         self.attendance = Attendance()
         self.manager.register_state_dict_fn(KEY, self.load, self.save)
@@ -96,16 +98,16 @@ class Membership(ABC):
             begun: the job has taken a step.
             moved: this replica has something to exchange.
         """
-        job, world = self._job, self.world
+        job, world, quorum = self._job, self.world, self.quorum
         if world.rank:  # before the others may open the files
             self.write_or_wait()
         rates = job.schedule.all_rates()
-        world.meet(self._reducer.residual_norm(), moved, state=place, lr=rates)
+        quorum.meet(world, self._reducer.residual_norm(), moved, state=place, lr=rates)
         if not begun and not job.rows:  # the header says how many replicas the job began with
             self._size_header(world.workers)
         self._reducer.place(world.workers, world.hosted[0])
-        self.attendance.changes += world.changes
-        world.changes = []
+        self.attendance.changes += quorum.changes
+        quorum.changes = []
         self.write_or_wait()
 
     def _size_header(self, workers: int) -> None:
@@ -149,14 +151,14 @@ class Membership(ABC):
         shared = {
             "optimizer": self.optimizer.state_dict(),
             "attendance": vars(self.attendance),
-            "members": self.world.members,
+            "members": self.quorum.members,
             "sizes": (header["world"], header["per_step"]),
         }
         return {**own, **copy.deepcopy(shared)}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """The inverse, on the replica that joins, or that missed a step which the others took."""
-        self.world.heal(state["members"], self._reducer.residual_norm())
+        self.quorum.heal(state["members"], self._reducer.residual_norm())
         self.optimizer.load_state_dict(state["optimizer"])
         self._load(state)
         self.attendance = Attendance(**copy.deepcopy(state["attendance"]))

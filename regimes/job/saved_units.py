@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regimes.collectives.quorum import JobWorld
+from regimes.collectives.processes import ProcessWorld
 from regimes.errors import RegimesError
 from regimes.job.recorder import JobRecorder
 from regimes.job.refit import damage_refused, refuse
@@ -41,7 +41,7 @@ def saved_units(job: Job) -> dict[str, Any]:
     return {"rows": job.rows}
 
 
-def with_all_units(saved: Any, world: JobWorld, recorder: JobRecorder | None) -> Any:
+def with_all_units(saved: Any, world: ProcessWorld, recorder: JobRecorder | None) -> Any:
     """A saved state with the units that it leaves to the record; all processes call this.
 
     Raises:

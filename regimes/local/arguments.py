@@ -12,9 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from regimes import compression, policies
 from regimes.capabilities import Part
-from regimes.collectives.group import on_group
+from regimes.collectives.group import on_group, on_manager
 from regimes.collectives.process_group import default_group
-from regimes.collectives.quorum import JobWorld, QuorumWorld
+from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression.needs import compressor_parts
@@ -112,10 +112,10 @@ class Trained:
     local: list[Tensor]
     sharded: ShardedGradients | None = None
 
-    def world(self, timeout: float, manager: Any = None) -> JobWorld:
+    def world(self, timeout: float, manager: Any = None) -> ProcessWorld:
         """A world of all processes, which all create it, or of a manager's replicas."""
         if manager is not None:
-            return QuorumWorld(manager, self.local[0].device)
+            return on_manager(manager, self.local[0].device)
         if self.sharded is not None:
             return self.sharded.world(timeout, CALL)
         return on_group(default_group(), self.local[0].device, timeout, CALL)

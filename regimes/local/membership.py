@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from regimes.collectives.quorum import QuorumWorld, StepLost
+from regimes.collectives.quorum import Quorum, StepLost
 from regimes.errors import ConfigError, TrainingError
 from regimes.job.membership import Membership
 from regimes.job.state import State, placed
@@ -29,9 +29,9 @@ class LocalMembership(Membership):
 
     moved = False
 
-    def __init__(self, local: LocalSteps, world: QuorumWorld, optimizer: Any) -> None:
+    def __init__(self, local: LocalSteps, quorum: Quorum, optimizer: Any) -> None:
         reducer = local.sync.reducer
-        super().__init__(local, world, optimizer, reducer, local.chosen.exchange)
+        super().__init__(local, quorum, optimizer, reducer, local.chosen.exchange)
         self.local = local
 
     def synchronize(self, last: bool = False) -> None:
@@ -55,7 +55,7 @@ class LocalMembership(Membership):
         self._start_quorum()
         try:
             self._agree()
-            if self.world.contributors:
+            if self.quorum.contributors:
                 local._send(last)
                 means = local.replicas.buffer_means(self.world)
         except StepLost:
@@ -78,7 +78,7 @@ class LocalMembership(Membership):
                 f"quorum_timeout ({type(error).__name__}: {str(error).splitlines()[0]}); what was "
                 "synchronised before is intact",
             ) from error
-        self.world.enter()
+        self.quorum.enter(self.world)
 
     def _ended(self, what: str, why: str) -> TrainingError:
         """The error that ends this replica, which its record has, too."""
@@ -95,15 +95,15 @@ class LocalMembership(Membership):
         local.to_agree = False
 
     def _commit(self, last: bool, means: Mapping[int, Tensor] | None) -> None:
-        world, local = self.world, self.local
+        quorum, local = self.quorum, self.local
         local.sync.settle()
-        if not world.contributes:  # it has added nothing, so it keeps no residual
+        if not quorum.contributes:  # it has added nothing, so it keeps no residual
             for residual in self._reducer.residuals():
                 if residual is not None:
                     residual.zero_()
         local._apply(last, means)
-        if world.contributors:
-            self.attendance.note(len(world.contributors))
+        if quorum.contributors:
+            self.attendance.note(len(quorum.contributors))
         if local.total:  # before the first step a state may still be loaded, and a record continued
             self.write_or_wait()  # another replica may have become the first
 

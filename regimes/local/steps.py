@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regimes.collectives.quorum import JobWorld
+from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.requests import Layer
 from regimes.compression.reducer import Reducer
 from regimes.ddp.sharded_state import packed
@@ -79,7 +79,7 @@ class LocalSteps(Job):
         chosen: LocalChoice,
         options: RecordOptions | None,
         seed: int,
-        world: JobWorld,
+        world: ProcessWorld,
     ) -> None:
         tensors, buffers = what.local, list(model.buffers())
         layers = [Layer(name, tuple(p.shape)) for name, p in what.parameters.items()]

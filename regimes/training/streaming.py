@@ -143,7 +143,7 @@ class SyncRounds:
 
     @property
     def places(self) -> list[list[int]]:
-        """Of each fragment: the local steps of its round, and those taken in it."""
+        """The local steps of each fragment's round, and those taken in it."""
         return [[fragment.period, fragment.since] for fragment in self.fragments]
 
     @property

@@ -365,7 +365,7 @@ def test_a_replica_joins_local_steps_without_a_movement(
             options = {"policy": 4, "outer": DILOCO, "every": 8, "record": tmp_path / "record"}
             local = regimes.local_steps(model, optimizer, manager=manager, **options, **sent)
             if i == 2:
-                seen.append(list(local.world.contributors))
+                seen.append(list(local.world.quorum.contributors))
                 assert not any(r.any() for r in local.sync.reducer.residuals() if r is not None)
             batch = own_loop.batches(i, 1000)
             while local.total < 80:

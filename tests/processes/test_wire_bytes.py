@@ -38,7 +38,7 @@ def sent(name: str, tensors: Any, workers: int) -> tuple[float, float]:
     size = tensors[-1].numel() * tensors[-1].element_size()
     if name == "all_reduce":
         return size, 2 * (workers - 1) / workers * size
-    if name == "all_to_all_single":
+    if name == "all_to_all":
         return size * (workers - 1) / workers, size * (workers - 1) / workers
     return size, size * (workers - 1)  # an all-gather
 
@@ -50,7 +50,7 @@ def counted(rank: int, workers: int) -> list[dict[str, Any]]:
 
     def noted(self: Any, collective: Any, *tensors: Any, **options: Any) -> Any:
         name = collective.__name__
-        if name in ("all_reduce", processes.GATHER, "all_to_all_single"):
+        if name in ("all_reduce", "all_gather", "all_to_all"):
             held, left = sent(name, tensors, workers)
             carried.update(held=held, left=left)
         return wait(self, collective, *tensors, **options)

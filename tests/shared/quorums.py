@@ -56,10 +56,11 @@ class Group:
 
 
 class Manager:
-    """What a world reads of a manager."""
+    """What a world reads of a manager, and its group."""
 
     def __init__(self, count: int, rank: int) -> None:
         self.count, self.rank, self.error = count, rank, None
+        self.group: Any = SimpleNamespace(getBackendName=lambda: "gloo")
 
     def start_quorum(self) -> None: ...
     def should_commit(self) -> None: ...

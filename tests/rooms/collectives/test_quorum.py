@@ -14,33 +14,38 @@ import pytest
 import torch
 from quorums import Group, Manager
 
-from regimes.collectives.quorum import QuorumWorld, StepLost
+from regimes.collectives.group import on_manager
+from regimes.collectives.processes import ProcessWorld
+from regimes.collectives.quorum import ManagedGroup, Quorum, StepLost
 from regimes.collectives.world import World
 from regimes.errors import ConfigError
 
 
-class Quorum(QuorumWorld):
-    group: Any = SimpleNamespace(getBackendName=lambda: "gloo")
-
-    def _group(self) -> Any:
-        return self.group
+@pytest.fixture(autouse=True)
+def _without_torchft(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ManagedGroup, "now", property(lambda group: group.manager.group))
 
 
-def replicas(count: int) -> list[Quorum]:
-    return [Quorum(Manager(count, i), torch.device("cpu")) for i in range(count)]
+def replicas(count: int) -> list[ProcessWorld]:
+    return [on_manager(Manager(count, i), torch.device("cpu")) for i in range(count)]
 
 
-def together(worlds: list[Quorum], act: Callable[[int, Quorum], Any]) -> list[Any]:
+def quorum(world: ProcessWorld) -> Quorum:
+    assert world.quorum is not None
+    return world.quorum
+
+
+def together(worlds: list[ProcessWorld], act: Callable[[int, ProcessWorld], Any]) -> list[Any]:
     """A step of all: what each returns, or the error that it raises."""
     shared = SimpleNamespace(condition=threading.Condition(), rounds={}, aborted=False)
     ends = [None] * len(worlds)
 
     def run(i: int) -> None:
-        worlds[i].group = Group(len(worlds), i, shared)
-        worlds[i].manager.count, worlds[i].manager.rank = len(worlds), i
-        worlds[i].manager.error = None
+        manager = quorum(worlds[i]).manager
+        manager.group, manager.error = Group(len(worlds), i, shared), None
+        manager.count, manager.rank = len(worlds), i
         try:
-            worlds[i].enter()
+            quorum(worlds[i]).enter(worlds[i])
             ends[i] = act(i, worlds[i])
         except (ConfigError, StepLost) as error:
             ends[i] = error
@@ -66,8 +71,8 @@ def test_collectives_are_those_of_the_replicas_that_contribute(kind: str, idle: 
         for _ in range(3)
     ]
 
-    def act(i: int, world: Quorum) -> Any:
-        world.meet(0.0, moved=i != idle)
+    def act(i: int, world: ProcessWorld) -> Any:
+        quorum(world).meet(world, 0.0, moved=i != idle)
         assert world.workers == len(there)
         return getattr(world, kind)(given[i])
 
@@ -88,38 +93,42 @@ def test_all_meet_where_one_has_joined_or_left_or_wants_it() -> None:
     worlds = replicas(3)
 
     def step(present: list[int], wants: int | None = None) -> list[bool]:
-        def act(i: int, world: Quorum) -> bool:
-            met = world.must_meet(present[i] == wants)
+        def act(i: int, world: ProcessWorld) -> bool:
+            met = quorum(world).must_meet(world, present[i] == wants)
             if met:
-                world.meet(float(present[i]))
+                quorum(world).meet(world, float(present[i]))
             return met
 
         return together([worlds[i] for i in present], act)
 
-    names = [world.name for world in worlds]
+    quorums = [quorum(world) for world in worlds]
+    names = [each.name for each in quorums]
     assert step([0, 1]) == [True, True]
     assert step([0, 1]) == [False, False]
     assert step([0, 1], wants=1) == [True, True]
     assert step([0, 2]) == [True, True]  # as many, but one is another
     assert step([0]) == [True]
     assert step([0]) == [False]
-    gone = [[one["replica"] for one in change["left"]] for change in worlds[0].changes]
+    gone = [[one["replica"] for one in change["left"]] for change in quorums[0].changes]
     assert gone == [[], [names[1]], [names[2]]]
-    assert [change["joined"] for change in worlds[0].changes] == [[], [names[2]], []]
-    assert worlds[0].changes[2]["left"][0]["residual"] == 2.0
-    worlds[1].heal(worlds[0].members, dropped=0.0)
+    assert [change["joined"] for change in quorums[0].changes] == [[], [names[2]], []]
+    assert quorums[0].changes[2]["left"][0]["residual"] == 2.0
+    quorums[1].heal(quorums[0].members, dropped=0.0)
     assert step([0, 1]) == [True, True]
-    worlds[1].heal(worlds[0].members, dropped=7.0)  # it has missed a step
+    quorums[1].heal(quorums[0].members, dropped=7.0)  # it has missed a step
     assert step([0, 1]) == [True, True]
-    assert worlds[0].changes[-1]["joined"] == [names[1]]
-    assert worlds[0].changes[-1]["left"] == [{"replica": names[1], "residual": 7.0}]
-    assert [change["replicas"] for change in worlds[0].changes] == [2, 2, 1, 2, 2]
+    assert quorums[0].changes[-1]["joined"] == [names[1]]
+    assert quorums[0].changes[-1]["left"] == [{"replica": names[1], "residual": 7.0}]
+    assert [change["replicas"] for change in quorums[0].changes] == [2, 2, 1, 2, 2]
 
 
 def test_one_that_joins_with_other_facts_ends_alone() -> None:
     worlds = replicas(3)
-    assert together(worlds[:2], lambda i, world: world.meet(0.0, seed=0)) == [None, None]
-    ends = together(worlds, lambda i, world: world.meet(0.0, seed=int(i == 2)))
+    assert together(worlds[:2], lambda i, world: quorum(world).meet(world, 0.0, seed=0)) == [
+        None,
+        None,
+    ]
+    ends = together(worlds, lambda i, world: quorum(world).meet(world, 0.0, seed=int(i == 2)))
     assert [type(end) for end in ends] == [StepLost, StepLost, ConfigError]
     assert "seed = 1" in str(ends[2])
 
@@ -127,13 +136,13 @@ def test_one_that_joins_with_other_facts_ends_alone() -> None:
 def test_a_collective_that_fails_ends_the_step_on_all() -> None:
     """The others do not wait for a replica that has given up."""
 
-    def act(i: int, world: Quorum) -> Any:
+    def act(i: int, world: ProcessWorld) -> Any:
         if i == 1:
-            world.give_up("it has")
+            quorum(world).group.leave("it has")
         return world.mean([torch.ones(1, 2)])
 
     worlds = replicas(3)
     assert [type(end) for end in together(worlds, act)] == [StepLost] * 3
-    assert all(world.manager.errored() is not None for world in worlds)
+    assert all(quorum(world).manager.errored() is not None for world in worlds)
     for found in together(worlds, lambda i, world: world.mean([torch.full((1, 2), float(i))])):
         assert torch.equal(found[0], torch.ones(2))

@@ -15,7 +15,7 @@ from quorums import Group, Manager
 from torch import nn
 
 import regimes
-from regimes.collectives.quorum import QuorumWorld
+from regimes.collectives.quorum import ManagedGroup
 
 AT_COMMIT = 0  # the collectives of an attempt count from 1
 DILOCO = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
@@ -91,7 +91,7 @@ def test_an_attempt_that_does_not_count_leaves_no_trace(
     sent: dict[str, Any], outer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lost at the commit, in a collective of a movement, twice in a row, and at the end."""
-    monkeypatch.setattr(QuorumWorld, "_group", lambda world: world.manager.group)
+    monkeypatch.setattr(ManagedGroup, "now", property(lambda group: group.manager.group))
     lost = {1: AT_COMMIT, 3: 4, 4: AT_COMMIT, 6: 3, 8: 1}
     options = {"outer": OUTERS[outer], **sent}
     ours, model, seen = trained(breaks := Losing(lost), **options)

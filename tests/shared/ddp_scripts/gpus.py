@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.futures import Future
 
 import regimes
-from regimes.collectives import connect, devices, faults, group, processes
+from regimes.collectives import connect, devices, faults, group, process_group, processes
 from regimes.collectives.requests import Layer
 from regimes.compression import compressor
 from regimes.compression.reducer import Reducer
@@ -58,7 +58,7 @@ def trained(
         calls = diary.calls
         _gloo_for_nccl(patch, calls)
         places = {
-            name: _spied(patch, name) for name in ("all_reduce", processes.GATHER, "broadcast")
+            name: _spied(patch, name) for name in ("all_reduce", process_group.GATHER, "broadcast")
         }
         if fails is not None:
             _failing(patch, fails, calls)
@@ -195,7 +195,7 @@ def attached(rank: int, kind: str, put: bool) -> list[int]:
             return new_group(ranks, timeout, _gloo(backend), **options)
 
         patch.setattr(dist, "new_group", new)
-        patch.setattr(dist, processes.SCATTER, _scatter)  # gloo's own copies to the host
+        patch.setattr(dist, process_group.SCATTER, _scatter)  # gloo's own copies to the host
         if put:
             reduce = Reducer.reduce
             patch.setattr(Reducer, "reduce", lambda *a: (waiting(), reduce(*a))[1])
@@ -354,7 +354,7 @@ def _failing(patch: pytest.MonkeyPatch, how: str, calls: list[str]) -> None:
             event.query = lambda: False
         return event
 
-    for name in ("all_reduce", processes.GATHER, "broadcast"):
+    for name in ("all_reduce", process_group.GATHER, "broadcast"):
         patch.setattr(dist, name, failing(name))
     patch.setattr(processes.ProcessWorld, "_mark", mark)
     patch.setattr(faults, "abort_nccl", lambda groups: calls.append("communicator aborted"))

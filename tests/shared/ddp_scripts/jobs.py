@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import regimes
-from regimes.collectives.processes import GATHER
+from regimes.collectives.process_group import GATHER
 from regimes.collectives.requests import Layer, Mean, Traffic
 from regimes.compression import Compressor, State
 from regimes.compression.base import Sending

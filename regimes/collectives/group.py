@@ -1,7 +1,7 @@
 """Worlds on process groups that the user has made: those of the hook and of local steps.
 
-But for a manager's they have communicators of their own: on shared ones their collectives, which a thread issues, would
-mix with DDP's and the user's in another order on each process.
+But for those of a manager they have communicators of their own: on shared ones their collectives,
+which a thread issues, would mix with DDP's and the user's in another order on each process.
 """
 
 from __future__ import annotations

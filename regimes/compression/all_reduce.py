@@ -10,7 +10,7 @@ twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -20,9 +20,12 @@ from torch import Tensor
 
 from regimes.collectives.requests import Exchange, Gather, Layer, Traffic
 from regimes.compression.base import Sending, State
-from regimes.compression.elementwise import Rounding, pack, unpack
+from regimes.compression.elementwise import Rounding
+from regimes.compression.kernels import on_gpu
 from regimes.config import DENSE, Bounds, Level
 from regimes.errors import require
+
+CHUNK = 1 << 18  # numbers that a CPU computes at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +60,7 @@ class QuantisedAllReduce(Rounding):
         noise = yield from self._noise(padded, state, "numbers")
         wire, own = quantise(padded.view(hosted, count, part), bits, self.block, noise)
         received = yield Exchange(wire)  # [L, W, bytes]: of all workers, this one's part
-        mean = in_order_mean(dequantise(received, bits, self.block, part, exact.dtype))  # [L, part]
+        mean = in_order_mean(received, bits, self.block, part, exact.dtype)  # [L, part]
         noise = yield from self._noise(mean, state, "means")
         wire, rounded = quantise(mean, bits, self.block, noise)
         parts = yield Gather(wire)  # [W, bytes]
@@ -87,37 +90,105 @@ def quantise(
         noise: added before rounding down: 0.5 rounds to the nearest, a uniform number in [0, 1)
             stochastically.
     """
-    steps = 2 ** (bits - 1) - 1  # codes -steps .. steps
-    blocks = _in_blocks(numbers, block)
-    scale = blocks.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(numbers.dtype).tiny)
-    given = _in_blocks(noise.view(numbers.shape), block) if isinstance(noise, Tensor) else noise
-    codes = (blocks / scale * steps).add_(given).floor_().clamp_(-steps, steps)
-    dequantised = (codes * (scale / steps)).flatten(-2)[..., : numbers.shape[-1]]
-    plain = codes.flatten(-2)[..., : numbers.shape[-1]]
-    scales = scale.squeeze(-1).contiguous().view(torch.uint8)
-    wire = torch.cat([scales, pack((plain + steps).to(torch.uint8), bits)], -1)
-    return wire, dequantised.contiguous()
+    size, steps = numbers.shape[-1], 2 ** (bits - 1) - 1  # codes -steps .. steps
+    rows = numbers.flatten(0, -2)
+    given = noise.reshape(rows.shape) if isinstance(noise, Tensor) else noise
+    block, width = min(block, max(1, size)), rows.element_size()
+    end = -(-size // block) * width
+    wire = rows.new_empty((len(rows), end + -(-size * bits // 8)), dtype=torch.uint8)
+    values = torch.empty_like(rows, memory_format=torch.contiguous_format)
+    for first, stop in _chunks(rows, block, size):
+        blocks = _in_blocks(rows[:, first:stop], block)
+        scale = blocks.abs().amax(-1, keepdim=True).clamp_min_(torch.finfo(rows.dtype).tiny)
+        begin = first // block * width
+        wire[:, begin : begin + blocks.shape[1] * width] = scale.squeeze(-1).view(torch.uint8)
+        code = (blocks / scale).mul_(steps)
+        if isinstance(given, Tensor):
+            code.add_(_in_blocks(given[:, first:stop], block))
+        else:
+            code.add_(given)
+        code.floor_().clamp_(-steps, steps)
+        here = values[:, first:stop]
+        if (stop - first) % block:
+            here.copy_((code * scale.div_(steps)).flatten(1)[:, : stop - first])
+        else:
+            torch.mul(code, scale.div_(steps), out=here.unflatten(1, (-1, block)))
+        plain = code.add_(steps).flatten(1)[:, : stop - first]
+        begin = end + first * bits // 8
+        packed = plain if bits == 8 else _in_pairs(plain)
+        wire[:, begin : begin + packed.shape[1]] = packed
+    return wire.view(*numbers.shape[:-1], -1), values.view(numbers.shape)
+
+
+def _in_pairs(codes: Float[Tensor, "rows size"]) -> Float[Tensor, "rows bytes"]:
+    """Codes of 4 bits two to a byte, the first in the low bits; floats still, which pack faster
+    than integers."""
+    codes = _padded(codes, codes.shape[1] % 2)
+    return torch.add(codes[:, 0::2], codes[:, 1::2], alpha=16)
 
 
 def dequantise(
     wire: UInt8[Tensor, "*rows packed"], bits: int, block: int, size: int, dtype: torch.dtype
 ) -> Float[Tensor, "*rows size"]:
     """The inverse of `quantise`: the same bits as the values that it returned."""
-    steps, blocks = 2 ** (bits - 1) - 1, -(-size // block)
-    end = blocks * dtype.itemsize
+    rows = wire.flatten(0, -2)
+    values = torch.empty((len(rows), size), dtype=dtype, device=wire.device)
+    for first, stop, value in _decoded(rows, bits, block, size, dtype):
+        values[:, first:stop] = value
+    return values.view(*wire.shape[:-1], size)
+
+
+def in_order_mean(
+    wire: UInt8[Tensor, "hosted workers packed"],
+    bits: int,
+    block: int,
+    size: int,
+    dtype: torch.dtype,
+) -> Float[Tensor, "hosted size"]:
+    """The mean over workers of what they have quantised, added one after the other: the bits do
+    not depend on how many workers a process hosts, as those of a reduction might."""
+    hosted, workers, _ = wire.shape
+    total = torch.empty((hosted, size), dtype=dtype, device=wire.device)
+    for first, stop, value in _decoded(wire.flatten(0, 1), bits, block, size, dtype):
+        rows = value.unflatten(0, (hosted, workers))
+        mean = rows[:, 0]
+        for worker in range(1, workers):
+            mean += rows[:, worker]
+        torch.div(mean, workers, out=total[:, first:stop])
+    return total
+
+
+def _decoded(
+    rows: UInt8[Tensor, "rows packed"], bits: int, block: int, size: int, dtype: torch.dtype
+) -> Iterator[tuple[int, int, Float[Tensor, "rows chunk"]]]:
+    """(first number, stop, values) of each chunk of what was quantised."""
+    steps, block = 2 ** (bits - 1) - 1, min(block, max(1, size))
+    end = -(-size // block) * dtype.itemsize
+    if not size:
+        return
     # a copy, because a view as another dtype needs aligned storage
-    scale = wire[..., :end].clone(memory_format=torch.contiguous_format).view(dtype)
-    codes = (unpack(wire[..., end:], bits, size) - steps).to(dtype)
-    return (_in_blocks(codes, block) * (scale / steps).unsqueeze(-1)).flatten(-2)[..., :size]
+    copied = torch.empty((len(rows), end), dtype=torch.uint8, device=rows.device)
+    scales = copied.copy_(rows[:, :end]).view(dtype).div_(steps)
+    for first, stop in _chunks(rows, block, size):
+        packed = rows[:, end + first * bits // 8 : end - (-stop * bits // 8)]
+        if bits == 8:
+            code = packed.to(dtype)
+        else:
+            code = torch.empty((len(rows), 2 * packed.shape[1]), dtype=dtype, device=rows.device)
+            code[:, 0::2] = packed & 15
+            code[:, 1::2] = packed >> 4
+        blocks = _in_blocks(code[:, : stop - first].sub_(steps), block)
+        scale = scales[:, first // block : first // block + blocks.shape[1], None]
+        yield first, stop, blocks.mul_(scale).flatten(1)[:, : stop - first]
 
 
-def in_order_mean(rows: Float[Tensor, "hosted workers size"]) -> Float[Tensor, "hosted size"]:
-    """The mean over workers, added one after the other: the bits do not depend on how many
-    workers a process hosts, as those of a reduction might."""
-    total = rows[:, 0].clone()
-    for worker in range(1, rows.shape[1]):
-        total += rows[:, worker]
-    return total / rows.shape[1]
+def _chunks(rows: Tensor, block: int, size: int) -> Iterator[tuple[int, int]]:
+    """(first number, stop) of the parts of all rows that are computed at once: on a CPU as many as
+    its cache holds with what is computed from them, on a GPU all, with one launch each."""
+    pair = 2 * block  # whole bytes of 4-bit codes
+    width = size if on_gpu(rows) else max(1, CHUNK // max(1, len(rows) * pair)) * pair
+    for first in range(0, size, max(1, width)):
+        yield first, min(first + width, size)
 
 
 def _in_blocks(numbers: Tensor, block: int) -> Tensor:

@@ -8,11 +8,14 @@ import math
 import pytest
 import torch
 from ddp_scripts import group
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
+from regimes.compression import all_reduce
 from regimes.compression.all_reduce import QuantisedAllReduce
 from regimes.compression.reducer import Reducer
 from regimes.cost.network import Network, Work
@@ -183,3 +186,31 @@ def test_absent_workers_own_no_part() -> None:
     fewer.set_rows((0, 1))
     for t in range(2):
         assert torch.equal(step(fewer, gradient(2, t), 4), step(two, gradient(2, t), 4))
+
+
+@given(
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 90)),
+    bits=st.sampled_from([4, 8]),
+    block=st.integers(1, 20),
+    chunk=st.sampled_from([8, 24, 64, 1 << 17]),
+    drawn=st.booleans(),
+)
+def test_chunks_do_not_change_a_bit(
+    shape: tuple[int, int, int], bits: int, block: int, chunk: int, drawn: bool
+) -> None:
+    """Any division into chunks gives the codes and values of all numbers at once."""
+    generator = torch.Generator().manual_seed(shape[2])
+    numbers = torch.randn(shape, generator=generator)
+    noise = torch.rand(shape, generator=generator) if drawn else 0.5
+    found = []
+    for size in (chunk, 1 << 20):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(all_reduce, "CHUNK", size)
+            wire, values = all_reduce.quantise(numbers, bits, block, noise)
+            assert torch.equal(
+                all_reduce.dequantise(wire, bits, block, shape[2], numbers.dtype), values
+            )
+            mean = all_reduce.in_order_mean(wire, bits, block, shape[2], numbers.dtype)
+            found.append((wire, values, mean))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    torch.testing.assert_close(found[0][2], found[0][1].mean(1), rtol=1e-6, atol=1e-6)

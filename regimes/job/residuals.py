@@ -174,8 +174,10 @@ def own_rows(parts: Iterable[Layer], residuals: Residuals) -> Residuals:
 
 
 def without_residuals(part: Part) -> Part:
-    """For a worker that begins with none."""
-    tables: dict[str, Any] = {"layers": by_layer(residual=dict.fromkeys(part["layers"]))}
+    """For a worker that begins with none. Local steps have those of movements alone."""
+    tables: dict[str, Any] = {}
+    if "layers" in part:
+        tables["layers"] = by_layer(residual=dict.fromkeys(part["layers"]))
     if "outer" in part:
         none = dict.fromkeys(part["outer"]["layers"])
         tables["outer"] = {**part["outer"], "layers": by_layer(residual=none)}

@@ -238,7 +238,9 @@ def test_a_replica_that_joins_has_all_but_the_residual(address: str) -> None:
     assert not any(r.any() for r in states.owed(got).values() if r is not None)
     assert got["rows"] == gave["rows"]
     assert states.column(got, "level") == states.column(gave, "level")
-    for name in ("layers", "gauges", "steps", "total"):
+    ours, theirs = (states.column(x, "memory") for x in (got, gave))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    for name in ("gauges", "steps", "total"):
         torch.testing.assert_close(got[name], gave[name], rtol=0, atol=0)
 
 

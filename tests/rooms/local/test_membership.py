@@ -24,6 +24,11 @@ SENT = [{}, {"compressor": "topk", "level": 20.0}, {"compressor": "powersgd", "l
 SENT += [{"compressor": "quantised-all-reduce", "level": 4}]
 
 
+@pytest.fixture(autouse=True)
+def _without_torchft(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ManagedGroup, "now", property(lambda group: group.manager.group))
+
+
 class Breaking(Group):
     """A group of one replica, whose collective with a number fails."""
 
@@ -64,8 +69,10 @@ class Losing(Manager):
         return self.steps
 
 
-def trained(manager: Losing, **options: Any) -> tuple[Any, nn.Module, list[torch.Tensor]]:
-    """Ten steps with a period of 3; the job, its model, and what instruments have seen last."""
+def trained(
+    manager: Losing, steps: int = 10, **options: Any
+) -> tuple[Any, nn.Module, list[torch.Tensor]]:
+    """Some steps with a period of 3; the job, its model, and what instruments have seen last."""
     generator = torch.Generator().manual_seed(0)
     layers = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3)
     model = nn.Sequential(*layers).double()
@@ -74,7 +81,7 @@ def trained(manager: Losing, **options: Any) -> tuple[Any, nn.Module, list[torch
             p.copy_(0.3 * torch.randn(p.shape, generator=generator, dtype=p.dtype))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     local = regimes.local_steps(model, optimizer, manager=manager, policy=3, every=4, **options)
-    for _ in range(10):
+    for _ in range(steps):
         x = torch.randn(4, 6, generator=generator, dtype=torch.float64)
         optimizer.zero_grad()
         (model(x) ** 2).mean().backward()
@@ -87,11 +94,8 @@ def trained(manager: Losing, **options: Any) -> tuple[Any, nn.Module, list[torch
 
 @pytest.mark.parametrize("outer", OUTERS)
 @pytest.mark.parametrize("sent", SENT, ids=lambda sent: sent.get("compressor", "dense"))
-def test_an_attempt_that_does_not_count_leaves_no_trace(
-    sent: dict[str, Any], outer: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_attempt_that_does_not_count_leaves_no_trace(sent: dict[str, Any], outer: str) -> None:
     """Lost at the commit, in a collective of a movement, twice in a row, and at the end."""
-    monkeypatch.setattr(ManagedGroup, "now", property(lambda group: group.manager.group))
     lost = {1: AT_COMMIT, 3: 4, 4: AT_COMMIT, 6: 3, 8: 1}
     options = {"outer": OUTERS[outer], **sent}
     ours, model, seen = trained(breaks := Losing(lost), **options)
@@ -110,3 +114,19 @@ def test_an_attempt_that_does_not_count_leaves_no_trace(
         both = [{**vars(state), "key": None} for state in (mine, one)]
         torch.testing.assert_close(*both, **exact)
     assert ours.sync.places == theirs.sync.places
+
+
+@pytest.mark.parametrize("outer", OUTERS)
+def test_a_replica_that_joins_has_all_but_the_residual(outer: str) -> None:
+    options = {"outer": OUTERS[outer], "compressor": "powersgd", "level": 1}
+    gave, model, _ = trained(Losing({}), **options)
+    got, other, _ = trained(Losing({}), steps=0, **options)
+    got.membership.load(gave.membership.save())
+    exact = {"rtol": 0, "atol": 0}
+    torch.testing.assert_close(other.state_dict(), model.state_dict(), **exact)
+    assert got.rows == gave.rows
+    assert got.sync.places == gave.sync.places
+    assert any(r.any() for r in gave.sync.reducer.residuals() if r is not None)
+    for mine, one in zip(got.sync.reducer.states, gave.sync.reducer.states, strict=True):
+        assert mine.residual is None
+        torch.testing.assert_close(mine.shared_state(), one.shared_state(), **exact)

@@ -2,7 +2,8 @@
 
 A part of a job (a compressor, a statistic that a policy reads, an option) *needs* capabilities. A
 mode (processes, shards, a hook, local steps) *lacks* some, and offers all others. `check` compares
-them before any work starts, and no other place refuses a part because of a mode.
+them before any work starts. What only shows later (a captured model, a call on a sharded hook) is
+refused where it shows.
 
 Plug-ins declare both by class attributes, or properties that depend on their fields::
 

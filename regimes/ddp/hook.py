@@ -1,4 +1,5 @@
-"""The hook of a DDP model: its units, the levels decided between them, and its state.
+"""The hook of a model (of DDP, of FSDP2, or bare): its units, the levels decided between them, and
+its state.
 
 Compressors, policies and gauges are those of the trainer (``training.loop``). All processes of the
 model's group do the same with the same configuration, which is checked at the first bucket of each

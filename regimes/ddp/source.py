@@ -1,7 +1,8 @@
-"""Where a hook's gradients come from, and which group they meet: the only module that knows DDP.
+"""Where a hook's gradients come from, and which group they meet: what a ``Source`` is, and that of
+DistributedDataParallel.
 
-``ddp.sharded`` is the source of sharded parameters. Both are a ``Source``, and call a ``Receiver``
-(``ddp.steps``) in one order.
+``ddp.sharded`` has the source of a model that FSDP2 divides, ``ddp.own_hooks`` that of a bare one.
+Each calls a ``Receiver`` (``ddp.steps``) in one order.
 """
 
 from __future__ import annotations

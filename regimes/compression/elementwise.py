@@ -11,13 +11,14 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from regimes.collectives.requests import Batched, Gather, Layer, Mean, Request, Traffic
 from regimes.compression.base import Compressor, Sending, State
-from regimes.compression.kernels import random_rows
+from regimes.compression.kernels import on_gpu, random_rows
 from regimes.config import DENSE, Level
 from regimes.errors import ConfigError, require
 from regimes.precision import HALF
@@ -49,22 +50,27 @@ class Dense(Compressor):
 
 def pack(codes: UInt8[Tensor, "*batch size"], bits: int) -> UInt8[Tensor, "*batch packed"]:
     """Codes of 1, 2, 4 or 8 bits, ``8 / bits`` to the byte, low bits first, padded with zeros."""
-    per_byte = 8 // bits
-    if per_byte == 1:
-        return codes
-    padded = torch.nn.functional.pad(codes, (0, -codes.shape[-1] % per_byte))
-    shifts = bits * torch.arange(per_byte, device=codes.device)
-    parts = padded.unflatten(-1, (-1, per_byte)).to(torch.int32) << shifts
-    return parts.sum(-1).to(torch.uint8)
+    if bits == 1 and not on_gpu(codes):
+        return torch.from_numpy(np.packbits(codes.numpy(), axis=-1, bitorder="little"))
+    if padding := -codes.shape[-1] % (8 // bits):
+        codes = torch.nn.functional.pad(codes, (0, padding))
+    while bits < 8:  # of each pair the second to the left of the first
+        codes = codes[..., 0::2] | (codes[..., 1::2] << bits)
+        bits *= 2
+    return codes
 
 
-def unpack(packed: UInt8[Tensor, "*batch packed"], bits: int, size: int) -> Tensor:
-    """The inverse of ``pack``, as int32 codes."""
+def unpack(
+    packed: UInt8[Tensor, "*batch packed"], bits: int, size: int
+) -> UInt8[Tensor, "*batch size"]:
+    """The inverse of ``pack``."""
     if bits == 8:
-        return packed[..., :size].to(torch.int32)
-    shifts = bits * torch.arange(8 // bits, device=packed.device)
-    codes = (packed.unsqueeze(-1).to(torch.int32) >> shifts) & (2**bits - 1)
-    return codes.flatten(-2)[..., :size]
+        return packed[..., :size]
+    if bits == 1 and not on_gpu(packed):
+        codes = np.unpackbits(packed.numpy(), axis=-1, count=size, bitorder="little")
+        return torch.from_numpy(codes)
+    shifts = bits * torch.arange(8 // bits, dtype=torch.uint8, device=packed.device)
+    return ((packed.unsqueeze(-1) >> shifts) & (2**bits - 1)).flatten(-2)[..., :size]
 
 
 def _packed(layer: Layer, bits: int, workers: int, itemsize: int) -> Traffic:
@@ -91,7 +97,7 @@ class Sign(Compressor):
         scale = flat.abs().mean(1)  # [L]
         scales = yield Gather(scale)  # [W]
         codes = yield Gather(pack(positive.to(torch.uint8), 1))
-        signs = unpack(codes, 1, flat.shape[1]).to(flat.dtype) * 2 - 1  # [W, n * m]
+        signs = unpack(codes, 1, flat.shape[1]).to(flat.dtype).mul_(2).sub_(1)  # [W, n * m]
         update = scales @ signs / len(scales)
         sent = torch.where(positive, scale[:, None], -scale[:, None])
         return update.view(delta.shape[1:]), sent.view(delta.shape)
@@ -157,8 +163,11 @@ class Quantise(Rounding):
         scales = yield Gather(scale)  # [W]
         wire = code.to(torch.int16) if bits == 16 else pack((code + steps).to(torch.uint8), bits)
         received = yield Gather(wire)
-        codes = received if bits == 16 else unpack(received, bits, flat.shape[1]) - steps
-        update = (scales / steps) @ codes.to(flat.dtype) / len(scales)
+        if bits == 16:
+            codes = received.to(flat.dtype)
+        else:
+            codes = unpack(received, bits, flat.shape[1]).to(flat.dtype).sub_(steps)
+        update = (scales / steps) @ codes / len(scales)
         sent = code * (scale / steps)[:, None]
         return update.view(delta.shape[1:]), sent.view(delta.shape)
 

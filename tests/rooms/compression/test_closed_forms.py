@@ -228,7 +228,10 @@ def test_pack_and_unpack_are_inverse(bits: int, size: int, seed: int) -> None:
     codes = torch.randint(0, 2**bits, (3, size), generator=torch.Generator().manual_seed(seed))
     packed = pack(codes.to(torch.uint8), bits)
     assert packed.shape == (3, math.ceil(size * bits / 8))
-    assert torch.equal(unpack(packed, bits, size), codes.to(torch.int32))
+    assert torch.equal(unpack(packed, bits, size), codes.to(torch.uint8))
+    for row, written in zip(codes.tolist(), packed.tolist(), strict=True):  # low bits first
+        number = sum(code << (bits * place) for place, code in enumerate(row))
+        assert list(number.to_bytes(len(written), "little")) == written
 
 
 def test_sign_is_the_mean_magnitude_with_the_sign() -> None:

@@ -20,7 +20,7 @@ def load(config: RunConfig) -> Task:
     if name == OWN:
         raise ConfigError(
             f"data.name = {OWN!r}: model and data were passed by a program and are in no file: "
-            "call regimes.simulate again with them to continue it"
+            "call regimes.simulate again with them to continue it, or regimes.branch to branch it"
         )
     if only_for not in (None, name):
         given = (config.deficit or {})["name"]

@@ -168,6 +168,10 @@ class ObjectTask:
 
     Attributes:
         outputs: the last dimension of the model's output.
+
+    Raises:
+        ConfigError: a loss, metric or weight that is none.
+        DataError: data that are none.
     """
 
     splits = True
@@ -181,6 +185,12 @@ class ObjectTask:
         metric: Metric | None = None,
         loss_weight: LossWeight | None = None,
     ) -> None:
+        for what, given in (("loss", loss), ("metric", metric)):
+            expected = "a function of the model's output and the targets"
+            require(given is None or callable(given), what, given, expected)
+        known = loss_weight in (None, "samples", "sum") or callable(loss_weight)
+        expected = '"samples", "sum" or a function of the targets'
+        require(known, "loss_weight", loss_weight, expected)
         self.model = model
         self.train, self.test = Samples(train, "train_data"), Samples(test, "test_data")
         self.size, self.outputs = self.train.count, 1

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from regimes.config import BranchConfig
 from regimes.config.arguments import checked
+from regimes.data.objects import Loss, LossWeight, Metric, ObjectTask
+from regimes.errors import ConfigError
 from regimes.job.reporters import Reporter
-from regimes.records import Record
+from regimes.records import OWN, Record
 from regimes.records.files import record_folder
 from regimes.training.loop import run
 from regimes.training.phases import branch_config
+from regimes.training.simulate import called
 
 
-@checked()
+@checked("model", "loss", "metric")
 def branch(
     record: Record | str | Path,
     *,
@@ -24,6 +29,12 @@ def branch(
     length: int | None = None,
     set: Mapping[str, Any] | Sequence[str] = (),
     reporters: Sequence[Reporter] = (),
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+    train_data: Any = None,
+    test_data: Any = None,
+    loss: Loss | None = None,
+    metric: Metric | None = None,
+    loss_weight: LossWeight | None = None,
 ) -> Record:
     """Continue a run from the start of a unit under another configuration, in a folder of its own.
 
@@ -38,12 +49,32 @@ def branch(
         length: units after which the trunk's configuration returns (a pulse); None: never.
         set: what is changed: ``{"policy.level": "high"}``, or ``["policy.level=high"]``.
         reporters: as of `run`.
+        model, train_data, test_data, loss, metric, loss_weight: of a run of `simulate`, as they
+            were passed there. Data and first weights are compared by digests, the model by its
+            ``repr``, loss and metric by their names.
 
     Raises:
         ConfigError: a field that a branch cannot change, or as for `run`.
-        RecordError: no such run or checkpoint, or ``out`` holds another run.
+        DataError: data that are none.
+        RecordError: no such run or checkpoint, ``out`` holds another run, or the trunk has had
+            another model or other data.
     """
     out = record_folder(out)
     folder = record.folder if isinstance(record, Record) else Path(record)
     config = branch_config(folder, BranchConfig(at=at, length=length), set, out)
-    return run(config, out, resume=(out / "run.json").exists(), reporters=reporters)
+    task = None
+    if config.data.name == OWN:
+        if model is None or train_data is None or test_data is None:
+            raise ConfigError(
+                f"{folder} was trained by regimes.simulate: pass model, train_data and test_data "
+                "as you did there"
+            )
+        called(model)
+        task = ObjectTask(model, train_data, test_data, loss, metric, loss_weight)
+    elif any(x is not None for x in (model, train_data, test_data, loss, metric, loss_weight)):
+        raise ConfigError(
+            f"{folder} was trained on {config.data.name}: model and data are those that its "
+            "configuration names"
+        )
+    resume = (out / "run.json").exists()
+    return run(config, out, resume=resume, reporters=reporters, task=task)

@@ -16,7 +16,7 @@ from regimes.config.arguments import checked
 from regimes.config.registry import required_arguments
 from regimes.config.toml import override_fields
 from regimes.data.objects import Loss, LossWeight, Metric, ObjectTask
-from regimes.errors import ConfigError, require, unexpected
+from regimes.errors import ConfigError, unexpected
 from regimes.job.reporters import Reporter
 from regimes.records import OWN, Record
 from regimes.records.files import record_folder
@@ -104,17 +104,11 @@ def simulate(
         policy=rule,
         optimizer=_optimizer(optimizer),
         data=DataConfig(name=OWN),
-        model=ModelConfig(name=_called(model)),
+        model=ModelConfig(name=called(model)),
         union_pass=False,  # a user's loss may weigh samples by their batch
     )
     config = override_fields(config, dict(set or {}))
     PlugIns.of(config)  # refuses what does not go with a model and data of the user's own
-    for what, given in (("loss", loss), ("metric", metric)):
-        expected = "a function of the model's output and the targets"
-        require(given is None or callable(given), what, given, expected)
-    known = loss_weight in (None, "samples", "sum") or callable(loss_weight)
-    expected = '"samples", "sum" or a function of the targets'
-    require(known, "loss_weight", loss_weight, expected)
     made = ObjectTask(model, train_data, test_data, loss, metric, loss_weight)
     resume = (folder / "run.json").exists() and _has_epoch(folder)
     return run(config, folder, resume=resume, reporters=reporters, task=made, shards=shards)
@@ -166,8 +160,12 @@ def _optimizer(given: Any) -> OptimizerConfig:
     return override_fields(RunConfig(), changes).optimizer
 
 
-def _called(model: Any) -> str:
-    """The name of a module's class, or of the function that makes one."""
+def called(model: Any) -> str:
+    """The name of a module's class, or of the function that makes one.
+
+    Raises:
+        ConfigError: it is neither, or the function needs arguments.
+    """
     made = type(model) if isinstance(model, nn.Module) else model
     if not callable(made):
         raise unexpected("model", model, "an nn.Module, or a function that makes one")

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+import torch
 from configs import gpt, lstm, smoke
 from corpora import random_walk
-from runs import same_weights
+from runs import same_weights, stop_after
+from torch import Tensor, nn
 
 import regimes
 from regimes.config import RunConfig, override
-from regimes.errors import ConfigError, RecordError
+from regimes.errors import ConfigError, RecordError, RegimesError
 from regimes.records import read_lines
 
 
@@ -264,3 +266,124 @@ def test_a_wrong_list_is_one_sentence(keep: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="checkpoint_keep") as error:
         regimes.run(smoke(f"checkpoint_keep={keep}"), tmp_path / "run")
     assert "\n" not in str(error.value)
+
+
+# -- a model and data of one's own -------------------------------------------------------------
+
+
+class Output(NamedTuple):
+    """As of a Hugging Face model."""
+
+    logits: Tensor
+
+
+class Causal(nn.Module):
+    """A model of tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Embedding(11, 8), nn.Linear(8, 11)
+
+    def forward(self, input_ids: Tensor) -> Output:
+        return Output(self.out(self.embed(input_ids)))
+
+
+def series() -> nn.Module:
+    return nn.Sequential(nn.Conv1d(1, 4, 3), nn.BatchNorm1d(4), nn.Flatten(), nn.Linear(40, 3))
+
+
+def picture() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
+
+
+def drawn(*shape: int) -> tuple[Tensor, Tensor]:
+    x = torch.randn(48, *shape, generator=torch.Generator().manual_seed(0))
+    return x, x.flatten(1)[:, :3].argmax(1)
+
+
+TEXT = [{"input_ids": [(i + j) % 11 for j in range(9)]} for i in range(48)]
+OWN: dict[str, dict[str, Any]] = {
+    "tabular": {
+        "model": lambda: nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3)),
+        "train_data": drawn(6),
+        "test_data": drawn(6),
+    },
+    "1-D": {"model": series, "train_data": drawn(1, 12), "test_data": drawn(1, 12)},
+    "images": {"model": picture, "train_data": drawn(1, 6, 6), "test_data": drawn(1, 6, 6)},
+    "tokens": {"model": Causal, "train_data": TEXT, "test_data": TEXT},
+}
+
+
+def simulated(out: Path, own: dict[str, Any], policy: dict[str, Any]) -> regimes.Record:
+    return regimes.simulate(
+        **own,
+        out=out,
+        workers=2,
+        batch_size=8,
+        epochs=4,
+        policy=policy,
+        optimizer={"lr": 0.05},
+        set={"checkpoint_keep": [1, 2]},
+    )
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_run_of_an_own_model_is_branched(name: str, tmp_path: Path) -> None:
+    """With nothing changed the trunk's bits; a pulse has those of a run with its windows."""
+    own, trunk = OWN[name], tmp_path / "trunk"
+    simulated(trunk, own, {"name": "static", "level": "low"})
+    regimes.branch(trunk, at=2, out=tmp_path / "null", **own)
+    ends_as_its_trunk(tmp_path / "null", trunk, 2)
+    changed: dict[str, Any] = {"policy": {"name": "static", "level": "high"}}
+    regimes.branch(trunk, at=1, length=2, set=changed, out=tmp_path / "pulse", **own)
+    simulated(tmp_path / "windows", own, {"name": "windows", "windows": [[0, 1], [3, 4]]})
+    pulse, whole = (regimes.load(tmp_path / run) for run in ("pulse", "windows"))
+    for ours, theirs in zip(pulse.rows, whole.rows, strict=True):
+        assert ours["layers"]["level"] == theirs["layers"]["level"]
+        assert (ours["train_loss"], ours["bytes"]) == (theirs["train_loss"], theirs["bytes"])
+    assert pulse.rows[2]["bytes"] < regimes.load(trunk).rows[2]["bytes"]
+    same_weights(tmp_path / "pulse", tmp_path / "windows")
+
+
+def test_a_branch_of_an_own_model_goes_on_where_it_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, at = OWN["tabular"], {"at": 1, "out": tmp_path / "branch"}
+    trunk = simulated(tmp_path / "trunk", own, {"name": "static", "level": "low"})
+    stop_after(3, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        regimes.branch(trunk, **at, **own)
+    monkeypatch.undo()
+    assert len(lines(tmp_path / "branch")) == 2
+    regimes.branch(trunk, **at, **own)
+    ends_as_its_trunk(tmp_path / "branch", tmp_path / "trunk", 1)
+
+
+OTHER: dict[str, tuple[dict[str, Any], str]] = {
+    "none": (dict.fromkeys(OWN["tabular"]), "pass model, train_data and test_data"),
+    "model": ({"model": picture}, "does not take inputs"),
+    "sizes": (
+        {"model": lambda: nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))},
+        "trained with another model",
+    ),
+    "weights": ({"model": nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3))}, "weights"),
+    "data": ({"train_data": drawn(7)}, "does not take inputs"),
+    "samples": ({"train_data": (drawn(6)[0] + 1, drawn(6)[1])}, "trained on other data"),
+    "loss": ({"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}, "trained with the loss"),
+    "no loss": ({"loss": 3}, "loss = 3"),
+    "arguments": ({"model": nn.Linear}, "needs in_features, out_features"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_another_model_or_other_data_are_no_branch(name: str, tmp_path: Path) -> None:
+    own, (changes, why) = OWN["tabular"], OTHER[name]
+    trunk = simulated(tmp_path / "trunk", own, {"name": "static", "level": "low"})
+    with pytest.raises(RegimesError, match=why):
+        regimes.branch(trunk, at=1, out=tmp_path / "branch", **own | changes)
+    assert not (tmp_path / "branch").exists()
+
+
+def test_a_preset_has_its_own_model(trunk: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="model and data are those that its configuration names"):
+        regimes.branch(trunk, at=1, out=tmp_path / "branch", **OWN["tabular"])

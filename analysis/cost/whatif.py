@@ -106,7 +106,7 @@ class PricedRuns:
         """(floats, bytes) per step of each layer (its index) at each level."""
         known: dict[tuple[int, str], tuple[float, float]] = {}
         for run in self.runs.values():
-            for row in run.rows:
+            for row in filter(lambda row: row["steps"], run.rows):
                 parts = (row["layers"][key] for key in ("level", "floats", "bytes"))
                 for i, (level, floats, size) in enumerate(zip(*parts, strict=True)):
                     known.setdefault((i, level), (floats / row["steps"], size / row["steps"]))

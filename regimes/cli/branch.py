@@ -18,6 +18,7 @@ def branch(
     at: int,
     out: Path,
     length: int | None = None,
+    skip: bool = False,
     set: Settings = (),
     processes: int = 1,
     quiet: bool = False,
@@ -31,6 +32,7 @@ def branch(
         at: the first unit of the branch.
         out: folder of the branch's record: its own rows, and the path to the trunk.
         length: units after which the trunk's configuration returns; default never.
+        skip: leave these units out, as if the run had never had them; needs a length.
         set: change a field, e.g. --set policy.level=high.
         processes: local processes that share the workers.
         quiet: print nothing but errors.
@@ -39,7 +41,7 @@ def branch(
     from regimes.training.phases import branch_config
 
     welcome_plug_ins()
-    config = branch_config(record, BranchConfig(at=at, length=length), set, out)
+    config = branch_config(record, BranchConfig(at=at, length=length, skip=skip or None), set, out)
     resume = (out / "run.json").exists()
     if processes == 1 or launched().count > 1:
         train(config, out, resume, quiet)

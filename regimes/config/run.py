@@ -146,6 +146,7 @@ class BranchConfig:
     of: str = ""  # the trunk's folder, seen from that of the run; in a grid's file, a schedule
     at: Natural = 0  # the first unit of its own; it starts from the trunk's state before that
     length: Count | None = None  # units after which the trunk's configuration returns; None: never
+    skip: bool | None = None  # true: these units are left out, as if the run had never had them
 
 
 @dataclass(frozen=True)

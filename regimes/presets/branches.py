@@ -10,7 +10,7 @@ from regimes.config import BranchConfig, override_table
 from regimes.errors import ConfigError, is_whole, nearest, require, unexpected
 from regimes.presets.registry import Grid
 
-KEYS = ("of", "at", "length")
+KEYS = ("of", "at", "length", "skip")
 FROM = " from "  # between a schedule's name and the first unit of a branch, in the name of a cell
 NO_BRANCH = ("base", "rate", "rates")  # keys of a schedule that a branch has from its trunk
 
@@ -44,7 +44,7 @@ def branches_of(
     for trunk in trunks:
         for unit in units:
             own = f"{name}{FROM}{unit}{trunk.removeprefix(of)}"
-            branch = BranchConfig(trunk, unit, table.get("length"))
+            branch = BranchConfig(trunk, unit, table.get("length"), table.get("skip"))
             base = replace(cells[trunk], name=own, branch=None)
             try:
                 branches[own] = replace(override_table(base, fields), branch=branch)
@@ -65,5 +65,7 @@ def _units(where: str, table: Any) -> list[Any]:
     good = bool(units) and all(is_whole(unit, 0) for unit in units) and len({*units}) == len(units)
     require(good, f"{where}.branch.at", given, "a unit, or a list of different ones")
     require(length is None or is_whole(length, 1), f"{where}.branch.length", length, "at least 1")
+    skip = table.get("skip")
+    require(skip is None or skip is True, f"{where}.branch.skip", skip, "true, or no such key")
     require(isinstance(table.get("of"), str), f"{where}.branch.of", table.get("of"), "a schedule")
     return units

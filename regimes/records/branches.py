@@ -160,6 +160,8 @@ def changes(before: Config, after: Config) -> Fields:
 
 
 def _decides(field: str) -> bool:
+    if field == "branch.skip":
+        return True
     plain = field not in ("name", *STORAGE) and not field.startswith("branch.")
     return plain and not is_circumstance(field)
 

@@ -126,7 +126,7 @@ class Row(TypedDict):
     epoch: Epoch
     lr: float
     next_lr: float
-    steps: Steps
+    steps: Count  # 0: a branch has left the unit out
     batch_size: Steps | None
     train_loss: float | None
     test_loss: float | None
@@ -278,7 +278,12 @@ def header() -> Object:
         "instruments": kinds.FREE,  # the first records have a list
         "batch_policy": Nullable(plug_in),
         "sync_policy": Nullable(plug_in),
-        "branch": Nullable(Object({"of": NAME, "at": EPOCHS}, {"length": Nullable(STEPS)})),
+        "branch": Nullable(
+            Object(
+                {"of": NAME, "at": EPOCHS},
+                {"length": Nullable(STEPS), "skip": Nullable(kinds.BOOLEAN)},
+            )
+        ),
         "dtype": kinds.Kind("float32, float64, bfloat16 or float16", DTYPES.__contains__),
     }
     kind: Object = _kind(Header)

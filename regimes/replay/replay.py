@@ -181,6 +181,8 @@ def _row_costs(record: Record) -> Costs:
     """The costs of the levels that the run used."""
     names, known = [layer["name"] for layer in record.header["layers"]], Costs()
     for row in record.rows:
+        if not row["steps"]:
+            continue
         columns = names, row["layers"]["level"], row["layers"]["floats"]
         for name, level, floats in zip(*columns, strict=True):
             known.setdefault((name, level), floats / row["steps"])

@@ -27,6 +27,7 @@ def branch(
     at: int,
     out: str | Path,
     length: int | None = None,
+    skip: bool = False,
     set: Mapping[str, Any] | Sequence[str] = (),
     reporters: Sequence[Reporter] = (),
     model: nn.Module | Callable[[], nn.Module] | None = None,
@@ -47,6 +48,9 @@ def branch(
         at: the first unit of the branch.
         out: the branch's folder, which holds its own rows and the path to the trunk.
         length: units after which the trunk's configuration returns (a pulse); None: never.
+        skip: leave these units out, in place of changing something (deletion): the trunk goes on
+            after them with the state before them, at the rates and data of its place, as if the
+            run had never had them. Needs a length. Their rows have no steps.
         set: what is changed: ``{"policy.level": "high"}``, or ``["policy.level=high"]``.
         reporters: as of `run`.
         model, train_data, test_data, loss, metric, loss_weight: of a run of `simulate`, as they
@@ -61,7 +65,7 @@ def branch(
     """
     out = record_folder(out)
     folder = record.folder if isinstance(record, Record) else Path(record)
-    config = branch_config(folder, BranchConfig(at=at, length=length), set, out)
+    config = branch_config(folder, BranchConfig(at=at, length=length, skip=skip or None), set, out)
     task = None
     if config.data.name == OWN:
         if model is None or train_data is None or test_data is None:

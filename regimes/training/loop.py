@@ -186,10 +186,12 @@ def _unit(
     plan, clock = decide(run, unit), Clock(run.device)
     for intervention in run.interventions.values():
         intervention.before_unit(unit)
-    train_loss, steps = _train(run, plan, clock, reporters)
-    with clock("communicate"):
-        # running statistics of BatchNorm follow worker 0, as under DistributedDataParallel
-        run.world.broadcast(list(run.model.buffers()))
+    train_loss, steps = None, 0
+    if not run.phase.left_out:
+        train_loss, steps = _train(run, plan, clock, reporters)
+        with clock("communicate"):
+            # running statistics of BatchNorm follow worker 0, as under DistributedDataParallel
+            run.world.broadcast(list(run.model.buffers()))
     exchanged = run.panel.steps > 0
     readings = run.panel.read(unit, clock, exchanged)
     evaluation = _evaluate(run, clock, unit)

@@ -76,6 +76,11 @@ class Phase:
         return [config for first, config in everything if first < max(done, 1)][-1]
 
     @property
+    def left_out(self) -> bool:
+        """Are its units recorded, but not trained?"""
+        return self.config.branch is not None and bool(self.config.branch.skip)
+
+    @property
     def changed(self) -> bool:
         """Had units before it another configuration?"""
         return any(differ(config, self.config) for _, config in self.earlier)
@@ -142,6 +147,11 @@ def _check(before: RunConfig, after: RunConfig, units: int | None) -> None:
         fixed = table in FIXED and field not in FREE
         needs = {*([NEW_START] if fixed else []), *([OWN_LENGTH] if table in LENGTH else [])}
         parts.append(Part(field, needs, _at(after, field), "none" if old is None else repr(old)))
+    if branch.skip is not None:
+        require(branch.skip, "branch.skip", branch.skip, "true, or no such key")
+        require(branch.length is not None, "branch.length", None, "a number with branch.skip")
+        others = [field for field in changed if field != "branch.skip"]
+        require(not others, "branch.skip", True, f"none with another {''.join(others[:1])}")
     modes = [capabilities.BRANCH, *([] if branch.length is None else [capabilities.PULSE])]
     capabilities.check(parts, modes)
     if "batch_size" in changed:

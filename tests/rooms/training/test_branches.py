@@ -10,13 +10,14 @@ import pytest
 import torch
 from configs import gpt, lstm, smoke
 from corpora import random_walk
-from runs import same_weights, stop_after
+from runs import same_bits, same_weights, stop_after
 from torch import Tensor, nn
 
 import regimes
 from regimes.config import RunConfig, override
 from regimes.errors import ConfigError, RecordError, RegimesError
 from regimes.records import read_lines
+from regimes.records.experiment import identity
 
 
 def lines(folder: Path) -> list[bytes]:
@@ -79,6 +80,80 @@ def test_a_text_with_states_carried_on(tmp_path: Path) -> None:
     regimes.run(config, tmp_path / "trunk")
     regimes.branch(tmp_path / "trunk", at=1, out=tmp_path / "branch")
     ends_as_its_trunk(tmp_path / "branch", tmp_path / "trunk", 1)
+
+
+# -- units that are left out -----------------------------------------------------------------
+
+LEFT_OUT: dict[str, list[str]] = {
+    "powersgd": [],
+    "topk, adamw": [
+        "compressor=topk",
+        "levels={low=20, high=5}",
+        "optimizer={name='adamw', lr=0.01}",
+    ],
+    "dense, muon": ["policy.level=dense", "optimizer={name='muon', lr=0.01}", "dtype=float32"],
+    "local steps": [
+        "sync_policy={name='static', level='5'}",
+        "outer={lr=0.7, momentum=0.9, nesterov=true}",
+    ],
+    "batches": [
+        "batch_levels={low=8, high=16}",
+        "batch_policy={name='static', level='high'}",
+    ],
+}
+SAME = ["policy=static", "data.reshuffle=false", "data.augment=false", "optimizer.warmup_from=none"]
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+@pytest.mark.parametrize("at", [0, 2])
+def test_units_left_out_make_the_run_that_never_had_them(
+    name: str, at: int, tmp_path: Path
+) -> None:
+    """A run that is two units shorter, and whose rate falls two units earlier, as all epochs have
+    one order of the data here."""
+    settings = [*SAME, *LEFT_OUT[name], "checkpoint_keep=all"]
+    long, short = (
+        smoke(*settings, f"optimizer.decay_epochs=[{decay}]", epochs=epochs)
+        for epochs, decay in ((6, 5), (4, 3))
+    )
+    trunk = regimes.run(long, tmp_path / "trunk")
+    never = regimes.run(short, tmp_path / "never")
+    pulse = regimes.branch(trunk, at=at, length=2, skip=True, out=tmp_path / "pulse")
+    same_weights(tmp_path / "pulse", tmp_path / "never")
+    assert pulse.rows[:at] == trunk.rows[:at] == never.rows[:at] or at == 0
+    for left in pulse.rows[at : at + 2]:
+        assert (left["steps"], left["train_loss"], left["bytes"]) == (0, None, 0)
+        assert left["metric"] == (trunk.rows[at - 1]["metric"] if at else left["metric"])
+    for ours, theirs in zip(pulse.rows[at + 2 :], never.rows[at:], strict=True):
+        for key in ("lr", "train_loss", "test_loss", "metric", "bytes", "statistics", "steps"):
+            assert ours[key] == theirs[key], key  # type: ignore[literal-required]
+    assert identity(pulse) != identity(trunk)
+
+
+def test_units_left_out_go_on_after_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trunk = regimes.run(smoke("checkpoint_keep=[1]"), tmp_path / "trunk")
+    left_out: dict[str, Any] = {"at": 1, "length": 2, "skip": True}
+    regimes.branch(trunk, **left_out, out=tmp_path / "whole")
+    for stop in (2, 3):
+        stop_after(stop, monkeypatch)
+        with pytest.raises(KeyboardInterrupt):
+            regimes.branch(trunk, **left_out, out=tmp_path / f"stopped {stop}")
+        monkeypatch.undo()
+        regimes.branch(trunk, **left_out, out=tmp_path / f"stopped {stop}")
+        same_bits(tmp_path / "whole", tmp_path / f"stopped {stop}")
+
+
+SKIPPED: dict[str, tuple[dict[str, Any], str]] = {
+    "for ever": ({}, "branch.length = None: expected a number with branch.skip"),
+    "and changed": ({"length": 1, "set": {"optimizer.lr": 0.1}}, "none with another optimizer.lr"),
+}
+
+
+@pytest.mark.parametrize("name", SKIPPED)
+def test_what_cannot_be_left_out_is_one_sentence(name: str, trunk: Path, tmp_path: Path) -> None:
+    given, why = SKIPPED[name]
+    with pytest.raises(ConfigError, match=why):
+        regimes.branch(trunk, at=1, skip=True, out=tmp_path / "branch", **given)
 
 
 # -- what changes ----------------------------------------------------------------------------

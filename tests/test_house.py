@@ -29,6 +29,7 @@ WITHOUT_TORCH = (  # rooms that read, decide and draw, and what starts others
     "monitor",
     "report",
     "launch",
+    "harms",
     "presets",
 )
 WITH_TORCH = {  # time steps, or read the shapes of a model; imported when that is asked for

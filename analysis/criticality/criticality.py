@@ -14,6 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from regimes.console.tables import Table
+from regimes.harms import measured
 from regimes.plotting.groups import tested_by
 from regimes.plotting.looks import Metric
 from regimes.records import load_all
@@ -88,10 +89,10 @@ def main(records: Records, out: Out = None, known: bool = False, last: int = 1) 
             be among them.
     """
     runs = load_all(records)
-    found = harm.pairs(runs)
-    trunks = harm.trunks(found)
-    units = harm.by_unit(found)
-    each = harm.by_run(units, last)
+    found = measured.pairs(runs)
+    trunks = measured.trunks(found)
+    units = measured.by_unit(found)
+    each = measured.by_run(units, last)
     signals = scores.by_seed(trunks, runs)
     by_seed = scores.scores(each, signals, known)
     curve, arms, scored = harm.curve(each), harm.arms(each), scores.over_seeds(by_seed)

@@ -29,12 +29,12 @@ import pandas as pd
 
 from regimes.console.tables import Table
 from regimes.errors import RecordError
+from regimes.harms import measured
 from regimes.records import Record, load_all
 
 from ..common.command import Files, Out, Records
 from ..common.estimates import as_table, mean, over_seeds, word
 from ..common.rates import mean_rates
-from . import harm
 from .scores import RATE, TIME, ranks
 
 WEIGHTS = "weights"
@@ -80,17 +80,17 @@ def pulses(runs: Sequence[Record]) -> pd.DataFrame:
     """One row per pulse in a part of the layers: arm, onset, seed, harm and `SIGNALS`.
 
     Raises:
-        RecordError: as `harm.pairs`; or fewer than two arms change a part of the layers.
+        RecordError: as `measured.pairs`; or fewer than two arms change a part of the layers.
     """
-    found = harm.pairs(runs)
-    each = harm.by_run(harm.by_unit(found)).set_index(["arm", "onset", "seed"])
+    found = measured.pairs(runs)
+    each = measured.by_run(measured.by_unit(found)).set_index(["arm", "onset", "seed"])
     by_key = dict(zip(each.index, each.to_dict("records"), strict=True))
     rows = []
     for branch, trunk in found:
         group = group_of(branch, trunk)
         compressed = sum(layer["compressed"] for layer in trunk.header["layers"])
         if 0 < len(group) < compressed:
-            key = (harm.arm_of(branch), branch.config["branch"]["at"], branch.seed)
+            key = (measured.arm_of(branch), branch.config["branch"]["at"], branch.seed)
             one = by_key[key]
             names = dict(zip(("arm", "onset", "seed"), key, strict=True))
             values = signals_of(trunk, group, key[1], int(one["length"]))

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from regimes.errors import RecordError
+from regimes.harms import measured
 from regimes.plotting import style
 from regimes.plotting.groups import tested_by
 from regimes.plotting.looks import Look
@@ -41,13 +42,13 @@ def tree(runs: Sequence[Record]) -> Tree:
     """A trunk of the runs, and its pulses' harm by onset.
 
     Raises:
-        RecordError: as `harm.pairs` and `harm.trunks`; or no pulse changes anything.
+        RecordError: as `measured.pairs` and `measured.trunks`; or no pulse changes anything.
     """
-    found = harm.pairs(runs)
-    trunks = harm.trunks(found)
-    curve = harm.curve(harm.by_run(harm.by_unit(found)))
+    found = measured.pairs(runs)
+    trunks = measured.trunks(found)
+    curve = harm.curve(measured.by_run(measured.by_unit(found)))
     by_arm = curve.groupby("arm")["harm"]
-    curve = curve[~by_arm.transform(lambda values: harm.is_null(values.to_list())).astype(bool)]
+    curve = curve[~by_arm.transform(lambda values: measured.is_null(values.to_list())).astype(bool)]
     if curve.empty:
         raise RecordError("no pulse of these runs changes anything: there is no harm to draw")
     return trunks[0], curve.reset_index(drop=True)

@@ -11,28 +11,27 @@ from collections.abc import Sequence
 import pandas as pd
 
 from regimes.errors import RecordError
+from regimes.harms import measured
 from regimes.records import Record
-
-from . import harm
 
 Windows = list[tuple[int, int]]  # units, first and one past the last
 
 
 def pulses(runs: Sequence[Record], arm: str) -> pd.DataFrame:
     """One row per pulse of an arm, by onset: onset, length, harm (mean over seeds, see
-    `harm.by_run`), saved (floats that the branch sends less than its trunk, mean over seeds).
+    `measured.by_run`), saved (floats that the branch sends less than its trunk, mean over seeds).
 
     Raises:
-        RecordError: no such arm, or see `harm.pairs`.
+        RecordError: no such arm, or see `measured.pairs`.
     """
-    found = [(run, trunk) for run, trunk in harm.pairs(runs) if harm.arm_of(run) == arm]
+    found = [(run, trunk) for run, trunk in measured.pairs(runs) if measured.arm_of(run) == arm]
     if not found:
         raise RecordError(f"no branch is called {arm!r} in these records")
     saved = pd.DataFrame(
         {"onset": run.config["branch"]["at"], "saved": _floats(trunk) - _floats(run)}
         for run, trunk in found
     )
-    harms = harm.by_run(harm.by_unit(found)).groupby("onset")[["length", "harm"]].mean()
+    harms = measured.by_run(measured.by_unit(found)).groupby("onset")[["length", "harm"]].mean()
     table = harms.join(saved.groupby("onset")["saved"].mean()).reset_index()
     return table.astype({"length": int}).sort_values("onset", ignore_index=True)
 

@@ -125,7 +125,7 @@ def scores(runs: pd.DataFrame, signals: Signals, known: bool = False) -> pd.Data
     that is all alike) and auc. An onset counts if all signals have a value there.
 
     Args:
-        runs: of `harm.by_run`.
+        runs: of `measured.by_run`.
 
     Raises:
         RecordError: no arm has `harm.ONSETS` onsets and a harm other than 0.

@@ -23,6 +23,7 @@ import tyro
 
 from regimes.console.tables import Table
 from regimes.errors import RecordError
+from regimes.harms import measured
 from regimes.plotting.groups import tested_by
 from regimes.records import Record, load_all
 
@@ -65,7 +66,7 @@ def onset_of(units: Sequence[int], pulses: pd.DataFrame) -> int | None:
     """The onset of the pulse in the middle of some units.
 
     Args:
-        pulses: rows of `harm.by_run`, for onset, length and left.
+        pulses: rows of `measured.by_run`, for onset, length and left.
     """
     there = pulses[(pulses["onset"] > 0) & (pulses["left"] > 0)]
     if not len(units) or there.empty:
@@ -80,7 +81,7 @@ def by_phase(trunk: Record, pulses: pd.DataFrame) -> pd.DataFrame:
     """One row per phase: onset, n, harm with its 95 % t interval over seeds.
 
     Args:
-        pulses: rows of `harm.by_run` of one arm.
+        pulses: rows of `measured.by_run` of one arm.
     """
     onsets: dict[str, int | None] = {START: 0 if (pulses["onset"] == 0).any() else None}
     onsets |= {phase: onset_of(units, pulses) for phase, units in phases(trunk).items()}
@@ -111,12 +112,12 @@ def of_tree(name: str, runs: Sequence[Record], arm: str) -> tuple[pd.DataFrame, 
     second is empty where no harm differs from 0).
 
     Raises:
-        RecordError: as `harm.pairs`; or the tree has no such arm.
+        RecordError: as `measured.pairs`; or the tree has no such arm.
     """
-    found = [pair for pair in harm.pairs(runs) if harm.arm_of(pair[0]) == arm]
+    found = [pair for pair in measured.pairs(runs) if measured.arm_of(pair[0]) == arm]
     if not found:
         raise RecordError(f"{name} has no pulses {arm!r}: choose others with --arm")
-    trunks, each = harm.trunks(found), harm.by_run(harm.by_unit(found))
+    trunks, each = measured.trunks(found), measured.by_run(measured.by_unit(found))
     shape = harm.arms(each).iloc[0]
     label = name if arm == ARM else f"{name}: {arm}"
     about = {"setting": label, **described(trunks[0]), "reliability": shape["reliability"]}
@@ -185,7 +186,7 @@ def main(records: Several, out: Out = None, arm: Arms = (ARM,)) -> list[Path]:
     parts = []
     for path in records:
         runs, name = load_all(path), name_of(path)
-        there = {harm.arm_of(run) for run, _ in harm.pairs(runs)}
+        there = {measured.arm_of(run) for run, _ in measured.pairs(runs)}
         parts += [of_tree(name, runs, one) for one in arm if one in there or not there & {*arm}]
     harms = pd.concat([part[0] for part in parts], ignore_index=True)
     by_seed = pd.concat([part[1] for part in parts if len(part[1])], ignore_index=True)

@@ -10,19 +10,21 @@ import functools
 import itertools
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from regimes.collectives.launcher import launched
 from regimes.config import RunConfig, to_dict
-from regimes.errors import FolderInUse, RegimesError, TrainingError, require
+from regimes.errors import ConfigError, FolderInUse, RegimesError, TrainingError, require
 from regimes.job import termination
 from regimes.launch import gpus, trees
 from regimes.launch.processes import die_with_parent
@@ -39,6 +41,9 @@ from regimes.records import (
 )
 from regimes.training.quirks import resolve
 
+if TYPE_CHECKING:
+    from regimes.data.task import Task
+
 Cell = tuple[Path, RunConfig]  # a run's folder and configuration
 Outcome = tuple[Path, str | None]  # a run's folder, and its error if it failed
 
@@ -48,6 +53,7 @@ class InUse(str):
 
 
 Progress = Callable[[Path, str | None], None]  # called with each outcome
+Train = Callable[[list[Cell], Progress], list[str]]  # trains cells; a message per failed one
 
 
 def cells(grid: Grid, seeds: list[int], out: Path) -> list[Cell]:
@@ -78,19 +84,53 @@ def done(folder: Path, config: RunConfig) -> bool:
 def ablate(todo: list[Cell], jobs: int, progress: Progress) -> list[str]:
     """Run the cells, ``jobs`` at a time, each job on one of the visible GPUs, shared if there are
     fewer; returns one message per failed cell."""
+    with trainer(jobs, [config.device for _, config in todo]) as train:
+        return train(todo, progress)
+
+
+@contextmanager
+def trainer(jobs: int, devices: Sequence[str], task: Task | None = None) -> Iterator[Train]:
+    """What trains cells as `ablate` does, as often as it is called; its processes stay.
+
+    Args:
+        devices: of the configurations.
+        task: model and data of all cells, in place of those that they name.
+
+    Raises:
+        ConfigError: no such number of jobs here, or a task that cannot be sent to a process.
+        Terminated: SIGTERM came.
+    """
     alone = "1 where a launcher has started several processes, which share each run"
     require(jobs == 1 or launched().count == 1, "--jobs", jobs, alone)
     termination.grace_seconds()  # a wrong value is an error now, not when the signal comes
-    with ends_by_sigterm():
+    with ends_by_sigterm(), ExitStack() as stack:
         if jobs > 1:
-            return _ablate_in_parallel(todo, jobs, progress)
-        with ExitStack() as stack:
-            if launched().count > 1:  # all processes run each cell together, in one group for all
-                from regimes.collectives.connect import shared_group  # torch, so late
+            _check_sent(task, jobs)
+            pools = [stack.enter_context(_pool(jobs, gpu)) for gpu in gpus.shared(jobs, devices)]
+            yield functools.partial(_train_in_parallel, pools, task)
+            return
+        if launched().count > 1:  # all processes run each cell together, in one group for all
+            from regimes.collectives.connect import shared_group  # torch, so late
 
-                stack.enter_context(shared_group())
+            stack.enter_context(shared_group())
+
+        def train(todo: list[Cell], progress: Progress) -> list[str]:
             waves = [cell for wave in trees.waves(todo) for cell in wave]
-            return collected(((folder, run_cell(folder, c)) for folder, c in waves), progress)
+            return collected(((folder, run_cell(folder, c, task)) for folder, c in waves), progress)
+
+        yield train
+
+
+def _check_sent(task: Task | None, jobs: int) -> None:
+    """Raise ConfigError if another process cannot have the model and the data."""
+    try:
+        pickle.dumps(task)
+    except Exception as error:  # the user's classes may raise anything
+        why = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"jobs = {jobs}: model or data cannot be sent to another process ({why}): expected 1, "
+            "or functions and classes of a module that can be imported"
+        ) from None
 
 
 @contextmanager
@@ -118,25 +158,26 @@ def ends_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _ablate_in_parallel(todo: list[Cell], jobs: int, progress: Progress) -> list[str]:
-    with ExitStack() as stack:
-        devices = gpus.shared(jobs, [config.device for _, config in todo])
-        pools = [stack.enter_context(_pool(jobs, gpu)) for gpu in devices]
-        try:
-            waves = [_outcomes(wave, pools) for wave in trees.waves(todo)]
-            return collected(itertools.chain.from_iterable(waves), progress)
-        except BaseException as error:  # Ctrl-C or SIGTERM: the runs end with their epoch
-            for process in multiprocessing.active_children():
-                process.terminate()
-            if not isinstance(error, BrokenProcessPool):
-                raise
-            raise TrainingError(
-                "a process of the ablation was killed; finished runs are kept: start the same "
-                "command again to go on"
-            ) from None
+def _train_in_parallel(
+    pools: list[ProcessPoolExecutor], task: Task | None, todo: list[Cell], progress: Progress
+) -> list[str]:
+    try:
+        waves = [_outcomes(wave, pools, task) for wave in trees.waves(todo)]
+        return collected(itertools.chain.from_iterable(waves), progress)
+    except BaseException as error:  # Ctrl-C or SIGTERM: the runs end with their epoch
+        for process in multiprocessing.active_children():
+            process.terminate()
+        if not isinstance(error, BrokenProcessPool):
+            raise
+        raise TrainingError(
+            "a process of the ablation was killed; finished runs are kept: start the same "
+            "command again to go on"
+        ) from None
 
 
-def _outcomes(todo: list[Cell], pools: list[ProcessPoolExecutor]) -> Iterator[Outcome]:
+def _outcomes(
+    todo: list[Cell], pools: list[ProcessPoolExecutor], task: Task | None
+) -> Iterator[Outcome]:
     """The outcome of each run as it ends; a free pool takes the next run.
 
     Raises:
@@ -144,13 +185,13 @@ def _outcomes(todo: list[Cell], pools: list[ProcessPoolExecutor]) -> Iterator[Ou
     """
     queue = iter(todo)
     first = zip(pools, queue, strict=False)
-    running = {pool.submit(run_cell, *cell): (pool, cell[0]) for pool, cell in first}
+    running = {pool.submit(run_cell, *cell, task): (pool, cell[0]) for pool, cell in first}
     while running:
         for future in wait(running, return_when=FIRST_COMPLETED).done:
             pool, folder = running.pop(future)
             error = future.result()
             for cell in itertools.islice(queue, 1):
-                running[pool.submit(run_cell, *cell)] = pool, cell[0]
+                running[pool.submit(run_cell, *cell, task)] = pool, cell[0]
             yield folder, error
 
 
@@ -186,8 +227,11 @@ def _start_worker(threads: int, gpu: str | None, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def run_cell(folder: Path, config: RunConfig) -> str | None:
+def run_cell(folder: Path, config: RunConfig, task: Task | None = None) -> str | None:
     """One run, started or resumed; returns the error's sentence, if any, or `InUse`.
+
+    Args:
+        task: as of `trainer`.
 
     Raises:
         Terminated: SIGTERM came.
@@ -198,7 +242,7 @@ def run_cell(folder: Path, config: RunConfig) -> str | None:
     if config.branch is not None and in_use(trunk := located(folder, config.branch.of)):
         return InUse(f"another process is writing to its trunk, {trunk}")
     try:
-        run(config, folder, resume=(folder / "run.json").exists())
+        run(config, folder, resume=(folder / "run.json").exists(), task=task)
     except termination.Terminated:
         raise  # ends the ablation, not this run alone
     except FolderInUse as error:

@@ -9,6 +9,7 @@ import pandas as pd
 
 from regimes.console.tables import Table
 from regimes.console.units import p_text
+from regimes.harms import measured
 from regimes.plotting.groups import tested_by
 from regimes.statistics import holm
 
@@ -20,14 +21,14 @@ from ..values import Interval, mean_of
 
 @functools.cache
 def _each(source: str) -> pd.DataFrame:
-    return harm.by_run(harm.by_unit(harm.pairs(records(source))))
+    return measured.by_run(measured.by_unit(measured.pairs(records(source))))
 
 
 @functools.cache
 def _scores(source: str, first: int = 0) -> pd.DataFrame:
     runs, pulses = records(source), _each(source)
     pulses = pulses[pulses["onset"] >= first]
-    return scores.scores(pulses, scores.by_seed(harm.trunks(harm.pairs(runs)), runs))
+    return scores.scores(pulses, scores.by_seed(measured.trunks(measured.pairs(runs)), runs))
 
 
 def _harms(source: str, arm: str, onset: int) -> list[float]:
@@ -115,7 +116,7 @@ def worth_table(sources: str) -> str:
     rows = []
     for source in sources.split("; "):
         found = records(source)
-        trunk = harm.trunks(harm.pairs(found))[0]
+        trunk = measured.trunks(measured.pairs(found))[0]
         about, ends = settings.described(trunk), trunk_ends(source)
         counted = markov.of(trunk)
         bits = [f"{counted.bits[str(k)]:.2f}" if counted else "" for k in markov.ORDERS]
@@ -128,7 +129,7 @@ def worth_table(sources: str) -> str:
 @number
 def trunk_ends(source: str) -> Interval:
     """The metric of the trunk in the last unit, in the unit of figures."""
-    trunks = harm.trunks(harm.pairs(records(source)))
+    trunks = measured.trunks(measured.pairs(records(source)))
     factor = tested_by(trunks[0]).factor
     return mean_of([factor * float(run.epochs["metric"].iloc[-1]) for run in trunks])
 
@@ -172,8 +173,8 @@ def harm_right_after(source: str, arm: str, onset: int) -> float:
 def norm_that_left(source: str, arm: str, onset: int) -> Interval:
     """Norm of the residual that absent workers take with them when the pulse starts."""
     record_read(f"{source}.tar.xz")
-    found = [run for run, _ in harm.pairs(records(source))]
-    named = sorted((run for run in found if harm.arm_of(run) == arm), key=lambda run: run.seed)
+    found = [run for run, _ in measured.pairs(records(source))]
+    named = sorted((run for run in found if measured.arm_of(run) == arm), key=lambda run: run.seed)
     rows = [run.rows[onset] for run in named if run.config["branch"]["at"] == onset]
     return mean_of([row["churn"]["residual"] for row in rows])
 
@@ -224,7 +225,7 @@ def signal_minus(source: str, arm: str, signal: str, dull: str) -> Interval:
 def pulses_table(source: str) -> str:
     """Harm by onset, of every pulse."""
     record_read(f"{source}.tar.xz")
-    metric = tested_by(harm.pairs(records(source))[0][1])
+    metric = tested_by(measured.pairs(records(source))[0][1])
     return criticality.onset_table(harm.curve(_each(source)), metric).markdown()
 
 
@@ -237,7 +238,7 @@ def signals_table(source: str, arm: str) -> str:
 def _table(source: str, title: str) -> str:
     record_read(f"{source}.tar.xz")
     runs, by_seed = _each(source), _scores(source)
-    metric = tested_by(harm.trunks(harm.pairs(records(source)))[0])
+    metric = tested_by(measured.trunks(measured.pairs(records(source)))[0])
     tables = criticality.tables(
         harm.curve(runs),
         harm.arms(runs),

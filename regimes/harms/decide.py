@@ -1,0 +1,354 @@
+"""What is known of the harm of pulses, and which pulse tells most next. No training, no torch.
+
+A *pulse* changes the training in the units ``[first, stop)``; its *harm* is its result minus that
+of the trunk, by seed. A run is divided into windows, one pulse for each:
+
+1. coarse: ``parts`` windows of about equal length, ``LEAST`` seeds each;
+2. a harmful window is halved where it borders on a safe one (between the last safe and the first
+   harmful unit), else, if none is safe, the one with the least harm per unit;
+3. an open window gets more seeds where they can decide within the budget;
+4. the safe windows are tried together, because harms of several pulses need not add up.
+
+A window is *safe* if the upper end of the 95 % interval of its harm is below the margin, *harmful*
+if the lower end is above 0 and the mean above the margin, else *open*. A window is looked at again
+after each seed, so that calls are wrong more often than those of a single interval.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from regimes.statistics import LEAST
+
+Call = Literal["safe", "harmful", "open"]
+MOST_SEEDS = 200  # more are not proposed
+SHARE = 0.25  # of the budget that is left, which the pulses of one round may take
+
+
+@dataclass(frozen=True, order=True)
+class Pulse:
+    """A change of some units.
+
+    Attributes:
+        arm: what is changed.
+        spans: units ``[first, stop)``, in order, that do not touch.
+    """
+
+    arm: str
+    spans: tuple[tuple[int, int], ...]
+
+    @property
+    def first(self) -> int:
+        return self.spans[0][0]
+
+    @property
+    def length(self) -> int:
+        """Units that are changed."""
+        return sum(stop - first for first, stop in self.spans)
+
+
+Run = tuple[Pulse | None, int]  # a pulse, or the trunk, of a seed
+Harms = Mapping[Run, float]  # of each pulse that was run, by seed; of a trunk 0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the harms of one pulse say.
+
+    Attributes:
+        harm: mean over seeds; nan without any.
+        low, high: its 95 % t interval; nan below `LEAST` seeds.
+        n: seeds.
+        needed: seeds, all together, of which the interval would decide if mean and spread stayed;
+            None: no number up to `MOST_SEEDS`, or not known; ``n`` where it is decided.
+    """
+
+    call: Call
+    harm: float
+    low: float
+    high: float
+    n: int
+    needed: int | None
+
+
+def verdict(harms: Sequence[float], margin: float, grain: float = 0.0) -> Verdict:
+    """Judge the harms of one pulse, one number per seed. An infinite one is a training that broke.
+
+    Args:
+        margin: in the unit of harm; what is below counts as none.
+        grain: the smallest step of the metric, e.g. 1 / test samples of an accuracy. Rounding to it
+            has a standard deviation of grain / sqrt(6) in a difference, and the harms of a few
+            seeds that are alike by rounding have no smaller one.
+
+    >>> verdict([0.1, 0.2, 0.3], margin=1.0).call, verdict([1.0, 1.1, 1.2], margin=0.5).call
+    ('safe', 'harmful')
+    """
+    n = len(harms)
+    if any(math.isinf(x) for x in harms):
+        return Verdict("harmful", math.inf, math.inf, math.inf, n, n)
+    if n < LEAST:
+        mean = float(np.mean(harms)) if n else math.nan
+        return Verdict("open", mean, math.nan, math.nan, n, None)
+    mean, spread = float(np.mean(harms)), max(float(np.std(harms, ddof=1)), grain / math.sqrt(6))
+    half = half_width(spread, n)
+    call: Call = "open"
+    if mean + half < margin:
+        call = "safe"
+    elif mean - half > 0 and mean > margin:
+        call = "harmful"
+    needed = n if call != "open" else seeds_needed(mean, spread, margin, n)
+    return Verdict(call, mean, mean - half, mean + half, n, needed)
+
+
+def half_width(spread: float, n: int) -> float:
+    """Half of the 95 % t interval of a mean of ``n`` values."""
+    from scipy.stats import t
+
+    return float(t.ppf(0.975, n - 1)) * spread / math.sqrt(n)
+
+
+def seeds_needed(mean: float, spread: float, margin: float, n: int = 0) -> int | None:
+    """The smallest number of seeds above ``n`` whose interval decides, at this mean and spread."""
+    distance = margin - mean if mean < margin else mean
+    counts = range(max(LEAST, n + 1), MOST_SEEDS + 1)
+    return next((k for k in counts if half_width(spread, k) < distance), None)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a search for harm is about.
+
+    Attributes:
+        units: of the run.
+        arms: what is changed, a search for each.
+        margin, grain: as for `verdict`.
+        parts: coarse windows.
+        least: units of the shortest window.
+        together: whether several spans can be changed in one run.
+    """
+
+    units: int
+    arms: tuple[str, ...]
+    margin: float
+    grain: float = 0.0
+    parts: int = 4
+    least: int = 1
+    together: bool = True
+
+    def coarse(self, arm: str) -> list[Pulse]:
+        """The first windows of an arm.
+
+        >>> [pulse.spans for pulse in Rules(10, ("high",), 1.0).coarse("high")]
+        [((0, 2),), ((2, 5),), ((5, 8),), ((8, 10),)]
+        """
+        parts = max(1, min(self.parts, self.units // self.least))
+        ends = [round(i * self.units / parts) for i in range(parts + 1)]
+        return [Pulse(arm, (span,)) for span in itertools.pairwise(ends)]
+
+    def halves(self, pulse: Pulse) -> list[Pulse]:
+        """A window in two, or [] if it is too short."""
+        ((first, stop),) = pulse.spans
+        if stop - first < 2 * self.least:
+            return []
+        middle = (first + stop) // 2
+        return [Pulse(pulse.arm, ((first, middle),)), Pulse(pulse.arm, ((middle, stop),))]
+
+    def onsets(self) -> list[int]:
+        """Every unit in which some window of the search may begin."""
+        todo, found = self.coarse(""), set[int]()
+        while todo:
+            found |= {pulse.first for pulse in todo}
+            todo = [half for pulse in todo for half in self.halves(pulse)]
+        return sorted(found)
+
+
+@dataclass(frozen=True)
+class Left:
+    """What is left of a budget.
+
+    Attributes:
+        units: that can still be trained, over all processes.
+        runs: that can still be trained.
+    """
+
+    units: float = math.inf
+    runs: float = math.inf
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a search knows: rules, and the harms so far."""
+
+    rules: Rules
+    harms: Harms
+
+    def of(self, pulse: Pulse) -> Verdict:
+        """The verdict on a pulse."""
+        values = [harm for (own, _), harm in sorted_runs(self.harms) if own == pulse]
+        return verdict(values, self.rules.margin, self.rules.grain)
+
+    def windows(self, arm: str) -> list[Pulse]:
+        """The windows of an arm as they are divided now, in order."""
+        windows = self.rules.coarse(arm)
+        while (found := self._to_halve(windows)) is not None:
+            windows[found : found + 1] = self.rules.halves(windows[found])
+        return windows
+
+    def _to_halve(self, windows: Sequence[Pulse]) -> int | None:
+        """The place of the next window to halve."""
+        found = [self.of(pulse) for pulse in windows]
+        calls = [each.call for each in found]
+        harmful = [
+            i for i, call in enumerate(calls) if call == "harmful" and self.rules.halves(windows[i])
+        ]
+        beside = [
+            i for i in harmful if "safe" in (*calls[max(0, i - 1) : i], *calls[i + 1 : i + 2])
+        ]
+        if beside:
+            return beside[-1]
+        if harmful and {*calls} == {"harmful"}:
+            return min(harmful, key=lambda i: found[i].harm / windows[i].length)
+        return None
+
+    def together(self, arm: str) -> Pulse | None:
+        """All safe windows of an arm as one pulse, without those whose harm is largest while it is
+        harmful; None unless they are several, or while some windows are too new."""
+        safe = [pulse for pulse in self.windows(arm) if self.of(pulse).call == "safe"]
+        while len(safe) > 1:
+            spans = joined([pulse.spans[0] for pulse in safe])
+            both = Pulse(arm, spans)
+            if len(spans) > 1 and not self.rules.together:
+                return None
+            if self.of(both).call != "harmful":
+                return both
+            worst = max(safe, key=lambda pulse: self.of(pulse).harm / pulse.length)
+            safe = [pulse for pulse in safe if pulse != worst]
+        return None
+
+    def best(self, arm: str) -> Pulse | None:
+        """The pulse of the most units that was shown to be safe as a whole."""
+        both = self.together(arm)
+        tried = [*self.windows(arm), *([both] if both else [])]
+        safe = [pulse for pulse in tried if self.of(pulse).call == "safe"]
+        return max(safe, key=lambda pulse: pulse.length, default=None)
+
+    def cost(self, runs: Sequence[Run]) -> float:
+        """The units that training these runs takes."""
+        return sum(self.rules.units - (pulse.first if pulse else 0) for pulse, _ in runs)
+
+    def missing(self, pulse: Pulse, seeds: int) -> list[Run]:
+        """The runs by which a pulse gets so many seeds: those of trunks that are there first."""
+        have = {seed for own, seed in self.harms if own == pulse}
+        trunks = [seed for own, seed in self.harms if own is None]
+        spare = [seed for seed in sorted(trunks) if seed not in have]
+        new = (s for s in itertools.count() if s not in trunks and s not in have)
+        chosen = [*spare, *itertools.islice(new, max(0, seeds))][: max(0, seeds - len(have))]
+        runs: list[Run] = []
+        for seed in chosen:
+            runs += [(None, seed)] * (seed not in trunks) + [(pulse, seed)]
+        return runs
+
+
+def sorted_runs(harms: Harms) -> list[tuple[Run, float]]:
+    """By seed."""
+    return sorted(harms.items(), key=lambda item: item[0][1])
+
+
+def joined(spans: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Spans without those that touch.
+
+    >>> joined([(0, 2), (2, 3), (5, 6)])
+    ((0, 3), (5, 6))
+    """
+    found: list[tuple[int, int]] = []
+    for first, stop in sorted(spans):
+        if found and found[-1][1] == first:
+            first = found.pop()[0]
+        found.append((first, stop))
+    return tuple(found)
+
+
+# -- what next -------------------------------------------------------------------------------
+
+
+def next_round(known: Known, left: Left, slots: int = 1) -> list[Run]:
+    """The runs that tell most, a trunk before its pulses; [] where all is resolved, or the budget
+    is over.
+
+    Args:
+        slots: runs at a time.
+    """
+    if not known.harms:  # how long a unit takes is not known yet
+        return [(None, seed) for seed in range(min(slots, LEAST, int(min(left.runs, LEAST))))]
+    first = _coarse(known)
+    if first:
+        return _fitting(known, first, left)
+    chosen: list[Run] = []
+    for action in _actions(known, left):
+        runs = [*chosen, *(run for run in action if run not in chosen)]
+        enough = len(chosen) >= slots and known.cost(runs) > SHARE * left.units
+        if enough or known.cost(runs) > left.units or len(runs) > left.runs:
+            continue
+        chosen = runs
+    return chosen
+
+
+def parts_within(rules: Rules, left: Left) -> int:
+    """How many coarse windows a budget has time for: as many as ``rules.parts`` if `LEAST` seeds
+    of all take at most half of it, else fewer, at least 2."""
+    for parts in range(rules.parts, 2, -1):
+        known = Known(replace(rules, parts=parts), {})
+        if known.cost(_coarse(known)) <= left.units / 2 and len(_coarse(known)) <= left.runs / 2:
+            return parts
+    return min(2, rules.parts)
+
+
+def _coarse(known: Known) -> list[Run]:
+    """What is missing of the coarse windows, seed by seed."""
+    wanted: list[Run] = []
+    for seed in range(LEAST):
+        wanted.append((None, seed))
+        wanted += [(pulse, seed) for arm in known.rules.arms for pulse in known.rules.coarse(arm)]
+    # a pulse that broke is harmful, whatever other seeds would do
+    broken = {pulse for (pulse, _), harm in known.harms.items() if math.isinf(harm)}
+    return [run for run in wanted if run not in known.harms and run[0] not in broken]
+
+
+def _fitting(known: Known, runs: Sequence[Run], left: Left) -> list[Run]:
+    """The first of these runs that fit into a budget."""
+    fitting: list[Run] = []
+    for run in runs:
+        if known.cost([*fitting, run]) > left.units or len(fitting) >= left.runs:
+            break
+        fitting.append(run)
+    while fitting and fitting[-1][0] is None:  # a trunk without pulses says nothing
+        fitting.pop()
+    return fitting
+
+
+def _actions(known: Known, left: Left) -> list[list[Run]]:
+    """What could be done, each the runs that it takes, the one first that resolves the most units
+    for its cost."""
+    rated: list[tuple[float, list[Run]]] = []
+    for arm in known.rules.arms:
+        windows = known.windows(arm)
+        both = known.together(arm)
+        for pulse in [*windows, *([both] if both else [])]:
+            found = known.of(pulse)
+            if found.call != "open":
+                continue
+            needed = found.needed if found.n >= LEAST else LEAST
+            if needed is None:
+                continue
+            whole = known.missing(pulse, needed)
+            if known.cost(whole) > left.units or len(whole) > left.runs:
+                continue  # they could not decide
+            more = max(LEAST, found.n + math.ceil((needed - found.n) / 2))
+            rated.append((known.cost(whole) / pulse.length, known.missing(pulse, more)))
+    return [runs for _, runs in sorted(rated, key=lambda action: action[0])]

@@ -1,0 +1,123 @@
+"""Runs within a budget: rounds of runs, each round chosen from what is known so far. No torch.
+
+What is chosen, and what a run's result is, the caller knows; here are the log and the clock.
+``rounds.jsonl`` has a line for each round before it starts, and one after it. So a search that was
+stopped goes on with the runs that it had chosen, and ends in the records of one that was not; one
+that is started again with a larger budget goes on from there. The time of a round that was killed
+counts from its new start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from regimes.errors import RecordError, require
+from regimes.records.files import make_folder
+from regimes.records.lines import complete_lines, parse
+
+LOG = "rounds.jsonl"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a search may spend.
+
+    Attributes:
+        minutes: of time, of all processes together side by side; None: any.
+        runs: that are trained; None: any.
+
+    Raises:
+        ConfigError: none of both, or not a positive number.
+    """
+
+    minutes: float | None = None
+    runs: int | None = None
+
+    def __post_init__(self) -> None:
+        require(self.minutes is None or self.minutes > 0, "minutes", self.minutes, "above 0")
+        require(self.runs is None or self.runs > 0, "runs", self.runs, "above 0")
+        some = self.minutes is not None or self.runs is not None
+        require(some, "minutes", None, "a number of minutes, or of runs")
+
+
+@dataclass(frozen=True)
+class Round:
+    """Runs that were chosen together.
+
+    Attributes:
+        runs: their names, in the order of training.
+        facts: what else the caller has written of it.
+        seconds: that they took; None: not over.
+        failed: by name, why a run could not end.
+    """
+
+    runs: tuple[str, ...]
+    facts: Mapping[str, Any]
+    seconds: float | None = None
+    failed: Mapping[str, str] | None = None
+
+
+Choose = Callable[[Sequence[Round]], tuple[Sequence[str], Mapping[str, Any]]]
+Train = Callable[[Sequence[str]], Mapping[str, str]]
+
+
+def rounds_of(folder: Path) -> list[Round]:
+    """The rounds of a search so far.
+
+    Raises:
+        RecordError: the log is damaged.
+    """
+    found: list[Round] = []
+    lines = (parse(text) for text in complete_lines(folder / LOG))
+    try:
+        for line in filter(None, lines):  # one that was torn by a kill is none
+            if "runs" in line:
+                found.append(Round(tuple(line["runs"]), line["facts"]))
+            else:
+                last = found.pop()
+                seconds, failed = float(line["seconds"]), dict(line["failed"])
+                found.append(Round(last.runs, last.facts, seconds, failed))
+    except (KeyError, IndexError, TypeError, ValueError):
+        raise RecordError(f"{folder / LOG} is damaged: expected a round, then its end") from None
+    return found
+
+
+def search(folder: Path, choose: Choose, train: Train) -> list[Round]:
+    """Train rounds of runs until nothing is chosen.
+
+    Args:
+        choose: names of the next runs, and facts in plain types that their line gets, from the
+            rounds so far; no names: the search is over.
+        train: trains runs, or finds them finished; returns why some could not end, by name.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
+    found = rounds_of(folder)
+    while True:
+        if not found or found[-1].seconds is not None:
+            names, facts = choose(found)
+            if not names:
+                return found
+            found.append(Round(tuple(names), facts))
+            _write(folder, {"runs": list(names), "facts": dict(facts)})
+        start = time.monotonic()
+        failed = train(found[-1].runs)
+        seconds = time.monotonic() - start
+        found[-1] = Round(found[-1].runs, found[-1].facts, seconds, failed)
+        _write(folder, {"seconds": seconds, "failed": dict(failed)})
+
+
+def _write(folder: Path, line: Mapping[str, Any]) -> None:
+    """Append a line; a torn one of a kill before is no line, and is ended first."""
+    path = folder / LOG
+    torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
+    with path.open("ab") as file:
+        file.write(b"\n" * torn + json.dumps(line).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())

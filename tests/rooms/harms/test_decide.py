@@ -1,0 +1,210 @@
+"""What a search for harm does next (oracle: harms of a known law and spread, in closed form)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from regimes.harms.decide import (
+    Harms,
+    Known,
+    Left,
+    Pulse,
+    Rules,
+    Run,
+    next_round,
+    parts_within,
+    seeds_needed,
+    verdict,
+)
+from regimes.statistics import t_interval
+
+
+def test_a_verdict_is_that_of_the_interval() -> None:
+    values = [0.1, 0.9, 0.0, 0.6]
+    mean, low, high = t_interval(values)
+    found = verdict(values, margin=high + 1e-9)
+    assert (found.call, found.n, found.needed) == ("safe", 4, 4)
+    assert (found.harm, found.low, found.high) == pytest.approx((mean, low, high), rel=1e-12)
+    assert verdict(values, margin=high - 1e-9).call == "open"
+    assert verdict(values, margin=mean - 0.01).call == "open"  # the lower end is below 0
+    assert low < 0
+    more = [0.8, 1.0, 1.2]
+    assert t_interval(more)[1] > 0
+    assert verdict(more, margin=0.9).call == "harmful"
+    assert verdict(more, margin=1.05).call == "open"  # it harms, but maybe less than the margin
+
+
+def test_few_seeds_and_broken_trainings() -> None:
+    assert verdict([], 1.0).call == verdict([0.0], 1.0).call == verdict([0.0, 0.0], 1.0).call
+    assert verdict([0.0, 0.0], 1.0).call == "open"
+    assert verdict([0.1, math.inf], 1.0).call == "harmful"
+
+
+def test_harms_alike_by_rounding_have_the_spread_of_rounding() -> None:
+    """One sample of 40 is 2.5 points. A difference of two rounded numbers has the variance of two
+    uniform ones."""
+    assert verdict([0.0] * 3, margin=2.0).call == "safe"
+    found = verdict([0.0] * 3, margin=2.0, grain=2.5)
+    spread = math.sqrt(2 * 2.5**2 / 12)
+    assert found.high == pytest.approx(stats.t.ppf(0.975, 2) * spread / math.sqrt(3))
+    assert found.call == "open"
+
+
+@pytest.mark.parametrize("mean", [0.0, 0.5, 1.5, 4.0])
+def test_so_many_seeds_would_decide(mean: float) -> None:
+    """The interval of so many values of this mean and spread decides, of one fewer it does not."""
+    needed = seeds_needed(mean, 1.0, margin=1.0)
+    assert needed is not None
+    for count, decided in ((needed, True), (needed - 1, False)):
+        if count < 3:
+            continue
+        values = np.linspace(-1, 1, count)
+        values = mean + values / values.std(ddof=1)
+        assert (verdict([*values], 1.0).call != "open") == decided
+    assert seeds_needed(1.0 - 1e-6, 1.0, margin=1.0) is None
+
+
+# -- whole searches --------------------------------------------------------------------------
+
+
+@dataclass
+class World:
+    """Units with a harm of their own that adds up, and seeds that differ by a known spread."""
+
+    each: list[float]
+    spread: float = 0.0
+    rules: Rules = field(init=False)
+    harms: dict[Run, float] = field(default_factory=dict)
+    rounds: list[list[Run]] = field(default_factory=list)
+
+    def searched(self, units: float, slots: int = 1, **changes: float) -> Known:
+        self.rules = Rules(len(self.each), ("high",), **{"margin": 1.0, **changes})  # type: ignore[arg-type]
+        while True:
+            known = Known(self.rules, self.harms)
+            left = Left(units - known.cost([*self.harms]))
+            if not (runs := next_round(known, left, slots)):
+                return known
+            assert not self.harms.keys() & {*runs}, "a run is trained once"
+            self.rounds.append(runs)
+            for pulse, seed in runs:
+                assert pulse is None or (None, seed) in self.harms, "a trunk comes first"
+                self.harms[pulse, seed] = 0.0 if pulse is None else self.of(pulse, seed)
+
+    def of(self, pulse: Pulse, seed: int) -> float:
+        random = np.random.default_rng([seed, *sum(pulse.spans, ())])
+        mean = sum(sum(self.each[first:stop]) for first, stop in pulse.spans)
+        return mean + self.spread * float(random.standard_normal())
+
+
+def calls(known: Known) -> dict[tuple[int, int], str]:
+    return {pulse.spans[0]: known.of(pulse).call for pulse in known.windows("high")}
+
+
+def test_coarse_first_then_between_the_last_safe_and_the_first_harmful() -> None:
+    """Units up to 6 harm by 2 each, later ones do not: windows of 3, then halves of [6, 9)."""
+    world = World([2.0] * 7 + [0.0] * 5, spread=0.01)
+    known = world.searched(1e6)
+    assert calls(known) == {
+        (0, 3): "harmful",
+        (3, 6): "harmful",
+        (6, 7): "harmful",
+        (7, 9): "safe",
+        (9, 12): "safe",
+    }
+    assert world.rounds[0] == [(None, 0)]
+    coarse = {run for run in world.rounds[1] if run[0] is not None}
+    assert {pulse.spans[0] for pulse, _ in coarse if pulse} == {(0, 3), (3, 6), (6, 9), (9, 12)}
+    assert {seed for _, seed in coarse} == {0, 1, 2}
+    assert known.best("high") == Pulse("high", ((7, 12),))
+    assert known.of(Pulse("high", ((7, 12),))).call == "safe"
+
+
+def test_a_training_that_nothing_harms_and_one_that_all_harms() -> None:
+    safe = World([0.0] * 8, spread=0.01).searched(1e6)
+    assert {*calls(safe).values()} == {"safe"}
+    assert safe.best("high") == Pulse("high", ((0, 8),))
+    harmful = World([5.0] * 8, spread=0.01).searched(1e6)
+    assert {*calls(harmful).values()} == {"harmful"}
+    assert harmful.best("high") is None
+
+
+def test_safe_windows_whose_harms_add_up_to_more_than_the_margin() -> None:
+    """Each half of the run harms by 0.8, together by 1.6: the schedule has one of them."""
+    world = World([0.4, 0.4, 0.4, 0.4], spread=0.01)
+    known = world.searched(1e6, parts=2)
+    assert {*calls(known).values()} == {"safe"}
+    whole = Pulse("high", ((0, 4),))
+    assert known.of(whole).call == "harmful"
+    best = known.best("high")
+    assert best is not None
+    assert best.length == 2
+
+
+def test_seeds_are_added_where_they_decide_and_the_rest_is_open() -> None:
+    """Of windows of one harm, half of the margin, and of one spread: within 200 units the late one
+    can be decided, whose runs are shorter."""
+    world = World([0.5 / 3] * 6, spread=0.5)
+    late = Pulse("high", ((3, 6),))
+    known = world.searched(200, parts=2)
+    left = Left(200 - known.cost([*world.harms]))
+    more = {pulse for runs in world.rounds[2:] for pulse, _ in runs} - {None}
+    assert late in more
+    for pulse in known.windows("high"):
+        found = known.of(pulse)
+        assert found.n >= 3
+        if found.call == "open" and found.needed is not None:
+            whole = known.missing(pulse, found.needed)
+            assert known.cost(whole) > left.units, "else it would have been tried"
+    assert calls(known)[3, 6] == "safe"
+
+
+@pytest.mark.parametrize("units", [0.0, 4.0, 12.0, 30.0, 100.0, 400.0])
+def test_a_budget_is_kept(units: float) -> None:
+    world = World([0.3] * 12, spread=1.0)
+    known = world.searched(units)
+    first = known.cost(world.rounds[0])  # how long it takes is not known before
+    assert known.cost([*world.harms]) <= max(units, first)
+    if units < 30:
+        assert {*calls(known).values()} == {"open"}
+
+
+def test_runs_are_a_budget_too() -> None:
+    known = Known(Rules(12, ("high",), 1.0), {(None, 0): 0.0})
+    runs = next_round(known, Left(runs=7))
+    assert len(runs) <= 7
+    assert runs[-1][0] is not None
+    assert next_round(known, Left(runs=0)) == []
+
+
+def test_a_pulse_that_broke_is_not_tried_again() -> None:
+    broken = Pulse("high", ((0, 3),))
+    harms: Harms = {(None, 0): 0.0, (broken, 0): math.inf}
+    runs = next_round(Known(Rules(12, ("high",), 1.0), harms), Left())
+    assert (broken, 1) not in runs
+    assert (broken, 2) not in runs
+
+
+def test_less_time_makes_fewer_windows() -> None:
+    rules = Rules(12, ("high",), 1.0)
+    costs = [12 * 3 + 3 * sum(12 - first for first in firsts) for firsts in ((0, 3, 6, 9), (0, 6))]
+    assert parts_within(rules, Left(2 * costs[0])) == 4
+    assert parts_within(rules, Left(2 * costs[0] - 1)) == 3
+    assert parts_within(rules, Left(2 * costs[1] - 1)) == 2
+
+
+def test_calls_are_as_often_wrong_as_looking_again_makes_them() -> None:
+    """At a true harm equal to the margin every call of safe is wrong. One look makes 2.5 % of
+    them; several looks make more, but few."""
+    wrong = 0
+    for first in range(300):
+        random = np.random.default_rng(first)
+        values = [*random.normal(1.0, 1.0, 3)]
+        while len(values) < 12 and verdict(values, 1.0).call == "open":
+            values.append(float(random.normal(1.0, 1.0)))
+        wrong += verdict(values, 1.0).call == "safe"
+    assert stats.binomtest(wrong, 300, 0.07).pvalue > 0.01

@@ -1,0 +1,81 @@
+"""Rounds of runs within a budget (oracle: the same search without a stop)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regimes.errors import ConfigError, RecordError
+from regimes.launch.budgeted import LOG, Budget, Round, rounds_of, search
+
+
+class Killed(BaseException):
+    pass
+
+
+class Runs:
+    """Three rounds, whose runs depend on the results before; killed at a certain run."""
+
+    def __init__(self, kill_at: int = -1) -> None:
+        self.trained: list[str] = []
+        self.kill_at = kill_at
+
+    def choose(self, rounds: Sequence[Round]) -> tuple[list[str], Mapping[str, Any]]:
+        assert all(each.seconds is not None for each in rounds)
+        done = sum(len(each.runs) for each in rounds)
+        names = [f"{done} after {dict(rounds[-1].failed or {}) if rounds else ''}", f"{done + 1}"]
+        return (names, {"round": len(rounds)}) if len(rounds) < 3 else ([], {})
+
+    def train(self, names: Sequence[str]) -> dict[str, str]:
+        for name in names:
+            if len(self.trained) == self.kill_at:
+                raise Killed
+            self.trained.append(name)
+        return {"1": "it broke"} if "1" in names else {}
+
+
+def without_seconds(rounds: Sequence[Round]) -> list[Any]:
+    return [(each.runs, each.facts, each.failed) for each in rounds]
+
+
+@pytest.mark.parametrize("kill_at", range(6))
+def test_a_search_goes_on_where_it_was_killed(kill_at: int, tmp_path: Path) -> None:
+    whole = Runs()
+    expected = search(tmp_path / "whole", whole.choose, whole.train)
+    first, second = Runs(kill_at), Runs()
+    with pytest.raises(Killed):
+        search(tmp_path / "killed", first.choose, first.train)
+    found = search(tmp_path / "killed", second.choose, second.train)
+    assert without_seconds(found) == without_seconds(expected)
+    assert found == rounds_of(tmp_path / "killed")
+    assert {*first.trained, *second.trained} == {*whole.trained}
+    assert without_seconds(search(tmp_path / "killed", whole.choose, first.train)) == [
+        *without_seconds(expected)
+    ]
+
+
+@pytest.mark.parametrize("cut", range(1, 40, 3))
+def test_a_torn_line_is_written_again(cut: int, tmp_path: Path) -> None:
+    runs = Runs()
+    expected = search(tmp_path / "run", runs.choose, runs.train)
+    log = tmp_path / "run" / LOG
+    log.write_bytes(log.read_bytes()[:-cut])
+    found = search(tmp_path / "run", runs.choose, runs.train)
+    assert without_seconds(found) == without_seconds(expected)
+    assert without_seconds(rounds_of(tmp_path / "run")) == without_seconds(expected)
+
+
+def test_another_file_is_no_log(tmp_path: Path) -> None:
+    (tmp_path / LOG).write_text(json.dumps({"seconds": 1.0, "failed": {}}) + "\n")
+    with pytest.raises(RecordError, match="expected a round, then its end"):
+        rounds_of(tmp_path)
+
+
+@pytest.mark.parametrize("given", [{}, {"minutes": 0.0}, {"runs": 0}, {"minutes": -1.0, "runs": 3}])
+def test_a_budget_that_is_none(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        Budget(**given)

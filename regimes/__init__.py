@@ -42,6 +42,8 @@ _PUBLIC = {
     "regimes.training.branch": "branch",
     "regimes.training.simulate": "simulate",
     "regimes.records": "Record load load_all summary",
+    "regimes.harms.harm": "harm",
+    "regimes.harms.found": "Harm",
     "regimes.plotting.schedules": "compare",
     "regimes.plotting.lines": "plot",
     "regimes.policies": "Static Windows Accordion Detected BatchAccordion ByLayer Smith AdaQS "
@@ -69,6 +71,8 @@ if TYPE_CHECKING:
     from regimes.config import OptimizerConfig as OptimizerConfig
     from regimes.config import RunConfig as RunConfig
     from regimes.config import override as override
+    from regimes.harms.found import Harm as Harm
+    from regimes.harms.harm import harm as harm
     from regimes.plotting.lines import plot as plot
     from regimes.presets import get_preset as get_preset
     from regimes.records import Record as Record

@@ -30,11 +30,11 @@ import pandas as pd
 from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.harms import measured
+from regimes.harms.rates import mean_rates
 from regimes.records import Record, load_all
 
 from ..common.command import Files, Out, Records
 from ..common.estimates import as_table, mean, over_seeds, word
-from ..common.rates import mean_rates
 from .scores import RATE, TIME, ranks
 
 WEIGHTS = "weights"

@@ -16,6 +16,7 @@ import pandas as pd
 
 from regimes.errors import RecordError
 from regimes.harms import measured
+from regimes.harms.rates import mean_rates
 from regimes.plotting import style
 from regimes.plotting.groups import tested_by
 from regimes.plotting.looks import Look
@@ -24,7 +25,6 @@ from regimes.records import Record, load_all, unit_name
 
 from ..common import markov
 from ..common.command import Files, Out, Several
-from ..common.rates import mean_rates
 from . import harm, settings
 from .draw import LINES, worst, worst_of
 

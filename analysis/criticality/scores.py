@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from regimes.detectors import RelativeChange
 from regimes.errors import RecordError
+from regimes.harms.rates import mean_rates
 from regimes.policies.detected import signal_values
 from regimes.records import Record, changes
 from regimes.replay.replay import measured, past_epochs
@@ -32,7 +33,6 @@ from regimes.statistics import DIGITS, holm, p_value
 from ..common.estimates import estimate
 from ..common.names import STATISTICS
 from ..common.paired import compare
-from ..common.rates import mean_rates
 from .harm import ONSETS, is_null
 
 CHANGE = "change of "

@@ -24,12 +24,12 @@ import tyro
 from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.harms import measured
+from regimes.harms.rates import mean_rates
 from regimes.plotting.groups import tested_by
 from regimes.records import Record, load_all
 
 from ..common.command import Files, Out, Several, name_of
 from ..common.estimates import as_table, estimate, mean, number, over_seeds, word
-from ..common.rates import mean_rates
 from . import harm, scores
 
 Arms = tyro.conf.UseAppendAction[tuple[str, ...]]

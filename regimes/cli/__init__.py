@@ -8,6 +8,8 @@ from regimes.cli.train import ablate, presets, run, tune
 
 from regimes.cli.branch import branch  # isort: skip (the order of the help)
 
+from regimes.cli.harm import harm  # isort: skip (the order of the help)
+
 from regimes.cli.read import cost, detect, doctor, figure, pack, report, watch  # isort: skip (the order of the help)
 
 __all__ = [
@@ -18,6 +20,7 @@ __all__ = [
     "detect",
     "doctor",
     "figure",
+    "harm",
     "pack",
     "presets",
     "report",

@@ -1,10 +1,11 @@
-"""A progress bar for long work on many things, on standard error."""
+"""Progress bars for long work, on standard error."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -29,6 +30,31 @@ def tracked(things: Sequence[T], doing: str) -> Iterator[T]:
     finally:
         if bar is not None:
             bar.stop()
+
+
+@contextmanager
+def spending(doing: str, show: Callable[[str], None]) -> Iterator[Callable[[str, float], None]]:
+    """A bar of a budget, on a terminal. Yields what is called with each line to show and the share
+    of the budget that is spent.
+
+    Args:
+        show: prints a line.
+    """
+    if not sys.stderr.isatty():
+        yield lambda line, share: show(line)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeElapsedColumn
+
+    columns = "{task.description}", BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(doing, total=1.0)
+
+        def update(line: str, share: float) -> None:
+            bar.console.print(line, highlight=False, markup=False)
+            bar.update(task, completed=min(1.0, share))
+
+        yield update
 
 
 def _bar(doing: str, total: int, done: int) -> Any:

@@ -130,7 +130,7 @@ class Rules:
         margin, grain: as for `verdict`.
         parts: coarse windows.
         least: units of the shortest window.
-        together: whether several spans can be changed in one run.
+        several: the arms that can be changed in several spans of one run.
     """
 
     units: int
@@ -139,7 +139,7 @@ class Rules:
     grain: float = 0.0
     parts: int = 4
     least: int = 1
-    together: bool = True
+    several: tuple[str, ...] = ()
 
     def coarse(self, arm: str) -> list[Pulse]:
         """The first windows of an arm.
@@ -223,7 +223,7 @@ class Known:
         while len(safe) > 1:
             spans = joined([pulse.spans[0] for pulse in safe])
             both = Pulse(arm, spans)
-            if len(spans) > 1 and not self.rules.together:
+            if len(spans) > 1 and arm not in self.rules.several:
                 return None
             if self.of(both).call != "harmful":
                 return both

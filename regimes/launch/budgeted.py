@@ -1,10 +1,10 @@
 """Runs within a budget: rounds of runs, each round chosen from what is known so far. No torch.
 
 What is chosen, and what a run's result is, the caller knows; here are the log and the clock.
-``rounds.jsonl`` has a line for each round before it starts, and one after it. So a search that was
-stopped goes on with the runs that it had chosen, and ends in the records of one that was not; one
-that is started again with a larger budget goes on from there. The time of a round that was killed
-counts from its new start.
+``rounds.jsonl`` has a line for each round before it starts, and one for each run that has ended. So
+a search that was stopped goes on with the runs that it had chosen, and ends in the records of one
+that was not; one that is started again with a larger budget goes on from there. The time of a run
+that was killed does not count.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from regimes.errors import RecordError, require
+from regimes.errors import RecordError, TrainingError, require
 from regimes.records.files import make_folder
 from regimes.records.lines import complete_lines, parse
 
@@ -52,19 +52,30 @@ class Round:
 
     Attributes:
         runs: their names, in the order of training.
-        facts: what else the caller has written of it.
-        seconds: that they took; None: not over.
-        failed: by name, why a run could not end.
+        facts: what else the caller has written of it, in plain types.
+        results: of the runs that have ended, by name; in plain types.
+        seconds: that these took, side by side.
     """
 
     runs: tuple[str, ...]
     facts: Mapping[str, Any]
-    seconds: float | None = None
-    failed: Mapping[str, str] | None = None
+    results: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def missing(self) -> list[str]:
+        """The runs that have not ended."""
+        return [name for name in self.runs if name not in self.results]
+
+    def with_result(self, name: str, result: Any, seconds: float) -> Round:
+        """The round after one more of its runs."""
+        results = {**self.results, name: result}
+        return Round(self.runs, self.facts, results, self.seconds + seconds)
 
 
 Choose = Callable[[Sequence[Round]], tuple[Sequence[str], Mapping[str, Any]]]
-Train = Callable[[Sequence[str]], Mapping[str, str]]
+Ended = Callable[[str, Any], None]
+Train = Callable[[Round, Ended], None]
 
 
 def rounds_of(folder: Path) -> list[Round]:
@@ -80,11 +91,10 @@ def rounds_of(folder: Path) -> list[Round]:
             if "runs" in line:
                 found.append(Round(tuple(line["runs"]), line["facts"]))
             else:
-                last = found.pop()
-                seconds, failed = float(line["seconds"]), dict(line["failed"])
-                found.append(Round(last.runs, last.facts, seconds, failed))
+                seconds = float(line["seconds"])
+                found[-1] = found[-1].with_result(line["run"], line["result"], seconds)
     except (KeyError, IndexError, TypeError, ValueError):
-        raise RecordError(f"{folder / LOG} is damaged: expected a round, then its end") from None
+        raise RecordError(f"{folder / LOG} is damaged: expected a round, then its runs") from None
     return found
 
 
@@ -94,23 +104,31 @@ def search(folder: Path, choose: Choose, train: Train) -> list[Round]:
     Args:
         choose: names of the next runs, and facts in plain types that their line gets, from the
             rounds so far; no names: the search is over.
-        train: trains runs, or finds them finished; returns why some could not end, by name.
+        train: trains the missing runs of a round, and calls with the name and the result of each as
+            it ends.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     make_folder(folder)
     found = rounds_of(folder)
     while True:
-        if not found or found[-1].seconds is not None:
+        if not found or not found[-1].missing:
             names, facts = choose(found)
             if not names:
                 return found
             found.append(Round(tuple(names), facts))
             _write(folder, {"runs": list(names), "facts": dict(facts)})
-        start = time.monotonic()
-        failed = train(found[-1].runs)
-        seconds = time.monotonic() - start
-        found[-1] = Round(found[-1].runs, found[-1].facts, seconds, failed)
-        _write(folder, {"seconds": seconds, "failed": dict(failed)})
+        last = time.monotonic()
+
+        def ended(name: str, result: Any) -> None:
+            nonlocal last
+            now = time.monotonic()
+            seconds, last = now - last, now
+            found[-1] = found[-1].with_result(name, result, seconds)
+            _write(folder, {"run": name, "result": result, "seconds": seconds})
+
+        train(found[-1], ended)
+        if found[-1].missing:
+            raise TrainingError(f"{found[-1].missing[0]} has not ended: start the search again")
 
 
 def _write(folder: Path, line: Mapping[str, Any]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from torch import nn
@@ -16,7 +18,7 @@ from regimes.config.arguments import checked
 from regimes.config.registry import required_arguments
 from regimes.config.toml import override_fields
 from regimes.data.objects import Loss, LossWeight, Metric, ObjectTask
-from regimes.errors import ConfigError, unexpected
+from regimes.errors import ConfigError, nearest, unexpected
 from regimes.job.reporters import Reporter
 from regimes.records import OWN, Record
 from regimes.records.files import record_folder
@@ -90,28 +92,67 @@ def simulate(
         TrainingError: as `run`.
     """
     folder = record_folder(out)
-    rule, chosen = _table(policies.REGISTRY, policy), _table(compression.REGISTRY, compressor)
+    config, task = own_training(
+        model,
+        train_data,
+        test_data,
+        workers=workers,
+        batch_size=batch_size,
+        epochs=epochs,
+        compressor=compressor,
+        levels=levels,
+        policy=policy,
+        optimizer=optimizer,
+        loss=loss,
+        metric=metric,
+        loss_weight=loss_weight,
+        seed=seed,
+        name=name,
+        set=set,
+    )
+    resume = (folder / "run.json").exists() and _has_epoch(folder)
+    return run(config, folder, resume=resume, reporters=reporters, task=task, shards=shards)
+
+
+def own_training(
+    model: nn.Module | Callable[[], nn.Module], train_data: Any, test_data: Any, **given: Any
+) -> tuple[RunConfig, ObjectTask]:
+    """The configuration and the task of `simulate` with these arguments.
+
+    Raises:
+        ConfigError, DataError: as there; or an argument that a configuration has no place for.
+    """
+    defaults = {
+        name: parameter.default
+        for name, parameter in inspect.signature(simulate).parameters.items()
+        if name not in ("model", "train_data", "test_data", "out", "reporters", "shards")
+    }
+    for name in given:
+        if name not in defaults:
+            raise ConfigError(f"{name}: no argument of a training. {nearest(name, defaults)}")
+    own: Any = SimpleNamespace(**defaults | given)
+    rule = _table(policies.REGISTRY, own.policy)
+    chosen, levels = _table(compression.REGISTRY, own.compressor), own.levels
     if levels is None:
         levels = compression.compressor(dict(chosen)).usual
     config = RunConfig(
-        name=name or str(rule["name"]).rpartition(":")[2],
-        seed=seed,
-        epochs=epochs,
-        workers=workers,
-        batch_size=batch_size,
+        name=own.name or str(rule["name"]).rpartition(":")[2],
+        seed=own.seed,
+        epochs=own.epochs,
+        workers=own.workers,
+        batch_size=own.batch_size,
         compressor=chosen,
         levels=dict(levels),
         policy=rule,
-        optimizer=_optimizer(optimizer),
+        optimizer=_optimizer(own.optimizer),
         data=DataConfig(name=OWN),
         model=ModelConfig(name=called(model)),
         union_pass=False,  # a user's loss may weigh samples by their batch
     )
-    config = override_fields(config, dict(set or {}))
+    config = override_fields(config, dict(own.set or {}))
     PlugIns.of(config)  # refuses what does not go with a model and data of the user's own
-    made = ObjectTask(model, train_data, test_data, loss, metric, loss_weight)
-    resume = (folder / "run.json").exists() and _has_epoch(folder)
-    return run(config, folder, resume=resume, reporters=reporters, task=made, shards=shards)
+    made = ObjectTask(model, train_data, test_data, own.loss, own.metric, own.loss_weight)
+    return config, made
 
 
 def _has_epoch(folder: Path) -> bool:

@@ -17,11 +17,11 @@ import synthetic
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from analysis.common import rates
 from analysis.criticality import layers, settings
 from analysis.criticality.onset import titles, tree
 from analysis.findings.numbers import NUMBERS
 from regimes.errors import RecordError
+from regimes.harms import rates
 from regimes.records import load_all
 
 REFERENCE = Path(__file__).parents[2] / "data" / "reference"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from regimes.errors import ConfigError, RecordError
-from regimes.launch.budgeted import LOG, Budget, Round, rounds_of, search
+from regimes.launch.budgeted import LOG, Budget, Ended, Round, rounds_of, search
 
 
 class Killed(BaseException):
@@ -25,21 +25,22 @@ class Runs:
         self.kill_at = kill_at
 
     def choose(self, rounds: Sequence[Round]) -> tuple[list[str], Mapping[str, Any]]:
-        assert all(each.seconds is not None for each in rounds)
+        assert not any(each.missing for each in rounds)
         done = sum(len(each.runs) for each in rounds)
-        names = [f"{done} after {dict(rounds[-1].failed or {}) if rounds else ''}", f"{done + 1}"]
+        before = sum(rounds[-1].results.values()) if rounds else 0
+        names = [f"{done} after {before}", f"{done + 1}"]
         return (names, {"round": len(rounds)}) if len(rounds) < 3 else ([], {})
 
-    def train(self, names: Sequence[str]) -> dict[str, str]:
-        for name in names:
+    def train(self, chosen: Round, ended: Ended) -> None:
+        for name in chosen.missing:
             if len(self.trained) == self.kill_at:
                 raise Killed
             self.trained.append(name)
-        return {"1": "it broke"} if "1" in names else {}
+            ended(name, len(name))
 
 
 def without_seconds(rounds: Sequence[Round]) -> list[Any]:
-    return [(each.runs, each.facts, each.failed) for each in rounds]
+    return [(each.runs, each.facts, each.results) for each in rounds]
 
 
 @pytest.mark.parametrize("kill_at", range(6))
@@ -52,7 +53,7 @@ def test_a_search_goes_on_where_it_was_killed(kill_at: int, tmp_path: Path) -> N
     found = search(tmp_path / "killed", second.choose, second.train)
     assert without_seconds(found) == without_seconds(expected)
     assert found == rounds_of(tmp_path / "killed")
-    assert {*first.trained, *second.trained} == {*whole.trained}
+    assert [*first.trained, *second.trained] == whole.trained, "none twice"
     assert without_seconds(search(tmp_path / "killed", whole.choose, first.train)) == [
         *without_seconds(expected)
     ]
@@ -64,14 +65,15 @@ def test_a_torn_line_is_written_again(cut: int, tmp_path: Path) -> None:
     expected = search(tmp_path / "run", runs.choose, runs.train)
     log = tmp_path / "run" / LOG
     log.write_bytes(log.read_bytes()[:-cut])
+    assert len(rounds_of(tmp_path / "run")[-1].results) < 2
     found = search(tmp_path / "run", runs.choose, runs.train)
     assert without_seconds(found) == without_seconds(expected)
     assert without_seconds(rounds_of(tmp_path / "run")) == without_seconds(expected)
 
 
 def test_another_file_is_no_log(tmp_path: Path) -> None:
-    (tmp_path / LOG).write_text(json.dumps({"seconds": 1.0, "failed": {}}) + "\n")
-    with pytest.raises(RecordError, match="expected a round, then its end"):
+    (tmp_path / LOG).write_text(json.dumps({"run": "a", "result": 1, "seconds": 1.0}) + "\n")
+    with pytest.raises(RecordError, match="expected a round, then its runs"):
         rounds_of(tmp_path)
 
 

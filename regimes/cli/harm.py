@@ -1,0 +1,75 @@
+"""The command that finds where in a training more may be compressed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from regimes.cli.app import Settings, app, configuration
+from regimes.collectives.launcher import launched
+from regimes.console import stdout
+from regimes.errors import require
+
+
+@app.command
+def harm(
+    preset: Annotated[str, tyro.conf.Positional],
+    pulse: Settings = (),
+    minutes: float | None = None,
+    runs: int | None = None,
+    group: Settings = (),
+    margin: float | None = None,
+    parts: int = 4,
+    set: Settings = (),
+    first_seed: int = 0,
+    out: Path | None = None,
+    jobs: int = 1,
+    quiet: bool = False,
+) -> None:
+    """Find the units of a training in which more may be compressed, within a budget, and write the
+    schedule beside its controls; start the same command again to go on.
+
+    Args:
+        preset: a preset, GRID/SCHEDULE, or a .toml file; see `regimes presets`.
+        pulse: what some units change: a level (high, the default), no-feedback, period=8, batch=4,
+            precision, deletion, or FIELD=VALUE; may be given several times.
+        minutes: the budget, default 10; a run that has begun is ended.
+        runs: the budget in runs.
+        group: a level only in the layers of these patterns, e.g. "blocks.* head*"; may be given
+            several times, each is tried by itself.
+        margin: harm below which a phase is safe; default 1 point of accuracy, else 2 % of the
+            metric.
+        parts: windows that are tried first.
+        set: change a field in all runs.
+        first_seed: of the first trunk.
+        out: folder of the records; default runs/harm/NAME.
+        jobs: runs at a time, each on its share of the cores.
+        quiet: print the answer alone.
+    """
+    from regimes.console.progress import spending
+    from regimes.harms.harm import harm as search
+
+    require(launched().count == 1, "--jobs", jobs, "no launcher: the runs are shared out by --jobs")
+    config = configuration(preset, set)
+    stem = Path(preset).stem if preset.endswith(".toml") else preset
+    folder = out or Path("runs", "harm", stem)
+    with spending("looking for harm", (lambda line: None) if quiet else stdout.try_print) as show:
+        found = search(
+            config,
+            pulse=pulse or "high",
+            minutes=minutes,
+            runs=runs,
+            out=folder,
+            jobs=jobs,
+            margin=margin,
+            groups=group,
+            parts=parts,
+            first_seed=first_seed,
+            show=show,
+        )
+    print(found)
+    for path in found.save():
+        if path.suffix in (".png", ".toml"):
+            print(path)

@@ -1,0 +1,216 @@
+"""What a search for harm has found: a frame, sentences, a schedule and its controls. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regimes.errors import ConfigError
+from regimes.harms.decide import Call, Known, Pulse, Verdict
+from regimes.harms.kinds import Kind
+from regimes.plotting.looks import Metric
+from regimes.statistics import LEAST
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+WORDS: dict[Call, str] = {"safe": "safe", "harmful": "harmful", "open": "unresolved"}
+
+
+@dataclass(frozen=True)
+class Controls:
+    """Schedules that send about as many bytes as one from harm.
+
+    Attributes:
+        policies: tables by name, that of the trunk included.
+        levels: further levels that they name.
+        bytes: of each, as a share of those of the trunk.
+    """
+
+    policies: Mapping[str, dict[str, Any]]
+    levels: Mapping[str, Any]
+    bytes: Mapping[str, float]
+
+
+@dataclass(frozen=True, repr=False)
+class Harm:
+    """The answer to "where may I compress harder in this training?".
+
+    Attributes:
+        known: all harms, by pulse and seed, and what they say.
+        kinds: what pulses change, by arm.
+        shown: how the metric is written.
+        unit: "epoch", or what a unit is.
+        saved: by pulse, the share of the trunk's bytes that a run with it does not send; empty
+            where bytes are not known.
+        rates: of each unit, as a share of the highest; empty where they are not known.
+        minutes: that training one unit takes, with all processes at work; nan: not known.
+        controls: of each arm with a schedule.
+        grid: the schedules and their controls as a grid's TOML file; "": there is none.
+        out: the folder.
+    """
+
+    known: Known
+    kinds: Mapping[str, Kind]
+    shown: Metric
+    unit: str
+    saved: Mapping[Pulse, float] = field(default_factory=dict)
+    rates: Sequence[float] = ()
+    minutes: float = math.nan
+    controls: Mapping[str, Controls] = field(default_factory=dict)
+    grid: str = ""
+    out: Path | None = None
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row per phase, in order: arm, first and last unit, call, harm with its 95 % interval
+        (in the metric's unit; positive is worse), n (seeds), needed (seeds that would decide),
+        minutes (until then), saved (share of the trunk's bytes)."""
+        import pandas as pd
+
+        rows = []
+        for arm in self.known.rules.arms:
+            for pulse in self.known.windows(arm):
+                found = self.known.of(pulse)
+                ((first, stop),) = pulse.spans
+                row = {"arm": arm, "first": first, "last": stop - 1, "call": WORDS[found.call]}
+                row |= {"harm": found.harm, "ci_low": found.low, "ci_high": found.high}
+                row |= {"n": found.n, "needed": found.needed, "minutes": self._minutes(pulse)}
+                rows.append(row | {"saved": self.saved.get(pulse, math.nan)})
+        return pd.DataFrame(rows)
+
+    def _minutes(self, pulse: Pulse) -> float:
+        """Until a pulse is decided; 0 where it is."""
+        found = self.known.of(pulse)
+        if found.call != "open":
+            return 0.0
+        needed = found.needed or (LEAST if found.n < LEAST else None)
+        if needed is None:
+            return math.inf
+        return self.known.cost(self.known.missing(pulse, needed)) * self.minutes
+
+    @property
+    def schedule(self) -> dict[str, Any] | None:
+        """The policy of the first arm that has one: the table for ``policy`` of `simulate`,
+        `attach` and configurations (``sync_policy`` of longer periods, ``batch_policy`` of larger
+        batches); None: no phase was shown to be safe, or the change is none of a policy."""
+        tables = (self.schedule_of(arm) for arm in self.known.rules.arms)
+        return next((table for table in tables if table), None)
+
+    def schedule_of(self, arm: str) -> dict[str, Any] | None:
+        """The policy with the change of an arm in its safe phases."""
+        best = self.known.best(arm)
+        return self.kinds[arm].schedule(best.spans) if best else None
+
+    def __str__(self) -> str:
+        return "\n".join(self.sentences())
+
+    __repr__ = __str__
+
+    def _repr_png_(self) -> bytes:
+        from regimes.plotting import style
+
+        with style.theme():
+            return style.drawn(self.figure(), "png")
+
+    def figure(self) -> Figure:
+        """Harm of each phase with its interval, and the learning rate; one column wide."""
+        from regimes.harms.drawn import figure
+
+        return figure(self)
+
+    def save(self) -> list[Path]:
+        """Write ``harm.png``, ``.svg`` and ``.csv`` into the folder, and ``harm.toml`` if there is
+        a schedule."""
+        from regimes.plotting import style
+        from regimes.records.files import write_output
+
+        if self.out is None:
+            raise ConfigError("out: expected a folder to save into")
+        paths = style.save(self.figure(), self.out / "harm", self.table)
+        if self.grid:
+            write_output(self.out / "harm.toml", self.grid)
+            paths.append(self.out / "harm.toml")
+        return paths
+
+    # -- in words ----------------------------------------------------------------------------
+
+    def sentences(self) -> list[str]:
+        """A line for each phase, and what a schedule saves."""
+        lines: list[str] = []
+        for arm in self.known.rules.arms:
+            if len(self.known.rules.arms) > 1:
+                lines.append(f"{self.kinds[arm].text}:")
+            windows = self.known.windows(arm)
+            names = [self.units(pulse.spans[0]) for pulse in windows]
+            for name, pulse in zip(names, windows, strict=True):
+                call = WORDS[self.known.of(pulse).call]
+                lines.append(f"{name:{max(map(len, names))}}  {call:10}  {self._said(pulse)}")
+            lines.append(self._saving(arm))
+        return lines
+
+    def units(self, span: tuple[int, int]) -> str:
+        """The units of a span.
+
+        >>> "epochs 3-7" and "epoch 4"
+        'epoch 4'
+        """
+        first, last = span[0], span[1] - 1
+        word = "epoch" if self.unit == "epoch" else "unit"
+        return f"{word} {first}" if first == last else f"{word}s {first}-{last}"
+
+    def _said(self, pulse: Pulse) -> str:
+        found, margin = self.known.of(pulse), self.known.rules.margin
+        unit, interval = self.shown.unit, self._interval(found)
+        if found.harm == math.inf:
+            return "the training breaks: a loss is not finite"
+        if found.call == "safe":
+            return f"harm < {self.number(margin)} {unit} (95 %): {interval}"
+        if found.call == "harmful":
+            return interval
+        if not found.n:
+            return f"not tried: {self._time(pulse)} for {LEAST} seeds"
+        time = self._time(pulse)
+        if found.n < LEAST:
+            seeds = f"{found.n} seed{'s' * (found.n > 1)}"
+            return f"{self.number(found.harm)} {unit}, {seeds}; {LEAST} at least, {time}"
+        if found.needed is None:
+            return f"{interval}; more seeds would hardly decide"
+        return f"{interval}; {found.needed} seeds would decide, {time}"
+
+    def number(self, value: float) -> str:
+        """In the digits of the metric, one more below 1."""
+        return f"{value:.{self.shown.digits + (abs(value) < 1)}f}"
+
+    def _interval(self, found: Verdict) -> str:
+        ends = f"[{self.number(found.low)}, {self.number(found.high)}]"
+        return f"{self.number(found.harm)} {ends} {self.shown.unit}, {found.n} seeds"
+
+    def _time(self, pulse: Pulse) -> str:
+        minutes = self._minutes(pulse)
+        if math.isnan(minutes):
+            return f"{len(self.known.missing(pulse, LEAST))} runs"
+        return f"{minutes:.0f} minutes" if minutes >= 1.5 else f"{max(1, 60 * minutes):.0f} seconds"
+
+    def _saving(self, arm: str) -> str:
+        best, kind = self.known.best(arm), self.kinds[arm]
+        if best is None:
+            return f"{kind.text}: no phase is shown to be safe"
+        spans = " and ".join(self.units(span) for span in best.spans)
+        found = self.known.of(best)
+        words = f"{kind.text} in {spans}"
+        share = self.saved.get(best)
+        if share is not None and abs(share) >= 0.005:
+            words += f" saves {share:.0%} of the bytes" if share > 0 else " saves no bytes"
+        together = self.known.together(arm)
+        if together is not None and together != best:
+            harm = self.known.of(together)
+            tried = f"{self._interval(harm)}" if harm.n else "not tried"
+            words += f"; all safe phases together: {tried}"
+        elif together == best:
+            words += f" (tried as a whole: {self._interval(found)})"
+        return words

@@ -1,0 +1,134 @@
+"""Where in a training may more be compressed? One call. No torch at import."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regimes.config import RunConfig, load_toml, override_fields
+from regimes.config.arguments import checked
+from regimes.errors import ConfigError, require
+from regimes.harms.found import Harm
+from regimes.harms.jobs import Jobs
+from regimes.harms.kinds import Kind, changed, kinds_of, kinds_of_job, trunk_of
+from regimes.harms.records import Records
+from regimes.harms.search import Show
+from regimes.launch.budgeted import Budget
+from regimes.plotting.looks import METRICS, Metric, named
+from regimes.presets import get_preset
+from regimes.records.files import record_folder
+
+if TYPE_CHECKING:
+    from regimes.data.task import Task
+
+
+@checked("what")
+def harm(
+    what: Any,
+    train_data: Any = None,
+    test_data: Any = None,
+    *,
+    pulse: str | Sequence[str] = "high",
+    minutes: float | None = None,
+    runs: int | None = None,
+    out: str | Path = "runs/harm",
+    jobs: int = 1,
+    margin: float | None = None,
+    groups: Sequence[str] = (),
+    parts: int = 4,
+    first_seed: int = 0,
+    set: Mapping[str, Any] | None = None,
+    show: Show | None = None,
+    units: int | None = None,
+    lower: bool | None = None,
+    **training: Any,
+) -> Harm:
+    """Find where in a training more may be compressed, within a budget.
+
+    A trunk is trained for each seed, and branches of it with a pulse: the change in some units. The
+    same call goes on after a stop, or with a larger budget; every run is a record below ``out``.
+
+    Args:
+        what: a preset's name, the path of a TOML file, or a configuration; a model as `simulate`
+            takes it, with its data; or, with ``units``, a function that trains: it gets a pulse
+            (`regimes.harms.decide.Pulse`, or None: the trunk) and a seed, and returns the metric.
+        train_data, test_data: of a model, as `simulate` takes them.
+        pulse: what pulses change, in the words of `regimes.harms.kinds`; of several, each by
+            itself.
+        minutes, runs: the budget; default 10 minutes. A run that has begun is ended.
+        jobs: runs at a time, each a process; model and data are then sent to it.
+        margin: harm below which a phase is safe, in the unit of the table: points of an accuracy
+            (default 1), else that of the metric (default 2 % of the trunk's).
+        groups: patterns of layers' names, separated by spaces: a level in each group by itself.
+        parts: windows that are tried first.
+        first_seed: of the first trunk.
+        set: fields of the configuration.
+        show: called with a line after each run.
+        units: of a run of a function.
+        lower: whether less of its metric is better; known of a loss and an accuracy.
+        training: of a model: further arguments of `simulate`, such as ``epochs`` or ``optimizer``;
+            of a function: ``metric``, the name of what it returns, default "loss".
+
+    Raises:
+        ConfigError, DataError: before any training, one sentence.
+        RecordError: the folder holds another search.
+        TrainingError: a trunk broke, or a process was killed; what is finished is kept.
+    """
+    words = [pulse] if isinstance(pulse, str) else [*pulse]
+    budget = Budget(10.0 if minutes is None and runs is None else minutes, runs)
+    show, out = show or _silent, record_folder(out)
+    if units is not None:
+        shown, arms = _metric(lower, **training), kinds_of_job(words)
+        function = Jobs(out, what, arms, units, shown, margin, parts, first_seed)
+        return function.searched(budget, show)
+    config, task = _subject(what, train_data, test_data, set, training)
+    trunk = replace(trunk_of(config), seed=first_seed)
+    kinds = kinds_of(words, groups, trunk)
+    _check(trunk, kinds)
+    return Records(out, trunk, kinds, task, margin, parts).searched(budget, jobs, show)
+
+
+def _silent(line: str, share: float) -> None:
+    """Shows nothing."""
+
+
+def _metric(lower: bool | None, metric: str = "loss", **others: Any) -> Metric:
+    """How the metric of a function is written."""
+    for name in others:
+        raise ConfigError(f"{name}: expected metric alone, beside a function and its units")
+    known = metric in METRICS
+    require(known or lower is not None, "lower", lower, f"True or False: is less {metric} better?")
+    return named(metric) if lower is None else replace(named(metric), lower=lower)
+
+
+def _subject(
+    what: Any, train: Any, test: Any, set: Mapping[str, Any] | None, training: dict[str, Any]
+) -> tuple[RunConfig, Task | None]:
+    """The configuration and, of a model, the task."""
+    if isinstance(what, str | RunConfig):
+        for name in [*training, *(["train_data"] if train is not None else [])]:
+            raise ConfigError(f"{name}: expected none beside {what!r:.40}; set={{...}} changes it")
+        if isinstance(what, str):
+            what = load_toml(what) if what.endswith(".toml") else get_preset(what)
+        return override_fields(what, dict(set or {})), None
+    if train is None or test is None:
+        raise ConfigError("train_data, test_data: expected both, beside a model")
+    from regimes.training.simulate import own_training  # torch, so late
+
+    static = {"name": "static", "level": "low"}
+    given = {"policy": static, "set": set, **training}
+    return own_training(what, train, test, **given)
+
+
+def _check(trunk: RunConfig, kinds: Mapping[str, Kind]) -> None:
+    """Raise ConfigError unless the trunk and each pulse can be trained."""
+    from regimes.training.checks import PlugIns  # torch, so late
+
+    PlugIns.of(trunk)
+    for name, kind in kinds.items():
+        try:
+            PlugIns.of(changed(trunk, kind, [(0, 1)]))
+        except ConfigError as error:
+            raise ConfigError(f"pulse {name!r}: {error}") from None

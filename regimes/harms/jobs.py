@@ -1,0 +1,87 @@
+"""A search whose runs a function of the user trains, such as a loop with `regimes.attach`.
+
+The function gets a pulse, or None for the trunk, and a seed, and returns the metric in the end. How
+it continues a saved state is its own affair (`docs/how-to/harm.md` has a loop). Results are in the
+log alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from regimes.errors import ConfigError, TrainingError, require
+from regimes.harms.decide import Pulse, Run
+from regimes.harms.found import Harm
+from regimes.harms.kinds import Kind
+from regimes.harms.search import Facts, Search, result_of
+from regimes.launch.budgeted import Budget, Round
+from regimes.plotting.looks import Metric
+
+Job = Callable[[Pulse | None, int], float]
+
+
+class Jobs(Search):
+    """Runs of a function.
+
+    Attributes:
+        job: trains one.
+        units: of a run.
+        shown: how its metric is written.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        job: Job,
+        kinds: Mapping[str, Kind],
+        units: int,
+        shown: Metric,
+        margin: float | None,
+        parts: int,
+        first_seed: int,
+    ) -> None:
+        require(units >= 2, "units", units, "2 or more")
+        super().__init__(out, kinds, margin, parts, first_seed)
+        self.job, self.units, self.shown = job, units, shown
+
+    def searched(self, budget: Budget, show: Any) -> Harm:
+        """Search, and say what was found."""
+        return self.found(self.run(budget, 1, show))
+
+    def train(self, runs: Sequence[Run], ended: Callable[[Run, Any], None]) -> None:
+        """Call the function for each.
+
+        Raises:
+            ConfigError: it does not return a number.
+            TrainingError: a trunk's metric is not finite.
+        """
+        for run in runs:
+            metric = _number(self.job(run[0], self.first_seed + run[1]))
+            if run[0] is None and not math.isfinite(metric):
+                raise TrainingError(f"{self.name(run)}: the metric is {metric}")
+            ended(run, metric if math.isfinite(metric) else None)
+
+    def facts_of(self, rounds: Sequence[Round]) -> Facts:
+        last = self.shown.factor * float(result_of(self.name((None, 0)), rounds))
+        return Facts(self.units, last, 0.0, self.shown)
+
+    def harm_of(self, run: Run, rounds: Sequence[Round]) -> float:
+        value = result_of(self.name(run), rounds)
+        if value is None:
+            return math.inf
+        sign = self.shown.factor * (1 if self.shown.lower else -1)
+        return float(sign * (value - result_of(self.name((None, run[1])), rounds)))
+
+    def line(self, run: Run, rounds: Sequence[Round]) -> str:
+        value = result_of(self.name(run), rounds)
+        return f"{self.name(run)}: {self.shown.name} {value}"
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"the function returned {value!r:.40}, expected a number") from None

@@ -1,0 +1,173 @@
+"""A search whose runs are trunks and branches of the trainer, each a record. No torch at import."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regimes.config import BranchConfig, RunConfig, to_dict
+from regimes.errors import RecordError, TrainingError, require
+from regimes.harms import measured
+from regimes.harms.decide import Known, Pulse, Run
+from regimes.harms.found import Harm
+from regimes.harms.kinds import Kind, changed
+from regimes.harms.rates import mean_rates
+from regimes.harms.schedule import controls_of, grid_toml
+from regimes.harms.search import Facts, Search, ended_runs, result_of, rules_of
+from regimes.launch import sweep
+from regimes.launch.budgeted import Budget, Round, rounds_of
+from regimes.launch.sweep import Cell
+from regimes.plotting.groups import tested_by
+from regimes.records import Record, check_same, load, reference, unit_name
+from regimes.training.quirks import resolve
+
+if TYPE_CHECKING:
+    from regimes.data.task import Task
+    from regimes.harms.search import Show
+
+NOT_FINITE = "is not finite"  # in the error of a training that broke
+
+
+class Records(Search):
+    """Trunks of several seeds, and their branches.
+
+    Attributes:
+        trunk: the configuration of the first seed's.
+        task: model and data in place of those that it names.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        trunk: RunConfig,
+        kinds: Mapping[str, Kind],
+        task: Task | None,
+        margin: float | None,
+        parts: int,
+    ) -> None:
+        super().__init__(out, kinds, margin, parts, trunk.seed)
+        self.task, self._records = task, dict[str, Record]()
+        self.trunk = replace(trunk, checkpoint_keep=self._kept(trunk), reporters=())
+
+    def _kept(self, trunk: RunConfig) -> Any:
+        """The checkpoints of a trunk from which a pulse may begin."""
+        if trunk.steps is None and trunk.unit_steps is None:
+            units = trunk.epochs
+        elif trunk.steps is not None and trunk.unit_steps is not None:
+            units = -(-trunk.steps // trunk.unit_steps)
+        else:  # known once the data are read
+            return "all"
+        counts = range(2, self.parts + 1)
+        onsets = {onset for parts in counts for onset in rules_of(units, parts).onsets()}
+        return tuple(sorted(onsets - {0}))
+
+    # -- runs --------------------------------------------------------------------------------
+
+    def cell(self, run: Run) -> Cell:
+        """The folder and the configuration of a run."""
+        (pulse, number), folder = run, self.out / self.name(run)
+        config = replace(self.trunk, seed=self.trunk.seed + number)
+        if pulse is None:
+            return folder, config
+        kind, trunk = self.kind_of(pulse), self.out / self.name((None, number))
+        length = pulse.length if len(pulse.spans) == 1 else None
+        branch = BranchConfig(reference(trunk, folder), pulse.first, length, kind.skip or None)
+        config = changed(replace(config, checkpoint_keep=None), kind, pulse.spans)
+        return folder, replace(config, name=self.label(pulse), branch=branch)
+
+    def record(self, run: Run) -> Record:
+        """The record of a run that has ended."""
+        name = self.name(run)
+        if name not in self._records:
+            self._records[name] = load(self.out / name)
+        return self._records[name]
+
+    def searched(self, budget: Budget, jobs: int, show: Show) -> Harm:
+        """Search, and say what was found."""
+        require(jobs >= 1, "jobs", jobs, "at least 1")
+        for run in ended_runs(rounds_of(self.out)):
+            check_same(self.out / self.name(run), to_dict(resolve(self.cell(run)[1])))
+        with sweep.trainer(jobs, [self.trunk.device], self.task) as trainer:
+            self._trainer = trainer
+            rounds = self.run(budget, jobs, show)
+        return self.found(rounds)
+
+    def train(self, runs: Sequence[Run], ended: Callable[[Run, Any], None]) -> None:
+        """Train runs, or find them finished; a result is the error of a pulse that broke.
+
+        Raises:
+            TrainingError: a run could not end for another reason than a loss that is not finite.
+            RecordError: another process trains it.
+        """
+        cells = {self.cell(run)[0]: (run, self.cell(run)) for run in runs}
+        done = [run for run, cell in cells.values() if sweep.done(*cell)]
+        for run in done:
+            ended(run, None)
+
+        def progress(folder: Path, error: str | None) -> None:
+            run, _ = cells[folder]
+            if isinstance(error, sweep.InUse):
+                raise RecordError(str(error))
+            if error is not None and (NOT_FINITE not in error or run[0] is None):
+                raise TrainingError(f"{self.name(run)}: {error}")
+            ended(run, error)
+
+        self._trainer([cell for run, cell in cells.values() if run not in done], progress)
+
+    # -- results -----------------------------------------------------------------------------
+
+    def facts_of(self, rounds: Sequence[Round]) -> Facts:
+        run = self.record((None, 0))
+        shown, units = tested_by(run), len(run.rows)
+        expected = "so many steps that a run has two units or more"
+        require(units >= 2, "unit_steps", run.config.get("unit_steps"), expected)
+        count = run.header["data"].get("test")
+        grain = shown.factor / count if shown.name == "accuracy" and count else 0.0
+        return Facts(units, self._last(run), grain, shown)
+
+    def _last(self, run: Record) -> float:
+        """The metric in the end, in the unit of figures."""
+        return tested_by(run).factor * float(run.epochs["metric"].dropna().iloc[-1])
+
+    def harm_of(self, run: Run, rounds: Sequence[Round]) -> float:
+        if result_of(self.name(run), rounds) is not None:
+            return math.inf
+        pair = self.record(run), self.record((None, run[1]))
+        found = measured.by_run(measured.by_unit([pair]))["harm"]
+        return float(found.iloc[0])
+
+    def line(self, run: Run, rounds: Sequence[Round]) -> str:
+        name, why = self.name(run), result_of(self.name(run), rounds)
+        if why is not None:
+            return f"{name}: broke, {why}"
+        shown = tested_by(self.record(run))
+        if run[0] is None:
+            return f"{name}: {shown.heading} {self._last(self.record(run)):.{shown.digits}f}"
+        return f"{name}: harm {self.harm_of(run, rounds):.{shown.digits + 1}f} {shown.unit}"
+
+    def found(self, rounds: Sequence[Round]) -> Harm:
+        """What the rounds have found, with bytes, rates and controls."""
+        first, known = self.record((None, 0)), self.known(rounds)
+        rates = mean_rates(first)
+        found = replace(
+            super().found(rounds),
+            unit=unit_name(first.config),
+            saved=self._saved(known),
+            rates=[rate / (max(rates) or 1.0) for rate in rates],
+        )
+        found = replace(found, controls=controls_of(found, first))
+        used = 1 + max(number for _, number in known.harms)
+        return replace(found, grid=grid_toml(found, self.trunk, used) if found.controls else "")
+
+    def _saved(self, known: Known) -> dict[Pulse, float]:
+        """By pulse, the share of the trunk's bytes that is not sent, a mean over seeds."""
+        shares: dict[Pulse, list[float]] = {}
+        for (pulse, number), harm in known.harms.items():
+            if pulse is not None and not math.isinf(harm):
+                pair = self.record((pulse, number)), self.record((None, number))
+                sent, whole = (float(run.epochs["bytes"].sum()) for run in pair)
+                shares.setdefault(pulse, []).append(1 - sent / whole if whole else 0.0)
+        return {pulse: sum(each) / len(each) for pulse, each in shares.items()}

@@ -1,0 +1,235 @@
+"""The order of a search for harm: what is known after each round, and what is left of the budget.
+No torch at import.
+
+What trains is in `records` (trunks and branches) and `jobs` (a function of the user's).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from regimes.errors import RecordError, require
+from regimes.harms.decide import Known, Left, Pulse, Rules, Run, next_round, parts_within
+from regimes.harms.found import Harm
+from regimes.harms.kinds import Kind
+from regimes.launch import budgeted
+from regimes.launch.budgeted import Budget, Ended, Round
+from regimes.plotting.looks import Metric
+from regimes.statistics import LEAST
+
+Show = Callable[[str, float], None]  # a line about a run, and the share of the budget that is spent
+POINTS = 1.0  # margin of an accuracy, in points
+OF_TRUNK = 0.02  # margin of another metric, as a share of the trunk's
+SHORTEST = 16  # a window has at least one in so many units
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the first trunk says of a training.
+
+    Attributes:
+        units: of a run.
+        last: the trunk's metric in the end, in the unit of figures.
+        grain: its smallest step; 0: none.
+        shown: how it is written.
+    """
+
+    units: int
+    last: float
+    grain: float
+    shown: Metric
+
+    @property
+    def margin(self) -> float:
+        """What counts as no harm unless the user says it."""
+        return POINTS if self.shown.name == "accuracy" else OF_TRUNK * abs(self.last)
+
+
+class Search:
+    """A search in its folder.
+
+    Attributes:
+        kinds: what pulses change, by arm.
+        given: the user's margin.
+        parts: windows that are tried first.
+        first_seed: of the first trunk.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        kinds: Mapping[str, Kind],
+        margin: float | None,
+        parts: int,
+        first_seed: int,
+    ) -> None:
+        require(parts >= 2, "parts", parts, "2 or more")
+        require(margin is None or margin > 0, "margin", margin, "above 0")
+        self.out, self.kinds, self.given, self.parts = out, kinds, margin, parts
+        self.first_seed = first_seed
+
+    # -- of what trains ----------------------------------------------------------------------
+
+    def facts_of(self, rounds: Sequence[Round]) -> Facts:
+        """What the first trunk says."""
+        raise NotImplementedError
+
+    def harm_of(self, run: Run, rounds: Sequence[Round]) -> float:
+        """The harm of a pulse that has ended; infinite if the training broke."""
+        raise NotImplementedError
+
+    def train(self, runs: Sequence[Run], ended: Callable[[Run, Any], None]) -> None:
+        """Train these runs, and call with each as it ends and its result."""
+        raise NotImplementedError
+
+    def line(self, run: Run, rounds: Sequence[Round]) -> str:
+        """What a run has given, in words."""
+        raise NotImplementedError
+
+    def kind_of(self, pulse: Pulse) -> Kind:
+        """What a pulse changes; RecordError for one of another search."""
+        if pulse.arm not in self.kinds:
+            raise RecordError(f"{self.out} has pulses of {pulse.arm!r}, too: name all pulses")
+        return self.kinds[pulse.arm]
+
+    # -- names -------------------------------------------------------------------------------
+
+    def label(self, pulse: Pulse | None) -> str:
+        """The name of a schedule in tables and figures."""
+        if pulse is None:
+            return "trunk"
+        if len(pulse.spans) > 1:
+            spans = ", ".join(f"{first}-{stop - 1}" for first, stop in pulse.spans)
+            return f"{pulse.arm} in {spans}"
+        units = f"{pulse.length} unit{'s' * (pulse.length > 1)}"
+        return f"{pulse.arm}, {units} from {pulse.first}"
+
+    def name(self, run: Run) -> str:
+        """The name of a run in the log, and of its folder."""
+        return f"{self.label(run[0])}/seed-{self.first_seed + run[1]}"
+
+    # -- the search --------------------------------------------------------------------------
+
+    def run(self, budget: Budget, jobs: int, show: Show) -> list[Round]:
+        """Search within a budget.
+
+        Args:
+            jobs: runs at a time.
+        """
+        choose = functools.partial(self._choose, budget, jobs)
+        return budgeted.search(self.out, choose, functools.partial(self._train, budget, show))
+
+    def known(self, rounds: Sequence[Round]) -> Known:
+        """What the rounds say.
+
+        Raises:
+            RecordError: they have pulses of another search.
+        """
+        facts = self.facts_of(rounds)
+        several = tuple(name for name, kind in self.kinds.items() if kind.within)
+        rules = replace(
+            rules_of(facts.units, self._parts_of(rounds) or self.parts),
+            arms=(*self.kinds,),
+            margin=self.given or facts.margin,
+            grain=facts.grain,
+            several=several,
+        )
+        harms: dict[Run, float] = {}
+        for run in ended_runs(rounds):
+            if run[0] is not None:
+                self.kind_of(run[0])
+            harms[run] = 0.0 if run[0] is None else self.harm_of(run, rounds)
+        return Known(rules, harms)
+
+    def _parts_of(self, rounds: Sequence[Round]) -> int | None:
+        """Windows of the search; None before there was time for any."""
+        return int(rounds[1].facts["parts"]) if len(rounds) > 1 else None
+
+    def _choose(
+        self, budget: Budget, jobs: int, rounds: Sequence[Round]
+    ) -> tuple[list[str], dict[str, Any]]:
+        """The next round, and what its line says of it."""
+        if not rounds:
+            count = min(jobs, LEAST, budget.runs or LEAST)
+            return self._chosen([(None, number) for number in range(count)], self.parts)
+        known, left = self.known(rounds), self._left(budget, rounds)
+        if self._parts_of(rounds) is None:
+            parts = parts_within(known.rules, left)
+            known = Known(replace(known.rules, parts=parts), known.harms)
+        return self._chosen(next_round(known, left, jobs), known.rules.parts)
+
+    def _chosen(self, runs: Sequence[Run], parts: int) -> tuple[list[str], dict[str, Any]]:
+        plain = [[p and [p.arm, [list(span) for span in p.spans]], number] for p, number in runs]
+        return [self.name(run) for run in runs], {"runs": plain, "parts": parts}
+
+    def _left(self, budget: Budget, rounds: Sequence[Round]) -> Left:
+        """What is left of the budget after some rounds."""
+        done = ended_runs(rounds)
+        runs = math.inf if budget.runs is None else budget.runs - len(done)
+        if budget.minutes is None:
+            return Left(runs=runs)
+        spent, units = seconds(rounds), self.known(rounds).cost(done)
+        return Left(max(0.0, 60 * budget.minutes - spent) * units / max(spent, 1e-9), runs)
+
+    def _train(self, budget: Budget, show: Show, chosen: Round, ended: Ended) -> None:
+        earlier = budgeted.rounds_of(self.out)[:-1]
+        runs = dict(zip(chosen.runs, runs_of(chosen), strict=True))
+        before, start = sum(len(each.runs) for each in earlier), time.monotonic()
+        spent = seconds([*earlier, chosen])
+        counter = itertools.count(before + len(chosen.results) + 1)
+
+        def over(run: Run, result: Any) -> None:
+            ended(self.name(run), result)
+            count = next(counter)
+            share = count / budget.runs if budget.runs else 0.0
+            if budget.minutes:
+                share = max(share, (spent + time.monotonic() - start) / 60 / budget.minutes)
+            show(self.line(run, budgeted.rounds_of(self.out)), share)
+
+        self.train([runs[name] for name in chosen.missing], over)
+
+    def found(self, rounds: Sequence[Round]) -> Harm:
+        """What the rounds have found, without bytes and rates."""
+        known, facts = self.known(rounds), self.facts_of(rounds)
+        minutes = seconds(rounds) / 60 / known.cost(ended_runs(rounds))
+        return Harm(known, self.kinds, facts.shown, "epoch", minutes=minutes, out=self.out)
+
+
+def rules_of(units: int, parts: int) -> Rules:
+    """Rules without arms."""
+    return Rules(units, (), 1.0, parts=parts, least=max(1, round(units / SHORTEST)))
+
+
+def runs_of(each: Round) -> list[Run]:
+    """The runs of a round, as its line in the log has them."""
+    return [
+        (p and Pulse(p[0], tuple((span[0], span[1]) for span in p[1])), number)
+        for p, number in each.facts["runs"]
+    ]
+
+
+def ended_runs(rounds: Sequence[Round]) -> list[Run]:
+    """Those that have a result."""
+    return [
+        run
+        for each in rounds
+        for name, run in zip(each.runs, runs_of(each), strict=True)
+        if name in each.results
+    ]
+
+
+def result_of(name: str, rounds: Sequence[Round]) -> Any:
+    """The result of a run that has ended."""
+    return next(each.results[name] for each in rounds if name in each.results)
+
+
+def seconds(rounds: Sequence[Round]) -> float:
+    """That the runs have taken, side by side."""
+    return sum(each.seconds for each in rounds)

@@ -1,0 +1,372 @@
+"""Searches for harm (oracles: differences of records, runs with the schedule from the start, the
+same search without a stop, a law that a function follows)."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from configs import smoke
+from runs import same_bits, same_weights
+from torch import Tensor, nn
+
+import regimes
+from regimes.errors import ConfigError, RecordError, RegimesError
+from regimes.harms import measured
+from regimes.harms.decide import Pulse
+from regimes.launch.budgeted import rounds_of
+from regimes.presets import get_grid
+from regimes.records import load_all
+
+UNITS = 4
+
+
+def points(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    x = torch.randn(count, 12, generator=torch.Generator().manual_seed(seed))
+    return x, (x[:, :3] ** 2).argmax(1)
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 3))
+
+
+def searched(out: Path, **changes: Any) -> regimes.Harm:
+    given: dict[str, Any] = {
+        "runs": 12,
+        "parts": 2,
+        "epochs": UNITS,
+        "workers": 2,
+        "batch_size": 16,
+        "optimizer": {"lr": 0.1, "schedule": "cosine"},
+    }
+    return regimes.harm(network, points(96, 0), points(64, 1), out=out, **{**given, **changes})
+
+
+def seeds(found: regimes.Harm, pulse: Pulse) -> dict[int, float]:
+    return {seed: harm for (own, seed), harm in found.known.harms.items() if own == pulse}
+
+
+# -- records ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> regimes.Harm:
+    return searched(tmp_path_factory.mktemp("search") / "whole")
+
+
+def test_harm_is_the_difference_of_two_runs(whole: regimes.Harm) -> None:
+    """Both trained by `simulate`, the one with the pulse as a policy of windows."""
+    first, second = whole.known.rules.coarse("high")
+    assert {*seeds(whole, first)} >= {0, 1, 2}
+    assert whole.out is not None
+    for pulse, windows in ((first, [[2, 4]]), (second, [[0, 2]])):
+        ends = []
+        for name, policy in (
+            ("trunk", {"name": "static", "level": "low"}),
+            ("windows", {"name": "windows", "windows": windows}),
+        ):
+            record = regimes.simulate(
+                network,
+                points(96, 0),
+                points(64, 1),
+                out=whole.out.parent / f"{name} {pulse.first}",
+                epochs=UNITS,
+                workers=2,
+                batch_size=16,
+                optimizer={"lr": 0.1, "schedule": "cosine"},
+                policy=policy,
+                seed=1,
+            )
+            ends.append((record.rows[-1]["metric"] or 0, record.epochs["bytes"].sum()))
+        assert seeds(whole, pulse)[1] == pytest.approx(100 * (ends[0][0] - ends[1][0]), abs=1e-9)
+        assert whole.saved[pulse] == pytest.approx(1 - ends[1][1] / ends[0][1])
+    (each,) = {row["metric"] for row in [run.header for run in load_all(whole.out)]}
+    assert each == "accuracy"
+    assert whole.known.rules.grain == pytest.approx(100 / 64)
+
+
+def test_a_pulse_that_changes_nothing_harms_by_exactly_nothing(tmp_path: Path) -> None:
+    found = searched(tmp_path, pulse="checkpoint_every=3")
+    for pulse in found.known.windows("checkpoint_every=3"):
+        assert {*seeds(found, pulse).values()} == {0.0}
+        assert found.saved[pulse] == 0
+
+
+def test_deletion_is_a_run_without_these_units(tmp_path: Path) -> None:
+    given = {"set": {"data.reshuffle": False}, "optimizer": {"lr": 0.1}}
+    found = searched(tmp_path / "search", pulse="deletion", **given)
+    never = regimes.simulate(
+        network,
+        points(96, 0),
+        points(64, 1),
+        out=tmp_path / "never",
+        epochs=UNITS - 2,
+        workers=2,
+        batch_size=16,
+        policy="static",
+        **given,
+    )
+    pulse = Pulse("deletion", ((2, 4),))
+    trunk = regimes.load(tmp_path / "search/trunk/seed-0")
+    expected = (trunk.rows[-1]["metric"] or 0) - (never.rows[-1]["metric"] or 0)
+    assert seeds(found, pulse)[0] == pytest.approx(100 * expected, abs=1e-9)
+    same_weights(tmp_path / "search/deletion, 2 units from 2/seed-0", never.folder)
+    assert found.schedule is None
+
+
+@pytest.mark.parametrize("stop", [1, 7, 17, 25])
+def test_a_search_that_was_killed_ends_in_the_same_bytes(
+    stop: int, whole: regimes.Harm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after so many units of training, all runs together."""
+    from regimes.training import loop
+
+    original, count = loop._unit, iter(range(stop))
+
+    def unit(*given: Any) -> Any:
+        if next(count, None) is None:
+            raise KeyboardInterrupt
+        return original(*given)
+
+    monkeypatch.setattr(loop, "_unit", unit)
+    with pytest.raises(KeyboardInterrupt):
+        searched(tmp_path / "killed")
+    monkeypatch.undo()
+    found = searched(tmp_path / "killed")
+    assert whole.out is not None
+    folders = sorted(run.folder.relative_to(whole.out) for run in load_all(whole.out))
+    assert folders == sorted(
+        run.folder.relative_to(tmp_path / "killed") for run in load_all(tmp_path / "killed")
+    )
+    for folder in folders:
+        same_bits(whole.out / folder, tmp_path / "killed" / folder)
+    assert [each.runs for each in rounds_of(whole.out)] == [
+        each.runs for each in rounds_of(tmp_path / "killed")
+    ]
+    assert found.known.harms == whole.known.harms
+    assert found.grid == whole.grid
+
+
+def test_the_study_reads_the_same_harms(whole: regimes.Harm) -> None:
+    assert whole.out is not None
+    each = measured.by_run(measured.by_unit(measured.pairs(load_all(whole.out))))
+    known = {run: harm for run, harm in whole.known.harms.items() if run[0] is not None}
+    assert len(each) == len(known)
+    assert sorted(each["harm"]) == pytest.approx(sorted(known.values()))
+
+
+def test_a_larger_budget_goes_on(tmp_path: Path) -> None:
+    few = searched(tmp_path, runs=7)
+    before = {run.folder: run.rows for run in load_all(tmp_path)}
+    more = searched(tmp_path, runs=11)
+    assert few.known.harms.items() < more.known.harms.items()
+    assert len(more.known.harms) <= 11
+    after = {run.folder: run.rows for run in load_all(tmp_path)}
+    assert all(after[folder] == rows for folder, rows in before.items())
+
+
+def test_spans_in_one_run_are_the_windows_of_the_schedule(tmp_path: Path) -> None:
+    """A margin that nothing reaches makes all windows safe, so that they are tried together."""
+    found = searched(tmp_path / "search", margin=1000.0, runs=40, parts=2)
+    both = found.known.best("high")
+    assert both == Pulse("high", ((0, UNITS),))
+    assert found.schedule is not None
+    record = regimes.simulate(
+        network,
+        points(96, 0),
+        points(64, 1),
+        out=tmp_path / "schedule",
+        epochs=UNITS,
+        workers=2,
+        batch_size=16,
+        optimizer={"lr": 0.1, "schedule": "cosine"},
+        policy=found.schedule,
+    )
+    trunk = regimes.load(tmp_path / "search/trunk/seed-0")
+    expected = 100 * ((trunk.rows[-1]["metric"] or 0) - (record.rows[-1]["metric"] or 0))
+    assert seeds(found, both)[0] == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_training_that_breaks_is_harm_without_end(tmp_path: Path) -> None:
+    found = searched(tmp_path, pulse="optimizer.lr=1e30", runs=30)
+    calls = [found.known.of(pulse) for pulse in found.known.windows("optimizer.lr=1e30")]
+    assert {call.call for call in calls} == {"harmful"}
+    assert {call.harm for call in calls} == {math.inf}
+    assert "the training breaks: a loss is not finite" in str(found)
+    again = searched(tmp_path, pulse="optimizer.lr=1e30", runs=30)
+    assert str(again) == str(found)
+
+
+def test_another_search_is_refused(whole: regimes.Harm) -> None:
+    assert whole.out is not None
+    with pytest.raises(RecordError):
+        searched(whole.out, optimizer={"lr": 0.2})
+    with pytest.raises(RecordError, match="has pulses of 'high', too"):
+        searched(whole.out, pulse="dense", runs=100)
+
+
+# -- schedules -------------------------------------------------------------------------------
+
+
+def test_the_grid_has_the_schedule_and_controls_at_its_bytes(tmp_path: Path) -> None:
+    config = smoke("optimizer.decay_epochs=[]", "optimizer.schedule=cosine", "levels.low=8")
+    found = regimes.harm(config, runs=9, parts=2, margin=1e6, out=tmp_path / "search")
+    found.save()
+    grid = get_grid(str(tmp_path / "search/harm.toml"))
+    assert {*grid} == {"trunk", "from harm", "one level", "rate ladder"}
+    sent = {}
+    for name, cell in grid.items():
+        record = regimes.run(cell, tmp_path / name)
+        sent[name] = float(record.epochs["bytes"].sum())
+    assert grid["from harm"].policy == found.schedule
+    for name, share in found.controls["high"].bytes.items():
+        assert sent[name] / sent["trunk"] == pytest.approx(share, rel=1e-6), name
+    near = [abs(sent[name] - sent["from harm"]) for name in ("one level", "rate ladder")]
+    assert max(near) <= 0.5 * (sent["trunk"] - sent["from harm"])
+    level = grid["one level"].levels["one"]
+    assert 1 < level < 8
+
+
+OTHERS: dict[str, tuple[dict[str, Any], str]] = {
+    "period": ({"pulse": "period=2"}, "sync_policy"),
+    "batch": ({"pulse": "batch=2"}, "batch_policy"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_longer_periods_and_larger_batches_make_schedules_too(name: str, tmp_path: Path) -> None:
+    """What a run under the schedule sends is what the search says."""
+    changes, field = OTHERS[name]
+    found = searched(tmp_path / "search", margin=1000.0, runs=12, **changes)
+    grid_text = tmp_path / "own.toml"
+    grid_text.write_text(found.grid)
+    grid = get_grid(str(grid_text))
+    cell = grid["from harm"]
+    best = found.known.best(found.known.rules.arms[0])
+    assert best is not None
+    record = regimes.simulate(
+        network,
+        points(96, 0),
+        points(64, 1),
+        out=tmp_path / "schedule",
+        epochs=UNITS,
+        workers=2,
+        batch_size=16,
+        optimizer={"lr": 0.1, "schedule": "cosine"},
+        policy="static",
+        set={
+            field: getattr(cell, field),
+            f"{field[:-7]}_levels": getattr(cell, f"{field[:-7]}_levels"),
+        },
+    )
+    trunk = regimes.load(tmp_path / "search/trunk/seed-0")
+    saved = 1 - record.epochs["bytes"].sum() / trunk.epochs["bytes"].sum()
+    assert saved == pytest.approx(found.saved[best], rel=0.02)
+
+
+def test_groups_of_layers_are_tried_by_themselves(tmp_path: Path) -> None:
+    found = searched(tmp_path, groups=["0.*", "2.*"], margin=1000.0, runs=15)
+    assert found.known.rules.arms == ("high in 0.*", "high in 2.*")
+    run = regimes.load(tmp_path / "high in 0.*, 2 units from 2/seed-0")
+    levels = dict(
+        zip(
+            [layer["name"] for layer in run.header["layers"]],
+            run.rows[2]["layers"]["level"],
+            strict=True,
+        )
+    )
+    assert (levels["0.weight"], levels["2.weight"]) == ("high", "low")
+    assert found.schedule is not None
+    assert found.schedule["name"] == "by-layer"
+
+
+# -- a function ------------------------------------------------------------------------------
+
+
+def law(pulse: Pulse | None, seed: int) -> float:
+    """A loss that pulses of the first half raise by 0.2 a unit."""
+    harmed = (
+        sum(unit < 6 for first, stop in pulse.spans for unit in range(first, stop)) if pulse else 0
+    )
+    random = np.random.default_rng([seed, harmed, *(sum(pulse.spans, ()) if pulse else ())])
+    return 1.0 + 0.2 * harmed + 0.001 * float(random.standard_normal()) + 0.1 * seed
+
+
+def test_a_function_that_trains_is_searched_alike(tmp_path: Path) -> None:
+    found = regimes.harm(law, units=12, runs=200, out=tmp_path, margin=0.05)
+    table = found.table.set_index(["first", "last"])["call"].to_dict()
+    harmful = [(0, 2), (3, 3), (4, 4), (5, 5)]  # halved beside what is safe
+    assert table == {**dict.fromkeys(harmful, "harmful"), (6, 8): "safe", (9, 11): "safe"}
+    assert found.schedule == {
+        "name": "windows",
+        "windows": [[6, 12]],
+        "inside": "high",
+        "outside": "low",
+    }
+    text = str(found)
+    assert "epochs 6-8   safe        harm < 0.0500 loss (95 %)" in text
+    calls: list[Any] = []
+
+    def counted(pulse: Pulse | None, seed: int) -> float:
+        calls.append(pulse)
+        return law(pulse, seed)
+
+    assert str(regimes.harm(counted, units=12, runs=200, out=tmp_path, margin=0.05)) == text
+    assert not calls, "all results are in the log"
+
+
+def test_an_accuracy_falls_where_a_pulse_harms(tmp_path: Path) -> None:
+    found = regimes.harm(
+        lambda pulse, seed: 1.2 - 0.4 * law(pulse, 0),
+        units=12,
+        runs=60,
+        out=tmp_path,
+        metric="accuracy",
+    )
+    assert found.known.rules.margin == 1.0
+    first = found.known.of(found.known.windows("high")[0])
+    assert first.harm == pytest.approx(100 * 0.4 * 0.6, abs=0.5)
+
+
+# -- what is refused -------------------------------------------------------------------------
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "word": ({"pulse": "hihg"}, "did you mean 'high'"),
+    "own level": ({"pulse": "low"}, "another level than the trunk's, low"),
+    "twice": ({"pulse": ["high", "high"]}, "each once"),
+    "no pulse": ({"pulse": []}, "a level, or one of"),
+    "field": ({"pulse": "optimizer.lrr=1"}, "optimizer.lrr"),
+    "period": ({"pulse": "period=1"}, "a whole number above 1"),
+    "group": ({"pulse": "deletion", "groups": ["0.*"]}, "a level with groups"),
+    "minutes": ({"minutes": 0.0, "runs": None}, "above 0"),
+    "margin": ({"margin": 0.0}, "above 0"),
+    "parts": ({"parts": 1}, "2 or more"),
+    "jobs": ({"jobs": 0}, "at least 1"),
+    "argument": ({"epoch": 3}, "no argument of a training. did you mean 'epochs'"),
+    "seed": ({"pulse": "seed=3"}, "seed"),
+    "epochs": ({"epochs": 1}, "two units or more"),
+    "unsent": ({"jobs": 2, "loss": lambda a, b: a.sum()}, "cannot be sent to another process"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_searched_is_one_sentence(name: str, tmp_path: Path) -> None:
+    changes, why = WRONG[name]
+    with pytest.raises(RegimesError, match=why) as caught:
+        searched(tmp_path / "search", **changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_data_are_of_a_model_and_arguments_of_its_training(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="epochs: expected none beside 'smoke'"):
+        regimes.harm("smoke", out=tmp_path, epochs=3)
+    with pytest.raises(ConfigError, match="expected both, beside a model"):
+        regimes.harm(network, out=tmp_path)
+    with pytest.raises(ConfigError, match="is less mine better"):
+        regimes.harm(law, units=12, metric="mine", out=tmp_path)
+    with pytest.raises(ConfigError, match="the function returned 'x', expected a number"):
+        regimes.harm(lambda pulse, seed: "x", units=12, out=tmp_path)

@@ -8,9 +8,7 @@ from typing import Annotated
 import tyro
 
 from regimes.cli.app import Settings, app, configuration
-from regimes.collectives.launcher import launched
 from regimes.console import stdout
-from regimes.errors import require
 
 
 @app.command
@@ -51,7 +49,6 @@ def harm(
     from regimes.console.progress import spending
     from regimes.harms.harm import harm as search
 
-    require(launched().count == 1, "--jobs", jobs, "no launcher: the runs are shared out by --jobs")
     config = configuration(preset, set)
     stem = Path(preset).stem if preset.endswith(".toml") else preset
     folder = out or Path("runs", "harm", stem)

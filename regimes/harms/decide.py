@@ -27,6 +27,7 @@ import numpy as np
 from regimes.statistics import LEAST
 
 Call = Literal["safe", "harmful", "open"]
+WORDS: dict[Call, str] = {"safe": "safe", "harmful": "harmful", "open": "unresolved"}
 MOST_SEEDS = 200  # more are not proposed
 SHARE = 0.25  # of the budget that is left, which the pulses of one round may take
 

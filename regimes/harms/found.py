@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regimes.errors import ConfigError
-from regimes.harms.decide import Call, Known, Pulse, Verdict
+from regimes.harms.decide import WORDS, Known, Pulse, Verdict
 from regimes.harms.kinds import Kind
 from regimes.plotting.looks import Metric
 from regimes.statistics import LEAST
@@ -18,22 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-WORDS: dict[Call, str] = {"safe": "safe", "harmful": "harmful", "open": "unresolved"}
-
-
-@dataclass(frozen=True)
-class Controls:
-    """Schedules that send about as many bytes as one from harm.
-
-    Attributes:
-        policies: tables by name, that of the trunk included.
-        levels: further levels that they name.
-        bytes: of each, as a share of those of the trunk.
-    """
-
-    policies: Mapping[str, dict[str, Any]]
-    levels: Mapping[str, Any]
-    bytes: Mapping[str, float]
+    from regimes.harms.schedule import Controls
 
 
 @dataclass(frozen=True, repr=False)
@@ -121,7 +106,8 @@ class Harm:
         """Harm of each phase with its interval, and the learning rate; one column wide."""
         from regimes.harms.drawn import figure
 
-        return figure(self)
+        texts = {arm: self.kinds[arm].text for arm in self.known.rules.arms}
+        return figure(self.known, texts, self.shown, self.unit, self.rates)
 
     def save(self) -> list[Path]:
         """Write ``harm.png``, ``.svg`` and ``.csv`` into the folder, and ``harm.toml`` if there is

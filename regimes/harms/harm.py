@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regimes.collectives.launcher import launched
 from regimes.config import RunConfig, load_toml, override_fields
 from regimes.config.arguments import checked
 from regimes.errors import ConfigError, require
@@ -76,6 +77,7 @@ def harm(
         RecordError: the folder holds another search.
         TrainingError: a trunk broke, or a process was killed; what is finished is kept.
     """
+    require(launched().count == 1, "harm", "under a launcher", "one process, which starts the runs")
     words = [pulse] if isinstance(pulse, str) else [*pulse]
     budget = Budget(10.0 if minutes is None and runs is None else minutes, runs)
     show, out = show or _silent, record_folder(out)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from regimes.config import DENSE, RunConfig, to_dict
@@ -22,13 +22,28 @@ from regimes.policies.history import PastEpoch
 from regimes.records import OWN, Record
 
 if TYPE_CHECKING:
-    from regimes.harms.found import Controls, Harm
+    from regimes.harms.found import Harm
     from regimes.harms.kinds import Kind
 
 STEPS = 40  # of a bisection between two percentages
 SEEDS = 3  # of the grid
 ONE, LADDER, FROM_HARM = "one level", "rate ladder", "from harm"
 LEVELS = {"policy": "levels", "sync_policy": "sync_levels", "batch_policy": "batch_levels"}
+
+
+@dataclass(frozen=True)
+class Controls:
+    """Schedules that send about as many bytes as one from harm.
+
+    Attributes:
+        policies: tables by name, that of the trunk included.
+        levels: further levels that they name.
+        bytes: of each, as a share of those of the trunk.
+    """
+
+    policies: Mapping[str, dict[str, Any]]
+    levels: Mapping[str, Any]
+    bytes: Mapping[str, float]
 
 
 def controls_of(found: Harm, trunk: Record) -> dict[str, Controls]:
@@ -45,8 +60,6 @@ def controls_of(found: Harm, trunk: Record) -> dict[str, Controls]:
 def _controls(
     kind: Kind, trunk: Record, spans: Sequence[tuple[int, int]], units: int, target: float
 ) -> Controls:
-    from regimes.harms.found import Controls
-
     assert kind.within is not None
     field, inside, outside = kind.within
     rule = kind.schedule(spans)

@@ -207,4 +207,4 @@ def test_calls_are_as_often_wrong_as_looking_again_makes_them() -> None:
         while len(values) < 12 and verdict(values, 1.0).call == "open":
             values.append(float(random.normal(1.0, 1.0)))
         wrong += verdict(values, 1.0).call == "safe"
-    assert stats.binomtest(wrong, 300, 0.07).pvalue > 0.01
+    assert 0.025 < wrong / 300 < 0.15

@@ -163,15 +163,29 @@ class ObjectLoss:
         return self.criterion(model(x), y)
 
 
+def own_task(
+    model: Any, train: Any, test: Any, loss: Any, metric: Any, loss_weight: Any
+) -> ObjectTask:
+    """The task of what a user has passed.
+
+    Raises:
+        ConfigError: a loss, metric or weight that is none.
+        DataError: data that are none.
+    """
+    for what, given in (("loss", loss), ("metric", metric)):
+        expected = "a function of the model's output and the targets"
+        require(given is None or callable(given), what, given, expected)
+    known = loss_weight in (None, "samples", "sum") or callable(loss_weight)
+    expected = '"samples", "sum" or a function of the targets'
+    require(known, "loss_weight", loss_weight, expected)
+    return ObjectTask(model, train, test, loss, metric, loss_weight)
+
+
 class ObjectTask:
     """A user's model, data, loss and metric.
 
     Attributes:
         outputs: the last dimension of the model's output.
-
-    Raises:
-        ConfigError: a loss, metric or weight that is none.
-        DataError: data that are none.
     """
 
     splits = True
@@ -185,12 +199,6 @@ class ObjectTask:
         metric: Metric | None = None,
         loss_weight: LossWeight | None = None,
     ) -> None:
-        for what, given in (("loss", loss), ("metric", metric)):
-            expected = "a function of the model's output and the targets"
-            require(given is None or callable(given), what, given, expected)
-        known = loss_weight in (None, "samples", "sum") or callable(loss_weight)
-        expected = '"samples", "sum" or a function of the targets'
-        require(known, "loss_weight", loss_weight, expected)
         self.model = model
         self.train, self.test = Samples(train, "train_data"), Samples(test, "test_data")
         self.size, self.outputs = self.train.count, 1

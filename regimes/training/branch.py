@@ -10,7 +10,7 @@ from torch import nn
 
 from regimes.config import BranchConfig
 from regimes.config.arguments import checked
-from regimes.data.objects import Loss, LossWeight, Metric, ObjectTask
+from regimes.data.objects import Loss, LossWeight, Metric, own_task
 from regimes.errors import ConfigError
 from regimes.job.reporters import Reporter
 from regimes.records import OWN, Record
@@ -74,7 +74,7 @@ def branch(
                 "as you did there"
             )
         called(model)
-        task = ObjectTask(model, train_data, test_data, loss, metric, loss_weight)
+        task = own_task(model, train_data, test_data, loss, metric, loss_weight)
     elif any(x is not None for x in (model, train_data, test_data, loss, metric, loss_weight)):
         raise ConfigError(
             f"{folder} was trained on {config.data.name}: model and data are those that its "

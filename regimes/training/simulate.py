@@ -17,7 +17,7 @@ from regimes.config import DataConfig, Level, ModelConfig, OptimizerConfig, Regi
 from regimes.config.arguments import checked
 from regimes.config.registry import required_arguments
 from regimes.config.toml import override_fields
-from regimes.data.objects import Loss, LossWeight, Metric, ObjectTask
+from regimes.data.objects import Loss, LossWeight, Metric, ObjectTask, own_task
 from regimes.errors import ConfigError, nearest, unexpected
 from regimes.job.reporters import Reporter
 from regimes.records import OWN, Record
@@ -151,7 +151,7 @@ def own_training(
     )
     config = override_fields(config, dict(own.set or {}))
     PlugIns.of(config)  # refuses what does not go with a model and data of the user's own
-    made = ObjectTask(model, train_data, test_data, own.loss, own.metric, own.loss_weight)
+    made = own_task(model, train_data, test_data, own.loss, own.metric, own.loss_weight)
     return config, made
 
 

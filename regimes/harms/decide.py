@@ -6,7 +6,8 @@ of the trunk, by seed. A run is divided into windows, one pulse for each:
 1. coarse: ``parts`` windows of about equal length, ``LEAST`` seeds each;
 2. a harmful window is halved where it borders on a safe one (between the last safe and the first
    harmful unit), else, if none is safe, the one with the least harm per unit;
-3. an open window gets more seeds where they can decide within the budget;
+3. an open window gets more seeds where they can decide within the budget, and is halved where they
+   cannot: half of it may be far from the margin;
 4. the safe windows are tried together, because harms of several pulses need not add up.
 
 A window is *safe* if the upper end of the 95 % interval of its harm is below the margin, *harmful*
@@ -202,7 +203,11 @@ class Known:
         return windows
 
     def _to_halve(self, windows: Sequence[Pulse]) -> int | None:
-        """The place of the next window to halve."""
+        """The place of the next window to halve; one whose halves were tried is."""
+        tried = {pulse for pulse, _ in self.harms}
+        begun = (i for i, window in enumerate(windows) if tried & {*self.rules.halves(window)})
+        if (place := next(begun, None)) is not None:
+            return place
         found = [self.of(pulse) for pulse in windows]
         calls = [each.call for each in found]
         harmful = [
@@ -339,17 +344,19 @@ def _actions(known: Known, left: Left) -> list[list[Run]]:
     rated: list[tuple[float, list[Run]]] = []
     for arm in known.rules.arms:
         windows = known.windows(arm)
-        both = known.together(arm)
-        for pulse in [*windows, *([both] if both else [])]:
+        together = known.together(arm)
+        for pulse in [*windows, *([together] if together else [])]:
             found = known.of(pulse)
             if found.call != "open":
                 continue
             needed = found.needed if found.n >= LEAST else LEAST
-            if needed is None:
-                continue
-            whole = known.missing(pulse, needed)
-            if known.cost(whole) > left.units or len(whole) > left.runs:
-                continue  # they could not decide
-            more = max(LEAST, found.n + math.ceil((needed - found.n) / 2))
-            rated.append((known.cost(whole) / pulse.length, known.missing(pulse, more)))
+            whole = known.missing(pulse, needed or MOST_SEEDS)
+            if needed and known.cost(whole) <= left.units and len(whole) <= left.runs:
+                more = max(LEAST, found.n + math.ceil((needed - found.n) / 2))
+                rated.append((known.cost(whole) / pulse.length, known.missing(pulse, more)))
+            elif pulse in windows and (halves := known.rules.halves(pulse)):
+                both = (known.missing(half, LEAST) for half in halves)
+                runs = [*dict.fromkeys(itertools.chain.from_iterable(both))]
+                # a half may stay open, so the units of both count for one
+                rated.append((2 * known.cost(runs) / pulse.length, runs))
     return [runs for _, runs in sorted(rated, key=lambda action: action[0])]

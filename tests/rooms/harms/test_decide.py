@@ -163,6 +163,22 @@ def test_seeds_are_added_where_they_decide_and_the_rest_is_open() -> None:
     assert calls(known)[3, 6] == "safe"
 
 
+def test_an_open_window_that_no_seeds_can_decide_is_halved() -> None:
+    """Of spread 1 and a mean of 0.1 below the margin: some 400 seeds would decide."""
+    rules = Rules(8, ("high",), 0.5, parts=2)
+    wide, safe = rules.coarse("high")
+    harms: dict[Run, float] = {(None, seed): 0.0 for seed in range(3)}
+    harms |= {(wide, seed): 0.4 + spread for seed, spread in enumerate((-1.0, 0.0, 1.0))}
+    harms |= {(safe, seed): 0.01 * seed for seed in range(3)}
+    runs = next_round(Known(rules, harms), Left(units=100.0), slots=100)
+    halves = rules.halves(wide)
+    assert runs == [(half, seed) for half in halves for seed in range(3)]
+    known = Known(rules, harms | dict.fromkeys(runs, 0.0))
+    assert known.windows("high") == [*halves, safe]
+    assert known.together("high") == Pulse("high", ((0, 8),))
+    assert next_round(Known(rules, harms), Left(units=30.0)) == [], "too few for six runs"
+
+
 @pytest.mark.parametrize("units", [0.0, 4.0, 12.0, 30.0, 100.0, 400.0])
 def test_a_budget_is_kept(units: float) -> None:
     world = World([0.3] * 12, spread=1.0)

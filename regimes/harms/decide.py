@@ -222,27 +222,24 @@ class Known:
             return min(harmful, key=lambda i: found[i].harm / windows[i].length)
         return None
 
-    def together(self, arm: str) -> Pulse | None:
-        """All safe windows of an arm as one pulse, without those whose harm is largest while it is
-        harmful; None unless they are several, or while some windows are too new."""
+    def unions(self, arm: str) -> list[Pulse]:
+        """All safe windows of an arm as one pulse, then without the one of the largest harm per
+        unit, and so on; of two windows or more."""
         safe = [pulse for pulse in self.windows(arm) if self.of(pulse).call == "safe"]
+        found = []
         while len(safe) > 1:
             spans = joined([pulse.spans[0] for pulse in safe])
-            both = Pulse(arm, spans)
-            if len(spans) > 1 and arm not in self.rules.several:
-                return None
-            if self.of(both).call != "harmful":
-                return both
-            worst = max(safe, key=lambda pulse: self.of(pulse).harm / pulse.length)
-            safe = [pulse for pulse in safe if pulse != worst]
-        return None
+            if len(spans) == 1 or arm in self.rules.several:
+                found.append(Pulse(arm, spans))
+            safe.remove(max(safe, key=lambda pulse: self.of(pulse).harm / pulse.length))
+        return found
 
     def best(self, arm: str) -> Pulse | None:
-        """The pulse of the most units that was shown to be safe as a whole."""
-        both = self.together(arm)
-        tried = [*self.windows(arm), *([both] if both else [])]
+        """The pulse of the most units that was shown to be safe as a whole; of several, the one
+        whose harm is least for sure."""
+        tried = [*self.windows(arm), *self.unions(arm)]
         safe = [pulse for pulse in tried if self.of(pulse).call == "safe"]
-        return max(safe, key=lambda pulse: pulse.length, default=None)
+        return max(safe, key=lambda each: (each.length, -self.of(each).high), default=None)
 
     def cost(self, runs: Sequence[Run]) -> float:
         """The units that training these runs takes."""
@@ -343,20 +340,33 @@ def _actions(known: Known, left: Left) -> list[list[Run]]:
     for its cost."""
     rated: list[tuple[float, list[Run]]] = []
     for arm in known.rules.arms:
-        windows = known.windows(arm)
-        together = known.together(arm)
-        for pulse in [*windows, *([together] if together else [])]:
-            found = known.of(pulse)
-            if found.call != "open":
+        for pulse in known.windows(arm):
+            if known.of(pulse).call != "open":
                 continue
-            needed = found.needed if found.n >= LEAST else LEAST
-            whole = known.missing(pulse, needed or MOST_SEEDS)
-            if needed and known.cost(whole) <= left.units and len(whole) <= left.runs:
-                more = max(LEAST, found.n + math.ceil((needed - found.n) / 2))
-                rated.append((known.cost(whole) / pulse.length, known.missing(pulse, more)))
-            elif pulse in windows and (halves := known.rules.halves(pulse)):
+            if (runs := _deciding(known, pulse, left)) is not None:
+                rated.append(runs)
+            elif halves := known.rules.halves(pulse):
                 both = (known.missing(half, LEAST) for half in halves)
-                runs = [*dict.fromkeys(itertools.chain.from_iterable(both))]
+                each = [*dict.fromkeys(itertools.chain.from_iterable(both))]
                 # a half may stay open, so the units of both count for one
-                rated.append((2 * known.cost(runs) / pulse.length, runs))
+                rated.append((2 * known.cost(each) / pulse.length, each))
+        for union in known.unions(arm):
+            call = known.of(union).call
+            runs = _deciding(known, union, left) if call == "open" else None
+            if runs is not None:
+                rated.append(runs)
+            if call == "safe" or runs is not None:  # else without its worst window
+                break
     return [runs for _, runs in sorted(rated, key=lambda action: action[0])]
+
+
+def _deciding(known: Known, pulse: Pulse, left: Left) -> tuple[float, list[Run]] | None:
+    """The next runs of an open pulse, and the cost of all that it needs for each of its units;
+    None where the budget has no room for these."""
+    found = known.of(pulse)
+    needed = found.needed if found.n >= LEAST else LEAST
+    whole = known.missing(pulse, needed or MOST_SEEDS)
+    if needed is None or known.cost(whole) > left.units or len(whole) > left.runs:
+        return None
+    more = max(LEAST, found.n + math.ceil((needed - found.n) / 2))
+    return known.cost(whole) / pulse.length, known.missing(pulse, more)

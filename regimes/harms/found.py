@@ -192,11 +192,11 @@ class Harm:
         share = self.saved.get(best)
         if share is not None and abs(share) >= 0.005:
             words += f" saves {share:.0%} of the bytes" if share > 0 else " saves no bytes"
-        together = self.known.together(arm)
-        if together is not None and together != best:
-            harm = self.known.of(together)
-            tried = f"{self._interval(harm)}" if harm.n else "not tried"
-            words += f"; all safe phases together: {tried}"
-        elif together == best:
+        every = next(iter(self.known.unions(arm)), None)
+        if best in self.known.unions(arm):
             words += f" (tried as a whole: {self._interval(found)})"
+        if every is not None and every != best:
+            harm = self.known.of(every)
+            tried = self._interval(harm) if harm.n else "not tried"
+            words += f"; all safe phases together: {tried}"
         return words

@@ -145,6 +145,25 @@ def test_safe_windows_whose_harms_add_up_to_more_than_the_margin() -> None:
     assert best.length == 2
 
 
+def test_safe_windows_that_are_undecided_together_are_tried_without_the_worst() -> None:
+    rules = Rules(9, ("high",), 1.0, parts=3, least=3, several=("high",))
+    harms: dict[Run, float] = {(None, seed): 0.0 for seed in range(3)}
+    means = dict(zip(rules.coarse("high"), (0.1, 0.6, 0.2), strict=True))
+    harms |= {(p, seed): mean + 0.01 * seed for p, mean in means.items() for seed in range(3)}
+    every, first = Pulse("high", ((0, 9),)), Pulse("high", ((0, 3), (6, 9)))
+    known = Known(rules, harms)
+    assert known.unions("high") == [every, first]
+    assert next_round(known, Left()) == [(every, seed) for seed in range(3)]
+    undecided = Known(rules, harms | {(every, s): 0.9 + x for s, x in enumerate((-1.0, 0.0, 1.0))})
+    assert next_round(undecided, Left(units=60.0)) == [(first, seed) for seed in range(3)]
+    best = undecided.best("high")
+    assert best == rules.coarse("high")[0]
+    more = {(first, seed): 0.3 + 0.01 * seed for seed in range(3)}
+    done = Known(rules, {**undecided.harms, **more})
+    assert done.best("high") == first
+    assert next_round(done, Left(units=60.0)) == []
+
+
 def test_seeds_are_added_where_they_decide_and_the_rest_is_open() -> None:
     """Of windows of one harm, half of the margin, and of one spread: within 200 units the late one
     can be decided, whose runs are shorter."""
@@ -175,7 +194,7 @@ def test_an_open_window_that_no_seeds_can_decide_is_halved() -> None:
     assert runs == [(half, seed) for half in halves for seed in range(3)]
     known = Known(rules, harms | dict.fromkeys(runs, 0.0))
     assert known.windows("high") == [*halves, safe]
-    assert known.together("high") == Pulse("high", ((0, 8),))
+    assert known.unions("high")[0] == Pulse("high", ((0, 8),))
     assert next_round(Known(rules, harms), Left(units=30.0)) == [], "too few for six runs"
 
 

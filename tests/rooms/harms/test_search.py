@@ -151,6 +151,17 @@ def test_a_search_that_was_killed_ends_in_the_same_bytes(
     assert found.grid == whole.grid
 
 
+def test_runs_side_by_side_have_the_bytes_of_runs_in_turn(
+    whole: regimes.Harm, tmp_path: Path
+) -> None:
+    """Model and data are sent to two processes, which stay from round to round."""
+    found = searched(tmp_path, jobs=2)
+    assert whole.out is not None
+    assert found.known.harms.items() >= whole.known.harms.items()
+    for run in load_all(whole.out):
+        same_bits(run.folder, tmp_path / run.folder.relative_to(whole.out))
+
+
 def test_the_study_reads_the_same_harms(whole: regimes.Harm) -> None:
     assert whole.out is not None
     each = measured.by_run(measured.by_unit(measured.pairs(load_all(whole.out))))

@@ -64,6 +64,7 @@ def _harms(ax: Axes, known: Known, arm: str) -> None:
         verdict, ((first, stop),) = known.of(pulse), pulse.spans
         colour, middle = COLOURS[verdict.call], (first + stop - 1) / 2
         ax.axvspan(first - 0.5, stop - 0.5, color=colour, alpha=0.12, linewidth=0)
+        ax.axvline(stop - 0.5, color="white", linewidth=1.5)
         if not math.isfinite(verdict.harm):
             text = "breaks" if verdict.n else "?"
             ax.text(middle, margin, text, ha="center", color=colour, fontsize=7)

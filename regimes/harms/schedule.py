@@ -178,7 +178,7 @@ def grid_toml(found: Harm, trunk: RunConfig, used: int) -> str:
     import tomli_w
 
     own = trunk.data.name == OWN
-    base = to_dict(replace(trunk, name="run", seed=0, checkpoint_keep=None))
+    base = _changed(to_dict(replace(trunk, name="run", seed=0, checkpoint_keep=None)))
     schedules: dict[str, Any] = {}
     for arm, controls in found.controls.items():
         kind = found.kinds[arm]
@@ -205,3 +205,16 @@ def grid_toml(found: Harm, trunk: RunConfig, used: int) -> str:
         lines.append("# regimes ablate FILE")
     plain = tomli_w.dumps({"seeds": seeds, "base": base, "schedules": schedules})
     return "\n".join([*lines, "", plain])
+
+
+def _changed(config: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a configuration that have another value than by default."""
+    usual, kept = to_dict(RunConfig()), {}
+    for key, value in config.items():
+        if key in ("data", "model", "optimizer", "outer"):
+            value = {k: v for k, v in value.items() if v != usual[key].get(k)}
+            if value:
+                kept[key] = value
+        elif value != usual.get(key):
+            kept[key] = value
+    return kept

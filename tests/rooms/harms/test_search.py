@@ -4,6 +4,7 @@ same search without a stop, a law that a function follows)."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from regimes.harms import measured
 from regimes.harms.decide import Pulse
 from regimes.launch.budgeted import rounds_of
 from regimes.presets import get_grid
+from regimes.presets.own import read_seeds
 from regimes.records import load_all
 
 UNITS = 4
@@ -229,6 +231,9 @@ def test_the_grid_has_the_schedule_and_controls_at_its_bytes(tmp_path: Path) -> 
     found.save()
     grid = get_grid(str(tmp_path / "search/harm.toml"))
     assert {*grid} == {"trunk", "from harm", "one level", "rate ladder"}
+    expected = replace(config, name="trunk", seed=0, policy={"name": "static", "level": "low"})
+    assert grid["trunk"] == expected
+    assert read_seeds(str(tmp_path / "search/harm.toml")) == [3, 4, 5]
     sent = {}
     for name, cell in grid.items():
         record = regimes.run(cell, tmp_path / name)

@@ -17,6 +17,7 @@ after each seed, so that calls are wrong more often than those of a single inter
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -110,9 +111,14 @@ def verdict(harms: Sequence[float], margin: float, grain: float = 0.0) -> Verdic
 
 def half_width(spread: float, n: int) -> float:
     """Half of the 95 % t interval of a mean of ``n`` values."""
+    return _quantile(n - 1) * spread / math.sqrt(n)
+
+
+@functools.cache
+def _quantile(freedom: int) -> float:
     from scipy.stats import t
 
-    return float(t.ppf(0.975, n - 1)) * spread / math.sqrt(n)
+    return float(t.ppf(0.975, freedom))
 
 
 def seeds_needed(mean: float, spread: float, margin: float, n: int = 0) -> int | None:

@@ -1,0 +1,323 @@
+"""The law of harm (oracles: closed forms, scipy, a quadratic)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy import linalg, optimize, stats
+
+from regimes.errors import RecordError
+from regimes.harm import law
+from regimes.statistics import t_interval
+
+Floats = NDArray[np.float64]
+RATES = (1.0, 1.0, 0.86, 0.32, 0.19)  # of five pulses of each trunk
+
+
+def pulses(
+    trunks: int, exponent: float, noise: float, floor: float = 0.0, seed: int = 0
+) -> tuple[list[float], list[float], list[str]]:
+    """Harms by the law, with errors that are factors (``noise``) and sums (``floor``)."""
+    rng = np.random.default_rng(seed)
+    harms, rates, names = [], [], []
+    for trunk in range(trunks):
+        level = 0.2 * math.exp(0.3 * rng.normal())
+        for rate in RATES:
+            factor, more = math.exp(noise * rng.normal()), floor * rng.normal()
+            harms.append(level * rate**exponent * factor + more)
+            rates.append(rate)
+            names.append(f"trunk {trunk}")
+    return harms, rates, names
+
+
+# -- fit -------------------------------------------------------------------------------------
+
+
+@given(st.floats(-2, 5), st.floats(0.01, 10), st.floats(0.01, 10))
+def test_harms_that_obey_the_law_give_it_back(p: float, one: float, other: float) -> None:
+    harms = [level * rate**p for level in (one, other) for rate in RATES]
+    for method in ("log", "harm"):
+        found = law.fit(harms, RATES * 2, ["a"] * 5 + ["b"] * 5, method=method)
+        assert found.exponent.value == pytest.approx(p, abs=1e-5)
+        assert found.levels == pytest.approx({"a": one, "b": other}, rel=1e-4)
+        told = found.of_pulses([0.5, 0.1], "b")
+        assert told == pytest.approx([other * 0.5**p, other * 0.1**p], rel=1e-3)
+
+
+def test_one_trunk_is_a_regression_with_its_t_interval() -> None:
+    harms, rates, names = pulses(1, 1.7, 0.3)
+    line = stats.linregress(np.log(rates), np.log(harms))
+    half = stats.t.ppf(0.975, 3) * line.stderr
+    found = law.fit(harms, rates, names)
+    assert (found.exponent.over, found.exponent.n, found.spread) == ("pulses", 5, 0)
+    assert found.exponent.value == pytest.approx(line.slope)
+    assert [found.exponent.low, found.exponent.high] == pytest.approx(
+        [line.slope - half, line.slope + half]
+    )
+    assert found.level == pytest.approx(math.exp(line.intercept))
+
+
+def test_a_balanced_mixed_model_is_an_analysis_of_variance() -> None:
+    """With the same rates in all trunks restricted maximum likelihood is the method of moments, the
+    exponent is the mean of the trunks' own, and the jackknife is their t interval."""
+    harms, rates, names = pulses(6, 1.7, 0.2)
+    y = np.log(harms).reshape(6, 5)
+    x = np.log(RATES) - np.log(RATES).mean()
+    slopes = y @ x / (x @ x)
+    rest = y - y.mean(1, keepdims=True) - slopes.mean() * x
+    within = (rest**2).sum() / (30 - 6 - 1)
+    between = 5 * y.mean(1).var(ddof=1)
+    found = law.fit(harms, rates, names)
+    mean, low, high = t_interval(slopes.tolist())
+    assert found.exponent.value == pytest.approx(mean)
+    assert (found.exponent.low, found.exponent.high) == pytest.approx((low, high), rel=1e-5)
+    assert found.noise == pytest.approx(math.sqrt(within), rel=1e-3)
+    assert found.spread == pytest.approx(math.sqrt((between - within) / 5), rel=1e-3)
+    level = y.mean() - mean * np.log(RATES).mean()
+    assert found.level == pytest.approx(math.exp(level))
+    drawn = level + (1 - within / between) * (y.mean(1) - y.mean())
+    assert [*found.levels.values()] == pytest.approx(np.exp(drawn).tolist(), rel=1e-4)
+    own = law.exponents(harms, rates, names)
+    assert [*own.values()] == pytest.approx(slopes.tolist())
+
+
+def test_trunks_that_differ_by_less_than_their_pulses_share_one_level() -> None:
+    rng = np.random.default_rng(3)
+    logs = [1.5 * math.log(rate) + 0.3 * rng.normal() for _ in range(4) for rate in RATES]
+    shifted = np.array(logs).reshape(4, 5)
+    shifted -= shifted.mean(1, keepdims=True)  # all trunks have one mean
+    names = [str(trunk) for trunk in range(4) for _ in RATES]
+    found = law.fit(np.exp(shifted).ravel().tolist(), RATES * 4, names)
+    assert found.spread < 1e-3
+    assert [*found.levels.values()] == pytest.approx([found.level] * 4, rel=1e-4)
+
+
+def test_least_squares_on_harm_are_those_of_scipy() -> None:
+    harms, rates, names = pulses(3, 1.7, 0.1, floor=0.02)
+    where = np.array([int(name[-1]) for name in names])
+
+    def model(at: Floats, p: float, *levels: float) -> Floats:
+        return np.asarray(levels)[where] * at**p
+
+    best, _ = optimize.curve_fit(model, np.array(rates), harms, p0=(1, 0.2, 0.2, 0.2), xtol=1e-12)
+    found = law.fit(harms, rates, names, method="harm")
+    assert found.exponent.value == pytest.approx(best[0], abs=1e-5)
+    assert [*found.levels.values()] == pytest.approx(best[1:], abs=1e-6)
+    rest = np.array(harms) - model(np.array(rates), *best)
+    assert found.noise == pytest.approx(math.sqrt((rest**2).sum() / (15 - 4)))
+
+
+def test_a_profile_interval_holds_the_exponent_as_often_as_it_says() -> None:
+    """Of 200 made trunks, each alone, with errors of one size: 95 % within three deviations."""
+    hits = 0
+    for seed in range(200):
+        found = law.fit(*pulses(1, 1.7, 0.0, floor=0.004, seed=seed), method="harm").exponent
+        hits += found.low <= 1.7 <= found.high
+    assert 190 - 3 * math.sqrt(200 * 0.95 * 0.05) <= hits <= 200
+
+
+def test_harms_below_zero_are_left_out_or_counted() -> None:
+    """Where the smallest harms are lost in noise, leaving those below zero out flattens the law;
+    least squares on harm does not."""
+    logs, own, left = [], [], 0
+    for seed in range(30):
+        made = pulses(4, 2.5, 0.05, floor=0.02, seed=seed)
+        by_log, by_harm = (law.fit(*made, method=m) for m in ("log", "harm"))
+        logs.append(by_log.exponent.value)
+        own.append(by_harm.exponent.value)
+        left += by_log.left_out
+        assert (by_log.pulses + by_log.left_out, by_harm.pulses, by_harm.left_out) == (20, 20, 0)
+        assert law.fit(*made).method == ("harm" if by_log.left_out else "log")
+    assert left > 30
+    assert t_interval(logs)[2] < 2.3
+    mean, low, high = t_interval(own)
+    assert low < 2.5 < high or mean == pytest.approx(2.5, abs=0.1)
+
+
+def test_a_difference_is_paired_by_trunk() -> None:
+    one, other = {"a": 1.5, "b": 1.9, "c": 1.4, "d": 9.0}, {"c": 0.6, "a": 0.5, "b": 0.7}
+    found = law.difference(one, other)
+    assert (found.value, found.low, found.high) == pytest.approx(t_interval([1.0, 1.2, 0.8]))
+    assert (found.n, found.over) == (3, "trunks")
+
+
+@pytest.mark.parametrize(
+    ("harms", "rates", "trunks", "words"),
+    [
+        ([1, 2], [1], ["a", "a"], "2 harms, 1 rates, 2 trunks"),
+        ([], [], [], "no pulses"),
+        ([1, math.nan], [1, 0.5], ["a", "a"], "not a finite number"),
+        ([1, 2], [1, 0], ["a", "a"], "rate of zero or less"),
+        ([1, 2], [0.5, 0.5], ["a", "a"], "no trunk has pulses at two rates"),
+        ([1, 2], [1, 0.5], ["a", "b"], "no trunk has pulses at two rates"),
+    ],
+)
+def test_what_cannot_be_fitted_is_said(
+    harms: list[float], rates: list[float], trunks: list[str], words: str
+) -> None:
+    with pytest.raises(RecordError, match=words):
+        law.fit(harms, rates, trunks)
+    with pytest.raises(RecordError, match="zero or less and have no logarithm"):
+        law.fit([1, -1, -1], [1, 0.5, 0.3], ["a"] * 3, method="log")
+    with pytest.raises(RecordError, match="no trunk in common"):
+        law.difference({"a": 1.0}, {"b": 1.0})
+    with pytest.raises(RecordError, match="not fitted to pulses of the trunk 'b'"):
+        law.fit([1, 2], [1, 0.5], ["a", "a"]).of_pulses([1], "b")
+
+
+# -- what is predicted -----------------------------------------------------------------------
+
+
+def test_units_and_schedules_are_parts_and_sums_of_pulses() -> None:
+    harms, rates, names = pulses(3, 1.7, 0.1)
+    found = law.fit(harms, rates, names, length=3)
+    units = [0.2, 0.6, 1.0, 1.0, 1.0, 0.1]
+    each = found.of_units(units)
+    assert each == pytest.approx(found.level * np.array(units) ** found.exponent.value / 3)
+    assert each[2:5].sum() == pytest.approx(found.of_pulses([1.0])[0])
+    some = [False, True, False, False, True, True]
+    assert found.of_schedule(units, some) == pytest.approx(each[1] + each[4] + each[5])
+    assert found.of_schedule(units, [False] * 6) == 0
+    own = found.of_schedule(units, some, "trunk 1") / found.of_schedule(units, some)
+    assert own == pytest.approx(found.levels["trunk 1"] / found.level)
+    with pytest.raises(RecordError, match="5 units, but rates of the shape"):
+        found.of_schedule(units, [True] * 5)
+
+
+def test_pilots_reach_from_the_lowest_rate_to_the_highest() -> None:
+    assert law.pilots([0.1, 1.0, 0.3, 0.99]) == [0, 1, 2]
+    assert law.pilots([1.0, 0.1, 1.0, 0.5, 1.0], 2) == [1, 2]
+    for words, rates, count in (("2 pulses", [1.0, 0.5], 3), ("two rates", [1.0] * 4, 3)):
+        with pytest.raises(RecordError, match=words):
+            law.pilots(rates, count)
+
+
+def test_three_pulses_of_a_law_predict_the_others() -> None:
+    rates = [0.6, 1.0, 1.0, 0.9, 0.7, 0.4, 0.2, 0.1]
+    harms = [0.15 * rate**1.7 for rate in rates]
+    first = law.pilots(rates)
+    fitted = law.fit([harms[i] for i in first], [rates[i] for i in first], ["a"] * 3)
+    rest = [i for i in range(8) if i not in first]
+    told = fitted.of_pulses([rates[i] for i in rest])
+    found = law.score([harms[i] for i in rest], told.tolist(), float(np.mean(harms)))
+    assert (found.r2, found.rank, found.n) == (pytest.approx(1), pytest.approx(1), 5)
+    assert found.error == pytest.approx(0, abs=1e-9)
+
+
+def test_a_score_by_hand() -> None:
+    found = law.score([1.0, 2.0, 4.0], [1.0, 3.0, 2.0], constant=2.0)
+    assert found == law.Score(r2=1 - 5 / 5, rank=pytest.approx(0.5), error=math.sqrt(5 / 3), n=3)
+    assert math.isnan(law.score([1.0, 1.0], [1.0, 2.0], 0.0).rank)
+    assert law.score([1.0, 2.0], [5.0, 5.0], 0.0).r2 == 1 - 25 / 5
+
+
+# -- where it comes from: a quadratic --------------------------------------------------------
+
+HESSIAN = np.diag([1.0, 0.5, 0.2, 0.1]) + 0.03
+START = np.array([1.0, -2.0, 3.0, -4.0])
+PULSE, FADING, AFTER = 8, 40, 40  # steps: of the pulse; until momentum has forgotten it; later
+FIXED = 0.05  # the rate later, of all runs
+Compress = Callable[[Floats], Floats]
+
+
+def largest(x: Floats) -> Floats:
+    """Top-1: the largest number in size, the others 0."""
+    return np.where(np.abs(x) == np.abs(x).max(), x, 0.0)
+
+
+def trained(
+    rate: float, compress: Compress | None, feedback: bool, momentum: float = 0.0
+) -> tuple[Floats, Floats]:
+    """(weights in the end, sum of what the steps of the pulse did not send): ``PULSE`` compressed
+    steps of gradient descent and ``FADING`` whole ones at ``rate``, then ``AFTER`` at ``FIXED``."""
+    w, e, m, unsent = START.copy(), np.zeros(4), np.zeros(4), np.zeros(4)
+    for step in range(PULSE + FADING + AFTER):
+        eta = rate if step < PULSE + FADING else FIXED
+        wanted = HESSIAN @ w + e
+        sent = compress(wanted) if compress and step < PULSE else wanted
+        unsent += wanted - sent
+        e = wanted - sent if feedback else np.zeros(4)
+        m = momentum * m + sent
+        w = w - eta * m
+    return w, unsent
+
+
+def displacement(rate: float, feedback: bool, momentum: float = 0.0) -> Floats:
+    branch = trained(rate, largest, feedback, momentum)[0]
+    return branch - trained(rate, None, feedback, momentum)[0]
+
+
+def loss(w: Floats) -> float:
+    return float(w @ HESSIAN @ w) / 2
+
+
+@pytest.mark.parametrize(("feedback", "expected"), [(False, 1), (True, 2)])
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_what_is_dropped_acts_once_and_what_is_held_back_twice(
+    feedback: bool, expected: int, momentum: float
+) -> None:
+    """The exponent of the displacement, and of harm, at small rates, where the weights hardly move
+    during a pulse; 1 without feedback and 2 with it."""
+    rates = [1e-5, 2e-5, 4e-5]
+    sizes = [float(np.linalg.norm(displacement(r, feedback, momentum))) for r in rates]
+    trunks = [trained(r, None, feedback, momentum)[0] for r in rates]
+    ends = [trained(r, largest, feedback, momentum)[0] for r in rates]
+    harms = [abs(loss(end) - loss(trunk)) for end, trunk in zip(ends, trunks, strict=True)]
+    for values in (sizes, harms):
+        assert law.fit(values, rates, "aaa").exponent.value == pytest.approx(expected, abs=0.02)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_the_displacement_of_a_pulse_in_closed_form(momentum: float) -> None:
+    """To the leading order ``r S`` without feedback and ``-r^2 H S`` with it: S is the sum of what
+    the steps did not send, r the rate, or rate / (1 - m) with heavy-ball momentum m. Later steps
+    act on it as on any displacement."""
+    one = np.eye(4)
+    step = np.block(
+        [[one - FIXED * HESSIAN, -FIXED * momentum * one], [HESSIAN, momentum * one]]
+    )  # of weights and momenta
+    start = np.vstack([one, HESSIAN / (1 - momentum)])
+    later = (np.linalg.matrix_power(step, AFTER) @ start)[:4]
+    rate = 1e-5
+    acts = rate / (1 - momentum)
+    for feedback in (False, True):
+        unsent = trained(rate, largest, feedback, momentum)[1]
+        expected = later @ (-(acts**2) * HESSIAN @ unsent if feedback else acts * unsent)
+        found = displacement(rate, feedback, momentum)
+        assert found == pytest.approx(expected, abs=5e-3 * float(np.linalg.norm(expected)))
+
+
+def test_the_sign_of_harm_on_a_quadratic() -> None:
+    """A compressor that sends the share a of what it is given, in one dimension of curvature h.
+
+    Without noise dropping loses progress, while feedback gains a little, as momentum does. With
+    noise of variance s^2 it is the other way round: in the stationary state what is dropped takes
+    noise away, and feedback adds ``rate^2 h s^2 (1 - a) / (4 a)`` to the loss once it is sent.
+    """
+    h, a, s = 0.5, 0.25, 1.3
+    for rate in (1e-4, 2e-4):
+        kept, w, e = 1 - a, 1.0, 0.0
+        dropped = (1 - rate * a * h) ** 20 - (1 - rate * h) ** 20
+        assert dropped == pytest.approx(20 * rate * kept * h, rel=0.02)
+        for _ in range(20):
+            wanted = h * w + e
+            w, e = w - rate * a * wanted, kept * wanted
+        gained = (w - rate * e) - (1 - rate * h) ** 20  # after the rest is sent
+        total = h * sum(kept * (1 - kept**t) / a for t in range(20))
+        assert gained == pytest.approx(-(rate**2) * h * total, rel=0.02)
+
+        step = np.array([[1 - rate * a * h, -rate * a], [kept * h, kept]])
+        noise = s * np.array([[-rate * a], [kept]])
+        joint = linalg.solve_discrete_lyapunov(step, noise @ noise.T)
+        sent = np.array([1, -rate])
+        plain = rate**2 * s**2 / (1 - (1 - rate * h) ** 2)
+        less = rate**2 * a**2 * s**2 / (1 - (1 - rate * a * h) ** 2)
+        added = h / 2 * (sent @ joint @ sent - plain)
+        assert added == pytest.approx(rate**2 * h * s**2 * kept / (4 * a), rel=0.02)
+        assert h / 2 * (less - plain) == pytest.approx(-rate * s**2 * kept / 4, rel=0.02)

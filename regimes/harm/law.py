@@ -469,17 +469,23 @@ def pilots(rates: Sequence[float], count: int = 3) -> list[int]:
     return sorted(chosen)
 
 
-def score(measured: Sequence[float], predicted: Sequence[float], constant: float) -> Score:
+def score(
+    measured: Sequence[float], predicted: Sequence[float], constant: float | Sequence[float]
+) -> Score:
     """How well harms were predicted.
 
     Args:
         measured, predicted: in the unit of harm, one for each pulse that was not fitted.
-        constant: what would be said without the law, e.g. the mean harm of the pulses that were.
+        constant: what would be said without the law, e.g. the mean harm of the pulses that were;
+            one for each pulse where they are of several trees.
     """
     from scipy.stats import spearmanr
 
     real, said = np.asarray(measured, float), np.asarray(predicted, float)
-    errors, plain = float(((real - said) ** 2).sum()), float(((real - constant) ** 2).sum())
+    errors, plain = (
+        float(((real - said) ** 2).sum()),
+        float(((real - np.asarray(constant)) ** 2).sum()),
+    )
     n = len(real)
     rank = math.nan
     if n > 1 and not alike(real.tolist()) and not alike(said.tolist()):

@@ -593,6 +593,24 @@ def onsets(made: Made) -> Shown:
     )
 
 
+def law(made: Made) -> Shown:
+    """Points stand beside their rate, and lines end at it."""
+
+    def label(arm: str) -> str:
+        row = where(part="law", arm=arm)(made.table).iloc[0]
+        low, high = row["exponent_low"], row["exponent_high"]
+        return f"{arm}: rate^{row['exponent']:.1f} [{low:.1f}, {high:.1f}]"
+
+    ends = ("harm_low", "harm_high")
+    return made.shown(
+        [
+            Panel(0, "x", "harm", where(part="pulses"), ("arm",), label, ends=ends),
+            Panel(0, "rate", "harm", where(part="law"), ("arm",), label),
+        ],
+        decays=[],
+    )
+
+
 def _cells(table: Frame) -> Frame:
     wide = table.pivot(index="signal", columns="unit", values="value")
     return wide.loc[[*dict.fromkeys(table["signal"])]]
@@ -621,6 +639,7 @@ CASES: dict[str, Case] = {  # name of the figure: command, records, other words,
     "bands": ("detectors", "small-signals", (), detector_bands),
     "edge": ("edge", "rates-edge", (), products),
     "lasso": ("lasso", None, SMALL, lemma),
+    "law": ("law", "harm-lm", (), law),
     "mechanism": ("mechanism", "rates-lm", (), usable),
     "narrowing": ("narrowing", "rates-when", (), by_window),
     "quadratic": ("quadratic", None, (), stable),

@@ -65,7 +65,7 @@ class Law:
         exponent: of the rate.
         level: harm of a pulse at the peak rate, in the unit of harm: of a trunk in the middle (its
             logarithm is the mean), or the mean of ``levels`` where ``method`` is "harm".
-        levels: that of each trunk; of the mixed model, drawn towards ``level``.
+        levels: of each trunk; the mixed model draws them towards ``level``.
         spread: standard deviation of the log level between trunks; 0 for one trunk, nan of "harm".
         noise: standard deviation of log harm around the law, or of harm; nan if nothing is left.
         length: units of each pulse.
@@ -89,7 +89,7 @@ class Law:
 
         Args:
             rates: of each pulse, as a share of the peak rate.
-            trunk: whose level; None: ``level``.
+            trunk: its own level is used; None: ``level``.
 
         Raises:
             RecordError: the trunk was not among those of the fit.
@@ -169,7 +169,7 @@ def fit(
     Args:
         harms: in the unit of the metric, positive where the pulse made it worse.
         rates: mean over the steps of the pulse, as a share of the peak rate.
-        trunks: of which trunk (tree and seed) each is a branch.
+        trunks: the trunk (tree and seed) of each.
         length: units of each pulse.
         method: see the module; None: "log" where all harms are positive, else "harm".
 
@@ -444,8 +444,8 @@ def _over_pulses(estimate: _Estimate) -> tuple[float, float]:
 
 
 def pilots(rates: Sequence[float], count: int = 3) -> list[int]:
-    """Which pulses to measure first: those whose log rates are nearest to an even division from the
-    lowest to the highest, in the order of the pulses. Of several at one rate it is the one in the
+    """Which pulses to measure first: those nearest to an even division of log rates from the lowest
+    to the highest, in the order of the pulses. Among several at one rate it is the one in the
     middle (of two, the later).
 
     >>> pilots([1, 1, 1, 0.86, 0.32, 0.19])

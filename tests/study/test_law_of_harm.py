@@ -164,8 +164,8 @@ def test_least_squares_on_harm_have_the_least_sum() -> None:
 
 
 def test_three_pulses_predict_the_others() -> None:
-    """Of each tree those from units 9, 15 and 18 predict 6 and 12; of the cosine, whose highest
-    rate is at 6, those from 6, 15 and 18."""
+    """Of each tree those from units 9, 15 and 18 predict 6 and 12; of the cosine,
+    where the highest rate is at 6, those from 6, 15 and 18."""
     errors, plain = [], []
     for tree in FALLING:
         theirs = read(tree, WITH)

@@ -1,6 +1,6 @@
 """Harm of pulses against their learning rate, and the law ``harm = level x rate^exponent`` in it.
 
-Trees of pulses with error feedback and without (`regimes.harm.law` has the fit)::
+Trees of pulses with error feedback and without (`regimes.harms.law` has the fit)::
 
     regimes figure law data/reference/harm-lm.tar.xz data/reference/harm-lm-sgd.tar.xz
 
@@ -21,7 +21,9 @@ import pandas as pd
 
 from regimes.console.tables import Table
 from regimes.errors import RecordError
-from regimes.harm import law as laws
+from regimes.harms import law as laws
+from regimes.harms import measured
+from regimes.harms.rates import mean_rates
 from regimes.plotting import style
 from regimes.plotting.groups import tested_by
 from regimes.plotting.looks import Look, Metric
@@ -31,8 +33,6 @@ from regimes.records import Record, load_all
 from ..common import markov
 from ..common.command import Files, Out, Several, name_of
 from ..common.estimates import as_table, estimate, mean, number, word
-from ..common.rates import mean_rates
-from . import harm
 from .settings import Arms
 
 WITH, WITHOUT = ARMS = ("rank 1", "rank 1, no feedback")
@@ -51,16 +51,16 @@ LOOKS = (  # of the kinds of pulses; markers without a line, and the line of the
 
 
 def pulses(name: str, runs: Sequence[Record], arm: str) -> pd.DataFrame:
-    """One row per pulse of an arm: those of `harm.by_run`, tree (``name``) and rate.
+    """One row per pulse of an arm: those of `measured.by_run`, tree (``name``) and rate.
 
     Raises:
-        RecordError: as `harm.pairs`; or the tree has no such arm.
+        RecordError: as `measured.pairs`; or the tree has no such arm.
     """
-    found = [pair for pair in harm.pairs(runs) if harm.arm_of(pair[0]) == arm]
+    found = [pair for pair in measured.pairs(runs) if measured.arm_of(pair[0]) == arm]
     if not found:
         raise RecordError(f"{name} has no pulses {arm!r}: choose others with --arm")
     shares = {trunk.seed: shares_of(trunk) for _, trunk in found}
-    table = harm.by_run(harm.by_unit(found))
+    table = measured.by_run(measured.by_unit(found))
     keys = zip(table["seed"], table["onset"], table["length"], strict=True)
     rates = [float(shares[seed][at : at + length].mean()) for seed, at, length in keys]
     return table.assign(tree=name, rate=rates)
@@ -87,7 +87,7 @@ def fitted(table: pd.DataFrame, method: laws.Method | None = "log") -> laws.Law:
     """The law of some pulses of one length.
 
     Raises:
-        RecordError: as `regimes.harm.law.fit`, or the pulses have several lengths.
+        RecordError: as `regimes.harms.law.fit`, or the pulses have several lengths.
     """
     lengths = sorted({*table["length"]})
     if len(lengths) > 1:
@@ -133,10 +133,10 @@ def from_three(table: pd.DataFrame, onsets: Sequence[int] | None = None) -> pd.D
 
     Args:
         table: pulses of one tree and arm.
-        onsets: of the three; None: chosen by their rates alone (`regimes.harm.law.pilots`).
+        onsets: of the three; None: chosen by their rates alone (`regimes.harms.law.pilots`).
 
     Raises:
-        RecordError: as `regimes.harm.law.pilots` and `regimes.harm.law.fit`.
+        RecordError: as `regimes.harms.law.pilots` and `regimes.harms.law.fit`.
     """
     rows = means(table)
     if onsets is None:
@@ -315,7 +315,7 @@ def _trees(records: Sequence[Path], arms: Sequence[str]) -> Iterator[tuple[Recor
     """A trunk and `lasting` pulses of each tree and arm that there is."""
     for path in records:
         runs, name = load_all(path), name_of(path)
-        there = {harm.arm_of(run): trunk for run, trunk in harm.pairs(runs)}
+        there = {measured.arm_of(run): trunk for run, trunk in measured.pairs(runs)}
         for arm in [arm for arm in arms if arm in there] or arms[:1]:
             table = lasting(pulses(name, runs, arm))
             if len(table):

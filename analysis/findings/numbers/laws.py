@@ -13,10 +13,11 @@ import numpy as np
 import pandas as pd
 
 from regimes.console.tables import Table
-from regimes.harm import law as laws
+from regimes.harms import law as laws
+from regimes.harms import measured
+from regimes.harms.rates import mean_rates
 
-from ...common.rates import mean_rates
-from ...criticality import harm, law, settings
+from ...criticality import law, settings
 from ..sources import number, record_read, records
 from ..values import Interval, mean_of
 
@@ -117,7 +118,7 @@ def _by_first_step(table: pd.DataFrame) -> pd.DataFrame:
     """Pulses with the rate of their first step in place of the mean over their steps."""
     parts = []
     for tree, part in table.groupby("tree", sort=False):
-        trunks = {t.seed: t for t in harm.trunks(harm.pairs(records(str(tree))))}
+        trunks = {t.seed: t for t in measured.trunks(measured.pairs(records(str(tree))))}
         firsts = [
             float(trunks[seed].epochs["lr"].iloc[at]) / mean_rates(trunks[seed]).max()
             for seed, at in zip(part["seed"], part["onset"], strict=True)
@@ -229,6 +230,6 @@ def law_at_peak(source: str) -> Interval:
 def law_of_whole(tree: str) -> float:
     """The harm of a disturbance throughout, by the law of a tree: the sum over all units."""
     table = _pulses(tree)
-    trunk = harm.trunks(harm.pairs(records(tree.partition(": ")[0])))[0]
+    trunk = measured.trunks(measured.pairs(records(tree.partition(": ")[0])))[0]
     shares = law.shares_of(trunk)
     return law.fitted(table).of_schedule(shares, [True] * len(shares))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import linalg, optimize, stats
 
 from regimes.errors import RecordError
-from regimes.harm import law
+from regimes.harms import law
 from regimes.statistics import t_interval
 
 Floats = NDArray[np.float64]

@@ -336,6 +336,18 @@ ISLANDS = Mode(
         LOSS_SCALE: "it trains in bfloat16, which needs no gradient scaler: leave it out",
     },
 )
+SHARDED_COLLECTIVES = Mode(
+    "with shards",
+    {
+        WHOLE_LAYERS: "each process has its part of each module's reduced gradient",
+        WORKER_GRADIENTS: "gradients are exchanged module by module, and then freed",
+        STEP_UPDATES: "each process has its part of each module's reduced gradient",
+        OWN_COLLECTIVES: "what FSDP2 exchanges is compressed, and nothing is sent beside it",
+        DIVIDED_REPLICAS: "all processes hold one model together: leave one of the two out",
+        LOSS_SCALE: "it trains in bfloat16, which needs no gradient scaler: leave it out",
+        PROBE: "FSDP2 has the weights whole within its own passes alone: leave it out",
+    },
+)
 MANAGED = Mode(
     "with a manager",
     {
@@ -374,6 +386,7 @@ WAYS: dict[str, tuple[Mode, ...]] = {
     "simulate": (SHARED_STEPS, OWN_OBJECTS),
     "attach, DDP": (HOOK,),
     "attach, FSDP2": (HOOK, ISLANDS),
+    "attach, FSDP2 shards": (HOOK, SHARDED_COLLECTIVES),
     "attach, torchft": (HOOK, MANAGED),
     "local_steps": (LOCAL_STEPS,),
     "local_steps, FSDP2": (LOCAL_STEPS, ISLANDS),

@@ -19,6 +19,7 @@ from regimes.collectives.requests import (
     JoinShards,
     Mean,
     Program,
+    Scatter,
     SumShards,
 )
 
@@ -26,6 +27,7 @@ KIND = {
     Mean: "mean",
     Gather: "gather",
     Exchange: "exchange",
+    Scatter: "scatter",
     SumShards: "sum",
     JoinShards: "join",
 }

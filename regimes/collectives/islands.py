@@ -86,6 +86,23 @@ def as_whole(tensor: Any) -> Tensor:
         return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
+def as_reduced(total: Tensor, op: Any, count: int) -> Tensor:
+    """A sum over so many processes as an operation of torch wants it; changes the sum in place.
+
+    Raises:
+        ConfigError: it is neither a sum nor a mean.
+    """
+    from torch.distributed import ReduceOp
+
+    if op == ReduceOp.SUM:
+        return total
+    if op == ReduceOp.AVG:
+        return total.div_(count)
+    if op == ReduceOp.PREMUL_SUM:
+        return total.mul_(op.__getstate__()[1])  # by its factor
+    raise ConfigError(f"reduce-scatter: torch asks for {op}, expected a sum or a mean")
+
+
 def saved_names(saved: Any) -> list[str]:
     """The names of all that a checkpoint of ``torch.distributed.checkpoint`` holds.
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regimes.collectives.requests import Joint, Traffic
+from regimes.collectives.requests import NO_LAYER, Joint, Traffic
 
-KINDS = ("mean", "gather", "broadcast")  # "exchange" joins them where one is asked for
+KINDS = ("mean", "gather", "broadcast")  # others join them where they are asked for
 
 
 @dataclass
@@ -21,9 +21,11 @@ class Meter:
     Attributes:
         layers: traffic per layer index; ``NO_LAYER`` has that of none (loss, buffers).
         calls: number of collectives, per kind ("mean", "gather", "broadcast", and where
-            they are asked for "exchange"; between shards of a worker "sum" and "join").
+            they are asked for "exchange"; between shards of a worker "sum" and "join"; of FSDP2
+            "scatter" and "weights").
         sent: bytes that one worker had for others, per kind (see `Traffic`); for "sum" and "join",
-            that one shard had.
+            that one shard had; for "weights", an all-gather of sharded weights, its shard once for
+            each other process.
     """
 
     dtype: torch.dtype
@@ -40,7 +42,7 @@ class Meter:
                 self.count(one, kind, piece, convention)
             return
         numbers = tensor.numel() // tensor.shape[0]
-        if kind == "exchange":  # a worker keeps the part that is for itself
+        if kind in ("exchange", "scatter"):  # a worker keeps the part that is for itself
             numbers -= numbers // self.workers
         size = numbers * tensor.element_size()
         floats_sent = numbers if tensor.dtype == self.dtype else size / 4
@@ -53,6 +55,13 @@ class Meter:
     def count_within(self, kind: str, tensor: Tensor) -> None:
         """Count one request among the shards of a worker."""
         self.sent[kind] = self.sent.get(kind, 0) + tensor.numel() * tensor.element_size()
+
+    def count_weights(self, shard: Tensor, others: int) -> None:
+        """Count an all-gather of sharded weights, in which this shard goes to so many others."""
+        size = shard.numel() * shard.element_size() * others
+        self.layers[NO_LAYER] = self.layers[NO_LAYER] + Traffic(0, size)
+        for table, more in ((self.sent, size), (self.calls, 1)):
+            table["weights"] = table.get("weights", 0) + more
 
     def state_dict(self) -> dict[str, Any]:
         """The counts so far, in plain types."""

@@ -101,6 +101,12 @@ class Exchange:
 
 
 @dataclass(frozen=True)
+class Scatter(Exchange):
+    """The same, where nothing is gathered afterwards: the owner of a part keeps its sum, as in the
+    reduce-scatter of sharded parameters."""
+
+
+@dataclass(frozen=True)
 class SumShards:
     """Ask for this shard's share of a sum over the shards of each hosted worker: ``[L, k] -> [L,
     share]``. Shares are divided as rows are, see ``Shard``."""
@@ -160,11 +166,12 @@ class Traffic:
     Attributes:
         floats: the paper's convention, in elements of the model's dtype (other dtypes count by
             their bits, 32 to a float): a mean counts once, a gather once per worker. An exchange
-            counts nothing: with the gather of what it adds up it is one mean.
+            counts nothing: with the gather of what it adds up it is one mean. A reduce-scatter
+            counts the parts for other workers.
         bytes: what one worker has for others: the tensor of a mean, its part of a gather, and of an
-            exchange the parts for other workers. How often these cross its link depends on the
-            algorithm of the collective (`regimes.cost.network`, ``Pattern.copies``); between two
-            workers, once.
+            exchange or a reduce-scatter the parts for other workers. How often these cross its
+            link depends on the algorithm of the collective (`regimes.cost.network`,
+            ``Pattern.copies``); between two workers, once.
 
     The two means of PowerSGD at rank 2 on a matrix of 64 x 576, in float32:
 

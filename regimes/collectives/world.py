@@ -169,7 +169,7 @@ class World:
                 self.meter.count_within(kind, tensor)
             else:
                 self.meter.count(layers[i], kind, tensor, convention)
-            as_bytes = kind in ("gather", "exchange")
+            as_bytes = kind in ("gather", "exchange", "scatter")
             collectives.add((turn, kind, torch.uint8 if as_bytes else tensor.dtype))
             return kind
 
@@ -191,6 +191,7 @@ class World:
             "mean": self.mean,
             "gather": self.gather,
             "exchange": self.exchange,
+            "scatter": self.exchange,
             "sum": self.sum_shards,
         }
         return collectives[kind]([request.tensor for request in requests])

@@ -60,7 +60,7 @@ class QuantisedAllReduce(Rounding):
         noise = yield from self._noise(padded, state, "numbers")
         wire, own = quantise(padded.view(hosted, count, part), bits, self.block, noise)
         received = yield Exchange(wire)  # [L, W, bytes]: of all workers, this one's part
-        mean = in_order_mean(received, bits, self.block, part, exact.dtype)  # [L, part]
+        mean = in_order_sum(received, bits, self.block, part, exact.dtype, count)  # [L, part]
         noise = yield from self._noise(mean, state, "means")
         wire, rounded = quantise(mean, bits, self.block, noise)
         parts = yield Gather(wire)  # [W, bytes]
@@ -77,7 +77,7 @@ class QuantisedAllReduce(Rounding):
         all-gather of the means is counted (``workers * size / 4``), not the exchange (see
         `Meter.count`)."""
         part = -(-layer.size // workers)
-        size = max(4, itemsize) * -(-part // self.block) + -(-part * int(level) // 8)
+        size = wire_bytes(part, int(level), self.block, itemsize)
         return Traffic(workers * size / 4, workers * size)
 
 
@@ -138,24 +138,30 @@ def dequantise(
     return values.view(*wire.shape[:-1], size)
 
 
-def in_order_mean(
+def wire_bytes(size: int, bits: int, block: int, itemsize: int = 4) -> int:
+    """Bytes of ``quantise``'s answer for so many numbers: scales, and packed codes."""
+    return max(4, itemsize) * -(-size // block) + -(-size * bits // 8)
+
+
+def in_order_sum(
     wire: UInt8[Tensor, "hosted workers packed"],
     bits: int,
     block: int,
     size: int,
     dtype: torch.dtype,
+    divisor: int = 1,
 ) -> Float[Tensor, "hosted size"]:
-    """The mean over workers of what they have quantised, added one after the other: the bits do
-    not depend on how many workers a process hosts, as those of a reduction might."""
+    """The sum over workers of what they have quantised, added one after the other, and divided: the
+    bits do not depend on how many workers a process hosts, as those of a reduction might."""
     hosted, workers, _ = wire.shape
-    total = torch.empty((hosted, size), dtype=dtype, device=wire.device)
+    result = torch.empty((hosted, size), dtype=dtype, device=wire.device)
     for first, stop, value in _decoded(wire.flatten(0, 1), bits, block, size, dtype):
         rows = value.unflatten(0, (hosted, workers))
-        mean = rows[:, 0]
+        total = rows[:, 0]
         for worker in range(1, workers):
-            mean += rows[:, worker]
-        torch.div(mean, workers, out=total[:, first:stop])
-    return total
+            total += rows[:, worker]
+        torch.div(total, divisor, out=result[:, first:stop])
+    return result
 
 
 def _decoded(

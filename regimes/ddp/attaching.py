@@ -12,17 +12,21 @@ from regimes import capabilities
 from regimes.capabilities import (
     COUNTED_UNITS,
     DIVIDED_REPLICAS,
+    FIXED_WORKERS,
     LOSS_SCALE,
     OPTIMIZER_STATE,
     Mode,
     Part,
 )
 from regimes.config import Level
+from regimes.ddp.fsdp_source import FSDPModules
+from regimes.ddp.fsdp_steps import ModuleSteps
 from regimes.ddp.hook import Hook
 from regimes.ddp.own_hooks import BareGradients
 from regimes.ddp.sharded import ShardedGradients
-from regimes.ddp.source import DDPGradients, Source
-from regimes.errors import is_whole, require, unexpected
+from regimes.ddp.source import Attached, DDPGradients
+from regimes.ddp.steps import HookSteps
+from regimes.errors import ConfigError, is_whole, require, unexpected
 from regimes.job import choices
 from regimes.job.membership import inner
 from regimes.job.probe import pick
@@ -32,6 +36,7 @@ from regimes.job.schedule import UnitSchedule, unit_schedule
 # what arguments need of a job (``capabilities``)
 NEEDS: dict[str, frozenset[str]] = {
     "replicas": frozenset({DIVIDED_REPLICAS}),
+    "shards": frozenset({FIXED_WORKERS}),
     "manager": frozenset({OPTIMIZER_STATE, COUNTED_UNITS}),
     "scaler": frozenset({LOSS_SCALE}),
 }
@@ -41,6 +46,9 @@ def attach(
     model: nn.Module,
     *,
     replicas: Any = None,
+    shards: Any = None,
+    scatter: Mapping[str, Any] | None = None,
+    gather: Mapping[str, Any] | None = None,
     manager: Any = None,
     policy: Any = None,
     compressor: Any = "powersgd",
@@ -57,8 +65,8 @@ def attach(
     probe: Any = None,
     timeout: float = 600.0,
 ) -> Hook:
-    """Let a DDP model, or islands of a sharded one, exchange gradients compressed, at a constant
-    level, or at levels that a policy decides.
+    """Let a DDP model, a sharded one (FSDP2), or islands of a sharded one exchange gradients
+    compressed, at a constant level, or at levels that a policy decides.
 
     Call it on every process, right after wrapping the model. ``.grad`` then holds the shared
     update after each backward pass, as without the hook. To accumulate gradients, use
@@ -71,6 +79,15 @@ def attach(
             are then averaged. The islands begin with the first one's parameters and buffers.
             To accumulate gradients, use ``set_requires_gradient_sync(False)``. PowerSGD compresses
             whole matrices, whatever the number of shards; other compressors each shard.
+        shards: the mesh of one dimension that was given to ``fully_shard``, where the model has no
+            replicas. FSDP2's own collectives are then compressed, module by module: a layer is what
+            one call of ``fully_shard`` has divided. See docs/how-to/fsdp.md.
+        scatter: with ``shards``, how gradients are reduced: ``{"level": 4}`` (or 8 bits), or
+            ``{"levels": {"low": 8, "high": 4}}`` between which the policy decides; with the fields
+            of `QuantisedScatter`, "block", "stochastic" and "error_feedback". Without it FSDP2's
+            own reduce-scatter runs.
+        gather: with ``shards``, how weights are gathered, in forward and backward: ``{"level":
+            8}`` (or 4 bits), "block". Without it FSDP2's own all-gather runs.
         manager: a ``Manager`` of torchft, whose replicas come and go; ``model`` is then the bare
             model, and ``optimizer`` ``torchft.Optimizer``. Model, optimiser and hook are
             registered with it. See docs/how-to/sites.md.
@@ -106,12 +123,21 @@ def attach(
     Raises:
         ConfigError: one sentence, before anything is registered.
     """
-    given = {"replicas": replicas, "manager": manager, "scaler": scaler}
+    given = {"replicas": replicas, "shards": shards, "manager": manager, "scaler": scaler}
     asked = [Part(name, NEEDS[name]) for name, value in given.items() if value is not None]
-    source: Source
+    source: Attached
+    if shards is None and (scatter is not None or gather is not None):
+        name = "gather" if scatter is None else "scatter"
+        raise ConfigError(
+            f"{name}: it compresses what FSDP2 exchanges: add shards=mesh, or leave it out"
+        )
     if manager is not None:
         capabilities.check(asked, [capabilities.MANAGED])
         source = BareGradients(model, manager)
+    elif shards is not None:
+        capabilities.check(asked, [capabilities.SHARDED_COLLECTIVES])
+        compressor, level, levels = choices.of_scatter(scatter, policy, compressor, level, levels)
+        source = FSDPModules(model, shards, choices.of_gather(gather))
     elif replicas is not None:
         source = ShardedGradients(model, replicas)
     else:
@@ -125,19 +151,21 @@ def attach(
     probed = pick(probe, instruments)
     policy, levels = choices.constant(policy, level, levels)
     chosen = choices.choose(policy, compressor, levels, signal, start_compressing_after, probed)
-    modes = _modes(replicas, manager, optimizer, schedule, chosen.probe)
+    modes = _modes(replicas, shards, manager, optimizer, schedule, chosen.probe)
     capabilities.check([*asked, *chosen.parts()], modes)
     options = record_options(record)
-    return Hook(source, chosen, schedule, options, seed, scaler, float(timeout), optimizer)
+    steps = HookSteps if shards is None else ModuleSteps
+    return Hook(source, chosen, schedule, options, seed, scaler, float(timeout), optimizer, steps)
 
 
 def _modes(
-    replicas: Any, manager: Any, optimizer: Any, schedule: UnitSchedule, probe: Any
+    replicas: Any, shards: Any, manager: Any, optimizer: Any, schedule: UnitSchedule, probe: Any
 ) -> list[Mode]:
     """The modes in which a hook with these arguments works."""
     found = {
         capabilities.HOOK: True,
         capabilities.ISLANDS: replicas is not None,
+        capabilities.SHARDED_COLLECTIVES: shards is not None,
         capabilities.MANAGED: manager is not None,
         capabilities.WITHOUT_PROBE: probe is None,
         capabilities.WITHOUT_OPTIMIZER: optimizer is None,

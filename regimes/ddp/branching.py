@@ -12,13 +12,13 @@ from regimes.job.refit import refuse, several
 from regimes.job.state import State, by_layer, column, own_part, shapes, with_column
 
 if TYPE_CHECKING:
-    from regimes.ddp.steps import HookSteps
+    from regimes.ddp.unit_steps import UnitSteps
     from regimes.job.choices import Choice
     from regimes.job.job import Job
 
 
 def changed(
-    state: State, here: dict[str, Any], job: Job, chosen: Choice, hook_steps: HookSteps
+    state: State, here: dict[str, Any], job: Job, chosen: Choice, hook_steps: UnitSteps
 ) -> State:
     """A saved state as this hook continues it, which has another policy, level or compressor.
 

@@ -12,7 +12,7 @@ import atexit
 import sys
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import Any, SupportsFloat, cast
@@ -23,8 +23,8 @@ from regimes.compression.reducer import Reducer
 from regimes.compression.traffic import check_order, costs_per_step
 from regimes.config import DENSE
 from regimes.ddp.membership import HookMembership
-from regimes.ddp.sharded_state import ShardedState
-from regimes.ddp.source import Source
+from regimes.ddp.sharded_state import ProcessState, ShardedState
+from regimes.ddp.source import Attached
 from regimes.ddp.state import Fitted, StateCodec
 from regimes.ddp.steps import HookSteps
 from regimes.detectors.statistics import Statistic
@@ -63,7 +63,7 @@ class Hook(Job):
 
     def __init__(
         self,
-        source: Source,
+        source: Attached,
         chosen: Choice,
         schedule: UnitSchedule,
         options: RecordOptions | None,
@@ -71,7 +71,9 @@ class Hook(Job):
         scaler: Any,
         timeout: float,
         optimizer: Any = None,
+        made: Callable[..., Any] = HookSteps,
     ) -> None:
+        """``made``: the class of the steps, `HookSteps` or another `UnitSteps`."""
         self.source = source
         layers, network = source.layers, source.network
         super().__init__(source.world(timeout), layers, schedule)
@@ -92,7 +94,7 @@ class Hook(Job):
         keeps_gradients = not on_steps.keys() <= from_updates
         self.sends_at_end = keeps_gradients or world.shards > 1 or chosen.probe is not None
         self.sends_at_end |= world.divided and bool(on_steps)
-        self.steps = steps = HookSteps(
+        self.steps = steps = made(
             source,
             self.reducer,
             list(on_steps.values()),
@@ -110,7 +112,7 @@ class Hook(Job):
         scaled = scaler is not None
         self._agree_on_start(chosen.facts(), seed, scaler=scaled, **source.facts(), **probed)
         about = options or RecordOptions("")
-        self._prepare_record(options, self._header(about, chosen, network, seed))
+        self._prepare_record(options, self._header(about, chosen, network, seed, **source.config))
         self.membership: HookMembership | None = None
         self.diverged = False  # has a whole unit had no finite gradient?
         if (quorum := world.quorum) is not None:
@@ -243,7 +245,9 @@ class Hook(Job):
         self.world.guard.enter("load_full_state_dict()")
         self._continue(self._codec.scatter(full, branch))
 
-    def sharded_state(self, *, branch: bool = False, saved: Any = None) -> ShardedState:
+    def sharded_state(
+        self, *, branch: bool = False, saved: Any = None
+    ) -> ShardedState | ProcessState:
         """The state of a hook on a sharded model, an object for ``torch.distributed.checkpoint``:
         save and load it with the model, on all processes.
 
@@ -261,6 +265,8 @@ class Hook(Job):
             raise ConfigError(
                 "sharded_state: this model is not sharded: save full_state_dict() instead"
             )
+        if self.world.divided:  # the parts of FSDP2's own collectives
+            return ProcessState(self, branch)
         return ShardedState(self, branch, saved)
 
     # -- units -------------------------------------------------------------------------------
@@ -436,6 +442,7 @@ class Hook(Job):
         self._flush(0.0 if why else LAST_VALUES)
         if self.recorder is not None:
             self.recorder.close(len(self.rows), why)
+        self.source.close()
 
     def __del__(self) -> None:
         """The model is gone before Python ends: end the record, without the other processes, which

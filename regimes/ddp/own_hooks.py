@@ -30,7 +30,7 @@ from regimes.errors import ConfigError
 from regimes.job.refit import several
 
 BUCKET = 25 * 2**20  # bytes, as DDP's, of a shard if there are several
-_attached: WeakSet[nn.Module] = WeakSet()
+attached_models: WeakSet[nn.Module] = WeakSet()
 
 
 class OwnHooks:
@@ -54,11 +54,12 @@ class OwnHooks:
         Raises:
             ConfigError: the model has a hook already.
         """
-        if network in _attached:
+        if network in attached_models:
             raise ConfigError("this model has a hook already: attach it once")
         self._network, self.parameters, self.local = ref(network), parameters, local
         self.layers = layers_of(parameters)
         self.names, self.device = list(parameters), local[0].device
+        self.config: dict[str, Any] = {}
         self.arrived: set[int] = set()
         self.idle: set[int] = set()
         self.missing: set[int] = set()
@@ -78,7 +79,7 @@ class OwnHooks:
 
     def mark_attached(self) -> None:
         """Note that this model has a hook."""
-        _attached.add(self.network)
+        attached_models.add(self.network)
 
     def connect(self, receiver: Receiver) -> None:
         """Take the gradients from now on; the hooks live as long as the parameters."""
@@ -153,6 +154,9 @@ class OwnHooks:
             yield
         finally:
             self.paused = False
+
+    def close(self) -> None:
+        pass  # gradients are shared for as long as the model lives
 
 
 class DividedGradients(OwnHooks):

@@ -48,7 +48,7 @@ class ShardedGradients(DividedGradients):
         parameters = trainable(network)
         mesh, local = _one_mesh(parameters), [local_part(p) for p in parameters.values()]
         super().__init__(network, parameters, local, replicas, mesh)
-        _check(network, parameters, self.local, self.mesh)
+        check_rows(parameters, self.local, self.mesh)
         self.bucket_bytes = BUCKET * self.mesh.size()
 
     def facts(self) -> dict[str, Any]:
@@ -123,9 +123,8 @@ def _one_mesh(parameters: Mapping[str, nn.Parameter]) -> Any:
     return first
 
 
-def _check(
-    network: nn.Module, parameters: Mapping[str, nn.Parameter], local: Sequence[Tensor], mesh: Any
-) -> None:
+def check_rows(parameters: Mapping[str, nn.Parameter], local: Sequence[Tensor], mesh: Any) -> None:
+    """Raise ConfigError unless a hook can handle what this process holds of the parameters."""
     for name, parameter in parameters.items():
         if parameter.device.type == "meta":
             raise ConfigError(

@@ -186,6 +186,29 @@ class ShardedState:
         return sharded_tensor(rows, self.hook.source.mesh, shape)
 
 
+class ProcessState:
+    """A ``Stateful`` of DCP, for a hook whose layers are the parts of FSDP2's own collectives: the
+    state of each process as bytes. These parts depend on the number of processes, so that it loads
+    on the same number alone."""
+
+    def __init__(self, hook: Hook, branch: bool = False) -> None:
+        self.hook, self.branch = hook, branch
+        self.key = f"process/{hook.world.rank}"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {self.key: packed(self.hook.state_dict())}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Continue where it was saved; all processes call this, through ``dcp.load``.
+
+        Raises:
+            ConfigError: it is of another model, compressor, policy or number of processes.
+        """
+        with damage_refused():
+            state = torch.load(io.BytesIO(saved[self.key]), weights_only=True)
+        self.hook.load_state_dict(state, branch=self.branch)
+
+
 def _redistributed(by_shard: Sequence[Part], here: int) -> dict[str, Any]:
     """Meters saved with another number of shards, for one of this job's: the sum for the first,
     zero for the others."""

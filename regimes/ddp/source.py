@@ -69,18 +69,19 @@ class Receiver(Protocol):
         """The parameters' ``.grad`` has what will be applied."""
 
 
-class Source(Protocol):
-    """A model's gradients, one for each layer, before they are shared.
+class Attached(Protocol):
+    """A model as its hook sees it.
 
     Attributes:
         network: the model without its wrapper.
         parameters: what is trained, by name.
-        layers: names and whole shapes of them. A row of a shape is a row of a compressed matrix.
+        layers: names and whole shapes of what is exchanged. A row of a shape is a row of a
+            compressed matrix.
         local: what this process holds of each layer, its rows where several processes hold one
             replica together.
         mesh: these processes; None: each holds whole layers.
         device: of all parameters.
-        bucket_bytes: the largest bucket, in bytes of whole layers.
+        config: entries of a record's configuration.
     """
 
     parameters: dict[str, nn.Parameter]
@@ -88,7 +89,7 @@ class Source(Protocol):
     local: list[Tensor]
     mesh: Any
     device: torch.device
-    bucket_bytes: int
+    config: dict[str, Any]
 
     @property
     def network(self) -> nn.Module: ...
@@ -101,9 +102,28 @@ class Source(Protocol):
         """What must be the same on all processes, in plain types."""
         ...
 
-    def connect(self, receiver: Receiver) -> None:
-        """From now on the receiver is called in each backward pass."""
+    def connect(self, receiver: Any) -> None:
+        """From now on the steps, a ``Receiver`` where gradients are handed over, are called in each
+        backward pass."""
         ...
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Backward passes inside add up gradients, and exchange nothing; ConfigError: the model has
+        its own way."""
+        ...
+
+    def close(self) -> None:
+        """The job has ended."""
+
+
+class Source(Attached, Protocol):
+    """A model's gradients, one for each layer, before they are shared.
+
+    Attributes:
+        bucket_bytes: the largest bucket, in bytes of whole layers.
+    """
+
+    bucket_bytes: int
 
     def release(self) -> None:
         """All gradients of a step are overwritten, or will never be. In any thread."""
@@ -121,11 +141,6 @@ class Source(Protocol):
 
     def unwritten(self) -> set[int]:
         """Layers whose ``.grad`` the step leaves as it was, because no process has used them."""
-        ...
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        """Backward passes inside add up gradients, and exchange nothing; ConfigError: the model has
-        its own way."""
         ...
 
 
@@ -155,6 +170,7 @@ class DDPGradients:
         self.bucket_bytes = ddp.bucket_bytes_cap
         self.pending: list[tuple[Future[Tensor], Tensor]] = []  # and their buffers
         self.lock = threading.Lock()
+        self.config: dict[str, Any] = {}
 
     @property
     def network(self) -> nn.Module:
@@ -237,6 +253,9 @@ class DDPGradients:
 
     def no_sync(self) -> NoReturn:
         raise ConfigError("no_sync: use model.no_sync() of DistributedDataParallel")
+
+    def close(self) -> None:
+        pass  # DDP keeps a hook for as long as it lives
 
 
 def tensor_parallel(parameters: Sequence[Any]) -> tuple[Any, list[float]] | None:

@@ -14,7 +14,7 @@ from regimes.compression.base import upgraded as with_present_units
 from regimes.config import DENSE
 from regimes.ddp.branching import changed
 from regimes.ddp.source import plain_names
-from regimes.ddp.steps import HookSteps
+from regimes.ddp.unit_steps import UnitSteps
 from regimes.errors import ConfigError
 from regimes.instruments.base import EndOfEpochGauge
 from regimes.instruments.compression_loss import CompressionLossGauge
@@ -72,7 +72,7 @@ class StateCodec:
 
     job: Job
     chosen: Choice
-    steps: HookSteps
+    steps: UnitSteps
     controller: Controller
 
     # -- save and restore --------------------------------------------------------------------
@@ -120,7 +120,7 @@ class StateCodec:
             }
         )
         owed = column(state["parts"][0]["layers"], "residual")
-        for residual, scale in zip(owed.values(), b.memories.scales, strict=True):
+        for residual, scale in zip(owed.values(), b.scales, strict=True):
             if residual is not None:
                 residual /= scale  # in units of the unscaled loss
         return state
@@ -138,7 +138,7 @@ class StateCodec:
         residuals = column(own_part(state)["layers"], "residual")
         b.reducer.load_state_dict(column(state["layers"], "memory"), residuals)
         b.reducer.to(job.world.device)
-        b.memories.scales = [1.0] * len(job.layers)
+        b.scales = [1.0] * len(job.layers)
         b.restart()
         b.clock.seconds |= state["seconds"]
         b.in_unit, b.finite_in_unit = state["steps"]

@@ -19,14 +19,13 @@ import torch
 from torch import Tensor
 
 from regimes.compression.reducer import Reducer
-from regimes.config import DENSE, Level
 from regimes.ddp.applied import UNKNOWN, AppliedSteps
 from regimes.ddp.source import Source
+from regimes.ddp.unit_steps import UnitSteps
 from regimes.errors import ConfigError
 from regimes.exchange.exchange import Exchange, Listener, Transfer, make_buckets
 from regimes.exchange.tentative import TentativeMemories
 from regimes.instruments.gradient_norm import NormsGauge
-from regimes.job.clock import Clock
 from regimes.job.refit import several
 from regimes.precision import full_precision
 
@@ -39,18 +38,11 @@ class Undo:
     finite: bool
 
 
-class HookSteps(Listener):
-    """The backward passes of one model.
+class HookSteps(UnitSteps, Listener):
+    """The backward passes of one model whose gradients the hook exchanges.
 
     Attributes:
         exchange: of their gradients.
-        levels: per layer, what a backward pass sends after the first ``dense_start`` of them.
-        total: backward passes since training began.
-        in_unit, finite_in_unit: backward passes since ``restart``, and those whose gradient was
-            finite.
-        before_step: called at the first gradients of a backward pass.
-        check: called once, in the exchange's thread, before the next gradient is reduced.
-        clock: where the time since ``restart`` went.
         applied: tells whether the last step was applied; None: a quorum does (``ddp.membership``).
     """
 
@@ -80,9 +72,8 @@ class HookSteps(Listener):
         self.applied: AppliedSteps | None = AppliedSteps(source.parameters.values(), optimizer)
         for gauge in gauges:
             gauge.reversible = True
-        self.source, self.reducer, self.gauges = source, reducer, gauges
-        self.levels: Sequence[Level] = []
-        self.dense_start, self.total = dense_start, 0
+        super().__init__(reducer, source.device, dense_start)
+        self.source, self.gauges = source, gauges
         sizes = [t.numel() for t in source.local]
         self.stack = torch.zeros(
             (1, sum(sizes) if keep_gradients else 0),
@@ -99,16 +90,8 @@ class HookSteps(Listener):
             written=self,
             copies=self.stack[0].split(sizes) if keep_gradients else None,
         )
-        self.before_step: Callable[[], Any] = lambda: None
-        self.check: Callable[[], Any] | None = None
         self._scale = scale
         self._last: Undo | None = None
-        self.restart()
-
-    def restart(self) -> None:
-        """Begin a unit: counts and clock start at zero."""
-        self.in_unit = self.finite_in_unit = 0
-        self.clock = Clock(self.source.device)
 
     # -- in the thread of backward, called by the source -------------------------------------
 
@@ -120,8 +103,7 @@ class HookSteps(Listener):
     def begin(self) -> None:
         self.before_step()
         self.clock.start()
-        dense = self.total < self.dense_start
-        self.exchange.begin([DENSE] * len(self.levels) if dense else self.levels)
+        self.exchange.begin(self.present_levels)
 
     def add(self, gradients: Mapping[int, Tensor]) -> None:
         self.exchange.add({i: gradient[None] for i, gradient in gradients.items()})
@@ -171,15 +153,9 @@ class HookSteps(Listener):
     # -- a step that has not counted -----------------------------------------------------------
 
     def forget(self) -> None:
-        """The last step counts for good."""
         self._last = self.memories.before = None
 
     def take_back(self, arriving: int | None = None) -> None:
-        """Undo the last step for layers whose gradient was cleared and never applied.
-
-        Args:
-            arriving: a layer whose next gradient is there already.
-        """
         before, applied = self.memories.before, self.applied
         if self._last is None or before is None or applied is None:
             return
@@ -219,6 +195,14 @@ class HookSteps(Listener):
         assert self.exchange.memories is not None
         return self.exchange.memories
 
+    @property
+    def scales(self) -> list[float]:
+        return self.memories.scales
+
+    @scales.setter
+    def scales(self, scales: list[float]) -> None:
+        self.memories.scales = scales
+
     @contextlib.contextmanager
     def on_hook_stream(self) -> Iterator[None]:
         """On a GPU, run in the hook's own stream, between past and future work of the current one.
@@ -240,9 +224,7 @@ class HookSteps(Listener):
         return self._scale()
 
     def before(self) -> None:
-        if self.check is not None:
-            self.check, check = None, self.check
-            check()
+        self.run_check()
 
     def marks(self, layers: Sequence[int]) -> Tensor | None:
         return self.source.unused(layers)

@@ -13,8 +13,10 @@ from regimes import compression, policies
 from regimes.capabilities import Part
 from regimes.compression import Compressor
 from regimes.compression.needs import compressor_parts
+from regimes.compression.scatter import QuantisedScatter, Weights
 from regimes.config import DENSE, Level, Signal
 from regimes.config.bounds import LONGEST, SECONDS
+from regimes.config.convert import from_dict
 from regimes.errors import ConfigError, is_whole, nearest, require, unexpected
 from regimes.instruments import instruments
 from regimes.instruments.needs import needs_of, policy_parts, signal_parts
@@ -109,6 +111,59 @@ def constant(
             f"throughout leave policy out, attach(..., level={named!r})"
         )
     return "accordion" if policy is None else policy, levels
+
+
+def of_scatter(
+    table: Mapping[str, Any] | None,
+    policy: Any,
+    compressor: Any,
+    level: Level | None,
+    levels: Mapping[str, Level] | None,
+) -> tuple[QuantisedScatter, Level | None, Mapping[str, Level] | None]:
+    """The compressor, and its level or levels, for the argument ``scatter`` of ``attach``.
+
+    Raises:
+        ConfigError: an argument that belongs into ``scatter``, an unknown key, or no level at all.
+    """
+    for name, given in (("compressor", compressor), ("level", level), ("levels", levels)):
+        if given is not None and given != "powersgd":
+            raise ConfigError(
+                f"{name} = {given!r}: with shards the levels of what FSDP2 exchanges are in "
+                'scatter={"level": 4} and gather={"level": 8}: leave it out'
+            )
+    if table is None:
+        if policy is not None:
+            raise ConfigError(
+                'policy: it decides the levels of scatter: add scatter={"levels": {"low": 8, '
+                '"high": 4}}, or leave it out'
+            )
+        return QuantisedScatter(), DENSE, None
+    if not isinstance(table, Mapping):
+        raise unexpected("scatter", table, 'a table like {"level": 4}')
+    fields = {key: value for key, value in table.items() if key not in ("level", "levels")}
+    if unknown := fields.keys() - {"block", "stochastic", "error_feedback"}:
+        known = ("level", "levels", "block", "stochastic", "error_feedback")
+        raise ConfigError(f"scatter.{min(unknown)}: {nearest(min(unknown), known)}")
+    made = from_dict(QuantisedScatter, fields, "scatter.")
+    return made, table.get("level"), table.get("levels")
+
+
+def of_gather(table: Mapping[str, Any] | None) -> Weights:
+    """How weights are gathered, for the argument ``gather`` of ``attach``.
+
+    Raises:
+        ConfigError: an unknown key, or a level that is none of the quantiser's.
+    """
+    if table is not None and not isinstance(table, Mapping):
+        raise unexpected("gather", table, 'a table like {"level": 8}')
+    given = {} if table is None else dict(table)
+    if unknown := given.keys() - {"level", "block"}:
+        raise ConfigError(f"gather.{min(unknown)}: {nearest(min(unknown), ('level', 'block'))}")
+    level, block = given.get("level", DENSE), given.get("block", 64)
+    good = level in (DENSE, 4, 8) and not isinstance(level, bool)
+    require(good, "gather.level", level, '4 or 8 (bits), or "dense"')
+    require(is_whole(block, 1), "gather.block", block, "a whole number from 1")
+    return Weights(level, block)
 
 
 def _check_known(rule: Policy, compressor: Compressor, known: Mapping[str, Level]) -> None:

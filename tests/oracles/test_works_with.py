@@ -129,7 +129,7 @@ class Made:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("Hook", "DDPGradients", "ShardedGradients", "BareGradients"):
+    for name in ("Hook", "DDPGradients", "ShardedGradients", "BareGradients", "FSDPModules"):
         monkeypatch.setattr(attaching, name, Made)
     for name in ("LocalSteps", "trained"):
         monkeypatch.setattr(starting, name, Made)

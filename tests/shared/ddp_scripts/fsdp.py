@@ -1,0 +1,595 @@
+"""One small training under plain FSDP2, with and without its collectives compressed.
+
+The oracle of ``looped`` runs every rank's backward pass in one process and reduces module by module
+by a plain loop over numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn import functional as F
+
+import regimes
+from regimes.errors import RegimesError
+from regimes.seeding import derive, uniform
+
+STEPS, EVERY, RATE, BATCH = 6, 2, 0.05, 8
+RULE = {"name": "accordion", "interval": 1, "eta": 0.2}
+
+
+@dataclass(frozen=True)
+class Case:
+    """How to train; the defaults are the plainest way."""
+
+    scatter: Any = None
+    gather: Any = None
+    policy: Any = None
+    root_only: bool = False  # one call of fully_shard
+    reshard: bool | int = True
+    side: bool = False  # a branch that every third step uses
+    accumulate: int = 1
+    synchronise: bool = False  # all of the accumulated passes
+    clip: float | None = None
+    adamw: bool = False
+    half: bool = False  # computes and reduces in bfloat16
+    factor: float | None = None  # set_gradient_divide_factor
+    force_sum: bool = False
+    single: bool = False  # float32 parameters
+    attach: bool = True
+
+
+class Net(nn.Module):
+    """Two linear layers with one weight, a frozen one, a side branch; a last layer of five rows,
+    which no number of shards divides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 12)
+        self.left, self.right = nn.Linear(12, 12), nn.Linear(12, 12)
+        self.right.weight = self.left.weight
+        self.frozen = nn.Linear(12, 12)
+        self.frozen.requires_grad_(False)
+        self.side = nn.Linear(12, 12)
+        self.head = nn.Linear(12, 5)
+
+    def forward(self, x: Tensor, side: bool) -> Tensor:
+        x = torch.tanh(self.inner(x))
+        x = self.right(torch.tanh(self.left(x))) + self.frozen(x)
+        if side:
+            x = x + self.side(torch.tanh(x))
+        return self.head(x)
+
+
+def build(case: Case) -> Net:
+    torch.manual_seed(1)
+    return Net().to(torch.float32 if case.half or case.single else torch.float64)
+
+
+def batch(step: int, part: int, rank: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1000 * step + 10 * rank + part)
+    x = torch.randn(BATCH, 8, generator=generator, dtype=torch.float64)
+    return x, torch.randint(5, (BATCH,), generator=generator)
+
+
+def loss_of(net: Any, case: Case, step: int, part: int, rank: int) -> Tensor:
+    x, y = batch(step, part, rank)
+    answer = net(x.to(next(net.parameters()).dtype), case.side and step % 3 == 1)
+    return F.cross_entropy(answer.to(torch.float64), y) / case.accumulate
+
+
+def optimiser(net: nn.Module, case: Case) -> torch.optim.Optimizer:
+    trained = [p for p in net.parameters() if p.requires_grad]
+    if case.adamw:
+        return torch.optim.AdamW(trained, lr=RATE / 10)
+    return torch.optim.SGD(trained, lr=RATE, momentum=0.9, weight_decay=1e-3)
+
+
+def shard(net: Net, case: Case, mesh: DeviceMesh) -> Any:
+    options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": case.reshard}
+    if case.half:
+        options["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.bfloat16)
+    if not case.root_only:
+        for module in (net.inner, net.frozen, net.side):
+            fully_shard(module, **options)
+        fully_shard([net.left, net.right], **options)
+    sharded: Any = fully_shard(net, **options)
+    for module in sharded.modules():
+        if case.factor is not None and hasattr(module, "set_gradient_divide_factor"):
+            module.set_gradient_divide_factor(case.factor)
+        if case.force_sum and hasattr(module, "set_force_sum_reduction_for_comms"):
+            module.set_force_sum_reduction_for_comms(True)
+    return sharded
+
+
+def whole(tensor: Any) -> Tensor:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def weights(net: nn.Module) -> dict[str, Tensor]:
+    return {k: whole(v.detach()).clone() for k, v in net.named_parameters()}
+
+
+def train(
+    net: Any,
+    optimizer: torch.optim.Optimizer,
+    case: Case,
+    rank: int,
+    steps: Sequence[int] = range(STEPS),
+) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        for part in range(case.accumulate):
+            if case.accumulate > 1 and not case.synchronise:
+                net.set_requires_gradient_sync(part == case.accumulate - 1)
+            loss_of(net, case, step, part, rank).backward()
+        if case.clip is not None:
+            nn.utils.clip_grad_norm_(net.parameters(), case.clip)
+        optimizer.step()
+
+
+def attach(net: Any, case: Case, mesh: DeviceMesh, optimizer: Any, **more: Any) -> Any:
+    return regimes.attach(
+        net,
+        shards=mesh,
+        scatter=case.scatter,
+        gather=case.gather,
+        policy=case.policy,
+        optimizer=optimizer,
+        every=EVERY,
+        seed=7,
+        **more,
+    )
+
+
+def flat_mesh(ranks: int) -> DeviceMesh:
+    return init_device_mesh("cpu", (ranks,))
+
+
+def trained(rank: int, ranks: int, cases: Sequence[Case]) -> list[dict[str, Any]]:
+    """What one process has in the end, case by case."""
+    mesh, results = flat_mesh(ranks), []
+    for case in cases:
+        net = shard(build(case), case, mesh)
+        optimizer = optimiser(net, case)
+        hook = attach(net, case, mesh, optimizer) if case.attach else None
+        train(net, optimizer, case, rank)
+        found: dict[str, Any] = {"weights": weights(net)}
+        if hook is not None:
+            found |= {"levels": hook.levels}
+            hook.close()
+            found |= {"rows": hook.rows, "per_step": hook.header["per_step"]}
+            found["layers"] = {x.name: x.size for x in hook.layers}
+        results.append(found)
+    return results
+
+
+# -- the oracle: plain loops in one process ------------------------------------------------------
+
+
+def modules_of(net: Net, case: Case) -> dict[str, list[str]]:
+    """The parameters of each call of ``fully_shard``, in the order of their flat tensor."""
+    names = [name for name, _ in net.named_parameters()]
+    if case.root_only:
+        return {"(root)": names}
+    parts = {"inner": ("inner",), "left+right": ("left", "right"), "side": ("side",)}
+    parts |= {"frozen": ("frozen",), "(root)": ("head",)}
+    return {
+        module: [name for name in names if name.split(".")[0] in inside]
+        for module, inside in parts.items()
+    }
+
+
+def for_owner(numbers: Tensor, owner: int, ranks: int) -> list[float]:
+    """The rows of a parameter that a rank owns, padded with zeros."""
+    size = -(-numbers.shape[0] // ranks)
+    rows = numbers.view(numbers.shape[0], -1)
+    mine = rows[owner * size : (owner + 1) * size].flatten().tolist()
+    return mine + [0.0] * (size * rows.shape[1] - len(mine))
+
+
+def rounded(numbers: Sequence[float], bits: int, block: int, noise: Sequence[float]) -> list[float]:
+    """Numbers as integers times the scale of their block."""
+    steps, found = 2 ** (bits - 1) - 1, []
+    for start in range(0, len(numbers), block):
+        part = numbers[start : start + block]
+        scale = max(max(abs(x) for x in part), 2.2250738585072014e-308)
+        for x, more in zip(part, noise[start:], strict=False):
+            code = math.floor(x / scale * steps + more)
+            found.append(max(-steps, min(steps, code)) * (scale / steps))
+    return found
+
+
+class Loop:
+    """One module's reduce-scatter, number by number."""
+
+    def __init__(self, name: str, ranks: int, table: dict[str, Any]) -> None:
+        self.name, self.ranks, self.step = name, ranks, 0
+        self.block, self.stochastic = table.get("block", 64), table.get("stochastic", True)
+        self.feedback = table.get("error_feedback", False)
+        self.owed: dict[tuple[int, int], list[float]] = {}  # by sender and owner
+
+    def reduce(self, gradients: list[list[Tensor]], level: Any) -> list[Tensor]:
+        """The means of parameters whose gradients each rank has."""
+        self.step += 1
+        shapes, ranks = [g.shape for g in gradients[0]], self.ranks
+        means: list[list[float]] = []
+        for owner in range(ranks):
+            total: list[float] = []
+            for rank, own in enumerate(gradients):
+                numbers = [x for g in own for x in for_owner(g, owner, ranks)]
+                owed = self.owed.pop((rank, owner), [0.0] * len(numbers))
+                decay = float(self.feedback or True)
+                numbers = [x + decay * y for x, y in zip(numbers, owed, strict=True)]
+                sent = numbers
+                if level != "dense":
+                    noise = self._noise(rank, owner, len(numbers))
+                    sent = rounded(numbers, level, self.block, noise)
+                    if self.feedback:
+                        self.owed[rank, owner] = [x - y for x, y in zip(numbers, sent, strict=True)]
+                total = [x + y for x, y in zip(total or [0.0] * len(sent), sent, strict=True)]
+            means.append([x / ranks for x in total])
+        return _joined(means, shapes, ranks)
+
+    def _noise(self, rank: int, owner: int, size: int) -> list[float]:
+        if not self.stochastic:
+            return [0.5] * size
+        seed = derive(7, self.name, "numbers", self.step, rank)
+        (drawn,) = uniform([(seed, size * self.ranks)], torch.device("cpu"))
+        return drawn.tolist()[owner * size : (owner + 1) * size]
+
+
+def _joined(parts: list[list[float]], shapes: Sequence[torch.Size], ranks: int) -> list[Tensor]:
+    """Whole tensors from what each rank owns."""
+    found, start = [], 0
+    for shape in shapes:
+        rows, width = shape[0], math.prod(shape[1:])
+        size = -(-rows // ranks) * width
+        flat = [x for part in parts for x in part[start : start + size]]
+        found.append(torch.tensor(flat[: rows * width], dtype=torch.float64).view(shape))
+        start += size
+    return found
+
+
+def looped(ranks: int, case: Case, levels: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The same training in one process.
+
+    Args:
+        levels: by unit and module.
+    """
+    net, optimizer = build(case), None
+    optimizer = optimiser(net, case)
+    named, modules = dict(net.named_parameters()), modules_of(net, case)
+    loops = {name: Loop(name, ranks, case.scatter or {}) for name in modules}
+    norms: list[dict[str, float]] = []
+    for step in range(STEPS):
+        if step % EVERY == 0:
+            sums = {k: torch.zeros_like(p) for k, p in named.items()}
+        for p in named.values():
+            p.grad = None
+        masters = {k: p.detach().clone() for k, p in named.items()}
+        if case.gather:
+            _round_weights(named, modules, ranks, case.gather)
+        reduced: dict[str, Tensor] = {}
+        passes = [[part] for part in range(case.accumulate)]
+        for parts in passes if case.synchronise else [list(range(case.accumulate))]:
+            by_rank = []
+            for rank in range(ranks):
+                net.zero_grad()
+                for part in parts:
+                    loss_of(net, case, step, part, rank).backward()
+                by_rank.append({k: p.grad.clone() for k, p in named.items() if p.grad is not None})
+            for module, names in modules.items():
+                used = [name for name in names if name in by_rank[0]]
+                if used:
+                    own = [[g[name] for name in used] for g in by_rank]
+                    level = levels[step // EVERY].get(module, "dense")
+                    means = zip(used, loops[module].reduce(own, level), strict=True)
+                    for name, mean in means:
+                        reduced[name] = reduced.get(name, 0) + mean
+        with torch.no_grad():
+            for name, p in named.items():
+                p.copy_(masters[name])
+                p.grad = reduced.get(name)
+                if name in reduced:
+                    sums[name] += reduced[name]
+        if case.clip is not None:
+            nn.utils.clip_grad_norm_(net.parameters(), case.clip)
+        optimizer.step()
+        if step % EVERY == EVERY - 1:
+            squares = {k: float(v.square().sum()) for k, v in sums.items()}
+            norms.append({m: math.sqrt(sum(squares[k] for k in modules[m])) for m in modules})
+    return {"weights": weights(net), "norms": norms}
+
+
+@torch.no_grad()
+def _round_weights(
+    named: dict[str, Any], modules: dict[str, list[str]], ranks: int, table: dict[str, Any]
+) -> None:
+    for names in modules.values():
+        parts = []
+        for owner in range(ranks):
+            numbers = [x for name in names for x in for_owner(named[name], owner, ranks)]
+            half = [0.5] * len(numbers)
+            parts.append(rounded(numbers, table["level"], table.get("block", 64), half))
+        shapes = [named[name].shape for name in names]
+        for name, tensor in zip(names, _joined(parts, shapes, ranks), strict=True):
+            named[name].copy_(tensor)
+
+
+# -- one gradient that is known --------------------------------------------------------------------
+
+
+class Product(nn.Module):
+    """Its gradient is its input."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(rows, columns))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.weight * x).sum()
+
+
+def gradient(
+    rank: int, ranks: int, shape: tuple[int, int], options: dict[str, Any], alike: bool = False
+) -> Tensor:
+    """The reduced gradient of a step in which rank r has the gradient ``given(r)``.
+
+    Args:
+        alike: all of its rows are the first one.
+    """
+    mesh, options = flat_mesh(ranks), dict(options)
+    half, factor = options.pop("half", False), options.pop("factor", None)
+    kind = torch.bfloat16
+    policy = MixedPrecisionPolicy(kind, reduce_dtype=kind) if half else MixedPrecisionPolicy()
+    net: Any = fully_shard(Product(*shape), mesh=mesh, mp_policy=policy)
+    if factor is not None:
+        net.set_gradient_divide_factor(factor)
+    hook = regimes.attach(net, shards=mesh, seed=7, **options)
+    mine = given(rank, shape)
+    net(mine[:1].expand(shape).contiguous() if alike else mine).backward()
+    hook.close()
+    return whole(net.weight.grad).clone()
+
+
+def given(rank: int, shape: tuple[int, int]) -> Tensor:
+    generator = torch.Generator().manual_seed(50 + rank)
+    return torch.randn(shape, generator=generator)
+
+
+def wide(rank: int, ranks: int) -> list[dict[str, int]]:
+    """Bytes by collective of one step in float32: dense, at 8 and at 4 bits."""
+    mesh, found = flat_mesh(ranks), []
+    for level in ("dense", 8, 4):
+        net: Any = fully_shard(Product(64, 100), mesh=mesh)
+        table = {"level": level}
+        hook = regimes.attach(net, shards=mesh, scatter=table, gather=table)
+        net(given(rank, (64, 100))).backward()
+        found.append(dict(hook.world.meter.sent))
+        hook.close()
+    return found
+
+
+# -- saved and resumed -----------------------------------------------------------------------------
+
+
+def resumed(
+    rank: int, ranks: int, case: Case, folder: str, first: int, last: int, whole_file: bool = False
+) -> dict[str, Any]:
+    """Steps ``first`` to ``last`` of the training, from a checkpoint and to another one.
+
+    Args:
+        whole_file: the hook's state is a file of each process, not a part of the checkpoint.
+    """
+    mesh = flat_mesh(ranks)
+    net = shard(build(case), case, mesh)
+    optimizer = optimiser(net, case)
+    hook = attach(net, case, mesh, optimizer)
+
+    def parts() -> dict[str, Any]:
+        model, state = get_state_dict(net, optimizer)
+        found = {"model": model, "optimizer": state}
+        return found if whole_file else found | {"hook": hook.sharded_state()}
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch's, about itself
+        if first:
+            dcp.load(found := parts(), checkpoint_id=f"{folder}/{first}")
+            model, state = found["model"], found["optimizer"]
+            set_state_dict(net, optimizer, model_state_dict=model, optim_state_dict=state)
+            if whole_file:
+                hook.load_state_dict(torch.load(f"{folder}/hook{rank}", weights_only=True))
+        train(net, optimizer, case, rank, range(first, last))
+        if folder:
+            dcp.save(parts(), checkpoint_id=f"{folder}/{last}")
+            if whole_file:
+                torch.save(hook.state_dict(), f"{folder}/hook{rank}")
+    hook.close()
+    return {"weights": weights(net), "rows": hook.rows, "traffic": hook.traffic.bytes}
+
+
+def three_parts(rank: int, ranks: int, case: Case, folder: str, whole: bool) -> list[Any]:
+    """All steps, and the same in two parts."""
+    return [
+        resumed(rank, ranks, case, "", 0, STEPS),
+        resumed(rank, ranks, case, folder, 0, 3, whole),
+        resumed(rank, ranks, case, folder, 3, STEPS, whole),
+    ]
+
+
+# -- wrong use -------------------------------------------------------------------------------------
+
+
+def islands_too(mesh: DeviceMesh) -> None:
+    hook(fully_shard(Net(), mesh=mesh), mesh, replicas=mesh)
+
+
+def plain_model(mesh: DeviceMesh) -> None:
+    hook(Net(), mesh)
+
+
+def blocks_only(mesh: DeviceMesh) -> None:
+    net = Net()
+    fully_shard(net.inner, mesh=mesh)
+    hook(net, mesh)
+
+
+def two_dimensions(mesh: DeviceMesh) -> None:
+    both = init_device_mesh("cpu", (1, mesh.size()), mesh_dim_names=("replicate", "shard"))
+    hook(fully_shard(Net(), mesh=both), mesh)
+
+
+def a_mesh_of_two(mesh: DeviceMesh) -> None:
+    both = init_device_mesh("cpu", (1, mesh.size()), mesh_dim_names=("replicate", "shard"))
+    hook(fully_shard(Net(), mesh=mesh), both)
+
+
+def another_mesh(mesh: DeviceMesh) -> None:
+    both = init_device_mesh("cpu", (mesh.size(), 1), mesh_dim_names=("here", "there"))
+    hook(fully_shard(Net(), mesh=both["there"]), mesh)
+
+
+def left_out(mesh: DeviceMesh) -> None:
+    net = Net()
+    hook(fully_shard(net, mesh=mesh, ignored_params={net.inner.weight}), mesh)
+
+
+def all_frozen(mesh: DeviceMesh) -> None:
+    hook(fully_shard(Net().requires_grad_(False), mesh=mesh), mesh)
+
+
+def half_precision(mesh: DeviceMesh) -> None:
+    hook(fully_shard(Net().half(), mesh=mesh), mesh)
+
+
+def on_meta(mesh: DeviceMesh) -> None:
+    with torch.device("meta"):
+        net = Net()
+    hook(fully_shard(net, mesh=mesh), mesh)
+
+
+def twice(mesh: DeviceMesh) -> None:
+    net = fully_shard(Net(), mesh=mesh)
+    kept = hook(net, mesh)
+    assert kept is not None
+    hook(net, mesh)
+
+
+def not_alike(mesh: DeviceMesh) -> None:
+    level = 8 if mesh.get_rank() else 4
+    hook(fully_shard(Net(), mesh=mesh), mesh, scatter={"level": level})
+
+
+def gather_not_alike(mesh: DeviceMesh) -> None:
+    level = 8 if mesh.get_rank() else 4
+    hook(fully_shard(Net(), mesh=mesh), mesh, gather={"level": level})
+
+
+def without_sync(mesh: DeviceMesh) -> None:
+    hook(fully_shard(Net(), mesh=mesh), mesh).no_sync()
+
+
+def another_signal(mesh: DeviceMesh) -> None:
+    hook(fully_shard(Net(), mesh=mesh), mesh, signal="global")
+
+
+def scaled(mesh: DeviceMesh) -> None:
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    hook(fully_shard(Net(), mesh=mesh), mesh, scaler=scaler)
+
+
+def compressor(mesh: DeviceMesh) -> None:
+    hook(fully_shard(Net(), mesh=mesh), mesh, compressor="topk")
+
+
+def level_outside(mesh: DeviceMesh) -> None:
+    hook(fully_shard(Net(), mesh=mesh), mesh, level=4)
+
+
+def wrong_bits(mesh: DeviceMesh) -> None:
+    hook(fully_shard(Net(), mesh=mesh), mesh, scatter={"level": 3})
+
+
+def unknown_key(mesh: DeviceMesh) -> None:
+    hook(fully_shard(Net(), mesh=mesh), mesh, scatter={"level": 4, "blok": 3})
+
+
+def wrong_gather(mesh: DeviceMesh) -> None:
+    hook(fully_shard(Net(), mesh=mesh), mesh, gather={"level": "high"})
+
+
+def policy_alone(mesh: DeviceMesh) -> None:
+    hook(fully_shard(Net(), mesh=mesh), mesh, scatter=None, policy="accordion")
+
+
+def no_shards(mesh: DeviceMesh) -> None:
+    regimes.attach(fully_shard(Net(), mesh=mesh), scatter={"level": 4})
+
+
+WRONG: dict[str, Callable[[DeviceMesh], None]] = {
+    "with shards: all processes hold one model together": islands_too,
+    "attach needs a model of fully_shard (FSDP2), got Net": plain_model,
+    "call fully_shard on the whole model as well": blocks_only,
+    "divided over a mesh of 2 dimensions: shards= is for one": two_dimensions,
+    "shards: got a mesh of 2 dimensions": a_mesh_of_two,
+    "is divided over another mesh than shards=": another_mesh,
+    "is whole on each process: leave no parameter to ignored_params": left_out,
+    "the model has no parameter to train": all_frozen,
+    "is of type torch.float16: the hook needs float32": half_precision,
+    "is on the device meta: attach after": on_meta,
+    "this model has a hook already": twice,
+    "process 1 has levels.constant = 8": not_alike,
+    "process 1 has shards.gather.level = 8": gather_not_alike,
+    "no_sync: use set_requires_gradient_sync(False)": without_sync,
+    "signal = 'global': expected update with shards": another_signal,
+    "scaler: expected none with shards": scaled,
+    "compressor = 'topk': with shards": compressor,
+    "level = 4: with shards": level_outside,
+    "level of quantised-": wrong_bits,
+    "scatter.blok: did you mean 'block'?": unknown_key,
+    "gather.level = 'high': expected 4 or 8": wrong_gather,
+    "policy: it decides the levels of scatter": policy_alone,
+    "scatter: it compresses what FSDP2 exchanges: add shards=mesh": no_shards,
+}
+
+
+def hook(net: Any, mesh: DeviceMesh, **options: Any) -> Any:
+    more = {"scatter": {"level": 4}, "timeout": 20.0} | options
+    return regimes.attach(net, shards=mesh, **more)
+
+
+def errors(rank: int, ranks: int) -> list[str]:
+    """The sentence of each wrong use."""
+    mesh, said = flat_mesh(ranks), []
+    for wrong in WRONG.values():
+        try:
+            wrong(mesh)
+            said.append("")
+        except RegimesError as error:
+            said.append(str(error))
+    return said
+
+
+def restored(rank: int, ranks: int) -> bool:
+    """Whether ``close`` leaves torch's own collectives, so that training goes on without us, and
+    another hook may be attached."""
+    case, mesh = Case(scatter={"level": 4}, gather={"level": 4}), flat_mesh(ranks)
+    nets = [shard(build(case), case, mesh) for _ in range(2)]
+    hook = attach(nets[0], case, mesh, optimiser(nets[0], case))
+    hook.close()
+    for net in nets:
+        train(net, optimiser(net, case), case, rank)
+    same = [torch.equal(a, b) for a, b in zip(*(weights(n).values() for n in nets), strict=True)]
+    attach(nets[0], case, mesh, optimiser(nets[0], case)).close()
+    return all(same)

@@ -112,10 +112,15 @@ def per_sample(runs: Iterable[Record]) -> float:
     runs (an epoch may lose its seconds when a run is killed).
 
     Raises:
-        RecordError: a run has no such epoch.
+        RecordError: a run has no such epoch, or is of FSDP2's own collectives.
     """
     values: list[float] = []
     for run in runs:
+        if "gather" in run.config:
+            raise RecordError(
+                f"{run.folder} is of attach(shards=...): the time of FSDP2's own collectives is "
+                "not predicted"
+            )
         seconds = run.epochs.reindex(columns=["seconds_compute", "seconds_compress"])
         if seconds.dropna().empty:
             raise RecordError(f"{run.folder} does not say where the time of its epochs went")

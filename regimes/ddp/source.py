@@ -40,7 +40,8 @@ SHARDED = (
 NOT_DDP = {  # by the name of a class, so that none is imported
     "compiled DDP": "attach before compiling, hook = regimes.attach(ddp), then torch.compile(ddp)",
     "FullyShardedDataParallel": SHARDED,
-    "FSDPModule": SHARDED,
+    "FSDPModule": "it keeps a part of the parameters on each process: attach(model, shards=mesh) "
+    'compresses what these exchange, attach(model, replicas=mesh["replicate"]) what islands do',
     "DataParallel": "it is one process with several devices, between which nothing is exchanged "
     "that could be compressed: start a process per device (torchrun) and use "
     "DistributedDataParallel",

@@ -31,7 +31,7 @@ LOOPED = [
 ]
 OF_FOUR = [
     Case(POLICY | {"stochastic": False, "error_feedback": 0.9}, policy=fsdp.RULE, reshard=2),
-    Case({"level": 4}, {"level": 8}, root_only=True, side=True),
+    Case({"level": 4}, {"level": 8}, recompute=True, side=True),
 ]
 CASES = {2: (DENSE, LOOPED), 4: (DENSE[1:2], OF_FOUR)}
 
@@ -151,6 +151,15 @@ def test_a_sum_in_rank_order_and_a_factor_of_the_users() -> None:
         total += (codes * (scale / 127)).view(12, 33)
     for found in results:
         assert torch.equal(found, total[:10] * 0.125)
+
+
+def test_a_step_that_is_not_finite_shows_it_and_spoils_no_later_one() -> None:
+    scatter = {"level": 8, "stochastic": False, "block": 33, "error_feedback": True}
+    before, now = group.run(fsdp.gradient, 2, 2, SHAPE, {"scatter": scatter}, False, True)[0]
+    assert not before[0].isfinite().any()  # the whole block
+    assert before[1:].isfinite().all()
+    mean = torch.stack([fsdp.given(rank, SHAPE) for rank in range(2)]).mean(0)
+    assert (now - mean).abs().max() < 4 / 127
 
 
 # -- state and close -------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import regimes
 from regimes.errors import RegimesError
@@ -45,7 +46,7 @@ class Case:
     half: bool = False  # computes and reduces in bfloat16
     factor: float | None = None  # set_gradient_divide_factor
     force_sum: bool = False
-    single: bool = False  # float32 parameters
+    recompute: bool = False  # activation checkpointing of the block, and prefetching
     attach: bool = True
 
 
@@ -62,9 +63,13 @@ class Net(nn.Module):
         self.frozen.requires_grad_(False)
         self.side = nn.Linear(12, 12)
         self.head = nn.Linear(12, 5)
+        self.recompute = False
 
     def forward(self, x: Tensor, side: bool) -> Tensor:
-        x = torch.tanh(self.inner(x))
+        if self.recompute:
+            x = torch.tanh(checkpoint(self.inner, x, use_reentrant=False))
+        else:
+            x = torch.tanh(self.inner(x))
         x = self.right(torch.tanh(self.left(x))) + self.frozen(x)
         if side:
             x = x + self.side(torch.tanh(x))
@@ -73,7 +78,7 @@ class Net(nn.Module):
 
 def build(case: Case) -> Net:
     torch.manual_seed(1)
-    return Net().to(torch.float32 if case.half or case.single else torch.float64)
+    return Net().to(torch.float32 if case.half else torch.float64)
 
 
 def batch(step: int, part: int, rank: int) -> tuple[Tensor, Tensor]:
@@ -104,6 +109,9 @@ def shard(net: Net, case: Case, mesh: DeviceMesh) -> Any:
             fully_shard(module, **options)
         fully_shard([net.left, net.right], **options)
     sharded: Any = fully_shard(net, **options)
+    if case.recompute:
+        sharded.recompute = True
+        sharded.set_modules_to_forward_prefetch([net.inner, net.frozen])
     for module in sharded.modules():
         if case.factor is not None and hasattr(module, "set_gradient_divide_factor"):
             module.set_gradient_divide_factor(case.factor)
@@ -342,12 +350,19 @@ class Product(nn.Module):
 
 
 def gradient(
-    rank: int, ranks: int, shape: tuple[int, int], options: dict[str, Any], alike: bool = False
+    rank: int,
+    ranks: int,
+    shape: tuple[int, int],
+    options: dict[str, Any],
+    alike: bool = False,
+    poisoned: bool = False,
 ) -> Tensor:
     """The reduced gradient of a step in which rank r has the gradient ``given(r)``.
 
     Args:
         alike: all of its rows are the first one.
+        poisoned: the answer is that of a step before, whose first number is infinite, and of this
+            step.
     """
     mesh, options = flat_mesh(ranks), dict(options)
     half, factor = options.pop("half", False), options.pop("factor", None)
@@ -358,9 +373,16 @@ def gradient(
         net.set_gradient_divide_factor(factor)
     hook = regimes.attach(net, shards=mesh, seed=7, **options)
     mine = given(rank, shape)
+    if poisoned:  # the step before this one
+        bad = mine.clone()
+        bad[0, 0] = float("inf")
+        net(bad).backward()
+        before = whole(net.weight.grad).clone()
+        net.zero_grad()
     net(mine[:1].expand(shape).contiguous() if alike else mine).backward()
     hook.close()
-    return whole(net.weight.grad).clone()
+    now = whole(net.weight.grad).clone()
+    return torch.stack([before, now]) if poisoned else now
 
 
 def given(rank: int, shape: tuple[int, int]) -> Tensor:

@@ -29,6 +29,8 @@ class ModuleSteps(UnitSteps):
     """Backward passes in which FSDP2 reduces gradients, with a layer for each module. One without a
     reduce-scatter, after ``set_requires_gradient_sync(False)``, is no step."""
 
+    by_process = True
+
     def __init__(
         self,
         source: Any,

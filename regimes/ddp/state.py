@@ -184,7 +184,7 @@ class StateCodec:
             return on_processes(state, self.job.world.workers)
 
     def _check_whole(self, call: str) -> None:
-        if self.job.world.shards > 1:
+        if self.job.world.shards > 1 or self.steps.by_process:
             raise ConfigError(
                 f"{call}: this model is sharded, and no process holds whole layers: save "
                 '{"hook": hook.sharded_state()} with torch.distributed.checkpoint, with the model'
@@ -320,8 +320,12 @@ class StateCodec:
             refuse(
                 f"it was saved by process {saved[0]} of {saved[1]}, this is process {world.rank} "
                 f"of {world.processes}: every process loads its own file, on the same number of "
-                "processes, or its residuals would be lost; a state of hook.full_state_dict() "
-                "loads on any number of processes"
+                "processes, or its residuals would be lost"
+                + (
+                    ""
+                    if self.steps.by_process
+                    else "; a state of hook.full_state_dict() loads on any number of processes"
+                )
             )
 
     def _check_plain(self, state: State) -> None:

@@ -26,9 +26,12 @@ class UnitSteps:
         check: called once, before the next gradient is reduced.
         clock: where the time since ``restart`` went.
         scales: per layer, what the last gradient was multiplied by, with the loss.
+        by_process: a layer is made of the parts of so many processes, so that a state loads on the
+            same number alone.
     """
 
     scales: list[float]
+    by_process = False
 
     def __init__(self, reducer: Reducer, device: torch.device, dense_start: int) -> None:
         self.reducer, self.device, self.dense_start = reducer, device, dense_start

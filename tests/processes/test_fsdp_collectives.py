@@ -101,7 +101,9 @@ def test_bytes_of_each_collective_beside_those_of_float32() -> None:
     # a part of 3200 numbers to the other process: codes, and 50 scales of 4 bytes
     assert dense["scatter"] == 3200 * 4
     assert [eight["scatter"], four["scatter"]] == [3200 + 200, 1600 + 200]
-    for sent in (dense, eight, four):  # no other collective carries numbers of the model
+    for sent in (dense, eight, four):
+        assert sent.pop("formula") == sent["scatter"]
+        # no other collective carries numbers of the model
         assert {kind for kind, size in sent.items() if size} == {"scatter", "weights"}
 
 

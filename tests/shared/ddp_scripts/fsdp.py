@@ -398,7 +398,8 @@ def wide(rank: int, ranks: int) -> list[dict[str, int]]:
         table = {"level": level}
         hook = regimes.attach(net, shards=mesh, scatter=table, gather=table)
         net(given(rank, (64, 100))).backward()
-        found.append(dict(hook.world.meter.sent))
+        formula = hook.header["per_step"]["constant"]["bytes"]
+        found.append({**hook.world.meter.sent, "formula": formula})
         hook.close()
     return found
 
@@ -555,6 +556,17 @@ def policy_alone(mesh: DeviceMesh) -> None:
     hook(fully_shard(Net(), mesh=mesh), mesh, scatter=None, policy="accordion")
 
 
+def whole_state(mesh: DeviceMesh) -> None:
+    hook(fully_shard(Net(), mesh=mesh), mesh).full_state_dict()
+
+
+def of_another_process(mesh: DeviceMesh) -> None:
+    made = hook(fully_shard(Net(), mesh=mesh), mesh)
+    saved = made.state_dict()
+    saved["parts"][0]["process"] += 1
+    made.load_state_dict(saved)
+
+
 def no_shards(mesh: DeviceMesh) -> None:
     regimes.attach(fully_shard(Net(), mesh=mesh), scatter={"level": 4})
 
@@ -582,6 +594,8 @@ WRONG: dict[str, Callable[[DeviceMesh], None]] = {
     "scatter.blok: did you mean 'block'?": unknown_key,
     "gather.level = 'high': expected 4 or 8": wrong_gather,
     "policy: it decides the levels of scatter": policy_alone,
+    "full_state_dict: this model is sharded": whole_state,
+    "of 2: every process loads its own file": of_another_process,
     "scatter: it compresses what FSDP2 exchanges: add shards=mesh": no_shards,
 }
 

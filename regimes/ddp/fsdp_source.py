@@ -78,10 +78,7 @@ class FSDPModules:
     def world(self, timeout: float) -> ProcessWorld:
         group = self.mesh.get_group()
         # each process sees its part of a module's reduced gradient; a norm is of all parts
-        self._world = on_group(
-            group, self.device, timeout, tensor=(group, [1.0] * len(self.layers))
-        )
-        return self._world
+        return on_group(group, self.device, timeout, tensor=(group, [1.0] * len(self.layers)))
 
     def facts(self) -> dict[str, Any]:
         kinds = {str(p.dtype) for p in self.parameters.values()}
@@ -92,7 +89,7 @@ class FSDPModules:
         """Replace torch's collectives."""
         attached_models.add(self.network)
         for group in self.groups:
-            group.module.set_custom_all_gather(AllGather(self._world, self.weights, group.gather))
+            group.module.set_custom_all_gather(AllGather(receiver, self.weights, group.gather))
         for i, group in enumerate(self.trained):
             scatter = ReduceScatter(i, receiver, group.scatter)
             group.module.set_custom_reduce_scatter(scatter)

@@ -7,7 +7,9 @@ torch's own collective runs, untouched.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,7 +17,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regimes.collectives.islands import as_reduced
-from regimes.collectives.world import World
 from regimes.compression.all_reduce import dequantise, quantise
 from regimes.compression.reducer import Reducer
 from regimes.compression.scatter import QuantisedScatter, Weights
@@ -82,7 +83,8 @@ class ModuleSteps(UnitSteps):
             self.world.meter.count(layer, "scatter", parts)
             calls = self.world.meter.calls
             calls["scatter"] = calls.get("scatter", 0) + 1
-            work = usual()
+            with self.communicating():
+                work = usual()
         else:
             with self.clock.waiting(self.world):
                 total = self.world.drive([compressor.reduce(parts, state, level)], [layer])[0]
@@ -91,6 +93,13 @@ class ModuleSteps(UnitSteps):
             state.residual = kept
         self._pending[layer] = output
         return work
+
+    @contextmanager
+    def communicating(self) -> Iterator[None]:
+        """The script waits for a collective of torch's own; on a GPU for its launch."""
+        start = time.perf_counter()
+        yield
+        self.clock.move(time.perf_counter() - start, "compute", "communicate")
 
     def _begin(self) -> None:
         """The first reduce-scatter of a backward pass."""
@@ -172,8 +181,8 @@ class AllGather:
     see the same weights.
     """
 
-    def __init__(self, world: World, weights: Weights, usual: Any) -> None:
-        self.world, self.weights, self.usual = world, weights, usual
+    def __init__(self, steps: ModuleSteps, weights: Weights, usual: Any) -> None:
+        self.steps, self.weights, self.usual = steps, weights, usual
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """As torch's own, whose memory it may need."""
@@ -186,17 +195,20 @@ class AllGather:
         group: Any,
         async_op: bool = False,
     ) -> Any:
-        level, block, meter = self.weights.level, self.weights.block, self.world.meter
+        steps, level, block = self.steps, self.weights.level, self.weights.block
+        world, meter = steps.world, steps.world.meter
         others = group.size() - 1  # fewer with reshard_after_forward=NUMBER, in backward
         plain = input_tensor.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-        if level == DENSE or not plain or others + 1 != self.world.workers:
+        if level == DENSE or not plain or others + 1 != world.workers:
             meter.count_weights(input_tensor, others)
-            return self.usual(output_tensor, input_tensor, group, async_op)
-        exact = full_precision(input_tensor)
-        wire, _ = quantise(exact, int(level), block, 0.5)
-        meter.count_weights(wire, others)
-        (wires,) = self.world.gather([wire[None]])
-        size = len(input_tensor)
-        rows = dequantise(wires, int(level), block, size, exact.dtype)  # [ranks, part]
-        output_tensor.view(rows.shape).copy_(rows)
+            with steps.communicating():
+                return self.usual(output_tensor, input_tensor, group, async_op)
+        with steps.clock.waiting(world):
+            exact = full_precision(input_tensor)
+            wire, _ = quantise(exact, int(level), block, 0.5)
+            meter.count_weights(wire, others)
+            (wires,) = world.gather([wire[None]])
+            size = len(input_tensor)
+            rows = dequantise(wires, int(level), block, size, exact.dtype)  # [ranks, part]
+            output_tensor.view(rows.shape).copy_(rows)
         return None

@@ -210,9 +210,7 @@ def test_chunks_do_not_change_a_bit(
             assert torch.equal(
                 all_reduce.dequantise(wire, bits, block, shape[2], numbers.dtype), values
             )
-            mean = all_reduce.in_order_sum(
-                wire, bits, block, shape[2], numbers.dtype, shape[1]
-            )
+            mean = all_reduce.in_order_sum(wire, bits, block, shape[2], numbers.dtype, shape[1])
             found.append((wire, values, mean))
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
     torch.testing.assert_close(found[0][2], found[0][1].mean(1), rtol=1e-6, atol=1e-6)

@@ -205,9 +205,9 @@ class AllGather:
                 return self.usual(output_tensor, input_tensor, group, async_op)
         with steps.clock.waiting(world):
             exact = full_precision(input_tensor)
-            wire, _ = quantise(exact, int(level), block, 0.5)
+            wire, _ = quantise(exact[None], int(level), block, 0.5)
             meter.count_weights(wire, others)
-            (wires,) = world.gather([wire[None]])
+            (wires,) = world.gather([wire])
             size = len(input_tensor)
             rows = dequantise(wires, int(level), block, size, exact.dtype)  # [ranks, part]
             output_tensor.view(rows.shape).copy_(rows)

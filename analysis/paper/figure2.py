@@ -192,14 +192,14 @@ def _fall(numbers: pd.DataFrame, critical: Sequence[Sequence[int]]) -> str:
 def _times(ratio: float) -> str:
     """How a number changes by a factor.
 
-    >>> _times(0.2), _times(1.5), _times(0.99)
-    ('falls to 1 / 5.0', 'grows to 1.5 times', 'stays as it is')
+    >>> _times(0.2), _times(1.5), _times(0.99), _times(5e-324)
+    ('falls to 1 / 5.0', 'grows to 1.5 times', 'stays as it is', 'falls to 0')
     """
-    if abs(math.log(ratio or 1e-300)) < math.log(1.05):  # 1.0 or 1 / 1.0
+    if ratio < 1e-9:
+        return "falls to 0"
+    if abs(math.log(ratio)) < math.log(1.05):  # 1.0 or 1 / 1.0
         return "stays as it is"
-    if ratio > 1:
-        return f"grows to {ratio:.1f} times"
-    return f"falls to 1 / {1 / ratio:.1f}" if ratio else "falls to 0"
+    return f"grows to {ratio:.1f} times" if ratio > 1 else f"falls to 1 / {1 / ratio:.1f}"
 
 
 # -- the command -----------------------------------------------------------------------------

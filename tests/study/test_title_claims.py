@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from synthetic import make
 
@@ -189,6 +189,7 @@ def test_a_longer_run_has_as_many_floats_only_where_it_has(sent: float, said: st
 
 @quick
 @given(start=st.floats(1e-3, 1e3), middle=st.floats(0, 1e3), end=st.floats(0, 1e3))
+@example(start=1.0, middle=1.0, end=5e-324)
 def test_the_norm_falls_only_where_it_does(start: float, middle: float, end: float) -> None:
     values = [start, middle, end]
     table = pd.DataFrame({"epoch": range(3), "layer": "a", "norm": values})

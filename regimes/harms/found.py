@@ -179,7 +179,8 @@ class Harm:
     def _time(self, pulse: Pulse) -> str:
         minutes = self._minutes(pulse)
         if math.isnan(minutes):
-            return f"{len(self.known.missing(pulse, LEAST))} runs"
+            count = len(self.known.missing(pulse, self.known.of(pulse).needed or LEAST))
+            return f"{count} run{'s' * (count > 1)}"
         return f"{minutes:.0f} minutes" if minutes >= 1.5 else f"{max(1, 60 * minutes):.0f} seconds"
 
     def _saving(self, arm: str) -> str:

@@ -16,7 +16,7 @@ from regimes.errors import ConfigError, TrainingError, require
 from regimes.harms.decide import Pulse, Run
 from regimes.harms.found import Harm
 from regimes.harms.kinds import Kind
-from regimes.harms.search import Facts, Search, result_of
+from regimes.harms.search import Facts, Search, Show, result_of
 from regimes.launch.budgeted import Budget, Round
 from regimes.plotting.looks import Metric
 
@@ -47,7 +47,7 @@ class Jobs(Search):
         super().__init__(out, kinds, margin, parts, first_seed)
         self.job, self.units, self.shown = job, units, shown
 
-    def searched(self, budget: Budget, show: Any) -> Harm:
+    def searched(self, budget: Budget, show: Show) -> Harm:
         """Search, and say what was found."""
         return self.found(self.run(budget, 1, show))
 

@@ -1,9 +1,12 @@
-"""What a search says (oracle: counts of seeds and units)."""
+"""What a search says (oracles: a law that the harms follow, counts of seeds)."""
 
 from __future__ import annotations
 
 import math
 
+import pytest
+
+from regimes.errors import RecordError
 from regimes.harms.decide import Known, Pulse, Rules, Run
 from regimes.harms.found import Harm
 from regimes.harms.kinds import Kind
@@ -26,6 +29,23 @@ def found(exponent: float = 2.0, level: float = 0.3, **changes: object) -> Harm:
     kinds = {"high": Kind("high", "rank 1", within=("policy", "high", "low"))}
     given = {"rates": RATES, "minutes": 0.5, **changes}
     return Harm(Known(rules, harms), kinds, named("loss"), "epoch", **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("exponent", [0.5, 1.0, 2.0])
+def test_a_law_that_holds_is_found_and_predicts(exponent: float) -> None:
+    law, score = found(exponent).law()
+    assert law.exponent.value == pytest.approx(exponent, abs=1e-3)
+    assert law.level == pytest.approx(0.3, rel=1e-3)
+    assert score is not None
+    assert (score.r2, score.n) == (pytest.approx(1.0, abs=1e-3), 12 - 3)
+    (words,) = found(exponent).law_in_words()
+    assert f"harm of one epoch = 0.3000 loss x rate^{exponent:.1f}" in words
+
+
+def test_a_law_needs_rates() -> None:
+    with pytest.raises(RecordError, match="rates of this search are not known"):
+        found(rates=()).law()
+    assert "not fitted" in found(rates=[1.0] * 8).law_in_words()[0]
 
 
 def test_the_time_until_a_decision_is_that_of_its_runs() -> None:

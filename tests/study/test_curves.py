@@ -188,10 +188,16 @@ def test_everything_is_compared_once(tmp_path: Path) -> None:
     assert sorted(pairs["comparison"]) == sorted(f"{name} - a" for name in (*names, "b"))
 
 
+MANY = {"harm-cyclic", "harm-cyclic-1800k", "harm-cyclic-460k", "harm-dip", "harm-dip-460k"}
+
+
 @pytest.mark.parametrize("grid", sorted(g for g in GRIDS if not g.startswith("rates-")))
 def test_schedules_of_one_grid_look_different(grid: str) -> None:
     """In colour and marker or dash, so in grey as well; also those that the table does not know."""
     looks = list(styles_of(GRIDS[grid]()).values())
+    if grid in MANY:  # more than there are looks: their figures draw some, by --where and --arm
+        assert len(looks) > 22
+        return
     assert len({(json.dumps(look.dash), str(look.marker)) for look in looks}) == len(looks)
     assert len({str(look.marker) for look in looks}) == len(looks)
     assert len({look.label for look in looks}) == len(looks)

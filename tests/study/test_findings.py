@@ -197,7 +197,9 @@ def known() -> set[str]:
 
 @pytest.mark.parametrize("page", BY_HAND, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_an_interval_on_a_page_is_one_of_the_records(page: Path, known: set[str]) -> None:
-    text = " ".join(page.read_text(encoding="utf-8").split())
+    text = page.read_text(encoding="utf-8")
+    text = re.sub(r"^```text\n.*?^```$", "", text, flags=re.S | re.M)  # what a command printed
+    text = " ".join(text.split())
     for mean, low, high in INTERVAL.findall(text):
         words = f"{mean} [{low}, {high}]".replace("+", "")
         words = re.sub(r"-(0\.0+)(?=[ ,\]])", r"\1", words)

@@ -382,6 +382,7 @@ ARCHIVE = {  # records that each command without grids of its own can draw
     "figure3": "small-signals",
     "figure4a": "small-overlap",
     "layers": "harm-layers",
+    "law": "harm-lm",
     "levels": "lstm-small",
     "mechanism": "rates-lm",
     "narrowing": "rates-when",

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, SupportsFloat, cast
 
 from regimes.collectives.requests import Layer
@@ -266,7 +267,7 @@ class Hook(Job):
                 "sharded_state: this model is not sharded: save full_state_dict() instead"
             )
         if self.world.divided:  # the parts of FSDP2's own collectives
-            return ProcessState(self, branch)
+            return ProcessState(self, partial(self.load_state_dict, branch=branch))
         return ShardedState(self, branch, saved)
 
     # -- units -------------------------------------------------------------------------------

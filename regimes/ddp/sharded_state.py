@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -187,26 +187,30 @@ class ShardedState:
 
 
 class ProcessState:
-    """A ``Stateful`` of DCP, for a hook whose layers are the parts of FSDP2's own collectives: the
-    state of each process as bytes. These parts depend on the number of processes, so that it loads
-    on the same number alone."""
+    """A ``Stateful`` of DCP: the state of each process of a job as bytes. It loads on the same
+    number of processes alone."""
 
-    def __init__(self, hook: Hook, branch: bool = False) -> None:
-        self.hook, self.branch = hook, branch
-        self.key = f"process/{hook.world.rank}"
+    def __init__(self, job: Any, load: Callable[[Any], None]) -> None:
+        """
+        Args:
+            job: a hook or local steps.
+            load: continues it from what its ``state_dict`` gave.
+        """
+        self.job, self.load, self.key = job, load, str(job.world.rank)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {self.key: packed(self.hook.state_dict())}
+    def state_dict(self) -> dict[str, bytes]:
+        return {self.key: packed(self.job.state_dict())}
 
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Continue where it was saved; all processes call this, through ``dcp.load``.
+    def load_state_dict(self, saved: Mapping[str, bytes]) -> None:
+        """Continue where it was saved; through ``dcp.load``, on all processes, once the model and
+        its optimiser have their own states again.
 
         Raises:
-            ConfigError: it is of another model, compressor, policy or number of processes.
+            ConfigError: as ``load_state_dict`` of the job.
         """
         with damage_refused():
             state = torch.load(io.BytesIO(saved[self.key]), weights_only=True)
-        self.hook.load_state_dict(state, branch=self.branch)
+        self.load(state)
 
 
 def _redistributed(by_shard: Sequence[Part], here: int) -> dict[str, Any]:

@@ -8,7 +8,6 @@ period of 1 averages parameters after each step.
 from __future__ import annotations
 
 import copy
-import io
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.requests import Layer
 from regimes.compression.reducer import Reducer
-from regimes.ddp.sharded_state import packed
+from regimes.ddp.sharded_state import ProcessState
 from regimes.errors import ConfigError, TrainingError
 from regimes.exchange.nonfinite import loss_with_flag
 from regimes.instruments.panel import Readings, finite
@@ -38,22 +37,6 @@ from regimes.training.gradients import new_stack
 from regimes.training.optimizers import Optimizers
 from regimes.training.replicas import Replicas
 from regimes.training.streaming import SyncRounds
-
-
-class ProcessState:
-    """A ``Stateful`` of ``torch.distributed.checkpoint``: the state of each process as bytes."""
-
-    def __init__(self, local: LocalSteps) -> None:
-        self.local = local
-
-    def state_dict(self) -> dict[str, bytes]:
-        return {str(self.local.world.rank): packed(self.local.state_dict())}
-
-    def load_state_dict(self, saved: Mapping[str, bytes]) -> None:
-        """Continue where it was saved; through ``dcp.load``, once the model and its optimiser have
-        their own states again."""
-        own = saved[str(self.local.world.rank)]
-        self.local.load_state_dict(torch.load(io.BytesIO(own), weights_only=True))
 
 
 class LocalSteps(Job):
@@ -346,7 +329,7 @@ class LocalSteps(Job):
         """The state of all processes, an object for ``torch.distributed.checkpoint``: save and load
         it on all processes of the same mesh. Between two synchronisations the model and the
         optimiser of each island are its own: save them under a name of the island."""
-        return ProcessState(self)
+        return ProcessState(self, self.load_state_dict)
 
     def _check_same(self, state: Mapping[str, Any]) -> None:
         """Raise ConfigError if a state is of another process, or of another model."""

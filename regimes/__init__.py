@@ -44,6 +44,8 @@ _PUBLIC = {
     "regimes.records": "Record load load_all summary",
     "regimes.harms.harm": "harm",
     "regimes.harms.found": "Harm",
+    "regimes.plans.plan": "plan",
+    "regimes.plans.found": "Plan",
     "regimes.plotting.schedules": "compare",
     "regimes.plotting.lines": "plot",
     "regimes.policies": "Static Windows Accordion Detected BatchAccordion ByLayer Smith AdaQS "
@@ -73,6 +75,8 @@ if TYPE_CHECKING:
     from regimes.config import override as override
     from regimes.harms.found import Harm as Harm
     from regimes.harms.harm import harm as harm
+    from regimes.plans.found import Plan as Plan
+    from regimes.plans.plan import plan as plan
     from regimes.plotting.lines import plot as plot
     from regimes.presets import get_preset as get_preset
     from regimes.records import Record as Record

@@ -10,6 +10,8 @@ from regimes.cli.branch import branch  # isort: skip (the order of the help)
 
 from regimes.cli.harm import harm  # isort: skip (the order of the help)
 
+from regimes.cli.plan import plan  # isort: skip (the order of the help)
+
 from regimes.cli.read import cost, detect, doctor, figure, pack, report, watch  # isort: skip (the order of the help)
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "figure",
     "harm",
     "pack",
+    "plan",
     "presets",
     "report",
     "run",

@@ -73,6 +73,21 @@ class Table:
             drawing.add_row(*map(text, row))
         return drawing
 
+    def text(self, width: int = 110) -> str:
+        """In plain letters, without colours.
+
+        Args:
+            width: letters of a line.
+        """
+        from io import StringIO
+
+        from rich.console import Console
+
+        console = Console(width=width, file=StringIO(), color_system=None, highlight=False)
+        with console.capture() as captured:
+            console.print(self.drawn())
+        return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
     def markdown(self) -> str:
         """For a document, without title and note.
 

@@ -225,7 +225,7 @@ def measured(config: RunConfig, workers: int, steps: int = 5) -> list[Case]:
     of the run (static, windows, periods by the rate; AdaComm as if the loss were constant)."""
     from regimes.cost.measure import timed
 
-    per_epoch, works = timed(config, workers, steps)
+    per_epoch, works, _ = timed(config, workers, steps)
     unit = min(per_epoch, config.unit_steps or per_epoch)  # steps in a row of the record
     levels = [Case(_labelled(x, config.levels), [(unit, work)]) for x, work in works.items()]
     plan = planned(config, int(per_epoch))

@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,23 +20,39 @@ from regimes.cost.network import Work
 from regimes.exchange.exchange import Exchange
 from regimes.training.build import Run, prepare
 
+if TYPE_CHECKING:
+    from regimes.collectives.requests import Layer
+    from regimes.data.task import Task
 
-def timed(config: RunConfig, workers: int, steps: int = 5) -> tuple[float, dict[str, Work]]:
+
+class Timed(NamedTuple):
+    """What was timed.
+
+    Attributes:
+        per_epoch: steps per epoch.
+        works: one step's work per level: "dense" and those of the configuration.
+        layers: of the model.
+    """
+
+    per_epoch: int
+    works: dict[str, Work]
+    layers: tuple[Layer, ...]
+
+
+def timed(config: RunConfig, workers: int, steps: int = 5, task: Task | None = None) -> Timed:
     """Train a few steps of one worker on this machine.
 
     Args:
         workers: W, among whom the epoch's samples are divided.
         steps: timed after one warm-up step; seconds are their medians.
-
-    Returns:
-        Steps per epoch, and one step's work per level: "dense" and those of the configuration.
+        task: model and data in place of those that the configuration names.
     """
     alone = replace(config, workers=1, instruments={}, policy={"name": "static", "level": DENSE})
-    parts = prepare(alone)
+    parts = prepare(alone, task)
     with contextlib.closing(parts), parts.numerics.training():
         full, rest = divmod(len(parts.batches), workers)
         per_epoch = max(1, full + (rest > 0 and not config.data.drop_last))
-        return per_epoch, _levels(parts, workers, steps, per_epoch)
+        return Timed(per_epoch, _levels(parts, workers, steps, per_epoch), tuple(parts.layers))
 
 
 def _levels(parts: Run, workers: int, steps: int, per_epoch: int) -> dict[str, Work]:

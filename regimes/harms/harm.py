@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from regimes.collectives.launcher import launched
-from regimes.config import RunConfig, load_toml, override_fields
+from regimes.config import RunConfig
 from regimes.config.arguments import checked
 from regimes.errors import ConfigError, require
 from regimes.harms.found import Harm
@@ -17,12 +17,9 @@ from regimes.harms.kinds import Kind, changed, kinds_of, kinds_of_job, trunk_of
 from regimes.harms.records import Records
 from regimes.harms.search import Show
 from regimes.launch.budgeted import Budget
+from regimes.launch.subject import subject
 from regimes.plotting.looks import METRICS, Metric, named
-from regimes.presets import get_preset
 from regimes.records.files import record_folder
-
-if TYPE_CHECKING:
-    from regimes.data.task import Task
 
 
 @checked("what")
@@ -85,7 +82,7 @@ def harm(
         shown, arms = _metric(lower, **training), kinds_of_job(words)
         function = Jobs(out, what, arms, units, shown, margin, parts, first_seed)
         return function.searched(budget, show)
-    config, task = _subject(what, train_data, test_data, set, training)
+    config, task = subject(what, train_data, test_data, set, training)
     trunk = replace(trunk_of(config), seed=first_seed)
     kinds = kinds_of(words, groups, trunk)
     _check(trunk, kinds)
@@ -103,25 +100,6 @@ def _metric(lower: bool | None, metric: str = "loss", **others: Any) -> Metric:
     known = metric in METRICS
     require(known or lower is not None, "lower", lower, f"True or False: is less {metric} better?")
     return named(metric) if lower is None else replace(named(metric), lower=lower)
-
-
-def _subject(
-    what: Any, train: Any, test: Any, set: Mapping[str, Any] | None, training: dict[str, Any]
-) -> tuple[RunConfig, Task | None]:
-    """The configuration and, of a model, the task."""
-    if isinstance(what, str | RunConfig):
-        for name in [*training, *(["train_data"] if train is not None else [])]:
-            raise ConfigError(f"{name}: expected none beside {what!r:.40}; set={{...}} changes it")
-        if isinstance(what, str):
-            what = load_toml(what) if what.endswith(".toml") else get_preset(what)
-        return override_fields(what, dict(set or {})), None
-    if train is None or test is None:
-        raise ConfigError("train_data, test_data: expected both, beside a model")
-    from regimes.training.simulate import own_training  # torch, so late
-
-    static = {"name": "static", "level": "low"}
-    given = {"policy": static, "set": set, **training}
-    return own_training(what, train, test, **given)
 
 
 def _check(trunk: RunConfig, kinds: Mapping[str, Kind]) -> None:

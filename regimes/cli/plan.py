@@ -1,0 +1,76 @@
+"""The command that plans a training on a link."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from regimes.cli.app import Settings, app, configuration
+from regimes.console import stdout
+
+
+@app.command
+def plan(
+    preset: Annotated[str, tyro.conf.Positional],
+    link: str | None = None,
+    links: Path | None = None,
+    seconds: float | None = None,
+    loss: float | None = None,
+    step: str | None = None,
+    gpus: int = 1,
+    methods: tuple[str, ...] = (),
+    minutes: float | None = None,
+    runs: int | None = None,
+    set: Settings = (),
+    out: Path | None = None,
+    jobs: int = 1,
+    quiet: bool = False,
+) -> None:
+    """Find the method that ends lowest in a given time on a link, or reaches a loss first, from
+    short trainings within a budget; start the same command again to go on.
+
+    Args:
+        preset: a preset, GRID/SCHEDULE, or a .toml file; see `regimes presets`.
+        link: of a node to the others: bandwidth and latency, e.g. 100Mbit/s,50us.
+        links: in place of it, the file that torchrun ... -m regimes doctor --links FILE writes.
+        seconds: of the training on that link; its schedule is stretched to what a method can do.
+        loss: in place of them: the metric that is to be reached, in the unit of figures.
+        step: seconds of one worker's step without communication, e.g. 0.4s; default timed here.
+        gpus: devices in a node; each worker is one.
+        methods: COMPRESSOR:LEVEL, and /PERIOD for local steps, e.g. powersgd:4 dense/32; default
+            some of each kind.
+        minutes: the budget of the short trainings, default 10; one that has begun is ended.
+        runs: the budget in trainings.
+        set: change a field in all runs.
+        out: folder of the records; default runs/plan/NAME.
+        jobs: trainings at a time, each on its share of the cores.
+        quiet: print the answer alone.
+    """
+    from regimes.console.progress import spending
+    from regimes.cost.job import seconds as read_seconds
+    from regimes.plans.plan import plan as search
+
+    config = configuration(preset, set)
+    stem = Path(preset).stem if preset.endswith(".toml") else preset
+    with spending("planning", (lambda line: None) if quiet else stdout.try_print) as show:
+        found = search(
+            config,
+            link=link,
+            links=links,
+            gpus=gpus,
+            seconds=seconds,
+            loss=loss,
+            step=None if step is None else read_seconds(step),
+            methods=methods,
+            minutes=minutes,
+            runs=runs,
+            out=out or Path("runs", "plan", stem),
+            jobs=jobs,
+            show=show,
+        )
+    print(found)
+    for path in found.save():
+        if path.suffix in (".png", ".toml"):
+            print(path)

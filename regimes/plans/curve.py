@@ -1,0 +1,221 @@
+"""How the loss in the end depends on method, steps and learning rate, fitted to short trainings.
+
+For given exponent a of a power law (as in Hestness et al., 2017) the expected loss is linear:
+
+    loss(m, n, r) = E + A (n / n0)^-a + k r^2 + b r + d r log2(n / n0)
+                    + g_m + b_m r + h_m log2(n / n0) + u_seed + w(n)
+
+with n steps, r the rate in doublings of the configuration's, and terms of a method m for all but
+the first, dense. So each method has a best rate of its own, which moves with the length as that of
+the others does, and a gap to dense that changes by h_m with each doubling of the steps. w(n) is a
+smooth deviation from the power law, a sum of bumps a doubling apart. The prior of the coefficients
+is normal, in units of what the losses span; noise has an inverse gamma one. Each exponent then has
+its posterior and its evidence in closed form (Bishop, 2006, section 3.3; Gelman et al., 2013,
+chapter 14), and the posterior is their mixture.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from scipy.special import gammaln, logsumexp
+
+EXPONENTS = np.arange(0.05, 1.001, 0.05)
+NEAR = 1.0  # doublings of the rate around the best one in which the loss is taken as a parabola
+# Prior standard deviations, in units of what the best losses of the lengths span
+LEVEL, GAIN, CURVATURE, SLOPE, DRIFT, GAP, GROWTH, SEED = 10.0, 3.0, 1.0, 0.5, 0.1, 1.0, 0.1, 0.1
+BUMP, WIDTH = 0.2, 0.7  # deviation from the power law; doublings over which it changes
+NOISE, WEIGHT = 0.02, 1.0  # of a run; shape of its prior
+DRAWS = 4000
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A short training.
+
+    Attributes:
+        method: by name; the first of all is dense.
+        steps: that were trained, with the schedule of the rate in proportion.
+        rate: doublings of the configuration's learning rate.
+    """
+
+    method: str
+    steps: int
+    rate: float
+    seed: int
+
+
+Losses = dict[Probe, float]  # lower is better; infinite if the training broke
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The fitted losses.
+
+    Attributes:
+        methods: dense first.
+        losses: of all probes.
+        longest: steps of the longest training that is asked for.
+    """
+
+    methods: tuple[str, ...]
+    losses: Losses
+    longest: float
+
+    # -- what is fitted ----------------------------------------------------------------------
+
+    @cached_property
+    def used(self) -> list[Probe]:
+        """Those near the best rate of their method and length."""
+        best: dict[tuple[str, int], Probe] = {}
+        for probe, loss in self.losses.items():
+            key = probe.method, probe.steps
+            if math.isfinite(loss) and (key not in best or loss < self.losses[best[key]]):
+                best[key] = probe
+        return [
+            probe
+            for probe, loss in self.losses.items()
+            if math.isfinite(loss)
+            and abs(probe.rate - best[probe.method, probe.steps].rate) <= NEAR
+        ]
+
+    @cached_property
+    def reference(self) -> float:
+        """n0, the geometric mean of the lengths."""
+        lengths = {probe.steps for probe in self.used}
+        return math.exp(float(np.mean(np.log(sorted(lengths)))))
+
+    @cached_property
+    def scale(self) -> float:
+        """What the best losses span over methods and lengths."""
+        best: dict[tuple[str, int], float] = {}
+        for probe in self.used:
+            key = probe.method, probe.steps
+            best[key] = min(best.get(key, math.inf), self.losses[probe])
+        span = max(best.values()) - min(best.values())
+        return max(span, 1e-3 * abs(self.centre), 1e-9)
+
+    @cached_property
+    def centre(self) -> float:
+        return float(np.mean([self.losses[probe] for probe in self.used]))
+
+    @cached_property
+    def seeds(self) -> list[int]:
+        return sorted({probe.seed for probe in self.used})
+
+    def _row(
+        self, method: str, steps: float, rate: float, seed: int | None, a: float
+    ) -> list[float]:
+        doublings = math.log2(steps / self.reference)
+        row = [1.0, (steps / self.reference) ** -a, rate * rate, rate, rate * doublings]
+        for other in self.methods[1:]:
+            row += [float(other == method), rate * (other == method), doublings * (other == method)]
+        row += [float(seed == each) for each in self.seeds]
+        at = math.log2(steps)
+        return row + [math.exp(-0.5 * ((at - each) / WIDTH) ** 2) for each in self._bumps]
+
+    @cached_property
+    def _bumps(self) -> list[float]:
+        """The middles of the deviations, in doublings of one step."""
+        first = min(probe.steps for probe in self.used)
+        last = max(self.longest, *(probe.steps for probe in self.used))
+        return [float(x) for x in np.arange(math.log2(first), math.log2(last) + 1)]
+
+    @cached_property
+    def _prior(self) -> np.ndarray:
+        """Standard deviations of the coefficients."""
+        common = [LEVEL, GAIN, CURVATURE, SLOPE, DRIFT]
+        methods = [GAP, SLOPE, GROWTH] * (len(self.methods) - 1)
+        others = [SEED] * len(self.seeds) + [BUMP] * len(self._bumps)
+        return np.array([*common, *methods, *others])
+
+    @cached_property
+    def _posteriors(self) -> list[tuple[np.ndarray, np.ndarray, float, float]]:
+        """By exponent: mean and Cholesky factor of the precision of the coefficients, shape and
+        scale of the noise's inverse gamma; losses in units of `scale`, the prior's noise 1."""
+        values = (np.array([self.losses[p] for p in self.used]) - self.centre) / self.scale
+        found = []
+        for a in EXPONENTS:
+            design = np.array([self._row(p.method, p.steps, p.rate, p.seed, a) for p in self.used])
+            # the prior's deviations are absolute: noise of NOISE is taken to scale them
+            precision = design.T @ design + np.diag((NOISE / self._prior) ** 2)
+            factor = np.linalg.cholesky(precision)
+            mean = np.linalg.solve(factor.T, np.linalg.solve(factor, design.T @ values))
+            shape = WEIGHT + len(values) / 2
+            scale = WEIGHT * NOISE**2 + 0.5 * (values @ values - mean @ (precision @ mean))
+            found.append((mean, factor, shape, max(float(scale), 1e-12)))
+        return found
+
+    @cached_property
+    def weights(self) -> np.ndarray:
+        """The posterior probability of each exponent; the prior has them alike."""
+        logs = [
+            gammaln(shape) - shape * math.log(scale) - np.log(np.diag(factor)).sum()
+            for _, factor, shape, scale in self._posteriors
+        ]
+        return np.exp(np.array(logs) - logsumexp(logs))
+
+    @cached_property
+    def _draws(self) -> tuple[np.ndarray, list[np.ndarray]]:
+        """How many draws each exponent has, and the coefficients in them."""
+        rng = np.random.default_rng(0)
+        counts = rng.multinomial(DRAWS, self.weights)
+        drawn = []
+        for count, (mean, factor, shape, scale) in zip(counts, self._posteriors, strict=True):
+            noise = np.sqrt(scale / rng.gamma(shape, size=count))
+            normal = rng.standard_normal((len(mean), count))
+            drawn.append(mean[:, None] + noise * np.linalg.solve(factor.T, normal))
+        return counts, drawn
+
+    # -- what it says ------------------------------------------------------------------------
+
+    def best_rate(self, method: str, steps: float) -> float:
+        """Doublings of the configuration's rate, within those that were tried with the method and
+        half a doubling beside them."""
+        tried = [p.rate for p in self.used if p.method == method]
+        means = np.array([mean[:5] for mean, *_ in self._posteriors])
+        _, _, curvature, slope, drift = self.weights @ means
+        doublings = math.log2(steps / self.reference)
+        own = 0.0
+        if method in self.methods[1:]:
+            at = 5 + 3 * (self.methods.index(method) - 1) + 1
+            own = float(self.weights @ np.array([mean[at] for mean, *_ in self._posteriors]))
+        if curvature <= 0:  # no parabola with a minimum: the best that was tried at the longest
+            longest = max(p.steps for p in self.used if p.method == method)
+            there = [p for p in self.used if p.method == method and p.steps == longest]
+            return min(there, key=lambda p: self.losses[p]).rate
+        rate = -(slope + own + drift * doublings) / (2 * curvature)
+        return float(np.clip(rate, min(tried) - 0.5, max(tried) + 0.5))
+
+    def losses_at(self, method: str, steps: Sequence[float]) -> np.ndarray:
+        """Draws of the expected loss over seeds, each method at its best rate.
+
+        Returns:
+            One row per draw, one column per number of steps.
+        """
+        rates = [self.best_rate(method, n) for n in steps]
+        counts, drawn = self._draws
+        parts = []
+        for a, count, coefficients in zip(EXPONENTS, counts, drawn, strict=True):
+            if count:
+                rows = [self._row(method, n, r, None, a) for n, r in zip(steps, rates, strict=True)]
+                parts.append((np.array(rows) @ coefficients).T)
+        return self.centre + self.scale * np.concatenate(parts)
+
+    def interval(self, method: str, steps: Sequence[float]) -> tuple[np.ndarray, ...]:
+        """Median and 95 % interval of the loss at each number of steps."""
+        middle, low, high = np.quantile(self.losses_at(method, steps), [0.5, 0.025, 0.975], axis=0)
+        return middle, low, high
+
+    def steps_to(self, method: str, loss: float, most: float) -> np.ndarray:
+        """Draws of the fewest steps after which a training ends at a loss, from the method's
+        shortest probe on; infinite if none of up to ``most`` does."""
+        shortest = min(p.steps for p in self.used if p.method == method)
+        grid = np.geomspace(min(shortest, most), most, 200)
+        reached = self.losses_at(method, grid.tolist()) <= loss
+        first = reached.argmax(axis=1)
+        return np.where(reached.any(axis=1), grid[first], np.inf)

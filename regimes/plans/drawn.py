@@ -1,0 +1,77 @@
+"""The figure of a plan: one column wide."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from regimes.plotting import style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from regimes.plans.found import Plan
+
+WIDTH, HEIGHT = 3.4, 3.6
+MOST = 6  # curves; the best ones and dense
+STYLES = [  # colour and marker: told apart in grey by the marker
+    ("#000000", "o"),
+    ("#0173b2", "s"),
+    ("#d55e00", "^"),
+    ("#029e73", "D"),
+    ("#cc78bc", "v"),
+    ("#949494", "P"),
+]
+
+
+def figure(plan: Plan) -> Figure:
+    """Loss in the end against the seconds of the whole training on the link: solid where a probe
+    was as long, dashed beyond, with the 95 % interval of the best method and of dense."""
+    known = plan.known
+    dense = known.methods[0]
+    ranked = [m for m in plan.table["method"] if m != dense][: MOST - 1]
+    sign = 1 if plan.shown.lower else -1
+    with style.theme():
+        fig = style.figure(HEIGHT, WIDTH)
+        ax = fig.subplots()
+        for (colour, marker), method in zip(STYLES, [dense, *ranked], strict=False):
+            second = known.prices[method].seconds
+            probes = {p: loss for p, loss in known.curve.losses.items() if p.method == method}
+            first, longest = min(p.steps for p in probes), max(p.steps for p in probes)
+            last = max(known.horizon(method), longest)
+            grid = np.geomspace(first, last, 60)
+            middle, low, high = known.curve.interval(method, grid.tolist())
+            near = grid <= longest * 1.001
+            beyond = grid >= grid[near].max()
+            ax.plot(
+                grid[near] * second,
+                sign * middle[near],
+                color=colour,
+                label=method,
+                marker=marker,
+                markevery=15,
+                markersize=4,
+            )
+            ax.plot(grid[beyond] * second, sign * middle[beyond], color=colour, linestyle="--")
+            if method in (dense, plan.best):
+                ends = sign * low, sign * high
+                ax.fill_between(grid * second, *ends, color=colour, alpha=0.12, linewidth=0)
+        ax.set_xscale("log")
+        aim = known.aim
+        if aim.seconds is not None:
+            ax.axvline(aim.seconds, color="black", linewidth=0.8, linestyle=style.DOTTED)
+        else:
+            assert aim.loss is not None
+            ax.axhline(sign * aim.loss, color="black", linewidth=0.8, linestyle=style.DOTTED)
+        ax.set_xlabel(f"seconds of the training on {plan.where}")
+        ax.set_ylabel(f"{plan.shown.label} in the end")
+        fig.legend(loc="outside upper left", ncols=2, fontsize=7)
+        seeds = {probe.seed for probe in known.curve.losses}
+        style.caption(
+            fig,
+            "Fitted to short trainings, each method at its best rate; dashed: longer than any "
+            f"probe of the method. Bands: 95 % interval of the mean (n = {len(seeds)} "
+            f"seed{'s' * (len(seeds) > 1)}).",
+        )
+    return fig

@@ -1,0 +1,271 @@
+"""What a plan says: a table, a sentence, a figure, and the configuration to train."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from regimes.config import DENSE, RunConfig, to_toml
+from regimes.cost.methods import Method
+from regimes.errors import ConfigError
+from regimes.plans.curve import Probe
+from regimes.plans.decide import SURE, Known
+from regimes.plans.probes import configured
+from regimes.plotting.looks import Metric
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+FAR = 2.0  # times the longest probe beyond which a loss is called far from what was measured
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """Which method reaches the lowest loss in some seconds, or a loss first.
+
+    Attributes:
+        known: prices, probes, and the curve fitted to them.
+        methods: by name, dense first.
+        left_out: methods that take as long a step as dense on the link, and were not tried.
+        config: of the training, in steps.
+        shown: how the metric is written.
+        where: the link in words.
+        own: the model and data are the user's: there is no file to train from.
+        out: the folder.
+    """
+
+    known: Known
+    methods: Mapping[str, Method]
+    left_out: tuple[str, ...]
+    config: RunConfig
+    shown: Metric
+    where: str
+    own: bool = False
+    out: Path | None = None
+
+    @property
+    def by_seconds(self) -> bool:
+        """Is the aim a loss in the end, after some seconds?"""
+        return self.known.aim.loss is None
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """One row per method, the best first.
+
+        Columns: method; ``best``, its probability to be the best; ``step``, seconds of a step on
+        the link; ``steps`` and ``seconds`` of the training; ``mb``, megabytes that a node sends in
+        it; ``loss`` in the end, with the ends of its 95 % interval, in the unit of figures (nan
+        where the aim is a loss); ``low`` and ``high`` of the seconds where they are what differs;
+        ``rate``, the learning rate; ``measured``, steps of its longest probe; ``times``, how many
+        times as long the training is; ``n``, seeds.
+        """
+        import pandas as pd
+
+        draws, best = self.known.draws, self.known.best
+        regret = self.known.regret
+        rows = []
+        for i, method in enumerate(self.known.methods):
+            middle, low, high = _quantiles(draws[i])
+            price, mine = self.known.prices[method], self._probes(method)
+            steps: float = self.known.horizon(method)
+            if self.by_seconds:
+                seconds, loss = steps * price.seconds, self._sign * middle
+                ends = sorted((self._sign * low, self._sign * high))
+            else:
+                seconds, loss, ends = middle, math.nan, [low, high]
+                steps = seconds / price.seconds
+            longest = max(probe.steps for probe in mine)
+            at = steps if math.isfinite(steps) else self.known.horizon(method)
+            rate = self.config.optimizer.lr * 2 ** self.known.curve.best_rate(method, at)
+            rows.append(
+                {
+                    "method": method,
+                    "best": best[method],
+                    "regret": regret[method],
+                    "step": price.seconds,
+                    "steps": steps,
+                    "seconds": seconds,
+                    "mb": steps * price.bytes / 1e6,
+                    "loss": loss,
+                    "low": ends[0],
+                    "high": ends[1],
+                    "rate": rate,
+                    "measured": longest,
+                    "times": steps / longest,
+                    "n": len({probe.seed for probe in mine}),
+                }
+            )
+        frame = pd.DataFrame(rows)
+        return frame.sort_values(["regret", "mb"], ignore_index=True)
+
+    @property
+    def _sign(self) -> int:
+        return 1 if self.shown.lower else -1
+
+    def _probes(self, method: str) -> list[Probe]:
+        return [probe for probe in self.known.curve.losses if probe.method == method]
+
+    # -- the answer --------------------------------------------------------------------------
+
+    @property
+    def best(self) -> str:
+        """The method with the least expected regret."""
+        return str(self.table["method"].iloc[0])
+
+    @property
+    def decided(self) -> bool:
+        """Is it surely the best?"""
+        return float(self.table["best"].iloc[0]) >= SURE
+
+    @property
+    def config_to_train(self) -> RunConfig:
+        """The training that the plan advises, with its method, rate and number of steps."""
+        row = self.table.iloc[0]
+        steps = row["steps"] if math.isfinite(row["steps"]) else self.known.horizon(self.best)
+        rate = math.log2(row["rate"] / self.config.optimizer.lr)
+        seed = max(probe.seed for probe in self.known.curve.losses) + 1
+        return configured(self.config, self.methods[self.best], round(steps), rate, seed)
+
+    def hook(self) -> str:
+        """The lines of a training script of one's own."""
+        row, method = self.table.iloc[0], self.methods[self.best]
+        lines = [f"# learning rate {row['rate']:.3g}, {row['steps']:.0f} steps"]
+        table = {"name": "static", "level": "sent"} if method.level != DENSE else DENSE
+        words = ["model"]
+        if method.period > 1:
+            words.append(f"period={method.period}")
+        if method.level != DENSE:
+            words += [f"compressor={dict(method.table)!r}", f"levels={{'sent': {method.level!r}}}"]
+            words.append(f"policy={table!r}")
+        if method.period > 1:
+            lines.append(f"job = regimes.local_steps({', '.join(words)}, optimizer=optimizer)")
+        elif method.level == DENSE:
+            lines.append("# no compression: plain DistributedDataParallel")
+        else:
+            lines.append(f"hook = regimes.attach({', '.join(words)}, optimizer=optimizer)")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return f"{self.lines()}\n{self.sentence()}"
+
+    __repr__ = __str__
+
+    def _repr_png_(self) -> bytes:
+        from regimes.plotting import style
+
+        with style.theme():
+            return style.drawn(self.figure(), "png")
+
+    def lines(self) -> str:
+        """The table in words."""
+        from regimes.console.tables import Table
+
+        rows = [self._line(row) for row in self.table.to_dict("records")]
+        aim = self.known.aim
+        what = f"{self.shown.heading} in {_time(aim.seconds)}" if aim.seconds else "time"
+        heads = ("method", what, "best", "a step", "steps", "MB sent", "rate", "measured")
+        note = (
+            "95 % intervals of the fitted mean over seeds. best: the probability of being the "
+            "best. measured: the steps of its longest probe"
+        )
+        return Table(heads, rows, note).text()
+
+    def _line(self, row: dict) -> tuple[str, ...]:
+        if self.by_seconds:
+            digits = self.shown.digits + 1
+            what = f"{row['loss']:.{digits}f} [{row['low']:.{digits}f}, {row['high']:.{digits}f}]"
+        elif math.isfinite(row["seconds"]):
+            what = f"{_time(row['seconds'])} [{_time(row['low'])}, {_time(row['high'])}]"
+        else:
+            what = "never"
+        return (
+            row["method"],
+            what,
+            f"{row['best']:.0%}",
+            _time(row["step"]),
+            f"{row['steps']:,.0f}" if math.isfinite(row["steps"]) else "-",
+            f"{row['mb']:,.0f}" if math.isfinite(row["mb"]) else "-",
+            f"{row['rate']:.3g}",
+            f"{row['measured']:,}",
+        )
+
+    def sentence(self) -> str:
+        """The advice, its reason, and how far it reaches beyond what was measured."""
+        first, others = self.table.iloc[0], self.table.iloc[1:]
+        names = list(self.table["method"])
+        dense = self.table.iloc[names.index(self.known.methods[0])]
+        if not math.isfinite(first["seconds"]):
+            reach = f"{self.known.aim.loss:g} {self.shown.unit}"
+            return f"No method is expected to reach {reach} in {_time(self.known.rungs[-1])}."
+        if self.best == self.known.methods[0]:
+            words = f"Stay dense: on {self.where} no method is expected to end better"
+        else:
+            words = (
+                f"Train with {self.best}: on {self.where} a step takes {_time(first['step'])} "
+                f"instead of dense's {_time(dense['step'])}"
+            )
+            if self.by_seconds:
+                words += (
+                    f", so there are {first['steps']:,.0f} steps instead of {dense['steps']:,.0f}"
+                )
+        if not self.decided:
+            near = [row["method"] for row in others.to_dict("records") if row["best"] >= 1 - SURE]
+            beside = f" between it and {', '.join(near)}" if near else ""
+            words += f". Not decided{beside}: more minutes may decide"
+        if first["times"] > FAR:
+            words += (
+                f". The training is {first['times']:.0f} times as long as the longest probe: what "
+                "it ends at is extrapolated"
+            )
+        if self.left_out:
+            words += f". Not faster than dense on this link: {', '.join(self.left_out)}"
+        return words + "."
+
+    def figure(self) -> Figure:
+        """The loss in the end against the seconds of the training, for each method; one column."""
+        from regimes.plans.drawn import figure
+
+        return figure(self)
+
+    def save(self) -> list[Path]:
+        """Write ``plan.png``, ``.svg`` and ``.csv`` into the folder, and ``plan.toml``, the
+        configuration to train, where the model and data have names."""
+        from regimes.plotting import style
+        from regimes.records.files import write_output
+
+        if self.out is None:
+            raise ConfigError("out: expected a folder to save into")
+        paths = style.save(self.figure(), self.out / "plan", self.table)
+        if not self.own:
+            write_output(self.out / "plan.toml", to_toml(self.config_to_train))
+            paths.append(self.out / "plan.toml")
+        return paths
+
+
+def _quantiles(draws: np.ndarray) -> tuple[float, float, float]:
+    """Median and 95 % interval; some draws may be infinite."""
+    ordered = np.sort(draws)
+    middle, low, high = (ordered[int(q * (len(ordered) - 1))] for q in (0.5, 0.025, 0.975))
+    return float(middle), float(low), float(high)
+
+
+def _time(seconds: float) -> str:
+    """A duration in three digits.
+
+    >>> [_time(x) for x in (0.0123, 4.5, 3600.0, float("inf"))]
+    ['12.3 ms', '4.5 s', '60 min', 'never']
+    """
+    if not math.isfinite(seconds):
+        return "never"
+    if seconds < 1:
+        return f"{1e3 * seconds:.3g} ms"
+    if seconds < 600:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 36000 else f"{seconds / 3600:.3g} h"

@@ -1,0 +1,123 @@
+"""Which method reaches my loss first on my link? One call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from regimes.collectives.launcher import launched
+from regimes.config import DENSE
+from regimes.config.arguments import checked
+from regimes.cost.job import WITHIN, read_links
+from regimes.cost.methods import parse
+from regimes.cost.network import Network
+from regimes.errors import require
+from regimes.launch.budgeted import Budget
+from regimes.launch.subject import subject
+from regimes.plans.decide import Aim
+from regimes.plans.found import Plan
+from regimes.plans.priced import Links, paying, prices
+from regimes.plans.probes import in_steps
+from regimes.plans.search import Asked, Probes, Show, asked
+from regimes.records.files import record_folder
+
+METHODS = (
+    *("dense", "cast:fp16", "quantised-all-reduce:8", "quantised-all-reduce:4", "powersgd:4"),
+    *("dense/8", "quantised-all-reduce:4/8", "dense/32"),
+)
+
+
+@checked("what")
+def plan(
+    what: Any,
+    train_data: Any = None,
+    test_data: Any = None,
+    *,
+    link: str | Network | None = None,
+    links: str | Path | None = None,
+    gpus: int = 1,
+    seconds: float | None = None,
+    loss: float | None = None,
+    step: float | None = None,
+    methods: Sequence[str] = (),
+    minutes: float | None = None,
+    runs: int | None = None,
+    out: str | Path = "runs/plan",
+    jobs: int = 1,
+    set: Mapping[str, Any] | None = None,
+    show: Show | None = None,
+    **training: Any,
+) -> Plan:
+    """Find the method that ends lowest in a given time on a link, or reaches a loss first.
+
+    Short trainings with simulated workers, each method at several learning rates and three lengths,
+    say how the loss depends on method, length and rate (`regimes.plans.curve`); the cost model says
+    what a step takes on the link (`regimes.cost`), with compute and compression timed on this
+    machine. The same call goes on after a stop, or with a larger budget.
+
+    Args:
+        what: a preset's name, the path of a TOML file, or a configuration; or a model as `simulate`
+            takes it, with its data.
+        train_data, test_data: of a model, as `simulate` takes them.
+        link: of a node to the others, e.g. "100Mbit/s,50us".
+        links: a file that `regimes doctor --links` has written, in place of it.
+        gpus: devices in a node; each worker is one.
+        seconds: of the training; its schedule is stretched to what each method can do in them.
+        loss: in place of ``seconds``: the metric that is to be reached, in the unit of figures.
+        step: seconds of one worker's step on the device of the training; default timed here.
+        methods: COMPRESSOR:LEVEL, and /PERIOD for local steps, default `METHODS`; dense is always
+            among them.
+        minutes, runs: the budget of the probes; default 10 minutes.
+        jobs: probes at a time, each a process; model and data are then sent to it.
+        set: fields of the configuration.
+        show: called with a line after each probe.
+        training: of a model: further arguments of `simulate`, such as ``workers`` or ``optimizer``.
+
+    Raises:
+        ConfigError, DataError: before any training, one sentence.
+        RecordError: the folder holds another plan.
+        TrainingError: a process was killed; what is finished is kept.
+    """
+    require(launched().count == 1, "plan", "under a launcher", "one process, which starts the runs")
+    require((link is None) != (links is None), "link, links", (link, links), "one of the two")
+    good = step is None or 0 < step < float("inf")
+    require(good, "step", step, "seconds above 0")
+    where = _links(link, links, gpus, step)
+    budget = Budget(10.0 if minutes is None and runs is None else minutes, runs)
+    config, task = subject(what, train_data, test_data, set, training)
+    every = [parse(DENSE), *(parse(text) for text in methods or METHODS if text != DENSE)]
+    aim = Aim(seconds, loss)
+    out = record_folder(out)
+    question = {"link": str(where.between), "within": str(where.within), "gpus": gpus, "step": step}
+    question |= {"methods": [m.label for m in every], "seconds": seconds, "loss": loss}
+    facts = asked(out, question)
+    if facts is None:
+        per_epoch, priced = prices(config, every, where, task)
+        facts = Asked(question, per_epoch, priced)
+    chosen = paying(every, facts.prices)
+    left_out = tuple(method.label for method in every if method not in chosen)
+    table = {method.label: method for method in chosen}
+    probes = Probes(out, in_steps(config, facts.per_epoch), table, facts, aim, task)
+    config = probes.config
+    known, shown = probes.searched(budget, jobs, show or _silent)
+    return Plan(known, table, left_out, config, shown, str(where.between), task is not None, out)
+
+
+def _silent(line: str, share: float) -> None:
+    """Shows nothing."""
+
+
+def _links(
+    link: str | Network | None, links: str | Path | None, gpus: int, step: float | None
+) -> Links:
+    require(gpus >= 1, "gpus", gpus, "at least 1")
+    if links is not None:
+        found = read_links(Path(links))
+        between = found.get("between") or found.get("within")
+        require(between is not None, "links", str(links), "a file with a link")
+        assert between is not None
+        return Links(between, found.get("within", WITHIN), gpus, step)
+    between = Network.parse(link) if isinstance(link, str) else link
+    assert between is not None
+    return Links(between, WITHIN, gpus, step)

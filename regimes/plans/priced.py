@@ -1,0 +1,116 @@
+"""Seconds and bytes of a step of each method on a link, with compute and compression timed here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from regimes.collectives.requests import Layer
+from regimes.config import DENSE, RunConfig
+from regimes.cost.job import Job
+from regimes.cost.methods import Method
+from regimes.cost.models import Model
+from regimes.cost.network import FASTEST, Network, Work
+from regimes.errors import ConfigError
+
+if TYPE_CHECKING:
+    from regimes.data.task import Task
+
+
+@dataclass(frozen=True)
+class Price:
+    """One step of a method.
+
+    Attributes:
+        seconds: predicted on the link.
+        bytes: that a node's link carries in each direction.
+        here: seconds of one simulated step of all workers on this machine.
+    """
+
+    seconds: float
+    bytes: float
+    here: float
+
+
+@dataclass(frozen=True)
+class Links:
+    """Where the training will run.
+
+    Attributes:
+        between: the link of a node to the others.
+        within: of a device to the others of its node.
+        gpus: devices of a node; the workers are divided among as many nodes as are needed.
+        compute: seconds of one worker's step without communication; None: timed here.
+    """
+
+    between: Network
+    within: Network
+    gpus: int = 1
+    compute: float | None = None
+
+
+def prices(
+    config: RunConfig, methods: Sequence[Method], links: Links, task: Task | None = None
+) -> tuple[int, dict[str, Price]]:
+    """Time a few steps of one worker on this machine by each compressor, and price them.
+
+    Returns:
+        Steps per epoch, and by a method's label its price.
+
+    Raises:
+        ConfigError: workers that do not fill their nodes.
+    """
+    from regimes.cost.measure import timed  # torch, so late
+
+    workers = config.workers
+    if workers % links.gpus:
+        raise ConfigError(f"gpus {links.gpus} does not divide the {workers} workers")
+    works: dict[str, Work] = {}
+    per_epoch, layers = 1, tuple[Layer, ...]()
+    for tables in _by_compressor(methods):
+        levels = {str(method.level): method.level for method in tables if method.level != DENSE}
+        plain = replace(config, sync_levels={}, sync_policy=None)
+        if levels:
+            plain = replace(plain, compressor=dict(tables[0].table), levels=levels)
+        per_epoch, found, layers = timed(plain, workers, task=task)
+        for method in tables:
+            once = found[str(method.level)]
+            if links.compute is not None:
+                once = replace(once, compute=links.compute)
+            works[method.label] = once
+    job = Job(
+        Model(config.model.name, layers),
+        1.0,  # a step has its own seconds
+        1.0,
+        nodes=workers // links.gpus,
+        gpus=links.gpus,
+        within=links.within,
+        between=links.between,
+        algorithm=FASTEST,
+    )
+    return per_epoch, {m.label: _price(job, works[m.label], m, workers) for m in methods}
+
+
+def _price(job: Job, once: Work, method: Method, workers: int) -> Price:
+    step = once.every(method.period)
+    here = workers * step.compute + step.compress
+    return Price(float(job.seconds(step)), job.bytes(step), here)
+
+
+def _by_compressor(methods: Sequence[Method]) -> list[list[Method]]:
+    found: dict[str, list[Method]] = {}
+    for method in methods:
+        found.setdefault(repr(sorted(method.table.items())), []).append(method)
+    return list(found.values())
+
+
+def paying(methods: Sequence[Method], prices: Mapping[str, Price]) -> list[Method]:
+    """Those with fewer seconds a step than dense, which is the first and stays: a method that loses
+    information and takes as long cannot end lower."""
+    dense = methods[0]
+    limit = LESS * prices[dense.label].seconds
+    return [dense, *(m for m in methods[1:] if prices[m.label].seconds < limit)]
+
+
+LESS = 0.98  # of dense's seconds: what a prediction of 2 to 10 % can tell

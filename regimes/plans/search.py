@@ -1,0 +1,292 @@
+"""The probes of a plan within a budget, each a record."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regimes.config import RunConfig, to_dict
+from regimes.cost.methods import Method
+from regimes.errors import ConfigError, RecordError, TrainingError
+from regimes.launch import budgeted, sweep
+from regimes.launch.budgeted import Budget, Ended, Round
+from regimes.plans.curve import Probe
+from regimes.plans.decide import (
+    FEWEST,
+    FIRST,
+    LENGTHS,
+    NEXT,
+    Aim,
+    Known,
+    next_probes,
+    rungs_within,
+)
+from regimes.plans.priced import Price
+from regimes.plans.probes import configured, name
+from regimes.plotting.groups import tested_by
+from regimes.plotting.looks import Metric
+from regimes.records import check_same, load
+from regimes.training.quirks import resolve
+
+if TYPE_CHECKING:
+    from regimes.data.task import Task
+
+Show = Callable[[str, float], None]  # a line about a probe, and the share of the budget spent
+NOT_FINITE = "is not finite"  # in the error of a training that broke
+START = 0.5  # seconds that a probe takes besides its steps
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a plan is about; in the log, so that a plan that goes on has the same steps.
+
+    Attributes:
+        question: link, methods and aim, in plain types.
+        per_epoch: steps of the training's epoch.
+        prices: of a step of all methods that were named, by label.
+    """
+
+    question: Mapping[str, Any]
+    per_epoch: int
+    prices: Mapping[str, Price]
+
+    def plain(self) -> dict[str, Any]:
+        """In plain types."""
+        prices = {name: [p.seconds, p.bytes, p.here] for name, p in self.prices.items()}
+        return {"question": {**self.question}, "per_epoch": self.per_epoch, "prices": prices}
+
+
+def asked(out: Path, question: Mapping[str, Any]) -> Asked | None:
+    """What the plan in a folder is about; None if there is none yet.
+
+    Raises:
+        RecordError: it is about another question.
+    """
+    rounds = budgeted.rounds_of(out)
+    if not rounds:
+        return None
+    facts = rounds[0].facts
+    if "question" not in facts:
+        raise RecordError(f"{out} holds another search: choose another folder")
+    for key, value in question.items():
+        before = facts["question"].get(key)
+        if before != value:
+            raise RecordError(
+                f"{out} holds a plan with {key} {before!r}, not {value!r}: choose another folder"
+            )
+    prices = {name: Price(*numbers) for name, numbers in facts["prices"].items()}
+    return Asked(question, int(facts["per_epoch"]), prices)
+
+
+@dataclass(frozen=True)
+class Probes:
+    """The search in its folder.
+
+    Attributes:
+        config: of the training, in steps.
+        methods: that are compared; dense first.
+        facts: what was asked, and what a step takes.
+        task: model and data in place of those that the configuration names.
+    """
+
+    out: Path
+    config: RunConfig
+    methods: Mapping[str, Method]
+    facts: Asked
+    aim: Aim
+    task: Task | None = None
+
+    @property
+    def prices(self) -> dict[str, Price]:
+        """Of the methods that are compared."""
+        return {name: self.facts.prices[name] for name in self.methods}
+
+    def searched(self, budget: Budget, jobs: int, show: Show) -> tuple[Known, Metric]:
+        """Train probes until the plan is decided or the budget spent.
+
+        Raises:
+            ConfigError: a budget too small for any probe.
+            RecordError: the folder holds another plan.
+            TrainingError: a training could not end.
+        """
+        seeds = [self.config.seed + i for i in range(8)]
+        for each in budgeted.rounds_of(self.out):
+            for run in each.results:
+                check_same(self.out / run, to_dict(resolve(self._config(_probes_of(each)[run]))))
+        with self._trainer(jobs) as train:
+            choose = functools.partial(self._choose, budget, jobs, seeds)
+            step = functools.partial(self._train, train, budget, show)
+            rounds = budgeted.search(self.out, choose, step)
+        return self.known(rounds), self._shown(rounds)
+
+    def _trainer(self, jobs: int) -> AbstractContextManager[sweep.Train]:
+        return sweep.trainer(jobs, [self.config.device], self.task)
+
+    def _config(self, probe: Probe) -> RunConfig:
+        method = self.methods[probe.method]
+        return configured(self.config, method, probe.steps, probe.rate, probe.seed)
+
+    # -- rounds ------------------------------------------------------------------------------
+
+    def known(self, rounds: Sequence[Round]) -> Known:
+        """What the rounds say."""
+        rungs = tuple(float(second) for second in rounds[0].facts["rungs"])
+        losses = {
+            probe: math.inf if each.results[run] is None else float(each.results[run])
+            for each in rounds
+            for run, probe in _probes_of(each).items()
+            if run in each.results
+        }
+        return Known(self.aim, self.prices, rungs, losses, self._shown(rounds).lower)
+
+    def _choose(
+        self, budget: Budget, jobs: int, seeds: Sequence[int], rounds: Sequence[Round]
+    ) -> tuple[list[str], dict[str, Any]]:
+        left = functools.partial(self._affordable, budget, jobs, rounds)
+        if not rounds:
+            least = 1 if self.aim.loss is None else LENGTHS
+            whole = functools.partial(_whole, left, FIRST)
+            rungs = rungs_within(self._span, self.prices, whole, least)
+            if not rungs:
+                raise ConfigError(self._too_few(budget, jobs))
+            empty = Known(self.aim, self.prices, rungs, {})
+            facts = {"rungs": [*rungs], **self.facts.plain()}
+            return self._chosen(next_probes(empty, seeds, lambda probes: True), facts)
+        known = self.known(rounds)
+        probes = next_probes(known, seeds, functools.partial(_whole, left, NEXT))
+        return self._chosen(left(probes), {})
+
+    def _chosen(
+        self, probes: Sequence[Probe], more: Mapping[str, Any]
+    ) -> tuple[list[str], dict[str, Any]]:
+        plain = [[p.method, p.steps, p.rate, p.seed] for p in probes]
+        return [name(probe) for probe in probes], {"probes": plain, **more}
+
+    @property
+    def _span(self) -> float:
+        """Seconds of the training on the link: those of the aim, or of the configured steps of
+        dense."""
+        if self.aim.seconds is not None:
+            return self.aim.seconds
+        dense = next(iter(self.prices.values()))
+        return float(self.config.steps or 0) * dense.seconds
+
+    def _too_few(self, budget: Budget, jobs: int) -> str:
+        if budget.minutes is None:
+            return f"runs {budget.runs}: expected {math.ceil(3 * len(self.prices) / FIRST)} or more"
+        steps = {m: FEWEST * self._span_steps(m) for m in self.prices}
+        slow = sum(3 * (START + n * self.prices[m].here) for m, n in steps.items())
+        needed = math.ceil(10 * slow / FIRST / jobs / 60) / 10
+        return (
+            f"minutes {budget.minutes:g}: expected {needed:g} or more for {len(self.prices)} "
+            "methods with this model, or fewer methods"
+        )
+
+    def _span_steps(self, method: str) -> float:
+        """Steps of a method beside one of the slowest."""
+        slowest = max(price.seconds for price in self.prices.values())
+        return slowest / self.prices[method].seconds
+
+    def _affordable(
+        self,
+        budget: Budget,
+        jobs: int,
+        rounds: Sequence[Round],
+        probes: Sequence[Probe],
+        share: float = 1.0,
+    ) -> list[Probe]:
+        """As many as a share of what is left of the budget has time for, the first ones."""
+        done = [
+            probe
+            for each in rounds
+            for run, probe in _probes_of(each).items()
+            if run in each.results
+        ]
+        spent = sum(each.seconds for each in rounds)
+        expected = sum(self._seconds(probe) for probe in done)
+        factor = spent / expected if done else 1 / jobs
+        left = math.inf if budget.minutes is None else share * (60 * budget.minutes - spent)
+        runs = math.inf if budget.runs is None else share * (budget.runs - len(done))
+        kept: list[Probe] = []
+        for probe in probes:
+            left -= self._seconds(probe) * factor
+            if left < 0 or len(kept) >= runs:
+                break
+            kept.append(probe)
+        return kept
+
+    def _seconds(self, probe: Probe) -> float:
+        """That a probe is expected to take here, by itself."""
+        return START + probe.steps * self.prices[probe.method].here
+
+    def _train(
+        self, train: sweep.Train, budget: Budget, show: Show, chosen: Round, ended: Ended
+    ) -> None:
+        """Train the missing probes of a round, or find them finished; a result is the loss, None
+        if the training broke."""
+        earlier = budgeted.rounds_of(self.out)
+        before = sum(len(each.results) for each in earlier)
+        spent, start = sum(each.seconds for each in earlier), time.monotonic()
+        counter = itertools.count(before + 1)
+        probes = _probes_of(chosen)
+
+        def over(run: str, loss: float | None) -> None:
+            ended(run, loss)
+            share = next(counter) / budget.runs if budget.runs else 0.0
+            if budget.minutes:
+                share = max(share, (spent + time.monotonic() - start) / 60 / budget.minutes)
+            text = "broke" if loss is None else f"{loss:.4g}"
+            show(f"{run}: {text}", share)
+
+        cells = {self.out / run: (run, self._config(probes[run])) for run in chosen.missing}
+        todo = []
+        for folder, (run, config) in cells.items():
+            if sweep.done(folder, config):
+                over(run, self._loss(run))
+            else:
+                todo.append((folder, config))
+
+        def progress(folder: Path, error: str | None) -> None:
+            run, _ = cells[folder]
+            if isinstance(error, sweep.InUse):
+                raise RecordError(str(error))
+            if error is not None and NOT_FINITE not in error:
+                raise TrainingError(f"{run}: {error}")
+            over(run, None if error else self._loss(run))
+
+        train(todo, progress)
+
+    # -- results -----------------------------------------------------------------------------
+
+    def _loss(self, run: str) -> float | None:
+        """The metric in the end, lower is better, in the unit of figures, of validation data where
+        there are some; None: not finite."""
+        record = load(self.out / run)
+        shown, epochs = tested_by(record), record.epochs
+        column = "validation_metric" if self.config.data.validation_size else "metric"
+        value = shown.factor * float(epochs[column].dropna().iloc[-1])
+        return (value if shown.lower else -value) if math.isfinite(value) else None
+
+    def _shown(self, rounds: Sequence[Round]) -> Metric:
+        first = next(
+            run for each in rounds for run, loss in each.results.items() if loss is not None
+        )
+        return tested_by(load(self.out / first))
+
+
+def _probes_of(each: Round) -> dict[str, Probe]:
+    """The probes of a round, by name."""
+    probes = (Probe(m, int(n), float(r), int(seed)) for m, n, r, seed in each.facts["probes"])
+    return dict(zip(each.runs, probes, strict=True))
+
+
+def _whole(left: Callable[..., list[Probe]], share: float, probes: Sequence[Probe]) -> bool:
+    """Has a share of what is left time for all of these?"""
+    return len(left(probes, share)) == len(probes)

@@ -1,0 +1,108 @@
+"""The order of a plan's probes (oracle: a world whose losses are known)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from regimes.errors import ConfigError
+from regimes.plans.curve import Probe
+from regimes.plans.decide import FEWEST, SEEDS, Aim, Known, next_probes, rungs_within
+from regimes.plans.priced import Price
+
+PRICES = {
+    "dense": Price(0.4, 1e6, 0.01),
+    "bits": Price(0.1, 1.3e5, 0.02),
+    "seldom": Price(0.05, 1.2e5, 0.01),
+    "rank": Price(0.08, 5e4, 0.02),
+}
+
+
+def loss(probe: Probe) -> float:
+    gap = {"dense": 0.0, "bits": 0.01, "seldom": 0.6, "rank": 0.3}[probe.method]
+    rng = np.random.default_rng([probe.steps, int(10 * probe.rate) + 100, probe.seed])
+    noise = 0.01 * rng.standard_normal()
+    return float(3 + 4 * probe.steps**-0.4 + gap + 0.05 * (probe.rate - 1.5) ** 2 + noise)
+
+
+def planned(span: float, afford: float, aim: Aim) -> tuple[Known, list[list[Probe]]]:
+    """All rounds of a plan with so many steps of probes to spend."""
+    spent = 0.0
+
+    def within(share: float) -> object:
+        return lambda probes: sum(p.steps for p in probes) <= share * (afford - spent)
+
+    rungs = rungs_within(span, PRICES, within(0.35), 1 if aim.seconds else 3)
+    known, rounds = Known(aim, PRICES, rungs, {}), []
+    while True:
+        probes = next_probes(known, range(10, 18), within(0.6))
+        probes = [p for p in probes if (spent := spent + p.steps) <= afford]
+        if not probes:
+            return known, rounds
+        rounds.append(probes)
+        known = Known(aim, PRICES, rungs, {**known.losses, **{p: loss(p) for p in probes}})
+
+
+def true(method: str, span: float) -> float:
+    gap = {"dense": 0.0, "bits": 0.01, "seldom": 0.6, "rank": 0.3}[method]
+    return 3 + 4 * (span / PRICES[method].seconds) ** -0.4 + gap
+
+
+@pytest.mark.parametrize("afford", [8_000, 100_000], ids=["extrapolated", "measured"])
+def test_finds_the_best_method_in_known_losses(afford: float) -> None:
+    span = 200.0
+    known, rounds = planned(span, afford, Aim(seconds=span))
+    found = max(known.best, key=lambda method: known.best[method])
+    assert found == min(PRICES, key=lambda method: true(method, span)) == "bits"
+    assert known.decided or afford == 8_000
+    assert known.regret["bits"] < 0.05
+    assert known.curve.best_rate("bits", 1000) == pytest.approx(
+        1.5, abs=0.3
+    )  # beyond those first tried
+    longest = max(p.steps for each in rounds for p in each if p.method == "bits")
+    assert (longest == known.horizon("bits")) == (afford == 100_000)
+    assert len(known.losses) == sum(len(each) for each in rounds)  # none is trained twice
+
+
+def test_methods_that_are_surely_worse_are_left_out_of_longer_rungs() -> None:
+    known, rounds = planned(200.0, 60_000, Aim(seconds=200.0))
+    steps = {m: {p.steps for each in rounds for p in each if p.method == m} for m in PRICES}
+    assert known.horizon("seldom") not in steps["seldom"]
+    assert known.horizon("dense") in steps["dense"]
+    seeds = {p.seed for each in rounds for p in each}
+    assert 2 <= len(seeds) <= SEEDS
+
+
+def test_seconds_to_a_loss() -> None:
+    span = 200.0
+    target = true("bits", 100.0)
+    known, _ = planned(span, 100_000, Aim(loss=target))
+    found = max(known.best, key=lambda method: known.best[method])
+    assert found == "bits"
+    row = known.draws[list(PRICES).index("bits")]
+    assert np.median(row) == pytest.approx(100.0, rel=0.15)
+    assert math.isinf(np.median(known.draws[list(PRICES).index("seldom")]))
+
+
+def test_rungs_are_halves_of_the_training_and_none_is_too_short() -> None:
+    def afford(probes: Sequence[Probe]) -> bool:
+        return sum(p.steps for p in probes) < 3000
+
+    rungs = rungs_within(100.0, PRICES, afford)
+    assert rungs[-1] == 100.0
+    assert all(b == 2 * a for a, b in itertools.pairwise(rungs))
+    known = Known(Aim(seconds=100.0), PRICES, rungs, {})
+    assert min(known.steps(m, 0) for m in PRICES) >= FEWEST
+    assert rungs_within(100.0, PRICES, lambda probes: False) == ()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{}, {"seconds": 1.0, "loss": 1.0}, {"seconds": math.inf}, {"loss": 0.0}]
+)
+def test_aims_that_are_none(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError):
+        Aim(**wrong)

@@ -1,0 +1,145 @@
+"""Plans of real trainings (oracles: other formulas of the same numbers, a plan that was not
+stopped)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import regimes
+from regimes.config import RunConfig, override_fields
+from regimes.cost.methods import parse
+from regimes.errors import ConfigError, RecordError
+from regimes.launch.budgeted import LOG
+from regimes.plans.probes import configured, in_steps
+from regimes.training.learning_rate import LearningRate
+
+
+def data(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(n, 8, generator=torch.Generator().manual_seed(seed))
+    return x, (x[:, :3] ** 2).argmax(1)
+
+
+def planned(out: Path, **more: Any) -> regimes.Plan:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    given = {
+        "link": "100kbit/s,1ms",
+        "seconds": 2.0,
+        "methods": ["dense/4"],
+        "runs": 18,
+        "step": 1e-4,
+    }
+    own = {"workers": 2, "epochs": 2, "optimizer": {"name": "adamw", "lr": 0.01}}
+    return regimes.plan(model, data(128, 0), data(64, 1), out=out, **{**given, **own, **more})
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> regimes.Plan:
+    return planned(tmp_path_factory.mktemp("plan") / "a")
+
+
+def test_table_has_what_the_probes_and_the_prices_say(found: regimes.Plan) -> None:
+    table = found.table.set_index("method")
+    assert set(table.index) == {"dense", "dense, every 4 steps"}
+    assert table["best"].sum() == pytest.approx(1.0)
+    size = 4 * (8 * 16 + 16 + 16 * 3 + 3)
+    # an all-reduce among two sends the bytes once each way, in two messages; the loss goes with it
+    network = 2 * 1e-3 + 8 * (size + 4) / 1e5
+    assert table["step"]["dense"] >= network + 1e-4  # and the compression, which is timed
+    assert table["mb"]["dense"] == pytest.approx(table["steps"]["dense"] * (size + 4) / 1e6)
+    # of a quarter of the steps, and of the compression that is timed
+    assert table["step"]["dense, every 4 steps"] < 0.4 * table["step"]["dense"]
+    for method, row in table.iterrows():
+        assert row["steps"] == max(16, round(2.0 / row["step"])), method
+        assert row["low"] <= row["loss"] <= row["high"]
+    best = found.table.iloc[0]
+    assert best["regret"] == found.table["regret"].min()
+    assert found.best in found.sentence() or "Stay dense" in found.sentence()
+    assert all(text in str(found) for text in ("accuracy %", "MB sent", "dense, every 4 steps"))
+
+
+def test_its_files_and_its_lines(found: regimes.Plan) -> None:
+    names = {path.name for path in found.save()}
+    assert names == {"plan.png", "plan.svg", "plan.csv"}  # a model of one's own is in no file
+    assert "regimes." in found.hook() or "plain" in found.hook()
+    config = found.config_to_train
+    assert config.steps == found.table["steps"].iloc[0]
+    assert config.seed not in {probe.seed for probe in found.known.losses}
+
+
+def test_a_stopped_plan_goes_on_as_one_that_was_not(found: regimes.Plan, tmp_path: Path) -> None:
+    assert found.out is not None
+    folder = tmp_path / "b"
+    shutil.copytree(found.out, folder)
+    lines = (found.out / LOG).read_text().splitlines()
+    # the prices are those of the log: timing them again would ask for other steps
+    (folder / LOG).write_text("\n".join(lines[:5]) + "\n")
+    last = [json.loads(line).get("run") for line in lines][-1]
+    shutil.rmtree(folder / last)
+    other = planned(folder)
+    assert other.known.losses == found.known.losses
+    again = [json.loads(line) for line in (folder / LOG).read_text().splitlines()]
+    for line, before in zip(again, map(json.loads, lines), strict=True):
+        assert {**line, "seconds": 0} == {**before, "seconds": 0}
+    with pytest.raises(RecordError, match="holds a plan with seconds 2.0, not 1"):
+        planned(folder, seconds=1.0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"link": None}, "one of the two"),
+        ({"link": "fast"}, "expected the form 10Gbit/s,50us"),
+        ({"seconds": None}, "one of the two"),
+        ({"loss": 80.0}, "one of the two"),
+        ({"methods": ["powersgd"]}, "a level is missing"),
+        ({"gpus": 3}, "does not divide"),
+        ({"step": 0.0}, "seconds above 0"),
+        ({"runs": 2}, "expected 18 or more"),
+        ({"runs": None, "minutes": 1e-4}, "or more for 2 methods"),
+        ({"epoch": 3}, "no argument of a training"),
+    ],
+)
+def test_wrong_use_is_one_sentence(changed: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=words):
+        planned(tmp_path / "wrong", **changed)
+    assert not (tmp_path / "wrong" / LOG).exists()
+
+
+@pytest.mark.parametrize("schedule", ["step", "cosine", "wsd", "cyclic"])
+def test_a_training_in_steps_has_the_rates_of_its_epochs(schedule: str) -> None:
+    """At the first step of each epoch, where the rate of an epoch is taken; with steps of the rate
+    throughout."""
+    decays = {"decay_epochs": [6, 9]} if schedule == "step" else {}
+    cycles = {"cycle_epochs": 4} if schedule == "cyclic" else {}
+    fields = {"schedule": schedule, "warmup_from": 0.1, "warmup_epochs": 2, **decays, **cycles}
+    config = override_fields(RunConfig(epochs=12), {"optimizer": fields})
+    per_epoch = 7
+    other = in_steps(config, per_epoch)
+    before = LearningRate(config.optimizer, per_epoch, 12 * per_epoch)
+    after = LearningRate(other.optimizer, per_epoch, other.steps or 0)
+    for epoch in range(12):
+        assert after(epoch * per_epoch) == pytest.approx(before(epoch * per_epoch))
+    half = configured(other, parse("dense"), 6 * per_epoch, 1.0, 3)
+    cut = LearningRate(half.optimizer, per_epoch, half.steps or 0)
+    for epoch in range(0, 12, 2):
+        assert cut(epoch * per_epoch // 2) == pytest.approx(2 * before(epoch * per_epoch), rel=0.12)
+
+
+def test_a_probe_is_the_configuration_by_its_method() -> None:
+    config = in_steps(RunConfig(), 10)
+    made = configured(config, parse("quantised-all-reduce:4/8"), 40, 0.0, 5)
+    assert made.compressor == {"name": "quantised-all-reduce"}
+    assert made.levels == {"sent": 4}
+    assert made.sync_levels == {"sent": 8}
+    assert (made.steps, made.unit_steps, made.seed) == (40, 40, 5)
+    plain = configured(config, parse("dense"), 40, 0.0, 5)
+    assert plain.sync_policy is None
+    assert plain.policy == {"name": "static", "level": "dense"}

@@ -9,6 +9,7 @@ that was killed does not count.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
@@ -18,10 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from regimes.errors import RecordError, TrainingError, require
+from regimes.launch import sweep
 from regimes.records.files import make_folder
 from regimes.records.lines import complete_lines, parse
 
 LOG = "rounds.jsonl"
+NOT_FINITE = "is not finite"  # in the error of a training that broke
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,66 @@ def search(folder: Path, choose: Choose, train: Train) -> list[Round]:
         train(found[-1], ended)
         if found[-1].missing:
             raise TrainingError(f"{found[-1].missing[0]} has not ended: start the search again")
+
+
+def seconds(rounds: Sequence[Round]) -> float:
+    """That the runs have taken, side by side."""
+    return sum(each.seconds for each in rounds)
+
+
+def shares(budget: Budget, rounds: Sequence[Round]) -> Callable[[], float]:
+    """What gives, each time that one more run has ended, the share of the budget that is spent.
+
+    Args:
+        rounds: so far, the one that is being trained among them.
+    """
+    counter = itertools.count(1 + sum(len(each.results) for each in rounds))
+    spent, start = seconds(rounds), time.monotonic()
+
+    def share() -> float:
+        count = next(counter)
+        by_runs = count / budget.runs if budget.runs else 0.0
+        if not budget.minutes:
+            return by_runs
+        return max(by_runs, (spent + time.monotonic() - start) / 60 / budget.minutes)
+
+    return share
+
+
+def train_cells(
+    train: sweep.Train,
+    cells: Mapping[str, sweep.Cell],
+    ended: Callable[[str, str | None], None],
+    must_end: Callable[[str], bool] = lambda name: False,
+) -> None:
+    """Train runs that are records, or find them finished.
+
+    Args:
+        cells: by the runs' names.
+        ended: called with the name of each as it ends, and its error if its loss was not finite.
+        must_end: may a loss of this run not be anything but finite?
+
+    Raises:
+        TrainingError: a run could not end for another reason, or one that must.
+        RecordError: another process trains it, or its folder holds another run.
+    """
+    names = {folder: name for name, (folder, _) in cells.items()}
+    todo = []
+    for name, cell in cells.items():
+        if sweep.done(*cell):
+            ended(name, None)
+        else:
+            todo.append(cell)
+
+    def progress(folder: Path, error: str | None) -> None:
+        name = names[folder]
+        if isinstance(error, sweep.InUse):
+            raise RecordError(str(error))
+        if error is not None and (NOT_FINITE not in error or must_end(name)):
+            raise TrainingError(f"{name}: {error}")
+        ended(name, error)
+
+    train(todo, progress)
 
 
 def _write(folder: Path, line: Mapping[str, Any]) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from regimes.config import RunConfig, to_dict
 from regimes.cost.methods import Method
-from regimes.errors import ConfigError, RecordError, TrainingError
+from regimes.errors import ConfigError, RecordError
 from regimes.launch import budgeted, sweep
 from regimes.launch.budgeted import Budget, Ended, Round
 from regimes.plans.curve import Probe
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
     from regimes.data.task import Task
 
 Show = Callable[[str, float], None]  # a line about a probe, and the share of the budget spent
-NOT_FINITE = "is not finite"  # in the error of a training that broke
 START = 0.5  # seconds that a probe takes besides its steps
 
 
@@ -209,7 +206,7 @@ class Probes:
             for run, probe in _probes_of(each).items()
             if run in each.results
         ]
-        spent = sum(each.seconds for each in rounds)
+        spent = budgeted.seconds(rounds)
         expected = sum(self._seconds(probe) for probe in done)
         factor = spent / expected if done else 1 / jobs
         left = math.inf if budget.minutes is None else share * (60 * budget.minutes - spent)
@@ -231,37 +228,15 @@ class Probes:
     ) -> None:
         """Train the missing probes of a round, or find them finished; a result is the loss, None
         if the training broke."""
-        earlier = budgeted.rounds_of(self.out)
-        before = sum(len(each.results) for each in earlier)
-        spent, start = sum(each.seconds for each in earlier), time.monotonic()
-        counter = itertools.count(before + 1)
-        probes = _probes_of(chosen)
+        share, probes = budgeted.shares(budget, budgeted.rounds_of(self.out)), _probes_of(chosen)
 
-        def over(run: str, loss: float | None) -> None:
+        def over(run: str, error: str | None) -> None:
+            loss = None if error else self._loss(run)
             ended(run, loss)
-            share = next(counter) / budget.runs if budget.runs else 0.0
-            if budget.minutes:
-                share = max(share, (spent + time.monotonic() - start) / 60 / budget.minutes)
-            text = "broke" if loss is None else f"{loss:.4g}"
-            show(f"{run}: {text}", share)
+            show(f"{run}: {'broke' if loss is None else f'{loss:.4g}'}", share())
 
-        cells = {self.out / run: (run, self._config(probes[run])) for run in chosen.missing}
-        todo = []
-        for folder, (run, config) in cells.items():
-            if sweep.done(folder, config):
-                over(run, self._loss(run))
-            else:
-                todo.append((folder, config))
-
-        def progress(folder: Path, error: str | None) -> None:
-            run, _ = cells[folder]
-            if isinstance(error, sweep.InUse):
-                raise RecordError(str(error))
-            if error is not None and NOT_FINITE not in error:
-                raise TrainingError(f"{run}: {error}")
-            over(run, None if error else self._loss(run))
-
-        train(todo, progress)
+        cells = {run: (self.out / run, self._config(probes[run])) for run in chosen.missing}
+        budgeted.train_cells(train, cells, over)
 
     # -- results -----------------------------------------------------------------------------
 

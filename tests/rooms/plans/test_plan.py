@@ -88,7 +88,7 @@ def test_a_stopped_plan_goes_on_as_one_that_was_not(found: regimes.Plan, tmp_pat
     again = [json.loads(line) for line in (folder / LOG).read_text().splitlines()]
     for line, before in zip(again, map(json.loads, lines), strict=True):
         assert {**line, "seconds": 0} == {**before, "seconds": 0}
-    with pytest.raises(RecordError, match="holds a plan with seconds 2.0, not 1"):
+    with pytest.raises(RecordError, match=r"holds a plan with seconds 2\.0, not 1"):
         planned(folder, seconds=1.0)
 
 

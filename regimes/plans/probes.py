@@ -70,6 +70,6 @@ def configured(config: RunConfig, method: Method, steps: int, rate: float, seed:
 
 
 def name(probe: Probe) -> str:
-    """Of a probe in the log, and its folder."""
+    """The name of a probe in the log, and of its folder."""
     method = probe.method.replace("/", " ")
     return f"{method}/{probe.steps} steps/rate {probe.rate:+g}/seed-{probe.seed}"

@@ -102,7 +102,7 @@ class Probes:
 
     @property
     def prices(self) -> dict[str, Price]:
-        """Of the methods that are compared."""
+        """Those of the methods that are compared."""
         return {name: self.facts.prices[name] for name in self.methods}
 
     def searched(self, budget: Budget, jobs: int, show: Show) -> tuple[Known, Metric]:

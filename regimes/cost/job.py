@@ -5,7 +5,8 @@ devices of one node, which hold the model together (HSDP). The replicas' mean cr
 between nodes, and where there is one node the link within. A ring over replicas that are numbered
 node by node enters and leaves each node once, so that a node's link carries what one replica's
 link would. The shards of a replica reduce a share of the gradient each, in rings of their own,
-which together carry the same bytes.
+which together carry the same bytes. Where the shards are all devices there is one replica, plain
+FSDP2, whose step `regimes.cost.sharded` predicts.
 """
 
 from __future__ import annotations
@@ -163,6 +164,8 @@ class Job:
         for name in ("nodes", "gpus", "shards"):
             value = getattr(self, name)
             require(1 <= value <= MOST, f"--{name}", value, f"at least 1, at most {MOST}")
+        if self.shards > 1 and self.shards == self.nodes * self.gpus:
+            return  # plain FSDP2, see `sharded`
         if self.gpus % self.shards:
             raise ConfigError(
                 f"--shards {self.shards} does not divide --gpus {self.gpus}: a replica lies in one "
@@ -171,7 +174,7 @@ class Job:
         if self.replicas == 1:
             raise ConfigError(
                 f"{self.nodes * self.gpus} devices in shards of {self.shards} are one replica: "
-                "nothing is averaged between replicas; raise --nodes, or lower --shards"
+                "nothing is exchanged; raise --nodes or --gpus"
             )
 
     @property

@@ -113,7 +113,8 @@ class Pattern:
         hops: of W, the number of messages that wait for each other.
         copies: of W, how often the bytes cross the busiest link. The bytes are one worker's input:
             the tensor of a mean (all-reduce), one worker's part of a gather (all-gather), the
-            parts for other workers of an exchange (all-to-all), the root's tensor of a broadcast.
+            parts for other workers of an exchange (all-to-all) or of a scatter (reduce-scatter),
+            the root's tensor of a broadcast.
         segments: parts of a message in flight, so that latency and transfer overlap.
     """
 
@@ -127,13 +128,18 @@ class Pattern:
 ALL_AT_ONCE = Pattern(lambda w: 1.0 * (w > 1), lambda w: 1.0 * (w > 1))
 
 
-def _ring(segments: int) -> Registry:
+def _ring(segments: int, times: int = 1) -> Registry:
+    """``times``: what a reduce-scatter sends, of what it needs to send."""
     return Registry(
         "collective",
         {
             "mean": Pattern(lambda w: 2 * (w - 1), lambda w: 2 * (w - 1) / w, segments),
             "gather": Pattern(lambda w: w - 1, lambda w: w - 1, segments),
             "exchange": ALL_AT_ONCE,
+            # torch's gloo reduces all of it, and keeps a part (ProcessGroupGloo.cpp)
+            "scatter": Pattern(
+                lambda w: times * (w - 1), lambda w: 1.0 * times * (w > 1), segments
+            ),
             "broadcast": Pattern(_doublings, _doublings),  # binomial tree over the root's one link
         },
     )
@@ -146,13 +152,14 @@ ALGORITHMS = Registry(
     "algorithm",
     {
         "ring": _ring(1),
-        "gloo": _ring(2),
+        "gloo": _ring(2, times=2),
         "tree": Registry(
             "collective",
             {
                 "mean": Pattern(lambda w: 2 * _doublings(w), lambda w: 2.0 * (w > 1)),
                 "gather": Pattern(_doublings, lambda w: w - 1),
                 "exchange": ALL_AT_ONCE,
+                "scatter": Pattern(_doublings, lambda w: 1.0 * (w > 1)),
                 "broadcast": Pattern(_doublings, lambda w: 1.0 * (w > 1)),
             },
         ),
@@ -175,7 +182,8 @@ def collective_seconds(
     1.2
 
     Args:
-        kind: "mean" (all-reduce), "gather" (all-gather), "exchange" (all-to-all) or "broadcast".
+        kind: "mean" (all-reduce), "gather" (all-gather), "exchange" (all-to-all), "scatter"
+            (reduce-scatter) or "broadcast".
         size: bytes of one worker's input.
         algorithm: one of `ALGORITHMS`, or `FASTEST`.
     """

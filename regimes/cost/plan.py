@@ -15,6 +15,7 @@ import pandas as pd
 from regimes.console.stdout import console as new_console
 from regimes.console.tables import Table
 from regimes.console.units import human
+from regimes.cost import sharded
 from regimes.cost.advice import advice, losses
 from regimes.cost.job import (
     BETWEEN,
@@ -31,7 +32,7 @@ from regimes.cost.job import USUAL as USUAL_DEVICE
 from regimes.cost.methods import WIDE, curves, parse, table, usual
 from regimes.cost.models import MOST_FLOPS, Model, read
 from regimes.cost.network import FASTEST, Network, spell
-from regimes.cost.options import JobOptions
+from regimes.cost.options import JobOptions, changed
 from regimes.errors import ConfigError, is_whole, require
 from regimes.records import write_output, write_table
 
@@ -139,6 +140,13 @@ def main(options: JobOptions, algorithm: str = FASTEST, csv: Path | None = None)
         csv: file for the numbers in full precision.
     """
     planned = job(options, algorithm)
+    if planned.replicas == 1:
+        return _of_one_replica(options, planned, csv)
+    for name in changed(options, replace(options, weights="bfloat16", overlap=True)):
+        raise ConfigError(
+            f"--{name}: it is for plain FSDP2, whose shards are all devices: --shards "
+            f"{planned.nodes * planned.gpus}"
+        )
     methods = [parse(text) for text in options.methods] or usual(planned)
     frame = table(planned, methods)
     console, sentence = new_console(highlight=False), advice(planned, methods, frame)
@@ -159,6 +167,25 @@ def main(options: JobOptions, algorithm: str = FASTEST, csv: Path | None = None)
     return frame
 
 
+def _of_one_replica(options: JobOptions, planned: Job, csv: Path | None) -> pd.DataFrame:
+    """`main` of plain FSDP2."""
+    if options.figure:
+        raise ConfigError("--figure: there is none of plain FSDP2; leave it out, or use --csv")
+    methods = [sharded.parse(text) for text in options.methods or sharded.USUAL]
+    width = WIDE if options.weights == "float32" else HALF
+    frame = sharded.table(planned, methods, width=width, overlaps=options.overlap)
+    console, sentence = new_console(highlight=False), sharded.advice(planned, frame)
+    groups = len(sharded.groups_of(planned.model.layers))
+    console.print(f"{about(planned)}; {groups} calls of fully_shard", markup=False)
+    console.print(sharded.drawn(frame).drawn(padding=(0, 0, 0, 1)), "", sep="\n")
+    console.print(sentence, markup=False)
+    if csv:
+        write_table(csv, frame)
+    if options.json:
+        write_output(options.json, _json(options, planned, frame, sentence))
+    return frame
+
+
 def about(planned: Job) -> str:
     """The job in a sentence: model, replicas, links, step.
 
@@ -172,11 +199,14 @@ def about(planned: Job) -> str:
     if planned.nodes > 1:
         links = f"{planned.between} between {planned.nodes} nodes, {links}"
     how = "ring or tree" if planned.algorithm == FASTEST else planned.algorithm
+    where = f"{planned.replicas} replicas{spread}"
+    if planned.replicas == 1:
+        where, how = f"one replica{spread[:-5]}", f"{how} collectives"
+    else:
+        how += f" all-reduce in {planned.buckets} bucket{'s' * (planned.buckets > 1)}"
     return (
-        f"{model.name}: {human(model.size)} parameters in {len(model.layers)} layers; "
-        f"{planned.replicas} replicas{spread}; {links}; {1e3 * planned.compute:.3g} ms of compute "
-        f"a step{assumed}; {how} all-reduce in {planned.buckets} "
-        f"bucket{'s' * (planned.buckets > 1)}"
+        f"{model.name}: {human(model.size)} parameters in {len(model.layers)} layers; {where}; "
+        f"{links}; {1e3 * planned.compute:.3g} ms of compute a step{assumed}; {how}"
     )
 
 

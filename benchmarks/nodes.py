@@ -137,6 +137,12 @@ def crossed(hub: str) -> int:
     return int(found[0]["stats64"]["tx"]["bytes"])
 
 
+def left(names: Sequence[str]) -> list[int]:
+    """Bytes that the kernel has sent from each node, headers included."""
+    shown = [sh("ip", "-n", name, "-s", "-j", "link", "show", "eth0") for name in names]
+    return [int(json.loads(text)[0]["stats64"]["tx"]["bytes"]) for text in shown]
+
+
 def limit(names: Sequence[str], rate: int | None) -> None:
     """Set both ends of every link to a rate in Mbit/s; None = unlimited."""
     hub = f"{names[0].rsplit('-', 1)[0]}-hub"
@@ -234,6 +240,7 @@ def node() -> None:
     answers, sys.stdout = sys.stdout, sys.stderr
     tasks: dict[str, Callable[..., Any]] = {"train": _train, "echo": _echo, "goodput": _goodput}
     tasks |= {"race": _race, "island": _island, "peak": _peak, "collectives": _collectives}
+    tasks |= {"fsdp": _fsdp}
     for line in sys.stdin:
         command = json.loads(line)
         os.environ["MASTER_PORT"] = str(command.pop("port"))
@@ -280,6 +287,12 @@ def _race(**details: Any) -> dict[str, Any]:
 
 def _island(**details: Any) -> dict[str, Any]:
     from benchmarks.island_link import take
+
+    return take(**details)
+
+
+def _fsdp(**details: Any) -> dict[str, Any]:
+    from benchmarks.fsdp_link import take
 
     return take(**details)
 

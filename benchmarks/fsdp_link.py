@@ -1,0 +1,266 @@
+"""FSDP2 on four slow links: bytes of each collective as the kernel counts them, seconds predicted.
+
+    python -m benchmarks.fsdp_link            # Linux, root, iproute2
+
+Four processes on four nodes (`benchmarks.nodes`), each behind a link of its own of 100 Mbit/s,
+train a GPT of 4.8 million parameters in float32 that ``fully_shard`` divides among them: as FSDP2
+does, as its HSDP in two islands of two, and with its collectives compressed. All methods live in
+the same processes and take their steps in turn, round by round, on unlimited links and on the slow
+ones.
+
+- *measured*: what the kernel has sent from a node, headers included. A pass under ``no_grad``
+  gathers weights alone; the bytes of a step's gathers are those of that pass times the ratio of
+  what was handed to them, and the rest of a step is its reduce-scatter.
+- *predicted*: seconds outside of collectives on unlimited links (HSDP's are FSDP2's), and for each
+  collective those of `regimes.cost.sharded` at the goodput of one link, without overlap, because
+  gloo has none.
+
+torch's gloo reduces and scatters by an all-reduce, which sends twice what a reduce-scatter needs;
+shares are of what it needs. All four processes share the cores of one machine. Leaves
+``benchmarks/fsdp_link.json`` and ``fsdp_link.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from regimes.cost import sharded
+from regimes.cost.job import Job
+from regimes.cost.models import from_module
+from regimes.cost.network import Network
+from regimes.records import provenance, write_output
+
+PLAIN = "dense"
+METHODS = (PLAIN, sharded.HSDP, *sharded.USUAL)
+RATE, WARM, STEPS, ROUNDS, NODES = 100, 1, 2, 4, 4
+VOCABULARY, CONTEXT, WIDTH, HEADS, BLOCKS, BATCH = 256, 32, 256, 4, 6, 2
+MOST = {8: 0.30, 4: 0.16}  # of float32's bytes
+GOAL = 0.10
+
+
+def model() -> Any:
+    """A GPT whose embedding is its head."""
+    from regimes.models.transformer import GPT
+
+    return GPT(classes=VOCABULARY, sequence=CONTEXT, width=WIDTH, depth=BLOCKS, heads=HEADS)
+
+
+# -- on a node -------------------------------------------------------------------------------
+
+_jobs: dict[str, Any] = {}
+
+
+def take(method: str, steps: int, trains: bool = True) -> dict[str, Any]:
+    """Some steps of a method on this process, or passes under ``no_grad``: seconds of one, those of
+    them outside of collectives, and what it has handed to the collectives, by kind."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn import functional as F
+
+    if not dist.is_initialized():
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo")
+    if method not in _jobs:
+        _jobs[method] = _built(method)
+    net, optimizer, hook = _jobs[method]
+    before = {} if hook is None else dict(hook.world.meter.sent)
+    waited = 0.0 if hook is None else hook.steps.clock.seconds["communicate"]
+    dist.barrier()
+    began = time.perf_counter()
+    for step in range(steps):
+        draw = torch.Generator().manual_seed(10 * step + dist.get_rank())
+        x = torch.randint(VOCABULARY, (BATCH, CONTEXT + 1), generator=draw)
+        with torch.set_grad_enabled(trains):
+            loss = F.cross_entropy(net(x[:, :-1])[0].flatten(0, 1), x[:, 1:].flatten())
+        if trains:
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    dist.barrier()
+    seconds = (time.perf_counter() - began) / steps
+    after = {} if hook is None else hook.world.meter.sent
+    if hook is not None:
+        waited = hook.steps.clock.seconds["communicate"] - waited
+    return {
+        "seconds": seconds,
+        "own": seconds - waited / steps,
+        "sent": {k: (n - before.get(k, 0)) / steps for k, n in after.items()},
+    }
+
+
+def _built(method: str) -> tuple[Any, Any, Any]:
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    import regimes
+
+    names = ("replicate", "shard")
+    islands = method == sharded.HSDP
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=names) if islands else None
+    mesh = mesh or init_device_mesh("cpu", (NODES,))
+    torch.manual_seed(0)
+    net: Any = model()
+    for blocks in [m for m in net.modules() if isinstance(m, torch.nn.ModuleList)]:
+        for block in blocks:
+            fully_shard(block, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    if islands:
+        return net, optimizer, None
+    chosen = sharded.parse(method)
+    hook = regimes.attach(
+        net,
+        shards=mesh,
+        scatter={"level": chosen.scatter},
+        gather={"level": chosen.gather},
+        optimizer=optimizer,
+        every=10**6,
+        summary=False,
+    )
+    return net, optimizer, hook
+
+
+# -- the benchmark ---------------------------------------------------------------------------
+
+
+def predictions(bandwidth: float) -> dict[str, dict[str, float]]:
+    """Of each method the seconds in collectives and the bytes from a node in one step.
+
+    Args:
+        bandwidth: bits per second.
+    """
+    link = Network(bandwidth, 100e-6)
+    job = Job(
+        from_module(model(), "benchmarks.fsdp_link:model"),
+        *(1.0, 1e10, 1, NODES, NODES),
+        within=link,
+        algorithm="gloo",
+    )
+    frame = sharded.table(job, map(sharded.parse, METHODS[2:]), width=4, overlaps=False)
+    return frame.set_index("method")[["communicate", "bytes"]].to_dict("index")
+
+
+def measure(rounds: int) -> dict[str, Any]:
+    from benchmarks.nodes import Nodes, left, limit, star
+
+    rows: dict[str, dict[str, Any]] = {m: {} for m in METHODS}
+    lists: dict[str, dict[str, list[float]]] = {
+        m: {"free": [], "own": [], "slow": [], "bytes": [], "gathers": []} for m in METHODS
+    }
+    load = [os.getloadavg()[0]]
+    with star() as spaces, Nodes(spaces, 900.0) as nodes:
+        for method in METHODS:
+            nodes.ask("fsdp", method=method, steps=WARM)
+        limit(spaces, RATE)
+        goodput = statistics.median(nodes.ask("goodput", seconds=3.0))
+        expected = predictions(goodput)
+        for turn in range(rounds):
+            for rate, kind in ((None, "free"), (RATE, "slow")):
+                limit(spaces, rate)
+                for method in METHODS:
+                    if turn == 0 and kind == "slow":
+                        before = left(spaces)
+                        answers = nodes.ask("fsdp", method=method, steps=1, trains=False)
+                        rows[method]["passed"] = answers[0]["sent"]
+                        lists[method]["gathers"] += [
+                            b - a for a, b in zip(before, left(spaces), strict=True)
+                        ]
+                    before = left(spaces)
+                    answers = nodes.ask("fsdp", method=method, steps=STEPS)
+                    rows[method]["counted"] = answers[0]["sent"]
+                    lists[method][kind].append(max(answer["seconds"] for answer in answers))
+                    if kind == "free":
+                        lists[method]["own"].append(max(answer["own"] for answer in answers))
+                    if kind == "slow":
+                        lists[method]["bytes"] += [
+                            (b - a) / STEPS for a, b in zip(before, left(spaces), strict=True)
+                        ]
+            load.append(os.getloadavg()[0])
+            print(f"round {turn}, load {load[-1]:.1f}", flush=True)
+    lists[sharded.HSDP]["own"] = lists[PLAIN]["own"]
+    for method in METHODS:
+        rows[method] |= lists[method] | {"predicted": expected[method]}
+    machine = {"cores": os.cpu_count(), "system": platform.platform(), "load": load}
+    machine |= {"processor": provenance.processor()}
+    return {"machine": machine, "goodput": goodput, "rounds": rounds, "rows": rows}
+
+
+def collectives(row: dict[str, Any]) -> tuple[float, float]:
+    """Bytes of a step's all-gathers and of its reduce-scatter, as the kernel has sent them."""
+    whole, passed = statistics.median(row["bytes"]), statistics.median(row["gathers"])
+    ratio = row["counted"]["weights"] / row["passed"]["weights"]
+    return passed * ratio, whole - passed * ratio
+
+
+def predicted_seconds(row: dict[str, Any]) -> float:
+    return statistics.median(row["own"]) + row["predicted"]["communicate"]
+
+
+def markdown(result: dict[str, Any]) -> str:
+    rows, machine = result["rows"], result["machine"]
+    plain = rows[PLAIN]
+    needed = plain["counted"]["scatter"]
+    gathered, _ = collectives(plain)
+    text = [
+        "This page compares what four processes send in a step of FSDP2 behind links of "
+        f"{RATE} Mbit/s each, and the seconds of a step, with predictions. `python -m "
+        "benchmarks.fsdp_link` measures; its docstring describes how.",
+        "",
+        "| method | MB of a step | of FSDP2's | all-gathers | reduce-scatter | s, own | s | "
+        "s predicted | predicted / measured |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for method, row in rows.items():
+        whole, slow = statistics.median(row["bytes"]), statistics.median(row["slow"])
+        cells = [f"{whole / 1e6:.2f}", f"{whole / statistics.median(plain['bytes']):.2f}"]
+        if method == sharded.HSDP:
+            cells += ["", ""]
+        else:
+            gathers, scatter = collectives(row)
+            cells += [f"{gathers / gathered:.3f}", f"{scatter / needed:.3f}"]
+        expected = predicted_seconds(row)
+        cells += [f"{statistics.median(row['own']):.2f}", f"{slow:.2f}", f"{expected:.2f}"]
+        text.append(f"| {method} | {' | '.join(cells)} | {expected / slow:.2f} |")
+    errors = {
+        m: abs(predicted_seconds(row) / statistics.median(row["slow"]) - 1)
+        for m, row in rows.items()
+    }
+    worst = max(errors, key=lambda m: errors[m])
+    loads = f"{min(machine['load']):.0f} to {max(machine['load']):.0f}"
+    text += [
+        "",
+        "All-gathers and reduce-scatter: bytes, headers included, of what FSDP2's all-gathers send "
+        f"and of the {needed / 1e6:.2f} MB that a reduce-scatter in float32 needs. FSDP2's own "
+        "sends about twice that, because torch's gloo reduces and scatters by an all-reduce. "
+        "s, own: outside of collectives, on unlimited links. "
+        f"Medians of {result['rounds']} rounds of {STEPS} steps. Predictions within "
+        f"{100 * GOAL:.0f} %: {sum(e <= GOAL for e in errors.values())} of {len(rows)}; the "
+        f"largest error is {100 * errors[worst]:.0f} %, of {worst}. A link passes "
+        f"{result['goodput'] / 1e6:.1f} Mbit/s of data. {machine['processor']}, "
+        f"{machine['cores']} cores that four processes and other programs share (load average "
+        f"{loads}).",
+    ]
+    return "\n".join(text) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks"))
+    chosen = parser.parse_args()
+    result = measure(chosen.rounds)
+    write_output(chosen.out / "fsdp_link.json", json.dumps(result, indent=1) + "\n")
+    write_output(chosen.out / "fsdp_link.md", markdown(result))
+    print(markdown(result))
+
+
+if __name__ == "__main__":
+    main()

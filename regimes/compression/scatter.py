@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regimes.capabilities import MODULE_PARTS
 from regimes.collectives.requests import Layer, Program, Scatter, Traffic
 from regimes.compression.all_reduce import (
     QuantisedAllReduce,
@@ -39,15 +40,26 @@ class QuantisedScatter(QuantisedAllReduce):
 
     block: Annotated[int, Bounds("a whole number from 1", low=1)] = 64
 
+    @property
+    def requires(self) -> frozenset[str]:
+        return super().requires | {MODULE_PARTS}
+
     def send(
         self, delta: Float[Tensor, "hosted workers part"], state: State, level: Level
     ) -> Sending:
         """Returns the sum of the hosted worker's part, ``[part]``, beside what was sent."""
+        total, own = yield from self.send_parts(delta, state, level)
+        return total[0], own
+
+    def send_parts(
+        self, delta: Float[Tensor, "hosted workers part"], state: State, level: Level
+    ) -> Sending:
+        """Likewise of each hosted worker, ``[hosted, part]``."""
         noise = yield from self._noise(delta.flatten(1), state, "numbers")
         wire, own = quantise(delta, int(level), self.block, noise)
         received = yield Scatter(wire)  # [L, W, bytes]: of all workers, this one's part
         size = delta.shape[2]
-        return in_order_sum(received, int(level), self.block, size, delta.dtype)[0], own
+        return in_order_sum(received, int(level), self.block, size, delta.dtype), own
 
     def reduce(
         self, grad: Float[Tensor, "hosted workers part"], state: State, level: Level

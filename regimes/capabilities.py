@@ -41,6 +41,7 @@ OPTIMIZER_STATE = "optimizer_state"
 PROBE = "probe"
 SAMPLES = "samples"
 OWN_COLLECTIVES = "own_collectives"
+EXCHANGE_READINGS = "exchange_readings"
 FULL_PRECISION = "full_precision"
 HALF_PARAMETERS = "half_parameters"
 LOSS_SCALE = "loss_scale"
@@ -55,6 +56,7 @@ BATCH_SIZES = "batch_sizes"
 TRUNK_STATE = "trunk_state"
 NEW_START = "new_start"
 OWN_LENGTH = "own_length"
+MODULE_PARTS = "module_parts"
 
 MEANING = {
     WHOLE_LAYERS: "a process holds all rows of each layer",
@@ -77,6 +79,7 @@ MEANING = {
     PROBE: "there is a loss on samples of the training data",
     SAMPLES: "any samples of the training data can be read",
     OWN_COLLECTIVES: "values may be sent apart from the exchange of a step",
+    EXCHANGE_READINGS: "an exchange may be read, or repeated without compression, now and then",
     FULL_PRECISION: "parameters are float32 or float64",
     HALF_PARAMETERS: "parameters may be bfloat16 or float16",
     LOSS_SCALE: "the loss may be scaled",
@@ -91,6 +94,7 @@ MEANING = {
     TRUNK_STATE: "training may go on from the state of another run",
     NEW_START: "training starts anew, so that the state may have another form",
     OWN_LENGTH: "the length of training is its own",
+    MODULE_PARTS: "a module's gradient comes in the parts of its owners",
 }
 
 # -- parts and modes -------------------------------------------------------------------------------
@@ -208,6 +212,7 @@ def _instead(part: Part, modes: Collection[Mode]) -> str:
 _ROWS = "each process holds some rows of each layer"
 _NO_DATA = "only gradients are seen here, not the training data: train with regimes.run"
 _ONLY_TRAINER = "only the trainer knows the optimiser's steps"
+_NO_PARTS = "it is for what FSDP2 exchanges: attach(model, shards=mesh, scatter=...)"
 
 # of the trainer
 PROCESSES = Mode(
@@ -219,12 +224,16 @@ PROCESSES = Mode(
 )
 SHARED_STEPS = Mode(
     "without a sync_policy",
-    {WORKER_MODELS: "workers that share each step have one model: set sync_policy"},
+    {
+        WORKER_MODELS: "workers that share each step have one model: set sync_policy",
+        MODULE_PARTS: _NO_PARTS,
+    },
 )
 LOCAL = Mode(
     "with a sync_policy",
     {
         SHARED_UPDATES: "workers that step locally share no update, and have weights of their own",
+        MODULE_PARTS: _NO_PARTS,
         HALF_PARAMETERS: "the small movements of local steps need float32 parameters",
         CAPTURED_STEPS: "local steps are not captured",
     },
@@ -306,6 +315,7 @@ HOOK = Mode(
     "in a hook",
     {SAMPLES: _NO_DATA, OPTIMIZER_STEPS: _ONLY_TRAINER, WORKER_MODELS: "workers share each step"},
 )
+WITHOUT_SHARDS = Mode("without shards", {MODULE_PARTS: _NO_PARTS})
 WITHOUT_PROBE = Mode("without a probe", {PROBE: f"{_NO_DATA}, or pass instruments and probe"})
 WITHOUT_OPTIMIZER = Mode(
     "without an optimizer",
@@ -356,6 +366,7 @@ MANAGED = Mode(
         WORKERS_OF_A_UNIT: "its replicas come and go",
         STEP_UPDATES: "a replica that joins has not seen the unit's steps before",
         OWN_COLLECTIVES: "values of its own would be sent outside of a quorum",
+        EXCHANGE_READINGS: "values of its own would be sent outside of a quorum",
         DELAYED_UPDATES: "an update is applied when its step commits: leave it out",
         LOSS_SCALE: "replicas agree on no scale: leave it out",
         PROBE: "what is measured on it would be sent outside of a quorum: leave it out",
@@ -368,6 +379,7 @@ LOCAL_STEPS = Mode(
         PROBE: _NO_DATA,
         OPTIMIZER_STEPS: _ONLY_TRAINER,
         SHARED_UPDATES: LOCAL.lacks[SHARED_UPDATES],
+        MODULE_PARTS: _NO_PARTS,
         STEP_UPDATES: "only what is exchanged is seen, once per synchronisation",
         GRADIENT_UNIT: "local steps exchange movements of the weights, whose unit does not depend "
         "on the learning rate: leave it out",
@@ -384,10 +396,10 @@ WAYS: dict[str, tuple[Mode, ...]] = {
     "run --shards": (SHARED_STEPS, SHARDS),
     "run, sync_policy": (LOCAL,),
     "simulate": (SHARED_STEPS, OWN_OBJECTS),
-    "attach, DDP": (HOOK,),
-    "attach, FSDP2": (HOOK, ISLANDS),
+    "attach, DDP": (HOOK, WITHOUT_SHARDS),
+    "attach, FSDP2": (HOOK, WITHOUT_SHARDS, ISLANDS),
     "attach, FSDP2 shards": (HOOK, SHARDED_COLLECTIVES),
-    "attach, torchft": (HOOK, MANAGED),
+    "attach, torchft": (HOOK, WITHOUT_SHARDS, MANAGED),
     "local_steps": (LOCAL_STEPS,),
     "local_steps, FSDP2": (LOCAL_STEPS, ISLANDS),
     "local_steps, torchft": (LOCAL_STEPS, MANAGED),

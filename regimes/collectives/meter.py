@@ -26,6 +26,8 @@ class Meter:
         sent: bytes that one worker had for others, per kind (see `Traffic`); for "sum" and "join",
             that one shard had; for "weights", an all-gather of sharded weights, its shard once for
             each other process.
+        dense: bytes that the same would have had without compression, per kind; of FSDP2's own
+            collectives alone, whose types and number only it knows.
     """
 
     dtype: torch.dtype
@@ -33,6 +35,7 @@ class Meter:
     layers: dict[int, Traffic] = field(default_factory=lambda: defaultdict(lambda: Traffic(0, 0)))
     calls: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     sent: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
+    dense: dict[str, int] = field(default_factory=dict)
 
     def count(self, layer: int | Joint, kind: str, tensor: Tensor, convention: bool = True) -> None:
         """Count one request; ``tensor`` is stacked, its first row is one worker's share."""
@@ -56,6 +59,10 @@ class Meter:
         """Count one request among the shards of a worker."""
         self.sent[kind] = self.sent.get(kind, 0) + tensor.numel() * tensor.element_size()
 
+    def count_dense(self, kind: str, numbers: int, width: int) -> None:
+        """Count what would have been sent without compression: numbers of so many bytes."""
+        self.dense[kind] = self.dense.get(kind, 0) + numbers * width
+
     def count_weights(self, shard: Tensor, others: int) -> None:
         """Count an all-gather of sharded weights, in which this shard goes to so many others."""
         size = shard.numel() * shard.element_size() * others
@@ -66,7 +73,8 @@ class Meter:
     def state_dict(self) -> dict[str, Any]:
         """The counts so far, in plain types."""
         layers = {i: [t.floats, t.bytes] for i, t in self.layers.items()}
-        return {"layers": layers, "calls": dict(self.calls), "sent": dict(self.sent)}
+        counted = {"layers": layers, "calls": dict(self.calls), "sent": dict(self.sent)}
+        return counted | ({"dense": dict(self.dense)} if self.dense else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse; replaces the counts."""
@@ -74,18 +82,21 @@ class Meter:
         self.layers.update({i: Traffic(*counts) for i, counts in state["layers"].items()})
         self.calls.update(state["calls"])
         self.sent.update(state["sent"])
+        self.dense.update(state.get("dense", {}))
 
     def add(self, other: Meter) -> None:
         """Count what another one has counted."""
         for i, traffic in other.layers.items():
             self.layers[i] = self.layers[i] + traffic
-        for own, more in ((self.calls, other.calls), (self.sent, other.sent)):
+        tables = (self.calls, other.calls), (self.sent, other.sent), (self.dense, other.dense)
+        for own, more in tables:
             for kind, count in more.items():
                 own[kind] = own.get(kind, 0) + count
 
     def take(self) -> Meter:
         """Return the counts so far and start again from zero."""
-        taken = Meter(self.dtype, self.workers, self.layers, self.calls, self.sent)
+        taken = Meter(self.dtype, self.workers, self.layers, self.calls, self.sent, self.dense)
         fresh = Meter(self.dtype, self.workers)
         self.layers, self.calls, self.sent = fresh.layers, fresh.calls, fresh.sent
+        self.dense = fresh.dense
         return taken

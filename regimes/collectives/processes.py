@@ -209,12 +209,14 @@ class ProcessWorld(World):
         layers = [NO_LAYER, *range(count)]
         counts = [x for i in layers for x in (meter.layers[i].floats, meter.layers[i].bytes)]
         # float64 holds whole numbers up to 2^53
-        numbers = [*counts, *(float(meter.sent[kind]) for kind in sorted(meter.sent))]
+        tables = (meter.sent, meter.dense)
+        numbers = [*counts, *(float(table[kind]) for table in tables for kind in sorted(table))]
         total = torch.tensor(numbers, dtype=torch.float64, device=self.device)
         sums = iter(self.add_shards(total).tolist())
         for i in layers:
             meter.layers[i] = Traffic(next(sums), int(next(sums)))
-        meter.sent.update({kind: int(next(sums)) for kind in sorted(meter.sent)})
+        for table in tables:
+            table.update({kind: int(next(sums)) for kind in sorted(table)})
         return meter
 
     def copy_first(self, tensors: Sequence[Tensor]) -> None:

@@ -24,6 +24,7 @@ REGISTRY = Registry(
     },
     has=("linear", "check", "reduce", "cost"),
     group="regimes.compressors",
+    inner={"quantised-scatter": "regimes.compression.scatter:QuantisedScatter"},
 )
 
 

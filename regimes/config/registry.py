@@ -46,6 +46,7 @@ class Registry(dict[str, Any]):
         listed: the command that lists the names, if there is one.
         group: of the entry points; without it packages add no names.
         taken: further names that no package may claim.
+        inner: names of classes that a call of its own chooses: records have them, lists do not.
 
     >>> Registry("shape", {"date": "datetime:date"}).find("date")
     <class 'datetime.date'>
@@ -59,10 +60,12 @@ class Registry(dict[str, Any]):
         listed: str = "",
         group: str = "",
         taken: Collection[str] = (),
+        inner: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(known or {})
+        self.inner = dict(inner or {})
         self.kind, self.has, self.listed = kind, has, listed
-        owners = {name: [PROJECT] for name in (*self, *taken)}
+        owners = {name: [PROJECT] for name in (*self, *taken, *self.inner)}
         for point in entry_points(group) if group else ():
             name, value = point.name, point.value
             if self.get(name) != value:  # equal ones: a package that is on the path twice
@@ -96,7 +99,7 @@ class Registry(dict[str, Any]):
             ConfigError: an unknown name, one that several packages claim, a module or class that
                 cannot be imported.
         """
-        target = self.get(name, name)
+        target = self.get(name, self.inner.get(name, name))
         if isinstance(target, Contested):
             owners = " and by ".join(target.owners)
             raise ConfigError(
@@ -121,7 +124,8 @@ class Registry(dict[str, Any]):
         """The inverse of `make`, in plain types: the name of a class, or ``package.module:Class``,
         with its fields; for a class that is no dataclass, with its public attributes."""
         kind = type(plug_in)
-        names = (name for name, target in self.items() if _names(target, kind))
+        known = [*self.items(), *self.inner.items()]
+        names = (name for name, target in known if _names(target, kind))
         if dataclasses.is_dataclass(plug_in):
             fields = [field.name for field in dataclasses.fields(plug_in) if field.init]
         else:

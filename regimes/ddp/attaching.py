@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from regimes import capabilities
 from regimes.capabilities import (
     COUNTED_UNITS,
     DIVIDED_REPLICAS,
+    EXCHANGE_READINGS,
     FIXED_WORKERS,
     LOSS_SCALE,
     OPTIMIZER_STATE,
@@ -39,6 +40,7 @@ NEEDS: dict[str, frozenset[str]] = {
     "shards": frozenset({FIXED_WORKERS}),
     "manager": frozenset({OPTIMIZER_STATE, COUNTED_UNITS}),
     "scaler": frozenset({LOSS_SCALE}),
+    "check_every": frozenset({EXCHANGE_READINGS}),
 }
 
 
@@ -61,9 +63,12 @@ def attach(
     every: Any = "epoch",
     record: str | Path | RecordOptions | None = None,
     scaler: Any = None,
-    instruments: Mapping[str, Mapping[str, Any]] | None = None,
+    instruments: Mapping[str, Mapping[str, Any]] | Collection[str] | None = None,
     probe: Any = None,
     timeout: float = 600.0,
+    check_every: int | None = None,
+    check_cosine: float | None = None,
+    summary: bool = True,
 ) -> Hook:
     """Let a DDP model, a sharded one (FSDP2), or islands of a sharded one exchange gradients
     compressed, at a constant level, or at levels that a policy decides.
@@ -109,9 +114,9 @@ def attach(
         record: a folder for a record of the job, as the trainer writes one; process 0 writes it.
         scaler: the GradScaler that scales the loss, if one does. The hook then works in units of
             the unscaled loss, so that a change of scale changes neither residuals nor norms.
-        instruments: what else is measured at the end of each unit, with ``probe``:
-            ``{"curvature": {}, "sharpness": {}}``, with the fields of `instruments.curvature`. The
-            training ends in the same bits with and without them.
+        instruments: what else is measured: ``{"error", "residual"}``, or a table of their fields;
+            with ``probe``, at the end of each unit, ``{"curvature": {}, "sharpness": {}}`` (fields
+            of `instruments.curvature`). The training ends in the same bits with and without them.
         probe: a pair (loss, batches): ``loss(model, batch)`` is the mean over a batch, and batches
             is one batch or a list of them, this process's share of the samples, which all
             processes have as many of. ``model`` is the one inside DistributedDataParallel. What the
@@ -119,11 +124,16 @@ def attach(
             it, a third part says it: ``weight(batch)``, say the number of tokens that count.
         timeout: seconds until a process that the others wait for counts as lost; with a manager
             its own count.
+        check_every: every so many steps the gradient is exchanged once more, uncompressed, and
+            compared: the record has the cosine per layer, and process 0 warns where that of the
+            model is less than ``check_cosine``, by default 0.3. Nothing else changes.
+        summary: as the job ends, process 0 prints to stderr what was sent and waited for.
 
     Raises:
         ConfigError: one sentence, before anything is registered.
     """
     given = {"replicas": replicas, "shards": shards, "manager": manager, "scaler": scaler}
+    given["check_every"] = check_every
     asked = [Part(name, NEEDS[name]) for name, value in given.items() if value is not None]
     source: Attached
     if shards is None and (scatter is not None or gather is not None):
@@ -148,14 +158,26 @@ def attach(
     good = is_whole(seed, -(2**63)) and seed < 2**63  # as in a configuration
     require(good, "seed", seed, "a whole number of at most 63 bits")
     schedule = unit_schedule(every, inner(optimizer), model)
-    probed = pick(probe, instruments)
+    probed = pick(probe, instruments, check_every, check_cosine)
     policy, levels = choices.constant(policy, level, levels)
     chosen = choices.choose(policy, compressor, levels, signal, start_compressing_after, probed)
     modes = _modes(replicas, shards, manager, optimizer, schedule, chosen.probe)
     capabilities.check([*asked, *chosen.parts()], modes)
     options = record_options(record)
     steps = HookSteps if shards is None else ModuleSteps
-    return Hook(source, chosen, schedule, options, seed, scaler, float(timeout), optimizer, steps)
+    require(isinstance(summary, bool), "summary", summary, "true or false")
+    return Hook(
+        source,
+        chosen,
+        schedule,
+        options,
+        seed,
+        scaler,
+        float(timeout),
+        optimizer,
+        steps,
+        summarizes=summary,
+    )
 
 
 def _modes(
@@ -164,6 +186,7 @@ def _modes(
     """The modes in which a hook with these arguments works."""
     found = {
         capabilities.HOOK: True,
+        capabilities.WITHOUT_SHARDS: shards is None,
         capabilities.ISLANDS: replicas is not None,
         capabilities.SHARDED_COLLECTIVES: shards is not None,
         capabilities.MANAGED: manager is not None,

@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regimes.collectives.islands import as_reduced
+from regimes.collectives.requests import NO_LAYER
 from regimes.compression.all_reduce import dequantise, quantise
 from regimes.compression.reducer import Reducer
 from regimes.compression.scatter import QuantisedScatter, Weights
@@ -38,6 +39,7 @@ class ModuleSteps(UnitSteps):
         reducer: Reducer,
         gauges: Collection[Any],
         *,
+        readers: Collection[Any] = (),
         dense_start: int = 0,
         **_: Any,
     ) -> None:
@@ -45,14 +47,19 @@ class ModuleSteps(UnitSteps):
         Args:
             source: has the ``device``.
             gauges: see the reduced gradient of every step, ``[part]`` for each module.
+            readers: those of them that, when they are ``due``, also see what it would be without
+                compression.
             dense_start: so many steps send the gradient uncompressed.
         """
         super().__init__(reducer, source.device, dense_start)
-        self.gauges, self.world = gauges, reducer.world
+        self.gauges, self.readers, self.world = gauges, readers, reducer.world
         self.scales = [1.0] * len(reducer.layers)
         self.sizes = [layer.shape[1] for layer in reducer.layers]
         self._pending: dict[int, Tensor] = {}  # outputs, which FSDP2 still divides
         self._updates: dict[int, Tensor] = {}
+        self._due = False  # the step under way is measured
+        self._exact: dict[int, tuple[Tensor, Tensor]] = {}  # of outputs, and norms of these
+        self._means: dict[int, Tensor] = {}  # updates without compression
         self._pass: int | None = None  # the autograd engine's number of the step under way
 
     # -- called by the reduce-scatter, in a stream of FSDP2 ------------------------------------
@@ -73,6 +80,8 @@ class ModuleSteps(UnitSteps):
         level, state = self.present_levels[layer], self.reducer.states[layer]
         compressor, work = self.reducer.compressors[layer], None
         parts = flat.view(1, self.world.workers, -1)
+        others = flat.numel() - output.numel()
+        self.world.meter.count_dense("scatter", others, flat.element_size())
         whole = parts.shape[2] == self.sizes[layer]
         kept = None if whole else state.residual  # of another order of numbers
         state.residual = state.residual if whole else None
@@ -80,19 +89,35 @@ class ModuleSteps(UnitSteps):
             if state.residual is not None and isinstance(compressor, QuantisedScatter):
                 parts.copy_(compressor.add_residual(parts, state))
             state.step += 1
-            self.world.meter.count(layer, "scatter", parts)
-            calls = self.world.meter.calls
-            calls["scatter"] = calls.get("scatter", 0) + 1
+            self._count(layer, parts)
             with self.communicating():
                 work = usual()
         else:
+            if self._due:
+                exact = self._uncompressed(output, parts, usual)
             with self.clock.waiting(self.world):
                 total = self.world.drive([compressor.reduce(parts, state, level)], [layer])[0]
             output.copy_(as_reduced(total, op, self.world.workers))
+            if self._due:
+                self._exact[layer] = exact, output.norm()
         if not whole:
             state.residual = kept
         self._pending[layer] = output
         return work
+
+    def _uncompressed(self, output: Tensor, parts: Tensor, usual: Callable[[], Any]) -> Tensor:
+        """A copy of what torch's own collective makes of ``output``: one exchange more."""
+        with self.communicating():
+            if (work := usual()) is not None:
+                work.wait()
+        self._count(NO_LAYER, parts)
+        return output.clone()
+
+    def _count(self, layer: int, parts: Tensor) -> None:
+        """Count a reduce-scatter of torch's own."""
+        meter = self.world.meter
+        meter.count(layer, "scatter", parts, convention=layer != NO_LAYER)
+        meter.calls["scatter"] = meter.calls.get("scatter", 0) + 1
 
     @contextmanager
     def communicating(self) -> Iterator[None]:
@@ -110,7 +135,9 @@ class ModuleSteps(UnitSteps):
         # backward and may reduce the gradients of the root's own parameters.
         after_backward(lambda: after_backward(self._finish))
         self._pass, self._pending, self._updates = now, {}, {}
+        self._exact, self._means = {}, {}
         self.before_step()
+        self._due = any(getattr(gauge, "due", True) for gauge in self.readers)
         self.clock.start()
         self.run_check()
 
@@ -118,12 +145,20 @@ class ModuleSteps(UnitSteps):
         """Add a module's reduced gradient to the step's, once FSDP2 has divided it."""
         if (output := self._pending.pop(layer, None)) is None or not self.gauges:
             return
+        if self._due:
+            exact, norm = self._exact.pop(layer, (output, output.norm()))
+            # FSDP2 has divided the output, and not what it would be without compression
+            divided = torch.where(norm > 0, output.norm() / norm, 1.0)
+            self._add(self._means, layer, exact * divided)
+        self._add(self._updates, layer, output)
+
+    def _add(self, table: dict[int, Tensor], layer: int, output: Tensor) -> None:
         update = full_precision(output)
         if (missing := self.sizes[layer] - len(update)) > 0:
             update = torch.nn.functional.pad(update, (0, missing))
-        before = self._updates.get(layer)
+        before = table.get(layer)
         # a copy, because .grad may be a view of it, to which a later call is added
-        self._updates[layer] = update.clone() if before is None else before + update
+        table[layer] = update.clone() if before is None else before + update
 
     @torch.no_grad()
     def _finish(self) -> None:
@@ -131,18 +166,23 @@ class ModuleSteps(UnitSteps):
         for layer in list(self._pending):
             self._collect(layer)
         updates, self._updates, self._pass = self._updates, {}, None
+        means, self._means = self._means, {}
         self.in_unit += 1
         self.finite_in_unit += 1
         self.total += 1
         if self.gauges:
-            like = next(iter(updates.values()))
-            rows = [
-                updates[i] if i in updates else like.new_zeros(size)
-                for i, size in enumerate(self.sizes)
-            ]
+            rows = self._all(updates)
+            stack = torch.cat(self._all(means))[None] if self._due else rows[0].new_zeros((1, 0))
             for gauge in self.gauges:
-                gauge.step(like.new_zeros((1, 0)), rows)
+                gauge.step(stack, rows)
         self.clock.stop()
+
+    def _all(self, found: dict[int, Tensor]) -> list[Tensor]:
+        """``[part]`` of each module, zero where the step has not used it."""
+        like = next(iter(found.values()))
+        return [
+            found[i] if i in found else like.new_zeros(size) for i, size in enumerate(self.sizes)
+        ]
 
 
 class ReduceScatter:
@@ -198,6 +238,7 @@ class AllGather:
         steps, level, block = self.steps, self.weights.level, self.weights.block
         world, meter = steps.world, steps.world.meter
         others = group.size() - 1  # fewer with reshard_after_forward=NUMBER, in backward
+        meter.count_dense("weights", input_tensor.numel() * others, input_tensor.element_size())
         plain = input_tensor.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
         if level == DENSE or not plain or others + 1 != world.workers:
             meter.count_weights(input_tensor, others)

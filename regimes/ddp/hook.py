@@ -12,11 +12,13 @@ import atexit
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, SupportsFloat, cast
+
+from torch import Tensor
 
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
@@ -28,6 +30,7 @@ from regimes.ddp.sharded_state import ProcessState, ShardedState
 from regimes.ddp.source import Attached
 from regimes.ddp.state import Fitted, StateCodec
 from regimes.ddp.steps import HookSteps
+from regimes.ddp.unit_steps import UnitSteps
 from regimes.detectors.statistics import Statistic
 from regimes.errors import ConfigError
 from regimes.instruments.base import EndOfEpochGauge
@@ -40,6 +43,7 @@ from regimes.job.refit import damage_refused
 from regimes.job.run_warnings import run_warnings
 from regimes.job.saved_units import with_all_units
 from regimes.job.schedule import UnitSchedule
+from regimes.job.set_level import as_set, was_set
 from regimes.job.state import State, column
 from regimes.job.upgrade import upgraded
 from regimes.policies import Decision
@@ -72,34 +76,35 @@ class Hook(Job):
         scaler: Any,
         timeout: float,
         optimizer: Any = None,
-        made: Callable[..., Any] = HookSteps,
+        made: type[UnitSteps] = HookSteps,
+        *,
+        summarizes: bool = True,
     ) -> None:
         """``made``: the class of the steps, `HookSteps` or another `UnitSteps`."""
         self.source = source
         layers, network = source.layers, source.network
         super().__init__(source.world(timeout), layers, schedule)
-        world = self.world
+        world, self.summarizes = self.world, summarizes
         check_order(chosen.compressor, chosen.levels, layers, world.workers, world.shards)
         self.chosen, self.controller = chosen, _controller(chosen, layers, world)
         world.meter.dtype = full_precision(source.local[0].new_empty(0)).dtype
         self.reducer = Reducer(chosen.compressor, world.parts(layers), world, seed)
         needs = chosen.policy.needs
         signal = chosen.signal if any(Statistic.parse(need).is_norm for need in needs) else None
-        self.panel = self._choose_gauges(network, seed, chosen, needs, signal)
+        self.panel = self._choose_gauges(
+            network, seed, chosen, needs, signal, self._residuals, reduced=made.by_process
+        )
         from_updates = {"norms", "msdr"} if chosen.signal == "update" else {"msdr"}
-        on_steps = {
-            name: gauge
-            for name, gauge in self.panel.gauges.items()
-            if not isinstance(gauge, EndOfEpochGauge)
-        }
-        keeps_gradients = not on_steps.keys() <= from_updates
-        self.sends_at_end = keeps_gradients or world.shards > 1 or chosen.probe is not None
+        gauges = self.panel.gauges
+        on_steps = {k: x for k, x in gauges.items() if not isinstance(x, EndOfEpochGauge)}
+        readers = [gauge for name, gauge in on_steps.items() if name not in from_updates]
+        self.sends_at_end = bool(readers) or world.shards > 1 or len(on_steps) < len(gauges)
         self.sends_at_end |= world.divided and bool(on_steps)
-        self.steps = steps = made(
+        self.steps = steps = cast(Any, made)(
             source,
             self.reducer,
             list(on_steps.values()),
-            keep_gradients=keeps_gradients,
+            readers=readers,
             scale=(lambda: 1.0) if scaler is None else scaler.get_scale,
             dense_start=chosen.dense_start,
             optimizer=schedule.optimizer,
@@ -338,9 +343,26 @@ class Hook(Job):
         b.restart()
         return self._decide()
 
+    def _residuals(self) -> list[Tensor | None]:
+        """What is owed per layer, in units of the unscaled loss."""
+        pairs = zip(self.reducer.residuals(), self.steps.scales, strict=True)
+        return [residual if residual is None else residual / scale for residual, scale in pairs]
+
+    def _in_unit(self) -> bool:
+        self._resolve()
+        return self.steps.in_unit > 0
+
+    def _level_names(self) -> Collection[str]:
+        return self.chosen.levels.keys()
+
     def _decide(self) -> dict[str, Decision]:
-        self._use(self.controller.decide(self._past()))
+        self._use(self._decided())
         return {self.layers[i].name: d for i, d in self.decided.decisions.items()}
+
+    def _decided(self) -> Levels:
+        """What the policy decides, or the script has set."""
+        decided = self.controller.decide(self._past())
+        return as_set(self.set, len(self.rows), decided, self.controller.compressed)
 
     def _use(self, decided: Levels) -> None:
         self.decided, values = decided, {DENSE: DENSE, **self.chosen.levels}
@@ -394,17 +416,23 @@ class Hook(Job):
             return
         levels = column(fitted["layers"], "level")
         names = [levels[layer.name] for layer in self.layers]
-        decided = self.controller.decide(self._past())
+        decided = self._decided()
         if self.branched is not None and self.branched > len(self.rows):
             decided = Levels(names, [None] * len(names), {})  # not this policy's
         self._use(replace(decided, names=names))
 
     def _past(self) -> list[Row]:
-        """The units so far as the policy sees them."""
-        if self.branched is None:
+        """The units so far as the policy sees them: with levels of its own, also where it was a
+        trunk's or the script that chose them."""
+        branched = self.branched or 0
+        if not branched and not any(map(was_set, self.rows)):
             return self.rows
-        as_decided(self._seen, self.rows[: self.branched], self.controller)
-        return [*self._seen, *self.rows[self.branched :]]
+        for i in range(len(self._seen), len(self.rows)):
+            if i < branched or was_set(self.rows[i]):
+                as_decided(self._seen, self.rows[: i + 1], self.controller)
+            else:
+                self._seen.append(self.rows[i])
+        return self._seen
 
     # -- the end -----------------------------------------------------------------------------
 
@@ -443,6 +471,8 @@ class Hook(Job):
         self._flush(0.0 if why else LAST_VALUES)
         if self.recorder is not None:
             self.recorder.close(len(self.rows), why)
+        if not why:
+            self._summarize()
         self.source.close()
 
     def __del__(self) -> None:

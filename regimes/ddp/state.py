@@ -6,24 +6,21 @@ import copy
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, cast
-
-from torch import Tensor
+from typing import Any
 
 from regimes.compression.base import upgraded as with_present_units
 from regimes.config import DENSE
 from regimes.ddp.branching import changed
 from regimes.ddp.source import plain_names
 from regimes.ddp.unit_steps import UnitSteps
+from regimes.detectors.statistics import Statistic
 from regimes.errors import ConfigError
-from regimes.instruments.base import EndOfEpochGauge
 from regimes.instruments.compression_loss import CompressionLossGauge
 from regimes.job.choices import Choice
+from regimes.job.full_state import collected, divided
 from regimes.job.job import Job, on_all_processes
 from regimes.job.refit import LayerMatch, damage_refused, refuse, several
-from regimes.job.residuals import on_processes
-from regimes.job.saved_units import with_recorded_units
-from regimes.job.state import FORMAT, State, by_layer, column, joined, own_part, shapes, with_column
+from regimes.job.state import FORMAT, State, by_layer, column, own_part, shapes, with_column
 from regimes.job.upgrade import EMPTY_METER, upgraded
 from regimes.policies.controller import Controller
 from regimes.records import kinds
@@ -47,11 +44,9 @@ PLAIN = {  # entries whose form is checked, because the file may be damaged
     "logged": Object({}, {"waiting": Items(PENDING)}),
     "rows": Items(ROW),
     "branched": Nullable(kinds.COUNT),
+    "set": Object({"level": kinds.NAME, "unit": kinds.COUNT, "why": kinds.TEXT}),
     "traffic": kinds.AMOUNTS,  # of a part
 }
-
-
-ONE = ": it is the state of one process, load it with hook.load_state_dict()"
 
 
 @dataclass(frozen=True)
@@ -127,10 +122,12 @@ class StateCodec:
 
     @property
     def within_unit(self) -> bool:
-        """Whether the gauges can be saved within a unit. Only the norms (their running sums are
-        saved) and gauges that measure at the end of a unit can be."""
+        """Whether the gauges can be saved within a unit, as the norms can be, whose running sums
+        are saved apart."""
         gauges = self.job.panel.gauges.items()
-        return all(name == "norms" or isinstance(gauge, EndOfEpochGauge) for name, gauge in gauges)
+        return all(
+            name == "norms" or getattr(gauge, "saves_within_unit", False) for name, gauge in gauges
+        )
 
     def restore(self, state: State) -> None:
         """Restore everything from a fitted state except the levels."""
@@ -151,37 +148,15 @@ class StateCodec:
 
     def collect(self, levels: Mapping[str, str]) -> State | None:
         """See ``Hook.full_state_dict``."""
-        world = self.job.world
         self._check_whole("full_state_dict")
-        mine = on_all_processes(world, lambda: _on_cpu(self.save(levels)))
-        states = world.collect(mine if world.rank == 0 else {"parts": mine["parts"]})
-        return None if states is None else joined(states)
+        return collected(self.job.world, lambda: self.save(levels))
 
     def scatter(self, full: Mapping[str, Any] | None, branch: bool = False) -> Fitted:
         """This process's part of the full state of process 0, see ``Hook.load_full_state_dict``."""
         world = self.job.world
         self._check_whole("load_full_state_dict")
-        states = on_all_processes(world, lambda: self._each(full) if world.rank == 0 else None)
-        mine = world.scatter(states)
-        return on_all_processes(world, lambda: self.fit(cast(State, mine), branch))
-
-    def _each(self, full: Any) -> list[State]:
-        """One state for each process, from the full state."""
-        if full is None:
-            refuse("process 0 must pass the value that hook.full_state_dict() returned there")
-        with damage_refused():
-            one = isinstance(full, Mapping) and "residuals" in full  # of a version up to 0.3
-            state = upgraded(full)
-            if not isinstance(state, Mapping) or not state.get("parts") or one:
-                hint = ONE if one else ""
-                refuse(f"it was not returned by hook.full_state_dict() on process 0{hint}")
-            saved = [part["process"] for part in state["parts"]]
-            if saved != [*range(state["processes"])]:
-                if len(saved) == 1:
-                    refuse(f"it was not returned by hook.full_state_dict() on process 0{ONE}")
-                refuse("it does not hold the states of all processes in their order")
-            state = with_recorded_units(dict(state), self.job.recorder)
-            return on_processes(state, self.job.world.workers)
+        mine = divided(world, self.job.recorder, full)
+        return on_all_processes(world, lambda: self.fit(mine, branch))
 
     def _check_whole(self, call: str) -> None:
         if self.job.world.shards > 1 or self.steps.by_process:
@@ -209,6 +184,7 @@ class StateCodec:
             state = self._fitting(copy.deepcopy(state))
             self._check_plain(state)
             if branch:
+                state.pop("set", None)  # levels are another configuration's from here on
                 return Fitted(changed(state, here, self.job, self.chosen, self.steps), None)
             self._check_kind(here, state)
             match = LayerMatch(column(state["layers"], "shape"), self.job.layers)
@@ -251,13 +227,15 @@ class StateCodec:
             saved, mine = state["compressor"], here["compressor"]
             refuse(f"it was saved with compressor {saved}, this hook has {mine}")
         levels = column(state["layers"], "level")
-        if unknown := set(levels.values()) - {*values, DENSE}:
+        used = {*levels.values(), state.get("set", {"level": DENSE})["level"]}
+        if unknown := used - {*values, DENSE}:
             mine = ", ".join(values) or "none"
             refuse(f"it uses level {min(unknown)!r}, this hook's levels are: {mine}")
         for level, value in state["values"].items():
             if values.get(level, value) != value:
                 refuse(f"its level {level} is {value!r}, this hook's is {values[level]!r}")
-        if state["gauges"].keys() != self.job.panel.gauges.keys():
+        read = {Statistic.parse(need).instrument for need in self.chosen.policy.needs}
+        if read & (state["gauges"].keys() ^ self.job.panel.gauges.keys()):
             refuse("it was saved with a policy that reads other statistics than this hook's")
 
     def _matched(self, match: LayerMatch, state: dict[str, Any]) -> dict[str, Any]:
@@ -294,9 +272,12 @@ class StateCodec:
         }
 
     def _matched_gauges(self, match: LayerMatch, gauges: dict[str, Any]) -> dict[str, Any]:
-        """The gauges' state for matched layers; only ``error:<level>`` keeps one per layer."""
+        """The gauges' state for matched layers; only ``error:<level>`` keeps one per layer, beside
+        the cosines of a step that was measured in the unit under way."""
+        if "cosine" in gauges:
+            gauges = gauges | {"cosine": gauges["cosine"] | {"last": None}}
         error = self.job.panel.gauges.get("error")
-        if not isinstance(error, CompressionLossGauge):
+        if not isinstance(error, CompressionLossGauge) or "error" not in gauges:
             return gauges
         seed = self.steps.reducer.states[0].key[0]
         fresh = [error.compressor.init(layer, seed).shared_state() for layer in self.job.layers]
@@ -374,12 +355,3 @@ def with_defaults(saved: str, compressor: Any) -> str:
     ]
     same = saved == f"{type(compressor).__qualname__}({', '.join(known)})"
     return repr(compressor) if same else saved
-
-
-def _on_cpu(value: Any) -> Any:
-    """A nested value, with all its tensors on the CPU."""
-    if isinstance(value, Tensor):
-        return value.cpu()
-    if isinstance(value, dict):
-        return {key: _on_cpu(x) for key, x in value.items()}
-    return [_on_cpu(x) for x in value] if isinstance(value, list) else value

@@ -54,7 +54,7 @@ class HookSteps(UnitSteps, Listener):
         reducer: Reducer,
         gauges: Collection[Any],
         *,
-        keep_gradients: bool,
+        readers: Sequence[Any] = (),
         scale: Callable[[], float],
         dense_start: int = 0,
         optimizer: Any = None,
@@ -64,7 +64,7 @@ class HookSteps(UnitSteps, Listener):
             reducer: of the source's layers, or of this process's shards of them.
             gauges: see every finite step, in units of the unscaled loss; a ``Gauge`` with
                 ``reversible`` each.
-            keep_gradients: whether a gauge reads this process's gradients, too.
+            readers: those of them that read this process's gradients, too, when they are ``due``.
             dense_start: so many steps send the gradient uncompressed.
             scale: what the loss is multiplied by (a GradScaler's scale).
             optimizer: steps the parameters, if it is known.
@@ -73,13 +73,9 @@ class HookSteps(UnitSteps, Listener):
         for gauge in gauges:
             gauge.reversible = True
         super().__init__(reducer, source.device, dense_start)
-        self.source, self.gauges = source, gauges
-        sizes = [t.numel() for t in source.local]
-        self.stack = torch.zeros(
-            (1, sum(sizes) if keep_gradients else 0),
-            dtype=reducer.world.meter.dtype,
-            device=source.device,
-        )
+        self.source, self.gauges, self.readers = source, gauges, readers
+        self.sizes = [t.numel() for t in source.local]
+        self.stack = self._new_stack(0)
         # by whole layers, which are the same on all processes
         buckets = make_buckets([*source.parameters.values()], source.bucket_bytes)
         self.exchange = Exchange(
@@ -88,7 +84,6 @@ class HookSteps(UnitSteps, Listener):
             background=source.device,
             tentative=True,
             written=self,
-            copies=self.stack[0].split(sizes) if keep_gradients else None,
         )
         self._scale = scale
         self._last: Undo | None = None
@@ -103,7 +98,21 @@ class HookSteps(UnitSteps, Listener):
     def begin(self) -> None:
         self.before_step()
         self.clock.start()
+        self._keep_gradients(any(getattr(gauge, "due", True) for gauge in self.readers))
         self.exchange.begin(self.present_levels)
+
+    def _keep_gradients(self, kept: bool) -> None:
+        """Let the exchange copy this process's gradients of the step under way, or not: memory is
+        held for steps in a row that need it."""
+        size = sum(self.sizes) if kept else 0
+        if self.stack.shape[1] != size:
+            self.stack = self._new_stack(size)
+            self.exchange.copies = self.stack[0].split(self.sizes) if kept else None
+
+    def _new_stack(self, size: int) -> Tensor:
+        """``[1, size]``."""
+        kind = self.reducer.world.meter.dtype
+        return torch.zeros((1, size), dtype=kind, device=self.device)
 
     def add(self, gradients: Mapping[int, Tensor]) -> None:
         self.exchange.add({i: gradient[None] for i, gradient in gradients.items()})

@@ -26,6 +26,8 @@ INSTRUMENT = {  # family -> the instrument that measures it; a package's has the
     "diversity": "noise",
     "msdr": "msdr",
     "error": "error",
+    "residual": "residual",
+    "cosine": "cosine",
     "spread": "spread",
 }
 

@@ -21,6 +21,8 @@ REGISTRY = Registry(
         "noise": "regimes.instruments.noise:Noise",
         "msdr": "regimes.instruments.noise:Msdr",
         "error": "regimes.instruments.compression_loss:CompressionLoss",
+        "residual": "regimes.instruments.residual:Residual",
+        "cosine": "regimes.instruments.cosine:Cosine",
         "spread": "regimes.instruments.noise:Spread",
     },
     has=("every", "start"),

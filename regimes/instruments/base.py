@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regimes.collectives.requests import Layer
+from regimes.collectives.requests import Layer, Mean
 from regimes.collectives.world import World
 from regimes.compression.base import Compressor
 from regimes.config import Level
@@ -39,6 +39,10 @@ class MeasurementContext:
             step. Between synchronisations a step's "gradients" are the workers' movements since
             the last one.
         weight: by what a batch of the probe counts in the loss of all, where the user says so.
+        residuals: gives what each hosted worker owes, per layer ``[rows, ...]``, in units of the
+            unscaled loss; None for a layer that owes nothing. None: there is no compressor.
+        reduced: gradients come as one row, the mean of all workers already, of this process's part
+            of each layer ``[ranks, numbers of a rank]``, as FSDP2 reduces them.
     """
 
     model: nn.Module
@@ -54,6 +58,22 @@ class MeasurementContext:
     optimizer: Callable[[], tuple[float, Sequence[float]]] | None = None
     is_local: Callable[[], bool] | None = None
     weight: Callable[[Batch], Any] | None = None
+    residuals: Callable[[], Sequence[Tensor | None]] | None = None
+    reduced: bool = False
+
+    @property
+    def parts(self) -> list[Layer]:
+        """What this process sees of each layer's gradient."""
+        if self.reduced:
+            return [Layer(layer.name, (1, layer.shape[1])) for layer in self.layers]
+        return self.world.parts(self.layers)
+
+    def mean_gradient(self, stack: Float[Tensor, "rows N"]) -> Float[Tensor, " N"]:
+        """The mean over all workers of a step's gradients, uncompressed."""
+        if self.reduced:
+            return stack[0]
+        (mean,) = self.world.ask(Mean(stack))
+        return mean
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -98,11 +118,18 @@ class StatelessGauge:
     """Base of gauges without state between epochs.
 
     Attributes:
+        due: the next ``step`` reads gradients; for gauges that do not read each of them.
+        saves_within_unit: ``state_dict`` has all that the reading of a unit under way needs.
         reversible: the last ``step`` may be taken back, by setting all attributes to what they
             were. So ``step`` replaces what it changes and writes to nothing that was there before.
     """
 
     reversible = False
+    saves_within_unit = False
+
+    @property
+    def due(self) -> bool:
+        return True
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -114,6 +141,12 @@ class StatelessGauge:
 class EndOfEpochGauge(StatelessGauge):
     """Base of gauges that do nothing during steps."""
 
+    saves_within_unit = True
+
+    @property
+    def due(self) -> bool:
+        return False
+
     def step(self, stack: Tensor, updates: Sequence[Tensor]) -> None:
         pass
 
@@ -124,8 +157,12 @@ class StridedGauge(StatelessGauge):
     stride: int
     seen = 0  # steps of this epoch; ``read`` sets it back
 
+    @property
+    def due(self) -> bool:
+        return self.seen % self.stride == 0
+
     def step(self, stack: Float[Tensor, "rows N"], updates: Sequence[Tensor]) -> None:
-        if self.seen % self.stride == 0:
+        if self.due:
             self.measure(stack)
         self.seen += 1
 

@@ -8,6 +8,7 @@ own that continues from step to step, as the run's does. Read by ``GraVAC``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.capabilities import OWN_COLLECTIVES, WHOLE_LAYERS
-from regimes.collectives.requests import Mean
+from regimes.capabilities import EXCHANGE_READINGS
+from regimes.collectives.requests import JoinShards
 from regimes.collectives.world import World
 from regimes.config import Bounded, Level
 from regimes.config.bounds import Count
@@ -40,7 +41,7 @@ class CompressionLoss(Bounded):
     """
 
     bounds_prefix = "instruments.error."
-    requires = frozenset({WHOLE_LAYERS, OWN_COLLECTIVES})
+    requires = frozenset({EXCHANGE_READINGS})
 
     levels: tuple[str, ...] = ()
     stride: Count = 8
@@ -48,6 +49,20 @@ class CompressionLoss(Bounded):
 
     def start(self, context: MeasurementContext) -> CompressionLossGauge:
         return CompressionLossGauge(self, context)
+
+
+class _Alone(World):
+    """A world of one, in which nothing is sent or counted but what the shards of a worker need."""
+
+    def __init__(self, of: World) -> None:
+        super().__init__(1)
+        self.of = of
+
+    def sum_shards(self, tensors: list[Tensor]) -> list[Tensor]:
+        return self.of.sum_shards(tensors)
+
+    def join_shards(self, parts: Sequence[JoinShards]) -> list[Tensor]:
+        return self.of.join_shards(parts)
 
 
 class CompressionLossGauge(StridedGauge):
@@ -59,20 +74,23 @@ class CompressionLossGauge(StridedGauge):
         known = context.levels.keys()
         where, choice = "instruments.error.levels", f"some of {', '.join(known)}"
         require(known >= set(settings.levels), where, settings.levels, choice)
-        self.stride, self.world, self.layers = settings.stride, context.world, list(context.layers)
+        self.stride, self.world, self.layers = settings.stride, context.world, context.parts
+        self.context = context
         # An instrument does not know the rate, on which what such a compressor sends depends.
         good = not context.compressor.data_dependent
         require(
             good, "instruments.error", "error", "a compressor that does not read the learning rate"
         )
-        # A world of one, so that no compression here is sent or counted.
-        self.compressor, self.alone = context.compressor, World(1)
+        self.compressor, self.alone = context.compressor, _Alone(context.world)
         self.alone.meter.dtype = context.world.meter.dtype
         self.levels = {name: context.levels[name] for name in settings.levels or known}
         self.states = {
             name: [self.compressor.init(layer, context.seed, 0) for layer in self.layers]
             for name in self.levels
         }
+        for states in self.states.values():
+            for layer, state in zip(self.layers, states, strict=True):
+                state.shard = layer.shard
         self.device = context.parameters[0].device
         self._reset()
 
@@ -82,8 +100,7 @@ class CompressionLossGauge(StridedGauge):
         self.energy = torch.zeros(len(self.layers)).double()
 
     def measure(self, stack: Float[Tensor, "rows N"]) -> None:
-        (mean,) = self.world.ask(Mean(stack))
-        pieces = mean.split([layer.size for layer in self.layers])
+        pieces = self.context.mean_gradient(stack).split([layer.size for layer in self.layers])
         parts = [p.view(x.shape) for p, x in zip(pieces, self.layers, strict=True)]
         self.energy = self.energy + squared_norms(parts).cpu()
         if self.reversible:
@@ -108,12 +125,20 @@ class CompressionLossGauge(StridedGauge):
 
     def read(self, epoch: int) -> Reading:
         """``error:<level>`` per layer and for the model; NaN where the gradient is zero."""
-        lost, energy = self.lost, self.energy
+        lost = {name: self._of_whole(squares) for name, squares in self.lost.items()}
+        energy = self._of_whole(self.energy)
         self._reset()
         return Reading(
             layers={f"error:{n}": (x / energy).tolist() for n, x in lost.items()},
             model={f"error:{n}": float(x.sum() / energy.sum()) for n, x in lost.items()},
         )
+
+    def _of_whole(self, squares: Float[Tensor, " layers"]) -> Float[Tensor, " layers"]:
+        """Squared norms of whole layers, from those of their parts."""
+        if self.world.shards == 1 and not self.world.divided:
+            return squares
+        device = getattr(self.world, "device", squares.device)
+        return self.world.whole_norms(squares.sqrt().to(device)).cpu().square()
 
     def state_dict(self) -> dict[str, Any]:
         """Per level, the compressors' states that are the same on all processes."""

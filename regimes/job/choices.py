@@ -32,8 +32,8 @@ class Choice:
 
     Attributes:
         dense_start: the first so many steps send the gradient uncompressed.
-        instruments: tables of those that read a probe.
-        probe: what these are measured on.
+        instruments: tables of those that the script names.
+        probe: what those of curvature are measured on.
     """
 
     policy: Policy
@@ -49,8 +49,15 @@ class Choice:
         yield from compressor_parts(self.compressor)
         yield from policy_parts(self.policy, "policy")
         yield from signal_parts(self.signal, self.policy)
+        yield from self.instrument_parts()
+
+    def instrument_parts(self) -> Iterator[Part]:
         for name, tool in instruments(self.instruments).items():
             yield Part(f"instruments.{name}", needs_of(tool))
+
+    def measured(self) -> dict[str, Any]:
+        """The instruments as an entry of ``facts``, if there are any."""
+        return {"instruments": dict(self.instruments)} if self.instruments else {}
 
     def facts(self) -> dict[str, Any]:
         """The choice in plain types; it must be the same on all processes."""
@@ -60,7 +67,7 @@ class Choice:
             "levels": dict(self.levels),
             "signal": self.signal,
             "start_compressing_after": self.dense_start,
-            **({"instruments": dict(self.instruments)} if self.instruments else {}),
+            **self.measured(),
         }
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar, cast
 
@@ -31,7 +33,9 @@ from regimes.job.recorder import JobRecorder, RecordOptions
 from regimes.job.rows import job_row, layer_entries, traffic_columns
 from regimes.job.saved_units import saved_units
 from regimes.job.schedule import UnitSchedule, described
+from regimes.job.set_level import set_entry
 from regimes.job.state import State, own_part
+from regimes.job.summary import summary
 from regimes.policies.controller import Levels
 from regimes.records import Header, Row, provenance
 
@@ -55,9 +59,13 @@ class Job:
         has_record: process 0 writes the units of this job to a record, which has been opened.
         branched: units that another configuration has trained, the last of which may not have ended
             yet; None: this job is no branch.
+        set: the level that the script has set, see ``job.set_level``; None: the policy decides.
+        spent: seconds of the units that were trained since it was made, by name.
+        summarizes: process 0 prints a summary as it ends.
     """
 
     panel: Panel
+    summarizes = True
     unit_is_open = False  # ``log`` adds to the last row
 
     def __init__(
@@ -67,6 +75,8 @@ class Job:
         self.claims = Claims.of(world)
         self.rows: list[Row] = []
         self.past_traffic = Traffic(0, 0)
+        self.set: dict[str, Any] | None = None
+        self.spent: Counter[str] = Counter()
         self.recorder: JobRecorder | None = None
         self.relay: JobRecorder | None = None
         self.shared = False
@@ -95,6 +105,37 @@ class Job:
         """
         if (recorder := self.recorder or self.relay) is not None:
             recorder.log(values)
+
+    def set_level(self, level: str | None, why: str = "") -> None:
+        """Let all compressed layers have one level from now on, in place of what the policy decides
+        for them; all processes call this, between the same two steps. Within a unit it takes effect
+        with the next one, because a record has one level for each unit.
+
+        Args:
+            level: a name among the job's levels, or "dense", which sends gradients uncompressed;
+                None: the policy decides again.
+            why: for the record, beside the level.
+
+        Raises:
+            ConfigError: there is no such level. If processes have set different ones, all raise it
+                at the first step that has the level.
+        """
+        begun = self._in_unit()
+        self.set = set_entry(level, why, self._level_names(), len(self.rows) + begun)
+        if not begun:
+            self._decide()
+
+    def _in_unit(self) -> bool:
+        """Has the unit under way had a step?"""
+        raise NotImplementedError
+
+    def _level_names(self) -> Collection[str]:
+        """The names of levels, beside "dense"."""
+        raise NotImplementedError
+
+    def _decide(self) -> Any:
+        """Decide for the unit under way, or for the next one if it is over."""
+        raise NotImplementedError
 
     def _flush(self, wait: float = 0.0) -> None:
         """Write the rows of past units, with what other groups have logged; as a step begins. A
@@ -143,13 +184,17 @@ class Job:
         exchange: Choice,
         needs: Collection[str],
         signal: Signal | None,
+        residuals: Callable[[], Sequence[Tensor | None]],
+        *,
+        reduced: bool = False,
         is_local: Callable[[], bool] | None = None,
     ) -> Panel:
         """The gauges of the statistics that a policy needs, which see gradients, or movements, and
-        no data; and those that read the probe of a script.
+        no data; those of the exchange, and those that read the probe of a script.
 
         Args:
             signal: the norm that is read; None: none.
+            residuals, reduced: see ``MeasurementContext``.
             is_local: for local steps, see ``MeasurementContext.is_local``.
         """
         probe = exchange.probe
@@ -166,6 +211,8 @@ class Job:
             levels=exchange.levels,
             is_local=is_local,
             weight=probe.weigh if probe else None,
+            residuals=residuals,
+            reduced=reduced,
         )
         return choose(exchange.instruments, needs, signal, context)
 
@@ -276,9 +323,17 @@ class Job:
         columns = job_row(len(self.rows), *span, rates, size, readings, groups)
         row = cast("Row", columns | more | traffic_columns(meter, levels))
         self.rows.append(row)
+        self.spent.update(seconds)
         self.unit_is_open = True
         if self.recorder is not None and not self.recorder.closed:
             self.recorder.add(row, seconds, readings.details)
+
+    def _summarize(self) -> None:
+        """Print what the job has sent and waited for, once, on process 0."""
+        if self.summarizes and self.rows and self.world.rank == 0:
+            folder = None if self.recorder is None else self.recorder.folder
+            print(summary(self.header, self.rows, self.spent, folder), file=sys.stderr)
+        self.summarizes = False
 
     # -- state -------------------------------------------------------------------------------
 
@@ -294,6 +349,7 @@ class Job:
             **({"rows": self.rows} if whole else saved_units(self)),
             "pace": self.schedule.state_dict(),
             "logged": {} if self.recorder is None else self.recorder.state_dict(),
+            **({} if self.set is None else {"set": dict(self.set)}),
         }
 
     def _own_state(self) -> dict[str, Any]:
@@ -311,7 +367,7 @@ class Job:
         sums.clear()
         sums |= {name: [t.to(device) for t in tensors] for name, tensors in own["sums"].items()}
         self.rows = state["rows"]
-        self.past_traffic = Traffic(*own["traffic"])
+        self.past_traffic, self.set = Traffic(*own["traffic"]), state.get("set")
         self.world.meter.load_state_dict(own["meter"])
         self.schedule.load_state_dict(state["pace"])
         if self.recorder is not None:

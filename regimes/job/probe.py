@@ -1,18 +1,20 @@
-"""Data for a hook's curvature: the loss and batches that a script passes to ``attach``."""
+"""What a script lets a hook measure, and the loss and batches that it passes for curvature."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from torch import Tensor, nn
 
-from regimes.errors import ConfigError, nearest, require, unexpected
+from regimes.errors import ConfigError, is_whole, nearest, require, unexpected
 from regimes.instruments import instruments
 from regimes.reduction import tensors
 
-ON_DATA = ("curvature", "sharpness")  # instruments that the hook can read on a probe
+ON_DATA = ("curvature", "sharpness")  # instruments that a hook can read on a probe
+OF_EXCHANGE = ("error", "residual", "cosine")  # of what is exchanged, without any
 FORM = "a pair (loss, batches), or with a weight(batch) third: loss(model, batch) is a mean"
 
 
@@ -51,26 +53,52 @@ class Probe:
         return self.loss(model, batch)
 
 
-def pick(given: Any, tables: Any) -> tuple[Probe | None, dict[str, Any]]:
-    """The arguments ``probe`` and ``instruments`` of ``attach``.
+def pick(
+    given: Any, tables: Any, check_every: Any = None, check_cosine: Any = None
+) -> tuple[Probe | None, dict[str, Any]]:
+    """The arguments ``probe``, ``instruments``, ``check_every`` and ``check_cosine`` of ``attach``.
 
     Raises:
         ConfigError: they do not go together, or one is wrong.
     """
-    if tables is None and given is None:
-        return None, {}
+    found = _tables(tables, given) | _guard(check_every, check_cosine)
+    instruments(found)  # refuses wrong fields
+    if given is None and not {*ON_DATA} & {*found}:
+        return None, found
+    return _probe(given), found
+
+
+def _tables(tables: Any, probe: Any) -> dict[str, Any]:
+    if tables is None and probe is None:
+        return {}
+    if isinstance(tables, set | list | tuple) and all(isinstance(name, str) for name in tables):
+        tables = {name: {} for name in sorted(tables)}
+    known = (*ON_DATA, *OF_EXCHANGE)
     if not isinstance(tables, Mapping) or not tables:
-        raise unexpected("instruments", tables, 'a table like {"curvature": {}} with the probe')
+        raise unexpected("instruments", tables, 'a table like {"error": {}}, or {"error"}')
     for name, table in tables.items():
-        if name not in ON_DATA:
-            raise ConfigError(f"instruments: {name!r}: {nearest(str(name), ON_DATA)}")
+        if name not in known:
+            raise ConfigError(f"instruments: {name!r}: {nearest(str(name), known)}")
         if not isinstance(table, Mapping):
             raise unexpected(f"instruments.{name}", table, "a table of its fields, or {}")
-        if unused := sorted({"images", "batch"} & {*table}):
+        unused = sorted({"images", "batch"} & {*table}) if name in ON_DATA else []
+        if unused:
             raise ConfigError(f"instruments.{name}.{unused[0]}: the probe has its own batches")
-    found = {name: dict(table) for name, table in tables.items()}
-    instruments(found)  # refuses wrong fields
-    return _probe(given), found
+    return {name: dict(table) for name, table in tables.items()}
+
+
+def _guard(every: Any, least: Any) -> dict[str, Any]:
+    """The instrument that ``check_every`` stands for."""
+    if every is None:
+        if least is not None:
+            raise ConfigError("check_cosine: it is the bound of check_every: add check_every=500")
+        return {}
+    require(is_whole(every, 1), "check_every", every, "a number of steps from 1 up")
+    if least is None:
+        return {"cosine": {"stride": int(every)}}
+    number = isinstance(least, Real) and not isinstance(least, bool)
+    require(number and -1 <= float(least) <= 1, "check_cosine", least, "a number from -1 to 1")
+    return {"cosine": {"stride": int(every), "least": float(least)}}
 
 
 def _probe(given: Any) -> Probe:

@@ -114,14 +114,36 @@ def on_processes(state: State, count: int) -> list[State]:
             f"sums for the norm's signal; this job has {count}: on another number of "
             "processes load a state that was saved right after epoch_end"
         )
+    local = "outer" in parts[0]  # local steps owe movements
+    owed = [{**part, **part["outer"]} for part in parts] if local else parts
     found = []
     for worker in range(count):
-        own = residuals_for([worker], count, parts, len(parts), state["layers"])
-        place = {"process": worker, "workers": [worker], "layers": by_layer(residual=own)}
+        own = residuals_for([worker], count, owed, len(parts), state["layers"])
+        place: Part = {"process": worker, "workers": [worker]}
+        table = {"layers": by_layer(residual=own)}
+        place |= _of_local_steps(state, table) if local else table
         found.append(
             {**state, "processes": count, "workers": count, "parts": [{**parts[0], **place}]}
         )
     return found
+
+
+def _of_local_steps(state: State, table: dict[str, Any]) -> Part:
+    """What a process of local steps has of its own, on another number of processes.
+
+    Raises:
+        ConfigError: processes had steps that they had not shared yet.
+    """
+    if any(f["since"] or f["left"] is not None for f in state["outer"]["fragments"]):
+        refuse(
+            "it was saved between two synchronisations, when each process had a model of its own: "
+            "on another number of processes load a state that was saved right after one"
+        )
+    parts = state["parts"]
+    losses = [part.get("losses", [0.0, 0]) for part in parts]
+    mean = sum(total for total, _ in losses) / len(parts)  # each has logged as many
+    outer = {"movements": [{"sent": {}, "older": {}}], **table}
+    return {"outer": outer, "losses": [mean, losses[0][1]]}
 
 
 # -- from a row for each worker to one for all, and back --------------------------------------

@@ -18,10 +18,11 @@ NO_SYNC = {"level": None, "why": None, "period": 1}
 def traffic_columns(meter: Meter, levels: Levels) -> dict[str, Any]:
     """What a unit has sent, by its meter, and each layer's level with its reason."""
     counted = [meter.layers[i] for i in range(len(levels.names))]
+    collectives = {"calls": meter.calls, "bytes": meter.sent}
     return {
         "floats": sum(t.floats for t in counted),
         "bytes": sum(t.bytes for t in counted) + meter.layers[NO_LAYER].bytes,
-        "collectives": {"calls": meter.calls, "bytes": meter.sent},
+        "collectives": collectives | ({"dense": meter.dense} if meter.dense else {}),
         "layers": {
             "level": levels.names,
             "floats": [t.floats for t in counted],

@@ -58,14 +58,17 @@ class LocalChoice:
         yield from compressor_parts(self.exchange.compressor)
         yield from policy_parts(self.rule, "policy")
         yield from outer_parts(self.outer)
+        yield from self.exchange.instrument_parts()
 
-    def levels(self, layers: Sequence[Layer]) -> tuple[Levels, list[Level]]:
-        """The level of each layer, the same throughout, and its value; dense if the layer is not
-        compressed."""
+    def levels(self, layers: Sequence[Layer]) -> Levels:
+        """The level of each layer, the same throughout; dense if the layer is not compressed."""
         name = next(iter(self.exchange.levels), DENSE)
         names = [name if layer.compressed else DENSE for layer in layers]
-        values = [self.exchange.levels.get(name, DENSE) for name in names]
-        return Levels(names, [None] * len(names), {}), values
+        return Levels(names, [None] * len(names), {})
+
+    def values(self, levels: Levels) -> list[Level]:
+        """The compressor's level of each layer."""
+        return [self.exchange.levels.get(name, DENSE) for name in levels.names]
 
     def facts(self) -> dict[str, Any]:
         """The choice in plain types; it must be the same on all processes."""
@@ -75,6 +78,7 @@ class LocalChoice:
             "outer": asdict(self.outer),
             "compressor": compression.REGISTRY.table(self.exchange.compressor),
             "level": next(iter(self.exchange.levels.values()), DENSE),
+            **self.exchange.measured(),
         }
 
 
@@ -85,6 +89,7 @@ def choose(
     compressor: Any,
     level: Level,
     every: int,
+    measured: Mapping[str, Mapping[str, Any]],
 ) -> LocalChoice:
     """The arguments of ``local_steps``; ConfigError unless they go together."""
     require(is_whole(every, 1), "every", every, "a number of steps from 1 up")
@@ -92,7 +97,7 @@ def choose(
     pressed = choices.pick_compressor(compressor)
     levels = {} if level == DENSE else choices.pick_levels(pressed, {"sent": level})
     static = Static(next(iter(levels), DENSE))
-    exchange = choices.Choice(static, pressed, levels, "update")
+    exchange = choices.Choice(static, pressed, levels, "update", instruments=measured)
     rule, after = _rule(policy, words), _outer(outer)
     check_periods(after, {period_of(name, words) for name in rule.names})
     return LocalChoice(rule, words, after, exchange, every)

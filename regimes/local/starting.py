@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ from regimes import capabilities
 from regimes.capabilities import Part
 from regimes.config import DENSE, Level, OuterConfig
 from regimes.ddp.attaching import NEEDS
-from regimes.errors import ConfigError
+from regimes.errors import ConfigError, require
 from regimes.job.choices import check_timeout
+from regimes.job.probe import pick
 from regimes.job.recorder import RecordOptions, record_options
 from regimes.local.arguments import choose, trained
 from regimes.local.steps import LocalSteps
@@ -39,6 +42,10 @@ def local_steps(
     seed: int = 0,
     timeout: float = 600.0,
     manager: Any = None,
+    instruments: Mapping[str, Mapping[str, Any]] | Collection[str] | None = None,
+    check_every: int | None = None,
+    check_cosine: float | None = None,
+    summary: bool = True,
 ) -> LocalSteps:
     """Let each process train ``model`` by itself, and synchronise all every so many steps.
 
@@ -67,13 +74,20 @@ def local_steps(
             its own count.
         manager: a ``Manager`` of torchft, whose replicas come and go, in place of a process group.
             Each synchronisation is a step of its own. See docs/how-to/sites.md.
+        instruments: ``{"error", "residual"}``, or a table of their fields: what compression takes
+            from the movements that are synchronised, and what is owed.
+        check_every, check_cosine: as in ``attach``, counted in synchronisations.
+        summary: as the job ends, process 0 prints to stderr what was sent and waited for.
 
     Raises:
         ConfigError: one sentence, before anything is sent.
         TrainingError: with a manager: there is no quorum.
     """
-    chosen = choose(policy, periods, outer, compressor, level, every)
-    parts = [*chosen.parts(), *([] if replicas is None else [Part("replicas", NEEDS["replicas"])])]
+    _, measured = pick(None, instruments, check_every, check_cosine)
+    chosen = choose(policy, periods, outer, compressor, level, every, measured)
+    given = {"replicas": replicas, "check_every": check_every}
+    asked = [Part(name, NEEDS[name]) for name, value in given.items() if value is not None]
+    parts = [*asked, *chosen.parts()]
     found = {
         capabilities.LOCAL_STEPS: True,
         capabilities.ISLANDS: replicas is not None,
@@ -85,10 +99,19 @@ def local_steps(
     _check_free(model)
     check_timeout(timeout)
     options = record_options(record)
+    require(isinstance(summary, bool), "summary", summary, "true or false")
     world = what.world(float(timeout), manager)
     job = LocalSteps(model, optimizer, what, chosen, options, seed, world)
-    _JOBS[model] = weakref.ref(job)
+    job.summarizes = summary
+    _JOBS[model] = reference = weakref.ref(job)
+    atexit.register(_at_exit, reference)
     return job
+
+
+def _at_exit(reference: weakref.ref[LocalSteps]) -> None:
+    """Steps that nobody has closed are not synchronised, but summarised, as Python ends well."""
+    if (job := reference()) is not None and getattr(sys, "last_value", None) is None:
+        job._summarize()
 
 
 def _check_free(model: nn.Module) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -23,10 +23,12 @@ from regimes.errors import ConfigError, TrainingError
 from regimes.exchange.nonfinite import loss_with_flag
 from regimes.instruments.panel import Readings, finite
 from regimes.job.clock import Clock
-from regimes.job.job import Job
+from regimes.job.full_state import collected, divided
+from regimes.job.job import Job, on_all_processes
 from regimes.job.recorder import RecordOptions, logged_number
 from regimes.job.saved_units import with_all_units
 from regimes.job.schedule import UnitSchedule
+from regimes.job.set_level import as_set
 from regimes.job.state import FORMAT, by_layer, column, own_part, shapes
 from regimes.job.upgrade import upgraded
 from regimes.local.arguments import LocalChoice, Trained, header
@@ -67,7 +69,7 @@ class LocalSteps(Job):
         tensors, buffers = what.local, list(model.buffers())
         layers = [Layer(name, tuple(p.shape)) for name, p in what.parameters.items()]
         super().__init__(world, layers, UnitSchedule(chosen.every, optimizer))
-        self.chosen, (self.levels, self.values) = chosen, chosen.levels(layers)
+        self.chosen = chosen
         self.total = self.rounds = 0
         self.next_period, self.to_agree = 1, False
         self.reads_loss = bool(getattr(chosen.rule, "reads_loss", False))
@@ -86,7 +88,13 @@ class LocalSteps(Job):
         storage, tentative = new_stack(tensors, 1), world.quorum is not None
         self.sync = SyncRounds(synced, reducer, chosen.outer, storage, tentative=tentative)
         self.panel = self._choose_gauges(
-            model, seed, exchange, chosen.rule.needs, "update", is_local=lambda: True
+            model,
+            seed,
+            exchange,
+            chosen.rule.needs,
+            "update",
+            reducer.residuals,
+            is_local=lambda: True,
         )
         self.clock = Clock(world.device)
         self._prepare_record(options, header(options, self, chosen, model, seed))
@@ -156,6 +164,7 @@ class LocalSteps(Job):
         self.sync.close()
         if self.recorder is not None:
             self.recorder.close(len(self.rows))
+        self._summarize()
 
     def log(self, **values: Any) -> None:
         """See ``Job.log``. Of a policy that reads the training loss ("adacomm") each process logs
@@ -179,7 +188,9 @@ class LocalSteps(Job):
         self.world.guard.enter("a synchronisation")
         if self.to_agree:
             self.sync.wait()
-            place = {"units": len(self.rows), "steps": self.total, "period": self.next_period}
+            place: dict[str, Any] = {"units": len(self.rows), "steps": self.total}
+            place |= {"period": self.next_period}
+            place |= {} if self.set is None else {"level": self.levels.names}
             self.world.agree(state=place, lr=self.schedule.all_rates())
             self.to_agree = False
         if last:
@@ -214,9 +225,20 @@ class LocalSteps(Job):
                 "learning rate; the record up to the last unit is intact"
             )
 
+    def _in_unit(self) -> bool:
+        return self.total > len(self.rows) * self.chosen.every
+
+    def _level_names(self) -> Collection[str]:
+        return self.chosen.exchange.levels.keys()
+
     def _decide(self) -> None:
-        """The period from the next round on; processes compare it at their next synchronisation."""
+        """The period from the next round on, and the level; processes compare them at their next
+        synchronisation."""
         self.to_agree = True
+        compressed = [i for i, layer in enumerate(self.layers) if layer.compressed]
+        levels = self.chosen.levels(self.layers)
+        self.levels = as_set(self.set, len(self.rows), levels, compressed)
+        self.values = self.chosen.values(self.levels)
         decision = self.controller.decide(self.rows)
         self.next_period = period_of(decision.level, self.chosen.periods)
         self.decided = {"level": decision.level, "why": decision.why, "period": self.next_period}
@@ -282,6 +304,7 @@ class LocalSteps(Job):
                 "outer": outer,
                 "round": [self.total, self.rounds],
                 **self._job_state(),
+                **({"gauges": self.panel.state_dict()} if self.chosen.exchange.instruments else {}),
                 "parts": [
                     {
                         "process": self.world.rank,
@@ -307,7 +330,49 @@ class LocalSteps(Job):
             state = self.membership.as_mine(state)
         self._check_same(state)
         self.world.guard.enter("load_state_dict()")
-        state = copy.deepcopy(with_all_units(state, self.world, self.recorder))
+        self._continue(with_all_units(state, self.world, self.recorder))
+
+    def full_state_dict(self) -> dict[str, Any] | None:
+        """The states of all processes in one, on process 0 (None on the others), from which, right
+        after a synchronisation, any number of processes can continue. All processes call this. Its
+        tensors are on the CPU; ``torch.load(weights_only=True)`` reads it back.
+
+        Raises:
+            ConfigError: the model is divided within islands.
+        """
+        self._check_whole("full_state_dict")
+        self.world.guard.enter("full_state_dict()")
+        return collected(self.world, self.state_dict)
+
+    def load_full_state_dict(self, full: Mapping[str, Any] | None) -> None:
+        """Continue where ``full`` was taken, once the model and its optimiser have a saved state
+        again; all processes call this, and process 0 passes what ``full_state_dict`` gave there
+        (the argument of the others is ignored).
+
+        On as many processes as then it is ``load_state_dict`` of each one's own state. On another
+        number the residuals are divided such that their mean over the processes is preserved; the
+        parameters are those of the last synchronisation; and ``traffic`` goes on from that of
+        process 0.
+
+        Raises:
+            ConfigError: on all processes: it is of another model; or, on another number of
+                processes, it was saved between two synchronisations.
+        """
+        self._check_whole("load_full_state_dict")
+        self.world.guard.enter("load_full_state_dict()")
+        mine = divided(self.world, self.recorder, full, "local.")
+        on_all_processes(self.world, lambda: self._check_same(mine))
+        self._continue(mine)
+
+    def _check_whole(self, call: str) -> None:
+        if self.world.shards > 1:
+            raise ConfigError(
+                f"{call}: this model is sharded, and no process holds whole layers: save "
+                '{"local": local.sharded_state()} with torch.distributed.checkpoint, with the model'
+            )
+
+    def _continue(self, saved: Mapping[str, Any]) -> None:
+        state = copy.deepcopy(dict(saved))
         own = own_part(state)
         before = [*column(state["layers"], "synced").values(), *state["buffers"]]
         for tensor, value in zip(self.replicas.synced_tensors, before, strict=True):
@@ -316,6 +381,7 @@ class LocalSteps(Job):
         self.sync.load_state_dict(state["outer"], residuals, own["outer"]["movements"])
         self.total, self.rounds = state["round"]
         self.panel.steps = self.rounds
+        self.panel.load_state_dict(state.get("gauges", {}))
         self.clock = Clock(self.world.device)
         if "seconds" in own:  # not in states of version 0.1
             seconds, self.clock.clocked = own["seconds"]

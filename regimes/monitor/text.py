@@ -12,6 +12,7 @@ from regimes.console.tables import Table
 from regimes.console.units import human
 from regimes.policies.schedules import in_words
 from regimes.records import NOT_RECORDED, OWN, Header, Row, Sent, unknown_fields
+from regimes.records.schema import hooked
 
 EPOCHS = 8  # in the table
 STRAGGLES = 1.3  # times the median of the other processes
@@ -19,6 +20,8 @@ DASH, NOTHING = "-", Sent()
 SHORT = {"bits per byte": "bits/byte"}
 NOTES = {  # by column
     "floats": "sent so far (the paper's count)",
+    "MB": "sent so far by a process",
+    "of dense": "share of what\nno compression would send",
     "of low": "share of\nlow's floats",
     "at low": "layers at low compression",
     "period": "steps between\nsynchronisations",
@@ -106,15 +109,23 @@ def cells(header: Header, row: Row, seconds: float | None, sent: Sent) -> dict[s
     }
     if name != "loss":  # else it is the test loss
         texts[name] = value
-    texts["floats"] = human(sent.floats)
+    if hooked(header):  # the count of the paper is for comparisons of runs
+        texts |= {"MB": megabytes(sent), "of dense": format_value(sent.of_dense(header), ".2f")}
+    else:
+        texts["floats"] = human(sent.floats)
     if has_low:
-        of_low = format_value(sent.of_low(header), ".2f")
-        texts |= {"of low": of_low, "at low": f"{low}/{layers}"}
+        share = {} if hooked(header) else {"of low": format_value(sent.of_low(header), ".2f")}
+        texts |= {**share, "at low": f"{low}/{layers}"}
     if sync.get("level"):
         texts["period"] = str(sync["period"])
         if not has_low:  # with the columns of low, 80 characters have no room for it
             texts["rounds"] = format_value(sync.get("rounds"), "d")
     return texts | {"s": format_value(seconds, ".1f")}
+
+
+def megabytes(sent: Sent) -> str:
+    """What was sent, in megabytes of three digits or more."""
+    return f"{sent.bytes / 1e6:.3g}" if sent.bytes < 1e9 else f"{sent.bytes / 1e6:,.0f}"
 
 
 def logged_text(row: Row) -> str:

@@ -42,6 +42,7 @@ from regimes.records import (
 )
 from regimes.records.branches import check_row
 from regimes.records.lines import Growing, file_state
+from regimes.records.schema import hooked
 
 ACTIVE = ("running", "starting")
 PATIENCE = 60  # seconds in which the next run of a grid may begin
@@ -224,12 +225,15 @@ def _one(folder: Path) -> tuple[RenderableType, bool]:
 
 def _many(folder: Path, height: int | None, title: str = "") -> tuple[RenderableType, bool]:
     """(one line per run under a folder, is one active?); finished runs are hidden to fit."""
-    lines = [_line(path, folder) for path in find(folder)]
+    paths = find(folder)
+    own = all(_is_hooked(path) for path in paths)
+    numbers = ("MB", "of dense") if own else ("floats", "of low")
+    lines = [_line(path, folder, numbers) for path in paths]
     counts = Counter(what for what, *_ in lines)
     metrics = " / ".join(dict.fromkeys(name for *_, name in lines if name)) or "metric"
     excess = max(0, len(lines) - height + 8) if height else 0
     hidden = [entries for what, entries, _ in lines if what == "finished"][:excess]
-    heads = ("run", "", "epochs", metrics, "floats", "of low", "state")
+    heads = ("run", "", "epochs", metrics, *numbers, "state")
     visible = [entries for _, entries, _ in lines if entries not in hidden]
     table = Table(heads, visible, texts=2, ends=1).drawn(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     total = f"{len(lines)} runs: {', '.join(f'{n} {what}' for what, n in counts.items())}"
@@ -239,8 +243,20 @@ def _many(folder: Path, height: int | None, title: str = "") -> tuple[Renderable
     return Group(name, table, Text(total)), any(what in ACTIVE for what in counts)
 
 
-def _line(path: Path, folder: Path) -> tuple[str, list[RenderableType], str]:
-    """(state, the cells of one run's line, the metric's name)."""
+def _is_hooked(path: Path) -> bool:
+    with contextlib.suppress(RecordError):
+        return hooked(_run(path)[0])
+    return False
+
+
+def _line(
+    path: Path, folder: Path, columns: Sequence[str]
+) -> tuple[str, list[RenderableType], str]:
+    """(state, the cells of one run's line, the metric's name).
+
+    Args:
+        columns: which numbers of `text.cells` it has beside the metric.
+    """
     name = str(path.relative_to(folder))
     try:
         header, rows = _run(path)
@@ -250,7 +266,7 @@ def _line(path: Path, folder: Path) -> tuple[str, list[RenderableType], str]:
     wanted, texts = units(header), text.cells(header, rows[-1], None, sent(rows)) if rows else {}
     known = [row["metric"] for row in rows if row["metric"] is not None]
     metric_name, metric = text.metric_text(header, known[-1] if known else None)
-    numbers = [metric, *(texts.get(key, "-") for key in ("floats", "of low"))]
+    numbers = [metric, *(texts.get(key, "-") for key in columns)]
     status = Text(f"stopped: {more}" if what == "stopped" else what, COLOURS.get(what, "cyan"))
     bar = ProgressBar(wanted, len(rows), width=8) if wanted else ""
     done = f"{len(rows)}" if wanted is None else f"{len(rows)}/{wanted}"

@@ -112,7 +112,7 @@ SPELT = {
     **dict.fromkeys(("topk", "randomk", "dct-topk", "chunked-topk"), "K = {} %"),
     "quantise": "{} bits",
     "threshold": "from {}",
-    "quantised-all-reduce": "{} bits",
+    **dict.fromkeys(("quantised-all-reduce", "quantised-scatter"), "{} bits"),
 }
 # A name in a record is looked up here: nothing is imported that no installed package offers.
 _OFFERED = Registry("compressor", group="regimes.compressors", taken=(*SPELT,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -65,14 +66,38 @@ def low_floats(header: Header) -> float:
 
 
 class Sent(NamedTuple):
-    """What was sent in some rows, and in how many steps."""
+    """What was sent in some rows, and in how many steps.
+
+    Attributes:
+        bytes: that one worker had for others.
+        dense: bytes of the same without compression, in rows that have counted them.
+        uncounted: steps of the other rows.
+    """
 
     floats: float = 0
     steps: int = 0
+    bytes: float = 0
+    dense: float = 0
+    uncounted: int = 0
 
     def after(self, row: Row) -> Sent:
         """What has been sent after one more row."""
-        return Sent(self.floats + row["floats"], self.steps + row["steps"])
+        counted = row["collectives"].get("dense")
+        return Sent(
+            self.floats + row["floats"],
+            self.steps + row["steps"],
+            self.bytes + row["bytes"],
+            self.dense + sum((counted or {}).values()),
+            self.uncounted + (row["steps"] if counted is None else 0),
+        )
+
+    def of_dense(self, header: Header) -> float | None:
+        """The bytes divided by those of the same steps without compression; None if no step has
+        anything to send."""
+        cost = header["per_step"].get("dense", {"bytes": 0})["bytes"]  # in float32
+        width = 2 if header["config"].get("dtype") == "float64" else 1
+        dense = self.dense + cost * width * self.uncounted
+        return self.bytes / dense if dense else None
 
     def of_low(self, header: Header) -> float | None:
         """The floats divided by those of low compression in the same steps; None if the run has no
@@ -82,5 +107,5 @@ class Sent(NamedTuple):
 
 
 def sent(rows: Sequence[Row]) -> Sent:
-    """Floats and steps of all these rows."""
-    return Sent(sum(row["floats"] for row in rows), sum(row["steps"] for row in rows))
+    """What was sent in all these rows."""
+    return functools.reduce(Sent.after, rows, Sent())

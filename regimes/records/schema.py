@@ -32,10 +32,12 @@ ByOperation = Annotated[dict[str, float], Object({"mean": AMOUNT, "gather": AMOU
 
 
 class Collectives(TypedDict):
-    """What one worker's part of a unit was sent in, by operation ("mean", "gather", ...)."""
+    """What one worker's part of a unit was sent in, by operation ("mean", "gather", ...); "dense":
+    the bytes of the same without compression, where they were counted."""
 
     calls: ByOperation
     bytes: ByOperation
+    dense: NotRequired[Annotated[dict[str, float], Object(extra=AMOUNT)]]
 
 
 class Unit(TypedDict):

@@ -221,6 +221,7 @@ class Run:
             config.levels,
             lambda: (optimizer.lr, decays),
             (lambda: local.is_local) if local else None,
+            residuals=self.reducer.residuals,
         )
 
     def value(self, level: str) -> Level:

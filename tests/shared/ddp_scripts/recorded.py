@@ -189,7 +189,7 @@ def _said(rank: int, folder: Path, closes: bool) -> str:
 
 
 def _short(rank: int, folder: Path, closes: bool) -> None:
-    job = parts(every=STEPS, record=folder, policy="accordion")
+    job = parts(every=STEPS, record=folder, policy="accordion", summary=False)  # it has times
     for number in range(2 * STEPS + 2):
         step(job, number, rank)
         job["hook"].log(train_loss=float(number))

@@ -1,0 +1,62 @@
+"""What the workers owe: the norm of each layer's residual, which error feedback has yet to send."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regimes.capabilities import EXCHANGE_READINGS
+from regimes.collectives.requests import Mean
+from regimes.config import Bounded
+from regimes.config.bounds import Count
+from regimes.errors import ConfigError
+from regimes.instruments.base import EndOfEpochGauge, MeasurementContext, Reading
+
+
+@dataclass(frozen=True)
+class Residual(Bounded):
+    """``residual``: the root mean square over workers of the norm of their residuals, per layer and
+    of the model, at the end of a unit; zero where nothing is owed. In one pass of all workers it is
+    the norm of their mean residual. On several processes it sends a number for each layer (counted
+    as signal bytes)."""
+
+    bounds_prefix = "instruments.residual."
+    requires = frozenset({EXCHANGE_READINGS})
+
+    every: Count = 1
+
+    def start(self, context: MeasurementContext) -> ResidualGauge:
+        return ResidualGauge(context)
+
+
+class ResidualGauge(EndOfEpochGauge):
+    """Reads the compressors' memories."""
+
+    def __init__(self, context: MeasurementContext) -> None:
+        if context.residuals is None:
+            raise ConfigError("the instrument 'residual' needs a run with a compressor")
+        self.context, self.residuals = context, context.residuals
+
+    def read(self, epoch: int) -> Reading:
+        world = self.context.world
+        (mean,) = world.ask(Mean(self._squares()))
+        norms = mean.sqrt()
+        if not self.context.reduced:  # there each process has whole residuals of its own
+            norms = world.whole_norms(norms)
+        found = norms.tolist()
+        return Reading({"residual": found}, {"residual": math.hypot(*found)})
+
+    def _squares(self) -> Float[Tensor, "hosted layers"]:
+        world, columns = self.context.world, list[Tensor]()
+        device = getattr(world, "device", torch.device("cpu"))
+        for residual in self.residuals():
+            if residual is None:
+                columns.append(torch.zeros(world.local, dtype=torch.float64, device=device))
+            else:  # one row stands for all workers of a joint pass
+                squares = residual.flatten(1).double().square().sum(1)
+                columns.append(squares.expand(world.local).to(device))
+        return torch.stack(columns, dim=1)

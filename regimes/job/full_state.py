@@ -1,0 +1,71 @@
+"""The states of all processes of a job in one, on process 0, and back on any number of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from regimes.collectives.processes import ProcessWorld
+from regimes.job.job import on_all_processes
+from regimes.job.recorder import JobRecorder
+from regimes.job.refit import damage_refused, refuse
+from regimes.job.residuals import on_processes
+from regimes.job.saved_units import with_recorded_units
+from regimes.job.state import State, joined
+from regimes.job.upgrade import upgraded
+
+
+def collected(world: ProcessWorld, save: Callable[[], State]) -> State | None:
+    """What ``save`` gives on each process, in one; None but on process 0."""
+    mine = on_all_processes(world, lambda: _on_cpu(save()))
+    states = world.collect(mine if world.rank == 0 else {"parts": mine["parts"]})
+    return None if states is None else joined(states)
+
+
+def divided(
+    world: ProcessWorld, recorder: JobRecorder | None, full: Any, whose: str = "hook."
+) -> Any:
+    """This process's part of the full state of process 0.
+
+    Args:
+        whose: what the script calls the job, with a point.
+
+    Raises:
+        ConfigError: on all processes: it is no such state, or cannot be divided among as many.
+    """
+    return world.scatter(
+        on_all_processes(
+            world, lambda: _each(world, recorder, full, whose) if world.rank == 0 else None
+        )
+    )
+
+
+def _each(world: ProcessWorld, recorder: JobRecorder | None, full: Any, whose: str) -> list[State]:
+    """One state for each process, from the full state."""
+    single = f": it is the state of one process, load it with {whose}load_state_dict()"
+    if full is None:
+        refuse(f"process 0 must pass the value that {whose}full_state_dict() returned there")
+    with damage_refused():
+        one = isinstance(full, Mapping) and "residuals" in full  # of a version up to 0.3
+        state = upgraded(full)
+        if not isinstance(state, Mapping) or not state.get("parts") or one:
+            hint = single if one else ""
+            refuse(f"it was not returned by {whose}full_state_dict() on process 0{hint}")
+        saved = [part["process"] for part in state["parts"]]
+        if saved != [*range(state["processes"])]:
+            if len(saved) == 1:
+                refuse(f"it was not returned by {whose}full_state_dict() on process 0{single}")
+            refuse("it does not hold the states of all processes in their order")
+        state = with_recorded_units(dict(state), recorder)
+        return on_processes(state, world.workers)
+
+
+def _on_cpu(value: Any) -> Any:
+    """A nested value, with all its tensors on the CPU."""
+    if isinstance(value, Tensor):
+        return value.cpu()
+    if isinstance(value, dict):
+        return {key: _on_cpu(x) for key, x in value.items()}
+    return [_on_cpu(x) for x in value] if isinstance(value, list) else value

@@ -1,0 +1,55 @@
+"""A level that the script sets at run time, in place of what the policy decides."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from regimes.config import DENSE
+from regimes.errors import ConfigError, nearest
+from regimes.policies import Decision
+from regimes.policies.controller import Levels
+from regimes.records import Row
+
+RULE = "set by the script"
+
+
+def set_entry(level: Any, why: Any, known: Collection[str], unit: int) -> dict[str, Any] | None:
+    """What a saved state keeps of ``set_level``; None: the policy decides.
+
+    Args:
+        known: names of levels beside "dense".
+        unit: the first that has the level.
+
+    Raises:
+        ConfigError: there is no such level, or the reason is no text.
+    """
+    if level is None:
+        return None
+    names = [*known, DENSE]
+    if not isinstance(level, str) or level not in names:
+        raise ConfigError(f"set_level: {level!r}: {nearest(str(level), names)}")
+    if not isinstance(why, str):
+        raise ConfigError(f"set_level: why = {why!r:.60}: expected a text")
+    return {"level": level, "unit": unit, "why": why}
+
+
+def as_set(
+    entry: Mapping[str, Any] | None, unit: int, decided: Levels, compressed: Collection[int]
+) -> Levels:
+    """What was decided for a unit, with the level that was set for its ``compressed`` layers."""
+    if entry is None or unit < entry["unit"]:
+        return decided
+    reason = {"rule": RULE, **({"why": entry["why"]} if entry["why"] else {})}
+    names, reasons = list(decided.names), list(decided.why)
+    for i in compressed:
+        names[i], reasons[i] = entry["level"], reason
+    decisions = {i: Decision(entry["level"], reason) for i in decided.decisions}
+    return replace(decided, names=names, why=reasons, decisions=decisions)
+
+
+def was_set(row: Row) -> bool:
+    """Did the script set the level of this unit?"""
+    reasons: Sequence[Any] = row["layers"]["why"]
+    return any(why is not None and why.get("rule") == RULE for why in reasons)

@@ -1,0 +1,47 @@
+"""What a job says of itself as it ends, in a few lines: what was sent, and what was waited for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from regimes.console.units import human
+from regimes.records import Header, Row, sent
+
+
+def summary(
+    header: Header, rows: Sequence[Row], seconds: Mapping[str, float], folder: Path | None
+) -> str:
+    """Lines for a terminal.
+
+    Args:
+        rows: one or more.
+        seconds: of the units that this start of the job has trained, by name (``job.clock``);
+            empty: not known.
+        folder: of the record, if there is one.
+    """
+    total, world = sent(rows), header["world"]
+    share = total.of_dense(header)
+    of_dense = "" if share is None else f", {share:.2f} of what no compression would send"
+    whole = "process" if world.get("shards", 1) == 1 else "island"
+    lines = {"sent": f"{human(total.bytes, 'B')} by each {whole}{of_dense}"}
+    if spent := sum(seconds.values()):
+        waited, pressed = seconds.get("communicate", 0.0), seconds.get("compress", 0.0)
+        text = f"{_duration(waited)} of {_duration(spent)} for other processes"
+        lines["waited"] = f"{text}, {_duration(pressed)} for compression"
+    levels = Counter(rows[-1]["layers"]["level"])
+    lines["levels"] = ", ".join(f"{name} for {n}" for name, n in levels.items()) + " of the layers"
+    if folder is not None:
+        lines["record"] = f"{folder} (regimes watch, regimes report)"
+    units = f"{len(rows)} unit{'s' * (len(rows) != 1)}"
+    head = f"regimes: {total.steps} steps in {units}, {world['processes']} processes"
+    return "\n".join([head, *(f"  {name:8}{text}" for name, text in lines.items())])
+
+
+def _duration(seconds: float) -> str:
+    """Seconds with three digits, or hours and minutes."""
+    if seconds < 600:
+        return f"{seconds:.3g} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min"

@@ -1,0 +1,151 @@
+"""What is turned on beside a job: against sums by hand, and the job without it."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from ddp_scripts import daily, fsdp, group
+from torch import Tensor
+
+KINDS = ["DDP", "shards"]
+
+
+@cache
+def everything() -> list[dict[str, Any]]:
+    return group.run(daily.everything, 2, 2, KINDS)
+
+
+def measured(kind: str) -> list[list[dict[str, Any]]]:
+    """With everything on, and without; what each process has."""
+    return list(zip(*(found["measured"][kind] for found in everything()), strict=True))
+
+
+@cache
+def continued() -> list[list[dict[str, Any]]]:
+    """Local steps: at once, resumed, and three of them; what each process has."""
+    return list(zip(*group.run(daily.continued, 2), strict=True))
+
+
+def mean(step: int) -> Tensor:
+    return torch.stack([daily.numbers(rank, step) for rank in range(2)]).double().mean(0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_measured_leaves_no_trace_in_the_bits(kind: str) -> None:
+    for mine, plain in zip(*measured(kind), strict=True):
+        for name in ("updates", "weight", "residual"):
+            assert torch.equal(mine[name], plain[name]), name
+        (row,), (other,) = mine["rows"], plain["rows"]
+        assert row["layers"]["bytes"] == other["layers"]["bytes"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_cosine_is_that_of_the_last_measured_step(kind: str) -> None:
+    ours, _ = measured(kind)
+    u, g = ours[0]["updates"][3].double().flatten(), mean(3).flatten()
+    expected = float(u @ g / (u.norm() * g.norm()))
+    for one in ours:
+        (row,) = one["rows"]
+        assert row["statistics"]["cosine"] == pytest.approx([expected], rel=1e-6)
+        assert row["model"]["cosine"] == pytest.approx(expected, rel=1e-6)
+    warned = ours[0]["warned"]  # below 1.0 at both measured steps, on process 0
+    assert [text.partition(":")[0] for text in warned] == ["step 2", "step 4"]
+    assert f"a cosine of {expected:.2f} with" in warned[1]
+    assert ours[1]["warned"] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_guard_sends_is_counted(kind: str) -> None:
+    """Two dense exchanges of the guard, and one of the error, at step 0 of its stride of 8."""
+    (ours, _), (plain, _) = measured(kind)
+    (row,), (other,) = ours["rows"], plain["rows"]
+    size = 330 * 4 if kind == "DDP" else 165 * 4  # of a reduce-scatter half stays here
+    of_readings = 8  # the residual's mean square, in float64
+    assert row["bytes"] - other["bytes"] == 3 * size + of_readings
+    if kind == "shards":
+        dense = {"scatter": 4 * 165 * 4, "weights": 4 * 165 * 4}  # a root stays gathered
+        assert row["collectives"]["dense"] == other["collectives"]["dense"] == dense
+
+
+def test_the_error_of_shards_is_that_of_the_mean_in_blocks() -> None:
+    """Of step 0, as float32 rounds: the mean of each owner's rows, a block for each row."""
+    ours, _ = measured("shards")
+    g = mean(0)
+    rounded = torch.tensor([fsdp.rounded(row.tolist(), 4, 33, [0.5] * 33) for row in g])
+    expected = float((rounded - g).square().sum() / g.square().sum())
+    for one in ours:
+        assert one["rows"][0]["statistics"]["error:constant"] == pytest.approx([expected], rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_residual_is_the_root_mean_square_over_workers(kind: str) -> None:
+    ours, _ = measured(kind)
+    squares = [float(one["residual"].double().square().sum()) for one in ours]
+    expected = (sum(squares) / 2) ** 0.5
+    for one in ours:
+        assert one["rows"][0]["statistics"]["residual"] == pytest.approx([expected], rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_summary_at_the_end(kind: str) -> None:
+    (first, second), (plain, _) = measured(kind)
+    (row,) = first["rows"]
+    dense = sum(row["collectives"].get("dense", {"mean": 4 * 330 * 4}).values())
+    assert f"{row['bytes'] / dense:.2f} of what no compression would send" in first["said"]
+    assert first["said"].startswith("regimes: 4 steps in 1 unit, 2 processes\n")
+    assert len(first["said"].splitlines()) <= 5
+    assert second["said"] == plain["said"] == ""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_level_that_the_script_sets(kind: str) -> None:
+    for found in (one["by hand"][kind] for one in everything()):
+        first, second, third = found["layers"]
+        assert [x["level"] for x in (first, second, third)] == [
+            ["constant"],
+            ["dense"],
+            ["constant"],
+        ]
+        assert first["why"] == [{"rule": "static"}]
+        assert third["why"] == [None]  # to the policy it never was another
+        assert second["why"] == [{"rule": "set by the script", "why": "it looks odd"}]
+        owed = sum((mean(step) - found["updates"][step] for step in range(4)), torch.zeros(()))
+        # the first dense step sends what was owed, those after it the mean
+        assert (found["updates"][4] - mean(4) - owed).abs().max() < 1e-5
+        for step in range(5, 8):
+            assert (found["updates"][step] - mean(step)).abs().max() < 1e-6
+        assert (found["updates"][8] - mean(8)).abs().max() > 1e-3
+        alone, unknown = found["sentences"]
+        assert "levels" in alone
+        assert "\n" not in alone
+        assert "'dense'" in unknown
+
+
+def test_local_steps_go_on_with_another_number_of_processes() -> None:
+    whole, resumed, short = continued()
+    saved = whole[0]["kept"]
+    for one, other in zip(whole, resumed, strict=True):
+        assert torch.equal(one["weight"], other["weight"])
+        assert one["rows"][1]["statistics"] == other["rows"][1]["statistics"]
+    owed = [part["outer"]["layers"]["weight"]["residual"] for part in saved["job"]["parts"]]
+    ((alone, said),) = group.run(daily.alone, 1, saved, short[0]["kept"])
+    assert torch.equal(alone["residual"], (owed[0] + owed[1]) / 2)
+    assert torch.equal(alone["weight"], saved["model"]["weight"])
+    assert "saved between two synchronisations" in said
+
+
+def test_instruments_of_local_steps_are_of_movements() -> None:
+    """A round of two steps moves a process by -0.1 times the sum of its gradients; of the unit's
+    two rounds the error is of the first, the cosine of the last."""
+    rows = [one["rows"][0] for one in continued()[0]]
+    moved = mean(0) + mean(1)
+    count = 33  # 10 per cent of 330
+    lost = moved.flatten().abs().sort().values[:-count].square().sum()
+    expected = float(lost / moved.square().sum())
+    for row in rows:
+        assert row["statistics"]["error:sent"] == pytest.approx([expected], rel=1e-5)
+        assert 0 < row["model"]["cosine"] < 1
+        assert row["model"]["residual"] > 0

@@ -16,7 +16,8 @@ ones.
   gloo has none.
 
 torch's gloo reduces and scatters by an all-reduce, which sends twice what a reduce-scatter needs;
-shares are of what it needs. All four processes share the cores of one machine. Leaves
+shares are of what it needs. All four processes share the cores of one machine: on one that others
+use, start this with `nice -n -15`, so that the links are what a step waits for. Leaves
 ``benchmarks/fsdp_link.json`` and ``fsdp_link.md``.
 """
 
@@ -214,13 +215,14 @@ def markdown(result: dict[str, Any]) -> str:
         f"{RATE} Mbit/s each, and the seconds of a step, with predictions. `python -m "
         "benchmarks.fsdp_link` measures; its docstring describes how.",
         "",
-        "| method | MB of a step | of FSDP2's | all-gathers | reduce-scatter | s, own | s | "
-        "s predicted | predicted / measured |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| method | MB of a step | predicted | of FSDP2's | all-gathers | reduce-scatter | "
+        "s, own | s | s predicted | predicted / measured |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for method, row in rows.items():
         whole, slow = statistics.median(row["bytes"]), statistics.median(row["slow"])
-        cells = [f"{whole / 1e6:.2f}", f"{whole / statistics.median(plain['bytes']):.2f}"]
+        cells = [f"{whole / 1e6:.2f}", f"{row['predicted']['bytes'] / 1e6:.2f}"]
+        cells += [f"{whole / statistics.median(plain['bytes']):.2f}"]
         if method == sharded.HSDP:
             cells += ["", ""]
         else:

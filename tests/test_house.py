@@ -34,7 +34,7 @@ WITHOUT_TORCH = (  # rooms that read, decide and draw, and what starts others
 )
 WITH_TORCH = {  # time steps, or read the shapes of a model; imported when that is asked for
     *("cost.measure", "cost.models", "cost.job", "cost.methods", "cost.plan", "cost.recorded"),
-    "cost.advice",
+    *("cost.advice", "cost.sharded"),
     "monitor.links",
 }
 

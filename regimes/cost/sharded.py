@@ -29,7 +29,7 @@ from regimes.console.units import human
 from regimes.cost import evidence
 from regimes.cost.advice import NEAR
 from regimes.cost.job import Job
-from regimes.cost.network import BACKWARD, Network, collective_seconds
+from regimes.cost.network import ALGORITHMS, BACKWARD, FASTEST, Network, collective_seconds
 from regimes.errors import ConfigError
 
 ROOT = "(root)"
@@ -210,14 +210,21 @@ def predicted(
     busy = [x + y for x, y in zip(compute, pressed, strict=True)]
     waiting = sum(gathers) + sum(again) + sum(scatters)
     seconds = pipelined(busy, gathers, again, scatters) if overlaps else sum(busy) + waiting
-    times = [1 if group.stays else 2 for group in groups]
-    carried = float((devices - 1) * sum(n * x for n, x in zip(times, wires, strict=True)))
-    carried += sum(_carried(job, method.scatter, part, devices) for part in parts)
+    passes = [1 if group.stays else 2 for group in groups]
+    carried = float((devices - 1) * sum(n * x for n, x in zip(passes, wires, strict=True)))
+    times = _times(job, devices) if method.scatter == DENSE else 1.0
+    carried += times * sum(_carried(job, method.scatter, part, devices) for part in parts)
     return Prediction(seconds, job.compute, sum(pressed), waiting, carried)
 
 
 def _seconds(job: Job, kind: str, size: float, devices: int, link: Network | None = None) -> float:
     return float(collective_seconds(kind, size, link or job.link, devices, job.algorithm))
+
+
+def _times(job: Job, devices: int) -> float:
+    """What a dense reduce-scatter sends, of what it needs to send."""
+    name = "ring" if job.algorithm == FASTEST else job.algorithm
+    return float(ALGORITHMS.find(name).find("scatter").copies(devices))
 
 
 def _carried(job: Job, level: Level, part: int, devices: int) -> float:
@@ -254,6 +261,11 @@ def _of_islands(job: Job, groups: Sequence[Group], width: int, overlaps: bool) -
     waiting = sum(gathers) + sum(again) + sum(scatters)
     seconds = pipelined(compute, gathers, again, scatters) if overlaps else job.compute + waiting
     carried = 2 * (islands - 1) / islands * sharing * sum(parts) * job.itemsize
+    if job.nodes == 1:  # the link of a device has all of it
+        passes = [1 if group.stays else 2 for group in groups]
+        gathered = sum(n * p for n, p in zip(passes, parts, strict=True)) * width
+        reduced = _times(job, devices) * sum(parts) * job.itemsize
+        carried += (devices - 1) * (gathered + reduced)
     return Prediction(seconds, job.compute, 0.0, waiting, carried)
 
 

@@ -109,7 +109,7 @@ def local_steps(
 
 
 def _at_exit(reference: weakref.ref[LocalSteps]) -> None:
-    """Steps that nobody has closed are not synchronised, but summarised, as Python ends well."""
+    """Steps without a ``close`` are not synchronised, but summarised, as Python ends well."""
     if (job := reference()) is not None and getattr(sys, "last_value", None) is None:
         job._summarize()
 

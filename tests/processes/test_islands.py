@@ -242,6 +242,26 @@ def test_a_sharded_job_is_branched_at_a_unit(tmp_path: Path) -> None:
 
 # -- held wrong --------------------------------------------------------------------------------
 
+
+@pytest.mark.parametrize("compressor", ["powersgd", "topk"])
+def test_what_is_measured_of_shards_is_that_of_whole_layers(compressor: str) -> None:
+    """Of islands of two processes and of one each. TopK selects of each shard by itself, so that
+    its error is another one."""
+    case = Case(compressor, TOPK if compressor == "topk" else Case.levels, measured=True)
+    several = group.run(islands.trained, 4, 2, 2, [case])
+    one = group.run(islands.trained, 2, 2, 1, [case])[0][0]
+    for (mine,) in several:
+        for row, theirs in zip(mine["rows"], one["rows"], strict=True):
+            assert row["statistics"] == several[0][0]["rows"][row["epoch"]]["statistics"]
+            for name, values in theirs["statistics"].items():
+                if compressor == "powersgd":
+                    for x, y in zip(row["statistics"][name], values, strict=True):
+                        assert x == (None if y is None else pytest.approx(y, rel=1e-7)), name
+                else:
+                    assert all(x is None or 0 <= x <= 1.5 for x in row["statistics"]["cosine"])
+            assert {"error:low", "error:high", "residual"} <= row["statistics"].keys()
+
+
 SAID = {
     "no replicas": "got a model of fully_shard (FSDP2): it keeps a part of the parameters",
     "a native mesh of two dimensions": "sharded over a mesh of 2 dimensions, where FSDP2 exchanges",
@@ -259,7 +279,7 @@ SAID = {
     "half": "is of type torch.float16: the hook needs float32, float64 or bfloat16",
     "meta": "parameter 'weight' is on the device meta: attach after model.to_empty()",
     "scaler": "scaler: expected none with a sharded model: it trains in bfloat16, which needs no",
-    "statistics": "policy.needs = 'error:high': expected norm with a sharded model",
+    "statistics": "policy.needs = 'msdr': expected ",
     "seeds": "process 2 has seed = 1, process 0 has seed = 0",
     "a whole state": "full_state_dict: this model is sharded, and no process holds whole layers",
     "paused": "no_sync: use set_requires_gradient_sync(False) of the sharded model",

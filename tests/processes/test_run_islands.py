@@ -71,6 +71,11 @@ CASES = {
     "low-pass": (smoke("compressor=low-pass", "levels.low=0.5", "levels.high=0.1"), 4, 2),
     "update units": (smoke("compressor.residual=update", epochs=3), 4, 2),
     "all norms": (smoke("instruments.norms={}", "union_pass=false", epochs=2), 4, 2),
+    "of the exchange": (
+        smoke("instruments={error={}, residual={}, cosine={stride=3}}", epochs=2),
+        4,
+        2,
+    ),
     "the authors": (smoke("quirks=authors", epochs=2), 4, 2),
 }
 

@@ -280,6 +280,30 @@ def test_watch_a_folder_of_runs(record: Recorder, tmp_path: Path) -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_a_users_own_job_shows_megabytes_and_their_share_of_dense(tmp_path: Path) -> None:
+    """By the header's dense step, or by what a row has counted: 10 steps of 1.2 MB in float32."""
+    own = header(written_by="hook", units=None)
+    own["per_step"]["dense"] = {"floats": 300_000, "bytes": 1_200_000}
+    for name, counted, share in (("ddp", None, 0.25), ("fsdp", 4_000_000, 0.75)):
+        for units in (1, 2):
+            folder = tmp_path / f"{name}-{units}"
+            writer = RecordWriter.create(folder, own)
+            for epoch in range(units):
+                one = row(epoch) | {"bytes": 3_000_000}
+                if counted:
+                    one["collectives"] = {**one["collectives"], "dense": {"scatter": counted}}
+                writer.epoch(one, {"compute": 1.0})
+            writer.close()
+            text = shown(folder)
+            (line,) = [x.split() for x in text.splitlines() if x.split()[:1] == [str(units - 1)]]
+            assert line[-4:] == [f"{3 * units}", f"{share:.2f}", "1/2", "1.0"]
+            assert "share of what" in text
+            assert max(map(len, text.splitlines())) <= 80
+    text = shown(tmp_path)
+    (line,) = [x.split() for x in text.splitlines() if x.split()[:1] == ["fsdp-2"]]
+    assert line[-4:-2] == ["6", "0.75"]
+
+
 def test_finished_runs_give_way_in_a_low_window(record: Recorder, tmp_path: Path) -> None:
     for seed in range(20):
         record(tmp_path / f"low/seed-{seed:02}", EPOCHS if seed else 1).close()

@@ -50,6 +50,7 @@ class Case:
     half: str = ""  # "parameters", or "reduce": with float32 parameters
     rule: Any = None  # a policy in place of RULE
     decay: float = 1.0  # of the rate, from one unit to the next
+    measured: bool = False  # with instruments and a guard
 
     def rate(self, step: int) -> float:
         return RATE / (10 if self.adamw else 1) * self.decay ** (step // STEPS)
@@ -168,6 +169,7 @@ def trained(rank: int, islands: int, shards: int, cases: Sequence[Case]) -> list
             compressor=case.compressor,
             levels=dict(case.levels),
             seed=7,
+            **({"instruments": {"error", "residual"}, "check_every": 2} if case.measured else {}),
         )
         train(net, optimizer, case, island, rows)
         hook.close()

@@ -103,7 +103,7 @@ WAYS: dict[str, Callable[[Mesh], Any]] = {
     "statistics": lambda mesh: hook(
         sharded(mesh),
         mesh,
-        policy={"name": "error-ladder"},
+        policy={"name": "adaqs"},
         levels={"low": 3, "mid": 2, "high": 1},
     ),
     "seeds": lambda mesh: hook(sharded(mesh), mesh, seed=mesh["replicate"].get_local_rank()),

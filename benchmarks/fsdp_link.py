@@ -2,11 +2,11 @@
 
     python -m benchmarks.fsdp_link            # Linux, root, iproute2
 
-Four processes on four nodes (`benchmarks.nodes`), each behind a link of its own of 100 Mbit/s,
-train a GPT of 4.8 million parameters in float32 that ``fully_shard`` divides among them: as FSDP2
-does, as its HSDP in two islands of two, and with its collectives compressed. All methods live in
-the same processes and take their steps in turn, round by round, on unlimited links and on the slow
-ones.
+Four processes on four nodes (`benchmarks.nodes`), each behind a link of its own of 100 Mbit/s (or
+``--rate``), train a GPT of 4.8 million parameters in float32 that ``fully_shard`` divides among
+them: as FSDP2 does, as its HSDP in two islands of two, and with its collectives compressed. All
+methods live in the same processes and take their steps in turn, round by round, on unlimited links
+and on the slow ones.
 
 - *measured*: what the kernel has sent from a node, headers included. A pass under ``no_grad``
   gathers weights alone; the bytes of a step's gathers are those of that pass times the ratio of
@@ -149,7 +149,7 @@ def predictions(bandwidth: float) -> dict[str, dict[str, float]]:
     return frame.set_index("method")[["communicate", "bytes"]].to_dict("index")
 
 
-def measure(rounds: int) -> dict[str, Any]:
+def measure(rounds: int, slow: int) -> dict[str, Any]:
     from benchmarks.nodes import Nodes, left, limit, star
 
     rows: dict[str, dict[str, Any]] = {m: {} for m in METHODS}
@@ -160,11 +160,11 @@ def measure(rounds: int) -> dict[str, Any]:
     with star() as spaces, Nodes(spaces, 900.0) as nodes:
         for method in METHODS:
             nodes.ask("fsdp", method=method, steps=WARM)
-        limit(spaces, RATE)
+        limit(spaces, slow)
         goodput = statistics.median(nodes.ask("goodput", seconds=3.0))
         expected = predictions(goodput)
         for turn in range(rounds):
-            for rate, kind in ((None, "free"), (RATE, "slow")):
+            for rate, kind in ((None, "free"), (slow, "slow")):
                 limit(spaces, rate)
                 for method in METHODS:
                     if turn == 0 and kind == "slow":
@@ -205,22 +205,30 @@ def predicted_seconds(row: dict[str, Any]) -> float:
     return statistics.median(row["own"]) + row["predicted"]["communicate"]
 
 
-def markdown(result: dict[str, Any]) -> str:
-    rows, machine = result["rows"], result["machine"]
-    plain = rows[PLAIN]
-    needed = plain["counted"]["scatter"]
-    gathered, _ = collectives(plain)
+def markdown(results: dict[str, dict[str, Any]]) -> str:
+    """Args: by the rate of the links."""
     text = [
-        "This page compares what four processes send in a step of FSDP2 behind links of "
-        f"{RATE} Mbit/s each, and the seconds of a step, with predictions. `python -m "
-        "benchmarks.fsdp_link` measures; its docstring describes how.",
+        "This page compares what four processes send in a step of FSDP2 behind slow links, and the "
+        "seconds of a step, with predictions. `python -m benchmarks.fsdp_link` measures; its "
+        "docstring describes how.",
         "",
-        "| method | MB of a step | predicted | of FSDP2's | all-gathers | reduce-scatter | "
-        "s, own | s | s predicted | predicted / measured |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+        *_bytes(results[max(results, key=int)]),
+    ]
+    for rate in sorted(results, key=int, reverse=True):
+        text += ["", *_seconds(rate, results[rate])]
+    return "\n".join(text) + "\n"
+
+
+def _bytes(result: dict[str, Any]) -> list[str]:
+    rows = result["rows"]
+    plain = rows[PLAIN]
+    needed, (gathered, _) = plain["counted"]["scatter"], collectives(plain)
+    text = [
+        "| method | MB of a step | predicted | of FSDP2's | all-gathers | reduce-scatter |",
+        "|---|---:|---:|---:|---:|---:|",
     ]
     for method, row in rows.items():
-        whole, slow = statistics.median(row["bytes"]), statistics.median(row["slow"])
+        whole = statistics.median(row["bytes"])
         cells = [f"{whole / 1e6:.2f}", f"{row['predicted']['bytes'] / 1e6:.2f}"]
         cells += [f"{whole / statistics.median(plain['bytes']):.2f}"]
         if method == sharded.HSDP:
@@ -228,40 +236,55 @@ def markdown(result: dict[str, Any]) -> str:
         else:
             gathers, scatter = collectives(row)
             cells += [f"{gathers / gathered:.3f}", f"{scatter / needed:.3f}"]
-        expected = predicted_seconds(row)
-        cells += [f"{statistics.median(row['own']):.2f}", f"{slow:.2f}", f"{expected:.2f}"]
-        text.append(f"| {method} | {' | '.join(cells)} | {expected / slow:.2f} |")
-    errors = {
-        m: abs(predicted_seconds(row) / statistics.median(row["slow"]) - 1)
-        for m, row in rows.items()
-    }
+        text.append(f"| {method} | {' | '.join(cells)} |")
+    return [
+        *text,
+        "",
+        "MB: sent by a node, as the kernel counts them, headers and confirmations included, which "
+        "no prediction has. All-gathers and reduce-scatter: of what FSDP2's all-gathers send, and "
+        f"of the {needed / 1e6:.2f} MB that a reduce-scatter in float32 needs. FSDP2's own sends "
+        "about twice that, because torch's gloo reduces and scatters by an all-reduce.",
+    ]
+
+
+def _seconds(rate: str, result: dict[str, Any]) -> list[str]:
+    rows, machine = result["rows"], result["machine"]
+    text = [
+        f"| method, at {rate} Mbit/s | s, own | s | s predicted | predicted / measured |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    errors: dict[str, float] = {}
+    for method, row in rows.items():
+        slow, expected = statistics.median(row["slow"]), predicted_seconds(row)
+        errors[method] = abs(expected / slow - 1)
+        numbers = (statistics.median(row["own"]), slow, expected, expected / slow)
+        text.append(f"| {method} | {' | '.join(f'{x:.2f}' for x in numbers)} |")
     worst = max(errors, key=lambda m: errors[m])
     loads = f"{min(machine['load']):.0f} to {max(machine['load']):.0f}"
-    text += [
+    return [
+        *text,
         "",
-        "All-gathers and reduce-scatter: bytes, headers included, of what FSDP2's all-gathers send "
-        f"and of the {needed / 1e6:.2f} MB that a reduce-scatter in float32 needs. FSDP2's own "
-        "sends about twice that, because torch's gloo reduces and scatters by an all-reduce. "
-        "s, own: outside of collectives, on unlimited links. "
-        f"Medians of {result['rounds']} rounds of {STEPS} steps. Predictions within "
-        f"{100 * GOAL:.0f} %: {sum(e <= GOAL for e in errors.values())} of {len(rows)}; the "
-        f"largest error is {100 * errors[worst]:.0f} %, of {worst}. A link passes "
-        f"{result['goodput'] / 1e6:.1f} Mbit/s of data. {machine['processor']}, "
-        f"{machine['cores']} cores that four processes and other programs share (load average "
-        f"{loads}).",
+        "s, own: outside of collectives, on unlimited links. Medians of "
+        f"{result['rounds']} rounds of {STEPS} steps. Predictions within {100 * GOAL:.0f} %: "
+        f"{sum(e <= GOAL for e in errors.values())} of {len(rows)}; the largest error is "
+        f"{100 * errors[worst]:.0f} %, of {worst}. A link passes {result['goodput'] / 1e6:.1f} "
+        f"Mbit/s of data. {machine['processor']}, {machine['cores']} cores that four processes and "
+        f"other programs share (load average {loads}).",
     ]
-    return "\n".join(text) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--out", type=Path, default=Path("benchmarks"))
+    parser.add_argument("--rate", type=int, default=RATE, help="Mbit/s")
     chosen = parser.parse_args()
-    result = measure(chosen.rounds)
-    write_output(chosen.out / "fsdp_link.json", json.dumps(result, indent=1) + "\n")
-    write_output(chosen.out / "fsdp_link.md", markdown(result))
-    print(markdown(result))
+    path = chosen.out / "fsdp_link.json"
+    results = json.loads(path.read_text()) if path.exists() else {}
+    results[str(chosen.rate)] = measure(chosen.rounds, chosen.rate)
+    write_output(path, json.dumps(results, indent=1) + "\n")
+    write_output(chosen.out / "fsdp_link.md", markdown(results))
+    print(markdown(results))
 
 
 if __name__ == "__main__":

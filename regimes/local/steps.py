@@ -410,6 +410,8 @@ class LocalSteps(Job):
             ("layers", [*layers.items()], [*shapes(self.layers).items()]),
         ):
             if saved != here:
+                other = "; a state of full_state_dict() loads on any number of processes"
                 raise ConfigError(
                     f"load_state_dict: the state was saved with {name} {saved}, this job has {here}"
+                    + other * (name == "process")
                 )

@@ -34,6 +34,7 @@ class ScatteredMean(QuantisedScatter):
         padded = torch.nn.functional.pad(delta, (0, 0, 0, workers * part - rows))
         parts = padded.reshape(hosted, workers, -1)
         total, sent = yield from self.send_parts(parts, state, level)
+        assert sent is not None
         means = yield Gather(total / workers)
         update = means.view(workers * part, -1)[:rows]
         return update, sent.view(padded.shape)[:, :rows].contiguous()

@@ -99,7 +99,7 @@ class ModuleSteps(UnitSteps):
                 total = self.world.drive([compressor.reduce(parts, state, level)], [layer])[0]
             output.copy_(as_reduced(total, op, self.world.workers))
             if self._due:
-                self._exact[layer] = exact, output.norm()
+                self._exact[layer] = exact, full_precision(output).norm()
         if not whole:
             state.residual = kept
         self._pending[layer] = output
@@ -146,10 +146,11 @@ class ModuleSteps(UnitSteps):
         if (output := self._pending.pop(layer, None)) is None or not self.gauges:
             return
         if self._due:
-            exact, norm = self._exact.pop(layer, (output, output.norm()))
+            now = full_precision(output).norm()
+            exact, norm = self._exact.pop(layer, (output, now))
             # FSDP2 has divided the output, and not what it would be without compression
-            divided = torch.where(norm > 0, output.norm() / norm, 1.0)
-            self._add(self._means, layer, exact * divided)
+            divided = torch.where(norm > 0, now / norm, 1.0)
+            self._add(self._means, layer, full_precision(exact) * divided)
         self._add(self._updates, layer, output)
 
     def _add(self, table: dict[int, Tensor], layer: int, output: Tensor) -> None:

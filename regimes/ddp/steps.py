@@ -98,8 +98,8 @@ class HookSteps(UnitSteps, Listener):
     def begin(self) -> None:
         self.before_step()
         self.clock.start()
-        self._keep_gradients(any(getattr(gauge, "due", True) for gauge in self.readers))
         self.exchange.begin(self.present_levels)
+        self._keep_gradients(any(getattr(gauge, "due", True) for gauge in self.readers))
 
     def _keep_gradients(self, kept: bool) -> None:
         """Let the exchange copy this process's gradients of the step under way, or not: memory is

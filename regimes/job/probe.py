@@ -75,7 +75,9 @@ def _tables(tables: Any, probe: Any) -> dict[str, Any]:
         tables = {name: {} for name in sorted(tables)}
     known = (*ON_DATA, *OF_EXCHANGE)
     if not isinstance(tables, Mapping) or not tables:
-        raise unexpected("instruments", tables, 'a table like {"error": {}}, or {"error"}')
+        form = '{"error"}, or a table like ' if probe is None else "a table like "
+        form += '{"error": {}}' if probe is None else '{"curvature": {}} with the probe'
+        raise unexpected("instruments", tables, form)
     for name, table in tables.items():
         if name not in known:
             raise ConfigError(f"instruments: {name!r}: {nearest(str(name), known)}")

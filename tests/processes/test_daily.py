@@ -131,10 +131,13 @@ def test_local_steps_go_on_with_another_number_of_processes() -> None:
         assert torch.equal(one["weight"], other["weight"])
         assert one["rows"][1]["statistics"] == other["rows"][1]["statistics"]
     owed = [part["outer"]["layers"]["weight"]["residual"] for part in saved["job"]["parts"]]
-    ((alone, said),) = group.run(daily.alone, 1, saved, short[0]["kept"])
+    ((alone, said, dense),) = group.run(daily.alone, 1, saved, short[0]["kept"])
     assert torch.equal(alone["residual"], (owed[0] + owed[1]) / 2)
     assert torch.equal(alone["weight"], saved["model"]["weight"])
     assert "saved between two synchronisations" in said
+    assert dense["rows"][0]["layers"]["level"] == ["dense"]
+    plain = -0.1 * sum(daily.numbers(0, step) for step in range(4))
+    assert (dense["weight"] - plain).abs().max() < 1e-6  # all of it is sent
 
 
 def test_instruments_of_local_steps_are_of_movements() -> None:

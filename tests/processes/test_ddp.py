@@ -295,7 +295,8 @@ def test_bad_input_gets_one_sentence() -> None:
         "policy name": "did you mean 'accordion'",
         "policy object": "policy = 3: expected a name, a table",
         "policy level": "asks for level 'medium', and levels has only low, high",
-        "policy data": "'fisher_trace': expected norm, noise_scale, diversity, msdr or error in",
+        "policy data": "'fisher_trace': expected norm, noise_scale, diversity, msdr, "
+        "error, residual or cosine in",
         "compressor name": "did you mean 'powersgd'",
         "compressor object": "expected a name, a table with a name, or a Compressor",
         "level": "level of PowerSGD = 0: expected a rank",

@@ -131,7 +131,7 @@ def test_readers_show_periods_rounds_and_seconds(
     said = " ".join(capsys.readouterr().out.split())
     assert f"synchronised {words}" in said
     last = said.partition(" 12 ")[2].split()
-    assert [str(periods[-1]), str(rounds[-1])] == last[4:6]
+    assert [str(periods[-1]), str(rounds[-1])] == last[5:7]
     priced = predict(cases([record]), Network.parse("10Gbit/s,50us"), 2)
     assert priced["case"].tolist() == ["dense", name]
     html = page(tmp_path / "run", "10Gbit/s,50us")
@@ -172,7 +172,8 @@ TOLD = {
     "another optimizer": "optimizer: it has other parameters than the model trains",
     "no period": "policy = 0: expected a period from 1 step up, or a policy",
     "no such policy": "unknown policy 'accordeon': did you mean 'accordion'",
-    "a statistic": "policy.needs = 'eigenvalue': expected norm, noise_scale, diversity, error or",
+    "a statistic": "policy.needs = 'eigenvalue': expected norm, noise_scale, diversity, error, "
+    "residual, cosine or",
     "an outer rate": "outer.lr = 0.0: expected a positive number",
     "an outer word": "unknown key 'outer.rate'",
     "a level": "level of PowerSGD = 0: expected a rank",

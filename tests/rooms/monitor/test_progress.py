@@ -285,18 +285,18 @@ def test_a_users_own_job_shows_megabytes_and_their_share_of_dense(tmp_path: Path
     own = header(written_by="hook", units=None)
     own["per_step"]["dense"] = {"floats": 300_000, "bytes": 1_200_000}
     for name, counted, share in (("ddp", None, 0.25), ("fsdp", 4_000_000, 0.75)):
-        for units in (1, 2):
-            folder = tmp_path / f"{name}-{units}"
+        for count in (1, 2):
+            folder = tmp_path / f"{name}-{count}"
             writer = RecordWriter.create(folder, own)
-            for epoch in range(units):
+            for epoch in range(count):
                 one = row(epoch) | {"bytes": 3_000_000}
                 if counted:
                     one["collectives"] = {**one["collectives"], "dense": {"scatter": counted}}
                 writer.epoch(one, {"compute": 1.0})
             writer.close()
             text = shown(folder)
-            (line,) = [x.split() for x in text.splitlines() if x.split()[:1] == [str(units - 1)]]
-            assert line[-4:] == [f"{3 * units}", f"{share:.2f}", "1/2", "1.0"]
+            (line,) = [x.split() for x in text.splitlines() if x.split()[:1] == [str(count - 1)]]
+            assert line[-4:] == [f"{3 * count}", f"{share:.2f}", "1/2", "1.0"]
             assert "share of what" in text
             assert max(map(len, text.splitlines())) <= 80
     text = shown(tmp_path)

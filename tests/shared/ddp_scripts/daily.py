@@ -136,16 +136,19 @@ def continued(rank: int) -> list[dict[str, Any]]:
 
 
 def alone(rank: int, saved: Any, between: Any) -> list[Any]:
-    """A full state on one process, and one that was saved between two synchronisations."""
+    """A full state on one process; one that was saved between two synchronisations; and local steps
+    whose level the script sets."""
     said = ""
     try:
         local(rank, range(0), between)
     except ConfigError as error:
         said = str(error)
-    return [local(rank, range(0), saved), said]
+    return [local(rank, range(0), saved), said, local(rank, range(4), level="dense")]
 
 
-def local(rank: int, steps: range, full: Any = None, count: int = 0) -> dict[str, Any]:
+def local(
+    rank: int, steps: range, full: Any = None, count: int = 0, level: str | None = None
+) -> dict[str, Any]:
     """Local steps of period 2 with TopK, from a full state; its own full state after ``count``."""
     net: nn.Module = Product(*SHAPE)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -166,6 +169,8 @@ def local(rank: int, steps: range, full: Any = None, count: int = 0) -> dict[str
             net.load_state_dict(full["model"])
         job.load_full_state_dict(full["job"] if rank == 0 else None)
     kept = None
+    if level is not None:
+        job.set_level(level)
     for step in steps:
         optimizer.zero_grad()
         net(numbers(rank, step)).backward()

@@ -119,7 +119,7 @@ def per_sample(runs: Iterable[Record]) -> float:
         if "gather" in run.config:
             raise RecordError(
                 f"{run.folder} is of attach(shards=...): the time of FSDP2's own collectives is "
-                "not predicted"
+                "not predicted from records: regimes cost --model MODEL --shards DEVICES does"
             )
         seconds = run.epochs.reindex(columns=["seconds_compute", "seconds_compress"])
         if seconds.dropna().empty:

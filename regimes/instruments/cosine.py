@@ -79,12 +79,10 @@ class CosineGauge(StatelessGauge):
     def _cosines(self, mean: Float[Tensor, " N"], updates: Sequence[Tensor]) -> list[float]:
         context = self.context
         parts = mean.split([layer.size for layer in context.parts])
-        pairs = [(u.flatten(), g) for u, g in zip(updates, parts, strict=True)]
-        norms = [[u.norm(), g.norm(), (u.to(g) - g).norm()] for u, g in pairs]
-        table = torch.tensor([[float(x) for x in row] for row in norms], dtype=torch.float64)
-        device = getattr(context.world, "device", table.device)
-        columns = [context.world.whole_norms(x).cpu().square() for x in table.to(device).T]
-        rows = torch.stack([*columns], dim=1).tolist()
+        pairs = [(u.flatten().to(g), g) for u, g in zip(updates, parts, strict=True)]
+        norms = [torch.stack([u.norm(), g.norm(), (u - g).norm()]) for u, g in pairs]
+        columns = [context.world.whole_norms(x).square() for x in torch.stack(norms).double().T]
+        rows = torch.stack(columns, dim=1).tolist()
         rows.append([sum(column) for column in zip(*rows, strict=True)])
         # <u, g> of squares, because norms are what is added up over parts of a layer
         return [ratio((u + g - apart) / 2, (u * g) ** 0.5) for u, g, apart in rows]

@@ -48,7 +48,9 @@ SLOW = [
     for name in STEPS
     if name.endswith(("-cifar10", ", graphs")) or name == "instrument moments"
 ]
-UNBOUNDED = {  # they need another task or network than these
+UNBOUNDED = {  # they need another task or network than these, or act between steps, or seldom
+    "instrument residual",
+    "instrument cosine",
     "instrument sharpness",
     "instrument spread",
     "instrument rivals",

@@ -20,10 +20,11 @@ from combinations import attached, configuration, settings, stepped
 from torch import Tensor, nn
 
 import regimes
-from regimes import RunConfig, capabilities, override
+from regimes import RunConfig, capabilities, compression, override
 from regimes.capabilities import MEANING, Mode, Part
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
+from regimes.compression.scatter import QuantisedScatter
 from regimes.ddp import attaching
 from regimes.errors import ConfigError, RegimesError
 from regimes.instruments.base import MeasurementContext
@@ -198,6 +199,16 @@ def test_every_reason_is_one_sentence_of_a_known_capability() -> None:
     for mode in modes:
         for why in mode.lacks.values():
             assert why.strip(" .\n") == why
+
+
+def test_what_one_call_chooses_has_a_name_and_is_refused_elsewhere(made: None) -> None:
+    table = compression.REGISTRY.table(QuantisedScatter())
+    assert table["name"] == "quantised-scatter"
+    assert table["name"] not in compression.REGISTRY  # no list offers it
+    assert compression.compressor(table) == QuantisedScatter()
+    model = nn.Linear(3, 2)
+    said = refused(lambda: regimes.attach(model, compressor="quantised-scatter", level=8))
+    assert "without shards: it is for what FSDP2 exchanges" in said
 
 
 # -- plug-ins of users -----------------------------------------------------------------------------

@@ -173,8 +173,7 @@ class Job:
             )
         if self.replicas == 1:
             raise ConfigError(
-                f"{self.nodes * self.gpus} devices in shards of {self.shards} are one replica: "
-                "nothing is exchanged; raise --nodes or --gpus"
+                "there is one device, which exchanges nothing: raise --nodes or --gpus"
             )
 
     @property

@@ -312,9 +312,9 @@ def test_wrong_options_are_one_sentence(name: str) -> None:
         main(options)
 
 
-def test_a_single_replica_has_nothing_to_average() -> None:
-    with pytest.raises(ConfigError, match="are one replica"):
-        job(JobOptions(model="resnet50", step="1s", nodes=1, shards=8))
+def test_a_single_device_has_nothing_to_exchange() -> None:
+    with pytest.raises(ConfigError, match="there is one device, which exchanges nothing"):
+        job(JobOptions(model="resnet50", step="1s", nodes=1, gpus=1))
 
 
 def test_seconds_of_samples_do_not_follow_from_shapes(tmp_path: Path) -> None:

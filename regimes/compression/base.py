@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
@@ -27,7 +27,7 @@ from regimes.capabilities import (
 from regimes.collectives.requests import Batched, Layer, Mean, Program, Request, Shard, Traffic
 from regimes.compression.answers import check_send, check_sent, sample
 from regimes.compression.kernels import Workspace, add_, add_apart, clone, sub_
-from regimes.config import DENSE, Bounded, Level
+from regimes.config import DENSE, AnyLevel, Bounded, FeedbackLevel, Level
 from regimes.errors import ConfigError, require
 from regimes.seeding import Seed, derive
 
@@ -183,6 +183,19 @@ class Compressor(Bounded, ABC):
         """Can a worker have a residual?"""
         return bool(self.error_feedback)
 
+    def at(self, level: AnyLevel) -> tuple[Compressor, Level]:
+        """The compressor at a level, which may have error feedback of its own, and that level
+        without it: what all other methods take.
+
+        Raises:
+            ConfigError: this compressor's other fields exclude the level's error feedback.
+        """
+        if not isinstance(level, FeedbackLevel):
+            return self, level
+        given = level.error_feedback
+        unit = self.residual if given else type(self).residual
+        return replace(self, error_feedback=given, residual=unit), level.level
+
     @property
     def requires(self) -> frozenset[str]:
         """What it needs of a job (``capabilities``), as its other attributes say."""
@@ -233,8 +246,9 @@ class Compressor(Bounded, ABC):
     def reduce(self, grad: Float[Tensor, " hosted *shape"], state: State, level: Level) -> Program:
         """Error feedback around ``send``; returns the update, ``[*shape]``.
 
-        ``grad`` is left as it is. The residual survives every change of level; at "dense" it is
-        sent in full and is then zero.
+        ``grad`` is left as it is. The residual survives every change of level. At "dense" it is
+        sent in full and is then zero. Without error feedback, at this level alone, it is added to
+        one more gradient; what is not sent of the two is dropped.
         """
         if state.shard is not None and not grad.numel() and not self.joins_shards:
             return grad[0]  # no row of the layer is here
@@ -248,7 +262,9 @@ class Compressor(Bounded, ABC):
             state.residual = None
         else:
             update, sent = yield from self._checked_send(delta, state, level)
-            if self.error_feedback and sent is not None:
+            if not self.error_feedback:
+                state.residual = None  # of another level: it was added to delta
+            elif sent is not None:
                 yield Batched(sub_, delta, sent)  # delta is the residual: what remains is unsent
         return update.view(grad.shape[1:])
 
@@ -278,6 +294,9 @@ class Compressor(Bounded, ABC):
                 state.residual = part.view(delta.shape)
                 if state.room is not None:  # else it would keep memory that nothing uses
                     state.write_to(state.residual, None)
+        else:
+            for state in states:
+                state.residual = None
         return update.flatten()
 
     def _add_residual(
@@ -321,7 +340,7 @@ class Compressor(Bounded, ABC):
         self, delta: Float[Tensor, "hosted n m"], state: State, level: Level
     ) -> Sending:
         """``send``; its first call at a level is checked."""
-        if not state.is_first(level):
+        if not state.is_first((level, bool(self.error_feedback))):
             return (yield from self.send(delta, state, level))
         where, before = (type(self).__name__, state.key[1]), sample(delta)
         program = self.send(delta, state, level)
@@ -335,6 +354,23 @@ class Compressor(Bounded, ABC):
         if level == DENSE or not layer.compressed:
             return Traffic(layer.size, layer.size * itemsize)
         return self.traffic(layer, level, workers, itemsize)
+
+
+def check_level(chosen: Compressor, level: AnyLevel) -> None:
+    """Raise ConfigError unless ``level`` is one of a compressor's, or one of them with error
+    feedback of its own."""
+    compressor, plain = chosen.at(level)
+    compressor.check(plain)
+
+
+def dropping(chosen: Compressor, levels: Mapping[str, AnyLevel]) -> tuple[str, ...]:
+    """The names of levels at which a compressor has no error feedback."""
+    return tuple(name for name, x in levels.items() if not chosen.at(x)[0].error_feedback)
+
+
+def has_feedback(chosen: Compressor, levels: Iterable[AnyLevel]) -> bool:
+    """Has a compressor error feedback, throughout or at one of these levels?"""
+    return any(chosen.at(level)[0].error_feedback for level in (DENSE, *levels))
 
 
 def end_to_end(parts: Sequence[Float[Tensor, "rows ..."]]) -> Float[Tensor, "rows N"]:

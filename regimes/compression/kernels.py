@@ -7,7 +7,7 @@ batch. On a CPU each layer is computed alone, because a batch would not fit its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial, wraps
 from typing import Any, TypeVar
@@ -16,7 +16,6 @@ import torch
 from jaxtyping import Float, Int32
 from torch import Tensor
 
-from regimes.config import Level
 from regimes.seeding import Seed, SeedTable, uniform
 
 T = TypeVar("T")
@@ -190,11 +189,11 @@ class Workspace:
             return [make() for make in makers]
         return [*table.places(makers)]
 
-    def is_first(self, level: Level) -> bool:
-        """Is this the first call with that level?"""
-        checked: frozenset[Level] = getattr(self, "_checked", frozenset())
-        self._checked = checked | {level}
-        return level not in checked
+    def is_first(self, kind: Hashable) -> bool:
+        """Is this the first step of that kind?"""
+        checked: frozenset[Hashable] = getattr(self, "_checked", frozenset())
+        self._checked = checked | {kind}
+        return kind not in checked
 
     def buffer(self, shape: Sequence[int], like: Tensor) -> Tensor:
         """The layer's buffer in the type and on the device of ``like``. Its contents are undefined

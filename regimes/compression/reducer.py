@@ -26,7 +26,7 @@ from regimes.compression.base import Compressor, State, upgraded
 from regimes.compression.elementwise import Dense
 from regimes.compression.kernels import on_gpu
 from regimes.compression.traffic import TrafficCheck
-from regimes.config import DENSE, Level
+from regimes.config import DENSE, AnyLevel, FeedbackLevel, Level
 from regimes.errors import ConfigError
 
 Stacks = Sequence[Float[Tensor, "rows ..."]] | Mapping[int, Float[Tensor, "rows ..."]]
@@ -52,6 +52,7 @@ class Reducer:
     ) -> None:
         self.layers, self.world = list(layers), world
         self.compressors = [compressor if layer.compressed else Dense() for layer in layers]
+        self._at: dict[tuple[int, FeedbackLevel], tuple[Compressor, Level]] = {}
         self._takes_buckets = any(c.takes_bucket for c in self.compressors)
         self.reads_rates = any(c.reads_rate for c in self.compressors)
         self.traffic_check = TrafficCheck(self.compressors, self.layers, world)
@@ -74,7 +75,7 @@ class Reducer:
         self,
         bucket: Sequence[int],
         gradients: Stacks,
-        levels: Sequence[Level],
+        levels: Sequence[AnyLevel],
         extra: Float[Tensor, "rows ..."] | None = None,
         states: Sequence[State] | Mapping[int, State] | None = None,
     ) -> dict[int, Tensor]:
@@ -103,7 +104,8 @@ class Reducer:
                 places.append(i)
             elif i == joint[0]:
                 own, rows = [memories[j] for j in joint], [gradients[j] for j in joint]
-                programs.append(self.compressors[i].reduce_bucket(rows, own, levels[i]))
+                compressor, level = self.at(i, levels[i])
+                programs.append(compressor.reduce_bucket(rows, own, level))
                 places.append(Joint(joint, [row[0].numel() for row in rows]))
         before = self.traffic_check.before(bucket, gradients, levels)
         batched = any(on_gpu(gradients[i]) for i in bucket if i != NO_LAYER)
@@ -119,7 +121,7 @@ class Reducer:
         return updates
 
     def _layers_end_to_end(
-        self, bucket: Sequence[int], gradients: Stacks, levels: Sequence[Level], memories: Any
+        self, bucket: Sequence[int], gradients: Stacks, levels: Sequence[AnyLevel], memories: Any
     ) -> list[int]:
         """The layers of a bucket that one program reduces: of a compressor that ``takes_bucket``,
         at the level of the first of them."""
@@ -134,14 +136,22 @@ class Reducer:
                 found.append(i)
         return found if len(found) > 1 else []
 
-    def _program(self, i: int, gradient: Tensor, state: State, level: Level) -> Program | Mean:
+    def _program(self, i: int, gradient: Tensor, state: State, level: AnyLevel) -> Program | Mean:
         """The program that reduces a layer. For a layer that is always dense, like the many small
         ones of a network, it is a single Mean, which saves a generator."""
-        compressor = self.compressors[i]
+        compressor, level = self.at(i, level)
         if type(compressor) is not Dense or state.residual is not None or level != DENSE:
             return compressor.reduce(gradient, state, level)
         state.step += 1
         return Mean(gradient)
+
+    def at(self, layer: int, level: AnyLevel) -> tuple[Compressor, Level]:
+        """The compressor of a layer at a level, as ``Compressor.at``."""
+        if not isinstance(level, FeedbackLevel):
+            return self.compressors[layer], level
+        if (layer, level) not in self._at:
+            self._at[layer, level] = self.compressors[layer].at(level)
+        return self._at[layer, level]
 
     def set_rates(self, bucket: Sequence[int], memories: Any) -> None:
         """Set the rate of the step to come in the memories of layers, if any reads it."""

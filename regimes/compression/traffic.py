@@ -11,7 +11,7 @@ from regimes.collectives.requests import NO_LAYER, Layer, Traffic
 from regimes.collectives.world import World
 from regimes.compression.answers import Where, require_of
 from regimes.compression.base import Compressor
-from regimes.config import DENSE, Level
+from regimes.config import DENSE, AnyLevel
 from regimes.errors import ConfigError
 
 
@@ -25,14 +25,14 @@ class TrafficCheck:
         self.compressors, self.layers, self.world = compressors, layers, world
         # By layer and level: what a step of each phase has sent, until all phases are known.
         # None: compared, or nothing to compare.
-        self._counted: dict[tuple[int, Level], dict[int, Traffic] | None] = {}
+        self._counted: dict[tuple[int, AnyLevel], dict[int, Traffic] | None] = {}
 
     def clear(self) -> None:
         """Compare all again: formulas may depend on the number of workers, which has changed."""
         self._counted.clear()
 
     def before(
-        self, bucket: Sequence[int], gradients: Any, levels: Sequence[Level]
+        self, bucket: Sequence[int], gradients: Any, levels: Sequence[AnyLevel]
     ) -> dict[int, Traffic]:
         """The traffic so far of those layers of a bucket that are not compared yet."""
         counted, dtype = {}, self.world.meter.dtype
@@ -51,7 +51,7 @@ class TrafficCheck:
         return counted
 
     def after(
-        self, before: Mapping[int, Traffic], gradients: Any, levels: Sequence[Level], states: Any
+        self, before: Mapping[int, Traffic], gradients: Any, levels: Sequence[AnyLevel], states: Any
     ) -> None:
         """Add the step that these layers have taken since ``before``, and compare.
 
@@ -67,14 +67,15 @@ class TrafficCheck:
             if len(steps) == compressor.phases:
                 self._counted[key] = None
                 itemsize = gradients[i].element_size()
-                formula = compressor.traffic(layer, levels[i], self.world.workers, itemsize)
+                chosen, level = compressor.at(levels[i])
+                formula = chosen.traffic(layer, level, self.world.workers, itemsize)
                 where = type(compressor).__name__, layer.name
                 most = compressor.data_dependent
                 check_traffic(where, levels[i], formula, steps.values(), most)
 
 
 def check_traffic(
-    where: Where, level: Level, formula: Traffic, steps: Collection[Traffic], most: bool = False
+    where: Where, level: AnyLevel, formula: Traffic, steps: Collection[Traffic], most: bool = False
 ) -> None:
     """Raise ConfigError unless a compressor's formula gives the mean of what steps have sent, or
     with ``most`` no less."""
@@ -94,9 +95,10 @@ def check_traffic(
 
 
 def worker_cost(
-    compressor: Compressor, layer: Layer, level: Level, workers: int, shards: int = 1
+    compressor: Compressor, layer: Layer, level: AnyLevel, workers: int, shards: int = 1
 ) -> Traffic:
     """What a worker sends of a whole layer in one float32 step, all its shards together."""
+    compressor, level = compressor.at(level)
     if shards == 1 or compressor.joins_shards:
         return compressor.cost(layer, level, workers)
     parts = [part for part in (layer.on(i, shards) for i in range(shards)) if part.size]
@@ -104,7 +106,7 @@ def worker_cost(
 
 
 def traffic_table(
-    compressor: Compressor, layers: Sequence[Layer], level: Level, workers: int, shards: int = 1
+    compressor: Compressor, layers: Sequence[Layer], level: AnyLevel, workers: int, shards: int = 1
 ) -> tuple[float, int]:
     """(floats, bytes) of one float32 step at one level, by the compressors' formulas."""
     costs = [worker_cost(compressor, layer, level, workers, shards) for layer in layers]
@@ -114,7 +116,7 @@ def traffic_table(
 def costs_per_step(
     compressor: Compressor,
     layers: Sequence[Layer],
-    levels: Mapping[str, Level],
+    levels: Mapping[str, AnyLevel],
     workers: int,
     shards: int = 1,
 ) -> dict[str, dict[str, Any]]:
@@ -131,7 +133,7 @@ def costs_per_step(
 
 def check_order(
     chosen: Compressor,
-    levels: Mapping[str, Level],
+    levels: Mapping[str, AnyLevel],
     layers: Sequence[Layer],
     workers: int,
     shards: int = 1,
@@ -139,7 +141,7 @@ def check_order(
     """Raise ConfigError unless "low" compression sends at least as many floats as "high", or at
     equal floats (bits of a quantiser) as many bytes."""
     if {"low", "high"} <= levels.keys():
-        low, high = levels["low"], levels["high"]
+        low, high = (chosen.at(levels[name])[1] for name in ("low", "high"))
         sent = traffic_table(chosen, layers, low, workers, shards)
         if chosen.data_dependent:  # the formula is the most at any level
             if DENSE not in (low, high) and float(low) > float(high):

@@ -9,14 +9,21 @@ torch.
 
 from regimes.config.bounds import MOST_EPOCHS, Bounded, Bounds, check_bounds
 from regimes.config.convert import as_tables, convert, current_names, from_dict, to_dict
+from regimes.config.level import (
+    DENSE,
+    AnyLevel,
+    FeedbackLevel,
+    GivenLevel,
+    Level,
+    as_level,
+    plain_levels,
+)
 from regimes.config.registry import Registry, offered
 from regimes.config.retired import RETIRED, Retired, with_retired
 from regimes.config.run import (
-    DENSE,
     BranchConfig,
     Budget,
     DataConfig,
-    Level,
     ModelConfig,
     OptimizerConfig,
     OuterConfig,

@@ -139,6 +139,8 @@ def _plain(value: Any, where: str) -> Any:
 
 def _convert_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
     types = [k for k in kinds if k is not type(None)]
+    if isinstance(value, Mapping):
+        types = [k for k in types if dataclasses.is_dataclass(k)] or types
     if len(types) == 1 and value is not None:
         return convert(types[0], value, where)  # for its more exact error
     for kind in sorted(kinds, key=lambda kind: type(value) is not kind):  # the exact type first

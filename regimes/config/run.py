@@ -24,12 +24,11 @@ from regimes.config.bounds import (
 )
 from regimes.config.convert import to_dict
 from regimes.config.interventions import interventions
+from regimes.config.level import AnyLevel
 from regimes.config.registry import Registry
 from regimes.config.retired import with_retired
 from regimes.errors import ConfigError
 
-Level = float | int | str  # a rank, the percentage that is sent, a number of bits, or "dense"
-DENSE = "dense"
 Signal = Literal["update", "global", "local-mean", "worker0", "movement", "movement/lr"]
 Schedules = Literal["step", "constant", "cosine", "linear", "wsd", "cyclic"]
 
@@ -163,7 +162,8 @@ class RunConfig:
         workers: logical workers W.
         compressor: a registered name, or ``package.module:Class``, and the fields of the class.
         levels: what the words of a policy mean for this compressor, e.g. ``{low = 4, high = 1}``
-            for PowerSGD ranks. "dense" is always known and sends the gradient uncompressed.
+            for PowerSGD ranks. "dense" is always known and sends the gradient uncompressed. A level
+            may have error feedback of its own, ``{level = 1, error_feedback = false}``.
         policy: what decides the levels, likewise.
         batch_levels: words for batch sizes, e.g. ``{low = 16, high = 128}``: samples per worker and
             step, each a multiple of ``batch_size``, which is accumulated that often.
@@ -236,7 +236,7 @@ class RunConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     compressor: dict[str, Any] = field(default_factory=lambda: {"name": "powersgd"})
-    levels: dict[str, Level] = field(default_factory=lambda: {"low": 4, "high": 1})
+    levels: dict[str, AnyLevel] = field(default_factory=lambda: {"low": 4, "high": 1})
     policy: dict[str, Any] = field(default_factory=lambda: {"name": "static"})
     batch_levels: dict[str, int] = field(default_factory=dict)
     batch_policy: dict[str, Any] | None = None

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from regimes.config import DENSE, RunConfig
+from regimes.config import DENSE, RunConfig, as_level
 from regimes.cost.network import Work, mean
 from regimes.errors import RecordError
 from regimes.policies import PastEpoch, Static, policy
@@ -172,7 +172,7 @@ def cases(runs: Sequence[Record], workers: int | None = None) -> list[Case]:
 
 def _labelled(level: str, levels: Mapping[str, Any]) -> str:
     """ "low (4)"."""
-    return f"{level} ({levels[level]})" if level in levels else level
+    return f"{level} ({as_level(levels[level])})" if level in levels else level
 
 
 def uniform_level(run: Record, row: Row) -> str | None:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from regimes.collectives.requests import Layer
 from regimes.compression import REGISTRY
-from regimes.config import DENSE
+from regimes.config import DENSE, as_level
 from regimes.cost.cases import recorded, uniform_level
 from regimes.cost.job import Job, memory_of_step
 from regimes.cost.methods import OTHERS, TRANSFERS, WIDE, Method, table, usual
@@ -57,8 +57,9 @@ def _speeds(run: Record, size: int) -> Iterator[float]:
 def own_methods(run: Record) -> list[Method]:
     """The levels of the run's own compressor."""
     chosen = dict(run.config["compressor"])
-    levels = run.config["levels"] if chosen["name"] in REGISTRY else {}
-    return [Method(chosen, level) for level in levels.values() if level != DENSE]
+    given = run.config["levels"].values() if chosen["name"] in REGISTRY else ()
+    levels = [getattr(level, "level", level) for level in map(as_level, given)]
+    return [Method(chosen, level) for level in dict.fromkeys(levels) if level != DENSE]
 
 
 def alternatives(run: Record, network: Network) -> pd.DataFrame:

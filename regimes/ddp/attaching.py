@@ -19,7 +19,7 @@ from regimes.capabilities import (
     Mode,
     Part,
 )
-from regimes.config import Level
+from regimes.config import GivenLevel
 from regimes.ddp.fsdp_source import FSDPModules
 from regimes.ddp.fsdp_steps import ModuleSteps
 from regimes.ddp.hook import Hook
@@ -54,8 +54,8 @@ def attach(
     manager: Any = None,
     policy: Any = None,
     compressor: Any = "powersgd",
-    level: Level | None = None,
-    levels: Mapping[str, Level] | None = None,
+    level: GivenLevel | None = None,
+    levels: Mapping[str, GivenLevel] | None = None,
     signal: str = "update",
     seed: int = 0,
     start_compressing_after: int = 0,
@@ -101,7 +101,8 @@ def attach(
         level: one level of the compressor throughout, in place of a policy and its levels: 4 for
             PowerSGD of rank 4.
         levels: what the policy's words mean for the compressor, by default the compressor's own:
-            for PowerSGD ranks, ``{"low": 4, "high": 1}``.
+            for PowerSGD ranks, ``{"low": 4, "high": 1}``. A level may have error feedback of its
+            own: ``{"level": 1, "error_feedback": False}``.
         signal: what the norm is of, see ``regimes.instruments.gradient_norm``. All but "update"
             keep a copy of the gradients and send something at the end of an epoch.
         seed: of the compressor's random numbers.

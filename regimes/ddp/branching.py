@@ -39,7 +39,7 @@ def changed(
         refuse(f"branch and trunk must train the same layers, one has frozen {several(odd)}")
     if (rows or steps) and (unread := sorted(job.panel.gauges.keys() - state["gauges"].keys())):
         refuse(f"the policy reads {', '.join(unread)}, which the trunk's policy did not read")
-    same_values = here["compressor"] == state["compressor"] and chosen.levels == state["values"]
+    same_values = here["compressor"] == state["compressor"] and chosen.values == state["values"]
     gauges = job.panel.state_dict()
     for name in gauges.keys() & state["gauges"].keys():
         if same_values or name != "error":  # that of the levels
@@ -49,7 +49,7 @@ def changed(
     kind = type(chosen.compressor).__qualname__
     if state["compressor"].partition("(")[0] != kind:
         memories = restarted(memories, hook_steps.reducer.state_dict()[0])
-    if not chosen.compressor.error_feedback:
+    if not chosen.keeps_residuals:
         residuals = dict.fromkeys(residuals)
     if job.schedule.optimizer is None and any(
         residuals[name] is not None and memory["residual_rate"] is not None

@@ -77,8 +77,8 @@ class ModuleSteps(UnitSteps):
         """
         self._begin()
         self._collect(layer)  # of an earlier call in the same pass
-        level, state = self.present_levels[layer], self.reducer.states[layer]
-        compressor, work = self.reducer.compressors[layer], None
+        state, work = self.reducer.states[layer], None
+        compressor, level = self.reducer.at(layer, self.present_levels[layer])
         parts = flat.view(1, self.world.workers, -1)
         others = flat.numel() - output.numel()
         self.world.meter.count_dense("scatter", others, flat.element_size())

@@ -174,7 +174,7 @@ class ShardedState:
         return self.hook._norm_sums().keys() <= {"update"}
 
     def _keeps_residual(self, layer: Layer) -> bool:
-        return layer.compressed and bool(self.hook.chosen.compressor.error_feedback)
+        return layer.compressed and self.hook.chosen.keeps_residuals
 
     def _with_residual(self) -> set[str]:
         return {layer.name for layer in self.hook.layers if self._keeps_residual(layer)}

@@ -99,7 +99,7 @@ class StateCodec:
                 "gauges": job.panel.state_dict(),  # by instrument
                 "steps": [b.in_unit, b.finite_in_unit],  # of the unit under way
                 "total": b.total,  # steps of the job
-                "values": dict(self.chosen.levels),  # by name of a level
+                "values": self.chosen.values,  # by name of a level
                 "lr": job.schedule.lr,
                 "seconds": {} if job.recorder is None else dict(b.clock.seconds),
                 "branched": job.branched,  # units of the trunk
@@ -222,7 +222,7 @@ class StateCodec:
 
     def _check_kind(self, here: Mapping[str, Any], state: dict[str, Any]) -> None:
         """Raise if the state was saved with another compressor or policy."""
-        values = self.chosen.levels
+        values = self.chosen.values
         if state["compressor"] != here["compressor"]:
             saved, mine = state["compressor"], here["compressor"]
             refuse(f"it was saved with compressor {saved}, this hook has {mine}")

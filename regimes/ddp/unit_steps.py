@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from regimes.compression.reducer import Reducer
-from regimes.config import DENSE, Level
+from regimes.config import DENSE, AnyLevel
 from regimes.job.clock import Clock
 
 
@@ -35,7 +35,7 @@ class UnitSteps:
 
     def __init__(self, reducer: Reducer, device: torch.device, dense_start: int) -> None:
         self.reducer, self.device, self.dense_start = reducer, device, dense_start
-        self.levels: Sequence[Level] = []
+        self.levels: Sequence[AnyLevel] = []
         self.total = 0
         self.before_step: Callable[[], Any] = lambda: None
         self.check: Callable[[], Any] | None = None
@@ -47,7 +47,7 @@ class UnitSteps:
         self.clock = Clock(self.device)
 
     @property
-    def present_levels(self) -> Sequence[Level]:
+    def present_levels(self) -> Sequence[AnyLevel]:
         """Those of the step under way."""
         return [DENSE] * len(self.levels) if self.total < self.dense_start else self.levels
 

@@ -38,7 +38,7 @@ from regimes.collectives.quorum import StepLost
 from regimes.collectives.requests import NO_LAYER
 from regimes.compression.base import State
 from regimes.compression.reducer import Reducer
-from regimes.config import Level
+from regimes.config import AnyLevel
 from regimes.exchange.background import Background
 from regimes.exchange.nonfinite import (
     blank,
@@ -95,7 +95,7 @@ class Transfer:
         lost: a replica has left in it, so that it does not count.
     """
 
-    levels: Sequence[Level]
+    levels: Sequence[AnyLevel]
     left: list[Sequence[int]]
     rows: dict[int, Tensor] = field(default_factory=dict)
     extra: Tensor | None = None
@@ -171,7 +171,7 @@ class Exchange:
 
     # -- what a client calls -----------------------------------------------------------------
 
-    def begin(self, levels: Sequence[Level], layers: Sequence[int] | None = None) -> Transfer:
+    def begin(self, levels: Sequence[AnyLevel], layers: Sequence[int] | None = None) -> Transfer:
         """Begin an exchange of all layers, or of one bucket of ``layers`` beside others that are
         still on their way."""
         if layers is not None:
@@ -309,7 +309,7 @@ class Exchange:
     def step(
         self,
         rows: Sequence[Float[Tensor, "rows ..."]],
-        levels: Sequence[Level],
+        levels: Sequence[AnyLevel],
         losses: Float[Tensor, " rows"],
         stack: Float[Tensor, "rows N"],
     ) -> tuple[list[Tensor], Tensor]:

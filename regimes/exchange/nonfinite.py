@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regimes.compression.base import Compressor, State
-from regimes.config import Level
+from regimes.config import AnyLevel
 
 
 def finite_flag(tensors: Sequence[Tensor]) -> Float[Tensor, ""]:
@@ -51,11 +51,15 @@ def flag_of_updates(
     compressors: Sequence[Compressor],
     updates: Mapping[int, Tensor],
     states: Sequence[State] | Mapping[int, State],
-    levels: Sequence[Level],
+    levels: Sequence[AnyLevel],
 ) -> tuple[Float[Tensor, ""], bool]:
     """A flag, and whether it is finite: it is not where an update shows that a gradient was not
     finite, or is not finite itself; of compressors with ``propagates_nonfinite``."""
-    probes = [compressors[i].finite_probe(updates[i], states[i], levels[i]) for i in layers]
+    at_levels = [compressors[i].at(levels[i]) for i in layers]
+    probes = [
+        compressor.finite_probe(updates[i], states[i], level)
+        for i, (compressor, level) in zip(layers, at_levels, strict=True)
+    ]
     total = torch.stack(torch._foreach_norm(probes, 1)).sum()
     # A sum may overflow where its numbers do not, and their product where they do not.
     if bool(total.isfinite()):

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from regimes.config import DENSE, RunConfig, to_dict
+from regimes.config import DENSE, RunConfig, as_level, to_dict
 from regimes.policies import policy
 from regimes.policies.history import PastEpoch
 from regimes.records import OWN, Record
@@ -113,7 +113,7 @@ def _cost(trunk: Record, field: str, values: Mapping[str, Any], own: str) -> Any
     """The share of the trunk's bytes that a level throughout sends, as a function of the level."""
     if field != "policy":
         return lambda level: values[own] / level  # one exchange in so many steps, or samples
-    value = values.get(own, DENSE)
+    value = as_level(values.get(own, DENSE))
     return None if isinstance(value, str) and value != DENSE else _Share(trunk, value)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from regimes.collectives.requests import Layer, Mean
 from regimes.collectives.world import World
 from regimes.compression.base import Compressor
-from regimes.config import Level
+from regimes.config import AnyLevel
 from regimes.reduction import Batch, Loss
 
 
@@ -54,7 +54,7 @@ class MeasurementContext:
     probe: Callable[[int, int], list[Batch]]
     samples: Callable[[int, int, int], list[Batch]]
     compressor: Compressor | None = None
-    levels: Mapping[str, Level] = field(default_factory=dict)
+    levels: Mapping[str, AnyLevel] = field(default_factory=dict)
     optimizer: Callable[[], tuple[float, Sequence[float]]] | None = None
     is_local: Callable[[], bool] | None = None
     weight: Callable[[Batch], Any] | None = None

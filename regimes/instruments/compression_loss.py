@@ -19,7 +19,7 @@ from torch import Tensor
 from regimes.capabilities import EXCHANGE_READINGS
 from regimes.collectives.requests import JoinShards
 from regimes.collectives.world import World
-from regimes.config import Bounded, Level
+from regimes.config import AnyLevel, Bounded
 from regimes.config.bounds import Count
 from regimes.errors import ConfigError, require
 from regimes.instruments.base import (
@@ -110,15 +110,16 @@ class CompressionLossGauge(StridedGauge):
             for name, level in self.levels.items()
         }
 
-    def _errors(self, parts: list[Tensor], name: str, level: Level) -> list[Tensor]:
+    def _errors(self, parts: list[Tensor], name: str, level: AnyLevel) -> list[Tensor]:
         """Each layer's gradient minus what a level sends of it; zero if it is never compressed."""
         errors, programs = [torch.zeros_like(p) for p in parts], {}
+        compressor, sent = self.compressor.at(level)
         for i, (layer, state) in enumerate(zip(self.layers, self.states[name], strict=True)):
             if layer.compressed:
                 state.residual = None  # else error feedback would add the last measurement's error
-                programs[i] = self.compressor.reduce(parts[i][None], state, level)
-        sent = self.alone.drive(list(programs.values()), list(programs))
-        for i, update in zip(programs, sent, strict=True):
+                programs[i] = compressor.reduce(parts[i][None], state, sent)
+        updates = self.alone.drive(list(programs.values()), list(programs))
+        for i, update in zip(programs, updates, strict=True):
             errors[i] = parts[i] - update
         self.alone.meter.take()
         return errors

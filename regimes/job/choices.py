@@ -12,9 +12,18 @@ from typing import Any, cast, get_args
 from regimes import compression, policies
 from regimes.capabilities import Part
 from regimes.compression import Compressor
+from regimes.compression.base import check_level, has_feedback
 from regimes.compression.needs import compressor_parts
 from regimes.compression.scatter import QuantisedScatter, Weights
-from regimes.config import DENSE, Level, Signal
+from regimes.config import (
+    DENSE,
+    AnyLevel,
+    FeedbackLevel,
+    GivenLevel,
+    Signal,
+    as_level,
+    plain_levels,
+)
 from regimes.config.bounds import LONGEST, SECONDS
 from regimes.config.convert import from_dict
 from regimes.errors import ConfigError, is_whole, nearest, require, unexpected
@@ -38,11 +47,21 @@ class Choice:
 
     policy: Policy
     compressor: Compressor
-    levels: Mapping[str, Level]
+    levels: Mapping[str, AnyLevel]
     signal: Signal
     dense_start: int = 0
     instruments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     probe: Probe | None = None
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The levels in plain types."""
+        return plain_levels(self.levels)
+
+    @property
+    def keeps_residuals(self) -> bool:
+        """Has the compressor error feedback, throughout or at one of the levels?"""
+        return has_feedback(self.compressor, self.levels.values())
 
     def parts(self) -> Iterator[Part]:
         """What is chosen, with what it needs of a job (``capabilities``)."""
@@ -64,7 +83,7 @@ class Choice:
         return {
             "policy": policies.REGISTRY.table(self.policy),
             "compressor": compression.REGISTRY.table(self.compressor),
-            "levels": dict(self.levels),
+            "levels": self.values,
             "signal": self.signal,
             "start_compressing_after": self.dense_start,
             **self.measured(),
@@ -74,7 +93,7 @@ class Choice:
 def choose(
     policy: Any,
     compressor: Any,
-    levels: Mapping[str, Level] | None,
+    levels: Mapping[str, GivenLevel] | None,
     signal: str,
     dense_start: int,
     probed: tuple[Probe | None, Mapping[str, Mapping[str, Any]]] = (None, {}),
@@ -94,8 +113,8 @@ def choose(
 
 
 def constant(
-    policy: Any, level: Level | None, levels: Mapping[str, Level] | None
-) -> tuple[Any, Mapping[str, Level] | None]:
+    policy: Any, level: GivenLevel | None, levels: Mapping[str, GivenLevel] | None
+) -> tuple[Any, Mapping[str, GivenLevel] | None]:
     """The policy and its levels for these arguments of ``attach``.
 
     Raises:
@@ -124,9 +143,9 @@ def of_scatter(
     table: Mapping[str, Any] | None,
     policy: Any,
     compressor: Any,
-    level: Level | None,
-    levels: Mapping[str, Level] | None,
-) -> tuple[QuantisedScatter, Level | None, Mapping[str, Level] | None]:
+    level: GivenLevel | None,
+    levels: Mapping[str, GivenLevel] | None,
+) -> tuple[QuantisedScatter, GivenLevel | None, Mapping[str, GivenLevel] | None]:
     """The compressor, and its level or levels, for the argument ``scatter`` of ``attach``.
 
     Raises:
@@ -173,7 +192,7 @@ def of_gather(table: Mapping[str, Any] | None) -> Weights:
     return Weights(level, block)
 
 
-def _check_known(rule: Policy, compressor: Compressor, known: Mapping[str, Level]) -> None:
+def _check_known(rule: Policy, compressor: Compressor, known: Mapping[str, AnyLevel]) -> None:
     """Raise ConfigError where a policy asks for a level that is not among those known, with values
     that the compressor takes."""
     missing = [name for name in rule.names if name not in known and name != DENSE]
@@ -233,11 +252,11 @@ def _made(given: Any, make: Callable[[dict[str, Any]], Any]) -> Any:
     return make(dict(table)) if isinstance(table, Mapping) else table
 
 
-def pick_levels(compressor: Compressor, given: Any) -> dict[str, Level]:
+def pick_levels(compressor: Compressor, given: Any) -> dict[str, AnyLevel]:
     """Levels of a compressor by name; ConfigError if it has no such level."""
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise unexpected("levels", given, 'a table of levels by name, like {"low": 4, "high": 1}')
-    levels = {name: _plain_number(level) for name, level in given.items()}
+    levels = {name: _picked(level, f"levels.{name}") for name, level in given.items()}
     if not levels:
         raise ConfigError(
             f"levels: {type(compressor).__name__} has no default levels: say what low and high "
@@ -246,10 +265,16 @@ def pick_levels(compressor: Compressor, given: Any) -> dict[str, Level]:
     if DENSE in levels:
         raise ConfigError('levels: "dense" is always known, give the level another name')
     for level in levels.values():
-        plain = isinstance(level, int | float | str)
+        plain = isinstance(level, int | float | str | FeedbackLevel)
         require(plain, f"level of {type(compressor).__name__}", level, "a number or a word")
-        compressor.check(level)
+        check_level(compressor, level)
     return levels
+
+
+def _picked(given: Any, where: str) -> Any:
+    if isinstance(given, Mapping) and "level" in given:
+        given = {**given, "level": _plain_number(given["level"])}
+    return _plain_number(as_level(given, where))
 
 
 def _plain_number(level: Any) -> Any:

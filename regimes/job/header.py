@@ -11,7 +11,7 @@ from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression.base import Compressor
 from regimes.compression.traffic import costs_per_step
-from regimes.config import Level
+from regimes.config import AnyLevel
 from regimes.job.rows import layer_entries
 from regimes.records import Header, provenance
 
@@ -23,7 +23,7 @@ def build_header(
     device: torch.device,
     layers: Sequence[Layer],
     compressor: Compressor,
-    levels: Mapping[str, Level],
+    levels: Mapping[str, AnyLevel],
     *,
     processes: int,
     union: bool = False,

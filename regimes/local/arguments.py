@@ -18,7 +18,7 @@ from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression.needs import compressor_parts
-from regimes.config import DENSE, Level, OuterConfig, check_bounds, from_dict
+from regimes.config import DENSE, AnyLevel, GivenLevel, OuterConfig, check_bounds, from_dict
 from regimes.ddp.sharded import ShardedGradients
 from regimes.ddp.source import check_parameters
 from regimes.errors import ConfigError, is_whole, require, unexpected
@@ -66,7 +66,7 @@ class LocalChoice:
         names = [name if layer.compressed else DENSE for layer in layers]
         return Levels(names, [None] * len(names), {})
 
-    def values(self, levels: Levels) -> list[Level]:
+    def values(self, levels: Levels) -> list[AnyLevel]:
         """The compressor's level of each layer."""
         return [self.exchange.levels.get(name, DENSE) for name in levels.names]
 
@@ -77,7 +77,7 @@ class LocalChoice:
             "periods": dict(self.periods),
             "outer": asdict(self.outer),
             "compressor": compression.REGISTRY.table(self.exchange.compressor),
-            "level": next(iter(self.exchange.levels.values()), DENSE),
+            "level": next(iter(self.exchange.values.values()), DENSE),
             **self.exchange.measured(),
         }
 
@@ -87,7 +87,7 @@ def choose(
     periods: Mapping[str, int] | None,
     outer: Any,
     compressor: Any,
-    level: Level,
+    level: GivenLevel,
     every: int,
     measured: Mapping[str, Mapping[str, Any]],
 ) -> LocalChoice:

@@ -14,7 +14,7 @@ from torch import nn
 
 from regimes import capabilities
 from regimes.capabilities import Part
-from regimes.config import DENSE, Level, OuterConfig
+from regimes.config import DENSE, GivenLevel, OuterConfig
 from regimes.ddp.attaching import NEEDS
 from regimes.errors import ConfigError, require
 from regimes.job.choices import check_timeout
@@ -36,7 +36,7 @@ def local_steps(
     periods: Mapping[str, int] | None = None,
     outer: OuterConfig | Mapping[str, Any] | None = None,
     compressor: Any = "dense",
-    level: Level = DENSE,
+    level: GivenLevel = DENSE,
     every: int = 100,
     record: str | Path | RecordOptions | None = None,
     seed: int = 0,

@@ -8,6 +8,7 @@ from statistics import median
 from rich import box
 from rich.table import Table as Drawn
 
+from regimes.config import as_level
 from regimes.console.tables import Table
 from regimes.console.units import human
 from regimes.policies.schedules import in_words
@@ -52,7 +53,7 @@ def at_low(header: Header, row: Row) -> tuple[int, int]:
 def headline(header: Header) -> str:
     """Name, seed, model, data, workers, compressor, levels and, of local steps, the rule."""
     c, world = header["config"], header["world"]
-    levels = ", ".join(f"{name} {value}" for name, value in c["levels"].items())
+    levels = ", ".join(f"{name} {as_level(value)}" for name, value in c["levels"].items())
     data = f"data {NOT_RECORDED}" if c["data"]["name"] == OWN else c["data"]["name"]
     islands = f" in islands of {world['shards']}" if world.get("shards", 1) > 1 else ""
     plural, rule = "" if world["processes"] == 1 else "es", c.get("sync_policy")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from regimes.collectives.requests import Layer
-from regimes.config import DENSE, RunConfig
+from regimes.config import DENSE, AnyLevel, RunConfig
 from regimes.cost.job import Job
 from regimes.cost.methods import Method
 from regimes.cost.models import Model
@@ -69,7 +69,9 @@ def prices(
     works: dict[str, Work] = {}
     per_epoch, layers = 1, tuple[Layer, ...]()
     for tables in _by_compressor(methods):
-        levels = {str(method.level): method.level for method in tables if method.level != DENSE}
+        levels: dict[str, AnyLevel] = {
+            str(method.level): method.level for method in tables if method.level != DENSE
+        }
         plain = replace(config, sync_levels={}, sync_policy=None)
         if levels:
             plain = replace(plain, compressor=dict(tables[0].table), levels=levels)

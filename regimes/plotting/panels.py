@@ -17,6 +17,7 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
+from regimes.config import as_level
 from regimes.plotting import style
 from regimes.plotting.groups import compressed
 from regimes.plotting.looks import LEVELS, Look, Metric, level_text, order, style_of, styles_of
@@ -212,7 +213,8 @@ def _label(run: Record, level: str) -> str:
     label = f"{level} compression" if level in ("low", "high") else level
     if (value := run.config["levels"].get(level, "")) == "":
         return label
-    return f"{label} ({(level_text(run.config['compressor']['name']) or '{}').format(value)})"
+    form = level_text(run.config["compressor"]["name"]) or "{}"
+    return f"{label} ({form.format(as_level(value))})"
 
 
 def draw_levels(ax: Axes, image: pd.DataFrame, colours: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from matplotlib.mathtext import MathTextParser
 from matplotlib.text import Text
 from matplotlib.ticker import LogLocator, NullLocator
 
+from regimes.config import as_level
 from regimes.plotting.groups import decays
 from regimes.policies.schedules import in_words
 from regimes.records import NOT_RECORDED, OWN, Record, count_units, write_output, write_table
@@ -122,7 +123,8 @@ def levels(config: dict[str, Any]) -> str:
     """The meaning of a run's levels: of the batch size or the period, where these change."""
 
     def listed(values: dict[str, Any] | None) -> str:
-        return ", ".join(f"{name}\xa0=\xa0{value}" for name, value in (values or {}).items())
+        said = {name: as_level(value) for name, value in (values or {}).items()}
+        return ", ".join(f"{name}\xa0=\xa0{value}" for name, value in said.items())
 
     periods = listed(config.get("sync_levels")) if config.get("sync_policy") else ""
     sizes, dense = listed(config.get("batch_levels")), config["policy"].get("level") == "dense"

@@ -15,6 +15,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from regimes.config import as_level
 from regimes.plotting.curves import values
 from regimes.plotting.groups import BASELINES, Groups
 from regimes.plotting.looks import Look, Metric, level_text, style_of
@@ -53,7 +54,8 @@ def spoken(name: str, config: Mapping[str, Any]) -> str:
     'rank 4'
     """
     form = level_text((config.get("compressor") or {}).get("name", ""))
-    known = {level: form.format(value) for level, value in config["levels"].items()} if form else {}
+    said = {level: as_level(value) for level, value in config["levels"].items()}
+    known = {level: form.format(value) for level, value in said.items()} if form else {}
     try:
         words = SPOKEN[name].format_map(known)
     except KeyError:  # another schedule, or without these levels

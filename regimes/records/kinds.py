@@ -66,6 +66,14 @@ def _shallow(value: Any, depth: int = DEPTH) -> bool:
     return depth > 0 and all(_shallow(x, depth - 1) for x in inner)
 
 
+def _own_feedback(value: Any) -> bool:
+    """Is it a level with error feedback of its own?"""
+    if type(value) is not dict or value.keys() != {"level", "error_feedback"}:
+        return False
+    given = value["error_feedback"]
+    return SCALAR.fits(value["level"]) and (type(given) is bool or NUMBER.fits(given))
+
+
 def _numbers(values: Any, least: float = -LARGEST, most: float = LARGEST) -> bool:
     """Numbers in a range, or null. Every row has many such lists: builtins check one at once."""
     if type(values) is not list or not set(map(type, values)) <= NUMBERS_OR_NULL:
@@ -86,7 +94,11 @@ NAME = Kind(
     lambda x: type(x) is str and 0 < len(x) <= 1000 and not CONTROL.search(x),
 )
 BOOLEAN = Kind("true or false", lambda x: type(x) is bool)
-LEVEL = Kind("a number or a text", lambda x: type(x) is str or NUMBER.fits(x))
+SCALAR = Kind("a number or a text", lambda x: type(x) is str or NUMBER.fits(x))
+LEVEL = Kind(
+    "a number or a text, or a table of level and error_feedback",
+    lambda x: SCALAR.fits(x) or _own_feedback(x),
+)
 FREE = Kind(f"at most {DEPTH} tables deep", _shallow)
 NUMBERS = Kind("a list of finite numbers or null", _numbers)
 AMOUNTS = Kind(

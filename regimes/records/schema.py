@@ -235,7 +235,7 @@ def _kind(hint: Any) -> Any:
         known = [x for x in args if x is not type(None)]
         # A text may stand in place of a list, such as "last" for `checkpoint_keep`.
         lists = any(typing.get_origin(x) is tuple for x in known)
-        kind = _kind(known[0]) if len(known) == 1 else kinds.FREE if lists else kinds.LEVEL
+        kind = _kind(known[0]) if len(known) == 1 else kinds.FREE if lists else kinds.SCALAR
         return kind if len(known) == len(args) else Nullable(kind)
     if origin is dict:
         return Object(extra=_kind(args[1]))

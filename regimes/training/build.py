@@ -17,7 +17,7 @@ from regimes.collectives.devices import pick_device
 from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer
 from regimes.compression.traffic import check_order, costs_per_step
-from regimes.config import DENSE, Level, RunConfig, to_dict
+from regimes.config import DENSE, AnyLevel, RunConfig, to_dict
 from regimes.data import Task
 from regimes.data import load as load_task
 from regimes.exchange.exchange import Exchange, buckets_with_loss
@@ -168,10 +168,12 @@ class Run:
         per_worker |= config.sync_policy is not None or self.world.shards > 1
         # What a worker that leaves takes with it is known of single workers only.
         changing = any(FIXED_WORKERS in x.takes_away for x in config.interventions.values())
-        per_worker |= changing and self.plug_ins.compressor.holds_back
+        chosen = self.plug_ins.compressor
+        at_levels = (chosen.at(level)[0] for level in (DENSE, *config.levels.values()))
+        per_worker |= changing and any(x.holds_back for x in at_levels)
         # Half precision would round the workers' mean once, and not each worker's gradient.
         per_worker |= is_half(getattr(torch, config.dtype))
-        if not config.union_pass or not self.plug_ins.compressor.linear or per_worker:
+        if not config.union_pass or not chosen.linear or per_worker:
             return False
         # In one pass all terms of all workers count alike.
         joins = reduction.of(self.task.loss)
@@ -224,7 +226,7 @@ class Run:
             residuals=self.reducer.residuals,
         )
 
-    def value(self, level: str) -> Level:
+    def value(self, level: str) -> AnyLevel:
         """The level that a name stands for: ``levels`` of the configuration."""
         return DENSE if level == DENSE else self.config.levels[level]
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from regimes.compression import compressor
-from regimes.compression.base import restarted, upgraded
+from regimes.compression.base import has_feedback, restarted, upgraded
 from regimes.config import OptimizerConfig, RunConfig
 from regimes.errors import ConfigError
 from regimes.job.residuals import average
@@ -94,7 +94,7 @@ def _fit_compressor(run: Run, state: State, before: RunConfig, notes: Notes) -> 
     tables = [part["layers"] for parts in kinds for part in parts]
     there = [residual for table in tables for residual in column(table, "residual").values()]
     notes["residuals"] = "none" if all(residual is None for residual in there) else "kept"
-    if not new.error_feedback and notes["residuals"] == "kept":
+    if not has_feedback(new, run.config.levels.values()) and notes["residuals"] == "kept":
         notes["residuals"] = "dropped: the compressor has no error feedback"
         for table in tables:
             table.update(by_layer(residual=dict.fromkeys(table)))

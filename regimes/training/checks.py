@@ -12,6 +12,7 @@ import torch
 
 from regimes import capabilities
 from regimes.compression import Compressor, compressor
+from regimes.compression.base import check_level
 from regimes.config import DENSE, OuterConfig, RunConfig, check_bounds
 from regimes.data import deficits
 from regimes.data.task import Task
@@ -64,7 +65,7 @@ class PlugIns:
         check_interventions(config, Circumstances())
         check_levels(rule, config.levels)
         for level in config.levels.values():
-            chosen.check(level)
+            check_level(chosen, level)
         return made
 
     @property

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from regimes.collectives.agreement import check_same_weights, fingerprint
-from regimes.config import DENSE, Level, RunConfig
+from regimes.config import DENSE, AnyLevel, RunConfig
 from regimes.config.arguments import checked
 from regimes.data import Task
 from regimes.errors import RegimesError
@@ -252,7 +252,7 @@ def _train(run: Run, plan: Plan, clock: Clock, reporters: Reporters) -> tuple[fl
     steps, samples = minibatches(run, plan)
     for done, batch in enumerate(samples, start=1):
         dense = batch.at < run.config.start_compressing_after
-        levels: list[Level] = [DENSE] * len(by_layer) if dense else by_layer
+        levels: list[AnyLevel] = [DENSE] * len(by_layer) if dense else by_layer
         if run.local is not None and run.local.begin(plan.sync["period"]):
             _step_alone(run, run.local, batch, levels, losses)
         else:
@@ -265,7 +265,7 @@ def _train(run: Run, plan: Plan, clock: Clock, reporters: Reporters) -> tuple[fl
     return losses.total / steps, steps
 
 
-def _step_together(run: Run, batch: Minibatch, levels: list[Level], losses: Losses) -> None:
+def _step_together(run: Run, batch: Minibatch, levels: list[AnyLevel], losses: Losses) -> None:
     """One step in which all workers move one model by the shared update."""
     epoch, step, clock = batch.epoch, batch.step, losses.clock
     run.reducer.rates = [batch.lr] * len(levels)
@@ -284,7 +284,7 @@ def _step_together(run: Run, batch: Minibatch, levels: list[Level], losses: Loss
 
 
 def _step_alone(
-    run: Run, local: Rounds, batch: Minibatch, levels: list[Level], losses: Losses
+    run: Run, local: Rounds, batch: Minibatch, levels: list[AnyLevel], losses: Losses
 ) -> None:
     """One step of each worker's own model, and the synchronisation that ends a round."""
     with run.numerics.training():

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from regimes.collectives.requests import Mean
 from regimes.compression.reducer import Reducer
-from regimes.config import Level, OuterConfig
+from regimes.config import AnyLevel, OuterConfig
 from regimes.exchange.nonfinite import loss_with_flag
 from regimes.instruments.panel import Panel
 from regimes.job.clock import Clock
@@ -107,7 +107,7 @@ class Rounds:
         return self.sync.advance()
 
     def synchronize(
-        self, levels: Sequence[Level], clock: Clock, panel: Panel, *, last: bool = False
+        self, levels: Sequence[AnyLevel], clock: Clock, panel: Panel, *, last: bool = False
     ) -> list[Loss]:
         """Send what has completed its period, and apply what has come back: at the ``last`` step
         all. ``panel`` sees what is exchanged before it is applied. Returns the losses that were
@@ -119,7 +119,7 @@ class Rounds:
                 self._send(fragment, levels)
         return losses + self._receive(clock, panel, last)
 
-    def _send(self, fragment: Fragment, levels: Sequence[Level]) -> None:
+    def _send(self, fragment: Fragment, levels: Sequence[AnyLevel]) -> None:
         assert self.replicas is not None
         losses = None
         if self.pending:

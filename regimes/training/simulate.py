@@ -13,7 +13,15 @@ from torch import nn
 from torch.optim import Optimizer
 
 from regimes import compression, policies
-from regimes.config import DataConfig, Level, ModelConfig, OptimizerConfig, Registry, RunConfig
+from regimes.config import (
+    DataConfig,
+    GivenLevel,
+    ModelConfig,
+    OptimizerConfig,
+    Registry,
+    RunConfig,
+    as_level,
+)
 from regimes.config.arguments import checked
 from regimes.config.registry import required_arguments
 from regimes.config.toml import override_fields
@@ -38,7 +46,7 @@ def simulate(
     batch_size: int = 32,
     epochs: int = 10,
     compressor: Any = "powersgd",
-    levels: Mapping[str, Level] | None = None,
+    levels: Mapping[str, GivenLevel] | None = None,
     policy: Any = "accordion",
     optimizer: Any = None,
     loss: Loss | None = None,
@@ -68,7 +76,8 @@ def simulate(
         workers: W, simulated one after the other.
         batch_size: samples of one worker's step.
         compressor, policy: a name, a table with a name, or an object.
-        levels: what the policy's words mean; default the compressor's usual ones.
+        levels: what the policy's words mean; default the compressor's usual ones. A level may have
+            error feedback of its own: ``{"level": 1, "error_feedback": False}``.
         optimizer: "sgd", "adamw", "muon" or ``package.module:Class``; or a table like
             ``{"name": "adamw", "lr": 0.001}`` with the fields of `OptimizerConfig`. Default SGD at
             0.1 with momentum 0.9.
@@ -142,7 +151,7 @@ def own_training(
         workers=own.workers,
         batch_size=own.batch_size,
         compressor=chosen,
-        levels=dict(levels),
+        levels={name: as_level(x, f"levels.{name}") for name, x in dict(levels).items()},
         policy=rule,
         optimizer=_optimizer(own.optimizer),
         data=DataConfig(name=OWN),

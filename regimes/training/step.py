@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.config import Level
+from regimes.config import AnyLevel
 from regimes.errors import TrainingError
 from regimes.exchange.exchange import Exchange
 from regimes.job.clock import Clock
@@ -40,12 +40,12 @@ class TrainingStep:
         self, gradients: Gradients, exchange: Exchange, graphs: Graphs | None = None
     ) -> None:
         self.gradients, self.exchange, self.graphs = gradients, exchange, graphs
-        self.levels: Sequence[Level] = []
+        self.levels: Sequence[AnyLevel] = []
         if exchange.background is not None:
             gradients.on_layer_complete(self._arrived)
 
     def take(
-        self, x: Tensor, y: Tensor, epoch: int, step: int, levels: Sequence[Level], clock: Clock
+        self, x: Tensor, y: Tensor, epoch: int, step: int, levels: Sequence[AnyLevel], clock: Clock
     ) -> Reduced:
         """One batch ``x [L, b, ...]``, ``y [L, b]`` of the hosted workers.
 

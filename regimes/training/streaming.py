@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regimes.compression.reducer import Reducer
-from regimes.config import Level, OuterConfig
+from regimes.config import AnyLevel, OuterConfig
 from regimes.errors import require
 from regimes.exchange.exchange import Exchange, Transfer
 from regimes.job.state import by_layer, column
@@ -209,7 +209,7 @@ class SyncRounds:
     def send(
         self,
         fragment: Fragment,
-        levels: Sequence[Level],
+        levels: Sequence[AnyLevel],
         losses: Float[Tensor, "rows steps"] | None,
     ) -> None:
         """Exchange a fragment's measured movements.

@@ -16,6 +16,7 @@ from ddp_scripts.islands import Case
 import regimes
 from regimes import compression
 from regimes.collectives.requests import Layer
+from regimes.config import FeedbackLevel
 from regimes.cost.cases import recorded
 
 TOPK = (("low", 40), ("high", 5))
@@ -39,6 +40,7 @@ RISING = {"name": "accordion", "interval": 1, "eta": 0.05}
 LADDER = (("low", 3), ("mid", 2), ("high", 1))
 POLICIES = [  # those that decide levels from norms and rates
     Case(rule={"name": "static", "level": "high"}),
+    Case(levels=(("low", FeedbackLevel(2, False)), ("high", 1))),  # one drops, one keeps
     Case(rule={"name": "windows", "windows": [[1, 2]]}),
     Case(rule={"name": "by-layer", "groups": {"inner*": RISING}}),
     Case(rule={"name": "detected"}),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,12 +11,13 @@ from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression import Compressor, compressor
 from regimes.compression.elementwise import Cast
-from regimes.compression.powersgd import PowerSGD
+from regimes.compression.powersgd import PowerSGD, resize_rows
 from regimes.compression.reducer import Reducer
 from regimes.compression.sparse import TopK
-from regimes.config import DENSE, Level
+from regimes.config import DENSE, AnyLevel, FeedbackLevel, Level
 from regimes.errors import ConfigError
 from regimes.exchange.exchange import Exchange
+from regimes.job import choices
 
 LAYER = Layer("m", (4, 6))
 
@@ -25,7 +28,7 @@ def reducer(compressor: Compressor) -> Reducer:
     return Reducer(compressor, [LAYER], world, seed=3)
 
 
-def step(to: Reducer, grad: torch.Tensor, level: Level) -> torch.Tensor:
+def step(to: Reducer, grad: torch.Tensor, level: AnyLevel) -> torch.Tensor:
     losses = torch.zeros(2, dtype=torch.float64)
     return Exchange(to).step([grad], [level], losses, grad.flatten(1))[0][0].clone()
 
@@ -107,3 +110,99 @@ def test_a_share_that_is_none_is_refused(share: float) -> None:
     for table in ({"name": "powersgd"}, {"name": "topk"}, {"name": "sign"}):
         with pytest.raises(ConfigError, match=r"error_feedback = .*share in \(0, 1\]"):
             compressor({**table, "error_feedback": share})
+
+
+# -- levels with error feedback of their own: a plain loop ---------------------------------------
+
+KEPT = [True, True, False, False, True, None, True, False]  # by step; None: dense
+
+
+def topk_of(delta: torch.Tensor, _memory: dict[str, torch.Tensor]) -> torch.Tensor:
+    """What two workers send of their 24 numbers: the 6 largest."""
+    sent = torch.zeros_like(delta)
+    for row, own in zip(sent, delta, strict=True):
+        places = own.abs().flatten().topk(6).indices
+        row.view(-1)[places] = own.reshape(-1)[places]
+    return sent
+
+
+def rank_1_of(delta: torch.Tensor, memory: dict[str, torch.Tensor]) -> torch.Tensor:
+    """PowerSGD's algorithm 1: what both workers send is the same."""
+    mean = delta.mean(0)
+    column = mean @ memory["q"]
+    column = column / column.norm()
+    memory["q"] = mean.mT @ column
+    return torch.outer(column, memory["q"]).expand_as(delta)
+
+
+@pytest.mark.parametrize(
+    ("base", "send", "level"),
+    [
+        (TopK(), topk_of, 25),
+        (TopK(error_feedback=False), topk_of, 25),
+        (PowerSGD(), rank_1_of, 1),
+        (PowerSGD(residual="update"), rank_1_of, 1),
+    ],
+    ids=["topk", "topk, none by itself", "powersgd", "powersgd, movements"],
+)
+def test_levels_keep_and_drop(base: Compressor, send: Any, level: Level) -> None:
+    """Nothing is lost in silence: updates, what levels without feedback drop and the residual in
+    the end are all gradients together."""
+    to, owed = reducer(base), torch.zeros(2, *LAYER.shape, dtype=torch.float64)
+    like = torch.zeros(1, dtype=torch.float64)
+    memory = {"q": resize_rows(None, 1, LAYER.shape[1], like, (3, "m", "q"))[0]}
+    given, received, dropped = (torch.zeros_like(owed[0]) for _ in range(3))
+    for key, kept in enumerate(KEPT):
+        delta = gradient(key) + owed
+        sent = delta if kept is None else send(delta, memory)
+        owed = delta - sent
+        if kept is False:
+            dropped, owed = dropped + owed.mean(0), torch.zeros_like(owed)
+        value = DENSE if kept is None else FeedbackLevel(level, kept)
+        update = step(to, gradient(key), value)
+        given, received = given + gradient(key).mean(0), received + update
+        torch.testing.assert_close(update, sent.mean(0), rtol=0, atol=1e-12)
+        (residual,) = to.residuals()
+        assert (residual is None) == (kept is not True)
+        if residual is not None:
+            torch.testing.assert_close(residual, owed, rtol=0, atol=1e-12)
+    assert dropped.norm() > 1  # or the sum below shows nothing
+    torch.testing.assert_close(received + dropped + owed.mean(0), given, rtol=0, atol=1e-12)
+
+
+def test_layers_end_to_end_keep_and_drop_as_each_alone() -> None:
+    """``Cast`` reduces a bucket's layers as one; bfloat16 keeps 8 bits."""
+    layers = [Layer("a", (4, 6)), Layer("b", (3, 5))]
+    to, owed = Reducer(Cast(), layers, World(2), seed=0), [torch.zeros(2, *x.shape) for x in layers]
+    for key, kept in enumerate([True, False, True, True]):
+        drawn = torch.Generator().manual_seed(key)
+        grads = [torch.randn(2, *x.shape, generator=drawn) for x in layers]
+        sums = [grad + rest for grad, rest in zip(grads, owed, strict=True)]
+        rounded = [each.bfloat16() for each in sums]
+        owed = [kept * (a - b.float()) for a, b in zip(sums, rounded, strict=True)]
+        updates = to.reduce([0, 1], grads, [FeedbackLevel("bf16", kept)] * 2)
+        for i, sent in enumerate(rounded):
+            torch.testing.assert_close(updates[i], sent.float().mean(0), rtol=1e-2, atol=1e-3)
+            residual = to.residuals()[i]
+            assert (residual is None) == (not kept)
+            if residual is not None:
+                assert torch.equal(residual.view(2, -1), owed[i].view(2, -1))
+
+
+def test_wrong_levels_are_one_sentence() -> None:
+    table = {"name": "powersgd"}
+    for given, said in (
+        ({"level": 1}, "levels.early = {'level': 1}.* it has no error_feedback"),
+        (
+            {"level": 1, "error_feedback": 2},
+            r"error_feedback of a level = 2.0: .*share in \(0, 1\]",
+        ),
+        ({"level": "dense", "error_feedback": False}, 'the level "dense" sends everything'),
+        ({"level": 1.5, "error_feedback": False}, "level of PowerSGD = 1.5"),
+        ({"level": 1, "error_feedback": False, "rank": 2}, "levels.early.rank"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            choices.pick_levels(compressor(table), {"early": given})
+    stochastic = {"name": "quantised-all-reduce"}
+    with pytest.raises(ConfigError, match=r"stochastic and .* exclude each other"):
+        choices.pick_levels(compressor(stochastic), {"late": {"level": 4, "error_feedback": True}})

@@ -251,10 +251,10 @@ def simulated(islands: int, shards: int, case: Case) -> dict[str, Any]:
                     continue
                 parts = stack.split([piece.shape[0] for piece in pieces[i]], dim=1)
                 level = values.get(levels[i], DENSE)
-                programs = [
-                    reducer.compressors[j].reduce(part, reducer.states[j], level)
-                    for j, part in zip(places, parts, strict=True)
-                ]
+                programs = []
+                for j, part in zip(places, parts, strict=True):
+                    at_level, plain = reducer.at(j, level)
+                    programs.append(at_level.reduce(part, reducer.states[j], plain))
                 p.grad = torch.cat(world.drive(programs, list(places)))
                 sums[i] += p.grad
             if case.clip is not None:

@@ -49,7 +49,7 @@ _PUBLIC = {
     "regimes.plotting.schedules": "compare",
     "regimes.plotting.lines": "plot",
     "regimes.policies": "Static Windows Accordion Detected BatchAccordion ByLayer Smith AdaQS "
-    "RateLadder LGreCo GraVAC PostLocal QSR AdaComm PastEpoch Decision",
+    "RateLadder LeastHarm LGreCo GraVAC PostLocal QSR AdaComm PastEpoch Decision",
     "regimes.ddp": "Hook RecordOptions attach",
     "regimes.local": "LocalSteps local_steps",
     "regimes.cost.network": "Network",

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
+from regimes.compression.base import dropping
 from regimes.compression.reducer import Reducer
 from regimes.compression.traffic import check_order, costs_per_step
 from regimes.config import DENSE
@@ -48,7 +49,7 @@ from regimes.job.state import State, column
 from regimes.job.upgrade import upgraded
 from regimes.policies import Decision
 from regimes.policies.controller import Controller, Levels
-from regimes.policies.history import level_costs
+from regimes.policies.history import Ahead, level_costs
 from regimes.precision import full_precision
 from regimes.records import Header, Row
 
@@ -488,7 +489,8 @@ def _controller(chosen: Choice, layers: list[Layer], world: World) -> Controller
     compressed = [i for i, layer in enumerate(layers) if layer.compressed]
     per_step = costs_per_step(chosen.compressor, layers, chosen.levels, world.workers, world.shards)
     names, costs = [layer.name for layer in layers], level_costs(per_step, compressed)
-    return Controller(chosen.policy, names, compressed, chosen.signal, costs)
+    ahead = Ahead(costs=costs, dropping=dropping(chosen.compressor, chosen.levels))
+    return Controller(chosen.policy, names, compressed, chosen.signal, costs, ahead)
 
 
 def _at_exit(reference: weakref.ref[Hook]) -> None:

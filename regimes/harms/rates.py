@@ -10,10 +10,8 @@ from statistics import fmean
 
 import pandas as pd
 
-from regimes.config import OptimizerConfig, from_dict
 from regimes.records import Record
-from regimes.training.learning_rate import LearningRate
-from regimes.training.units import Units
+from regimes.replay.ahead import schedule_of
 
 
 def mean_rates(run: Record) -> pd.Series:
@@ -23,14 +21,9 @@ def mean_rates(run: Record) -> pd.Series:
     rate of its first step then stands for that of the unit.
     """
     firsts = run.epochs["lr"].astype(float).reset_index(drop=True)
-    config = run.config
-    if config["optimizer"].get("schedule", "step") is None:
+    if (schedule := schedule_of(run)) is None:
         return firsts
-    per_epoch = int(run.header["steps_per_epoch"] or 1)
-    total = config.get("steps") or config["epochs"] * per_epoch
-    units = Units(per_epoch, config.get("unit_steps"), total)
-    optimizer = from_dict(OptimizerConfig, config["optimizer"], "optimizer.")
-    rate = LearningRate(optimizer, per_epoch, total)
+    rate, units = schedule
     means = []
     for unit, recorded in enumerate(firsts):
         each = [rate(step) for step in range(*units.span(unit))]

@@ -45,6 +45,8 @@ def policy_parts(rule: Policy, field: str) -> Iterator[Part]:
     for name in rule.needs:
         needs = needs_of_statistic(name)
         yield Part(f"{field}.needs", needs, name, "another statistic", statistics)
+    if needs := required(rule):
+        yield Part(field, needs, type(rule).__name__, "another policy")
     if getattr(rule, "reads_loss", False):
         instead = "one that does not read the training loss"
         yield Part(field, {OWN_COLLECTIVES}, type(rule).__name__, instead)

@@ -13,6 +13,7 @@ from regimes.policies.allocation import GraVAC, LGreCo
 from regimes.policies.base import Decision, Policy
 from regimes.policies.by_layer import ByLayer
 from regimes.policies.detected import Accordion, BatchAccordion, Detected
+from regimes.policies.harm import LeastHarm
 from regimes.policies.history import LevelCost, PastEpoch, history, whole_history
 from regimes.policies.ladders import AdaQS, RateLadder
 from regimes.policies.schedules import (
@@ -35,6 +36,7 @@ __all__ = [
     "Detected",
     "GraVAC",
     "LGreCo",
+    "LeastHarm",
     "LevelCost",
     "PastEpoch",
     "Policy",
@@ -63,6 +65,7 @@ REGISTRY = Registry(
         "rate-ladder": "regimes.policies:RateLadder",
         "l-greco": "regimes.policies:LGreCo",
         "gravac": "regimes.policies:GraVAC",
+        "harm": "regimes.policies:LeastHarm",
         "post-local": "regimes.policies:PostLocal",
         "qsr": "regimes.policies:QSR",
         "adacomm": "regimes.policies:AdaComm",

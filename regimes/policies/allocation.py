@@ -9,6 +9,7 @@ from functools import cached_property
 from math import inf
 from typing import Annotated, Any, Literal
 
+from regimes.capabilities import required
 from regimes.config import DENSE, Bounds
 from regimes.config.bounds import Count
 from regimes.errors import ConfigError, require, unexpected
@@ -65,6 +66,15 @@ def _spent(error: float, bound: float, bins: int) -> int:
     return math.ceil(error / bound * bins * (1 - 1e-12))
 
 
+def lost_norms(past: PastEpoch, layer: int, levels: Sequence[str]) -> list[float] | None:
+    """The norm that each level has lost of a layer's gradient; None where it is not measured."""
+    norm = past.value("norm", layer)
+    shares = [past.value(f"error:{level}", layer) for level in levels]
+    if norm is None or None in shares:
+        return None
+    return [norm * math.sqrt(max(share or 0.0, 0.0)) for share in shares]
+
+
 @dataclass(frozen=True)
 class LGreCo(Rungs):
     """L-GreCo (Markov et al., MLSys 2024): levels by layer, for the summed error of another policy.
@@ -108,6 +118,10 @@ class LGreCo(Rungs):
         raise unexpected("policy.base", self.base, "a table with a name")
 
     @property
+    def requires(self) -> frozenset[str]:
+        return required(self.rule)
+
+    @property
     def needs(self) -> tuple[str, ...]:
         own = ("norm", *(f"error:{level}" for level in self.levels))
         return tuple(dict.fromkeys((*own, *self.rule.needs)))
@@ -130,21 +144,15 @@ class LGreCo(Rungs):
                 past.append(replace(epoch, levels=levels))
             return past
 
-        past = as_history(history).accumulate((self._base, *layers), History, extend)
+        known = as_history(history)
+        key = (self._base, *layers)
+        past = known.accumulate(key, lambda: History(ahead=known.ahead), extend)
         return self.rule.decide(past, layers)
-
-    def _errors(self, last: PastEpoch, layer: int) -> list[float] | None:
-        """The norm that each level loses of a layer's gradient; None where it is not measured."""
-        norm = last.value("norm", layer)
-        shares = [last.value(f"error:{level}", layer) for level in self.levels]
-        if norm is None or None in shares:
-            return None
-        return [norm * math.sqrt(max(share or 0.0, 0.0)) for share in shares]
 
     def _allocated(self, last: PastEpoch, base: Sequence[Decision]) -> dict[int, Decision]:
         """The decision for each layer whose errors are known; empty where no allocation within the
         bound sends less."""
-        by_layer = {i: row for i in range(len(base)) if (row := self._errors(last, i))}
+        by_layer = {i: row for i in range(len(base)) if (row := lost_norms(last, i, self.levels))}
         errors = list(by_layer.values())
         floats = [[cost(last, level).floats[i] for level in self.levels] for i in by_layer]
         base_columns = [self.rung(base[i].level) for i in by_layer]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
+from regimes.capabilities import required
 from regimes.errors import ConfigError, nearest, unexpected
 from regimes.policies.base import Decision, Policy
-from regimes.policies.history import History, LevelCost, PastEpoch, as_history
+from regimes.policies.history import Costs, History, LevelCost, PastEpoch, as_history
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,10 @@ class ByLayer:
         return tuple(dict.fromkeys(need for rule in self.rules for need in rule.needs))
 
     @property
+    def requires(self) -> frozenset[str]:
+        return frozenset().union(*map(required, self.rules))
+
+    @property
     def names(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(name for rule in self.rules for name in rule.names))
 
@@ -71,7 +76,7 @@ class ByLayer:
             members = tuple(i for i, own in enumerate(group) if own == number)
             if members:
                 part = _Slice(members)
-                own_past = past.accumulate(part, History, part)
+                own_past = past.accumulate(part, partial(part.empty, past), part)
                 decisions = rule.decide(own_past, [layers[i] for i in members])
                 decided.update(zip(members, decisions, strict=True))
         return [decided[i] for i in range(len(layers))]
@@ -117,13 +122,21 @@ class _Slice:
         history.extend(self._part(epoch) for epoch in epochs)
         return history
 
-    def _part(self, past: PastEpoch) -> PastEpoch:
-        def own(values: Sequence[Any]) -> list[Any]:
-            return [values[i] for i in self.members]
+    def empty(self, history: History) -> History:
+        """Without epochs, with what is known of these layers before the run."""
+        ahead = history.ahead
+        return History(ahead=ahead and replace(ahead, costs=self._costs(ahead.costs)))
 
+    def _part(self, past: PastEpoch) -> PastEpoch:
         return replace(
             past,
-            statistics={name: own(values) for name, values in past.statistics.items()},
-            levels=own(past.levels),
-            costs={name: LevelCost(own(c.floats), c.bytes) for name, c in past.costs.items()},
+            statistics={name: self._own(values) for name, values in past.statistics.items()},
+            levels=self._own(past.levels),
+            costs=self._costs(past.costs),
         )
+
+    def _costs(self, costs: Costs) -> Costs:
+        return {name: LevelCost(self._own(c.floats), c.bytes) for name, c in costs.items()}
+
+    def _own(self, values: Sequence[Any]) -> list[Any]:
+        return [values[i] for i in self.members]

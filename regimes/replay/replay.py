@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from regimes.capabilities import LEVEL_BYTES, required
 from regimes.config import DENSE
 from regimes.detectors import Detector
 from regimes.detectors.statistics import Statistic, setting
@@ -20,8 +21,9 @@ from regimes.errors import ConfigError, RecordError
 from regimes.policies import Decision, Detected, Policy
 from regimes.policies.controller import Controller
 from regimes.policies.detected import signal_values
-from regimes.policies.history import History, history, level_costs, whole_history
+from regimes.policies.history import Ahead, History, history, level_costs, whole_history
 from regimes.records import Record
+from regimes.replay.ahead import ahead_of
 
 Rule = Policy | Detector
 Costs = dict[tuple[str, str], float]  # floats of a step, by layer and level
@@ -70,7 +72,8 @@ def replay_over(recorded: History, record: Record, rule: Rule) -> pd.DataFrame:
     policy = as_policy(rule)
     layers = [layer["name"] for layer in record.header["layers"] if layer["compressed"]]
     _check_measured(record, policy, recorded)
-    return _decisions(policy, recorded, layers)
+    ahead = ahead_of(record) if LEVEL_BYTES in required(policy) else None
+    return _decisions(policy, recorded, layers, ahead)
 
 
 def replay_batch(record: Record, rule: Rule) -> pd.DataFrame:
@@ -80,9 +83,11 @@ def replay_batch(record: Record, rule: Rule) -> pd.DataFrame:
     return _decisions(as_policy(rule), recorded, ["batch"])
 
 
-def _decisions(policy: Policy, recorded: History, layers: Sequence[str]) -> pd.DataFrame:
+def _decisions(
+    policy: Policy, recorded: History, layers: Sequence[str], ahead: Ahead | None = None
+) -> pd.DataFrame:
     controller = Controller(policy, layers, range(len(layers)), signal="")  # no rows are read
-    past = History()
+    past = History(ahead=ahead)
     decided: list[Decision] = []
     for trained in recorded:
         decisions = [*controller.decide_after(past).decisions.values()]

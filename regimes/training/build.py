@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from regimes import capabilities, reduction
-from regimes.capabilities import FIXED_WORKERS, Mode
+from regimes.capabilities import FIXED_WORKERS, RATES_AHEAD, Mode, required
 from regimes.collectives.connect import connect
 from regimes.collectives.devices import pick_device
 from regimes.collectives.world import World
+from regimes.compression.base import dropping
 from regimes.compression.reducer import Reducer
 from regimes.compression.traffic import check_order, costs_per_step
 from regimes.config import DENSE, AnyLevel, RunConfig, to_dict
@@ -26,7 +27,7 @@ from regimes.instruments.gradient_norm import PER_WORKER
 from regimes.instruments.panel import choose
 from regimes.models import check_real
 from regimes.policies.controller import Controller, WholeController
-from regimes.policies.history import level_costs
+from regimes.policies.history import Ahead, level_costs
 from regimes.precision import full_precision, is_half
 from regimes.records import Header, Row, provenance
 from regimes.training.checks import (
@@ -43,7 +44,7 @@ from regimes.training.gradients import (
 )
 from regimes.training.graphs import Graphs
 from regimes.training.interventions import Circumstances, Intervention, Job, check_interventions
-from regimes.training.learning_rate import LearningRate
+from regimes.training.learning_rate import LearningRate, mean_rates
 from regimes.training.needs import parts_of
 from regimes.training.numerics import Numerics
 from regimes.training.optimizers import build as build_optimizer
@@ -116,7 +117,6 @@ class Run:
         self.reducer = Reducer(chosen, world.parts(self.layers), world, config.seed)
         overlaps = world.processes > 1 and buckets is not None
         self.exchange = Exchange(self.reducer, buckets, background=device if overlaps else None)
-        self.controller = self._controller()
         batch, sync = plug_ins.batch_policy, plug_ins.sync_policy
         self.batch_controller = None if batch is None else WholeController(batch, signal, "batch")
         self.sync_controller = None if sync is None else WholeController(sync, signal, "sync")
@@ -124,6 +124,8 @@ class Run:
         check_windows_fit(config, len(self.units))
         check_interventions(config, Circumstances(units=len(self.units)))
         self.learning_rate = LearningRate(config.optimizer, self.units.per_epoch, self.units.total)
+        self.controller = self._controller()
+        self.controller.decide([])  # what a policy refuses, it refuses here
         fused = device.type == "cuda" and not config.deterministic
         settings = config.optimizer, self.model, self.task.classes
         build = functools.partial(build_optimizer, *settings, fused=fused)
@@ -203,7 +205,12 @@ class Run:
         compressed = [i for i, layer in enumerate(layers) if layer.compressed]
         per_step = costs_per_step(self.plug_ins.compressor, layers, config.levels, config.workers)
         costs, names = level_costs(per_step, compressed), [layer.name for layer in layers]
-        return Controller(self.plug_ins.policy, names, compressed, config.signal, costs)
+        rule, rates = self.plug_ins.policy, list[float]()
+        if RATES_AHEAD in required(rule):
+            rates = mean_rates(self.learning_rate, self.units)
+        steps = [stop - first for first, stop in map(self.units.span, range(len(self.units)))]
+        ahead = Ahead(rates, steps, costs, dropping(self.plug_ins.compressor, config.levels))
+        return Controller(rule, names, compressed, config.signal, costs, ahead)
 
     def _context(self) -> MeasurementContext:
         """What instruments see of the run: probes of the training set, and an epoch's batches."""

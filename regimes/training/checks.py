@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from regimes import capabilities
+from regimes.capabilities import LEVEL_BYTES, required
 from regimes.compression import Compressor, compressor
 from regimes.compression.base import check_level
 from regimes.config import DENSE, OuterConfig, RunConfig, check_bounds
@@ -87,6 +88,8 @@ def _whole_policy(config: RunConfig, kind: str, more: str, less: str) -> Policy 
     if (table := getattr(config, field)) is None:
         return None
     rule = policy(table, field)
+    others = "another: this one chooses levels of a compressor, no periods or batches"
+    require(LEVEL_BYTES not in required(rule), field, table["name"], others)
     check_levels(rule, levels, field)
     if {"low", "high"} <= set(levels) and levels["low"] > levels["high"]:
         raise ConfigError(

@@ -13,7 +13,7 @@ define VENV
 	$(if $(TORCH_INDEX),$(PIP) --no-deps --index-url $(TORCH_INDEX) torch torchvision)
 endef
 
-.PHONY: help demo test test-all integrations minima lock same-bits mutants fuzz bench race gpu notebooks pages docs docs-serve release check clean
+.PHONY: help demo test test-all integrations minima newest lock same-bits mutants fuzz bench race gpu notebooks pages docs docs-serve release check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,12 @@ integrations: .venv-integrations/stamp  ## test Hugging Face's Trainer, Accelera
 
 minima: .venv-minima/stamp  ## test every room with the lowest versions that pyproject.toml admits, about 5 minutes
 	OMP_NUM_THREADS=1 .venv-minima/bin/python -m pytest -n 2 -W default --disable-warnings tests/rooms tests/oracles
+
+newest: .venv-newest/stamp  ## test with the newest torch, transformers, accelerate and lightning of the index; half an hour
+	OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest -n 2 -W default --disable-warnings tests/rooms tests/oracles \
+		tests/processes/test_fsdp_collectives.py
+	OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest -m integrations -W default --disable-warnings \
+		tests/rooms/integrations/test_integrations.py
 
 UV ?= uv
 lock:  ## write constraints.txt anew (LOCK=--upgrade: with the newest versions); then run test-all and integrations
@@ -130,10 +136,22 @@ endif
 		-e ".[notebooks,curvature,text,tensorboard,cluster,tests]"
 	touch $@
 
+# Not constraints.txt: `rm -r .venv-newest` for what the index has today.
+.venv-newest/stamp: pyproject.toml
+	test -x .venv-newest/bin/python || $(PYTHON) -m venv .venv-newest
+	.venv-newest/bin/pip install --quiet uv
+ifneq ($(TORCH_INDEX),)
+	.venv-newest/bin/uv pip install --quiet --python .venv-newest/bin/python --no-deps --index-url $(TORCH_INDEX) \
+		torch torchvision
+endif
+	.venv-newest/bin/uv pip install --quiet --python .venv-newest/bin/python \
+		-e ".[notebooks,curvature,text,tensorboard,cluster,transformers,lightning,tests]"
+	touch $@
+
 .venv/bench.stamp: .venv/demo.stamp
 	$(PIP) -e ".[bench]"
 	-$(PIP) git+https://github.com/epfml/powersgd.git  # what PyPI has under this name is empty
 	touch $@
 
 clean:  ## remove .venv and everything that was made
-	rm -rf .venv .venv-integrations .venv-minima runs figures site build dist data/cache
+	rm -rf .venv .venv-integrations .venv-minima .venv-newest runs figures site build dist data/cache

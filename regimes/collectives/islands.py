@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -101,6 +102,49 @@ def as_reduced(total: Tensor, op: Any, count: int) -> Tensor:
     if op == ReduceOp.PREMUL_SUM:
         return total.mul_(op.__getstate__()[1])  # by its factor
     raise ConfigError(f"reduce-scatter: torch asks for {op}, expected a sum or a mean")
+
+
+def divided(model: nn.Module) -> tuple[nn.Module, Any]:
+    """What FSDP2 has divided of a model, and over which mesh: the model, or the only part of it
+    that has parameters; the mesh is None if no parameter is divided."""
+    found = filter(None, map(sharding, model.parameters()))
+    mesh = next((mesh for mesh, _ in found), None)
+    while not any(kind.__name__ == "FSDPModule" for kind in type(model).__mro__):
+        parts = [part for part in model.children() if any(True for _ in part.parameters())]
+        if (
+            mesh is None
+            or len(parts) != 1
+            or next(model.parameters(recurse=False), None) is not None
+        ):
+            break
+        (model,) = parts
+    return model, mesh
+
+
+def save_parts(parts: dict[str, Any], folder: str | Path) -> None:
+    """Save a checkpoint of ``torch.distributed.checkpoint``; all processes call this.
+
+    Args:
+        parts: tensors or objects with a ``state_dict``, by name.
+    """
+    from torch.distributed import checkpoint
+
+    checkpoint.save(parts, checkpoint_id=folder)
+
+
+def load_parts(parts: dict[str, Any], folder: str | Path) -> None:
+    """Load into the parts what ``save_parts`` saved; all processes call this.
+
+    Raises:
+        ConfigError: it cannot be read, or a part refuses it.
+    """
+    from torch.distributed import checkpoint
+
+    try:
+        checkpoint.load(parts, checkpoint_id=folder)
+    except checkpoint.CheckpointException as error:
+        why = next(iter(error.failures.values()))[0]
+        raise ConfigError(f"torch cannot read it ({why})") from None
 
 
 def saved_names(saved: Any) -> list[str]:

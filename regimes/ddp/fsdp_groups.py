@@ -64,7 +64,7 @@ def groups_of(network: nn.Module) -> list[Group]:
                 "the hook needs one mesh for all parameters of a module"
             )
         for group in kept:
-            parameters = [one.sharded_param for one in group.fsdp_params]
+            parameters = [_present(one) for one in group.fsdp_params]
             groups.append(
                 Group(
                     name,
@@ -83,6 +83,13 @@ def _param_groups(state: Any) -> list[Any]:
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
     return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+
+
+def _present(one: Any) -> Any:
+    """The parameter in its module. torch keeps the one that ``fully_shard`` has made, until the
+    first step, where another has taken its place since, as in a library that loads the weights of a
+    model that was divided on the meta device."""
+    return getattr(one._module_info.module, one._module_info.param_name)
 
 
 def _padded_part(parameter: Any, shards: int) -> int:

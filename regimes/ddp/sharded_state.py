@@ -208,9 +208,7 @@ class ProcessState:
         Raises:
             ConfigError: as ``load_state_dict`` of the job.
         """
-        with damage_refused():
-            state = torch.load(io.BytesIO(saved[self.key]), weights_only=True)
-        self.load(state)
+        self.load(unpacked(saved[self.key]))
 
 
 def _redistributed(by_shard: Sequence[Part], here: int) -> dict[str, Any]:
@@ -247,7 +245,13 @@ def saved_islands(saved: Any) -> int:
 
 
 def packed(state: Mapping[str, Any]) -> bytes:
-    """A saved state as bytes, which ``torch.load(weights_only=True)`` reads back."""
+    """A saved state as bytes, for ``unpacked``."""
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
     return buffer.getvalue()
+
+
+def unpacked(saved: bytes) -> dict[str, Any]:
+    """A state that was ``packed``, with its tensors on the CPU; damaged bytes raise ConfigError."""
+    with damage_refused():
+        return torch.load(io.BytesIO(saved), weights_only=True, map_location="cpu")

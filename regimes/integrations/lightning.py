@@ -9,7 +9,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from regimes.ddp import Hook, RecordOptions
-from regimes.integrations.shared import EVALUATED, HookSettings
+from regimes.integrations.shared import EVALUATED, HookSettings, collected, load_collected
 
 LOSSES = {"loss", "train_loss", "train/loss"}  # of training: logged at each step
 
@@ -27,14 +27,16 @@ class Epochs:
 
 
 class RegimesCallback(Callback):
-    """Compressed exchange of gradients under ``Trainer(strategy="ddp")``::
+    """Compressed exchange of gradients under ``Trainer(strategy=ModelParallelStrategy())``, whose
+    module calls ``fully_shard`` in ``configure_model``, or ``Trainer(strategy="ddp")``::
 
-        callback = RegimesCallback(every=50, record="runs/mine")
-        Trainer(strategy="ddp", devices=2, callbacks=[callback]).fit(module, loader)
+        callback = RegimesCallback(every=50, record="runs/mine", scatter={"level": 4})
+        Trainer(strategy=strategy, devices=2, callbacks=[callback]).fit(module, loader)
 
     The loss of each step and what the module logs go into the record: "val_loss" as "test_loss".
-    Lightning's checkpoints hold the hook's state, and ``fit(..., ckpt_path=...)`` goes on with it,
-    on any number of processes.
+    Lightning's checkpoints hold the hook's state, and ``fit(..., ckpt_path=...)`` goes on with it:
+    under DDP on any number of processes, of a sharded model on as many as before. Process 0 then
+    holds the states of all in its memory while it saves them.
 
     Attributes:
         hook: of the training under way, or of the last one; None before.
@@ -73,7 +75,7 @@ class RegimesCallback(Callback):
             scaler=getattr(trainer.precision_plugin, "scaler", None),
         )
         if self.loaded:
-            self.hook.load_full_state_dict(self.loaded)
+            load_collected(self.hook, self.loaded)
         self.loaded = None
 
     def on_train_batch_end(
@@ -109,8 +111,7 @@ class RegimesCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """The states of all processes, on process 0; Lightning calls this on all processes."""
-        full = None if self.hook is None else self.hook.full_state_dict()
-        return full or {}
+        return {} if self.hook is None else collected(self.hook) or {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from the state once the model is wrapped."""

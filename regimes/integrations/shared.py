@@ -15,12 +15,15 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from regimes.collectives.islands import divided, load_parts, save_parts
 from regimes.collectives.launcher import launched
 from regimes.ddp import Hook, RecordOptions, attach
+from regimes.ddp.sharded_state import packed, unpacked
 from regimes.errors import ConfigError, is_whole, nearest, require
 from regimes.job.recorder import record_options
 
 STATE = "regimes.pt"  # in the folder of a checkpoint: the states of all processes
+SHARDED = "regimes"  # there, of a sharded model: a folder of torch.distributed.checkpoint
 FROM_TRAINER = {"model", "optimizer", "every", "record", "scaler"}  # arguments of ``attach``
 EVALUATED = re.compile(r"(?:eval|val|valid|validation|test)[_/](.+)")
 
@@ -87,13 +90,14 @@ class HookSettings:
             size = about.batch_size or batch_size
             about = replace(about, units=about.units or units, batch_size=size)
         inner = getattr(optimizer, "optimizer", optimizer)  # in a trainer's wrapper
+        wrapped, found = wrapped_model(model)
         return attach(
-            ddp_model(model),
+            wrapped,
             optimizer=inner if hasattr(inner, "param_groups") else optimizer,
             every=every,
             scaler=scaler,
             record=about,
-            **self.options,
+            **found | self.options,
         )
 
     def numbers(self, logged: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,13 +115,21 @@ class HookSettings:
         return named
 
 
-def ddp_model(model: nn.Module) -> nn.Module:
-    """The DDP model that a trainer has made, compiled afterwards or not."""
+def wrapped_model(model: nn.Module) -> tuple[nn.Module, dict[str, Any]]:
+    """The model of DDP or FSDP2 that a trainer has made, compiled afterwards or not, and the mesh
+    of FSDP2 as an argument of ``attach``.
+
+    Raises:
+        ConfigError: neither has wrapped it.
+    """
     inner = getattr(model, "_orig_mod", model)
     if isinstance(inner, DistributedDataParallel):
-        return inner
+        return inner, {}
+    network, mesh = divided(inner)
+    if mesh is not None:
+        return network, {"shards": mesh}
     if launched().count > 1:
-        return model  # FSDP and others: ``attach`` raises the error
+        return model, {}  # FSDP1 and others: ``attach`` raises the error
     raise ConfigError(
         "the trainer has not wrapped the model in DistributedDataParallel, as it does where there "
         "are several processes: start the script with torchrun --nproc-per-node 2 SCRIPT"
@@ -126,6 +138,9 @@ def ddp_model(model: nn.Module) -> nn.Module:
 
 def save(hook: Hook, folder: str | Path) -> None:
     """Save the hook's state in the folder of a checkpoint; all processes call this."""
+    if hook.source.mesh is not None:
+        save_parts({"hook": hook.sharded_state()}, Path(folder, SHARDED))
+        return
     full = hook.full_state_dict()
     if full is not None:
         Path(folder).mkdir(parents=True, exist_ok=True)
@@ -140,12 +155,45 @@ def load(hook: Hook, folder: str | Path) -> None:
     Raises:
         ConfigError: on all processes: it has none, or it does not fit.
     """
-    file, full = Path(folder, STATE), None
-    if hook.world.rank == 0 and file.is_file():
-        full = torch.load(file, weights_only=True)
+    sharded = hook.source.mesh is not None
+    file = Path(folder, SHARDED if sharded else STATE)
+    if not hook.world.gather_object(file.exists())[0]:
+        raise ConfigError(f"{file} is missing: the checkpoint was saved without the hook")
     try:
-        hook.load_full_state_dict(full)
+        if sharded:
+            load_parts({"hook": hook.sharded_state(saved=file)}, file)
+        else:
+            full = torch.load(file, weights_only=True) if hook.world.rank == 0 else None
+            hook.load_full_state_dict(full)
     except ConfigError as error:
-        missing = f"{file} is missing: the checkpoint was saved without the hook"
-        why = missing if hook.world.rank == 0 and full is None else f"{file}: {error}"
-        raise ConfigError(why) from None
+        raise ConfigError(f"{file}: {error}") from None
+
+
+def collected(hook: Hook) -> dict[str, Any] | None:
+    """The states of all processes in one value, on process 0; all processes call this."""
+    if hook.source.mesh is None:
+        return hook.full_state_dict()
+    states = hook.world.collect(packed(hook.state_dict()))
+    return None if states is None else {SHARDED: states}
+
+
+def load_collected(hook: Hook, saved: Mapping[str, Any]) -> None:
+    """Continue from what ``collected`` gave; all processes call this, each with the whole value.
+
+    Raises:
+        ConfigError: on all processes: it does not fit.
+    """
+    sharded = hook.source.mesh is not None
+    if sharded != (SHARDED in saved):
+        here, there = ("FSDP2", "DDP") if sharded else ("DDP", "FSDP2")
+        raise ConfigError(f"the checkpoint was saved under {there}, this job is one of {here}")
+    if not sharded:
+        hook.load_full_state_dict(saved)
+        return
+    states, world = saved[SHARDED], hook.world
+    if len(states) != world.processes:
+        raise ConfigError(
+            f"the checkpoint was saved on {len(states)} processes, this job has {world.processes}: "
+            "the state of a sharded model goes on, in a checkpoint of Lightning, on as many"
+        )
+    hook.load_state_dict(unpacked(states[world.rank]))

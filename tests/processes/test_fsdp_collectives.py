@@ -24,7 +24,7 @@ DENSE = [
 LOOPED = [
     Case(NEAREST),
     Case(FEEDBACK, reshard=False, side=True, clip=0.5),
-    Case({"level": 4}, {"level": 8}, root_only=True, side=True),
+    Case({"level": 4}, {"level": 8}, root_only=True, side=True, replaced=True),
     Case({"level": 8}, {"level": 4, "block": 16}, accumulate=2, adamw=True),
     Case({"level": 4, "block": 5}, accumulate=2, synchronise=True, force_sum=True),
     Case(POLICY, policy=fsdp.RULE),

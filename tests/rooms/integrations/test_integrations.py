@@ -1,7 +1,8 @@
 """The trainers in use under the hook: the examples on two processes, to the end, broken off and
 resumed; and without those packages, what is asked of them.
 
-Oracles: the job that is not broken off, whose record and weights the resumed one repeats.
+Oracles: the job that is not broken off, whose record and weights the resumed one repeats; without
+compression the trainer without a hook.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import nn
 
 import regimes
 from regimes.errors import ConfigError
-from regimes.integrations.shared import HookSettings, ddp_model
+from regimes.integrations.shared import HookSettings, wrapped_model
 from regimes.records import read_lines
 
 ROOT = Path(__file__).parents[3]
@@ -119,6 +120,63 @@ def test_accelerates_parallelism_config_leaves_the_islands_to_the_hook(
     assert [row["steps"] for row in record.rows] == [4, 4, 4]
 
 
+# What it needs; the last checkpoint, which is deleted before the job is resumed.
+DIVIDED = {
+    "transformers": ("transformers", "checkpoint-24"),
+    "loading": ("transformers.distributed", None),
+    "accelerate": ("accelerate", "epoch-3"),
+    "lightning": ("lightning", "epoch=003.ckpt"),
+}
+
+
+def divided(trainer: str, out: Path) -> dict[str, Any]:
+    script = ROOT / "tests/shared/ddp_scripts/fsdp_trainers.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    words = [*command, "--nproc-per-node", "2", script, trainer, out]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(words, capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(next(x for x in done.stdout.splitlines() if x[:1] == "{"))
+    return found
+
+
+def installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # the package that it is a part of
+        return False
+
+
+@pytest.mark.integrations
+@pytest.mark.parametrize("trainer", DIVIDED)
+def test_a_trainer_that_shards_with_fsdp2(trainer: str, tmp_path: Path) -> None:
+    """Nothing compressed: the bits of the trainer without a hook. 4 bits: broken off and resumed,
+    the rows and the sum of each weight are those of the job left alone."""
+    package, last = DIVIDED[trainer]
+    if not installed(package):
+        pytest.skip(f"needs {package}")
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    first = divided(trainer, whole)
+    assert first["same"]
+    record, dense = regimes.load(whole / "record"), regimes.load(whole / "dense/record")
+    assert record.finished
+    assert record.header["world"]["processes"] == 2
+    assert record.rows[-1]["train_loss"] < record.rows[0]["train_loss"]
+    for row, other in zip(record.rows, dense.rows, strict=True):
+        sent, plain = row["collectives"]["bytes"], other["collectives"]["bytes"]
+        # 4 bits and a scale for each 64 numbers or less of each parameter group
+        assert 0.14 * plain["scatter"] <= sent["scatter"] <= 0.16 * plain["scatter"]
+        assert sent["weights"] == plain["weights"]
+    if last is None:
+        return
+    shutil.copytree(whole, cut)
+    shutil.rmtree(cut / last)
+    assert divided(trainer, cut)["sums"] == first["sums"]
+    assert read_lines(cut / "record/epochs.jsonl") == read_lines(whole / "record/epochs.jsonl")
+    events = [e["event"] for e in read_lines(cut / "record/events.jsonl")]
+    assert events == ["start", "end", "resume", "end"]
+
+
 def weights(saved: Path) -> list[Path]:
     return sorted(saved.rglob("*.safetensors")) if saved.is_dir() else [saved]
 
@@ -150,7 +208,7 @@ def test_mistakes_are_known_before_there_is_a_model() -> None:
     with pytest.raises(ConfigError, match="record = 3"):
         HookSettings("epoch", 3, {})
     with pytest.raises(ConfigError, match="torchrun --nproc-per-node 2"):
-        ddp_model(nn.Linear(2, 2))
+        wrapped_model(nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize("epoch", [None, float("inf")])

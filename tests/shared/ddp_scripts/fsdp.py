@@ -18,6 +18,7 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -47,6 +48,7 @@ class Case:
     factor: float | None = None  # set_gradient_divide_factor
     force_sum: bool = False
     recompute: bool = False  # activation checkpointing of the block, and prefetching
+    replaced: bool = False  # divided on the meta device, then other parameters in their places
     attach: bool = True
 
 
@@ -104,11 +106,21 @@ def shard(net: Net, case: Case, mesh: DeviceMesh) -> Any:
     options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": case.reshard}
     if case.half:
         options["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.bfloat16)
+    saved = net.state_dict()
+    if case.replaced:
+        net = net.to("meta")
+        net.right.weight = net.left.weight
     if not case.root_only:
         for module in (net.inner, net.frozen, net.side):
             fully_shard(module, **options)
         fully_shard([net.left, net.right], **options)
     sharded: Any = fully_shard(net, **options)
+    if case.replaced:
+        for name, tensor in saved.items():
+            place, _, last = name.rpartition(".")
+            part, rows = sharded.get_submodule(place), distribute_tensor(tensor, mesh, [Shard(0)])
+            setattr(part, last, nn.Parameter(rows, getattr(part, last).requires_grad))
+        sharded.right.weight = sharded.left.weight
     if case.recompute:
         sharded.recompute = True
         sharded.set_modules_to_forward_prefetch([net.inner, net.frozen])

@@ -18,6 +18,7 @@ Version = tuple[int, ...]
 SINCE: dict[str, tuple[str, Version, str]] = {  # what the code uses: the version that brought it
     r"torch\.optim\.Muon\b": ("torch", (2, 9), "regimes"),
     r"\bfp32_precision\b": ("torch", (2, 9), "regimes"),
+    r"\bset_custom_reduce_scatter\(": ("torch", (2, 9), "regimes"),
     r"\bexclude_categories=": ("hypothesis", (6, 88), "tests"),
 }
 

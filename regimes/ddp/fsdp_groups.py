@@ -45,7 +45,7 @@ def groups_of(network: nn.Module) -> list[Group]:
     """All groups that have a parameter, in the order of the modules.
 
     Raises:
-        ConfigError: a module has several groups, one for each mesh.
+        ConfigError: a module has several groups, one for each mesh, or is offloaded.
     """
     found: dict[int, tuple[Any, list[str], Any]] = {}
     for path, module in network.named_modules(remove_duplicate=True):
@@ -64,6 +64,11 @@ def groups_of(network: nn.Module) -> list[Group]:
                 "the hook needs one mesh for all parameters of a module"
             )
         for group in kept:
+            if any(one.offload_to_cpu for one in group.fsdp_params):
+                raise ConfigError(
+                    f"module {name!r} keeps its parameters on the CPU (CPUOffloadPolicy), which the "
+                    "hook does not serve: leave offload_policy out"
+                )
             parameters = [_present(one) for one in group.fsdp_params]
             groups.append(
                 Group(

@@ -129,10 +129,10 @@ def _check_divided(network: nn.Module, shards: Any) -> None:
                 f"parameter {name!r} has copies on all processes: shards= compresses what "
                 f"fully_shard exchanges: {WRITE}"
             )
-        if mesh != shards:
+        if mesh.mesh.tolist() != shards.mesh.tolist():  # its names are nothing to us
             raise ConfigError(
-                f"parameter {name!r} is divided over another mesh than shards=: use one mesh for "
-                "all modules, and give it to attach"
+                f"parameter {name!r} is divided among other processes than those of shards=: "
+                "use one mesh for all modules, and give it to attach"
             )
     if not sharded:
         raise ConfigError(

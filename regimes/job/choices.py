@@ -170,7 +170,10 @@ def of_scatter(
     if unknown := fields.keys() - {"block", "stochastic", "error_feedback"}:
         known = ("level", "levels", "block", "stochastic", "error_feedback")
         raise ConfigError(f"scatter.{min(unknown)}: {nearest(min(unknown), known)}")
-    made = from_dict(QuantisedScatter, fields, "scatter.")
+    try:
+        made = from_dict(QuantisedScatter, fields, "scatter.")
+    except ConfigError as error:  # of the compressor, whose fields the user has written here
+        raise ConfigError(str(error).replace("compressor.", "scatter.")) from None
     return made, table.get("level"), table.get("levels")
 
 
@@ -202,10 +205,12 @@ def _check_known(rule: Policy, compressor: Compressor, known: Mapping[str, AnyLe
     for name in missing:
         if (value := _between(compressor, name, values)) is not None:
             values[name] = value
-    written = ", ".join(f'"{name}": {x if x == "..." else repr(x)}' for name, x in values.items())
+    pairs = ", ".join(f'"{name}": {x if x == "..." else repr(x)}' for name, x in values.items())
+    scattered = isinstance(compressor, QuantisedScatter)
+    written = f'scatter={{"levels": {{{pairs}}}}}' if scattered else f"levels={{{pairs}}}"
     raise ConfigError(
         f"the policy asks for level {missing[0]!r}, and levels has only "
-        f"{', '.join(known) or 'none'}: say what it is, attach(..., levels={{{written}}})"
+        f"{', '.join(known) or 'none'}: say what it is, attach(..., {written})"
     )
 
 

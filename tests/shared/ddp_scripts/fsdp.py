@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -495,6 +495,18 @@ def another_mesh(mesh: DeviceMesh) -> None:
     hook(fully_shard(Net(), mesh=both["there"]), mesh)
 
 
+def offloaded(mesh: DeviceMesh) -> None:
+    hook(fully_shard(Net(), mesh=mesh, offload_policy=CPUOffloadPolicy(pin_memory=False)), mesh)
+
+
+def empty_blocks(mesh: DeviceMesh) -> None:
+    hook(fully_shard(Net(), mesh=mesh), mesh, scatter={"level": 4, "block": 0})
+
+
+def one_level_of_two(mesh: DeviceMesh) -> None:
+    hook(fully_shard(Net(), mesh=mesh), mesh, scatter={"levels": {"low": 8}})
+
+
 def left_out(mesh: DeviceMesh) -> None:
     net = Net()
     hook(fully_shard(net, mesh=mesh, ignored_params={net.inner.weight}), mesh)
@@ -589,7 +601,10 @@ WRONG: dict[str, Callable[[DeviceMesh], None]] = {
     "call fully_shard on the whole model as well": blocks_only,
     "divided over a mesh of 2 dimensions: shards= is for one": two_dimensions,
     "shards: got a mesh of 2 dimensions": a_mesh_of_two,
-    "is divided over another mesh than shards=": another_mesh,
+    "is divided among other processes than those of shards=": another_mesh,
+    "keeps its parameters on the CPU (CPUOffloadPolicy)": offloaded,
+    "scatter.block = 0: expected a whole number": empty_blocks,
+    'attach(..., scatter={"levels": {"low": 8, "high": ...}})': one_level_of_two,
     "is whole on each process: leave no parameter to ignored_params": left_out,
     "the model has no parameter to train": all_frozen,
     "is of type torch.float16: the hook needs float32": half_precision,
@@ -639,5 +654,6 @@ def restored(rank: int, ranks: int) -> bool:
     for net in nets:
         train(net, optimiser(net, case), case, rank)
     same = [torch.equal(a, b) for a, b in zip(*(weights(n).values() for n in nets), strict=True)]
-    attach(nets[0], case, mesh, optimiser(nets[0], case)).close()
+    named = init_device_mesh("cpu", (ranks,), mesh_dim_names=("shard",))  # of the same processes
+    attach(nets[0], case, named, optimiser(nets[0], case)).close()
     return all(same)

@@ -66,8 +66,8 @@ def groups_of(network: nn.Module) -> list[Group]:
         for group in kept:
             if any(one.offload_to_cpu for one in group.fsdp_params):
                 raise ConfigError(
-                    f"module {name!r} keeps its parameters on the CPU (CPUOffloadPolicy), which the "
-                    "hook does not serve: leave offload_policy out"
+                    f"module {name!r} keeps its parameters on the CPU (CPUOffloadPolicy), which "
+                    "the hook does not serve: leave offload_policy out"
                 )
             parameters = [_present(one) for one in group.fsdp_params]
             groups.append(

@@ -97,7 +97,7 @@ class HookSettings:
             every=every,
             scaler=scaler,
             record=about,
-            **found | self.options,
+            **{**found, **self.options},
         )
 
     def numbers(self, logged: Mapping[str, Any]) -> dict[str, Any]:

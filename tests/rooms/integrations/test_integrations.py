@@ -37,7 +37,7 @@ EXAMPLES = {  # what it needs; what is deleted before it is resumed: the last is
 NEWS = {"loop_accelerate": "accuracy", "module_lightning": "accuracy", "trainer_hf": "loss"}
 
 
-def start(example: str, out: Path) -> str:
+def start(example: str, out: Path, *options: str) -> str:
     words = [
         sys.executable,
         "-m",
@@ -48,6 +48,7 @@ def start(example: str, out: Path) -> str:
         ROOT / "examples" / f"{example}.py",
         "--out",
         out,
+        *options,
     ]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
@@ -175,6 +176,23 @@ def test_a_trainer_that_shards_with_fsdp2(trainer: str, tmp_path: Path) -> None:
     assert read_lines(cut / "record/epochs.jsonl") == read_lines(whole / "record/epochs.jsonl")
     events = [e["event"] for e in read_lines(cut / "record/events.jsonl")]
     assert events == ["start", "end", "resume", "end"]
+
+
+@pytest.mark.integrations
+def test_a_loop_like_torchtitans_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    """Broken off between two units: the rows of the job left alone, losses included."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    steps = ("--steps", "24", "--every", "6", "--save", "8", "--gather", "8")
+    start("gpt_fsdp", whole, *steps)
+    record = regimes.load(whole)
+    assert record.finished
+    assert [row["steps"] for row in record.rows] == [6] * 4
+    assert record.rows[-1]["train_loss"] < record.rows[0]["train_loss"]
+    shutil.copytree(whole, cut)
+    for name in ("16", "24"):
+        shutil.rmtree(cut / "checkpoints" / name)
+    start("gpt_fsdp", cut, *steps)
+    assert read_lines(cut / "epochs.jsonl") == read_lines(whole / "epochs.jsonl")
 
 
 def weights(saved: Path) -> list[Path]:

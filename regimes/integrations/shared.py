@@ -65,6 +65,7 @@ class HookSettings:
         """Attach the hook to a wrapped model.
 
         Args:
+            model: as the trainer has wrapped it.
             epoch: optimiser steps of an epoch; None if not known.
             total: optimiser steps of the whole job; None if not known.
             batch_size: samples per process and step; None if not known.
@@ -91,6 +92,11 @@ class HookSettings:
             about = replace(about, units=about.units or units, batch_size=size)
         inner = getattr(optimizer, "optimizer", optimizer)  # in a trainer's wrapper
         wrapped, found = wrapped_model(model)
+        if not found and (bits := self.options.keys() & {"scatter", "gather"}):
+            raise ConfigError(
+                f"{max(bits)}: it compresses what FSDP2 exchanges, and the trainer has not sharded "
+                "the model: let it use FSDP2, on GPUs, or use compressor= and level= of DDP"
+            )
         return attach(
             wrapped,
             optimizer=inner if hasattr(inner, "param_groups") else optimizer,

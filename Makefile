@@ -36,7 +36,8 @@ integrations: .venv-integrations/stamp  ## test Hugging Face's Trainer, Accelera
 		tests/processes/test_replicas.py
 
 minima: .venv-minima/stamp  ## test every room with the lowest versions that pyproject.toml admits, about 5 minutes
-	OMP_NUM_THREADS=1 .venv-minima/bin/python -m pytest -n 2 -W default --disable-warnings tests/rooms tests/oracles
+	OMP_NUM_THREADS=1 .venv-minima/bin/python -m pytest -n 2 -W default --disable-warnings tests/rooms tests/oracles \
+		tests/processes/test_fsdp_collectives.py
 
 newest: .venv-newest/stamp  ## test with the newest torch, transformers, accelerate and lightning of the index; half an hour
 	OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest -n 2 -W default --disable-warnings tests/rooms tests/oracles \

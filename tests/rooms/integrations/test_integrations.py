@@ -137,7 +137,8 @@ def divided(trainer: str, out: Path) -> dict[str, Any]:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(words, capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(next(x for x in done.stdout.splitlines() if x[:1] == "{"))
+    lines = (x for x in done.stdout.splitlines() if x.startswith('{"'))  # not a trainer's own
+    found: dict[str, Any] = json.loads(next(lines))
     return found
 
 

@@ -655,7 +655,7 @@ def test_epochs_of_a_trainer_whose_steps_are_not_known(tmp_path: Path) -> None:
     first, second = model.module
     optimizers = [torch.optim.SGD(part.parameters(), lr=1e-4) for part in (first, second)]
     bits = HookSettings("epoch", None, {"scatter": {"level": 4}})
-    with pytest.raises(ConfigError, match="scatter: .* the trainer has not sharded the model"):
+    with pytest.raises(ConfigError, match=r"scatter: .* the trainer has not sharded the model"):
         bits.attach(model, optimizers, epoch=3, total=2, batch_size=None)
     settings = HookSettings("epoch", tmp_path / "run", {"level": 1})
     hook = settings.attach(model, optimizers, epoch=3, total=2, batch_size=None, clock=clock)

@@ -33,6 +33,8 @@ OF_FOUR = [
     Case(POLICY | {"stochastic": False, "error_feedback": 0.9}, policy=fsdp.RULE, reshard=2),
     Case({"level": 4}, {"level": 8}, recompute=True, side=True),
 ]
+# torch 2.9 clips sharded gradients with a factor in single precision, also without this package
+OLD = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 11)
 CASES = {
     "2 processes": (DENSE[1:2], [*LOOPED[1:4], LOOPED[5]]),
     "2 processes, further": (DENSE[::2], LOOPED[:5:4]),
@@ -87,7 +89,8 @@ def test_each_level_is_a_plain_loop(those: str, place: int) -> None:
             assert row["statistics"] == of_first["statistics"]
         for name, tensor in oracle["weights"].items():
             error = (result["weights"][name] - tensor).abs().max()
-            assert error < 1e-12, (name, float(error))
+            limit = 1e-8 if OLD and case.clip is not None else 1e-12
+            assert error < limit, (name, float(error))
 
 
 def test_floats_of_a_dense_unit_are_those_of_the_header() -> None:

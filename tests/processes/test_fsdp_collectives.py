@@ -89,7 +89,7 @@ def test_each_level_is_a_plain_loop(those: str, place: int) -> None:
             assert row["statistics"] == of_first["statistics"]
         for name, tensor in oracle["weights"].items():
             error = (result["weights"][name] - tensor).abs().max()
-            limit = 1e-8 if OLD and case.clip is not None else 1e-12
+            limit = 1e-7 if OLD and case.clip is not None else 1e-12
             assert error < limit, (name, float(error))
 
 

@@ -59,6 +59,18 @@ def over_seeds(rows: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) ->
     return pd.DataFrame(table)
 
 
+def exact(count: int, n: int) -> tuple[float, float]:
+    """The 95 % interval of a share of independent values (Clopper and Pearson 1934).
+
+    >>> [round(end, 3) for end in exact(0, 5)]  # 1 - 0.025 ** (1 / 5)
+    [0.0, 0.522]
+    """
+    from scipy import stats
+
+    ends = stats.binomtest(count, n).proportion_ci(method="exact")
+    return float(ends.low), float(ends.high)
+
+
 # -- text ------------------------------------------------------------------------------------
 
 

@@ -28,7 +28,7 @@ from regimes.statistics import holm
 
 from ..common.command import Files, Out, Records
 from ..common.compare import LAST
-from ..common.estimates import as_table, estimate, mean, p, word
+from ..common.estimates import as_table, estimate, exact, mean, p, word
 
 # -- records to numbers ----------------------------------------------------------------------
 
@@ -84,18 +84,6 @@ def table(by_run: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame(rows)
     table.insert(7, "p_holm", holm(table["p"].to_list()))
     return table
-
-
-def exact(count: int, n: int) -> tuple[float, float]:
-    """The 95 % interval of a share.
-
-    >>> [round(end, 3) for end in exact(0, 5)]  # 1 - 0.025 ** (1 / 5)
-    [0.0, 0.522]
-    """
-    from scipy import stats
-
-    ends = stats.binomtest(count, n).proportion_ci(method="exact")
-    return float(ends.low), float(ends.high)
 
 
 def paired(ours: Sequence[bool], theirs: Sequence[bool]) -> float:

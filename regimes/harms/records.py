@@ -120,17 +120,7 @@ class Records(Search):
     # -- results -----------------------------------------------------------------------------
 
     def facts_of(self, rounds: Sequence[Round]) -> Facts:
-        run = self.record((None, 0))
-        shown, units = tested_by(run), len(run.rows)
-        expected = "so many steps that a run has two units or more"
-        require(units >= 2, "unit_steps", run.config.get("unit_steps"), expected)
-        count = run.header["data"].get("test")
-        grain = shown.factor / count if shown.name == "accuracy" and count else 0.0
-        return Facts(units, self._last(run), grain, shown)
-
-    def _last(self, run: Record) -> float:
-        """The metric in the end, in the unit of figures."""
-        return tested_by(run).factor * float(run.epochs["metric"].dropna().iloc[-1])
+        return facts_of_trunk(self.record((None, 0)))
 
     def harm_of(self, run: Run, rounds: Sequence[Round]) -> float:
         if result_of(self.name(run), rounds) is not None:
@@ -145,7 +135,7 @@ class Records(Search):
             return f"{name}: broke, {why}"
         shown = tested_by(self.record(run))
         if run[0] is None:
-            return f"{name}: {shown.heading} {self._last(self.record(run)):.{shown.digits}f}"
+            return f"{name}: {shown.heading} {last_metric(self.record(run)):.{shown.digits}f}"
         return f"{name}: harm {self.harm_of(run, rounds):.{shown.digits + 1}f} {shown.unit}"
 
     def found(self, rounds: Sequence[Round]) -> Harm:
@@ -171,3 +161,18 @@ class Records(Search):
                 sent, whole = (float(run.epochs["bytes"].sum()) for run in pair)
                 shares.setdefault(pulse, []).append(1 - sent / whole if whole else 0.0)
         return {pulse: sum(each) / len(each) for pulse, each in shares.items()}
+
+
+def facts_of_trunk(run: Record) -> Facts:
+    """What a search takes from its first trunk."""
+    shown, units = tested_by(run), len(run.rows)
+    expected = "so many steps that a run has two units or more"
+    require(units >= 2, "unit_steps", run.config.get("unit_steps"), expected)
+    count = run.header["data"].get("test")
+    grain = shown.factor / count if shown.name == "accuracy" and count else 0.0
+    return Facts(units, last_metric(run), grain, shown)
+
+
+def last_metric(run: Record) -> float:
+    """The metric in the end, in the unit of figures."""
+    return tested_by(run).factor * float(run.epochs["metric"].dropna().iloc[-1])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from analysis.common import estimates
 from analysis.rates import collapse
 from regimes.errors import RecordError
 from regimes.records import load_all
@@ -29,8 +30,8 @@ def each(**schedules: list[float]) -> pd.DataFrame:
 
 def test_shares_have_their_exact_interval() -> None:
     for n in (1, 5, 30):
-        assert collapse.exact(0, n) == pytest.approx((0, 1 - 0.025 ** (1 / n)))
-        assert collapse.exact(n, n) == pytest.approx((0.025 ** (1 / n), 1))
+        assert estimates.exact(0, n) == pytest.approx((0, 1 - 0.025 ** (1 / n)))
+        assert estimates.exact(n, n) == pytest.approx((0.025 ** (1 / n), 1))
 
 
 def test_only_seeds_that_tell_two_schedules_apart_decide() -> None:

@@ -3,16 +3,19 @@ linear algebra on whole matrices)."""
 
 from __future__ import annotations
 
+import functools
 import itertools
-import json
 import math
-import tarfile
+import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
+import independent_law
 import numpy as np
 import pandas as pd
 import pytest
-from numpy.typing import NDArray
+from independent_law import Pulse, lasting, mixed, slopes
 from scipy import stats
 
 from analysis.criticality import law
@@ -24,116 +27,32 @@ REFERENCE = Path(__file__).parents[2] / "data" / "reference"
 FALLING = ("harm-lm", "harm-lm-cosine", "harm-lm-wsd", "harm-lm-sgd", "harm-lm-460k")
 BOTH = ("harm-lm", "harm-lm-sgd")
 WITH, WITHOUT = "rank 1", "rank 1, no feedback"
-Floats = NDArray[np.float64]
-Pulse = tuple[str, int, int, float, float]  # tree, seed, onset, rate, harm
+PAGE = Path(__file__).parents[2] / "docs" / "findings" / "law.md"
+# any other records of pulses: REGIMES_HARM_RECORDS=runs/harm-cyclic pytest tests/study/...
+GIVEN = Path(os.environ.get("REGIMES_HARM_RECORDS", REFERENCE / "harm-lm-wsd.tar.xz"))
 
 
-def rate_of_step(tree: str, step: int) -> float:
-    """The share of the peak at a step of 600, from the text of the grids."""
-    if step < 60:
-        return step / 60
-    if tree == "harm-lm-cosine":
-        return 0.5 * (1 + math.cos(math.pi * (step - 60) / 540))
-    if tree == "harm-lm-wsd":
-        return min(1.0, (600 - step) / 240)
-    return float(10 ** (-0.5 * ((step >= 360) + (step >= 480))))
+@functools.cache
+def archive(tree: str) -> dict[str, list[Pulse]]:
+    return independent_law.pulses(REFERENCE / f"{tree}.tar.xz")
 
 
-def highest(tree: str) -> float:
-    """The highest mean of a unit of 25 steps: what shares are of."""
-    rates = [rate_of_step(tree, step) for step in range(600)]
-    return max(sum(rates[i : i + 25]) / 25 for i in range(0, 600, 25))
+def read(tree: str, arm: str, first: int = 6) -> list[Pulse]:
+    return lasting(archive(tree)[arm], first)
 
 
-def read(tree: str, arm: str, onsets: range = range(6, 19)) -> list[Pulse]:
-    """Pulses of three units from the files of an archive."""
-    last: dict[tuple[str, int], float] = {}
-    with tarfile.open(REFERENCE / f"{tree}.tar.xz") as archive:
-        for member in archive:
-            if member.name.endswith("epochs.jsonl"):
-                file = archive.extractfile(member)
-                assert file is not None
-                schedule, seed, _ = member.name.split("/")[-3:]
-                row = json.loads(file.read().splitlines()[-1])
-                last[schedule, int(seed.removeprefix("seed-"))] = row["metric"]
-    found = []
-    for (schedule, seed), value in sorted(last.items()):
-        name, _, at = schedule.rpartition(" from ")
-        if name == arm and int(at) in onsets:
-            steps = range(25 * int(at), 25 * int(at) + 75)
-            rate = sum(rate_of_step(tree, s) for s in steps) / 75 / highest(tree)
-            found.append((tree, seed, int(at), rate, value - last["trunk", seed]))
-    return found
-
-
-def pulses(trees: tuple[str, ...], arm: str) -> list[Pulse]:
+def pulses(trees: Sequence[str], arm: str) -> list[Pulse]:
     return [pulse for tree in trees for pulse in read(tree, arm)]
 
 
-def mixed(found: list[Pulse]) -> float:
-    """The exponent of the mixed model of log harm by restricted maximum likelihood, with the whole
-    covariance matrix and a search on a grid that becomes finer."""
-    harms, rates = (np.log([p[i] for p in found]) for i in (4, 3))
-    trunks = [p[:2] for p in found]
-    same = np.array([[a == b for b in trunks] for a in trunks], float)
-    x = np.column_stack([np.ones(len(found)), rates])
-
-    def solved(ratio: float) -> tuple[float, float]:
-        """(-2 x restricted log likelihood, exponent)."""
-        covariance = np.eye(len(found)) + ratio * same
-        root = np.linalg.inv(np.linalg.cholesky(covariance))
-        solution, squares, *_ = np.linalg.lstsq(root @ x, root @ harms, rcond=None)
-        of_x = x.T @ np.linalg.solve(covariance, x)
-        terms = np.linalg.slogdet(covariance)[1] + np.linalg.slogdet(of_x)[1]
-        return (len(found) - 2) * math.log(squares[0]) + terms, float(solution[1])
-
-    low, high = -12.0, 12.0
-    for _ in range(5):
-        grid = np.linspace(low, high, 25)
-        best = int(np.argmin([solved(math.exp(g))[0] for g in grid]))
-        low, high = grid[max(best - 1, 0)], grid[min(best + 1, 24)]
-    return solved(math.exp((low + high) / 2))[1]
-
-
-def jackknife(found: list[Pulse]) -> tuple[float, float]:
-    trunks = sorted({p[:2] for p in found})
-    without = np.array([mixed([p for p in found if p[:2] != trunk]) for trunk in trunks])
-    k = len(trunks)
-    error = math.sqrt((k - 1) / k * ((without - without.mean()) ** 2).sum())
-    half = float(stats.t.ppf(0.975, k - 1)) * error
-    return mixed(found) - half, mixed(found) + half
-
-
-def slopes(found: list[Pulse]) -> dict[tuple[str, int], float]:
-    """The exponent of each trunk."""
-    made = {}
-    for trunk in sorted({p[:2] for p in found}):
-        own = [p for p in found if p[:2] == trunk]
-        x = np.column_stack([np.ones(len(own)), np.log([p[3] for p in own])])
-        made[trunk] = float(np.linalg.lstsq(x, np.log([p[4] for p in own]), rcond=None)[0][1])
-    return made
+def of_words(words: str) -> list[Pulse]:
+    """Those of "ARCHIVE: ARM; ARCHIVE", as the page writes them."""
+    pairs = [tree.partition(": ") for tree in words.split("; ")]
+    return [pulse for tree, _, arm in pairs for pulse in read(tree, arm or WITH)]
 
 
 def joined(trees: tuple[str, ...], arm: str = "") -> str:
     return "; ".join(f"{tree}: {arm}" if arm else tree for tree in trees)
-
-
-def test_the_pulses_are_those_of_the_files() -> None:
-    runs = load_all(REFERENCE / "harm-lm-wsd.tar.xz")
-    table = law.lasting(law.pulses("harm-lm-wsd", runs, WITH))
-    ours = sorted(table[["seed", "onset", "rate", "harm"]].itertuples(index=False, name=None))
-    theirs = sorted(p[1:] for p in read("harm-lm-wsd", WITH))
-    assert np.array(ours) == pytest.approx(np.array(theirs), rel=1e-9)
-
-
-@pytest.mark.parametrize(("trees", "arm"), [(BOTH, WITHOUT), (BOTH, WITH), (FALLING, WITH)])
-def test_exponents_and_their_intervals(trees: tuple[str, ...], arm: str) -> None:
-    found = NUMBERS["law_exponent"](joined(trees, arm))
-    theirs = pulses(trees, arm)
-    assert found.mean == pytest.approx(mixed(theirs), abs=1e-3)
-    assert found.n == len({p[:2] for p in theirs}) == 3 * len(trees)
-    if len(trees) < 3:  # fifteen fits on whole matrices are slow, and show nothing more
-        assert (found.low, found.high) == pytest.approx(jackknife(theirs), abs=2e-3)
 
 
 def test_the_difference_that_feedback_makes() -> None:
@@ -171,7 +90,7 @@ def test_three_pulses_predict_the_others() -> None:
         theirs = read(tree, WITH)
         three = (6, 15, 18) if tree == "harm-lm-cosine" else (9, 15, 18)
         fitted = [p for p in theirs if p[2] in three]
-        exponent = mixed(fitted)
+        exponent = mixed(fitted)[0]
         level = np.mean([math.log(p[4]) - exponent * math.log(p[3]) for p in fitted])
         constant = np.mean([p[4] for p in fitted])
         for onset in {6, 9, 12} - {*three}:
@@ -190,7 +109,7 @@ def test_two_trees_say_the_level_of_two_others() -> None:
     """As claimed before this code was written: with harm proportional to the rate, R2 0.67 (0.60 to
     0.73), and 0.38 of the harm right after a pulse is left in the end."""
     trees = FALLING[:4]
-    rows = [pulse for tree in trees for pulse in read(tree, WITH, range(3, 19))]
+    rows = [pulse for tree in trees for pulse in read(tree, WITH, 3)]
     table = pd.DataFrame(rows, columns=["tree", "seed", "onset", "rate", "harm"])
     table = table.groupby(["tree", "onset"])[["rate", "harm"]].mean().reset_index()
     scores = []
@@ -204,6 +123,90 @@ def test_two_trees_say_the_level_of_two_others() -> None:
     assert found == pytest.approx([min(scores), np.mean(scores), max(scores)])
     assert found == pytest.approx([0.60, 0.67, 0.73], abs=0.02)
     assert NUMBERS["law_right_after"](joined(trees), 6) == pytest.approx([0.38, 0.89], abs=0.02)
+
+
+# -- the page ----------------------------------------------------------------------------------
+
+KINDS = {
+    "rank 1": "; ".join(FALLING),
+    "rank 1, no feedback": joined(BOTH, WITHOUT),
+    "TopK, 1 %": "harm-means: TopK, 1 %",
+    "signs": "harm-means: signs",
+    "local steps, period 5": "harm-means: local steps, period 5",
+}
+
+
+def cells(name: str) -> list[list[str]]:
+    """The rows of the page's tables that begin with this name."""
+    text = PAGE.read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.split("\n")]
+    return [row for row in rows if row and row[0] == name]
+
+
+def numbers(cell: str) -> list[float]:
+    return [float(x) for x in re.findall(r"-?\d+\.\d+", cell)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_page_has_the_numbers_of_the_files(kind: str) -> None:
+    """Both fits of each kind of pulse, with intervals and level, as they are printed."""
+    theirs = of_words(KINDS[kind])
+    row = next(row for row in cells(kind) if len(row) == 7)
+    trunks = {p[:2] for p in theirs}
+    zero = sum(p.harm <= 0 for p in theirs)
+    assert row[1:4] == [str(len(trunks)), str(len(theirs)), str(zero)]
+    found, least = independent_law.fit(theirs), independent_law.fit(theirs, logs=False)
+    assert numbers(row[4]) == pytest.approx(found[:3], abs=0.0071)
+    assert numbers(row[5]) == pytest.approx(least[:3], abs=0.0071)
+    assert numbers(row[6]) == pytest.approx([found.level], abs=0.0007)
+
+
+@pytest.mark.parametrize("words", [*FALLING, f"harm-lm: {WITHOUT}", f"harm-lm-sgd: {WITHOUT}"])
+def test_the_page_has_each_tree(words: str) -> None:
+    theirs = of_words(words)
+    row = next(row for row in cells(words) if len(row) == 5 and row[1] == "3")
+    found = independent_law.fit(theirs)
+    assert row[2] == str(len(theirs))
+    assert numbers(row[3]) == pytest.approx(found[:3], abs=0.0071)
+    assert numbers(row[4]) == pytest.approx([found.level], abs=0.0007)
+
+
+def test_given_records_have_the_same_pulses_and_law_by_both() -> None:
+    """Of `GIVEN`: pulses, and the law of each arm of which three trunks have pulses that last."""
+    runs = [run for run in load_all(GIVEN) if run.finished]
+    compared = 0
+    for arm, theirs in independent_law.pulses(GIVEN).items():
+        ours = law.lasting(law.pulses("given", runs, arm))
+        some = [pulse for pulse in theirs if pulse.onset in {*ours["onset"]}]
+        table = ours[["seed", "onset", "rate", "harm"]].itertuples(index=False, name=None)
+        assert np.array(sorted(table)) == pytest.approx(np.array([p[1:] for p in some]), rel=1e-9)
+        positive = [pulse for pulse in some if pulse.harm > 0]
+        if len({p.seed for p in positive}) < 3 or len(positive) < len(some) / 2:
+            continue
+        if ours["rate"].nunique() < 2:
+            continue
+        found, own = law.fitted(ours, "log"), independent_law.fit(some)
+        assert (found.pulses, found.level) == pytest.approx((len(positive), own.level), rel=2e-3)
+        ends = (found.exponent.value, found.exponent.low, found.exponent.high)
+        assert ends == pytest.approx(own[:3], abs=3e-3), arm
+        compared += 1
+    assert compared, "no arm has three trunks with pulses that last"
+
+
+def test_the_rates_are_those_of_the_text_of_the_grids() -> None:
+    """A warm-up of 60 of 600 steps; then a tenth in two steps at 360 and 480, a cosine, or a fall
+    in the last 240 steps."""
+    expected = {
+        "harm-lm": lambda step: 10 ** (-0.5 * ((step >= 360) + (step >= 480))),
+        "harm-lm-cosine": lambda step: 0.5 * (1 + math.cos(math.pi * (step - 60) / 540)),
+        "harm-lm-wsd": lambda step: min(1.0, (600 - step) / 240),
+    }
+    for tree, rate in expected.items():
+        each = [step / 60 if step < 60 else rate(step) for step in range(600)]
+        highest = max(sum(each[i : i + 25]) / 25 for i in range(0, 600, 25))
+        for pulse in read(tree, WITH):
+            first = 25 * pulse.onset
+            assert pulse.rate == pytest.approx(sum(each[first : first + 75]) / 75 / highest)
 
 
 def test_a_tree_without_such_pulses_or_rates_is_said() -> None:

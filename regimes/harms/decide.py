@@ -235,6 +235,17 @@ class Known:
             return min(harmful, key=lambda i: found[i].harm / windows[i].length)
         return None
 
+    def divided(self, half: Pulse) -> Pulse | None:
+        """The window that was tried and then divided into this one and another; None: none."""
+        todo = self.rules.coarse(half.arm)
+        while todo:
+            window = todo.pop()
+            halves = self.rules.halves(window)
+            if half in halves:
+                return window if self.of(window).n else None
+            todo += halves
+        return None
+
     def unions(self, arm: str) -> list[Pulse]:
         """All safe windows of an arm as one pulse, then without the one of the largest harm per
         unit, and so on; of two windows or more."""

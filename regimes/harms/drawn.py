@@ -1,4 +1,4 @@
-"""The figure of a search for harm: one column wide. No torch."""
+"""The figure of a search for harm: one column wide, and told apart without colour. No torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from matplotlib.patches import Patch
+from matplotlib.lines import Line2D
 
 from regimes.harms.decide import WORDS, Call, Known
 from regimes.plotting import style
@@ -18,8 +18,14 @@ if TYPE_CHECKING:
 
     from regimes.plotting.looks import Metric
 
-WIDTH = 3.4  # inches: one column of a paper
+WIDTH = 3.3  # inches: one column of a paper
 COLOURS: dict[Call, str] = {"safe": "#0173b2", "harmful": "#d55e00", "open": "#949494"}
+MARKS: dict[Call, dict[str, Any]] = {  # in grey, too: dark and filled, crossed, dashed and empty
+    "safe": {"marker": "o"},
+    "harmful": {"marker": "X", "markersize": 6},
+    "open": {"marker": "o", "markerfacecolor": "white", "linestyle": (0, (2.5, 1))},
+}
+HATCHES: dict[Call, str | None] = {"safe": None, "harmful": "////", "open": None}
 MOST_ARMS = 6  # panels of a figure
 
 
@@ -47,11 +53,16 @@ def figure(
         axes[-1, 0].set_xlabel(unit)
         axes[-1, 0].set_xlim(-0.6, known.rules.units - 0.4)
         calls = {known.of(pulse).call for pulse in windows}
-        handles = [Patch(color=COLOURS[c], label=WORDS[c]) for c in COLOURS if c in calls]
-        fig.legend(handles=handles, loc="outside upper left", ncols=3, handlelength=1)
+        handles = [Line2D([], [], label=WORDS[c], **_look(c)) for c in COLOURS if c in calls]
+        fig.legend(handles=handles, loc="outside upper left", ncols=3, handlelength=2)
+        fig.align_ylabels()
         few = max(known.of(pulse).n for pulse in windows) < LEAST
-        bars = "fewer than three seeds have no interval" if few else "bars: 95 % t interval"
-        style.caption(fig, f"Harm of a pulse over these units, at the end of the run; {bars}.")
+        bars = (
+            "fewer than three seeds have no interval" if few else "bars: the interval of the calls"
+        )
+        words = f"Harm of a pulse over these units, at the end of the run; {bars}"
+        untried = " ?: not tried." if any(not known.of(pulse).n for pulse in windows) else ""
+        style.caption(fig, f"{words}.{untried}")
     return fig
 
 
@@ -63,18 +74,28 @@ def _harms(ax: Axes, known: Known, arm: str) -> None:
     for pulse in known.windows(arm):
         verdict, ((first, stop),) = known.of(pulse), pulse.spans
         colour, middle = COLOURS[verdict.call], (first + stop - 1) / 2
-        ax.axvspan(first - 0.5, stop - 0.5, color=colour, alpha=0.12, linewidth=0)
+        band: Any = {"facecolor": (colour, 0.1), "edgecolor": (colour, 0.3), "linewidth": 0}
+        ax.axvspan(first - 0.5, stop - 0.5, hatch=HATCHES[verdict.call], **band)
         ax.axvline(stop - 0.5, color="white", linewidth=1.5)
         if not math.isfinite(verdict.harm):
             text = "breaks" if verdict.n else "?"
-            ax.text(middle, margin, text, ha="center", color=colour, fontsize=7)
+            place: Any = {"transform": ax.get_xaxis_transform(), "ha": "center", "va": "center"}
+            ax.text(middle, 0.5, text, fontsize=7.5, **place)
             continue
-        ax.plot([first - 0.4, stop - 0.6], [verdict.harm] * 2, color=colour, linewidth=2)
+        look = _look(verdict.call)
         if math.isfinite(verdict.low):
-            ax.plot([middle] * 2, [verdict.low, verdict.high], color=colour)
+            ax.plot([middle] * 2, [verdict.low, verdict.high], color=colour, linewidth=1.2)
+        ends = [first - 0.4, middle, stop - 0.6]
+        ax.plot(ends, [verdict.harm] * 3, markevery=[1], **look)
     right: Any = {"transform": ax.get_yaxis_transform(), "ha": "right", "va": "bottom"}
     ax.text(0.995, margin, "margin", fontsize=6, **right)
     ax.grid(visible=False)
+
+
+def _look(call: Call) -> dict[str, Any]:
+    """The line of a phase of a call."""
+    plain = {"color": COLOURS[call], "linewidth": 1.8, "markersize": 4.5, "markeredgewidth": 1}
+    return plain | MARKS[call]
 
 
 def _rates(ax: Axes, rates: Sequence[float]) -> None:

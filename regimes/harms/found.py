@@ -54,9 +54,9 @@ class Harm:
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row per phase, in order: arm, first and last unit, call, harm with its 95 % interval
-        (in the metric's unit; positive is worse), n (seeds), needed (seeds that would decide),
-        minutes (until then), saved (share of the trunk's bytes)."""
+        """One row per phase, in order: arm, first and last unit, call, harm with its interval (see
+        `regimes.harms.decide`; in the metric's unit, positive is worse), n (seeds), needed (seeds
+        that would decide), minutes (until then), saved (share of the trunk's bytes)."""
         import pandas as pd
 
         rows = []
@@ -227,7 +227,10 @@ class Harm:
         if found.call == "harmful":
             return interval
         if not found.n:
-            return f"not tried: {self._time(pulse)} for {LEAST} seeds"
+            words = f"not tried: {self._time(pulse)} for {LEAST} seeds"
+            if (whole := self.known.divided(pulse)) is None:
+                return words
+            return f"{words}; {self.units(whole.spans[0])}: {self._interval(self.known.of(whole))}"
         time = self._time(pulse)
         if found.n < LEAST:
             seeds = f"{found.n} seed{'s' * (found.n > 1)}"

@@ -63,7 +63,8 @@ def harm(
         parts: windows that are tried first.
         first_seed: of the first trunk.
         set: fields of the configuration.
-        show: called with a line after each run.
+        show: called after each run with a line and the share of the budget that is spent; ``print``
+            prints them. Default: silent.
         units: of a run of a function.
         lower: whether less of its metric is better; known of a loss and an accuracy.
         training: of a model: further arguments of `simulate`, such as ``epochs`` or ``optimizer``;

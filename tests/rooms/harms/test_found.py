@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 
 import pytest
+from drawn import misplaced
 
 from regimes.errors import RecordError
 from regimes.harms.decide import Known, Pulse, Rules, Run
 from regimes.harms.found import Harm
 from regimes.harms.kinds import Kind
+from regimes.plotting import style
 from regimes.plotting.looks import named
 
 RATES = [1.0, 0.9, 0.8, 0.65, 0.5, 0.35, 0.2, 0.1]
@@ -62,3 +64,50 @@ def test_the_time_until_a_decision_is_that_of_its_runs() -> None:
     assert "2 seeds; 3 at least, 60 seconds" in str(answer)
     unknown = Harm(known, whole.kinds, whole.shown, "epoch", minutes=math.nan)
     assert "2 seeds; 3 at least, 1 run" in str(unknown)
+
+
+def test_the_figure_tells_calls_apart_without_colour_in_one_column() -> None:
+    """Each call has a look of its own; no text leaves the figure or lies on another."""
+    rules = Rules(24, ("high", "deletion"), 1.0)
+    means = {"high": (6.0, 0.1, 0.2, 0.1), "deletion": (3.0, 0.4, 0.1, 0.0)}
+    harms: dict[Run, float] = {(None, seed): 0.0 for seed in range(3)}
+    for arm, values in means.items():
+        for pulse, mean in zip(rules.coarse(arm), values, strict=True):
+            wide = arm == "deletion" and mean == 0.4
+            spread = 1.5 if wide else 0.1
+            harms |= {(pulse, seed): mean + spread * (seed - 1) for seed in range(3)}
+    kinds = {arm: Kind(arm, arm) for arm in means}
+    answer = Harm(Known(rules, harms), kinds, named("accuracy"), "epoch", rates=[0.5] * 24)
+    with style.theme():
+        drawn = answer.figure()
+        assert misplaced(drawn) == []
+    assert drawn.get_size_inches()[0] <= 3.3
+    (legend,) = drawn.legends
+    looks = {
+        text.get_text(): (line.get_marker(), line.get_linestyle(), line.get_markerfacecolor())
+        for text, line in zip(legend.get_texts(), legend.get_lines(), strict=True)
+    }
+    assert looks.keys() == {"safe", "harmful", "unresolved"}
+    shapes = {(str(marker), style, face == "white") for marker, style, face in looks.values()}
+    assert len(shapes) == 3
+    first = drawn.axes[0]
+    heights = [line.get_ydata()[0] for line in first.get_lines() if line.get_marker() in ("o", "X")]
+    judged = [answer.known.of(pulse) for pulse in answer.known.windows("high")]
+    assert heights == pytest.approx([each.harm for each in judged if each.n])
+
+
+def test_a_half_that_was_not_tried_says_what_is_known_of_the_whole() -> None:
+    rules = Rules(8, ("high",), 1.0, parts=2)
+    early, late = rules.coarse("high")
+    second = rules.halves(early)[1]
+    harms: dict[Run, float] = {(None, seed): 0.0 for seed in range(3)}
+    for pulse, mean in ((early, 4.0), (late, 0.0), (second, 0.0)):
+        harms |= {(pulse, seed): mean + 0.1 * (seed - 1) for seed in range(3)}
+    kinds = {"high": Kind("high", "rank 1")}
+    answer = Harm(Known(rules, harms), kinds, named("accuracy"), "epoch", minutes=0.05)
+    untried, *_ = answer.sentences()
+    # 3 seeds of a run from the start, whose trunks are there: 24 epochs of 3 seconds
+    said = "epochs 0-1  unresolved  not tried: 72 seconds for 3 seeds; epochs 0-3: 4.0 ["
+    assert untried.startswith(said)
+    nothing = Harm(Known(rules, {}), kinds, named("accuracy"), "epoch", minutes=0.05)
+    assert nothing.sentences()[0].endswith("not tried: 2 minutes for 3 seeds")

@@ -177,8 +177,8 @@ def _share(count: int, of: int) -> dict[str, float]:
 
 
 def over_trees(each: pd.DataFrame) -> dict[str, float]:
-    """Of the trees with a call of safe that is judged: how many (n), in how many some call has the
-    other seeds against it (count), and the share with its exact interval (share, share_low,
+    """Trees with a call of safe that is judged (n), those in which some call has the other seeds
+    against it (count), and the share of these with its exact interval (share, share_low,
     share_high)."""
     safe = each[(each["call"] == WORDS["safe"]) & (each["others"] > 0)]
     worst = safe.groupby("tree")["against"].max()

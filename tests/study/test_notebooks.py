@@ -72,8 +72,8 @@ def complaints(notebook: Any) -> list[str]:
     ]
 
 
-def test_there_are_the_ten_notebooks() -> None:
-    assert sorted(int(path.stem.partition("-")[0]) for path in NOTEBOOKS) == [*range(1, 11)]
+def test_there_are_the_eleven_notebooks() -> None:
+    assert sorted(int(path.stem.partition("-")[0]) for path in NOTEBOOKS) == [*range(1, 12)]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_notebook_is_committed_whole_with_quiet_and_portable_outputs(path: Pat
 def test_a_notebook_is_thin_and_trains_once(path: Path) -> None:
     notebook = read(path)
     sources = [cell.source for cell in code(notebook)]
-    calls = ("regimes.run(", "regimes.simulate(")
+    calls = ("regimes.run(", "regimes.simulate(", "regimes.harm(")
     assert sum(any(call in source for call in calls) for source in sources) == 1
     assert any(cell.source.startswith("## Live") for cell in notebook.cells)
     if path.stem != OURS:

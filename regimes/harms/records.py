@@ -88,12 +88,26 @@ class Records(Search):
     def searched(self, budget: Budget, jobs: int, show: Show) -> Harm:
         """Search, and say what was found."""
         require(jobs >= 1, "jobs", jobs, "at least 1")
-        for run in ended_runs(rounds_of(self.out)):
+        done = ended_runs(rounds_of(self.out))
+        for run in done:
             check_same(self.out / self.name(run), to_dict(resolve(self.cell(run)[1])))
+        if done and self.task is not None:
+            self._check_task(self.task)
         with sweep.trainer(jobs, [self.trunk.device], self.task) as trainer:
             self._trainer = trainer
             rounds = self.run(budget, jobs, show)
         return self.found(rounds)
+
+    def _check_task(self, task: Task) -> None:
+        """Raise RecordError unless model and data are those of the first trunk: the trunks of other
+        seeds would be of another search."""
+        from regimes.training.state import check_same_task  # torch, so late
+
+        first = (None, 0)
+        task.build(self.cell(first)[1])  # whose weights the header then has
+        check_same_task(
+            self.out / self.name(first), self.record(first).header["data"], task.header()
+        )
 
     def train(self, runs: Sequence[Run], ended: Callable[[Run, Any], None]) -> None:
         """Train runs, or find them finished; a result is the error of a pulse that broke.

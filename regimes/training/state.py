@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -85,6 +85,29 @@ def _if_finished(out: Path) -> list[Row] | None:
     return rows if whole and (ended(read_events(out)) or not checkpoint.saved(out)) else None
 
 
+def check_same_task(source: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise RecordError unless samples, loss, metric, model and first weights are those that a
+    record has in its header (``data``)."""
+    if before["digest"] != now["digest"]:
+        raise RecordError(f"{source} was trained on other data: the samples have changed since")
+    for name in ("loss", "metric"):  # of a user's own
+        if before.get(name) != now.get(name):
+            raise RecordError(
+                f"{source} was trained with the {name} {before.get(name) or 'by default'}, not "
+                f"{now.get(name) or 'that by default'}: choose another folder"
+            )
+    for name, what in (
+        ("model", "another model: its modules (repr) are others"),
+        (
+            "weights",
+            "other first weights: make the model after torch.manual_seed, or pass the "
+            "function that makes it",
+        ),
+    ):  # older records lack them
+        if name in before and before.get(name) != now.get(name):
+            raise RecordError(f"{source} was trained with {what}; or choose another folder")
+
+
 def _enter(run: Run, out: Path, resume: bool) -> Notes | None:
     """Read the rows so far and the newest checkpoint, of a branch that has none its trunk's; epochs
     after that are trained again.
@@ -97,25 +120,7 @@ def _enter(run: Run, out: Path, resume: bool) -> Notes | None:
     header = read_header(source)
     if resume:
         check_same(out, to_dict(run.phase.recorded))
-    now = run.task.header()
-    if header["data"]["digest"] != now["digest"]:
-        raise RecordError(f"{source} was trained on other data: the samples have changed since")
-    for name in ("loss", "metric"):  # of a user's own
-        if (before := header["data"].get(name)) != now.get(name):
-            raise RecordError(
-                f"{source} was trained with the {name} {before or 'by default'}, not "
-                f"{now.get(name) or 'that by default'}: choose another folder"
-            )
-    for name, what in (
-        ("model", "another model: its modules (repr) are others"),
-        (
-            "weights",
-            "other first weights: make the model after torch.manual_seed, or pass the "
-            "function that makes it",
-        ),
-    ):  # older records lack them
-        if name in header["data"] and header["data"].get(name) != now.get(name):
-            raise RecordError(f"{source} was trained with {what}; or choose another folder")
+    check_same_task(source, header["data"], run.task.header())
     if resume and (rows := _if_finished(out)) is not None:
         run.rows = rows
         return None

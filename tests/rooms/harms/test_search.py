@@ -222,6 +222,28 @@ def test_another_search_is_refused(whole: regimes.Harm) -> None:
         searched(whole.out, pulse="dense", runs=100)
 
 
+def test_other_data_or_weights_do_not_join_a_search(whole: regimes.Harm) -> None:
+    """They would train the trunks of further seeds, which no branch compares with the first."""
+    assert whole.out is not None
+    given = {"epochs": UNITS, "workers": 2, "batch_size": 16, "runs": 14, "parts": 2}
+    given |= {"optimizer": {"lr": 0.1, "schedule": "cosine"}, "out": whole.out}
+    before = {*whole.out.rglob("run.json")}
+
+    def other() -> nn.Module:
+        model = network()
+        next(model.parameters()).data.mul_(2)
+        return model
+
+    other.__name__ = other.__qualname__ = network.__name__
+    for model, train, said in (
+        (network, points(96, 2), "trained on other data"),
+        (other, points(96, 0), "other first weights: make the model after torch.manual_seed"),
+    ):
+        with pytest.raises(RecordError, match=said):
+            regimes.harm(model, train, points(64, 1), **given)
+    assert {*whole.out.rglob("run.json")} == before
+
+
 # -- schedules -------------------------------------------------------------------------------
 
 

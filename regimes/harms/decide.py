@@ -235,6 +235,19 @@ class Known:
             return min(harmful, key=lambda i: found[i].harm / windows[i].length)
         return None
 
+    def phases(self, arm: str) -> list[Pulse]:
+        """The windows of an arm for an answer: in place of two halves of which none was tried, the
+        window that they divide."""
+        windows = self.windows(arm)
+        untried = {window for window in windows if not self.of(window).n}
+        found: list[Pulse] = []
+        for window in windows:
+            whole = self.divided(window)
+            known = whole if whole and {*self.rules.halves(whole)} <= untried else window
+            if known not in found:
+                found.append(known)
+        return found
+
     def divided(self, half: Pulse) -> Pulse | None:
         """The window that was tried and then divided into this one and another; None: none."""
         todo = self.rules.coarse(half.arm)

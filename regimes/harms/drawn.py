@@ -39,7 +39,7 @@ def figure(
         rates: of each unit, as a share of the highest; empty: not known.
     """
     arms = known.rules.arms[:MOST_ARMS]
-    windows = [pulse for arm in arms for pulse in known.windows(arm)]
+    windows = [pulse for arm in arms for pulse in known.phases(arm)]
     with style.theme():
         fig = style.figure(0.9 + 1.25 * len(arms) + 0.55 * bool(rates), WIDTH)
         heights = [1.0] * len(arms) + [0.4] * bool(rates)
@@ -71,7 +71,7 @@ def _harms(ax: Axes, known: Known, arm: str) -> None:
     margin = known.rules.margin
     ax.axhline(0, color="#949494", linewidth=0.8)
     ax.axhline(margin, color="black", linewidth=0.8, linestyle=style.DOTTED)
-    for pulse in known.windows(arm):
+    for pulse in known.phases(arm):
         verdict, ((first, stop),) = known.of(pulse), pulse.spans
         colour, middle = COLOURS[verdict.call], (first + stop - 1) / 2
         band: Any = {"facecolor": (colour, 0.1), "edgecolor": (colour, 0.3), "linewidth": 0}

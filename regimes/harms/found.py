@@ -61,7 +61,7 @@ class Harm:
 
         rows = []
         for arm in self.known.rules.arms:
-            for pulse in self.known.windows(arm):
+            for pulse in self.known.phases(arm):
                 found = self.known.of(pulse)
                 ((first, stop),) = pulse.spans
                 row = {"arm": arm, "first": first, "last": stop - 1, "call": WORDS[found.call]}
@@ -199,7 +199,7 @@ class Harm:
         for arm in self.known.rules.arms:
             if len(self.known.rules.arms) > 1:
                 lines.append(f"{self.kinds[arm].text}:")
-            windows = self.known.windows(arm)
+            windows = self.known.phases(arm)
             names = [self.units(pulse.spans[0]) for pulse in windows]
             for name, pulse in zip(names, windows, strict=True):
                 call = WORDS[self.known.of(pulse).call]

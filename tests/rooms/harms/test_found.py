@@ -92,7 +92,7 @@ def test_the_figure_tells_calls_apart_without_colour_in_one_column() -> None:
     assert len(shapes) == 3
     first = drawn.axes[0]
     heights = [line.get_ydata()[0] for line in first.get_lines() if line.get_marker() in ("o", "X")]
-    judged = [answer.known.of(pulse) for pulse in answer.known.windows("high")]
+    judged = [answer.known.of(pulse) for pulse in answer.known.phases("high")]
     assert heights == pytest.approx([each.harm for each in judged if each.n])
 
 
@@ -109,5 +109,10 @@ def test_a_half_that_was_not_tried_says_what_is_known_of_the_whole() -> None:
     # 3 seeds of a run from the start, whose trunks are there: 24 epochs of 3 seconds
     said = "epochs 0-1  unresolved  not tried: 72 seconds for 3 seeds; epochs 0-3: 4.0 ["
     assert untried.startswith(said)
+    del harms[second, 0], harms[second, 1], harms[second, 2]  # of no half anything is known
+    whole = Harm(Known(rules, harms), kinds, named("accuracy"), "epoch")
+    assert [row["call"] for _, row in whole.table.iterrows()] == ["harmful", "safe"]
+    assert whole.sentences()[0].startswith("epochs 0-3  harmful     4.0 [")
+    assert len(whole.known.windows("high")) == 3
     nothing = Harm(Known(rules, {}), kinds, named("accuracy"), "epoch", minutes=0.05)
     assert nothing.sentences()[0].endswith("not tried: 2 minutes for 3 seeds")

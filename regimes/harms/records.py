@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regimes.config import BranchConfig, RunConfig, to_dict
-from regimes.errors import RecordError, TrainingError, require
+from regimes.errors import require
 from regimes.harms import measured
 from regimes.harms.decide import Known, Pulse, Run
 from regimes.harms.found import Harm
@@ -17,7 +17,7 @@ from regimes.harms.kinds import Kind, changed
 from regimes.harms.rates import mean_rates
 from regimes.harms.schedule import controls_of, grid_toml
 from regimes.harms.search import Facts, Search, ended_runs, result_of, rules_of
-from regimes.launch import sweep
+from regimes.launch import budgeted, sweep
 from regimes.launch.budgeted import Budget, Round, rounds_of
 from regimes.launch.sweep import Cell
 from regimes.plotting.groups import tested_by
@@ -27,8 +27,6 @@ from regimes.training.quirks import resolve
 if TYPE_CHECKING:
     from regimes.data.task import Task
     from regimes.harms.search import Show
-
-NOT_FINITE = "is not finite"  # in the error of a training that broke
 
 
 class Records(Search):
@@ -116,20 +114,13 @@ class Records(Search):
             TrainingError: a run could not end for another reason than a loss that is not finite.
             RecordError: another process trains it.
         """
-        cells = {self.cell(run)[0]: (run, self.cell(run)) for run in runs}
-        done = [run for run, cell in cells.values() if sweep.done(*cell)]
-        for run in done:
-            ended(run, None)
-
-        def progress(folder: Path, error: str | None) -> None:
-            run, _ = cells[folder]
-            if isinstance(error, sweep.InUse):
-                raise RecordError(str(error))
-            if error is not None and (NOT_FINITE not in error or run[0] is None):
-                raise TrainingError(f"{self.name(run)}: {error}")
-            ended(run, error)
-
-        self._trainer([cell for run, cell in cells.values() if run not in done], progress)
+        named = {self.name(run): run for run in runs}
+        budgeted.train_cells(
+            self._trainer,
+            {name: self.cell(run) for name, run in named.items()},
+            lambda name, error: ended(named[name], error),
+            lambda name: named[name][0] is None,  # a trunk
+        )
 
     # -- results -----------------------------------------------------------------------------
 

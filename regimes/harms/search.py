@@ -7,9 +7,7 @@ What trains is in `records` (trunks and branches) and `jobs` (a function of the 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +18,7 @@ from regimes.harms.decide import Known, Left, Pulse, Rules, Run, next_round, par
 from regimes.harms.found import Harm
 from regimes.harms.kinds import Kind
 from regimes.launch import budgeted
-from regimes.launch.budgeted import Budget, Ended, Round
+from regimes.launch.budgeted import Budget, Ended, Round, seconds
 from regimes.plotting.looks import Metric
 from regimes.statistics import LEAST
 
@@ -179,19 +177,12 @@ class Search:
         return Left(max(0.0, 60 * budget.minutes - spent) * units / max(spent, 1e-9), runs)
 
     def _train(self, budget: Budget, show: Show, chosen: Round, ended: Ended) -> None:
-        earlier = budgeted.rounds_of(self.out)[:-1]
         runs = dict(zip(chosen.runs, runs_of(chosen), strict=True))
-        before, start = sum(len(each.runs) for each in earlier), time.monotonic()
-        spent = seconds([*earlier, chosen])
-        counter = itertools.count(before + len(chosen.results) + 1)
+        share = budgeted.shares(budget, budgeted.rounds_of(self.out))
 
         def over(run: Run, result: Any) -> None:
             ended(self.name(run), result)
-            count = next(counter)
-            share = count / budget.runs if budget.runs else 0.0
-            if budget.minutes:
-                share = max(share, (spent + time.monotonic() - start) / 60 / budget.minutes)
-            show(self.line(run, budgeted.rounds_of(self.out)), share)
+            show(self.line(run, budgeted.rounds_of(self.out)), share())
 
         self.train([runs[name] for name in chosen.missing], over)
 
@@ -228,8 +219,3 @@ def ended_runs(rounds: Sequence[Round]) -> list[Run]:
 def result_of(name: str, rounds: Sequence[Round]) -> Any:
     """The result of a run that has ended."""
     return next(each.results[name] for each in rounds if name in each.results)
-
-
-def seconds(rounds: Sequence[Round]) -> float:
-    """That the runs have taken, side by side."""
-    return sum(each.seconds for each in rounds)

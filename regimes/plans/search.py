@@ -117,11 +117,24 @@ class Probes:
         for each in budgeted.rounds_of(self.out):
             for run in each.results:
                 check_same(self.out / run, to_dict(resolve(self._config(_probes_of(each)[run]))))
+        self._check_task(budgeted.rounds_of(self.out))
         with self._trainer(jobs) as train:
             choose = functools.partial(self._choose, budget, jobs, seeds)
             step = functools.partial(self._train, train, budget, show)
             rounds = budgeted.search(self.out, choose, step)
         return self.known(rounds), self._shown(rounds)
+
+    def _check_task(self, rounds: Sequence[Round]) -> None:
+        """Raise RecordError unless model and data are those of the probes so far."""
+        run = next((run for each in rounds for run in each.results), None)
+        if self.task is None or run is None:
+            return
+        from regimes.training.state import check_same_task  # torch, so late
+
+        probe = next(p for each in rounds for name, p in _probes_of(each).items() if name == run)
+        self.task.build(self._config(probe))  # whose weights the header then has
+        folder = self.out / run
+        check_same_task(folder, load(folder).header["data"], self.task.header())
 
     def _trainer(self, jobs: int) -> AbstractContextManager[sweep.Train]:
         return sweep.trainer(jobs, [self.config.device], self.task)

@@ -26,7 +26,7 @@ def data(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, (x[:, :3] ** 2).argmax(1)
 
 
-def planned(out: Path, **more: Any) -> regimes.Plan:
+def planned(out: Path, shift: float = 0.0, **more: Any) -> regimes.Plan:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
     given = {
@@ -37,7 +37,8 @@ def planned(out: Path, **more: Any) -> regimes.Plan:
         "step": 1e-4,
     }
     own = {"workers": 2, "epochs": 2, "optimizer": {"name": "adamw", "lr": 0.01}}
-    return regimes.plan(model, data(128, 0), data(64, 1), out=out, **{**given, **own, **more})
+    x, y = data(128, 0)
+    return regimes.plan(model, (x + shift, y), data(64, 1), out=out, **{**given, **own, **more})
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +91,8 @@ def test_a_stopped_plan_goes_on_as_one_that_was_not(found: regimes.Plan, tmp_pat
         assert {**line, "seconds": 0} == {**before, "seconds": 0}
     with pytest.raises(RecordError, match=r"holds a plan with seconds 2\.0, not 1"):
         planned(folder, seconds=1.0)
+    with pytest.raises(RecordError, match="data"):
+        planned(folder, shift=1.0)
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,14 @@ makes the same ones again. ``uniform`` makes them where they are needed, the sam
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 Key = str | int
@@ -49,26 +51,29 @@ def seed_generators(seed: int, device: torch.device) -> None:
             generator.manual_seed(seed)
 
 
-def uniform(wanted: Sequence[tuple[Seed, int]], device: torch.device) -> list[Tensor]:
-    """Multiples of 2^-24 in [0, 1) for each (seed by `derive`, how many), made on the device. On a
-    GPU a seed may be an int64 scalar there.
+def uniform(wanted: Sequence[tuple[Seed, int, int]], device: torch.device) -> list[Tensor]:
+    """Multiples of 2^-24 in [0, 1) for each (seed by `derive`, how many, from which of its stream
+    on), made on the device. On a GPU a seed may be an int64 scalar there.
 
     SplitMix64 (Steele, Lea & Flood, 2014): the i-th word is a hash of seed + i * GOLDEN, so that
     all are made at once. Each word gives two numbers, its lower half the first.
     """
-    counts = [-(-size // 2) for _, size in wanted]
-    flat = torch.empty(2 * sum(counts), device=device)
-    pieces = flat.split([2 * count for count in counts])
     if device.type == "cpu":
-        for (seed, _), piece in zip(wanted, pieces, strict=True):
-            _fill(piece.numpy(), int(seed))
-    else:
-        counters = torch.arange(1, max(counts) + 1, device=device).mul_(GOLDEN)
-        pairs = zip(wanted, counts, strict=True)
-        state = torch.cat([counters[:count] + _word(seed) for (seed, _), count in pairs])
-        _mix(state, lambda z, bits: (z >> bits) & (2 ** (64 - bits) - 1))
-        torch.mul((state.view(torch.int32) >> 8) & (2**24 - 1), 2.0**-24, out=flat)
-    return [piece[:size] for piece, (_, size) in zip(pieces, wanted, strict=True)]
+        flat = torch.empty(sum(size for _, size, _ in wanted))
+        parts = flat.split([size for _, size, _ in wanted])
+        for (seed, _, first), part in zip(wanted, parts, strict=True):
+            fill(part.numpy(), int(seed), first)
+        return [*parts]
+    words = [(first // 2, -(-(first + size) // 2)) for _, size, first in wanted]
+    counts = [stop - start for start, stop in words]
+    flat = torch.empty(2 * sum(counts), device=device)
+    counters = torch.arange(1, max(stop for _, stop in words) + 1, device=device).mul_(GOLDEN)
+    seeds: Any = [_word(seed) for seed, *_ in wanted]
+    state = torch.cat(torch._foreach_add([counters[a:b] for a, b in words], seeds))
+    _mix(state, lambda z, bits: (z >> bits) & (2 ** (64 - bits) - 1))
+    torch.mul((state.view(torch.int32) >> 8) & (2**24 - 1), 2.0**-24, out=flat)
+    pieces = zip(flat.split([2 * count for count in counts]), wanted, strict=True)
+    return [piece[first % 2 :][:size] for piece, (_, size, first) in pieces]
 
 
 class SeedTable:
@@ -102,16 +107,37 @@ class SeedTable:
             self.there[: len(seeds)].copy_(seeds, non_blocking=True)
 
 
-def _fill(row: Float[np.ndarray, " numbers"], seed: int) -> None:
-    """Fill a row by numpy, block by block in the cache: half the time of ``torch.rand``."""
-    count = len(row) // 2
-    counters = np.arange(1, min(BLOCK, count) + 1) * GOLDEN
-    for start in range(0, count, BLOCK):
-        state = counters[: count - start] + _signed(seed + start * GOLDEN)
-        _mix(state, lambda z, bits: (z.view(np.uint64) >> np.uint64(bits)).view(np.int64))
-        halves = (state.view(np.uint32) >> np.uint32(8)).view(np.int32)
-        part = row[2 * start : 2 * (start + len(state))]
-        np.multiply(halves, np.float32(2**-24), out=part, dtype=np.float32, casting="unsafe")
+def fill(row: Float[np.ndarray, " numbers"], seed: int, first: int = 0) -> None:
+    """Fill a row of a CPU with `uniform` numbers, from the ``first`` of the stream on, block by
+    block in the cache: half the time of ``torch.rand``."""
+    skipped, (start, stop) = first % 2, (first // 2, -(-(first + len(row)) // 2))
+    if not hasattr(_own, "room"):
+        _own.room = np.empty((2, BLOCK), np.int64)
+    for word in range(start, stop, BLOCK):
+        count = min(BLOCK, stop - word)
+        state, other = _own.room[:, :count]
+        np.add(_counters()[:count], _signed(seed + word * GOLDEN), out=state)
+        _mix(state, partial(_shifted, out=other))
+        halves = state.view(np.uint32)
+        np.right_shift(halves, np.uint32(8), out=halves)
+        place = max(0, 2 * (word - start) - skipped)
+        begin = skipped if word == start else 0
+        part = row[place : place + 2 * count - begin]
+        here = halves.view(np.int32)[begin : begin + len(part)]
+        np.multiply(here, np.float32(2**-24), out=part, dtype=np.float32, casting="unsafe")
+
+
+_own = threading.local()  # of each thread: fresh memory costs as much as a pass over it
+
+
+@lru_cache(maxsize=1)
+def _counters() -> Int64[np.ndarray, " words"]:
+    return np.arange(1, BLOCK + 1) * GOLDEN
+
+
+def _shifted(words: Any, bits: int, out: Any) -> Any:
+    np.right_shift(words.view(np.uint64), np.uint64(bits), out=out.view(np.uint64))
+    return out
 
 
 def _mix(state: Any, shifted: Callable[[Any, int], Any]) -> None:

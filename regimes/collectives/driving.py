@@ -31,7 +31,6 @@ KIND = {
     SumShards: "sum",
     JoinShards: "join",
 }
-WITHIN = ("sum", "join")  # among the shards of a worker; these have no place in a layer's traffic
 Answer = Callable[[str, Sequence[Any]], Sequence[Tensor]]  # a kind and its requests: their answers
 Count = Callable[[int, Collective, int], str]  # a program's request in a round: its kind
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regimes.collectives.requests import NO_LAYER, Joint, Traffic
+from regimes.collectives.requests import NO_LAYER, Traffic
 
 KINDS = ("mean", "gather", "broadcast")  # others join them where they are asked for
 
@@ -37,14 +38,28 @@ class Meter:
     sent: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     dense: dict[str, int] = field(default_factory=dict)
 
-    def count(self, layer: int | Joint, kind: str, tensor: Tensor, convention: bool = True) -> None:
-        """Count one request; ``tensor`` is stacked, its first row is one worker's share."""
-        if isinstance(layer, Joint):
-            pieces = tensor.flatten(1).split([*layer.sizes], dim=1)
-            for one, piece in zip(layer.layers, pieces, strict=True):
-                self.count(one, kind, piece, convention)
-            return
+    def count(
+        self,
+        layer: int | Sequence[int],
+        kind: str,
+        tensor: Tensor,
+        convention: bool = True,
+        sizes: Sequence[int] = (),
+    ) -> None:
+        """Count one request; ``tensor`` is stacked, its first row is one worker's share.
+
+        Args:
+            layer: or several, which have ``sizes`` numbers of that share.
+        """
         numbers = tensor.numel() // tensor.shape[0]
+        if isinstance(layer, int):
+            self._count(layer, kind, tensor, numbers, convention)
+            return
+        assert sum(sizes) == numbers, f"{numbers} numbers, of layers {sum(sizes)}"
+        for one, size in zip(layer, sizes, strict=True):
+            self._count(one, kind, tensor, size, convention)
+
+    def _count(self, layer: int, kind: str, tensor: Tensor, numbers: int, convention: bool) -> None:
         if kind in ("exchange", "scatter"):  # a worker keeps the part that is for itself
             numbers -= numbers // self.workers
         size = numbers * tensor.element_size()

@@ -80,9 +80,15 @@ class Layer:
 
 @dataclass(frozen=True)
 class Mean:
-    """Ask for the mean over all W workers: ``[L, ...] -> [...]``."""
+    """Ask for the mean over all W workers: ``[L, ...] -> [...]``.
+
+    Attributes:
+        sizes: of a program for several layers, how many of a worker's numbers each layer has, in
+            any order. So in the other requests.
+    """
 
     tensor: Tensor
+    sizes: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,7 @@ class Gather:
     """Ask for every worker's tensor, in worker order: ``[L, ...] -> [W, ...]``."""
 
     tensor: Tensor
+    sizes: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -98,6 +105,7 @@ class Exchange:
     of which part w is for worker w, to ``[L, W, ...]``, of which part w is from worker w."""
 
     tensor: Tensor
+    sizes: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -125,19 +133,6 @@ class JoinShards:
     tensor: Tensor
     chunk: int
     size: int
-
-
-@dataclass(frozen=True)
-class Joint:
-    """Several layers whose rows are end to end in one program's requests.
-
-    Attributes:
-        layers: their indices.
-        sizes: how many numbers each has; a request has as many in all.
-    """
-
-    layers: Sequence[int]
-    sizes: Sequence[int]
 
 
 def mean_of_sums(own: Tensor, shards: int) -> Program:

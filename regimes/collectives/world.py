@@ -17,17 +17,17 @@ import torch
 from torch import Tensor
 
 from regimes.collectives import agreement
-from regimes.collectives.driving import KIND, WITHIN, run_in_lockstep, run_one_by_one
+from regimes.collectives.driving import KIND, run_in_lockstep, run_one_by_one
 from regimes.collectives.meter import Meter
 from regimes.collectives.requests import (
     NO_LAYER,
     Collective,
     JoinShards,
-    Joint,
     Layer,
     Mean,
     Program,
     Request,
+    SumShards,
 )
 from regimes.errors import ConfigError, require
 
@@ -138,7 +138,7 @@ class World:
     def drive(
         self,
         programs: Sequence[Program | Mean],
-        layers: Sequence[int | Joint],
+        layers: Sequence[int | Sequence[int]],
         *,
         signal: bool = False,
         batched: bool = False,
@@ -155,7 +155,7 @@ class World:
             programs: generators that yield requests and return a tensor; or a mean, whose answer is
                 the result: a generator costs more than the mean of a small tensor.
             layers: the layer index that each one's traffic is counted for, or ``NO_LAYER``; of a
-                program for several layers, their places in its requests.
+                program for several layers, theirs.
             signal: these are a detector's statistics: bytes, but no floats of the paper's count.
             batched: join ``Batched`` requests, in lockstep in any world. For a GPU: on a CPU all
                 layers would pass through the cache once for each kernel.
@@ -165,10 +165,10 @@ class World:
         def count(i: int, request: Collective, turn: int) -> str:
             tensor, kind = request.tensor, KIND[type(request)]
             convention = layers[i] != NO_LAYER and not signal
-            if kind in WITHIN:
+            if isinstance(request, SumShards | JoinShards):
                 self.meter.count_within(kind, tensor)
             else:
-                self.meter.count(layers[i], kind, tensor, convention)
+                self.meter.count(layers[i], kind, tensor, convention, request.sizes)
             as_bytes = kind in ("gather", "exchange", "scatter")
             collectives.add((turn, kind, torch.uint8 if as_bytes else tensor.dtype))
             return kind

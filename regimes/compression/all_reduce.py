@@ -10,7 +10,7 @@ twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -19,13 +19,12 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from regimes.collectives.requests import Exchange, Gather, Layer, Traffic
-from regimes.compression.base import Sending, State
+from regimes.compression.base import SendingTogether, State, numbers_of
+from regimes.compression.codes import Added, chunks, in_blocks, rounded, unpacked, write_packed
 from regimes.compression.elementwise import Rounding
-from regimes.compression.kernels import on_gpu
+from regimes.compression.layout import Noise, draw, layout
 from regimes.config import DENSE, Bounds, Level
 from regimes.errors import require
-
-CHUNK = 1 << 18  # numbers that a CPU computes at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,27 +49,50 @@ class QuantisedAllReduce(Rounding):
         good = level in (DENSE, 4, 8) and not isinstance(level, bool)
         require(good, "level of quantised-all-reduce", level, '4 or 8 (bits), or "dense"')
 
-    def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
-        flat, bits, hosted = delta.flatten(1), int(level), len(delta)
-        # ``delta`` may be of 16 bits; scales and sums are not
-        exact = flat.to(torch.promote_types(flat.dtype, torch.float32))
-        count, size = state.workers, flat.shape[1]
-        part = -(-size // count)  # numbers of each owner, the last one's padded with zeros
-        padded = _padded(exact, count * part - size)
-        noise = yield from self._noise(padded, state, "numbers")
-        wire, own = quantise(padded.view(hosted, count, part), bits, self.block, noise)
-        received = yield Exchange(wire)  # [L, W, bytes]: of all workers, this one's part
-        mean = in_order_sum(received, bits, self.block, part, exact.dtype, count)  # [L, part]
-        noise = yield from self._noise(mean, state, "means")
-        wire, rounded = quantise(mean, bits, self.block, noise)
-        parts = yield Gather(wire)  # [W, bytes]
-        update = dequantise(parts, bits, self.block, part, exact.dtype).flatten()[:size]
-        first = state.first_worker
+    def send_bucket(
+        self, deltas: Sequence[Float[Tensor, "hosted _ _"]], states: Sequence[State], level: Level
+    ) -> SendingTogether:
+        first, bits, hosted, count = states[0], int(level), len(deltas[0]), states[0].workers
+        # ``deltas`` may be of 16 bits; scales and sums are not
+        exact = torch.promote_types(deltas[0].dtype, torch.float32)
+        plan = layout(tuple(numbers_of(deltas)), count, self.block)
+        flat = [delta.flatten(1) for delta in deltas]
+        # [L, W, width], first the numbers, then their rounded values, in the end the update
+        values = torch.empty((hosted, count, plan.width), dtype=exact, device=flat[0].device)
+        plan.spread(flat, values)
+        sizes = plan.bytes_of_parts(bits, exact.itemsize)
+        noise = self._noise_of(plan, states, "numbers", count, values)
+        of_means = self._noise_of(plan, states, "means", 1, values)
+        if isinstance(noise, Noise) and isinstance(of_means, Noise):
+            draw([noise, of_means])
+        wire, _ = quantise(values.flatten(0, 1), bits, self.block, noise, values.flatten(0, 1))
+        packed = wire.shape[1]
+        wire = plan.without_gaps(wire, bits).unflatten(0, (hosted, count))
+        received = yield Exchange(wire, [count * size for size in sizes])  # [L, W, bytes]
+        if hosted == count:  # of which each worker's values are here
+            mean = values[0].clone() if self.error_feedback else values[0]
+            for worker in range(1, count):
+                mean += values[worker]
+            if count > 1:
+                mean.div_(count)  # [L, width], of the parts that they own
+        else:
+            received = plan.with_gaps(received, bits, packed)
+            mean = in_order_sum(received, bits, self.block, plan.width, exact, count)
+        kept = torch.empty_like(mean) if self.error_feedback else mean
+        wire, _ = quantise(mean, bits, self.block, of_means, kept)
+        parts = yield Gather(plan.without_gaps(wire, bits), sizes)  # [W, bytes]
         if self.error_feedback:  # the owner of a part keeps what rounding its mean has lost
             for row in range(hosted):
-                own[row, first + row] -= count * (mean[row] - rounded[row])
-        sent = own.flatten(1)[:, :size].to(delta.dtype)
-        return update.to(delta.dtype).view(delta.shape[1:]), sent.view(delta.shape)
+                lost = mean[row].sub_(kept[row])
+                values[row, first.first_worker + row] -= count * lost
+            plan.subtract_(flat, values)
+        if hosted == count:
+            update = kept
+        else:
+            parts = plan.with_gaps(parts, bits, packed)
+            update = dequantise(parts, bits, self.block, plan.width, exact)
+        whole = first.buffer((1, sum(plan.sizes)), flat[0]) if count > 1 else update
+        return [part.to(flat[0].dtype) for part in plan.collect(update[None], whole)], None
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         """The parts of other owners to them, and the mean of one part to all. In floats only the
@@ -82,49 +104,32 @@ class QuantisedAllReduce(Rounding):
 
 
 def quantise(
-    numbers: Float[Tensor, "*rows size"], bits: int, block: int, noise: Tensor | float
+    numbers: Float[Tensor, "*rows size"],
+    bits: int,
+    block: int,
+    noise: Added,
+    values: Tensor | None = None,
 ) -> tuple[UInt8[Tensor, "*rows packed"], Float[Tensor, "*rows size"]]:
     """(scales and packed codes of each row, the dequantised values).
 
     Args:
         noise: added before rounding down: 0.5 rounds to the nearest, a uniform number in [0, 1)
-            stochastically.
+            stochastically. Or what gives those of some columns, ``[all rows, columns]``.
+        values: where the values go, which may be ``numbers``; None: new memory.
     """
     size, steps = numbers.shape[-1], 2 ** (bits - 1) - 1  # codes -steps .. steps
     rows = numbers.flatten(0, -2)
-    given = noise.reshape(rows.shape) if isinstance(noise, Tensor) else noise
     block, width = min(block, max(1, size)), rows.element_size()
     end = -(-size // block) * width
     wire = rows.new_empty((len(rows), end + -(-size * bits // 8)), dtype=torch.uint8)
-    values = torch.empty_like(rows, memory_format=torch.contiguous_format)
-    for first, stop in _chunks(rows, block, size):
-        blocks = _in_blocks(rows[:, first:stop], block)
-        scale = blocks.abs().amax(-1, keepdim=True).clamp_min_(torch.finfo(rows.dtype).tiny)
-        begin = first // block * width
-        wire[:, begin : begin + blocks.shape[1] * width] = scale.squeeze(-1).view(torch.uint8)
-        code = (blocks / scale).mul_(steps)
-        if isinstance(given, Tensor):
-            code.add_(_in_blocks(given[:, first:stop], block))
-        else:
-            code.add_(given)
-        code.floor_().clamp_(-steps, steps)
-        here = values[:, first:stop]
-        if (stop - first) % block:
-            here.copy_((code * scale.div_(steps)).flatten(1)[:, : stop - first])
-        else:
-            torch.mul(code, scale.div_(steps), out=here.unflatten(1, (-1, block)))
-        plain = code.add_(steps).flatten(1)[:, : stop - first]
-        begin = end + first * bits // 8
-        packed = plain if bits == 8 else _in_pairs(plain)
-        wire[:, begin : begin + packed.shape[1]] = packed
+    if values is None:
+        values = torch.empty_like(rows, memory_format=torch.contiguous_format)
+    noise = noise.reshape(rows.shape) if isinstance(noise, Tensor) else noise
+    for first, _, scales, codes in rounded(rows, block, steps, noise, values.flatten(0, -2)):
+        begin, scales = first // block * width, scales.contiguous().view(torch.uint8)
+        wire[:, begin : begin + scales.shape[1]] = scales
+        write_packed(wire[:, end + first * bits // 8 :], codes, bits)
     return wire.view(*numbers.shape[:-1], -1), values.view(numbers.shape)
-
-
-def _in_pairs(codes: Float[Tensor, "rows size"]) -> Float[Tensor, "rows bytes"]:
-    """Codes of 4 bits two to a byte, the first in the low bits; floats still, which pack faster
-    than integers."""
-    codes = _padded(codes, codes.shape[1] % 2)
-    return torch.add(codes[:, 0::2], codes[:, 1::2], alpha=16)
 
 
 def dequantise(
@@ -175,34 +180,9 @@ def _decoded(
     # a copy, because a view as another dtype needs aligned storage
     copied = torch.empty((len(rows), end), dtype=torch.uint8, device=rows.device)
     scales = copied.copy_(rows[:, :end]).view(dtype).div_(steps)
-    for first, stop in _chunks(rows, block, size):
+    for first, stop in chunks(rows, block, size):
         packed = rows[:, end + first * bits // 8 : end - (-stop * bits // 8)]
-        if bits == 8:
-            code = packed.to(dtype)
-        else:
-            code = torch.empty((len(rows), 2 * packed.shape[1]), dtype=dtype, device=rows.device)
-            code[:, 0::2] = packed & 15
-            code[:, 1::2] = packed >> 4
-        blocks = _in_blocks(code[:, : stop - first].sub_(steps), block)
+        code = unpacked(packed, bits, steps, dtype)
+        blocks = in_blocks(code[:, : stop - first], block)
         scale = scales[:, first // block : first // block + blocks.shape[1], None]
         yield first, stop, blocks.mul_(scale).flatten(1)[:, : stop - first]
-
-
-def _chunks(rows: Tensor, block: int, size: int) -> Iterator[tuple[int, int]]:
-    """(first number, stop) of the parts of all rows that are computed at once: on a CPU as many as
-    its cache holds with what is computed from them, on a GPU all, with one launch each."""
-    pair = 2 * block  # whole bytes of 4-bit codes
-    width = size if on_gpu(rows) else max(1, CHUNK // max(1, len(rows) * pair)) * pair
-    for first in range(0, size, max(1, width)):
-        yield first, min(first + width, size)
-
-
-def _in_blocks(numbers: Tensor, block: int) -> Tensor:
-    """``[..., size]`` to ``[..., blocks, block]``, the last one padded with zeros."""
-    block = min(block, max(1, numbers.shape[-1]))
-    return _padded(numbers, -numbers.shape[-1] % block).unflatten(-1, (-1, block))
-
-
-def _padded(numbers: Tensor, zeros: int) -> Tensor:
-    """With zeros at the end; without any the tensor itself, which torch would copy."""
-    return torch.nn.functional.pad(numbers, (0, zeros)) if zeros else numbers

@@ -33,6 +33,7 @@ from regimes.seeding import Seed, derive
 
 Unit = Literal["gradient", "update"]  # of a residual
 Sending = Generator[Request, Any, tuple[Tensor, Tensor | None]]
+SendingTogether = Generator[Request, Any, tuple[Sequence[Tensor], Tensor | None]]
 
 
 @dataclass
@@ -72,6 +73,11 @@ class State(Workspace):
         that all share. In a step that is captured they are places on the device (``SeedTable``)."""
         tails = [()] if workers is None else [(worker,) for worker in workers]
         return self._seeds([partial(self._seed, what, *tail) for tail in tails])
+
+    def own_seeds(self, what: str, hosted: int) -> list[Seed]:
+        """`seeds` of the workers of so many rows."""
+        first = self.first_worker
+        return self.seeds(what, self.hosted or range(first, first + hosted))
 
     def _seed(self, what: str, *tail: int) -> int:
         return derive(*self.key, what, self.step, *tail)
@@ -133,9 +139,7 @@ class Compressor(Bounded, ABC):
             not finite either.
         entrywise: an entry of the update depends on that entry of the gradients alone, whatever
             else is in the layer.
-        takes_bucket: ``send`` may be given the layers of a bucket end to end, ``[L, 1, N]``, with
-            the memory of the first; each request then has a number for each of the N. For an
-            ``entrywise`` compressor that reads nothing of its memory.
+        takes_bucket: it is an `InBuckets`, whose ``send_bucket`` is given several layers.
         joins_shards: a layer whose rows are divided among processes is compressed as one matrix;
             without it each shard by itself, as if it were a layer.
         phases: the number of kinds of steps that ``traffic`` averages over; see ``phase``.
@@ -268,37 +272,6 @@ class Compressor(Bounded, ABC):
                 yield Batched(sub_, delta, sent)  # delta is the residual: what remains is unsent
         return update.view(grad.shape[1:])
 
-    def reduce_bucket(
-        self, grads: Sequence[Tensor], states: Sequence[State], level: Level
-    ) -> Program:
-        """``reduce`` of several layers at one level other than "dense", end to end (see
-        ``takes_bucket``); returns their updates, ``[N]``. All have a residual, or none has."""
-        deltas = [grad.flatten(2) if grad.ndim > 2 else grad for grad in grads]
-        works = [
-            self._add_residual(delta, state, level)
-            for delta, state in zip(deltas, states, strict=True)
-        ]
-        if (first := works[0]) is not None:
-            kernel = add_apart if first[0] is add_ else first[0]
-            deltas = [*kernel([work[1] for work in works if work is not None])]
-        whole = end_to_end(deltas)
-        for state in states:
-            state.step += 1
-        update, sent = yield from self._checked_send(whole[:, None], states[0], level)
-        if self.error_feedback:
-            if sent is not None:
-                yield Batched(sub_, whole, sent.flatten(-2))
-            sizes = [delta[0].numel() for delta in deltas]
-            parts = zip(states, deltas, whole.split(sizes, dim=1), strict=True)
-            for state, delta, part in parts:
-                state.residual = part.view(delta.shape)
-                if state.room is not None:  # else it would keep memory that nothing uses
-                    state.write_to(state.residual, None)
-        else:
-            for state in states:
-                state.residual = None
-        return update.flatten()
-
     def _add_residual(
         self, delta: Tensor, state: State, level: Level
     ) -> tuple[Callable[..., Sequence[Tensor]], tuple[Any, ...]] | None:
@@ -373,6 +346,70 @@ def has_feedback(chosen: Compressor, levels: Iterable[AnyLevel]) -> bool:
     return any(chosen.at(level)[0].error_feedback for level in (DENSE, *levels))
 
 
+class InBuckets(Compressor):
+    """Base of compressors that work on several layers at once, so that what a step costs in calls
+    does not grow with their number."""
+
+    takes_bucket: ClassVar[bool] = True
+
+    def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
+        (update,), sent = yield from self.send_bucket([delta], [state], level)
+        return update.view(delta.shape[1:]), None if sent is None else sent.view(delta.shape)
+
+    @abstractmethod
+    def send_bucket(
+        self, deltas: Sequence[Float[Tensor, "hosted _ _"]], states: Sequence[State], level: Level
+    ) -> SendingTogether:
+        """``send`` of several layers; returns ``(updates, sent [L, N] or None)``: an update of each
+        layer, of any shape, and what was sent of all, end to end. Each request has the ``sizes`` of
+        the layers' parts in it. With error feedback the deltas lie end to end (`end_to_end`)."""
+
+    def reduce_bucket(
+        self, grads: Sequence[Tensor], states: Sequence[State], level: Level
+    ) -> Generator[Request, Any, Sequence[Tensor]]:
+        """``reduce`` of several layers at one level other than "dense" (see ``takes_bucket``);
+        returns an update of each, of any shape."""
+        deltas = [grad.flatten(2) if grad.ndim > 2 else grad for grad in grads]
+        works: dict[Any, dict[int, tuple[Any, ...]]] = {}  # by kernel: the arguments by layer
+        for i, (delta, state) in enumerate(zip(deltas, states, strict=True)):
+            if (work := self._add_residual(delta, state, level)) is not None:
+                kernel = add_apart if work[0] is add_ else work[0]
+                works.setdefault(kernel, {})[i] = work[1]
+            state.step += 1
+        for kernel, arguments in works.items():
+            for i, delta in zip(arguments, kernel([*arguments.values()]), strict=True):
+                deltas[i] = delta
+        if not self.error_feedback:
+            updates, _ = yield from self._checked_bucket(deltas, states, level)
+            for state in states:
+                state.residual = None  # of another level: it was added to its delta
+            return updates
+        whole = end_to_end(deltas)
+        parts = whole.split([delta[0].numel() for delta in deltas], dim=1)
+        deltas = [part.view(delta.shape) for part, delta in zip(parts, deltas, strict=True)]
+        updates, sent = yield from self._checked_bucket(deltas, states, level)
+        if sent is not None:
+            yield Batched(sub_, whole, sent)
+        for state, delta in zip(states, deltas, strict=True):
+            state.residual = delta
+            if state.room is not None:  # else it would keep memory that nothing uses
+                state.write_to(delta, None)
+        return updates
+
+    def _checked_bucket(
+        self, deltas: Sequence[Tensor], states: Sequence[State], level: Level
+    ) -> SendingTogether:
+        """``send_bucket``; its first call at a level is checked, by the first layer."""
+        if not states[0].is_first((level, bool(self.error_feedback))):
+            return (yield from self.send_bucket(deltas, states, level))
+        where, before = (type(self).__name__, states[0].key[1]), sample(deltas[0])
+        updates, sent = yield from self.send_bucket(deltas, states, level)
+        here, shape = slice(deltas[0][0].numel()), deltas[0].shape
+        first = updates[0].view(shape[1:]), None if sent is None else sent[:, here].view(shape)
+        check_sent(where, first, deltas[0], before, bool(self.error_feedback) or sent is None)
+        return updates, sent
+
+
 def end_to_end(parts: Sequence[Float[Tensor, "rows ..."]]) -> Float[Tensor, "rows N"]:
     """Tensors of as many rows side by side: a view where they are so in memory, else a copy."""
     first, place = parts[0], parts[0].storage_offset()
@@ -388,6 +425,11 @@ def end_to_end(parts: Sequence[Float[Tensor, "rows ..."]]) -> Float[Tensor, "row
         place += part[0].numel()
     width = place - first.storage_offset()
     return first.as_strided((len(first), width), (first.stride(0), 1), first.storage_offset())
+
+
+def numbers_of(deltas: Sequence[Float[Tensor, "hosted _ _"]]) -> list[int]:
+    """How many numbers of a worker each layer has."""
+    return [delta[0].numel() for delta in deltas]
 
 
 def restarted(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from regimes.collectives.requests import Batched, Gather, Layer, Traffic
 from regimes.compression.base import Sending, State
 from regimes.compression.cosine import Chunk, largest_divisor
 from regimes.compression.elementwise import pack, unpack
+from regimes.compression.kernels import cached
 from regimes.compression.sparse import Sparsifier, in_each, num_kept, scatter_sum
 from regimes.config import Level
 from regimes.errors import require
@@ -49,8 +50,7 @@ class ChunkedTopK(Sparsifier):
     def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
         h, w = (largest_divisor(side, self.chunk) for side in delta.shape[1:])
         blocks = delta.unflatten(2, (-1, w)).unflatten(1, (-1, h)).transpose(2, 3)
-        rows = blocks.reshape(-1, h * w)
-        hosted, shape = len(delta), blocks.shape[1:]
+        rows, hosted = blocks.reshape(-1, h * w), len(delta)
         index = in_each(rows, num_kept(level, h * w))
         value = rows.gather(1, index).view(hosted, -1)
         if self.bits == 32:
@@ -62,11 +62,18 @@ class ChunkedTopK(Sparsifier):
             wires = yield Gather(pack(codes.to(torch.uint8), self.bits))
             values = tables.gather(1, unpack(wires, self.bits, value.shape[1]).long())
         indices = yield Gather(index.short().view(hosted, -1))
-        first = torch.arange(0, math.prod(shape), h * w, device=delta.device)  # of each block
-        places = indices.long() + first.repeat_interleave(index.shape[1])
-        mean = yield Batched(scatter_sum, places, values, 1 / len(values), shape, state)
-        sent = torch.zeros_like(rows).scatter_(1, index, own.view(index.shape)).view(blocks.shape)
-        return mean.transpose(1, 2).reshape(delta.shape[1:]), sent.transpose(2, 3).reshape_as(delta)
+        first, offset = _places(*delta.shape[1:], h, w, delta.device)
+
+        def in_matrix(index: Int64[Tensor, "rows k"]) -> Int64[Tensor, "rows k"]:
+            return (offset[index].view(len(index), len(first), -1) + first).flatten(1)
+
+        places, shape = in_matrix(indices.long()), delta.shape[1:]
+        update = yield Batched(scatter_sum, places, values, 1 / len(values), shape, state)
+        if self.error_feedback:  # which takes out what was sent; all else stays as it is
+            every, flat = hosted == len(values), delta.flatten(1)
+            mine = places if every else in_matrix(index.view(hosted, -1))
+            flat.scatter_(1, mine, flat.gather(1, mine).sub_(own))
+        return update, None
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         size = math.prod(largest_divisor(side, self.chunk) for side in layer.matrix)
@@ -75,6 +82,18 @@ class ChunkedTopK(Sparsifier):
             return Traffic(1.5 * k * workers, k * (itemsize + 2))
         codes, means = -(-k * self.bits // 8), 2**self.bits
         return Traffic((means + codes / 4 + k / 2) * workers, means * itemsize + codes + 2 * k)
+
+
+@cached(256)
+def _places(
+    n: int, m: int, h: int, w: int, device: torch.device
+) -> tuple[Int64[Tensor, "blocks 1"], Int64[Tensor, " size"]]:
+    """In a matrix ``[n, m]``: where each block's first number is, and how far behind it are the
+    others."""
+    rows, columns = torch.arange(0, n, h), torch.arange(0, m, w)
+    first = (m * rows[:, None] + columns).view(-1, 1)
+    offset = (m * torch.arange(h)[:, None] + torch.arange(w)).flatten()
+    return first.to(device), offset.to(device)
 
 
 def in_bins(values: Float[Tensor, "hosted k"], bits: int) -> tuple[Tensor, Tensor]:

@@ -59,7 +59,9 @@ class DCTTopK(Sparsifier):
         mean = yield Batched(scatter_sum, places, values, weight, shape, state)
         update = yield Batched(decode, mean[None], *bases)
         sent = None
-        if self.error_feedback:
+        if self.error_feedback and len(values) == 1:
+            sent = update
+        elif self.error_feedback:
             own = torch.zeros_like(rows).scatter_(1, index, value).view(blocks.shape)
             sent = yield Batched(decode, own, *bases)
         return update[0], sent

@@ -7,7 +7,7 @@ of different scales; the others use a mean.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,11 +17,31 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from regimes.collectives.requests import Batched, Gather, Layer, Mean, Request, Traffic
-from regimes.compression.base import Compressor, Sending, State
+from regimes.compression.base import (
+    Compressor,
+    InBuckets,
+    Sending,
+    SendingTogether,
+    State,
+    end_to_end,
+    numbers_of,
+)
+from regimes.compression.codes import (
+    chunks,
+    largest_of_blocks,
+    rounded,
+    signs,
+    unpacked,
+    weighted_sum,
+    write_packed,
+)
 from regimes.compression.kernels import on_gpu, random_rows
+from regimes.compression.layout import Layout, Noise, layout
 from regimes.config import DENSE, Level
 from regimes.errors import ConfigError, require
 from regimes.precision import HALF
+
+BLOCK = 256  # numbers for which a layer's scale is read once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +99,19 @@ def _packed(layer: Layer, bits: int, workers: int, itemsize: int) -> Traffic:
     return Traffic(workers * (size / 4 + 1), size + itemsize)
 
 
+def _mean_magnitudes(
+    layers: Sequence[Float[Tensor, "hosted _"]],
+) -> Float[Tensor, "hosted layers"]:
+    if not on_gpu(layers[0]):
+        return torch.stack([layer.abs().mean(1) for layer in layers], dim=1)
+    rows = [row for layer in layers for row in layer]
+    sums = torch._foreach_norm(rows, 1)
+    means = torch.stack(torch._foreach_div(sums, [float(len(row)) for row in rows]))
+    return means.view(len(layers), -1).T
+
+
 @dataclass(frozen=True, kw_only=True)
-class Sign(Compressor):
+class Sign(InBuckets):
     """One bit per coordinate and one scale, the mean magnitude (Karimireddy et al., 2019,
     EF-SignSGD). Its one level is 1 (bit)."""
 
@@ -91,23 +122,40 @@ class Sign(Compressor):
         good = level in (DENSE, 1) and not isinstance(level, bool)
         require(good, "level of sign", level, '1 (bit), or "dense"')
 
-    def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
-        flat = delta.flatten(1)
-        positive = flat >= 0
-        scale = flat.abs().mean(1)  # [L]
-        scales = yield Gather(scale)  # [W]
-        codes = yield Gather(pack(positive.to(torch.uint8), 1))
-        signs = unpack(codes, 1, flat.shape[1]).to(flat.dtype).mul_(2).sub_(1)  # [W, n * m]
-        update = scales @ signs / len(scales)
-        sent = torch.where(positive, scale[:, None], -scale[:, None])
-        return update.view(delta.shape[1:]), sent.view(delta.shape)
+    def send_bucket(
+        self, deltas: Sequence[Float[Tensor, "hosted _ _"]], states: Sequence[State], level: Level
+    ) -> SendingTogether:
+        flat = [delta.flatten(1) for delta in deltas]
+        plan, dtype = layout(tuple(numbers_of(deltas)), 1, BLOCK), flat[0].dtype
+        exact = torch.promote_types(dtype, torch.float32)
+        # first the numbers, then what their signs stand for
+        values = torch.empty((len(flat[0]), plan.width), dtype=exact, device=flat[0].device)
+        plan.spread(flat, values[:, None])
+        scale = _mean_magnitudes(flat)  # [L, layers]
+        scales = yield Gather(scale, [1] * len(flat))  # [W, layers]
+        wire = signs(values)
+        received = yield from plan.gather(wire, 1)
+        if self.error_feedback or len(received) == 1:
+            by = plan.of_blocks(scale.to(exact))
+            for first, stop in chunks(values, BLOCK, plan.width):
+                ones = unpacked(wire[:, first // 8 : stop // 8], 1, 0, exact)
+                of_block = by[:, first // BLOCK : stop // BLOCK, None]
+                into = values[:, first:stop].unflatten(1, (-1, BLOCK))
+                torch.mul(ones.unflatten(1, (-1, BLOCK)), of_block, out=into)
+        if self.error_feedback:
+            plan.subtract_(flat, values[:, None])
+        if len(received) > 1:
+            by = plan.of_blocks(scales.to(exact))
+            values = weighted_sum(received, 1, by, BLOCK, len(received))
+        updates = plan.collect(values[:, None], values)
+        return [update.to(dtype) for update in updates], None
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         return _packed(layer, 1, workers, itemsize)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rounding(Compressor):
+class Rounding(InBuckets):
     """Base of compressors that round to integers.
 
     Attributes:
@@ -128,6 +176,15 @@ class Rounding(Compressor):
                 "false"
             )
 
+    def _noise_of(
+        self, plan: Layout, states: Sequence[State], what: str, rows: int, like: Tensor
+    ) -> Noise | float:
+        """What is added before rounding down: 0.5, or uniform in [0, 1) from a stream of its own
+        for each worker and step, of ``rows`` owners' parts."""
+        if not self.stochastic:
+            return 0.5
+        return Noise(plan, [state.own_seeds(what, len(like)) for state in states], rows, like)
+
     def _noise(
         self, numbers: Float[Tensor, "hosted size"], state: State, what: str
     ) -> Generator[Request, Any, Tensor | float]:
@@ -135,9 +192,7 @@ class Rounding(Compressor):
         for each worker and step."""
         if not self.stochastic:
             return 0.5
-        first = state.first_worker
-        workers = state.hosted or range(first, first + len(numbers))
-        seeds = state.seeds(what, workers)
+        seeds = state.own_seeds(what, len(numbers))
         return (yield Batched(random_rows, seeds, numbers[0])).to(numbers)
 
 
@@ -153,48 +208,58 @@ class Quantise(Rounding):
         good = level in (DENSE, 2, 4, 8, 16)
         require(good, "level of quantise", level, '2, 4, 8 or 16 (bits), or "dense"')
 
-    def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
-        flat, bits = delta.flatten(1), int(level)
-        steps = 2 ** (bits - 1) - 1  # codes -steps .. steps
-        scale = flat.abs().amax(1).clamp_min(torch.finfo(flat.dtype).tiny)  # [L]
-        scaled = flat / scale[:, None] * steps
-        noise = yield from self._noise(scaled, state, "quantise")
-        code = scaled.add_(noise).floor_().clamp_(-steps, steps)
-        scales = yield Gather(scale)  # [W]
-        wire = code.to(torch.int16) if bits == 16 else pack((code + steps).to(torch.uint8), bits)
-        received = yield Gather(wire)
-        if bits == 16:
-            codes = received.to(flat.dtype)
-        else:
-            codes = unpack(received, bits, flat.shape[1]).to(flat.dtype).sub_(steps)
-        update = (scales / steps) @ codes / len(scales)
-        sent = code * (scale / steps)[:, None]
-        return update.view(delta.shape[1:]), sent.view(delta.shape)
+    def send_bucket(
+        self, deltas: Sequence[Float[Tensor, "hosted _ _"]], states: Sequence[State], level: Level
+    ) -> SendingTogether:
+        flat, bits = [delta.flatten(1) for delta in deltas], int(level)
+        dtype, steps = flat[0].dtype, 2 ** (bits - 1) - 1  # codes -steps .. steps
+        exact = torch.promote_types(dtype, torch.float32)
+        plan = layout(tuple(numbers_of(deltas)), 1, BLOCK)
+        # first the numbers, then what their codes stand for
+        values = torch.empty((len(flat[0]), plan.width), dtype=exact, device=flat[0].device)
+        plan.spread(flat, values[:, None])
+        scale = plan.largest(largest_of_blocks(values, BLOCK))  # [L, layers]
+        scale = scale.clamp_min_(torch.finfo(dtype).tiny).to(dtype)
+        noise = self._noise_of(plan, states, "quantise", 1, values)
+        scales = yield Gather(scale, [1] * len(flat))  # [W, layers]
+        of_blocks = plan.of_blocks(scale.to(exact))
+        wire = values.new_empty((len(values), plan.width * bits // 8), dtype=torch.uint8)
+        for first, _, _, codes in rounded(values, BLOCK, steps, noise, values, of_blocks):
+            write_packed(wire[:, first * bits // 8 :], codes, bits)
+        received = yield from plan.gather(wire, bits)
+        if self.error_feedback:
+            plan.subtract_(flat, values[:, None])
+        if len(received) > 1:
+            by = plan.of_blocks(scales.to(exact) / steps)
+            values = weighted_sum(received, bits, by, BLOCK, len(received))
+        updates = plan.collect(values[:, None], values)
+        return [update.to(dtype) for update in updates], None
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         return _packed(layer, int(level), workers, itemsize)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cast(Compressor):
+class Cast(InBuckets):
     """Half precision in the collective; the level is "fp16" or "bf16". Simulated and real workers
     are equal up to the rounding of that format, in which the processes add."""
 
     usual: ClassVar[Mapping[str, Level]] = {"low": DENSE, "high": "bf16"}
     entrywise: ClassVar[bool] = True
-    takes_bucket: ClassVar[bool] = True
     replayable: ClassVar[bool] = True
 
     def check(self, level: Level) -> None:
         require(level in (DENSE, *HALF), "level of cast", level, '"fp16", "bf16" or "dense"')
 
-    def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
-        half = delta.to(HALF[str(level)])
-        mean = yield Mean(half)
-        if not self.error_feedback:
-            return mean.to(delta.dtype), half.to(delta.dtype)
-        delta.sub_(half)  # in the type of delta, without a copy of half in it
-        return mean.to(delta.dtype), None
+    def send_bucket(
+        self, deltas: Sequence[Float[Tensor, "hosted _ _"]], states: Sequence[State], level: Level
+    ) -> SendingTogether:
+        whole, half_type = end_to_end(deltas), HALF[str(level)]
+        half = whole.to(half_type)
+        mean = yield Mean(half, numbers_of(deltas))
+        if self.error_feedback:
+            whole.sub_(half)  # in the type of whole, without a copy of half in it
+        return mean.to(whole.dtype).split(numbers_of(deltas)), None
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         return Traffic(layer.size / 2, layer.size * 2)

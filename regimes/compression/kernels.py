@@ -146,7 +146,7 @@ def sub_(entries: Entries) -> list[Tensor]:
 
 def random_rows(entries: Sequence[tuple[Sequence[Seed], Tensor]]) -> list[Tensor]:
     """Random numbers in [0, 1), a row for each seed, of the size and on the device of a row."""
-    wanted = [(seed, row.numel()) for seeds, row in entries for seed in seeds]
+    wanted = [(seed, row.numel(), 0) for seeds, row in entries for seed in seeds]
     rows = iter(uniform(wanted, entries[0][1].device))
     return [stacked([next(rows) for _ in seeds]) for seeds, _ in entries]
 

@@ -15,20 +15,22 @@ from torch import Tensor
 from regimes.collectives.requests import (
     NO_LAYER,
     JoinShards,
-    Joint,
     Layer,
     Mean,
     Program,
     mean_of_sums,
 )
 from regimes.collectives.world import World
-from regimes.compression.base import Compressor, State, upgraded
+from regimes.compression.base import Compressor, InBuckets, State, upgraded
 from regimes.compression.elementwise import Dense
 from regimes.compression.kernels import on_gpu
 from regimes.compression.traffic import TrafficCheck
 from regimes.config import DENSE, AnyLevel, FeedbackLevel, Level
 from regimes.errors import ConfigError
 
+# Numbers of the layers that one program reduces. What a program needs beside them is then no more
+# than a large layer alone needs, and of a size that the C library takes again without new pages.
+TOGETHER, TOGETHER_ON_GPU = 1 << 22, 1 << 24
 Stacks = Sequence[Float[Tensor, "rows ..."]] | Mapping[int, Float[Tensor, "rows ..."]]
 
 
@@ -91,10 +93,10 @@ class Reducer:
         """
         memories: Any = self.states if states is None else states
         self.set_rates(bucket, memories)
-        joint = self._layers_end_to_end(bucket, gradients, levels, memories)
+        joint = self._layers_together(bucket, gradients, levels)
         # Generators: a compressor's code runs in `World.drive`, one collective after another.
-        programs: list[Program | Mean] = []
-        places: list[int | Joint] = []
+        programs: list[Any] = []
+        places: list[int | list[int]] = []
         for i in bucket:
             if i == NO_LAYER and extra is not None:
                 programs.append(_mean(extra, self.world.shards))
@@ -102,39 +104,46 @@ class Reducer:
             elif i not in joint:
                 programs.append(self._program(i, gradients[i], memories[i], levels[i]))
                 places.append(i)
-            elif i == joint[0]:
-                own, rows = [memories[j] for j in joint], [gradients[j] for j in joint]
+            elif i == joint[i][0]:
+                own, rows = [memories[j] for j in joint[i]], [gradients[j] for j in joint[i]]
                 compressor, level = self.at(i, levels[i])
+                assert isinstance(compressor, InBuckets)
                 programs.append(compressor.reduce_bucket(rows, own, level))
-                places.append(Joint(joint, [row[0].numel() for row in rows]))
+                places.append(joint[i])
         before = self.traffic_check.before(bucket, gradients, levels)
         batched = any(on_gpu(gradients[i]) for i in bucket if i != NO_LAYER)
         results = self.world.drive(programs, places, batched=batched)
         self.traffic_check.after(before, gradients, levels, memories)
         updates: dict[int, Tensor] = {}
         for place, result in zip(places, results, strict=True):
-            if isinstance(place, Joint):
-                parts = zip(place.layers, result.split([*place.sizes]), strict=True)
-                updates |= {i: part.view(gradients[i].shape[1:]) for i, part in parts}
-            else:
+            if isinstance(place, int):
                 updates[place] = result
+                continue
+            for i, part in zip(place, result, strict=True):
+                updates[i] = part.view(gradients[i].shape[1:])
         return updates
 
-    def _layers_end_to_end(
-        self, bucket: Sequence[int], gradients: Stacks, levels: Sequence[AnyLevel], memories: Any
-    ) -> list[int]:
-        """The layers of a bucket that one program reduces: of a compressor that ``takes_bucket``,
-        at the level of the first of them."""
-        found: list[int] = []
+    def _layers_together(
+        self, bucket: Sequence[int], gradients: Stacks, levels: Sequence[AnyLevel]
+    ) -> dict[int, list[int]]:
+        """The layers of a bucket that one program reduces with each layer: those at its level, of a
+        compressor that ``takes_bucket``, up to a size. The same on all processes, as the order of
+        programs is."""
+        found: dict[Any, list[list[int]]] = {}
+        room: dict[Any, int] = {}
         for i in bucket if self._takes_buckets else ():
             if i == NO_LAYER or not self.compressors[i].takes_bucket or levels[i] == DENSE:
                 continue
-            first = found[0] if found else i
-            held = memories[i].residual is None, gradients[i].dtype
-            alike = held == (memories[first].residual is None, gradients[first].dtype)
-            if levels[i] == levels[first] and alike and gradients[i].numel():
-                found.append(i)
-        return found if len(found) > 1 else []
+            if not (size := gradients[i][0].numel()):
+                continue
+            alike = levels[i], gradients[i].dtype
+            if size > room.get(alike, 0):
+                found.setdefault(alike, []).append([])
+                room[alike] = TOGETHER_ON_GPU if on_gpu(gradients[i]) else TOGETHER
+            found[alike][-1].append(i)
+            room[alike] -= size
+        parts = [part for parts in found.values() for part in parts if len(part) > 1]
+        return {i: part for part in parts for i in part}
 
     def _program(self, i: int, gradient: Tensor, state: State, level: AnyLevel) -> Program | Mean:
         """The program that reduces a layer. For a layer that is always dense, like the many small

@@ -8,7 +8,7 @@ its hierarchy of nodes). Nothing is gathered: the parameters are divided as the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -39,6 +39,7 @@ class QuantisedScatter(QuantisedAllReduce):
     """
 
     block: Annotated[int, Bounds("a whole number from 1", low=1)] = 64
+    takes_bucket: ClassVar[bool] = False
 
     @property
     def requires(self) -> frozenset[str]:

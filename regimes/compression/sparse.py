@@ -21,7 +21,10 @@ from regimes.compression.base import Compressor, Sending, State
 from regimes.compression.kernels import Workspace, on_gpu, random_rows
 from regimes.config import DENSE, Level
 from regimes.errors import require
+from regimes.seeding import Seed, fill, uniform
 
+DRAWN = 1 << 15  # random numbers that a CPU draws and compares at once
+IN_CACHE = 1 << 16  # values of short rows that it searches at once
 SMALL = 1 << 14  # values; for fewer the selection by a bound does not pay
 
 
@@ -130,8 +133,8 @@ class RandomK(Sparsifier):
     def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
         flat = delta.flatten(1)
         size = flat.shape[1]
-        draws = yield Batched(random_rows, state.seeds("random-k"), flat[0])
-        index = top_indices(draws[0], num_kept(level, size)).long()
+        (seed,) = state.seeds("random-k")
+        index = yield Batched(random_places, seed, flat[0], num_kept(level, size))
         mean = yield Mean(flat[:, index])
         update = state.buffer(delta.shape[1:], delta).zero_().view(-1)
         update[index] = mean if self.error_feedback else mean * (size / len(index))
@@ -142,6 +145,34 @@ class RandomK(Sparsifier):
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         k = num_kept(level, layer.size)
         return Traffic(k, k * itemsize)
+
+
+def random_places(entries: Sequence[tuple[Seed, Tensor, int]]) -> list[Int64[Tensor, " k"]]:
+    """For each (seed, row, k) the places of the k largest of random numbers, one for each place of
+    the row, ascending."""
+    if not on_gpu(entries[0][1]):
+        return [_drawn_places(int(seed), len(row), k) for seed, row, k in entries]
+    draws = random_rows([([seed], row) for seed, row, _ in entries])
+    pairs = zip(draws, entries, strict=True)
+    return [top_indices(numbers[0], k).long() for numbers, (*_, k) in pairs]
+
+
+def _drawn_places(seed: int, size: int, k: int) -> Int64[Tensor, " k"]:
+    """Numbers above a bound are kept as they are drawn: very probably the k largest are among them,
+    as four standard deviations more than k are expected."""
+    bound = 1 - (k + 4 * math.sqrt(k) + 4) / size
+    places, values, part = [], [], np.empty(min(size, DRAWN), np.float32)
+    for start in range(0, size, DRAWN):
+        numbers = part[: size - start]
+        fill(numbers, seed, start)
+        kept = np.flatnonzero(numbers >= bound)
+        places.append(kept + start)
+        values.append(numbers.take(kept))
+    found = np.concatenate(places)
+    if len(found) < k:
+        (drawn,) = uniform([(seed, size, 0)], torch.device("cpu"))
+        return top_indices(drawn, k).long()
+    return torch.from_numpy(found[_exactly(np.concatenate(values), k, last=False)])
 
 
 # -- the k largest magnitudes ----------------------------------------------------------------
@@ -179,11 +210,39 @@ def largest(
 def in_each(rows: Float[Tensor, "rows size"], k: int) -> Int64[Tensor, "rows k"]:
     """`by_threshold` of many short rows; on a CPU a shorter way if no row has ties."""
     if rows.device.type == "cpu":
-        keys, bound = _keys_and_bound(rows, k)
-        chosen = np.flatnonzero((keys >= bound).numpy())
-        if len(chosen) == len(rows) * k:
-            return torch.from_numpy(chosen).view(-1, k) % rows.shape[1]
+        size = rows.shape[1]
+        height = max(1, IN_CACHE // size)
+        parts = [_in_each(part, k) for part in rows.split(height)]
+        if all(
+            len(part) == k * min(height, len(rows) - i * height) for i, part in enumerate(parts)
+        ):
+            return torch.from_numpy(np.concatenate(parts)).view(-1, k)
     return by_threshold(rows, k)
+
+
+def _in_each(rows: Float[Tensor, "rows size"], k: int) -> Int64[np.ndarray, " chosen"]:
+    """Columns of the numbers from each row's k-th largest magnitude on, row after row: k of each if
+    there are no ties.
+
+    Rows are divided into groups of columns. The k-th largest of the groups' largest numbers is a
+    bound: k groups have one that is no smaller. What is above it is few, and is searched alone.
+    """
+    keys, size = _keys(rows), rows.shape[1]
+    groups = 1 << (2 * k - 1).bit_length()
+    if 4 * groups > size:
+        bound = keys.topk(k, sorted=False).values.amin(1, keepdim=True)
+        return np.flatnonzero((keys >= bound).numpy()) % size
+    most = keys[:, : size // groups * groups].unflatten(1, (-1, groups)).amax(1)
+    low = most.topk(k, sorted=False).values.amin(1, keepdim=True)
+    above = np.flatnonzero((keys >= low).numpy())
+    row, values = above // size, keys.numpy().reshape(-1)[above]
+    counts = np.bincount(row, minlength=len(rows))
+    place = np.arange(len(above)) - np.repeat(np.cumsum(counts) - counts, counts)
+    few = np.full((len(rows), counts.max()), -1, values.dtype)
+    few[row, place] = values
+    place_of_k = few.shape[1] - k
+    of_row = np.partition(few, place_of_k, axis=1)[:, place_of_k]
+    return above[values >= of_row[row]] % size
 
 
 def by_threshold(rows: Float[Tensor, "rows size"], k: int) -> Int64[Tensor, "rows k"]:
@@ -198,10 +257,14 @@ def by_threshold(rows: Float[Tensor, "rows size"], k: int) -> Int64[Tensor, "row
 
 def _keys_and_bound(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Integers in the order of the magnitudes, NaN highest, and the k-th largest of each row."""
+    keys = _keys(rows)
+    return keys, keys.topk(k, sorted=False).values.amin(1, keepdim=True)
+
+
+def _keys(rows: Tensor) -> Tensor:
     # IEEE floats without their sign bit compare as integers do.
     integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[rows.element_size()]
-    keys = rows.view(integer) & torch.iinfo(integer).max
-    return keys, keys.topk(k, sorted=False).values.amin(1, keepdim=True)
+    return rows.view(integer) & torch.iinfo(integer).max
 
 
 def _of_row(

@@ -7,16 +7,18 @@ error of all steps together. Its traffic varies: it is high while gradients and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int32
+from jaxtyping import Bool, Float, Int32, Int64
 from torch import Tensor
 
 from regimes.collectives.requests import Batched, Gather, Layer, Traffic
 from regimes.compression.base import Compressor, Sending, State, Unit
+from regimes.compression.kernels import on_gpu
 from regimes.compression.sparse import scatter_sum
 from regimes.config import DENSE, Level
 from regimes.errors import require
@@ -51,24 +53,49 @@ class Threshold(Compressor):
     def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
         flat = delta.flatten(1)
         large = flat.abs() * (state.rate / state.scale) >= float(level)
-        taken = large.cumsum(1, dtype=torch.int32)  # chosen numbers up to each place
-        counts = yield Gather(taken[:, -1].contiguous())  # [W]
+        own, places_of = chosen(large)
+        counts = yield Gather(own)  # [W]
         most = yield Batched(largest_counts, counts)
         if not most:
-            return state.buffer(delta.shape[1:], delta).zero_(), torch.zeros_like(delta)
-        number = torch.arange(1, most + 1, dtype=torch.int32, device=flat.device)
-        places = torch.searchsorted(taken, number.repeat(len(flat), 1))
-        padding = number > taken[:, -1:]
-        places = places.masked_fill_(padding, 0)
+            return state.buffer(delta.shape[1:], delta).zero_(), None
+        places = places_of(most)
+        padding = torch.arange(most, dtype=torch.int32, device=flat.device) >= own[:, None]
         values = yield Gather(flat.gather(1, places).masked_fill_(padding, 0))  # [W, most]
         indices = yield Gather(places.int())
         weight, shape = 1 / len(values), delta[0].shape
         update = yield Batched(scatter_sum, indices, values, weight, shape, state)
-        return update, torch.where(large, flat, 0).view(delta.shape)
+        if self.error_feedback:
+            flat.masked_fill_(large, 0)
+        return update, None
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         """The upper bound: all coordinates of all workers, and how many each sends."""
         return Traffic((2 * layer.size + 1) * workers, layer.size * (itemsize + 4) + 4)
+
+
+def chosen(
+    large: Bool[Tensor, "hosted size"],
+) -> tuple[Int32[Tensor, " hosted"], Callable[[int], Int64[Tensor, "hosted most"]]]:
+    """How many places of each row are true, and what gives them, ascending, padded with zeros."""
+    if not on_gpu(large):
+        found = [np.flatnonzero(row) for row in large.numpy()]
+
+        def padded(most: int) -> Int64[Tensor, "hosted most"]:
+            places = np.zeros((len(found), most), np.int64)
+            for row, own in zip(places, found, strict=True):
+                row[: len(own)] = own
+            return torch.from_numpy(places)
+
+        return torch.tensor([*map(len, found)], dtype=torch.int32), padded
+    taken = large.cumsum(1, dtype=torch.int32)  # chosen numbers up to each place
+    own = taken[:, -1].contiguous()
+
+    def searched(most: int) -> Int64[Tensor, "hosted most"]:
+        number = torch.arange(1, most + 1, dtype=torch.int32, device=large.device)
+        places = torch.searchsorted(taken, number.repeat(len(large), 1))
+        return places.masked_fill_(number > own[:, None], 0)
+
+    return own, searched
 
 
 def largest_counts(entries: Sequence[tuple[Int32[Tensor, " workers"]]]) -> list[int]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
-from regimes.compression import all_reduce
+from regimes.compression import all_reduce, codes
 from regimes.compression.all_reduce import QuantisedAllReduce
 from regimes.compression.reducer import Reducer
 from regimes.cost.network import Network, Work
@@ -205,7 +205,7 @@ def test_chunks_do_not_change_a_bit(
     found = []
     for size in (chunk, 1 << 20):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(all_reduce, "CHUNK", size)
+            patch.setattr(codes, "CHUNK", size)
             wire, values = all_reduce.quantise(numbers, bits, block, noise)
             assert torch.equal(
                 all_reduce.dequantise(wire, bits, block, shape[2], numbers.dtype), values

@@ -28,7 +28,7 @@ def passes(p: float) -> bool:
 
 def test_numbers_are_the_published_words() -> None:
     halves = [half >> 8 for word in PUBLISHED for half in (word & (2**32 - 1), word >> 32)]
-    _, found = uniform([(5, 3), (1234567, len(halves) - 1)], CPU)
+    _, found = uniform([(5, 3, 0), (1234567, len(halves) - 1, 0)], CPU)
     assert found.dtype == torch.float32
     assert (found * 2**24).tolist() == halves[:-1]
 
@@ -58,18 +58,23 @@ def test_a_stream_begins_as_torchs_own_on_each_device(
 def test_a_gpus_numbers_are_those_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a GPU does, here on a CPU: a device by another name, and all is made where it is."""
     sizes = [1, 2, 7, 2 * BLOCK, 6 * BLOCK + 3]
-    wanted = [(seed, size) for size in sizes for seed in (0, 2**63 - 1, derive(1, "x"))]
+    wanted = [
+        (seed, size, first)
+        for size in sizes
+        for first in (0, 1, BLOCK, 7)
+        for seed in (0, 2**63 - 1, derive(1, "x"))
+    ]
     expected = uniform(wanted, CPU)
     for name in ("empty", "arange"):
         make = getattr(torch, name)
         monkeypatch.setattr(torch, name, lambda *sizes, device, make=make: make(*sizes))
     found = uniform(wanted, torch.device("meta"))
     assert all(map(torch.equal, found, expected))
-    assert [len(numbers) for numbers in found] == [size for _, size in wanted]
+    assert [len(numbers) for numbers in found] == [size for _, size, _ in wanted]
 
 
 def test_uniform_by_chi_square_and_kolmogorov() -> None:
-    numbers = uniform([(derive(0, "layer", "quantise", 1, 0), N)], CPU)[0].double().numpy()
+    numbers = uniform([(derive(0, "layer", "quantise", 1, 0), N, 0)], CPU)[0].double().numpy()
     assert numbers.min() >= 0
     assert numbers.max() < 1
     assert passes(stats.chisquare(np.bincount((numbers * 4096).astype(int))).pvalue)
@@ -81,7 +86,7 @@ def test_uniform_by_chi_square_and_kolmogorov() -> None:
 def test_neighbours_and_streams_are_independent() -> None:
     """Pairs on a grid of 64 x 64: of neighbours, of a word's halves, of streams of close keys."""
     keys = [derive(0, "layer", "quantise", step, worker) for step in (1, 2) for worker in (0, 1)]
-    rows = [(x * 64).long() for x in uniform([(key, N) for key in (*keys, 1, 2)], CPU)]
+    rows = [(x * 64).long() for x in uniform([(key, N, 0) for key in (*keys, 1, 2)], CPU)]
     a = rows[0]
     pairs = [
         (a[:-1], a[1:]),
@@ -98,7 +103,9 @@ def test_the_largest_k_of_the_draws_are_any_k_alike() -> None:
     """Random-K's choice: how often each coordinate, and each pair of neighbours, is chosen."""
     size, k, steps = 40, 10, 2000
     chosen = torch.zeros(steps, size)
-    for step, row in enumerate(uniform([(derive("k", step), size) for step in range(steps)], CPU)):
+    for step, row in enumerate(
+        uniform([(derive("k", step), size, 0) for step in range(steps)], CPU)
+    ):
         chosen[step, top_indices(row, k).long()] = 1
     share = k / size
     z = (chosen.sum(0) - steps * share) / (steps * share * (1 - share)) ** 0.5

@@ -265,7 +265,7 @@ class Loop:
         if not self.stochastic:
             return [0.5] * size
         seed = derive(7, self.name, "numbers", self.step, rank)
-        (drawn,) = uniform([(seed, size * self.ranks)], torch.device("cpu"))
+        (drawn,) = uniform([(seed, size * self.ranks, 0)], torch.device("cpu"))
         return drawn.tolist()[owner * size : (owner + 1) * size]
 
 

@@ -1,0 +1,175 @@
+"""Rounding to integers of few bits, and their bytes: kernels that work in place.
+
+On a CPU they work in chunks that stay in its cache, on a GPU on all numbers with one launch each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from regimes.compression.kernels import on_gpu
+
+CHUNK = 1 << 16  # numbers that a CPU computes at once
+Added = Tensor | float | Callable[[int, int], Tensor]  # what gives it for some columns of all rows
+
+
+def chunks(rows: Tensor, block: int, size: int) -> Iterator[tuple[int, int]]:
+    """(first number, stop) of the parts of all rows that are computed at once: on a CPU as many as
+    its cache holds with what is computed from them, on a GPU all."""
+    pair = 2 * block  # whole bytes of codes
+    width = size if on_gpu(rows) else max(1, CHUNK // max(1, len(rows) * pair)) * pair
+    for first in range(0, size, max(1, width)):
+        yield first, min(first + width, size)
+
+
+def in_blocks(numbers: Tensor, block: int) -> Tensor:
+    """``[..., size]`` to ``[..., blocks, block]``, the last one padded with zeros."""
+    block = min(block, max(1, numbers.shape[-1]))
+    return padded(numbers, -numbers.shape[-1] % block).unflatten(-1, (-1, block))
+
+
+def padded(numbers: Tensor, zeros: int) -> Tensor:
+    """With zeros at the end; without any the tensor itself, which torch would copy."""
+    return torch.nn.functional.pad(numbers, (0, zeros)) if zeros else numbers
+
+
+def largest_of_blocks(rows: Float[Tensor, "rows size"], block: int) -> Float[Tensor, "rows blocks"]:
+    """The largest magnitude of each block."""
+    parts = [in_blocks(rows[:, a:b], block) for a, b in chunks(rows, block, rows.shape[1])]
+    return torch.cat([part.abs().amax(-1) for part in parts], dim=1)
+
+
+def rounded(
+    rows: Float[Tensor, "rows size"],
+    block: int,
+    steps: int,
+    noise: Added,
+    values: Float[Tensor, "rows size"],
+    scales: Float[Tensor, "rows blocks"] | None = None,
+) -> Iterator[tuple[int, int, Tensor, Tensor]]:
+    """(first number, stop, scales ``[rows, blocks]``, codes from 0 on ``[rows, numbers]``) of each
+    chunk; codes are whole floats, and ``values`` gets what they stand for.
+
+    Args:
+        steps: codes stand for ``-steps .. steps`` times ``scale / steps``.
+        noise: see `all_reduce.quantise`.
+        values: may be ``rows`` itself.
+        scales: of blocks; None: the largest magnitude of each.
+    """
+    block = min(block, max(1, rows.shape[1]))
+    for first, stop in chunks(rows, block, rows.shape[1]):
+        blocks, here = (
+            in_blocks(rows[:, first:stop], block),
+            slice(first // block, -(-stop // block)),
+        )
+        if scales is None:
+            code = blocks.abs()
+            scale = code.amax(-1, keepdim=True).clamp_min_(torch.finfo(rows.dtype).tiny)
+        else:
+            code, scale = torch.empty_like(blocks), scales[:, here, None]
+        torch.div(blocks, scale, out=code).mul_(steps)
+        if isinstance(noise, float):
+            code.add_(noise)
+        else:
+            added = noise[:, first:stop] if isinstance(noise, Tensor) else noise(first, stop)
+            code.add_(in_blocks(added, block))
+        code.floor_().clamp_(-steps, steps)
+        into = values[:, first:stop]
+        if (stop - first) % block:
+            into.copy_((code * (scale / steps)).flatten(1)[:, : stop - first])
+        else:
+            torch.mul(code, scale / steps, out=into.unflatten(1, (-1, block)))
+        yield first, stop, scale.squeeze(-1), code.add_(steps).flatten(1)[:, : stop - first]
+
+
+def write_packed(
+    wire: UInt8[Tensor, "rows _"], codes: Float[Tensor, "rows size"], bits: int
+) -> None:
+    """Write codes of 1, 2, 4 or 8 bits to the beginning of rows, ``8 / bits`` to a byte, low bits
+    first; or of 16 bits, as signed integers."""
+    if bits == 16:
+        signed = wire[:, : 2 * codes.shape[1]]
+        signed.copy_(codes.sub(2**15 - 1).to(torch.int16).view(torch.uint8))
+        return
+    codes = padded(codes, -codes.shape[1] % (8 // bits))
+    if on_gpu(codes):
+        while bits < 8:  # floats still, which pack faster than integers
+            codes = torch.add(codes[:, 0::2], codes[:, 1::2], alpha=2**bits)
+            bits *= 2
+        wire[:, : codes.shape[1]] = codes
+        return
+    array, into = codes.numpy(), wire.numpy()
+    with np.errstate(
+        invalid="ignore"
+    ):  # a block that is not finite: its scale tells, not its codes
+        narrow = array.astype(np.uint8)
+    while bits < 8:  # of each pair of bytes the second to the left of the first, into one byte
+        pairs = narrow.view(np.dtype("<u2"))
+        narrow = (pairs | pairs >> (8 - bits)).astype(np.uint8)
+        bits *= 2
+    into[:, : narrow.shape[1]] = narrow
+
+
+def unpacked(
+    wire: UInt8[Tensor, "rows packed"], bits: int, steps: int, dtype: torch.dtype
+) -> Float[Tensor, "rows codes"]:
+    """Codes, less ``steps``; of 1 bit -1 and 1."""
+    if bits == 16:
+        return wire.clone().view(torch.int16).to(dtype)
+    if bits == 8:
+        return wire.to(dtype).sub_(steps)
+    if on_gpu(wire):
+        shifts = bits * torch.arange(8 // bits, dtype=torch.uint8, device=wire.device)
+        codes = ((wire.unsqueeze(-1) >> shifts) & (2**bits - 1)).flatten(1).to(dtype)
+        return codes.mul_(2).sub_(1) if bits == 1 else codes.sub_(steps)
+    return torch.from_numpy(np.take(_table(bits, steps, dtype), wire.numpy(), axis=0)).flatten(1)
+
+
+@lru_cache(maxsize=16)
+def _table(bits: int, steps: int, dtype: torch.dtype) -> Float[np.ndarray, "256 codes"]:
+    """The numbers that each byte holds."""
+    codes = np.arange(256)[:, None] >> bits * np.arange(8 // bits) & 2**bits - 1
+    codes = 2 * codes - 1 if bits == 1 else codes - steps
+    table: np.ndarray = torch.from_numpy(codes).to(dtype).numpy()
+    return table
+
+
+def signs(rows: Float[Tensor, "rows size"]) -> UInt8[Tensor, "rows packed"]:
+    """A bit for each number, 1 unless it is negative or NaN. ``size`` is a multiple of 8."""
+    if on_gpu(rows):
+        wire = rows.new_empty((len(rows), rows.shape[1] // 8), dtype=torch.uint8)
+        write_packed(wire, (rows >= 0).to(torch.float32), 1)
+        return wire
+    array = rows.numpy()
+    packed = [
+        np.packbits(array[:, a:b] >= 0, axis=1, bitorder="little")
+        for a, b in chunks(rows, 8, rows.shape[1])
+    ]
+    return torch.from_numpy(np.concatenate(packed, axis=1))
+
+
+def weighted_sum(
+    wires: UInt8[Tensor, "workers packed"],
+    bits: int,
+    scales: Float[Tensor, "workers blocks"],
+    block: int,
+    divisor: int,
+) -> Float[Tensor, "1 size"]:
+    """The sum of workers' codes times their scales, added one after the other, and divided."""
+    size, steps = scales.shape[1] * block, 2 ** (bits - 1) - 1
+    result = scales.new_empty((1, size))
+    for first, stop in chunks(wires, block, size):
+        packed = wires[:, first * bits // 8 : stop * bits // 8]
+        codes = in_blocks(unpacked(packed, bits, steps, scales.dtype), block)
+        by = scales[:, first // block : stop // block, None]
+        total = codes[0].mul_(by[0])
+        for code, scale in zip(codes[1:], by[1:], strict=True):
+            total.addcmul_(code, scale)
+        result[:, first:stop] = total.div_(divisor).flatten()
+    return result

@@ -1,0 +1,237 @@
+"""Where several layers lie for kernels that take them at once: end to end, each from the beginning
+of a block on, and divided among the workers that own parts of them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import accumulate
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64, UInt8
+from torch import Tensor
+
+from regimes.collectives.requests import Gather, Program
+from regimes.compression.kernels import cached, on_gpu
+from regimes.seeding import Seed, fill, uniform
+
+Wanted = tuple[Seed, int, int]  # see `uniform`
+Span = tuple[int, int]  # the first of some places, and the one after the last
+
+
+class Layout:
+    """Rows ``[owners, width]`` with a part of each layer: its ``part`` is that of every owner, the
+    last one's padded with zeros, and so are the gaps before the next block.
+
+    Args:
+        sizes: numbers of each layer.
+        owners: among which each layer is divided.
+        block: numbers that share a scale; a layer begins a block, and a whole byte of codes.
+
+    Attributes:
+        parts: numbers that an owner has of each layer.
+        starts: where each layer's part begins.
+        width: numbers of an owner, gaps included.
+    """
+
+    def __init__(self, sizes: Sequence[int], owners: int, block: int) -> None:
+        unit = block + block % 2 * block  # whole bytes of 4-bit codes
+        self.sizes, self.owners, self.block = sizes, owners, block
+        self.parts = [-(-size // owners) for size in sizes]
+        self.starts = [*accumulate((-(-part // unit) * unit for part in self.parts), initial=0)]
+        self.width = self.starts.pop()
+
+    def bytes_of_parts(self, bits: int, itemsize: int) -> list[int]:
+        """Scales and packed codes of each layer's part."""
+        return [-(-part // self.block) * itemsize - (-part * bits // 8) for part in self.parts]
+
+    def spread(
+        self,
+        layers: Sequence[Float[Tensor, "hosted _"]],
+        into: Float[Tensor, "hosted owners width"],
+    ) -> None:
+        """Copy layers to their places, with zeros between them."""
+        if gaps := [*self._gaps(into)]:
+            torch._foreach_zero_(gaps)
+        theirs, ours = zip(*self._pairs(layers, into), strict=True)
+        torch._foreach_copy_(ours, theirs)
+
+    def collect(
+        self, values: Float[Tensor, "1 owners width"], into: Float[Tensor, "1 N"]
+    ) -> list[Float[Tensor, " _"]]:
+        """Each layer of one row, whole: views where there is one owner, else copies."""
+        if self.owners == 1:
+            parts = zip(self.starts, self.sizes, strict=True)
+            return [values[0, 0, start : start + size] for start, size in parts]
+        layers = into.split([*self.sizes], dim=1)
+        theirs, ours = zip(*self._pairs(layers, values), strict=True)
+        torch._foreach_copy_(theirs, ours)
+        return [layer[0] for layer in layers]
+
+    def subtract_(
+        self,
+        layers: Sequence[Float[Tensor, "hosted _"]],
+        values: Float[Tensor, "hosted owners width"],
+    ) -> None:
+        """Subtract from layers what lies at their places."""
+        theirs, ours = zip(*self._pairs(layers, values), strict=True)
+        torch._foreach_sub_(theirs, ours)
+
+    def segments(self, first: int, stop: int) -> Iterator[tuple[int, Span]]:
+        """The layers that have numbers in these columns, and which of a part's numbers they are."""
+        for i in range(max(0, bisect_right(self.starts, first) - 1), len(self.parts)):
+            start = self.starts[i]
+            if start >= stop:
+                return
+            span = max(first, start) - start, min(stop - start, self.parts[i])
+            if span[0] < span[1]:
+                yield i, span
+
+    def _pairs(self, layers: Sequence[Tensor], values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """The same numbers of a layer and of its place."""
+        for layer, size, part, start in zip(
+            layers, self.sizes, self.parts, self.starts, strict=True
+        ):
+            full, rest = divmod(size, part)
+            if full:
+                rows = layer[:, : full * part].unflatten(1, (full, part))
+                yield rows, values[:, :full, start : start + part]
+            if rest:
+                yield layer[:, full * part :], values[:, full, start : start + rest]
+
+    def _gaps(self, values: Tensor) -> Iterator[Tensor]:
+        """What no layer fills."""
+        ends = [*self.starts[1:], self.width]
+        for size, part, start, end in zip(self.sizes, self.parts, self.starts, ends, strict=True):
+            if start + part < end:
+                yield values[:, :, start + part : end]
+            full, rest = divmod(size, part)
+            for owner in range(full, self.owners):
+                yield values[:, owner, start + (rest if owner == full else 0) : start + part]
+
+    # -- one scale for each layer ----------------------------------------------------------------
+
+    def largest(self, blocks: Float[Tensor, "hosted blocks"]) -> Float[Tensor, "hosted layers"]:
+        """The largest of each layer's blocks; NaN where one is."""
+        found = blocks.new_zeros((len(blocks), len(self.sizes)))
+        index = _layer_of_block(self, blocks.device).expand(blocks.shape)
+        return found.scatter_reduce_(1, index, blocks, "amax")
+
+    def of_blocks(self, scales: Float[Tensor, "rows layers"]) -> Float[Tensor, "rows blocks"]:
+        """The scale of each block."""
+        return scales.index_select(1, _layer_of_block(self, scales.device))
+
+    def gather(self, wire: UInt8[Tensor, "hosted packed"], bits: int) -> Program:
+        """Ask for all workers' codes, without what lies in gaps; returns ``[W, packed]``."""
+        sizes = self.bytes_of_parts(bits, 0)
+        everyone = yield Gather(self.without_gaps(wire, bits), sizes)
+        return wire if len(everyone) == 1 else self.with_gaps(everyone, bits, wire.shape[1])
+
+    # -- scales and codes of ``width`` numbers ---------------------------------------------------
+
+    def without_gaps(
+        self, wire: UInt8[Tensor, "*rows packed"], bits: int
+    ) -> UInt8[Tensor, "*rows kept"]:
+        """What has to travel of a row's scales and packed codes."""
+        spans = self._spans(bits, wire.shape[-1])
+        if spans == [(0, wire.shape[-1])]:
+            return wire
+        return torch.cat([wire[..., a:b] for a, b in spans], dim=-1)
+
+    def with_gaps(
+        self, kept: UInt8[Tensor, "*rows kept"], bits: int, packed: int
+    ) -> UInt8[Tensor, "*rows packed"]:
+        """The inverse, for rows of ``packed`` bytes; codes of zero fill the gaps."""
+        spans = self._spans(bits, packed)
+        if spans == [(0, packed)]:
+            return kept
+        zero = {4: 7 + 16 * 7, 8: 127}.get(bits, 0)
+        wire = kept.new_full((*kept.shape[:-1], packed), zero)
+        pieces = kept.split([b - a for a, b in spans], dim=-1)
+        torch._foreach_copy_([wire[..., a:b] for a, b in spans], pieces)
+        return wire
+
+    def _spans(self, bits: int, packed: int) -> list[Span]:
+        """The bytes of a row that belong to a layer, those that touch joined."""
+        scales = packed - self.width * bits // 8
+        width = scales * self.block // self.width  # of a scale
+        bounds = [
+            (start // self.block * width, -(-(start + part) // self.block) * width)
+            for start, part in zip(self.starts, self.parts, strict=True)
+        ]
+        bounds += [
+            (scales + start * bits // 8, scales - (-(start + part) * bits // 8))
+            for start, part in zip(self.starts, self.parts, strict=True)
+        ]
+        joined: list[Span] = []
+        for first, stop in bounds:
+            if joined and joined[-1][1] == first:
+                joined[-1] = joined[-1][0], stop
+            else:
+                joined.append((first, stop))
+        return joined
+
+
+@lru_cache(maxsize=64)
+def layout(sizes: tuple[int, ...], owners: int, block: int) -> Layout:
+    """The layout of a bucket's layers, made once."""
+    return Layout(sizes, owners, block)
+
+
+@cached(64)
+def _layer_of_block(plan: Layout, device: torch.device) -> Int64[Tensor, " blocks"]:
+    """Which layer each block belongs to."""
+    ends = [*plan.starts[1:], plan.width]
+    counts = [(end - start) // plan.block for start, end in zip(plan.starts, ends, strict=True)]
+    return torch.from_numpy(np.repeat(np.arange(len(counts)), counts)).to(device)
+
+
+class Noise:
+    """Uniform numbers in [0, 1) for a layout, made when and where a kernel asks for them.
+
+    Args:
+        seeds: of each layer, one for each hosted worker.
+        rows: how many follow each other in a worker's stream: all owners' parts, or one.
+    """
+
+    def __init__(
+        self, plan: Layout, seeds: Sequence[Sequence[Seed]], rows: int, like: Tensor
+    ) -> None:
+        self.plan, self.seeds, self.rows, self.like = plan, seeds, rows, like
+        self.drawn: Tensor | None = None  # on a GPU
+
+    def __call__(self, first: int, stop: int) -> Float[Tensor, "all columns"]:
+        """Those of some columns, of all workers' rows; zeros in gaps."""
+        if on_gpu(self.like):
+            if self.drawn is None:
+                draw([self])
+            assert self.drawn is not None
+            return self.drawn[:, first:stop]
+        drawn = np.zeros((len(self.seeds[0]) * self.rows, stop - first), np.float32)
+        for (seed, _, begin), place in self.wanted(first, stop):
+            fill(drawn[place], int(seed), begin)
+        return torch.from_numpy(drawn).to(self.like.dtype)
+
+    def wanted(self, first: int, stop: int) -> Iterator[tuple[Wanted, tuple[int, slice]]]:
+        """For some columns what `uniform` is asked, and where it goes."""
+        for i, (a, b) in self.plan.segments(first, stop):
+            start, part = self.plan.starts[i] - first, self.plan.parts[i]
+            for row in range(len(self.seeds[i]) * self.rows):
+                worker, owner = divmod(row, self.rows)
+                asked = self.seeds[i][worker], b - a, owner * part + a
+                yield asked, (row, slice(start + a, start + b))
+
+
+def draw(noises: Sequence[Noise]) -> None:
+    """On a GPU draw all numbers of several at once, with the launches of one."""
+    if not on_gpu(noises[0].like):
+        return
+    asked, places = [], []
+    for noise in noises:
+        noise.drawn = noise.like.new_zeros((len(noise.seeds[0]) * noise.rows, noise.plan.width))
+        for wanted, place in noise.wanted(0, noise.plan.width):
+            asked.append(wanted)
+            places.append(noise.drawn[place])
+    torch._foreach_copy_(places, uniform(asked, noises[0].like.device))

@@ -23,6 +23,7 @@ from benchmarks.report import Report
 
 CASES = (
     "powersgd",
+    "compressors",
     "topk",
     "simulated",
     "instruments",

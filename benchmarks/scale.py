@@ -282,6 +282,10 @@ def timed(name: str, folder: Path) -> float:
         detect.main([folder], [], None)
     elif name == "figure curves":
         offered.begin("curves", [str(folder), "--out", str(folder.parent)])
+    elif name == "compare":
+        assert len(regimes.compare(folder))
+    elif name == "plot":
+        assert regimes.plot(folder).axes
     elif name == "watch, a refresh":
         return refreshed(folder)
     elif name == "watch, a refresh of the folder":
@@ -329,6 +333,8 @@ OF_MANY = {
     "report": (25, None),
     "detect": (20, None),
     "figure curves": (8, None),
+    "compare": (0.5, None),
+    "plot": (0.5, None),
     "watch, a refresh of the folder": (None, None),
 }
 

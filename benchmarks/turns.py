@@ -17,6 +17,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
+from benchmarks.cases.compressors import LEVELS
 from benchmarks.trees import ROOT, run_script, unpack
 from regimes.records import write_output
 from regimes.records.provenance import commit, processor
@@ -67,6 +68,21 @@ note()
 CLOSE
 dist.destroy_process_group()
 """
+COMPRESSED = """
+from regimes.collectives.world import World
+from regimes.compression import compressor
+from regimes.compression.reducer import Reducer
+from regimes.models import build
+from regimes.training.gradients import layer_table
+layers = layer_table(build("resnet18-cifar10", classes=10, channels=3, image_size=32))
+rows = [torch.randn(1, *layer.shape) for layer in layers]
+levels = [LEVEL if layer.compressed else "dense" for layer in layers]
+reducer = Reducer(compressor({"name": NAME}), layers, World(1), 0)
+for _ in range(steps // 3):
+    note()
+    reducer.reduce(range(len(layers)), rows, levels)
+note()
+"""
 DDP = "model = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.02)"
 MESH = """
 from torch.distributed.device_mesh import init_device_mesh
@@ -89,6 +105,12 @@ def job(make: str, start: str, end: str = "pass", close: str = "hook.close()") -
 
 def simulated(options: str) -> str:
     return f"OPTIONS = dict({options})\n{SIMULATED}"
+
+
+def compressed(name: str, level: object) -> tuple[int, str]:
+    """A step of a compressor on ResNet-18's layers, one worker."""
+    script = COMPRESSED.replace("NAME", repr(name)).replace("LEVEL", repr(level))
+    return 1, f"with torch.no_grad():{script.replace(chr(10), chr(10) + '    ')}"
 
 
 TOPK = 'compressor="topk", levels={"low": 10, "high": 1}'
@@ -118,6 +140,12 @@ KINDS: dict[str, tuple[int, str]] = {  # name -> (processes, script)
             "local.close()",
         ),
     ),
+    **{
+        f"compressor {name} {level}": compressed(name, level)
+        for name, levels in LEVELS.items()
+        for level in levels
+        if name != "low-pass"  # of the study
+    },
 }
 
 

@@ -1,0 +1,149 @@
+"""A step of every compressor over three copies of the gradients
+
+CPU time of all processes together, one worker in each, gloo over loopback; at W = 1 the world of
+one process, as in training. A step takes stacked gradients to updates (`Exchange.step`), with the
+compressor's own defaults. The floor is what must be read and written: each process copies its
+gradients three times. Each compressor has rounds of its own, in which it and the floor take turns.
+Peers, where they are installed: torch's hooks, and block quantisation (to codes and back) by
+bitsandbytes and torchao. torchft's quantised all-reduce needs a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.cases.powersgd import Bucket, torch_hook
+from benchmarks.harness import Limits, Row, Seconds, Step, compare, interleaved, resnet18
+from benchmarks.large import gpt2
+from benchmarks.process_group import added, processes, run_process
+from regimes.collectives.processes import ProcessWorld
+from regimes.collectives.requests import Layer
+from regimes.collectives.world import World
+from regimes.compression import compressor
+from regimes.compression.reducer import Reducer
+from regimes.config import DENSE, Level
+
+FLOOR = "three copies"
+NETWORKS = {"ResNet-18": resnet18, "GPT-2, two blocks": lambda: gpt2(768, 2)}
+ROUNDS = {1: 7, 4: 3}
+LEVELS: dict[str, dict[Level, float | None]] = {  # with the target at W = 1
+    "dense": {DENSE: None},
+    "powersgd": {1: 1.9, 4: 1.9},
+    "acp-sgd": {4: None},
+    "cast": {"bf16": None, "fp16": None},
+    "topk": {1: 3.5, 10: 3.5},
+    "randomk": {1: 3},
+    "threshold": {2.5: None},
+    "chunked-topk": {1: 5},
+    "dct-topk": {1: 7},
+    "sign": {1: 4},
+    "quantise": {8: 5},
+    "quantised-all-reduce": {8: 7, 4: 8},
+    "low-pass": {0.1: None},
+}
+
+
+def peers(name: str, level: Level, layers: list[Layer], flat: Tensor) -> dict[str, Any]:
+    """Others' steps beside which a compressor is shown."""
+    if name == "powersgd":
+        return {"torch powerSGD_hook": torch_hook(layers, flat, int(level))}
+    if name == "cast":
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        hook = getattr(default_hooks, f"{level}_compress_hook")
+        bucket: Any = Bucket(layers, flat)
+        return {f"torch {level}_compress_hook": lambda: hook(dist.group.WORLD, bucket).wait()}
+    found = {}
+    if name == "quantised-all-reduce" and find_spec("bitsandbytes"):
+        found["bitsandbytes, there and back"] = bitsandbytes(flat, int(level))
+    if name == "quantised-all-reduce" and find_spec("torchao"):
+        found["torchao, there and back"] = torchao(flat, int(level))
+    return found
+
+
+def bitsandbytes(flat: Tensor, bits: int) -> Callable[[], Any]:
+    from bitsandbytes import functional
+
+    def eight() -> Tensor:
+        return functional.dequantize_blockwise(*functional.quantize_blockwise(flat, blocksize=256))
+
+    def four() -> Tensor:
+        return functional.dequantize_4bit(*functional.quantize_4bit(flat, blocksize=256))
+
+    return eight if bits == 8 else four
+
+
+def torchao(flat: Tensor, bits: int) -> Callable[[], Any]:
+    from torchao.quantization import quant_primitives as primitives
+
+    whole = flat[: len(flat) // 256 * 256]
+    block, steps = (256,), 2 ** (bits - 1) - 1
+
+    def there_and_back() -> Tensor:
+        scale, zero = primitives.choose_qparams_affine(
+            whole, primitives.MappingType.SYMMETRIC, block, torch.int8, -steps, steps
+        )
+        options: Any = (scale, zero, torch.int8, -steps, steps)
+        codes = primitives.quantize_affine(whole, block, *options)
+        return primitives.dequantize_affine(codes, block, scale, zero, torch.int8, -steps, steps)
+
+    return there_and_back
+
+
+def process(rank: int, quick: int) -> dict[str, Seconds]:
+    """One process: CPU seconds of each compressor, its peers and the floor, by setting."""
+    workers, found = dist.get_world_size(), {}
+    world = World(1) if workers == 1 else ProcessWorld(workers, torch.device("cpu"))
+    for network, make in NETWORKS.items():
+        layers = make()
+        generator = torch.Generator().manual_seed(rank)
+        fresh = torch.randn(1, sum(layer.size for layer in layers), generator=generator)
+        stack, other = fresh.clone(), torch.empty_like(fresh)
+
+        def before(stack: Tensor = stack, fresh: Tensor = fresh) -> None:
+            stack.copy_(fresh)  # the peers write over it
+            dist.barrier()
+
+        def floor(stack: Tensor = stack, other: Tensor = other) -> None:
+            for _ in range(3):
+                other.copy_(stack)
+
+        for name, levels in LEVELS.items():
+            for level in levels:
+                reducer = Reducer(compressor({"name": name}), layers, world, 0)
+                tasks = {"regimes": Step(reducer, level, stack), FLOOR: floor}
+                tasks |= peers(name, level, layers, stack[0])
+                rounds = 1 if quick else ROUNDS[workers]
+                key = f"{network}, W = {workers}, {name} {level}"
+                found[key] = interleaved(tasks, rounds, before=before)
+    return found
+
+
+def measure(limits: Limits, *, quick: bool) -> list[Row]:
+    rows = []
+    for workers in ROUNDS:
+        measured = processes("benchmarks.cases.compressors", workers, int(quick))
+        for setting in measured[0]:
+            seconds = added([one[setting] for one in measured])
+            targets = {
+                f"{name} {level}": target
+                for name, levels in LEVELS.items()
+                for level, target in levels.items()
+            }
+            target = targets[setting.rsplit(", ", 1)[1]] if workers == 1 else None
+            rows += [
+                compare(setting, seconds, "regimes", peer, target if peer == FLOOR else None)
+                for peer in seconds
+                if peer != "regimes"
+            ]
+    return rows
+
+
+if __name__ == "__main__":
+    run_process(process)

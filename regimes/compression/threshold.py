@@ -58,8 +58,9 @@ class Threshold(Compressor):
         most = yield Batched(largest_counts, counts)
         if not most:
             return state.buffer(delta.shape[1:], delta).zero_(), None
-        places = places_of(most)
-        padding = torch.arange(most, dtype=torch.int32, device=flat.device) >= own[:, None]
+        number = torch.arange(1, most + 1, dtype=torch.int32, device=flat.device)
+        padding = number > own[:, None]
+        places = places_of(number).masked_fill_(padding, 0)
         values = yield Gather(flat.gather(1, places).masked_fill_(padding, 0))  # [W, most]
         indices = yield Gather(places.int())
         weight, shape = 1 / len(values), delta[0].shape
@@ -75,25 +76,24 @@ class Threshold(Compressor):
 
 def chosen(
     large: Bool[Tensor, "hosted size"],
-) -> tuple[Int32[Tensor, " hosted"], Callable[[int], Int64[Tensor, "hosted most"]]]:
-    """How many places of each row are true, and what gives them, ascending, padded with zeros."""
+) -> tuple[Int32[Tensor, " hosted"], Callable[[Tensor], Int64[Tensor, "hosted most"]]]:
+    """How many places of each row are true, and what gives the first, the second, ... of them; the
+    place of a number above their count is any."""
     if not on_gpu(large):
         found = [np.flatnonzero(row) for row in large.numpy()]
 
-        def padded(most: int) -> Int64[Tensor, "hosted most"]:
-            places = np.zeros((len(found), most), np.int64)
+        def listed(number: Int32[Tensor, " most"]) -> Int64[Tensor, "hosted most"]:
+            places = np.zeros((len(found), len(number)), np.int64)
             for row, own in zip(places, found, strict=True):
                 row[: len(own)] = own
             return torch.from_numpy(places)
 
-        return torch.tensor([*map(len, found)], dtype=torch.int32), padded
+        return torch.tensor([*map(len, found)], dtype=torch.int32), listed
     taken = large.cumsum(1, dtype=torch.int32)  # chosen numbers up to each place
     own = taken[:, -1].contiguous()
 
-    def searched(most: int) -> Int64[Tensor, "hosted most"]:
-        number = torch.arange(1, most + 1, dtype=torch.int32, device=large.device)
-        places = torch.searchsorted(taken, number.repeat(len(large), 1))
-        return places.masked_fill_(number > own[:, None], 0)
+    def searched(number: Int32[Tensor, " most"]) -> Int64[Tensor, "hosted most"]:
+        return torch.searchsorted(taken, number.repeat(len(large), 1))
 
     return own, searched
 

@@ -353,6 +353,7 @@ ISLANDS = Mode(
     "with a sharded model",
     {
         WHOLE_LAYERS: _ROWS,
+        MODULE_PARTS: _NO_PARTS,
         LOSS_SCALE: "it trains in bfloat16, which needs no gradient scaler: leave it out",
     },
 )
@@ -363,7 +364,6 @@ SHARDED_COLLECTIVES = Mode(
         WORKER_GRADIENTS: "gradients are exchanged module by module, and then freed",
         STEP_UPDATES: "each process has its part of each module's reduced gradient",
         OWN_COLLECTIVES: "what FSDP2 exchanges is compressed, and nothing is sent beside it",
-        DIVIDED_REPLICAS: "all processes hold one model together: leave one of the two out",
         LOSS_SCALE: "it trains in bfloat16, which needs no gradient scaler: leave it out",
         PROBE: "FSDP2 has the weights whole within its own passes alone: leave it out",
     },

@@ -7,6 +7,7 @@ of ``attach(shards=...)`` where a block's size divides every owner's part of a p
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -17,12 +18,21 @@ from regimes.collectives.requests import Gather, Layer, Traffic
 from regimes.compression.base import Compressor, Sending, State
 from regimes.compression.scatter import QuantisedScatter
 from regimes.config import Level
+from regimes.errors import require
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScatteredMean(QuantisedScatter):
     """`QuantisedScatter` of a whole layer, whose owners then send the means of their rows to all as
     they are, in place of FSDP2's gathering of weights."""
+
+    in_place: ClassVar[bool] = True
+    memory: ClassVar[type[State]] = State
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        what = "none: a simulation keeps residuals in full precision"
+        require(self.residual_bits is None, "compressor.residual_bits", self.residual_bits, what)
 
     @property
     def requires(self) -> frozenset[str]:
@@ -34,10 +44,11 @@ class ScatteredMean(QuantisedScatter):
         padded = torch.nn.functional.pad(delta, (0, 0, 0, workers * part - rows))
         parts = padded.reshape(hosted, workers, -1)
         total, sent = yield from self.send_parts(parts, state, level)
-        assert sent is not None
         means = yield Gather(total / workers)
         update = means.view(workers * part, -1)[:rows]
-        return update, sent.view(padded.shape)[:, :rows].contiguous()
+        if sent is not None:
+            sent = sent.view(padded.shape)[:, :rows].contiguous()
+        return update, sent
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         """The codes of other owners' rows, and the means of a part to all."""

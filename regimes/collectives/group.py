@@ -32,6 +32,7 @@ def on_group(
     timeout: float,
     call: str = "attach()",
     tensor: tuple[Any, Sequence[float]] | None = None,
+    mesh: Any = None,
 ) -> ProcessWorld:
     """A world with a worker for each process of a group. All its processes must create it.
 
@@ -39,6 +40,7 @@ def on_group(
         call: the user's call that all processes make, for errors about a process that does not.
         tensor: the group among which layers are divided as well, and each layer's share; see
             ``TensorParallel``. All its processes must pass it.
+        mesh: the same processes, where ``fully_shard`` divides a model among them.
     """
     groups = _Groups(group, dist.get_process_group_ranks(group), device, timeout, call)
     parallel = None
@@ -46,7 +48,7 @@ def on_group(
         members = groups.add(dist.get_process_group_ranks(tensor[0]))
         shares = torch.tensor(tensor[1], dtype=torch.float64, device=device)
         parallel = TensorParallel(members, shares)
-    return groups.world(len(groups.everyone), tensor=parallel)
+    return groups.world(len(groups.everyone), tensor=parallel, mesh=mesh)
 
 
 def on_mesh(

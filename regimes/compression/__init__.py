@@ -24,7 +24,10 @@ REGISTRY = Registry(
     },
     has=("linear", "check", "reduce", "cost"),
     group="regimes.compressors",
-    inner={"quantised-scatter": "regimes.compression.scatter:QuantisedScatter"},
+    inner={
+        "quantised-scatter": "regimes.compression.scatter:QuantisedScatter",
+        "scattered-powersgd": "regimes.compression.scatter:ScatteredPowerSGD",
+    },
 )
 
 

@@ -65,7 +65,7 @@ class QuantisedAllReduce(Rounding):
         of_means = self._noise_of(plan, states, "means", 1, values)
         if isinstance(noise, Noise) and isinstance(of_means, Noise):
             draw([noise, of_means])
-        wire, _ = quantise(values.flatten(0, 1), bits, self.block, noise, values.flatten(0, 1))
+        wire = quantise(values.flatten(0, 1), bits, self.block, noise, values.flatten(0, 1))
         packed = wire.shape[1]
         wire = plan.without_gaps(wire, bits).unflatten(0, (hosted, count))
         received = yield Exchange(wire, [count * size for size in sizes])  # [L, W, bytes]
@@ -79,7 +79,7 @@ class QuantisedAllReduce(Rounding):
             received = plan.with_gaps(received, bits, packed)
             mean = in_order_sum(received, bits, self.block, plan.width, exact, count)
         kept = torch.empty_like(mean) if self.error_feedback else mean
-        wire, _ = quantise(mean, bits, self.block, of_means, kept)
+        wire = quantise(mean, bits, self.block, of_means, kept)
         parts = yield Gather(plan.without_gaps(wire, bits), sizes)  # [W, bytes]
         if self.error_feedback:  # the owner of a part keeps what rounding its mean has lost
             for row in range(hosted):
@@ -108,34 +108,34 @@ def quantise(
     bits: int,
     block: int,
     noise: Added,
-    values: Tensor | None = None,
-) -> tuple[UInt8[Tensor, "*rows packed"], Float[Tensor, "*rows size"]]:
-    """(scales and packed codes of each row, the dequantised values).
+    values: Float[Tensor, "*rows size"] | None = None,
+) -> UInt8[Tensor, "*rows packed"]:
+    """Scales and packed codes of each row.
 
     Args:
         noise: added before rounding down: 0.5 rounds to the nearest, a uniform number in [0, 1)
             stochastically. Or what gives those of some columns, ``[all rows, columns]``.
-        values: where the values go, which may be ``numbers``; None: new memory.
+        values: overwritten with what `dequantise` makes of the answer; without gaps in memory. It
+            may be ``numbers``.
     """
     size, steps = numbers.shape[-1], 2 ** (bits - 1) - 1  # codes -steps .. steps
     rows = numbers.flatten(0, -2)
     block, width = min(block, max(1, size)), rows.element_size()
     end = -(-size // block) * width
     wire = rows.new_empty((len(rows), end + -(-size * bits // 8)), dtype=torch.uint8)
-    if values is None:
-        values = torch.empty_like(rows, memory_format=torch.contiguous_format)
     noise = noise.reshape(rows.shape) if isinstance(noise, Tensor) else noise
-    for first, _, scales, codes in rounded(rows, block, steps, noise, values.flatten(0, -2)):
+    kept = None if values is None else values.view(rows.shape)
+    for first, _, scales, codes in rounded(rows, block, steps, noise, kept):
         begin, scales = first // block * width, scales.contiguous().view(torch.uint8)
         wire[:, begin : begin + scales.shape[1]] = scales
         write_packed(wire[:, end + first * bits // 8 :], codes, bits)
-    return wire.view(*numbers.shape[:-1], -1), values.view(numbers.shape)
+    return wire.view(*numbers.shape[:-1], -1)
 
 
 def dequantise(
     wire: UInt8[Tensor, "*rows packed"], bits: int, block: int, size: int, dtype: torch.dtype
 ) -> Float[Tensor, "*rows size"]:
-    """The inverse of `quantise`: the same bits as the values that it returned."""
+    """The inverse of `quantise`: the same bits as its ``values``."""
     rows = wire.flatten(0, -2)
     values = torch.empty((len(rows), size), dtype=dtype, device=wire.device)
     for first, stop, value in _decoded(rows, bits, block, size, dtype):

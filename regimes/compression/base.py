@@ -140,6 +140,9 @@ class Compressor(Bounded, ABC):
         entrywise: an entry of the update depends on that entry of the gradients alone, whatever
             else is in the layer.
         takes_bucket: it is an `InBuckets`, whose ``send_bucket`` is given several layers.
+        in_place: the next residual may be computed in the memory of the present one, which is in
+            units of the step's ``scale``. Without it the compressor leaves the present one as it
+            is, and keeps its unit.
         joins_shards: a layer whose rows are divided among processes is compressed as one matrix;
             without it each shard by itself, as if it were a layer.
         phases: the number of kinds of steps that ``traffic`` averages over; see ``phase``.
@@ -158,6 +161,7 @@ class Compressor(Bounded, ABC):
     linear: ClassVar[bool] = False
     propagates_nonfinite: ClassVar[bool] = False
     entrywise: ClassVar[bool] = False
+    in_place: ClassVar[bool] = True
     joins_shards: ClassVar[bool] = False
     takes_bucket: ClassVar[bool] = False
     phases: ClassVar[int] = 1
@@ -303,6 +307,14 @@ class Compressor(Bounded, ABC):
         """Does a step at this rate change the residual's unit?"""
         changes = rate != 0 and state.residual_rate != self._unit_at(rate)
         return changes and state.residual is not None
+
+    def residual_shape(self, layer: Layer) -> tuple[int, ...]:
+        """The shape of a worker's residual in memory."""
+        return layer.matrix
+
+    def numbers(self, residual: Tensor, layer: Layer) -> Float[Tensor, "hosted n m"]:
+        """A residual in memory as numbers."""
+        return residual
 
     def finite_probe(self, update: Tensor, state: State, level: Level) -> Tensor:
         """After ``reduce``: the update, or a smaller tensor that is the same on all workers and,

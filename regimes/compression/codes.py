@@ -50,11 +50,11 @@ def rounded(
     block: int,
     steps: int,
     noise: Added,
-    values: Float[Tensor, "rows size"],
+    values: Float[Tensor, "rows size"] | None = None,
     scales: Float[Tensor, "rows blocks"] | None = None,
 ) -> Iterator[tuple[int, int, Tensor, Tensor]]:
     """(first number, stop, scales ``[rows, blocks]``, codes from 0 on ``[rows, numbers]``) of each
-    chunk; codes are whole floats, and ``values`` gets what they stand for.
+    chunk; codes are whole floats, and ``values``, if given, gets what they stand for.
 
     Args:
         steps: codes stand for ``-steps .. steps`` times ``scale / steps``.
@@ -80,11 +80,12 @@ def rounded(
             added = noise[:, first:stop] if isinstance(noise, Tensor) else noise(first, stop)
             code.add_(in_blocks(added, block))
         code.floor_().clamp_(-steps, steps)
-        into = values[:, first:stop]
-        if (stop - first) % block:
-            into.copy_((code * (scale / steps)).flatten(1)[:, : stop - first])
-        else:
-            torch.mul(code, scale / steps, out=into.unflatten(1, (-1, block)))
+        if values is not None:
+            into = values[:, first:stop]
+            if (stop - first) % block:
+                into.copy_((code * (scale / steps)).flatten(1)[:, : stop - first])
+            else:
+                torch.mul(code, scale / steps, out=into.unflatten(1, (-1, block)))
         yield first, stop, scale.squeeze(-1), code.add_(steps).flatten(1)[:, : stop - first]
 
 

@@ -206,7 +206,7 @@ class Reducer:
             if residual is None:
                 continue  # a scalar, which has no matrix, never has one
             state.residual = residual.contiguous()  # up to version 0.3 some had gaps
-            if tuple(residual.shape[1:]) not in (layer.matrix, layer.shape):
+            if tuple(residual.shape[1:]) not in (compressor.residual_shape(layer), layer.shape):
                 raise ConfigError(
                     f"the checkpoint's residual of layer {layer.name!r} has shape "
                     f"{list(residual.shape)}, the layer {list(layer.shape)}: another model?"

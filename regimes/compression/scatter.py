@@ -1,14 +1,16 @@
-"""Reduce-scatter of quantised gradients: the first phase of the quantised all-reduce alone.
+"""Reduce-scatter of compressed gradients among the processes that divide a model.
 
-Each worker owns a part of the numbers. All send their quantised numbers of a part to its owner,
-which decodes them and adds them up in float32 at least (ZeRO++'s qgZ, Wang et al., 2023, without
-its hierarchy of nodes). Nothing is gathered: the parameters are divided as the sums are.
+Quantised, it is the first phase of the quantised all-reduce alone. Each worker owns a part of the
+numbers. All send their quantised numbers of a part to its owner, which decodes them and adds them
+up in float32 at least (ZeRO++'s qgZ, Wang et al., 2023, without its hierarchy of nodes). Nothing is
+gathered: the parameters are divided as the sums are. PowerSGD computes whole matrices, of which
+each worker keeps its rows.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import torch
 from jaxtyping import Float
@@ -18,12 +20,21 @@ from regimes.capabilities import MODULE_PARTS
 from regimes.collectives.requests import Layer, Program, Scatter, Traffic
 from regimes.compression.all_reduce import (
     QuantisedAllReduce,
+    dequantise,
     in_order_sum,
     quantise,
     wire_bytes,
 )
 from regimes.compression.base import Sending, State
+from regimes.compression.powersgd import PowerSGD
 from regimes.config import DENSE, Bounds, Level
+
+
+@dataclass
+class ScatterState(State):
+    """``residual_scale``: the ``scale`` of the step that has left the residual."""
+
+    residual_scale: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +44,17 @@ class QuantisedScatter(QuantisedAllReduce):
 
     Attributes:
         block: how many numbers share a scale.
-        error_feedback: each worker adds to its gradient what rounding took from its earlier ones.
-            That is a number in float32 (float64) for each parameter of the whole model, not of a
-            shard, on each process.
+        error_feedback: each worker adds to its gradient what rounding took from its earlier ones,
+            a number for each parameter of the whole model, not of a shard, on each process.
+        residual_bits: of each of these numbers in memory: 16 keeps it in bfloat16, 8 as an integer
+            with a scale for each block, both rounded to the nearest; None in the type of the sums.
     """
 
     block: Annotated[int, Bounds("a whole number from 1", low=1)] = 64
     takes_bucket: ClassVar[bool] = False
+    residual_bits: Literal[16, 8] | None = None
+    in_place: ClassVar[bool] = False
+    memory: ClassVar[type[State]] = ScatterState
 
     @property
     def requires(self) -> frozenset[str]:
@@ -48,7 +63,8 @@ class QuantisedScatter(QuantisedAllReduce):
     def send(
         self, delta: Float[Tensor, "hosted workers part"], state: State, level: Level
     ) -> Sending:
-        """Returns the sum of the hosted worker's part, ``[part]``, beside what was sent."""
+        """Returns the sum of the hosted worker's part, ``[part]``, beside what was sent, None
+        without error feedback."""
         total, own = yield from self.send_parts(delta, state, level)
         return total[0], own
 
@@ -57,7 +73,10 @@ class QuantisedScatter(QuantisedAllReduce):
     ) -> Sending:
         """Likewise of each hosted worker, ``[hosted, part]``."""
         noise = yield from self._noise(delta.flatten(1), state, "numbers")
-        wire, own = quantise(delta, int(level), self.block, noise)
+        own = None
+        if self.error_feedback:
+            own = torch.empty_like(delta, memory_format=torch.contiguous_format)
+        wire = quantise(delta, int(level), self.block, noise, own)
         received = yield Scatter(wire)  # [L, W, bytes]: of all workers, this one's part
         size = delta.shape[2]
         return in_order_sum(received, int(level), self.block, size, delta.dtype), own
@@ -66,15 +85,14 @@ class QuantisedScatter(QuantisedAllReduce):
         self, grad: Float[Tensor, "hosted workers part"], state: State, level: Level
     ) -> Program:
         """The sum of the hosted worker's part over all workers, ``[part]``, in float32 at least;
-        ``grad`` is left as it is. Not for the level "dense", see ``add_residual``."""
+        ``grad`` and the residual's memory are left as they are. Not for the level "dense", see
+        ``add_residual``."""
         exact = self.add_residual(grad, state)
         state.step += 1
         total, own = yield from self.send(exact, state, level)
-        if self.error_feedback:
-            assert own is not None
-            left = exact - own
-            # a step that is not finite is skipped, and must not spoil those after it
-            state.residual = torch.where(left.isfinite(), left, 0.0)
+        if own is not None:
+            state.residual = self.stored(torch.sub(exact, own, out=own))
+            cast(ScatterState, state).residual_scale = state.scale
         return total
 
     def add_residual(self, grad: Tensor, state: State) -> Tensor:
@@ -82,10 +100,35 @@ class QuantisedScatter(QuantisedAllReduce):
         taken from the memory."""
         exact = grad.to(torch.promote_types(grad.dtype, torch.float32))
         if state.residual is not None:
-            decay = float(self.error_feedback or True)
-            exact = torch.add(exact, state.residual.view(exact.shape), alpha=decay)
+            held = self._numbers(state.residual, exact.shape[2]).to(exact.dtype)
+            ratio = state.scale / cast(ScatterState, state).residual_scale
+            exact = torch.add(exact, held, alpha=float(self.error_feedback or True) * ratio)
             state.residual = None
         return exact
+
+    # -- the residual in memory ------------------------------------------------------------------
+
+    def stored(self, left: Float[Tensor, "hosted workers part"]) -> Tensor:
+        """A residual as it is kept."""
+        if self.residual_bits == 8:
+            return quantise(left.float(), 8, self.block, 0.5)
+        return left.to(torch.bfloat16) if self.residual_bits == 16 else left
+
+    def numbers(self, residual: Tensor, layer: Layer) -> Tensor:
+        return self._numbers(residual, layer.matrix[1])
+
+    def _numbers(self, residual: Tensor, part: int) -> Float[Tensor, "hosted workers part"]:
+        if self.residual_bits == 8:
+            return dequantise(residual, 8, self.block, part, torch.float32)
+        return residual
+
+    def residual_shape(self, layer: Layer) -> tuple[int, ...]:
+        if self.residual_bits == 8:
+            workers, part = layer.matrix
+            return workers, wire_bytes(part, 8, self.block)
+        return super().residual_shape(layer)
+
+    # -- traffic -----------------------------------------------------------------------------------
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         """The parts of other owners, of a layer ``[workers, part]``."""
@@ -96,6 +139,20 @@ class QuantisedScatter(QuantisedAllReduce):
         if level != DENSE:
             return self.traffic(layer, level, workers, itemsize)
         size = layer.size - layer.size // workers
+        return Traffic(size, size * itemsize)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScatteredPowerSGD(PowerSGD):
+    """PowerSGD of whole matrices, whose means all workers know; each keeps its rows of the update.
+    The numbers are those of PowerSGD in DistributedDataParallel. With error feedback each worker
+    has the residual of the whole model."""
+
+    def cost(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
+        if level != DENSE:
+            return super().cost(layer, level, workers, itemsize)
+        rows, columns = layer.matrix  # of a reduce-scatter of padded rows
+        size = (workers - 1) * -(-rows // workers) * columns
         return Traffic(size, size * itemsize)
 
 
@@ -110,3 +167,28 @@ class Weights:
 
     level: Level = DENSE
     block: int = 64
+
+    def table(self) -> dict[str, Any]:
+        """In plain types."""
+        return {"level": self.level, "block": self.block}
+
+
+@dataclass(frozen=True)
+class WithinReplicas:
+    """How the processes of a replica exchange gradients and weights.
+
+    Attributes:
+        compressor, level: of gradients; "dense" is FSDP2's own reduce-scatter.
+    """
+
+    compressor: QuantisedScatter
+    level: Level
+    weights: Weights
+
+    def table(self) -> dict[str, Any]:
+        """In plain types."""
+        scatter: dict[str, Any] = {"level": self.level}
+        if self.level != DENSE:
+            made = self.compressor
+            scatter |= {"block": made.block, "stochastic": made.stochastic}
+        return {"scatter": scatter, "gather": self.weights.table()}

@@ -23,7 +23,8 @@ from torch.utils.hooks import RemovableHandle
 UNKNOWN = (
     "gradients were exchanged and then cleared, and no optimiser has stepped in between: what "
     "compression held back of them will be sent with later steps. Pass the optimiser, attach(..., "
-    "optimizer=optimizer), and the hook takes such a pass back; or run it under model.no_sync()"
+    "optimizer=optimizer), and the hook takes such a pass back; or run it under model.no_sync() "
+    "(FSDP2: set_requires_gradient_sync(False))"
 )
 
 
@@ -35,22 +36,24 @@ class AppliedSteps:
         stepped: layers that were stepped since ``begin``.
     """
 
-    def __init__(self, parameters: Collection[nn.Parameter], optimizer: Any = None) -> None:
+    def __init__(
+        self, parameters: Collection[Sequence[nn.Parameter]], optimizer: Any = None
+    ) -> None:
         """
         Args:
-            parameters: one for each layer.
+            parameters: of each layer.
             optimizer: steps its parameters; others are known from their first step on.
         """
-        self.parameters: Sequence[Any] = list(parameters)
-        self._layers = {id(p): i for i, p in enumerate(self.parameters)}
+        self.parameters: Sequence[Sequence[Any]] = list(parameters)
+        self._layers = {id(p): i for i, several in enumerate(self.parameters) for p in several}
         self.known: set[int] = set()
         self.stepped: set[int] = set()
-        self._marks: list[tuple[int, int] | None] = []
-        self._versions: list[int] = []
+        self._marks: list[list[tuple[int, int] | None]] = []
+        self._versions: list[list[int]] = []
         # ``Optimizer.__init__`` wraps the class's step, without which no hook is called
         for one in getattr(optimizer, "optimizers", [optimizer]):
             if isinstance(one, Optimizer) and getattr(type(one).step, "hooked", False):
-                self.known |= self._of(one).keys()
+                self.known |= {layer for layer, _ in self._of(one)}
         me = weakref.ref(self)
         before = register_optimizer_step_pre_hook(lambda *call: _tell(me, _before, *call))
         after = register_optimizer_step_post_hook(lambda *call: _tell(me, _after, *call))
@@ -59,41 +62,52 @@ class AppliedSteps:
     def begin(self) -> None:
         """A pass has been exchanged; ``.grad`` has what will be applied."""
         self.stepped = set()
-        self._marks = [_mark(p.grad) for p in self.parameters]
-        self._versions = [p._version for p in self.parameters]
+        self._marks = [[_mark(p.grad) for p in several] for several in self.parameters]
+        self._versions = [[p._version for p in several] for several in self.parameters]
 
     def cleared(self, layers: Collection[int], arriving: int | None = None) -> set[int]:
-        """Those of some layers whose gradient is no longer that of ``begin``: it is None, or was
-        overwritten with zeros. On a GPU the host waits only if one was overwritten.
+        """Those of some layers whose gradients are no longer those of ``begin``: each is None, or
+        was overwritten with zeros. On a GPU the host waits only if one was overwritten.
 
         Args:
             arriving: a layer whose new gradient has replaced the old one, or was added to it; it
                 was cleared if all others were.
         """
         others = [i for i in layers if i != arriving]
-        found, written = set(), {}
-        for i in others:
-            gradient = self.parameters[i].grad
-            if gradient is None or not _local(gradient).numel():
-                found.add(i)
-            elif _mark(gradient) != self._marks[i]:
-                written[i] = _local(gradient)
-        if written:
-            sizes = torch.stack(torch._foreach_norm([*written.values()], torch.inf)).tolist()
-            found |= {i for i, size in zip(written, sizes, strict=True) if size == 0}
+        gone = {i: self._gone(i) for i in others}
+        written = {i: changed for i in others if (changed := self._written(i))}
+        flat = [tensor for tensors in written.values() for tensor in tensors]
+        sizes = iter(torch.stack(torch._foreach_norm(flat, torch.inf)).tolist() if flat else ())
+        zeros = {i: sum(not next(sizes) for _ in tensors) for i, tensors in written.items()}
+        found = {i for i in others if gone[i] + zeros.get(i, 0) == len(self.parameters[i])}
         if others and len(found) == len(others):
             return set(layers)
-        return {i for i in found if self.parameters[i].grad is None or i in written}
+        return {i for i in found if i in zeros or any(p.grad is None for p in self.parameters[i])}
+
+    def _gone(self, layer: int) -> int:
+        """How many gradients are None, or have no number here."""
+        grads = [p.grad for p in self.parameters[layer]]
+        return sum(g is None or not _local(g).numel() for g in grads)
+
+    def _written(self, layer: int) -> list[Tensor]:
+        """The gradients that were replaced or written to, as far as they are here."""
+        pairs = zip(self.parameters[layer], self._marks[layer], strict=True)
+        grads = [p.grad for p, mark in pairs if _mark(p.grad) != mark]
+        return [_local(g) for g in grads if g is not None and _local(g).numel()]
 
     def moved(self, layers: Collection[int]) -> bool:
-        """Has anything written to one of these parameters since ``begin``, such as a step written
-        by hand? (Fused optimisers leave no such trace.)"""
-        return any(self.parameters[i]._version != self._versions[i] for i in layers)
+        """Has anything written to a parameter of these layers since ``begin``, such as a step
+        written by hand? (Fused optimisers leave no such trace.)"""
+        return any(
+            p._version != version
+            for i in layers
+            for p, version in zip(self.parameters[i], self._versions[i], strict=True)
+        )
 
-    def _of(self, optimizer: Any) -> dict[int, Any]:
-        """The layers of an optimiser, and their parameters."""
+    def _of(self, optimizer: Any) -> list[tuple[int, Any]]:
+        """The parameters of an optimiser, each with its layer."""
         held = (p for group in optimizer.param_groups for p in group["params"])
-        return {self._layers[id(p)]: p for p in held if id(p) in self._layers}
+        return [(self._layers[id(p)], p) for p in held if id(p) in self._layers]
 
 
 def _before(applied: AppliedSteps, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -105,8 +119,8 @@ def _before(applied: AppliedSteps, optimizer: Any, args: Any, kwargs: Any) -> No
 def _after(applied: AppliedSteps, optimizer: Any, args: Any, kwargs: Any) -> None:
     """A step has been taken of all parameters that have a gradient."""
     own = applied._of(optimizer)
-    applied.known |= own.keys()
-    applied.stepped |= {i for i, p in own.items() if p.grad is not None}
+    applied.known |= {i for i, _ in own}
+    applied.stepped |= {i for i, p in own if p.grad is not None}
 
 
 def _tell(who: weakref.ref[AppliedSteps], what: Any, *call: Any) -> None:

@@ -19,14 +19,16 @@ from regimes.capabilities import (
     Mode,
     Part,
 )
+from regimes.compression.scatter import QuantisedScatter
 from regimes.config import GivenLevel
-from regimes.ddp.fsdp_source import FSDPModules
-from regimes.ddp.fsdp_steps import ModuleSteps
+from regimes.ddp.fsdp_source import FSDPModules, ShardedReplicas
+from regimes.ddp.fsdp_steps import ModuleSteps, ReplicaSteps
 from regimes.ddp.hook import Hook
 from regimes.ddp.own_hooks import BareGradients
 from regimes.ddp.sharded import ShardedGradients
 from regimes.ddp.source import Attached, DDPGradients
 from regimes.ddp.steps import HookSteps
+from regimes.ddp.unit_steps import UnitSteps
 from regimes.errors import ConfigError, is_whole, require, unexpected
 from regimes.job import choices
 from regimes.job.membership import inner
@@ -84,13 +86,14 @@ def attach(
             are then averaged. The islands begin with the first one's parameters and buffers.
             To accumulate gradients, use ``set_requires_gradient_sync(False)``. PowerSGD compresses
             whole matrices, whatever the number of shards; other compressors each shard.
-        shards: the mesh of one dimension that was given to ``fully_shard``, where the model has no
-            replicas. FSDP2's own collectives are then compressed, module by module: a layer is what
-            one call of ``fully_shard`` has divided. See docs/how-to/fsdp.md.
+        shards: the mesh of one dimension that was given to ``fully_shard``. FSDP2's own collectives
+            are then compressed, module by module: a layer is what one call of ``fully_shard`` has
+            divided, with PowerSGD a parameter. With ``replicas`` it is the other dimension of the
+            mesh, and the hook's layers are as without. See docs/how-to/fsdp.md.
         scatter: with ``shards``, how gradients are reduced: ``{"level": 4}`` (or 8 bits), or
             ``{"levels": {"low": 8, "high": 4}}`` between which the policy decides; with the fields
-            of `QuantisedScatter`, "block", "stochastic" and "error_feedback". Without it FSDP2's
-            own reduce-scatter runs.
+            of `QuantisedScatter`. ``{"name": "powersgd", "level": 4}`` is PowerSGD of rank 4.
+            Without it FSDP2's own reduce-scatter runs.
         gather: with ``shards``, how weights are gathered, in forward and backward: ``{"level":
             8}`` (or 4 bits), "block". Without it FSDP2's own all-gather runs.
         manager: a ``Manager`` of torchft, whose replicas come and go; ``model`` is then the bare
@@ -137,6 +140,7 @@ def attach(
     given["check_every"] = check_every
     asked = [Part(name, NEEDS[name]) for name, value in given.items() if value is not None]
     source: Attached
+    steps: type[UnitSteps] = HookSteps
     if shards is None and (scatter is not None or gather is not None):
         name = "gather" if scatter is None else "scatter"
         raise ConfigError(
@@ -145,10 +149,15 @@ def attach(
     if manager is not None:
         capabilities.check(asked, [capabilities.MANAGED])
         source = BareGradients(model, manager)
+    elif shards is not None and replicas is not None:
+        inside = choices.within_replicas(scatter, gather)
+        source, steps = ShardedReplicas(model, replicas, shards, inside), ReplicaSteps
     elif shards is not None:
         capabilities.check(asked, [capabilities.SHARDED_COLLECTIVES])
         compressor, level, levels = choices.of_scatter(scatter, policy, compressor, level, levels)
-        source = FSDPModules(model, shards, choices.of_gather(gather))
+        whole = not isinstance(compressor, QuantisedScatter)
+        source = FSDPModules(model, shards, choices.of_gather(gather), whole)
+        steps = ModuleSteps
     elif replicas is not None:
         source = ShardedGradients(model, replicas)
     else:
@@ -165,7 +174,6 @@ def attach(
     modes = _modes(replicas, shards, manager, optimizer, schedule, chosen.probe)
     capabilities.check([*asked, *chosen.parts()], modes)
     options = record_options(record)
-    steps = HookSteps if shards is None else ModuleSteps
     require(isinstance(summary, bool), "summary", summary, "true or false")
     return Hook(
         source,
@@ -189,7 +197,7 @@ def _modes(
         capabilities.HOOK: True,
         capabilities.WITHOUT_SHARDS: shards is None,
         capabilities.ISLANDS: replicas is not None,
-        capabilities.SHARDED_COLLECTIVES: shards is not None,
+        capabilities.SHARDED_COLLECTIVES: shards is not None and replicas is None,
         capabilities.MANAGED: manager is not None,
         capabilities.WITHOUT_PROBE: probe is None,
         capabilities.WITHOUT_OPTIMIZER: optimizer is None,

@@ -4,17 +4,96 @@ one reduce-scatter and one all-gather. The only module that reads what torch kee
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from torch import nn
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from regimes.ddp.sharded import CHECKPOINT
 from regimes.ddp.source import plain_names
 from regimes.errors import ConfigError
 
 ROOT = "(root)"  # the name of a group without a path of its own
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the numbers of a group's trained parameters are in FSDP2's flat tensors, ``[shards,
+    part]``: for each owner its pieces of them, end to end, padded to the size of the first owner's.
+
+    Attributes:
+        shapes: of the whole parameters.
+        dims: which dimension of each is divided.
+        shards: among so many processes.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    dims: tuple[int, ...]
+    shards: int
+
+    def on(self, shards: int) -> Layout:
+        """That of the same parameters on another number of processes."""
+        return Layout(self.shapes, self.dims, shards)
+
+    def of(self, places: Sequence[int]) -> Layout:
+        """That of some of the parameters alone."""
+        shapes = tuple(self.shapes[i] for i in places)
+        return Layout(shapes, tuple(self.dims[i] for i in places), self.shards)
+
+    @property
+    def pieces(self) -> list[tuple[int, ...]]:
+        """The shape of the first owner's piece of each parameter."""
+        return [
+            (*shape[:dim], -(-shape[dim] // self.shards), *shape[dim + 1 :])
+            for shape, dim in zip(self.shapes, self.dims, strict=True)
+        ]
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many numbers a piece of each parameter has."""
+        return [math.prod(piece) for piece in self.pieces]
+
+    @property
+    def part(self) -> int:
+        """The numbers that each process owns."""
+        return sum(self.sizes)
+
+    def whole(self, flat: Float[Tensor, "shards part"]) -> list[Tensor]:
+        """The parameters' numbers, in their shapes; copies where a parameter has several owners."""
+        found = []
+        columns = flat.split(self.sizes, dim=1)
+        for numbers, shape, dim, piece in zip(
+            columns, self.shapes, self.dims, self.pieces, strict=True
+        ):
+            by_owner = numbers.unflatten(1, piece).movedim(0, dim)
+            found.append(by_owner.flatten(dim, dim + 1).narrow(dim, 0, shape[dim]))
+        return found
+
+    def parts(self, tensors: Sequence[Tensor]) -> Float[Tensor, "shards part"]:
+        """The inverse, a copy; the padding is zero."""
+        columns = []
+        for tensor, dim, piece in zip(tensors, self.dims, self.pieces, strict=True):
+            room = self.shards * piece[dim] - tensor.shape[dim]
+            padded = torch.nn.functional.pad(tensor, (0, 0) * (tensor.ndim - 1 - dim) + (0, room))
+            by_owner = padded.unflatten(dim, (self.shards, piece[dim])).movedim(dim, 0)
+            columns.append(by_owner.flatten(1))
+        return torch.cat(columns, dim=1)
+
+    def own(self, tensors: Sequence[Tensor], shard: int) -> Float[Tensor, " part"]:
+        """The row of ``parts`` that a process owns."""
+        found = []
+        for tensor, dim, piece in zip(tensors, self.dims, self.pieces, strict=True):
+            start = min(shard * piece[dim], tensor.shape[dim])
+            here = tensor.narrow(dim, start, min(piece[dim], tensor.shape[dim] - start))
+            room = piece[dim] - here.shape[dim]
+            padded = torch.nn.functional.pad(here, (0, 0) * (tensor.ndim - 1 - dim) + (0, room))
+            found.append(padded.flatten())
+        return torch.cat(found)
 
 
 @dataclass(frozen=True)
@@ -27,6 +106,8 @@ class Group:
         trained: its parameters that have a gradient, in the order of the flat input.
         frozen: the others.
         scatter, gather: torch's own collectives.
+        unsharded: gives the trained parameters as they are whole, in forward and backward; before
+            the first forward pass it has none of them.
     """
 
     name: str
@@ -35,10 +116,41 @@ class Group:
     frozen: Sequence[nn.Parameter]
     scatter: Any
     gather: Any
+    unsharded: Callable[[], Sequence[nn.Parameter]]
 
-    def part(self, shards: int) -> int:
-        """How many numbers of the trained parameters each process owns, with padding."""
-        return sum(_padded_part(p, shards) for p in self.trained)
+    def layout(self, shards: int) -> Layout:
+        """Where the trained parameters' numbers are, among so many processes."""
+        trained: Sequence[Any] = self.trained
+        dims = tuple(p.placements[-1].dim for p in trained)
+        return Layout(tuple(tuple(p.shape) for p in trained), dims, shards)
+
+
+class Arrivals:
+    """Which trained parameters of a group have a gradient that is not reduced yet."""
+
+    def __init__(self, group: Group) -> None:
+        self.group, self.handles = group, list[Any]()
+        self._arrived: set[int] = set()
+
+    def take(self) -> list[int] | None:
+        """Their places, once for each reduction, in order; None: it is not known yet, at the first
+        one."""
+        if not self.handles:
+            for i, parameter in enumerate(self.group.unsharded()):
+                note = partial(self._note, i)
+                self.handles.append(parameter.register_post_accumulate_grad_hook(note))
+            return None
+        found = sorted(self._arrived)
+        self._arrived.clear()
+        return found
+
+    def _note(self, place: int, _: Tensor) -> None:
+        self._arrived.add(place)
+
+    def close(self) -> None:
+        """See no more gradients."""
+        for handle in self.handles:
+            handle.remove()
 
 
 def groups_of(network: nn.Module) -> list[Group]:
@@ -69,18 +181,24 @@ def groups_of(network: nn.Module) -> list[Group]:
                     f"module {name!r} keeps its parameters on the CPU (CPUOffloadPolicy), which "
                     "the hook does not serve: leave offload_policy out"
                 )
-            parameters = [_present(one) for one in group.fsdp_params]
+            trained = [x for x in group.fsdp_params if _present(x).requires_grad]
+            frozen = [x for x in group.fsdp_params if not _present(x).requires_grad]
             groups.append(
                 Group(
                     name,
                     module,
-                    [p for p in parameters if p.requires_grad],
-                    [p for p in parameters if not p.requires_grad],
+                    [*map(_present, trained)],
+                    [*map(_present, frozen)],
                     group._reduce_scatter_comm,
                     group._all_gather_comm,
+                    partial(_unsharded, trained),
                 )
             )
     return groups
+
+
+def _unsharded(trained: Sequence[Any]) -> list[nn.Parameter]:
+    return [x._unsharded_param for x in trained if hasattr(x, "_unsharded_param")]
 
 
 def _param_groups(state: Any) -> list[Any]:
@@ -97,7 +215,14 @@ def _present(one: Any) -> Any:
     return getattr(one._module_info.module, one._module_info.param_name)
 
 
-def _padded_part(parameter: Any, shards: int) -> int:
-    """FSDP2 pads the divided dimension to a multiple of the number of shards."""
-    rows = parameter.shape[parameter.placements[-1].dim]
-    return -(-rows // shards) * (parameter.numel() // rows) if rows else 0
+def divided_before(dtype: torch.dtype, shards: int) -> float:
+    """What FSDP2 divides a gradient by before its reduce-scatter in a type that overflows early,
+    as it sees it: about the root of the mean's divisor, the rest comes after. 1 in other types."""
+    divisor = 1
+    while (
+        dtype not in (torch.float32, torch.bfloat16)
+        and shards % divisor == 0
+        and shards / divisor > divisor
+    ):
+        divisor *= 2
+    return float(divisor)

@@ -1,9 +1,11 @@
-"""A model of plain FSDP2, whose own reduce-scatter and all-gather the hook replaces by compressed
-ones. A layer is what one call of ``fully_shard`` has divided: a module's parameters, end to end.
+"""Models of FSDP2 whose own reduce-scatter and all-gather the hook replaces by compressed ones:
+without replicas, and within the replicas of `ShardedGradients`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 from weakref import ref
 
@@ -13,11 +15,13 @@ from regimes.collectives.group import on_group
 from regimes.collectives.islands import local_part, mesh_fault, sharding
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.requests import Layer
-from regimes.compression.scatter import Weights
-from regimes.ddp.fsdp_groups import groups_of
-from regimes.ddp.fsdp_steps import AllGather, ModuleSteps, ReduceScatter
+from regimes.compression.reducer import Reducer
+from regimes.compression.scatter import Weights, WithinReplicas
+from regimes.ddp.fsdp_groups import Arrivals, Group, Layout, groups_of
+from regimes.ddp.fsdp_reductions import MatrixReduction, QuantisedReduction, Reduction
+from regimes.ddp.fsdp_steps import ModuleSteps, replace_collectives, restore_collectives
 from regimes.ddp.own_hooks import attached_models
-from regimes.ddp.sharded import check_rows
+from regimes.ddp.sharded import ShardedGradients, check_rows, named_trainable
 from regimes.errors import ConfigError
 
 WRITE = (
@@ -30,12 +34,18 @@ class FSDPModules:
     """The modules of a sharded model, an ``Attached`` of a hook.
 
     Attributes:
-        groups: all of them; ``layers`` are those with a trained parameter, each of shape ``[ranks,
-            numbers of a rank]``.
+        groups: all of them; ``trained`` are those with a trained parameter.
+        layers: without ``by_parameter`` one for each of these, of shape ``[ranks, numbers of a
+            rank]``; with it one for each of their parameters, of its shape.
+        layouts: of each of ``trained``.
+        layer_layouts: of each layer.
+        members: the parameters of each layer.
         mesh: the processes among which they are divided.
     """
 
-    def __init__(self, model: nn.Module, shards: Any, weights: Weights) -> None:
+    def __init__(
+        self, model: nn.Module, shards: Any, weights: Weights, by_parameter: bool = False
+    ) -> None:
         """
         Args:
             shards: the mesh of one dimension that was given to ``fully_shard``.
@@ -44,10 +54,7 @@ class FSDPModules:
             ConfigError: the hook cannot serve the model, or it has a hook already.
         """
         network = getattr(model, "_orig_mod", model)
-        if (got := mesh_fault(shards)) is not None:
-            raise ConfigError(f"shards: got {got}, expected a mesh of one dimension: {WRITE}")
-        if shards.size() < 2:
-            raise ConfigError("shards: the mesh has one process, which exchanges nothing")
+        check_mesh(shards, WRITE)
         if not isinstance(network, nn.Module):
             raise ConfigError(f"model: got {type(model).__name__}, expected a torch.nn.Module")
         if network in attached_models:
@@ -56,18 +63,31 @@ class FSDPModules:
         self._network, self.mesh, self.weights = ref(network), shards, weights
         self.groups = groups_of(network)
         self.trained = [group for group in self.groups if group.trained]
-        if not self.trained:
-            raise ConfigError("the model has no parameter to train: there is nothing to exchange")
-        count = shards.size()
-        self.parameters = {
-            f"{group.name}.{i}": p for group in self.trained for i, p in enumerate(group.trained)
-        }
-        every = [local_part(p) for p in self.parameters.values()]
-        check_rows(self.parameters, every, shards)
-        self.layers = [Layer(group.name, (count, group.part(count))) for group in self.trained]
-        self.local: list[Tensor] = [local_part(group.trained[0]) for group in self.trained]
+        self.layouts = [group.layout(shards.size()) for group in self.trained]
+        self.by_parameter, self._undo = by_parameter, list[Callable[[], None]]()
+        self.parameters = named_trainable(network)
+        check_rows(self.parameters, [*map(local_part, self.parameters.values())], shards)
+        self._divide()
+        self.local: list[Tensor] = [local_part(members[0]) for members in self.members]
         self.device = self.local[0].device
-        self.config: dict[str, Any] = {"gather": {"level": weights.level, "block": weights.block}}
+        self.config: dict[str, Any] = {"gather": weights.table()}
+
+    def _divide(self) -> None:
+        """The layers, and what each has."""
+        if not self.by_parameter:
+            pairs = list(zip(self.trained, self.layouts, strict=True))
+            self.layers = [Layer(one.name, (self.mesh.size(), x.part)) for one, x in pairs]
+            self.members = [list(one.trained) for one in self.trained]
+            self.layer_layouts = self.layouts
+            return
+        found = {
+            id(p): layout.of([i])
+            for group, layout in zip(self.trained, self.layouts, strict=True)
+            for i, p in enumerate(group.trained)
+        }
+        self.layer_layouts = [found[id(p)] for p in self.parameters.values()]
+        self.layers = [Layer(name, tuple(p.shape)) for name, p in self.parameters.items()]
+        self.members = [[p] for p in self.parameters.values()]
 
     @property
     def network(self) -> nn.Module:
@@ -78,32 +98,122 @@ class FSDPModules:
     def world(self, timeout: float) -> ProcessWorld:
         group = self.mesh.get_group()
         # each process sees its part of a module's reduced gradient; a norm is of all parts
-        return on_group(group, self.device, timeout, tensor=(group, [1.0] * len(self.layers)))
+        parts = group, [1.0] * len(self.layers)
+        return on_group(group, self.device, timeout, tensor=parts, mesh=self.mesh)
 
     def facts(self) -> dict[str, Any]:
         kinds = {str(p.dtype) for p in self.parameters.values()}
-        modules = {group.name: [len(group.trained), len(group.frozen)] for group in self.groups}
-        return {"shards": {"types": sorted(kinds), "modules": modules, **self.config}}
+        return {"shards": {"types": sorted(kinds), **described(self.groups), **self.config}}
+
+    def reductions(self, reducer: Reducer) -> list[Reduction]:
+        """How each of the trained groups is reduced."""
+        if not self.by_parameter:
+            return quantised(self.layouts, reducer)
+        place = {id(p): i for i, p in enumerate(self.parameters.values())}
+        made: list[Reduction] = []
+        for group, layout in zip(self.trained, self.layouts, strict=True):
+            arrivals, layers = Arrivals(group), [place[id(p)] for p in group.trained]
+            made.append(MatrixReduction(layers, layout, reducer, arrivals))
+            self._undo.append(arrivals.close)
+        return made
 
     def connect(self, receiver: ModuleSteps) -> None:
         """Replace torch's collectives."""
         attached_models.add(self.network)
-        for group in self.groups:
-            group.module.set_custom_all_gather(AllGather(receiver, self.weights, group.gather))
-        for i, group in enumerate(self.trained):
-            scatter = ReduceScatter(i, receiver, group.scatter)
-            group.module.set_custom_reduce_scatter(scatter)
+        replace_collectives(self.groups, receiver, self.weights)
+        for place, group in enumerate(self.trained if self.by_parameter else ()):
+            for i, p in enumerate(group.trained):
+                arrive = partial(receiver.arrive, place, i)
+                handle = p.register_post_accumulate_grad_hook(arrive)
+                self._undo.append(handle.remove)
 
     def close(self) -> None:
         """Give torch its own collectives back."""
-        for group in self.groups:
-            group.module.set_custom_all_gather(group.gather)
-            group.module.set_custom_reduce_scatter(group.scatter)
+        restore_collectives(self.groups)
+        for undo in self._undo:
+            undo()
         if (network := self._network()) is not None:
             attached_models.discard(network)
 
     def no_sync(self) -> NoReturn:
         raise ConfigError("no_sync: use set_requires_gradient_sync(False) of the sharded model")
+
+
+class ShardedReplicas(ShardedGradients):
+    """The gradients of replicas, whose processes reduce-scatter and all-gather compressed.
+
+    Attributes:
+        inside: how they do.
+        modules: the layers of that: of each group with a trained parameter, ``[ranks, numbers of a
+            rank]``.
+        within: the processes of this replica, once ``world`` is made.
+    """
+
+    within: ProcessWorld
+
+    def __init__(
+        self, model: nn.Module, replicas: Any, shards: Any, inside: WithinReplicas
+    ) -> None:
+        """
+        Args:
+            shards: the mesh dimension within replicas, which was given to ``fully_shard``.
+
+        Raises:
+            ConfigError: the hook cannot serve the model, or it has a hook already.
+        """
+        write = 'fully_shard(model, mesh=mesh["shard"]), attach(model, replicas=mesh["replicate"], '
+        check_mesh(shards, f'{write}shards=mesh["shard"])')
+        super().__init__(model, replicas)
+        if self.mesh.mesh.tolist() != shards.mesh.tolist():
+            raise ConfigError(
+                "shards: it is another mesh than the one that divides the model: give attach the "
+                f'mesh dimension that fully_shard got: {write}shards=mesh["shard"])'
+            )
+        self.inside, self.groups = inside, groups_of(self.network)
+        trained = [group for group in self.groups if group.trained]
+        self.layouts = [group.layout(shards.size()) for group in trained]
+        pairs = zip(trained, self.layouts, strict=True)
+        self.modules = [Layer(one.name, (shards.size(), layout.part)) for one, layout in pairs]
+        self.config = {"within": inside.table()}
+
+    def world(self, timeout: float, call: str = "attach()") -> ProcessWorld:
+        world = super().world(timeout, call)
+        # FSDP2's streams and the thread of the buckets need a communicator each
+        group = self.mesh.get_group()
+        self.within = on_group(group, self.device, timeout, call, mesh=self.mesh)
+        self.within.meter.dtype = world.meter.dtype
+        return world
+
+    def facts(self) -> dict[str, Any]:
+        return {**super().facts(), "within": {**described(self.groups), **self.config["within"]}}
+
+    def inner_reductions(self, reducer: Reducer) -> list[Reduction]:
+        """How each module is reduced within the replica."""
+        return quantised(self.layouts, reducer)
+
+    def connect(self, receiver: Any) -> None:
+        """Replace torch's collectives, make the replicas' models the same, and take their
+        gradients."""
+        super().connect(receiver)
+        replace_collectives(self.groups, receiver, self.inside.weights)
+
+
+def quantised(layouts: list[Layout], reducer: Reducer) -> list[Reduction]:
+    """A reduction of a layer for each module."""
+    return [QuantisedReduction(i, layout, reducer) for i, layout in enumerate(layouts)]
+
+
+def described(groups: list[Group]) -> dict[str, Any]:
+    """The modules, with how many parameters each trains and has frozen."""
+    return {"modules": {group.name: [len(group.trained), len(group.frozen)] for group in groups}}
+
+
+def check_mesh(shards: Any, write: str) -> None:
+    """Raise ConfigError unless it is a mesh of one dimension and several processes."""
+    if (got := mesh_fault(shards)) is not None:
+        raise ConfigError(f"shards: got {got}, expected a mesh of one dimension: {write}")
+    if shards.size() < 2:
+        raise ConfigError("shards: the mesh has one process, which exchanges nothing")
 
 
 def _check_divided(network: nn.Module, shards: Any) -> None:

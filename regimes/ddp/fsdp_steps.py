@@ -8,28 +8,100 @@ torch's own collective runs, untouched.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from regimes.collectives.islands import as_reduced
+from regimes.collectives.meter import Meter
+from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.requests import NO_LAYER
 from regimes.compression.all_reduce import dequantise, quantise
+from regimes.compression.base import State
 from regimes.compression.reducer import Reducer
-from regimes.compression.scatter import QuantisedScatter, Weights
+from regimes.compression.scatter import Weights
 from regimes.config import DENSE
+from regimes.ddp.applied import AppliedSteps
+from regimes.ddp.fsdp_groups import Group
+from regimes.ddp.fsdp_reductions import Reduction
 from regimes.ddp.source import after_backward
+from regimes.ddp.steps import HookSteps
 from regimes.ddp.unit_steps import UnitSteps
+from regimes.exchange.nonfinite import blank, finite_flag
+from regimes.exchange.tentative import TentativeMemories
+from regimes.job.clock import Clock
 from regimes.precision import full_precision
 
 
-class ModuleSteps(UnitSteps):
-    """Backward passes in which FSDP2 reduces gradients, with a layer for each module. One without a
-    reduce-scatter, after ``set_requires_gradient_sync(False)``, is no step."""
+class ModuleCollectives:
+    """What replaces FSDP2's collectives: parts of the steps of a hook.
+
+    Attributes:
+        within: the processes that divide the model.
+        gathered: counts the weights until a step begins, which may end a unit.
+    """
+
+    within: ProcessWorld
+    gathered: Meter
+    clock: Clock
+
+    def reduce_scatter(
+        self, place: int, output: Tensor, flat: Tensor, op: Any, usual: Callable[[], Any]
+    ) -> Any:
+        """One module's reduce-scatter.
+
+        Args:
+            place: which module.
+            output: ``[part]``, overwritten with the reduced gradient.
+            flat: ``[ranks * part]``; parameters without a gradient are left out of it.
+            op: what torch wants of the sum.
+            usual: calls torch's own collective.
+        """
+        others = flat.numel() - output.numel()
+        self.within.meter.count_dense("scatter", others, flat.element_size())
+        with self.clock.waiting(self.within):
+            total = self.reduce(place, flat)
+        if total is not None:
+            self.write(place, output, as_reduced(total, op, self.within.workers), usual)
+            return None
+        calls = self.within.meter.calls
+        calls["scatter"] = calls.get("scatter", 0) + 1
+        self.leave_dense(place, output)
+        with self.communicating("FSDP2's reduce-scatter"):
+            return usual()
+
+    def reduce(self, place: int, flat: Tensor) -> Tensor | None:
+        """See ``Reduction.reduce``."""
+        raise NotImplementedError
+
+    def leave_dense(self, place: int, output: Tensor) -> None:
+        """Torch's own reduce-scatter will write the output; count what it sends."""
+        raise NotImplementedError
+
+    def write(self, place: int, output: Tensor, reduced: Tensor, usual: Callable[[], Any]) -> None:
+        """Overwrite the output with what was reduced."""
+        output.copy_(reduced)
+
+    @contextmanager
+    def communicating(self, what: str) -> Iterator[None]:
+        """The script waits for a collective of torch's own; on a GPU for its launch.
+
+        Raises:
+            TrainingError: a process is lost in it.
+        """
+        start = time.perf_counter()
+        with self.within.contact(what):
+            yield
+        self.clock.move(time.perf_counter() - start, "compute", "communicate")
+
+
+class ModuleSteps(ModuleCollectives, UnitSteps):
+    """Backward passes in which FSDP2 reduces gradients. One without a reduce-scatter, after
+    ``set_requires_gradient_sync(False)``, is no step."""
 
     by_process = True
 
@@ -41,90 +113,76 @@ class ModuleSteps(UnitSteps):
         *,
         readers: Collection[Any] = (),
         dense_start: int = 0,
+        optimizer: Any = None,
         **_: Any,
     ) -> None:
         """
         Args:
-            source: has the ``device``.
-            gauges: see the reduced gradient of every step, ``[part]`` for each module.
+            source: an ``FSDPModules``.
+            gauges: see the reduced gradient of every step, what this process owns of each layer.
             readers: those of them that, when they are ``due``, also see what it would be without
                 compression.
             dense_start: so many steps send the gradient uncompressed.
+            optimizer: steps the parameters, if it is known.
         """
-        super().__init__(reducer, source.device, dense_start)
-        self.gauges, self.readers, self.world = gauges, readers, reducer.world
-        self.scales = [1.0] * len(reducer.layers)
-        self.sizes = [layer.shape[1] for layer in reducer.layers]
-        self._pending: dict[int, Tensor] = {}  # outputs, which FSDP2 still divides
+        applied = AppliedSteps(source.members, optimizer)
+        super().__init__(reducer, source.device, dense_start, gauges, applied)
+        self.within = cast(ProcessWorld, reducer.world)
+        self.sizes = [layout.part for layout in source.layer_layouts]
+        self.reductions: list[Reduction] = source.reductions(reducer)
+        self.gathered = Meter(self.within.meter.dtype, self.within.workers)
+        self._memories = TentativeMemories(reducer)
+        self._states: dict[int, State] = {}
+        self._pending: dict[int, tuple[Tensor, bool]] = {}  # outputs, which FSDP2 still divides
+        self._arrived: dict[int, list[int]] = {}  # by module: parameters that had a gradient
         self._updates: dict[int, Tensor] = {}
-        self._due = False  # the step under way is measured
+        self.readers, self._due = readers, False  # the step under way is measured
         self._exact: dict[int, tuple[Tensor, Tensor]] = {}  # of outputs, and norms of these
         self._means: dict[int, Tensor] = {}  # updates without compression
+        self._flags: list[Tensor] = []
+        self._flag: tuple[Tensor, Any] | None = None  # of the last step, on its way to the host
         self._pass: int | None = None  # the autograd engine's number of the step under way
 
-    # -- called by the reduce-scatter, in a stream of FSDP2 ------------------------------------
+    @property
+    def memories(self) -> TentativeMemories:
+        return self._memories
+
+    # -- in backward, in a stream of FSDP2 -------------------------------------------------------
 
     def reduce_scatter(
-        self, layer: int, output: Tensor, flat: Tensor, op: Any, usual: Callable[[], Any]
+        self, place: int, output: Tensor, flat: Tensor, op: Any, usual: Callable[[], Any]
     ) -> Any:
-        """One module's reduce-scatter.
-
-        Args:
-            output: ``[part]``, overwritten with the reduced gradient.
-            flat: ``[ranks * part]``; parameters without a gradient are left out of it.
-            op: what torch wants of the sum.
-            usual: calls torch's own collective.
-        """
         self._begin()
-        self._collect(layer)  # of an earlier call in the same pass
-        state, work = self.reducer.states[layer], None
-        compressor, level = self.reducer.at(layer, self.present_levels[layer])
-        parts = flat.view(1, self.world.workers, -1)
-        others = flat.numel() - output.numel()
-        self.world.meter.count_dense("scatter", others, flat.element_size())
-        whole = parts.shape[2] == self.sizes[layer]
-        kept = None if whole else state.residual  # of another order of numbers
-        state.residual = state.residual if whole else None
-        if level == DENSE or not isinstance(compressor, QuantisedScatter):
-            if state.residual is not None and isinstance(compressor, QuantisedScatter):
-                parts.copy_(compressor.add_residual(parts, state))
-            state.step += 1
-            self._count(layer, parts)
-            with self.communicating():
-                work = usual()
-        else:
-            if self._due:
-                exact = self._uncompressed(output, parts, usual)
-            with self.clock.waiting(self.world):
-                total = self.world.drive([compressor.reduce(parts, state, level)], [layer])[0]
-            output.copy_(as_reduced(total, op, self.world.workers))
-            if self._due:
-                self._exact[layer] = exact, full_precision(output).norm()
-        if not whole:
-            state.residual = kept
-        self._pending[layer] = output
-        return work
+        self._collect(place)  # of an earlier call in the same pass
+        self._pending[place] = output, False
+        return super().reduce_scatter(place, output, flat, op, usual)
 
-    def _uncompressed(self, output: Tensor, parts: Tensor, usual: Callable[[], Any]) -> Tensor:
+    def reduce(self, place: int, flat: Tensor) -> Tensor | None:
+        return self.reductions[place].reduce(flat, self.present_levels, self._memory)
+
+    def leave_dense(self, place: int, output: Tensor) -> None:
+        self._pending[place] = output, True  # counted once it is known what has arrived
+
+    def write(self, place: int, output: Tensor, reduced: Tensor, usual: Callable[[], Any]) -> None:
+        if self._due:
+            exact = self._uncompressed(output, usual)
+        super().write(place, output, reduced, usual)
+        if self._due:
+            self._exact[place] = exact, full_precision(output).norm()
+
+    def _uncompressed(self, output: Tensor, usual: Callable[[], Any]) -> Tensor:
         """A copy of what torch's own collective makes of ``output``: one exchange more."""
-        with self.communicating():
+        with self.communicating("FSDP2's reduce-scatter"):
             if (work := usual()) is not None:
                 work.wait()
-        self._count(NO_LAYER, parts)
+        meter, sent = self.within.meter, output.expand(1, self.within.workers, -1)
+        meter.count(NO_LAYER, "scatter", sent, convention=False)
+        meter.calls["scatter"] = meter.calls.get("scatter", 0) + 1
         return output.clone()
 
-    def _count(self, layer: int, parts: Tensor) -> None:
-        """Count a reduce-scatter of torch's own."""
-        meter = self.world.meter
-        meter.count(layer, "scatter", parts, convention=layer != NO_LAYER)
-        meter.calls["scatter"] = meter.calls.get("scatter", 0) + 1
-
-    @contextmanager
-    def communicating(self) -> Iterator[None]:
-        """The script waits for a collective of torch's own; on a GPU for its launch."""
-        start = time.perf_counter()
-        yield
-        self.clock.move(time.perf_counter() - start, "compute", "communicate")
+    def arrive(self, place: int, parameter: int, _: Tensor) -> None:
+        """FSDP2 has written a gradient of the module's last reduce-scatter."""
+        self._arrived.setdefault(place, []).append(parameter)
 
     def _begin(self) -> None:
         """The first reduce-scatter of a backward pass."""
@@ -134,63 +192,170 @@ class ModuleSteps(UnitSteps):
         # Twice, so that it comes after the callback of FSDP2's root, which may be queued during
         # backward and may reduce the gradients of the root's own parameters.
         after_backward(lambda: after_backward(self._finish))
-        self._pass, self._pending, self._updates = now, {}, {}
-        self._exact, self._means = {}, {}
+        self.take_back()
+        self.forget()  # from here on .grad may be the sum of several passes
+        self._pass, self._pending, self._arrived, self._states = now, {}, {}, {}
+        self._updates, self._flags, self._exact, self._means = {}, [], {}, {}
         self.before_step()
         self._due = any(getattr(gauge, "due", True) for gauge in self.readers)
+        self.within.meter.add(self.gathered.take())
         self.clock.start()
         self.run_check()
 
-    def _collect(self, layer: int) -> None:
+    def _memory(self, layer: int, scale: float) -> State:
+        """A layer's memory as this pass changes it."""
+        if layer not in self._states:
+            self._states[layer] = self.memories.copy(layer, scale)
+        return self._states[layer]
+
+    def _collect(self, place: int) -> None:
         """Add a module's reduced gradient to the step's, once FSDP2 has divided it."""
-        if (output := self._pending.pop(layer, None)) is None or not self.gauges:
+        if (pending := self._pending.pop(place, None)) is None:
+            return
+        (output, is_dense), arrived = pending, self._arrived.pop(place, [])
+        reduction = self.reductions[place]
+        if is_dense:
+            reduction.count_dense(output, arrived)
+        self._flags.append(finite_flag([output]).to(self.within.meter.dtype))
+        if not self.gauges:
             return
         if self._due:
             now = full_precision(output).norm()
-            exact, norm = self._exact.pop(layer, (output, now))
+            exact, norm = self._exact.pop(place, (output, now))
             # FSDP2 has divided the output, and not what it would be without compression
             divided = torch.where(norm > 0, now / norm, 1.0)
-            self._add(self._means, layer, full_precision(exact) * divided)
-        self._add(self._updates, layer, output)
-
-    def _add(self, table: dict[int, Tensor], layer: int, output: Tensor) -> None:
-        update = full_precision(output)
-        if (missing := self.sizes[layer] - len(update)) > 0:
-            update = torch.nn.functional.pad(update, (0, missing))
-        before = table.get(layer)
-        # a copy, because .grad may be a view of it, to which a later call is added
-        table[layer] = update.clone() if before is None else before + update
+            _add(self._means, reduction.updates(full_precision(exact) * divided, arrived))
+        _add(self._updates, reduction.updates(output, arrived))
 
     @torch.no_grad()
     def _finish(self) -> None:
         """The end of backward: FSDP2 has waited for all its streams."""
-        for layer in list(self._pending):
-            self._collect(layer)
-        updates, self._updates, self._pass = self._updates, {}, None
-        means, self._means = self._means, {}
+        for place in list(self._pending):
+            self._collect(place)
+        with self.clock.waiting(self.within):
+            flag = self._anywhere(torch.stack(self._flags).sum())
+        self.memories.adopt(self._states)
+        self.keep_for_undo(True)
         self.in_unit += 1
-        self.finite_in_unit += 1
+        self.finite_in_unit += 1  # as far as is known
         self.total += 1
         if self.gauges:
-            rows = self._all(updates)
-            stack = torch.cat(self._all(means))[None] if self._due else rows[0].new_zeros((1, 0))
-            for gauge in self.gauges:
-                gauge.step(stack, rows)
+            self._observe(flag)
+        self._flag, self._pass = on_its_way(flag), None
+        self._states, self._updates = {}, {}
+        if self.applied is not None:
+            self.applied.begin()
         self.clock.stop()
 
+    def _anywhere(self, flag: Float[Tensor, ""]) -> Float[Tensor, ""]:
+        """NaN where a process has one, else 0."""
+        assert self.within.tensor is not None
+        return self.within.sum_over(self.within.tensor.group, flag)
+
+    def _observe(self, flag: Tensor) -> None:
+        """Show a step to the gauges; one that is not finite adds nothing."""
+        rows = self._all(self._updates)
+        stack = torch.cat(self._all(self._means)) if self._due else rows[0].new_zeros(0)
+        blank([*rows, stack], flag, 0.0)
+        for gauge in self.gauges:
+            gauge.step(stack[None], rows)
+
     def _all(self, found: dict[int, Tensor]) -> list[Tensor]:
-        """``[part]`` of each module, zero where the step has not used it."""
+        """What this process owns of each layer, zero where the step has not used it."""
         like = next(iter(found.values()))
-        return [
-            found[i] if i in found else like.new_zeros(size) for i, size in enumerate(self.sizes)
-        ]
+        return [found.get(i, like.new_zeros(size)) for i, size in enumerate(self.sizes)]
+
+    # -- a step that has not counted -------------------------------------------------------------
+
+    def take_back(self, arriving: int | None = None) -> None:
+        self._judge()
+        super().take_back(arriving)
+
+    def forget(self) -> None:
+        self._judge()
+        super().forget()
+
+    def _judge(self) -> None:
+        """Was every gradient of the last step finite? If not, it leaves no memory. Asked late, when
+        a GPU has the answer."""
+        if self._flag is None:
+            return
+        (flag, event), self._flag = self._flag, None
+        if event is not None:
+            event.synchronize()
+        if not bool(flag.isfinite()):
+            self.memories.undo()
+            self._last = None
+            self.finite_in_unit -= 1
+
+
+def _add(table: dict[int, Tensor], updates: Mapping[int, Tensor]) -> None:
+    """Add updates by layer to those of earlier calls."""
+    for layer, update in updates.items():
+        before = table.get(layer)
+        # a copy, because .grad may be a view of it, to which a later call is added
+        table[layer] = update.clone() if before is None else before + update
+
+
+def on_its_way(flag: Float[Tensor, ""]) -> tuple[Tensor, Any]:
+    """A number's copy on the host, and the event after which it is there; None: it is."""
+    if flag.device.type == "cpu":
+        return flag, None
+    host = torch.empty_like(flag, device="cpu", pin_memory=True).copy_(flag, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(flag.device))
+    return host, event
+
+
+class ReplicaSteps(ModuleCollectives, HookSteps):
+    """The steps of replicas that FSDP2 divides, where its collectives within a replica are replaced
+    as well. What these send has no place among the layers, whose traffic is between replicas."""
+
+    def __init__(self, source: Any, reducer: Reducer, gauges: Collection[Any], **more: Any) -> None:
+        """``source``: a ``ShardedReplicas``."""
+        super().__init__(source, reducer, gauges, **more)
+        self.within, self.level = source.within, source.inside.level
+        seed = reducer.states[0].key[0]
+        self.inner = Reducer(source.inside.compressor, source.modules, self.within, seed)
+        for state in self.inner.states:  # replicas draw numbers of their own
+            state.hosted = (reducer.world.rank,)
+        self.reductions = source.inner_reductions(self.inner)
+        self.gathered = Meter(reducer.world.meter.dtype, self.within.workers)
+
+    def reduce(self, place: int, flat: Tensor) -> Tensor | None:
+        levels, states = [self.level] * len(self.inner.states), self.inner.states
+        return self.reductions[place].reduce(flat, levels, lambda layer, _: states[layer])
+
+    def leave_dense(self, place: int, output: Tensor) -> None:
+        self.reductions[place].count_dense(output, ())
+
+    def begin(self) -> None:
+        super().begin()
+        self._count()
+
+    def settle(self) -> None:
+        self._count()
+        super().settle()
+
+    def _count(self) -> None:
+        """Count what was sent within the replica so far."""
+        for meter in (self.within.meter.take(), self.gathered.take()):
+            meter.layers.clear()
+            self.reducer.world.meter.add(meter)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"within": self.inner.state_dict()[0]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for layer, memory in zip(self.inner.layers, self.inner.states, strict=True):
+            memory.load_shared_state(state.get("within", {}).get(layer.name, {"step": 0}))
 
 
 class ReduceScatter:
     """The reduce-scatter of one module, for ``FSDPModule.set_custom_reduce_scatter``."""
 
-    def __init__(self, layer: int, steps: ModuleSteps, usual: Any) -> None:
-        self.layer, self.steps, self.usual = layer, steps, usual
+    def __init__(self, place: int, steps: ModuleCollectives, usual: Any) -> None:
+        self.place, self.steps, self.usual = place, steps, usual
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """As torch's own, whose memory it may need."""
@@ -206,7 +371,7 @@ class ReduceScatter:
     ) -> Any:
         usual = self.usual
         return self.steps.reduce_scatter(
-            self.layer,
+            self.place,
             output_tensor,
             input_tensor,
             op,
@@ -222,7 +387,7 @@ class AllGather:
     see the same weights.
     """
 
-    def __init__(self, steps: ModuleSteps, weights: Weights, usual: Any) -> None:
+    def __init__(self, steps: ModuleCollectives, weights: Weights, usual: Any) -> None:
         self.steps, self.weights, self.usual = steps, weights, usual
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -237,20 +402,39 @@ class AllGather:
         async_op: bool = False,
     ) -> Any:
         steps, level, block = self.steps, self.weights.level, self.weights.block
-        world, meter = steps.world, steps.world.meter
+        world, meter = steps.within, steps.gathered
         others = group.size() - 1  # fewer with reshard_after_forward=NUMBER, in backward
         meter.count_dense("weights", input_tensor.numel() * others, input_tensor.element_size())
         plain = input_tensor.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
         if level == DENSE or not plain or others + 1 != world.workers:
             meter.count_weights(input_tensor, others)
-            with steps.communicating():
+            with steps.communicating("FSDP2's all-gather"):
                 return self.usual(output_tensor, input_tensor, group, async_op)
         with steps.clock.waiting(world):
             exact = full_precision(input_tensor)
-            wire, _ = quantise(exact[None], int(level), block, 0.5)
+            wire = quantise(exact[None], int(level), block, 0.5)
             meter.count_weights(wire, others)
             (wires,) = world.gather([wire])
             size = len(input_tensor)
             rows = dequantise(wires, int(level), block, size, exact.dtype)  # [ranks, part]
             output_tensor.view(rows.shape).copy_(rows)
         return None
+
+
+def replace_collectives(
+    groups: Sequence[Group], steps: ModuleCollectives, weights: Weights
+) -> None:
+    """Let modules call the steps in place of torch's collectives."""
+    places = iter(range(len(groups)))
+    for group in groups:
+        group.module.set_custom_all_gather(AllGather(steps, weights, group.gather))
+        if group.trained:
+            scatter = ReduceScatter(next(places), steps, group.scatter)
+            group.module.set_custom_reduce_scatter(scatter)
+
+
+def restore_collectives(groups: Sequence[Group]) -> None:
+    """Give torch its own collectives back."""
+    for group in groups:
+        group.module.set_custom_all_gather(group.gather)
+        group.module.set_custom_reduce_scatter(group.scatter)

@@ -15,7 +15,6 @@ import weakref
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any, SupportsFloat, cast
 
 from torch import Tensor
@@ -26,8 +25,9 @@ from regimes.compression.base import dropping
 from regimes.compression.reducer import Reducer
 from regimes.compression.traffic import check_order, costs_per_step
 from regimes.config import DENSE
+from regimes.ddp.divided_state import DividedState
 from regimes.ddp.membership import HookMembership
-from regimes.ddp.sharded_state import ProcessState, ShardedState
+from regimes.ddp.sharded_state import ShardedState
 from regimes.ddp.source import Attached
 from regimes.ddp.state import Fitted, StateCodec
 from regimes.ddp.steps import HookSteps
@@ -254,7 +254,7 @@ class Hook(Job):
 
     def sharded_state(
         self, *, branch: bool = False, saved: Any = None
-    ) -> ShardedState | ProcessState:
+    ) -> ShardedState | DividedState:
         """The state of a hook on a sharded model, an object for ``torch.distributed.checkpoint``:
         save and load it with the model, on all processes.
 
@@ -262,8 +262,9 @@ class Hook(Job):
             branch: what is loaded may be of another policy, level or compressor, as in
                 ``load_state_dict``.
             saved: to load: the checkpoint's folder, or its ``StorageReader``. From another number
-                of islands the residuals are then divided such that their mean over islands is
-                preserved; without it torch finds a "Missing key" there.
+                of islands, or of processes with ``shards``, the residuals are then divided such
+                that their mean over them is preserved; without it torch finds a "Missing key"
+                there.
 
         Raises:
             ConfigError: the model is not sharded, or ``saved`` is no checkpoint of a hook.
@@ -273,7 +274,7 @@ class Hook(Job):
                 "sharded_state: this model is not sharded: save full_state_dict() instead"
             )
         if self.world.divided:  # the parts of FSDP2's own collectives
-            return ProcessState(self, partial(self.load_state_dict, branch=branch))
+            return DividedState(self, branch, saved)
         return ShardedState(self, branch, saved)
 
     # -- units -------------------------------------------------------------------------------
@@ -346,8 +347,14 @@ class Hook(Job):
 
     def _residuals(self) -> list[Tensor | None]:
         """What is owed per layer, in units of the unscaled loss."""
-        pairs = zip(self.reducer.residuals(), self.steps.scales, strict=True)
-        return [residual if residual is None else residual / scale for residual, scale in pairs]
+        reducer = self.reducer
+        layers = zip(reducer.layers, reducer.compressors, self.steps.scales, strict=True)
+        return [
+            None if residual is None else compressor.numbers(residual, layer) / scale
+            for residual, (layer, compressor, scale) in zip(
+                reducer.residuals(), layers, strict=True
+            )
+        ]
 
     def _in_unit(self) -> bool:
         self._resolve()

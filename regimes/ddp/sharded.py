@@ -63,14 +63,23 @@ class ShardedGradients(DividedGradients):
         raise ConfigError("no_sync: use set_requires_gradient_sync(False) of the sharded model")
 
 
-def trainable(network: nn.Module) -> dict[str, nn.Parameter]:
+def named_trainable(network: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that are trained, by their names in the bare model; one that several modules
     share appears once."""
     named = {name: p for name, p in network.named_parameters() if p.requires_grad}
     if not named:
         raise ConfigError("the model has no parameter to train: there is nothing to exchange")
     plain = plain_names(named)
-    parameters = {plain[name].replace(CHECKPOINT, ""): p for name, p in named.items()}
+    return {plain[name].replace(CHECKPOINT, ""): p for name, p in named.items()}
+
+
+def trainable(network: nn.Module) -> dict[str, nn.Parameter]:
+    """`named_trainable`, of a model that is divided within islands.
+
+    Raises:
+        ConfigError: it is not, or otherwise than by ``fully_shard`` over one dimension of a mesh.
+    """
+    parameters = named_trainable(network)
     for name, parameter in parameters.items():
         found = sharding(parameter)
         if found is None:

@@ -104,7 +104,7 @@ class ShardedState:
         """
         hook, world = self.hook, self.hook.world
         with damage_refused():
-            state = upgraded(torch.load(io.BytesIO(saved[SHARED]), weights_only=True))
+            state = upgraded(unpacked(saved[SHARED]))
             count, shards, by_shard = state["workers"], state.pop("shards"), state["parts"]
             if count != self.islands and state["layers"].keys() & self._with_residual():
                 refuse(
@@ -193,7 +193,7 @@ class ProcessState:
     def __init__(self, job: Any, load: Callable[[Any], None]) -> None:
         """
         Args:
-            job: a hook or local steps.
+            job: local steps.
             load: continues it from what its ``state_dict`` gave.
         """
         self.job, self.load, self.key = job, load, str(job.world.rank)

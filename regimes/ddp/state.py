@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -104,6 +105,7 @@ class StateCodec:
                 "seconds": {} if job.recorder is None else dict(b.clock.seconds),
                 "branched": job.branched,  # units of the trunk
                 **job._job_state(whole),
+                **b.state_dict(),
                 "parts": [
                     {
                         "process": job.world.rank,
@@ -116,7 +118,7 @@ class StateCodec:
         )
         owed = column(state["parts"][0]["layers"], "residual")
         for residual, scale in zip(owed.values(), b.scales, strict=True):
-            if residual is not None:
+            if residual is not None and scale != 1:
                 residual /= scale  # in units of the unscaled loss
         return state
 
@@ -135,6 +137,7 @@ class StateCodec:
         residuals = column(own_part(state)["layers"], "residual")
         b.reducer.load_state_dict(column(state["layers"], "memory"), residuals)
         b.reducer.to(job.world.device)
+        b.load_state_dict(state)
         b.scales = [1.0] * len(job.layers)
         b.restart()
         b.clock.seconds |= state["seconds"]
@@ -324,7 +327,10 @@ class StateCodec:
     def _check_shapes(self, state: State) -> None:
         """Raise if the state was saved for another model."""
         here, saved = shapes(self.job.layers), column(state["layers"], "shape")
-        local = {x.name: x.size for x in self.job.world.parts(self.job.layers)}
+        parts = zip(
+            self.job.world.parts(self.job.layers), self.steps.reducer.compressors, strict=True
+        )
+        local = {x.name: math.prod(c.residual_shape(x)) for x, c in parts}
         if not here.keys() & saved.keys():
             refuse(
                 "it was saved for another model and has no layer in common with this one: the "

@@ -10,32 +10,21 @@ find that the last one was not applied (``ddp.applied``): then it is undone.
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from regimes.compression.reducer import Reducer
-from regimes.ddp.applied import UNKNOWN, AppliedSteps
+from regimes.ddp.applied import AppliedSteps
 from regimes.ddp.source import Source
 from regimes.ddp.unit_steps import UnitSteps
 from regimes.errors import ConfigError
 from regimes.exchange.exchange import Exchange, Listener, Transfer, make_buckets
 from regimes.exchange.tentative import TentativeMemories
-from regimes.instruments.gradient_norm import NormsGauge
 from regimes.job.refit import several
 from regimes.precision import full_precision
-
-
-@dataclass
-class Undo:
-    """What else than memories the last step has changed, kept while it may still be undone."""
-
-    gauges: list[tuple[Any, dict[str, Any]]]  # and their attributes
-    finite: bool
 
 
 class HookSteps(UnitSteps, Listener):
@@ -43,10 +32,7 @@ class HookSteps(UnitSteps, Listener):
 
     Attributes:
         exchange: of their gradients.
-        applied: tells whether the last step was applied; None: a quorum does (``ddp.membership``).
     """
-
-    warned = False
 
     def __init__(
         self,
@@ -62,18 +48,14 @@ class HookSteps(UnitSteps, Listener):
         """
         Args:
             reducer: of the source's layers, or of this process's shards of them.
-            gauges: see every finite step, in units of the unscaled loss; a ``Gauge`` with
-                ``reversible`` each.
             readers: those of them that read this process's gradients, too, when they are ``due``.
             dense_start: so many steps send the gradient uncompressed.
             scale: what the loss is multiplied by (a GradScaler's scale).
             optimizer: steps the parameters, if it is known.
         """
-        self.applied: AppliedSteps | None = AppliedSteps(source.parameters.values(), optimizer)
-        for gauge in gauges:
-            gauge.reversible = True
-        super().__init__(reducer, source.device, dense_start)
-        self.source, self.gauges, self.readers = source, gauges, readers
+        applied = AppliedSteps([[p] for p in source.parameters.values()], optimizer)
+        super().__init__(reducer, source.device, dense_start, gauges, applied)
+        self.source, self.readers = source, readers
         self.sizes = [t.numel() for t in source.local]
         self.stack = self._new_stack(0)
         # by whole layers, which are the same on all processes
@@ -86,7 +68,6 @@ class HookSteps(UnitSteps, Listener):
             written=self,
         )
         self._scale = scale
-        self._last: Undo | None = None
 
     # -- in the thread of backward, called by the source -------------------------------------
 
@@ -137,8 +118,7 @@ class HookSteps(UnitSteps, Listener):
             self.clock.stop()
             return
         if step.finite or self.applied is None:  # a GradScaler skips others, which count
-            gauges = [(gauge, dict(vars(gauge))) for gauge in self.gauges]
-            self._last = Undo(gauges, step.finite)
+            self.keep_for_undo(step.finite)
         self.in_unit += 1
         self.total += 1
         if step.finite:
@@ -159,58 +139,10 @@ class HookSteps(UnitSteps, Listener):
         for gauge in self.gauges:
             gauge.step(self.stack, updates)
 
-    # -- a step that has not counted -----------------------------------------------------------
-
-    def forget(self) -> None:
-        self._last = self.memories.before = None
-
-    def take_back(self, arriving: int | None = None) -> None:
-        before, applied = self.memories.before, self.applied
-        if self._last is None or before is None or applied is None:
-            return
-        cleared = applied.cleared(before.layers - applied.stepped, arriving)
-        if thrown := cleared & applied.known:
-            self.undo(thrown)
-        elif cleared and not applied.stepped and not applied.moved(cleared):
-            held_back = any(self.reducer.states[i].residual is not None for i in cleared)
-            if held_back and not self.warned and self.reducer.world.rank == 0:
-                self.warned = True
-                warnings.warn(UNKNOWN, stacklevel=2)
-
-    def undo(self, layers: Collection[int] | None = None) -> None:
-        """Take the last step back: states, statistics and counts are as before it. Its traffic
-        stays counted, because it was sent.
-
-        Args:
-            layers: only of these; the step still counts while others are left.
-        """
-        if (last := self._last) is None:
-            return
-        chosen = self.exchange.undo(layers)
-        if self.memories.before is not None:
-            for gauge, before in last.gauges:
-                if isinstance(gauge, NormsGauge):
-                    gauge.revert(before["sums"], chosen)
-            return
-        self._last = None
-        for gauge, before in last.gauges:
-            vars(gauge).update(before)
-        self.in_unit -= 1
-        self.total -= 1
-        self.finite_in_unit -= last.finite
-
     @property
     def memories(self) -> TentativeMemories:
         assert self.exchange.memories is not None
         return self.exchange.memories
-
-    @property
-    def scales(self) -> list[float]:
-        return self.memories.scales
-
-    @scales.setter
-    def scales(self, scales: list[float]) -> None:
-        self.memories.scales = scales
 
     @contextlib.contextmanager
     def on_hook_stream(self) -> Iterator[None]:

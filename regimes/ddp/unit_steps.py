@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, AnyLevel
+from regimes.ddp.applied import UNKNOWN, AppliedSteps
+from regimes.exchange.tentative import TentativeMemories
+from regimes.instruments.gradient_norm import NormsGauge
 from regimes.job.clock import Clock
+
+
+@dataclass
+class Undo:
+    """What else than memories the last step has changed, kept while it may still be undone."""
+
+    gauges: list[tuple[Any, dict[str, Any]]]  # and their attributes
+    finite: bool
 
 
 class UnitSteps:
@@ -25,17 +38,31 @@ class UnitSteps:
         before_step: called at the first gradients of a backward pass.
         check: called once, before the next gradient is reduced.
         clock: where the time since ``restart`` went.
-        scales: per layer, what the last gradient was multiplied by, with the loss.
-        by_process: a layer is made of the parts of so many processes, so that a state loads on the
-            same number alone.
+        gauges: see every finite step, in units of the unscaled loss; a ``Gauge`` with
+            ``reversible`` each.
+        applied: tells whether the last step was applied; None: a quorum does (``ddp.membership``).
+        by_process: each process has a state of its own, which no other number of processes loads
+            without the folder of all.
     """
 
-    scales: list[float]
     by_process = False
+    warned = False
 
-    def __init__(self, reducer: Reducer, device: torch.device, dense_start: int) -> None:
+    def __init__(
+        self,
+        reducer: Reducer,
+        device: torch.device,
+        dense_start: int,
+        gauges: Collection[Any],
+        applied: AppliedSteps,
+    ) -> None:
         self.reducer, self.device, self.dense_start = reducer, device, dense_start
+        self.gauges = gauges
+        for gauge in gauges:
+            gauge.reversible = True
+        self.applied: AppliedSteps | None = applied
         self.levels: Sequence[AnyLevel] = []
+        self._last: Undo | None = None
         self.total = 0
         self.before_step: Callable[[], Any] = lambda: None
         self.check: Callable[[], Any] | None = None
@@ -57,8 +84,16 @@ class UnitSteps:
             self.check, check = None, self.check
             check()
 
+    def keep_for_undo(self, finite: bool) -> None:
+        """Keep what a step that counts now may change, so that ``undo`` can take it back."""
+        gauges = [(gauge, dict(vars(gauge))) for gauge in self.gauges]
+        self._last = Undo(gauges, finite)
+
+    # -- a step that has not counted -----------------------------------------------------------
+
     def forget(self) -> None:
         """The last step counts for good."""
+        self._last = self.memories.before = None
 
     def take_back(self, arriving: int | None = None) -> None:
         """Undo the last step for layers whose gradient was cleared and never applied.
@@ -66,6 +101,62 @@ class UnitSteps:
         Args:
             arriving: a layer whose next gradient is there already.
         """
+        before, applied = self.memories.before, self.applied
+        if self._last is None or before is None or applied is None:
+            return
+        cleared = applied.cleared(before.layers - applied.stepped, arriving)
+        if thrown := cleared & applied.known:
+            self.undo(thrown)
+        elif cleared and not applied.stepped and not applied.moved(cleared):
+            held_back = any(self.reducer.states[i].residual is not None for i in cleared)
+            if held_back and not self.warned and self.reducer.world.rank == 0:
+                self.warned = True
+                warnings.warn(UNKNOWN, stacklevel=2)
+
+    def undo(self, layers: Collection[int] | None = None) -> None:
+        """Take the last step back: states, statistics and counts are as before it. Its traffic
+        stays counted, because it was sent.
+
+        Args:
+            layers: only of these; the step still counts while others are left.
+        """
+        if (last := self._last) is None:
+            return
+        chosen = self.memories.undo(layers)
+        if self.memories.before is not None:
+            for gauge, before in last.gauges:
+                if isinstance(gauge, NormsGauge):
+                    gauge.revert(before["sums"], chosen)
+            return
+        self._last = None
+        for gauge, before in last.gauges:
+            vars(gauge).update(before)
+        self.in_unit -= 1
+        self.total -= 1
+        self.finite_in_unit -= last.finite
+
+    @property
+    def memories(self) -> TentativeMemories:
+        """The reducer's, which a step changes tentatively."""
+        raise NotImplementedError
+
+    @property
+    def scales(self) -> list[float]:
+        """Per layer, what the last gradient was multiplied by, with the loss."""
+        return self.memories.scales
+
+    @scales.setter
+    def scales(self, scales: list[float]) -> None:
+        self.memories.scales = scales
+
+    # -- state -----------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Entries of a saved state beside those of the reducer, the same on all processes."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse, from a whole state."""
 
     @contextlib.contextmanager
     def on_hook_stream(self) -> Iterator[None]:

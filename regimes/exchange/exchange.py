@@ -285,7 +285,7 @@ class Exchange:
         if transfer.lost:
             self.drop(transfer)
         elif self.memories is not None:
-            self.memories.adopt(transfer.states, transfer.scale, unapplied)
+            self.memories.adopt(transfer.states, unapplied)
         return transfer
 
     def drop(self, transfer: Transfer) -> None:

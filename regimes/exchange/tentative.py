@@ -58,7 +58,8 @@ class TentativeMemories:
         """
         state = self.reducer.states[layer].twin()
         state.scale = scale
-        if (residual := state.residual) is None:
+        residual, in_place = state.residual, self.reducer.compressors[layer].in_place
+        if residual is None or not in_place:
             return state
         ratio, spare = scale / self.scales[layer], self.spare[layer]
         if ratio != 1 or on_gpu(residual):
@@ -68,15 +69,18 @@ class TentativeMemories:
             state.write_to(room, None if rows is None else _as_matrix(rows))
         return state
 
-    def adopt(self, states: Mapping[int, State], scale: float, unapplied: Collection[int]) -> None:
+    def adopt(self, states: Mapping[int, State], unapplied: Collection[int] = ()) -> None:
         """The step's states are those of the layers from now on, but of ``unapplied`` ones."""
         own = self.reducer.states
         self.before = Before([*own], [*self.scales], states.keys() - unapplied)
         for i, new in states.items():
             if i in unapplied:
                 self._reuse(i, new)
-            else:
-                self.spare[i], own[i], self.scales[i] = own[i].residual, new, scale
+                continue
+            self._keep(i, own[i].residual)
+            own[i] = new
+            if self.reducer.compressors[i].in_place:
+                self.scales[i] = new.scale
 
     def free(self) -> None:
         """The last step counts for good, and the next one is far: hold no second residual."""
@@ -94,7 +98,7 @@ class TentativeMemories:
             return set()
         chosen = before.layers if layers is None else before.layers.intersection(layers)
         for i in chosen:
-            self.spare[i] = self.reducer.states[i].residual
+            self._keep(i, self.reducer.states[i].residual)
             self.reducer.states[i], self.scales[i] = before.states[i], before.scales[i]
         before.layers = before.layers - chosen
         if not before.layers:
@@ -105,7 +109,12 @@ class TentativeMemories:
         """The next step may write to the residual of a state that is not adopted, unless it is the
         present one, because the step has not come to it."""
         if state.residual is not self.reducer.states[layer].residual:
-            self.spare[layer] = state.residual
+            self._keep(layer, state.residual)
+
+    def _keep(self, layer: int, residual: Tensor | None) -> None:
+        """The next step may write its residual there, if its compressor does."""
+        if self.reducer.compressors[layer].in_place:
+            self.spare[layer] = residual
 
 
 def _as_matrix(rows: Tensor) -> Tensor | None:

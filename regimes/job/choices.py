@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -14,7 +15,12 @@ from regimes.capabilities import Part
 from regimes.compression import Compressor
 from regimes.compression.base import check_level, has_feedback
 from regimes.compression.needs import compressor_parts
-from regimes.compression.scatter import QuantisedScatter, Weights
+from regimes.compression.scatter import (
+    QuantisedScatter,
+    ScatteredPowerSGD,
+    Weights,
+    WithinReplicas,
+)
 from regimes.config import (
     DENSE,
     AnyLevel,
@@ -139,13 +145,19 @@ def constant(
     return "accordion" if policy is None else policy, levels
 
 
+SCATTERS: dict[str, type[Compressor]] = {
+    "quantised": QuantisedScatter,
+    "powersgd": ScatteredPowerSGD,
+}
+
+
 def of_scatter(
     table: Mapping[str, Any] | None,
     policy: Any,
     compressor: Any,
     level: GivenLevel | None,
     levels: Mapping[str, GivenLevel] | None,
-) -> tuple[QuantisedScatter, GivenLevel | None, Mapping[str, GivenLevel] | None]:
+) -> tuple[Compressor, GivenLevel | None, Mapping[str, GivenLevel] | None]:
     """The compressor, and its level or levels, for the argument ``scatter`` of ``attach``.
 
     Raises:
@@ -164,17 +176,75 @@ def of_scatter(
                 '"high": 4}}, or leave it out'
             )
         return QuantisedScatter(), DENSE, None
+    made = _scatter(table)
+    given = [table.get("level"), *(table.get("levels") or {}).values()]
+    owing = made.error_feedback or any(
+        isinstance(x, Mapping) and x.get("error_feedback") for x in given
+    )
+    if isinstance(made, QuantisedScatter) and made.residual_bits is not None and not owing:
+        raise ConfigError(
+            f"scatter.residual_bits = {made.residual_bits} has no effect without error feedback: "
+            "leave it out, or set scatter.error_feedback"
+        )
+    return made, table.get("level"), table.get("levels")
+
+
+def within_replicas(
+    scatter: Mapping[str, Any] | None, gather: Mapping[str, Any] | None
+) -> WithinReplicas:
+    """The arguments ``scatter`` and ``gather`` of ``attach`` beside ``replicas``.
+
+    Raises:
+        ConfigError: an unknown key, or what belongs between replicas.
+    """
+    weights = of_gather(gather)
+    if scatter is None:
+        return WithinReplicas(QuantisedScatter(), DENSE, weights)
+    made = _scatter(scatter)
+    if not isinstance(made, QuantisedScatter):
+        raise ConfigError(
+            f'scatter.name = {scatter["name"]!r}: expected "quantised" with replicas: PowerSGD '
+            'goes between them, attach(..., compressor="powersgd", level=4)'
+        )
+    if "levels" in scatter or "level" not in scatter:
+        raise ConfigError(
+            "scatter.levels: with replicas a policy decides what goes between them, by levels= of "
+            'attach: name one level within them, scatter={"level": 8}'
+        )
+    if made.error_feedback:
+        raise ConfigError(
+            f"scatter.error_feedback = {made.error_feedback!r}: expected false with replicas: a "
+            "job has one residual, that of the compressor between them; round without bias, "
+            "stochastic = true"
+        )
+    made.check(scatter["level"])
+    return WithinReplicas(made, scatter["level"], weights)
+
+
+def _scatter(table: Any) -> Compressor:
+    """The compressor of a table ``scatter``, which has its name and fields beside the levels."""
     if not isinstance(table, Mapping):
         raise unexpected("scatter", table, 'a table like {"level": 4}')
-    fields = {key: value for key, value in table.items() if key not in ("level", "levels")}
-    if unknown := fields.keys() - {"block", "stochastic", "error_feedback"}:
-        known = ("level", "levels", "block", "stochastic", "error_feedback")
-        raise ConfigError(f"scatter.{min(unknown)}: {nearest(min(unknown), known)}")
+    if (name := table.get("name", "quantised")) not in SCATTERS:
+        raise ConfigError(f"scatter.name = {name!r}: {nearest(str(name), SCATTERS)}")
+    given = {key: value for key, value in table.items() if key not in ("name", "level", "levels")}
+    kind: Any = SCATTERS[name]
+    known = {field.name for field in dataclasses.fields(kind) if field.init}
+    if kind is QuantisedScatter:
+        known -= {"residual"}  # its unit
+        if given.get("error_feedback") == "owner":
+            raise ConfigError(
+                "scatter.error_feedback = 'owner': expected true, false or a share in (0, 1]: the "
+                "owner of a part sends nothing on, and so has no error of its own to hold back"
+            )
+    if unknown := given.keys() - known:
+        words = ("name", "level", "levels", *sorted(known))
+        raise ConfigError(f"scatter.{min(unknown)}: {nearest(min(unknown), words)}")
     try:
-        made = from_dict(QuantisedScatter, fields, "scatter.")
+        made: Compressor = from_dict(kind, given, "scatter.")
     except ConfigError as error:  # of the compressor, whose fields the user has written here
         raise ConfigError(str(error).replace("compressor.", "scatter.")) from None
-    return made, table.get("level"), table.get("levels")
+    return made
 
 
 def of_gather(table: Mapping[str, Any] | None) -> Weights:
@@ -206,7 +276,7 @@ def _check_known(rule: Policy, compressor: Compressor, known: Mapping[str, AnyLe
         if (value := _between(compressor, name, values)) is not None:
             values[name] = value
     pairs = ", ".join(f'"{name}": {x if x == "..." else repr(x)}' for name, x in values.items())
-    scattered = isinstance(compressor, QuantisedScatter)
+    scattered = isinstance(compressor, tuple(SCATTERS.values()))
     written = f'scatter={{"levels": {{{pairs}}}}}' if scattered else f"levels={{{pairs}}}"
     raise ConfigError(
         f"the policy asks for level {missing[0]!r}, and levels has only "

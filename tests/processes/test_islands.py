@@ -4,6 +4,7 @@ equal to torch's own HSDP and to DDP without compression."""
 from __future__ import annotations
 
 import itertools
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,22 @@ EXACT = [
     Case({"name": "chunked-topk", "chunk": 16}, TOPK),
     Case("threshold", (("low", 1e-4), ("high", 1e-3)), decay=0.5),
     Case({"name": "quantised-all-reduce", "block": 16}, (("low", 8), ("high", 4))),
+]
+INSIDE = [  # FSDP2's own collectives within islands are compressed as well
+    Case(
+        scatter={"level": 8, "block": 16},
+        gather={"level": 8},
+        side=True,
+        accumulate=2,
+        clip=0.5,
+    ),
+    Case(
+        "quantised-all-reduce",
+        (("low", 8), ("high", 4)),
+        scatter={"level": 4, "stochastic": False},
+        blocks="checkpoint",
+    ),
+    Case(gather={"level": 4, "block": 16}),
 ]
 RISING = {"name": "accordion", "interval": 1, "eta": 0.05}
 LADDER = (("low", 3), ("mid", 2), ("high", 1))
@@ -111,6 +128,41 @@ def test_every_compressor_on_islands_equals_its_simulation(
     found = group.run(islands.trained, count * shards, count, shards, cases)
     for i, case in enumerate(cases):
         compare(case, count, shards, [results[i] for results in found])
+
+
+@pytest.mark.parametrize(
+    ("shards", "cases"),
+    [
+        (2, INSIDE[:1]),
+        pytest.param(2, INSIDE[1:], marks=pytest.mark.slow),
+        pytest.param(4, INSIDE, marks=LONG),
+    ],
+    ids=["2-2", "2-2-further", "2-4"],
+)
+def test_what_goes_within_islands_is_a_plain_loop(shards: int, cases: list[Case]) -> None:
+    found = group.run(islands.trained, 2 * shards, 2, shards, cases)
+    for i, case in enumerate(cases):
+        results = [mine[i] for mine in found]
+        compare(case, 2, shards, results)
+        for row in results[0]["rows"]:
+            sent = row["collectives"]["bytes"]
+            assert sent["scatter"] == scattered(case, shards)
+            assert sent["weights"] == results[0]["rows"][0]["collectives"]["bytes"]["weights"] > 0
+            # what goes within islands is counted apart from what goes between them
+            assert row["bytes"] == sum(sent[x] for x in ("mean", "gather", "exchange") if x in sent)
+
+
+def scattered(case: Case, shards: int) -> int:
+    """Bytes that the shards of an island send each other in a unit to reduce gradients."""
+    named, total = dict(islands.build(case).named_parameters()), 0
+    table = case.scatter or {"level": 64}  # float64
+    for module, names in islands.MODULES.items():
+        shapes = [named[name].shape for name in names if named[name].requires_grad]
+        part = sum(-(-shape[0] // shards) * math.prod(shape[1:]) for shape in shapes)
+        scales = 0 if case.scatter is None else -(-part // table.get("block", 64)) * 8
+        times = islands.STEPS if module != "side" else int(case.side)
+        total += times * shards * (shards - 1) * (scales + -(-part * table["level"] // 8))
+    return total
 
 
 def test_no_compressor_is_left_out() -> None:

@@ -9,10 +9,13 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -20,10 +23,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import regimes
-from regimes.errors import RegimesError
+from regimes.errors import ConfigError, RegimesError
 from regimes.seeding import derive, uniform
 
 STEPS, EVERY, RATE, BATCH = 6, 2, 0.05, 8
@@ -50,6 +54,11 @@ class Case:
     recompute: bool = False  # activation checkpointing of the block, and prefetching
     replaced: bool = False  # divided on the meta device, then other parameters in their places
     attach: bool = True
+    dense_start: int = 0  # steps
+    divide: bool = False  # one batch among the processes
+    freeze: tuple[str, ...] = ()  # parameters beside others of their modules that are trained
+    compiled: bool = False  # block by block
+    ddp: bool = False  # the whole model under DistributedDataParallel, and its hook
 
 
 class Net(nn.Module):
@@ -80,17 +89,23 @@ class Net(nn.Module):
 
 def build(case: Case) -> Net:
     torch.manual_seed(1)
-    return Net().to(torch.float32 if case.half else torch.float64)
+    net = Net().to(torch.float32 if case.half else torch.float64)
+    for name in case.freeze:
+        net.get_parameter(name).requires_grad_(False)
+    return net
 
 
-def batch(step: int, part: int, rank: int) -> tuple[Tensor, Tensor]:
+def batch(step: int, part: int, rank: int, size: int = BATCH) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1000 * step + 10 * rank + part)
-    x = torch.randn(BATCH, 8, generator=generator, dtype=torch.float64)
-    return x, torch.randint(5, (BATCH,), generator=generator)
+    x = torch.randn(size, 8, generator=generator, dtype=torch.float64)
+    return x, torch.randint(5, (size,), generator=generator)
 
 
 def loss_of(net: Any, case: Case, step: int, part: int, rank: int) -> Tensor:
     x, y = batch(step, part, rank)
+    if case.divide:
+        every = batch(step, part, 0, 3 * BATCH)
+        x, y = (tensor.chunk(dist.get_world_size())[rank] for tensor in every)
     answer = net(x.to(next(net.parameters()).dtype), case.side and step % 3 == 1)
     return F.cross_entropy(answer.to(torch.float64), y) / case.accumulate
 
@@ -104,6 +119,9 @@ def optimiser(net: nn.Module, case: Case) -> torch.optim.Optimizer:
 
 def shard(net: Net, case: Case, mesh: DeviceMesh) -> Any:
     options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": case.reshard}
+    if case.compiled:
+        net.inner.compile(backend="eager")
+        net.side.compile(backend="eager")
     if case.half:
         options["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.bfloat16)
     saved = net.state_dict()
@@ -150,21 +168,25 @@ def train(
     for step in steps:
         optimizer.zero_grad()
         for part in range(case.accumulate):
-            if case.accumulate > 1 and not case.synchronise:
-                net.set_requires_gradient_sync(part == case.accumulate - 1)
-            loss_of(net, case, step, part, rank).backward()
+            last = part == case.accumulate - 1 or case.synchronise
+            if case.accumulate > 1 and not case.ddp:
+                net.set_requires_gradient_sync(last)
+            with net.no_sync() if case.ddp and not last else nullcontext():
+                loss_of(net, case, step, part, rank).backward()
         if case.clip is not None:
             nn.utils.clip_grad_norm_(net.parameters(), case.clip)
         optimizer.step()
 
 
 def attach(net: Any, case: Case, mesh: DeviceMesh, optimizer: Any, **more: Any) -> Any:
+    if case.ddp:
+        more |= {"compressor": "powersgd", "levels": case.scatter["levels"]}
+    else:
+        more |= {"shards": mesh, "scatter": case.scatter, "gather": case.gather}
     return regimes.attach(
         net,
-        shards=mesh,
-        scatter=case.scatter,
-        gather=case.gather,
         policy=case.policy,
+        start_compressing_after=case.dense_start,
         optimizer=optimizer,
         every=EVERY,
         seed=7,
@@ -180,18 +202,29 @@ def trained(rank: int, ranks: int, cases: Sequence[Case]) -> list[dict[str, Any]
     """What one process has in the end, case by case."""
     mesh, results = flat_mesh(ranks), []
     for case in cases:
-        net = shard(build(case), case, mesh)
+        if case.ddp:
+            net: Any = DistributedDataParallel(build(case), find_unused_parameters=True)
+        else:
+            net = shard(build(case), case, mesh)
         optimizer = optimiser(net, case)
         hook = attach(net, case, mesh, optimizer) if case.attach else None
         train(net, optimizer, case, rank)
-        found: dict[str, Any] = {"weights": weights(net)}
+        found: dict[str, Any] = {"weights": weights(net.module if case.ddp else net)}
         if hook is not None:
-            found |= {"levels": hook.levels}
+            found |= {"levels": hook.levels, "residuals": residuals(hook)}
             hook.close()
             found |= {"rows": hook.rows, "per_step": hook.header["per_step"]}
             found["layers"] = {x.name: x.size for x in hook.layers}
         results.append(found)
     return results
+
+
+def residuals(hook: Any) -> dict[str, Tensor]:
+    """What this process owes, by layer, in units of its gradient."""
+    pairs = zip(hook.reducer.states, hook.steps.scales, strict=True)
+    owed = [None if x.residual is None else x.residual / scale for x, scale in pairs]
+    layers = zip(hook.layers, owed, strict=True)
+    return {layer.name: x.clone() for layer, x in layers if x is not None}
 
 
 # -- the oracle: plain loops in one process ------------------------------------------------------
@@ -230,13 +263,32 @@ def rounded(numbers: Sequence[float], bits: int, block: int, noise: Sequence[flo
     return found
 
 
+def stored(numbers: list[float], bits: int, block: int) -> list[float]:
+    """Numbers as they come back from a memory of 32, 16 or 8 bits each."""
+    if bits == 32:
+        return numbers
+    if bits == 16:
+        return torch.tensor(numbers, dtype=torch.float64).bfloat16().double().tolist()
+    found: list[float] = []
+    for start in range(0, len(numbers), block):
+        part = np.array(numbers[start : start + block], dtype=np.float32)
+        scale = max(np.abs(part).max(), np.finfo(np.float32).tiny)
+        step = scale / np.float32(127)
+        for x in part:
+            code = np.floor(x / scale * np.float32(127) + np.float32(0.5))
+            found.append(float(np.clip(code, -127, 127) * step))
+    return found
+
+
 class Loop:
     """One module's reduce-scatter, number by number."""
 
-    def __init__(self, name: str, ranks: int, table: dict[str, Any]) -> None:
-        self.name, self.ranks, self.step = name, ranks, 0
+    def __init__(self, name: str, ranks: int, table: dict[str, Any], first: int = 0) -> None:
+        """``first``: the rank of the first among all that draw numbers."""
+        self.name, self.ranks, self.step, self.first = name, ranks, 0, first
         self.block, self.stochastic = table.get("block", 64), table.get("stochastic", True)
         self.feedback = table.get("error_feedback", False)
+        self.bits = table.get("residual_bits", 32)
         self.owed: dict[tuple[int, int], list[float]] = {}  # by sender and owner
 
     def reduce(self, gradients: list[list[Tensor]], level: Any) -> list[Tensor]:
@@ -256,20 +308,21 @@ class Loop:
                     noise = self._noise(rank, owner, len(numbers))
                     sent = rounded(numbers, level, self.block, noise)
                     if self.feedback:
-                        self.owed[rank, owner] = [x - y for x, y in zip(numbers, sent, strict=True)]
+                        left = [x - y for x, y in zip(numbers, sent, strict=True)]
+                        self.owed[rank, owner] = stored(left, self.bits, self.block)
                 total = [x + y for x, y in zip(total or [0.0] * len(sent), sent, strict=True)]
             means.append([x / ranks for x in total])
-        return _joined(means, shapes, ranks)
+        return joined(means, shapes, ranks)
 
     def _noise(self, rank: int, owner: int, size: int) -> list[float]:
         if not self.stochastic:
             return [0.5] * size
-        seed = derive(7, self.name, "numbers", self.step, rank)
+        seed = derive(7, self.name, "numbers", self.step, self.first + rank)
         (drawn,) = uniform([(seed, size * self.ranks, 0)], torch.device("cpu"))
         return drawn.tolist()[owner * size : (owner + 1) * size]
 
 
-def _joined(parts: list[list[float]], shapes: Sequence[torch.Size], ranks: int) -> list[Tensor]:
+def joined(parts: list[list[float]], shapes: Sequence[torch.Size], ranks: int) -> list[Tensor]:
     """Whole tensors from what each rank owns."""
     found, start = [], 0
     for shape in shapes:
@@ -299,7 +352,7 @@ def looped(ranks: int, case: Case, levels: Sequence[dict[str, Any]]) -> dict[str
             p.grad = None
         masters = {k: p.detach().clone() for k, p in named.items()}
         if case.gather:
-            _round_weights(named, modules, ranks, case.gather)
+            round_weights(named, modules, ranks, case.gather)
         reduced: dict[str, Tensor] = {}
         passes = [[part] for part in range(case.accumulate)]
         for parts in passes if case.synchronise else [list(range(case.accumulate))]:
@@ -333,7 +386,7 @@ def looped(ranks: int, case: Case, levels: Sequence[dict[str, Any]]) -> dict[str
 
 
 @torch.no_grad()
-def _round_weights(
+def round_weights(
     named: dict[str, Any], modules: dict[str, list[str]], ranks: int, table: dict[str, Any]
 ) -> None:
     for names in modules.values():
@@ -343,7 +396,7 @@ def _round_weights(
             half = [0.5] * len(numbers)
             parts.append(rounded(numbers, table["level"], table.get("block", 64), half))
         shapes = [named[name].shape for name in names]
-        for name, tensor in zip(names, _joined(parts, shapes, ranks), strict=True):
+        for name, tensor in zip(names, joined(parts, shapes, ranks), strict=True):
             named[name].copy_(tensor)
 
 
@@ -466,8 +519,77 @@ def three_parts(rank: int, ranks: int, case: Case, folder: str, whole: bool) -> 
 # -- wrong use -------------------------------------------------------------------------------------
 
 
-def islands_too(mesh: DeviceMesh) -> None:
-    hook(fully_shard(Net(), mesh=mesh), mesh, replicas=mesh)
+def the_same_mesh_twice(mesh: DeviceMesh) -> None:
+    more = {"replicas": mesh, "compressor": "powersgd"}
+    regimes.attach(fully_shard(Net(), mesh=mesh), shards=mesh, scatter={"level": 4}, **more)
+
+
+def replica(mesh: DeviceMesh, **options: Any) -> None:
+    """A model that is divided among the processes of one replica."""
+    both = init_device_mesh("cpu", (1, mesh.size()), mesh_dim_names=("replicate", "shard"))
+    net = fully_shard(Net(), mesh=both["shard"])
+    more = {"shards": both["shard"], "scatter": {"level": 8}} | options
+    regimes.attach(net, replicas=both["replicate"], timeout=20.0, **more)
+
+
+def another_dimension(mesh: DeviceMesh) -> None:
+    replica(mesh, shards=DeviceMesh("cpu", mesh.mesh.flip(0)))
+
+
+def powersgd_within(mesh: DeviceMesh) -> None:
+    replica(mesh, scatter={"name": "powersgd", "level": 4})
+
+
+def levels_within(mesh: DeviceMesh) -> None:
+    replica(mesh, scatter={"levels": {"low": 8, "high": 4}})
+
+
+def feedback_within(mesh: DeviceMesh) -> None:
+    replica(mesh, scatter={"level": 8, "stochastic": False, "error_feedback": True})
+
+
+def feedback_of_the_owner(mesh: DeviceMesh) -> None:
+    hook(fully_shard(Net(), mesh=mesh), mesh, scatter={"level": 4, "error_feedback": "owner"})
+
+
+def memory_without_feedback(mesh: DeviceMesh) -> None:
+    hook(fully_shard(Net(), mesh=mesh), mesh, scatter={"level": 4, "residual_bits": 8})
+
+
+def few_bits(mesh: DeviceMesh) -> None:
+    table = {"level": 4, "error_feedback": True, "stochastic": False, "residual_bits": 4}
+    hook(fully_shard(Net(), mesh=mesh), mesh, scatter=table)
+
+
+def another_compressor(mesh: DeviceMesh) -> None:
+    hook(fully_shard(Net(), mesh=mesh), mesh, scatter={"name": "topk", "level": 4})
+
+
+def bits_of_powersgd(mesh: DeviceMesh) -> None:
+    table = {"name": "powersgd", "level": 4, "block": 64}
+    hook(fully_shard(Net(), mesh=mesh), mesh, scatter=table)
+
+
+def mesh_of_a_parameter(mesh: DeviceMesh) -> None:
+    """torch from 2.12 on: some parameters of a module on a mesh of their own."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_common as common
+
+    if not hasattr(common, "ShardPlacementResult"):
+        raise ConfigError("those of shards=: use one mesh for all modules, and give")
+    both = init_device_mesh("cpu", (mesh.size(), 1), mesh_dim_names=("here", "there"))
+    net, other = Net(), common.FSDPMeshInfo(both["there"], shard_mesh_dim=0)
+
+    def place(parameter: nn.Parameter) -> Any:
+        apart = parameter is net.inner.weight
+        return common.ShardPlacementResult(Shard(0), other) if apart else None
+
+    hook(fully_shard(net, mesh=mesh, shard_placement_fn=place), mesh)
+
+
+def copies(mesh: DeviceMesh) -> None:
+    from torch.distributed._composable.replicate_with_fsdp import replicate
+
+    hook(replicate(Net(), mesh=mesh), mesh)
 
 
 def plain_model(mesh: DeviceMesh) -> None:
@@ -596,7 +718,18 @@ def no_shards(mesh: DeviceMesh) -> None:
 
 
 WRONG: dict[str, Callable[[DeviceMesh], None]] = {
-    "with shards: all processes hold one model together": islands_too,
+    "`replicas` must be the mesh's other dimension": the_same_mesh_twice,
+    "shards: it is another mesh than the one that divides the model": another_dimension,
+    "scatter.name = 'powersgd': expected \"quantised\" with replicas": powersgd_within,
+    "scatter.levels: with replicas a policy decides what goes between": levels_within,
+    "scatter.error_feedback = True: expected false with replicas": feedback_within,
+    "the owner of a part sends nothing on": feedback_of_the_owner,
+    "scatter.residual_bits = 8 has no effect without error feedback": memory_without_feedback,
+    "scatter.residual_bits = 4": few_bits,
+    "scatter.name = 'topk': Known: powersgd, quantised": another_compressor,
+    "scatter.block: Known: error_feedback": bits_of_powersgd,
+    "those of shards=: use one mesh for all modules, and give": mesh_of_a_parameter,
+    "has copies on all processes: shards= compresses": copies,
     "attach needs a model of fully_shard (FSDP2), got Net": plain_model,
     "call fully_shard on the whole model as well": blocks_only,
     "divided over a mesh of 2 dimensions: shards= is for one": two_dimensions,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from ddp_scripts import fsdp
 from torch import Tensor, nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -51,6 +52,8 @@ class Case:
     rule: Any = None  # a policy in place of RULE
     decay: float = 1.0  # of the rate, from one unit to the next
     measured: bool = False  # with instruments and a guard
+    scatter: Any = None  # how gradients are reduced within an island; None: by FSDP2 itself
+    gather: Any = None  # likewise, how weights are gathered
 
     def rate(self, step: int) -> float:
         return RATE / (10 if self.adamw else 1) * self.decay ** (step // STEPS)
@@ -153,6 +156,13 @@ def place(rank: int, shards: int) -> tuple[int, slice]:
     return island, slice(part * BATCH // shards, (part + 1) * BATCH // shards)
 
 
+def within(case: Case, mesh: DeviceMesh) -> dict[str, Any]:
+    """Arguments of ``attach`` for what goes within islands."""
+    if case.scatter is None and case.gather is None:
+        return {}
+    return {"shards": mesh["shard"], "scatter": case.scatter, "gather": case.gather}
+
+
 def trained(rank: int, islands: int, shards: int, cases: Sequence[Case]) -> list[dict[str, Any]]:
     """What one process has in the end, case by case."""
     mesh, (island, rows) = two_dimensions(islands, shards), place(rank, shards)
@@ -170,6 +180,7 @@ def trained(rank: int, islands: int, shards: int, cases: Sequence[Case]) -> list
             levels=dict(case.levels),
             seed=7,
             **({"instruments": {"error", "residual"}, "check_every": 2} if case.measured else {}),
+            **within(case, mesh),
         )
         train(net, optimizer, case, island, rows)
         hook.close()
@@ -232,6 +243,7 @@ def simulated(islands: int, shards: int, case: Case) -> dict[str, Any]:
     rule, values, optimizer = policy(case.rule or RULE), dict(case.levels), optimiser(net, case)
     names = [layers[i].name for i in compressed]
     rows: list[dict[str, Any]] = []
+    inside = Inside(islands, shards, case)
     for unit in range(UNITS):
         decisions = rule.decide(history(rows, compressed, "update"), names)
         levels = [DENSE] * len(layers)
@@ -242,7 +254,7 @@ def simulated(islands: int, shards: int, case: Case) -> dict[str, Any]:
             rate = optimizer.param_groups[0]["lr"] = case.rate(step)
             for state in reducer.states:
                 state.rate = rate if chosen.reads_rate else state.rate
-            gradients = _gradients(net, parameters, case, step, islands)
+            gradients = inside.gradients(net, parameters, step)
             first = 0
             for i, (p, stack) in enumerate(zip(parameters, gradients, strict=True)):
                 places = range(first, first := first + len(pieces[i]))
@@ -286,22 +298,62 @@ def _joined(reducer: Reducer, pieces: list[list[Layer]]) -> list[Tensor | None]:
     return [None if x[0] is None else torch.cat([t for t in x if t is not None], 1) for x in found]
 
 
-def _gradients(
-    net: Net, parameters: list[nn.Parameter], case: Case, step: int, islands: int
-) -> list[Tensor | None]:
-    """Every island's gradient of each layer, stacked; None of one that the step does not use."""
-    columns: list[list[Tensor | None]] = [[] for _ in parameters]
-    for worker in range(islands):
-        net.zero_grad()
-        for part in range(case.accumulate):
-            loss_of(net, case, step, part, worker, slice(None)).backward()
-        for column, p in zip(columns, parameters, strict=True):
-            column.append(None if p.grad is None else p.grad.clone())
-    stacks: list[Tensor | None] = []
-    for column in columns:
-        used = [g for g in column if g is not None]
-        stacks.append(torch.stack(used) if used else None)
-    return stacks
+MODULES = {  # by call of ``fully_shard``, in the order of its flat tensor
+    "conv": ["conv.weight", "conv.bias"],
+    "inner": ["inner.weight", "inner.bias"],
+    "frozen": ["frozen.weight", "frozen.bias"],
+    "side": ["side.weight", "side.bias"],
+    "(root)": ["left.weight", "left.bias", "right.bias", "head.weight", "head.bias"],
+}
+
+
+class Inside:
+    """The gradients of every island, which its shards reduce as a plain loop does."""
+
+    def __init__(self, islands: int, shards: int, case: Case) -> None:
+        self.islands, self.shards, self.case = islands, shards, case
+        table = case.scatter or {}
+        self.loops = {
+            (island, module): fsdp.Loop(module, shards, table, island * shards)
+            for island in range(islands)
+            for module in MODULES
+        }
+
+    def gradients(self, net: Net, parameters: list[nn.Parameter], step: int) -> list[Tensor | None]:
+        """Of each layer, stacked; None of one that the step does not use."""
+        named = dict(net.named_parameters())
+        masters = {name: p.detach().clone() for name, p in named.items()}
+        if self.case.gather:
+            fsdp.round_weights(named, MODULES, self.shards, self.case.gather)
+        found = [self._of_island(net, named, step, island) for island in range(self.islands)]
+        with torch.no_grad():
+            for name, p in named.items():
+                p.copy_(masters[name])
+        names = [name for p in parameters for name, q in named.items() if q is p]
+        return [torch.stack([x[k] for x in found]) if k in found[0] else None for k in names]
+
+    def _of_island(
+        self, net: Net, named: dict[str, Any], step: int, island: int
+    ) -> dict[str, Tensor]:
+        case, apart = self.case, self.case.scatter is not None
+        by_rank = []
+        for part in range(self.shards) if apart else [None]:
+            rows = slice(None)
+            if part is not None:
+                rows = place(island * self.shards + part, self.shards)[1]
+            net.zero_grad()
+            for half in range(case.accumulate):
+                loss_of(net, case, step, half, island, rows).backward()
+            by_rank.append({k: p.grad.clone() for k, p in named.items() if p.grad is not None})
+        if not apart:
+            return by_rank[0]
+        means: dict[str, Tensor] = {}
+        for module, names in MODULES.items():
+            if used := [name for name in names if name in by_rank[0]]:
+                own = [[g[name] for name in used] for g in by_rank]
+                reduced = self.loops[island, module].reduce(own, case.scatter["level"])
+                means |= zip(used, reduced, strict=True)
+        return means
 
 
 # -- checkpoints -------------------------------------------------------------------------------
@@ -337,6 +389,7 @@ def resumed(
         levels=dict(case.levels),
         record=regimes.RecordOptions(f"{folder}/run", batch_size=BATCH // shards),
         **options,
+        **within(case, mesh),
     )
 
     def parts(saved: str | None = None) -> dict[str, Any]:

@@ -1,0 +1,175 @@
+"""The state of a hook on FSDP2's own collectives, for ``torch.distributed.checkpoint`` (DCP)."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from regimes.collectives.islands import saved_names
+from regimes.collectives.requests import Layer
+from regimes.compression.scatter import QuantisedScatter
+from regimes.ddp.sharded_state import packed, unpacked
+from regimes.errors import ConfigError
+from regimes.job.refit import damage_refused, refuse, several
+from regimes.job.residuals import Residuals, residuals_for
+from regimes.job.state import State, by_layer, column, own_part, placed, shapes, with_column
+from regimes.precision import full_precision
+
+if TYPE_CHECKING:
+    from regimes.ddp.hook import Hook
+
+_STATE = re.compile(r"(?:^|\.)process/(\d+)/\d+$")
+
+
+class DividedState:
+    """A ``Stateful`` of DCP: each process's state as bytes, and apart from it what it owes, which
+    may be as large as the whole model.
+
+    Loaded on as many processes the job goes on bit for bit. On another number, which ``saved``
+    tells, each takes over a part of what the saved ones owe such that the mean over processes is
+    preserved, and what it owns of the sums of a unit under way.
+
+    Attributes:
+        processes: of the checkpoint that is loaded next; those of the job once it is loaded.
+    """
+
+    def __init__(self, hook: Hook, branch: bool = False, saved: Any = None) -> None:
+        self.hook, self.branch = hook, branch
+        self.processes = hook.world.processes if saved is None else saved_processes(saved)
+
+    def state_dict(self) -> dict[str, bytes]:
+        """All of this process; of another number of processes the names of what it loads."""
+        world, count = self.hook.world, self.processes
+        if count != world.processes:
+            names = [_name("process", count, i) for i in range(count)]
+            return dict.fromkeys([*names, *(_name("owed", count, i) for i in self._sources())], b"")
+        state = self.hook.state_dict()
+        owed = column(own_part(state)["layers"], "residual")
+        rest = _with_residuals(state, dict.fromkeys(owed))
+        found = {"process": packed(rest), "owed": packed(owed)}
+        return {_name(what, count, world.rank): data for what, data in found.items()}
+
+    def load_state_dict(self, saved: Mapping[str, bytes]) -> None:
+        """Continue where it was saved; through ``dcp.load``, on all processes, once the model and
+        its optimiser have their own states again.
+
+        Raises:
+            ConfigError: as ``load_state_dict`` of the hook.
+        """
+        world, count = self.hook.world, self.processes
+        with damage_refused():
+            if count == world.processes:
+                owed = unpacked(saved[_name("owed", count, world.rank)])
+                state = unpacked(saved[_name("process", count, world.rank)])
+                state = _with_residuals(state, owed)
+            else:
+                states = [unpacked(saved[_name("process", count, i)]) for i in range(count)]
+                held = {i: unpacked(saved[_name("owed", count, i)]) for i in self._sources()}
+                state = self._regrouped(states, held)
+        self.hook.load_state_dict(state, branch=self.branch)
+        self.processes = world.processes
+
+    def _sources(self) -> range:
+        """The saved processes of which this one takes over what they owe."""
+        rank, processes = self.hook.world.rank, self.hook.world.processes
+        first, stop = rank * self.processes, (rank + 1) * self.processes
+        return range(first // processes, -(-stop // processes))
+
+    def _regrouped(self, states: Sequence[State], held: Mapping[int, Residuals]) -> State:
+        """The state of this process, from those of another number of processes."""
+        world, layers, first = self.hook.world, self.hook.layers, states[0]
+        was = column(first["layers"], "shape")
+        if odd := was.keys() ^ {layer.name for layer in layers}:
+            refuse(f"{several(sorted(odd))} is trained by one of the two jobs alone")
+        for i, layer in enumerate(layers):
+            if was[layer.name] != self._shape(i, len(states)):
+                refuse(
+                    f"it was saved for another model: layer {layer.name!r} has shape "
+                    f"{was[layer.name]} in the state, expected {self._shape(i, len(states))}"
+                )
+        parts = []
+        for process, owed in held.items():
+            numbers = {x.name: self._numbers(i, owed[x.name]) for i, x in enumerate(layers)}
+            parts.append({"workers": [process], "layers": by_layer(residual=numbers)})
+        mine = residuals_for(world.hosted, world.workers, parts, len(states), was)
+        residuals = {x.name: self._held(i, mine[x.name]) for i, x in enumerate(layers)}
+        table = with_column(first["layers"], "shape", shapes(layers))
+        part = {**own_part(first), "layers": by_layer(residual=residuals)}
+        if part["sums"]:
+            places = {name: i for i, name in enumerate(was)}
+            every = [own_part(state)["sums"]["update"] for state in states]
+            columns = [[sums[places[x.name]] for sums in every] for x in layers]
+            part["sums"] = {"update": [self._own(i, rows) for i, rows in enumerate(columns)]}
+        state = {**first, "workers": world.workers, "layers": table, "parts": [part]}
+        return placed(state, world.rank, world.processes, world.hosted)
+
+    # -- one layer: as each process has it, and as the numbers of whole parameters ---------------
+
+    def _shape(self, layer: int, processes: int) -> list[int]:
+        """The shape of a layer where so many processes divide the model."""
+        if self._quantiser() is None:
+            return list(self.hook.layers[layer].shape)
+        return [processes, self._layout(layer).on(processes).part]
+
+    def _numbers(self, layer: int, residual: Tensor | None) -> Tensor | None:
+        """A saved process's residual as numbers, ``[1, numbers]``."""
+        if residual is None or (quantiser := self._quantiser()) is None:
+            return None if residual is None else residual.flatten(1)
+        layout = self._layout(layer).on(self.processes)
+        was = Layer("", (layout.shards, layout.part))
+        parts = full_precision(quantiser.numbers(residual, was))
+        return torch.cat([x.flatten() for x in layout.whole(parts[0])])[None]
+
+    def _held(self, layer: int, numbers: Tensor | None) -> Tensor | None:
+        """The inverse, on this job's number of processes."""
+        if numbers is None or (quantiser := self._quantiser()) is None:
+            return None if numbers is None else numbers.view(1, *self.hook.layers[layer].matrix)
+        layout = self._layout(layer)
+        flat = numbers[0].split([math.prod(shape) for shape in layout.shapes])
+        tensors = [x.view(shape) for x, shape in zip(flat, layout.shapes, strict=True)]
+        return quantiser.stored(layout.parts(tensors)[None])
+
+    def _own(self, layer: int, rows: Sequence[Tensor]) -> Tensor:
+        """What this process owns of a sum, from what each saved one owned."""
+        layout = self._layout(layer)
+        return layout.own(layout.on(len(rows)).whole(torch.stack(list(rows))), self.hook.world.rank)
+
+    def _layout(self, layer: int) -> Any:
+        source: Any = self.hook.source
+        return source.layer_layouts[layer]
+
+    def _quantiser(self) -> QuantisedScatter | None:
+        """None: layers have the shapes of parameters."""
+        compressor = self.hook.chosen.compressor
+        return compressor if isinstance(compressor, QuantisedScatter) else None
+
+
+def saved_processes(saved: Any) -> int:
+    """How many processes have saved a checkpoint.
+
+    Args:
+        saved: its folder, or a ``StorageReader`` of ``torch.distributed.checkpoint``.
+
+    Raises:
+        ConfigError: it holds no such state of a hook, or cannot be read.
+    """
+    found = {int(match[1]) for name in saved_names(saved) if (match := _STATE.search(name))}
+    if len(found) != 1:
+        raise ConfigError(
+            f"saved: {saved} has no state of a hook with shards=: save hook.sharded_state() in it"
+        )
+    return found.pop()
+
+
+def _name(what: str, processes: int, process: int) -> str:
+    return f"{what}/{processes}/{process}"
+
+
+def _with_residuals(state: State, residuals: Residuals) -> State:
+    """The state of one process with these residuals."""
+    return {**state, "parts": [{**own_part(state), "layers": by_layer(residual=residuals)}]}

@@ -1,0 +1,143 @@
+"""What jobs do beside plain training where FSDP2's own collectives are compressed: a step that does
+not count leaves no trace; other numbers of processes keep the mean of what is owed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ddp_scripts import fsdp, fsdp_jobs, group
+from ddp_scripts.fsdp import Case
+from torch import Tensor
+
+FEEDBACK = {"level": 4, "stochastic": False, "error_feedback": 0.9, "block": 16}
+RANKS = {"name": "powersgd", "levels": {"low": 2, "high": 1}}
+HELD = [
+    Case(FEEDBACK | {"residual_bits": 8}, root_only=True),
+    Case(RANKS, policy=fsdp.RULE),
+    Case({"level": 8}, side=True),  # at random
+]
+KINDS = ["nothing", "a pass whose gradients are cleared", "an overflow"]
+
+
+@pytest.mark.parametrize(
+    "places",
+    [[0], pytest.param([1, 2], marks=pytest.mark.slow)],
+    ids=["feedback", "powersgd and at random"],
+)
+def test_a_pass_that_is_not_applied_leaves_no_trace(places: list[int]) -> None:
+    """One that is not finite counts, as skipped: the steps of a unit include it."""
+    cases = [HELD[i] for i in places]
+    for mine in group.run(fsdp_jobs.uncounted, 2, 2, cases, KINDS):
+        for i, case in enumerate(cases):
+            plain, *others = mine[i * len(KINDS) : (i + 1) * len(KINDS)]
+            assert bool(plain["residuals"]) == (places[i] < 2)
+            for other, kind in zip(others, KINDS[1:], strict=True):
+                if case.policy is not None and kind == "an overflow":
+                    continue
+                for key in ("weights", "residuals"):
+                    assert plain[key].keys() == other[key].keys()
+                    for name, tensor in plain[key].items():
+                        assert torch.equal(tensor, other[key][name]), (kind, key, name)
+                assert plain["memories"] == other["memories"]
+                skipped = 2 if kind == "an overflow" else 0
+                assert other["counts"][2] == plain["counts"][2] + skipped
+                assert sum(row["skipped"] for row in other["rows"]) == skipped
+                assert sum(row["steps"] for row in other["rows"]) == fsdp.STEPS + skipped
+                if not skipped:
+                    levels = [row["layers"]["level"] for row in plain["rows"]]
+                    assert [row["layers"]["level"] for row in other["rows"]] == levels
+
+
+# -- other numbers of processes --------------------------------------------------------------------
+
+WITH_LEVELS = {key: value for key, value in FEEDBACK.items() if key != "level"}
+MOVED = [
+    Case(RANKS, policy=fsdp.RULE, divide=True, side=True),
+    Case(WITH_LEVELS | {"levels": {"low": 8, "high": 4}}, policy=fsdp.RULE, divide=True, side=True),
+    Case(FEEDBACK | {"residual_bits": 16}, divide=True, side=True),
+]
+
+
+def shapes_of(case: Case) -> dict[str, list[torch.Size]]:
+    """The shapes of the parameters of each layer that is quantised."""
+    net = fsdp.build(case)
+    named = dict(net.named_parameters())
+    return {k: [named[x].shape for x in v] for k, v in fsdp.modules_of(net, case).items()}
+
+
+def whole(case: Case, parts: list[Tensor], name: str) -> Tensor:
+    """Whole numbers of a layer, from each owner's."""
+    if case.scatter.get("name") == "powersgd":
+        return torch.cat([part.flatten() for part in parts])
+    rows = [part.flatten().double().tolist() for part in parts]
+    tensors = fsdp.joined(rows, shapes_of(case)[name], len(parts))
+    return torch.cat([tensor.flatten() for tensor in tensors])
+
+
+def mean_owed(case: Case, results: list[dict[str, Any]]) -> dict[str, Tensor]:
+    """The mean over processes of what they owe, by layer."""
+    found = {}
+    for name in results[0]["residuals"]:
+        own = [mine["residuals"][name] for mine in results]
+        if case.scatter.get("name") != "powersgd":
+            own = [whole(case, list(x), name) for x in own]
+        found[name] = torch.stack([x.flatten().double() for x in own]).mean(0)
+    return found
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "cases"),
+    [
+        (2, 3, MOVED[:1]),
+        pytest.param(2, 3, MOVED[1:], marks=SLOW),
+        pytest.param(4, 2, MOVED, marks=SLOW),
+        pytest.param(4, 8, MOVED, marks=SLOW),
+    ],
+    ids=["2-3", "2-3-further", "4-2-4", "4-8-4"],
+)
+def test_another_number_of_processes_keeps_the_mean_of_what_is_owed(
+    one: int, other: int, cases: list[Case], tmp_path: Path
+) -> None:
+    """They are cut off within a unit. PowerSGD, which depends on the mean alone, ends as if it were
+    not, where all divide the same batch."""
+    folder, end = str(tmp_path), fsdp.STEPS
+    back = [(5, end, "5", "")] if other != 3 else []
+    parts = [(0, 3, "", "3"), (0, end, "", "")], [(3, 5, "3", "5"), (3, end, "3", "")]
+    begun = group.run(fsdp_jobs.regrouped, one, one, cases, folder, parts[0])
+    moved = group.run(fsdp_jobs.regrouped, other, other, cases, folder, parts[1])
+    again = group.run(fsdp_jobs.regrouped, one, one, cases, folder, back) if back else []
+    pairs = [(begun, 0, moved, 0), *([(moved, 0, again, 0)] if back else [])]
+    for i, case in enumerate(cases):
+        for before, x, after, y in pairs:
+            ends, begins = [m[x][i]["end"] for m in before], [m[y][i]["begin"] for m in after]
+            owed, owes = mean_owed(case, ends), mean_owed(case, begins)
+            assert owed.keys() == owes.keys() != set()
+            for name, tensor in owed.items():
+                held = max(float(m["residuals"][name].abs().max()) for m in begins)
+                share = 2.0**-8 if case.scatter.get("residual_bits") == 16 else 1e-14
+                assert torch.allclose(owes[name], tensor, rtol=0, atol=share * held)
+                assert held > 1e-4
+            for name in ends[0]["sums"]:
+                sums = [whole(case, [m["sums"][name] for m in x], name) for x in (ends, begins)]
+                shared = min(map(len, sums))
+                assert torch.equal(sums[0][:shared], sums[1][:shared])
+            assert {m["total"] for m in begins} == {ends[0]["total"]}
+    if cases[0].scatter is not RANKS:
+        return
+    through, resumed = begun[0][1][0], (again[0][0] if back else moved[0][1])[0]
+    for name, tensor in through["weights"].items():
+        assert (resumed["weights"][name] - tensor).abs().max() < 1e-10, name
+    assert resumed["levels"] == through["levels"]
+
+
+def test_a_process_that_is_lost_in_torchs_own_collective_is_named() -> None:
+    heard, nothing = group.run(fsdp_jobs.lost, 2, 2, Case())
+    assert heard.startswith("process 0 of 2 lost contact with the others in FSDP2's ")
+    assert "\n" not in heard
+    assert nothing is None

@@ -28,8 +28,12 @@ from regimes.collectives import connect, devices, faults, group, process_group, 
 from regimes.collectives.requests import Layer
 from regimes.compression import compressor
 from regimes.compression.reducer import Reducer
+from regimes.compression.scatter import QuantisedScatter
 from regimes.config import RunConfig
-from regimes.ddp import source
+from regimes.ddp import fsdp_steps, source
+from regimes.ddp.fsdp_groups import Layout
+from regimes.ddp.fsdp_reductions import QuantisedReduction
+from regimes.ddp.fsdp_steps import ModuleSteps
 from regimes.ddp.sharded import ShardedGradients
 from regimes.ddp.steps import HookSteps
 from regimes.errors import ConfigError
@@ -182,8 +186,8 @@ def attached(rank: int, kind: str, put: bool) -> list[int]:
     talk over NCCL.
 
     Args:
-        kind: "hook", "local steps", or "islands": of two shards, on four processes.
-        put: put a wait into the reduction of a bucket.
+        kind: "hook", "local steps", "shards", or "islands": of two shards, on four processes.
+        put: put a wait into the reduction of a bucket, or of a module.
     """
     with pretended.gpu(4) as diary, pytest.MonkeyPatch.context() as patch:
         torch.cuda.set_device(f"cuda:{rank}")
@@ -197,12 +201,23 @@ def attached(rank: int, kind: str, put: bool) -> list[int]:
         patch.setattr(dist, "new_group", new)
         patch.setattr(dist, process_group.SCATTER, _scatter)  # gloo's own copies to the host
         if put:
-            reduce = Reducer.reduce
-            patch.setattr(Reducer, "reduce", lambda *a: (waiting(), reduce(*a))[1])
-        step = {"hook": _hook_step, "local steps": _local_step, "islands": _islands_step}[kind]
+            for owner in (Reducer, QuantisedReduction):
+                reduce = partial(_after_a_wait, owner.reduce)
+                patch.setattr(owner, "reduce", lambda *a, reduce=reduce: reduce(*a))
+        step = {
+            "hook": _hook_step,
+            "local steps": _local_step,
+            "shards": _shards_step,
+            "islands": _islands_step,
+        }[kind]
         parts = diary.ops, diary.waits, diary.copies, diary.memory
         counts = [[part.total() for part in parts] for _ in step(rank)]
         return [b - a for a, b in zip(*counts[-2:], strict=True)]
+
+
+def _after_a_wait(reduce: Any, *args: Any) -> Any:
+    waiting()
+    return reduce(*args)
 
 
 def _scatter(mine: Tensor, whole: Tensor, group: Any, async_op: bool) -> Any:
@@ -267,6 +282,31 @@ def _islands_step(rank: int) -> Iterator[None]:
         steps.settle()
         yield
     assert ours.idle == {1}
+
+
+def _shards_step(rank: int) -> Iterator[None]:
+    """4 bits at random; modules' gradients as FSDP2 would pass them: its own C++ cannot pretend."""
+    device, everyone = torch.device("cuda", rank), dist.group.WORLD
+    layouts = [Layout(((8, 6), (6,)), (0, 0), 2)] * 2
+    layers = [Layer(name, (2, x.part)) for name, x in zip("ab", layouts, strict=True)]
+    world = group.on_group(everyone, device, 20.0, tensor=(everyone, [1.0] * len(layers)))
+    reducer = Reducer(QuantisedScatter(), layers, world, seed=0)
+    reductions = [QuantisedReduction(i, x, reducer) for i, x in enumerate(layouts)]
+    model = Mock(layer_layouts=layouts, device=device, reductions=lambda reducer: reductions)
+    model.members = [[torch.nn.Parameter(torch.zeros(4, 6, device=device))] for _ in layers]
+    steps, after = ModuleSteps(model, reducer, ()), list[Any]()
+    steps.levels = [4] * len(layers)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fsdp_steps, "after_backward", after.append)
+        for _ in range(4):
+            flats = [torch.randn(2 * x.part).to(device) for x in layouts]
+            outputs = [flat.new_empty(len(flat) // 2) for flat in flats]
+            yield
+            for place, (output, flat) in enumerate(zip(outputs, flats, strict=True)):
+                steps.reduce_scatter(place, output, flat, dist.ReduceOp.AVG, Mock())
+            after.pop()()
+            after.pop()()
+            yield
 
 
 def _gloo_for_nccl(patch: pytest.MonkeyPatch, calls: list[str]) -> None:

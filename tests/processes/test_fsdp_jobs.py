@@ -15,7 +15,7 @@ from torch import Tensor
 FEEDBACK = {"level": 4, "stochastic": False, "error_feedback": 0.9, "block": 16}
 RANKS = {"name": "powersgd", "levels": {"low": 2, "high": 1}}
 HELD = [
-    Case(FEEDBACK | {"residual_bits": 8}, root_only=True),
+    Case(FEEDBACK | {"residual_bits": 8}),
     Case(RANKS, policy=fsdp.RULE),
     Case({"level": 8}, side=True),  # at random
 ]

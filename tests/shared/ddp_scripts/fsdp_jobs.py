@@ -98,10 +98,8 @@ def _memories(hook: Any) -> dict[str, Any]:
 def owed(hook: Any) -> dict[str, Tensor]:
     """By layer, what this process owes: of quantised modules ``[shards, part]``."""
     compressor, found = hook.chosen.compressor, fsdp.residuals(hook)
-    if not hasattr(compressor, "numbers"):
-        return found
-    parts = {layer.name: layer.shape[1] for layer in hook.layers}
-    return {k: compressor.numbers(x, parts[k])[0] for k, x in found.items()}
+    layers = {layer.name: layer for layer in hook.layers}
+    return {name: compressor.numbers(x, layers[name])[0] for name, x in found.items()}
 
 
 def sums(hook: Any) -> dict[str, Tensor]:

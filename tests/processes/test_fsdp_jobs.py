@@ -107,12 +107,14 @@ def test_another_number_of_processes_keeps_the_mean_of_what_is_owed(
     """They are cut off within a unit. PowerSGD, which depends on the mean alone, ends as if it were
     not, where all divide the same batch."""
     folder, end = str(tmp_path), fsdp.STEPS
-    back = [(5, end, "5", "")] if other != 3 else []
-    parts = [(0, 3, "", "3"), (0, end, "", "")], [(3, 5, "3", "5"), (3, end, "3", "")]
-    begun = group.run(fsdp_jobs.regrouped, one, one, cases, folder, parts[0])
-    moved = group.run(fsdp_jobs.regrouped, other, other, cases, folder, parts[1])
-    again = group.run(fsdp_jobs.regrouped, one, one, cases, folder, back) if back else []
-    pairs = [(begun, 0, moved, 0), *([(moved, 0, again, 0)] if back else [])]
+    returns = other != 3
+    first = [(0, 3, "", "3"), (0, end, "", "")]
+    second = [(3, 5, "3", "5")] if returns else [(3, end, "3", "")]
+    third = [(5, end, "5", "")] if returns else []
+    begun = group.run(fsdp_jobs.regrouped, one, one, cases, folder, first)
+    moved = group.run(fsdp_jobs.regrouped, other, other, cases, folder, second)
+    again = group.run(fsdp_jobs.regrouped, one, one, cases, folder, third) if returns else []
+    pairs = [(begun, 0, moved, 0), *([(moved, 0, again, 0)] if returns else [])]
     for i, case in enumerate(cases):
         for before, x, after, y in pairs:
             ends, begins = [m[x][i]["end"] for m in before], [m[y][i]["begin"] for m in after]
@@ -130,7 +132,7 @@ def test_another_number_of_processes_keeps_the_mean_of_what_is_owed(
             assert {m["total"] for m in begins} == {ends[0]["total"]}
     if cases[0].scatter is not RANKS:
         return
-    through, resumed = begun[0][1][0], (again[0][0] if back else moved[0][1])[0]
+    through, resumed = begun[0][1][0], (again if returns else moved)[0][0][0]
     for name, tensor in through["weights"].items():
         assert (resumed["weights"][name] - tensor).abs().max() < 1e-10, name
     assert resumed["levels"] == through["levels"]

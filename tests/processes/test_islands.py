@@ -37,7 +37,7 @@ EXACT = [
     Case("threshold", (("low", 1e-4), ("high", 1e-3)), decay=0.5),
     Case({"name": "quantised-all-reduce", "block": 16}, (("low", 8), ("high", 4))),
 ]
-INSIDE = [  # FSDP2's own collectives within islands are compressed as well
+INSIDE = [  # a plain loop's: FSDP2's own collectives within islands are compressed as well
     Case(
         scatter={"level": 8, "block": 16},
         gather={"level": 8},
@@ -83,6 +83,12 @@ def compare(case: Case, count: int, shards: int, results: list[dict[str, Any]]) 
     # sums in half precision: of two islands in any order the same, of four not
     half = "wire" in case.compressor or (name_of(case) == "cast" and count > 2)
     scale = 1e4 if OLD and case.clip is not None else 1.0
+    for row in results[0]["rows"] if case in INSIDE else ():
+        sent = row["collectives"]["bytes"]
+        assert sent["scatter"] == scattered(case, shards)
+        assert sent["weights"] == results[0]["rows"][0]["collectives"]["bytes"]["weights"] > 0
+        # what goes within islands is counted apart from what goes between them
+        assert row["bytes"] == sum(sent[x] for x in ("mean", "gather", "exchange") if x in sent)
     for rank, mine in enumerate(results):
         island, shard = divmod(rank, shards)
         for name, tensor in oracle["weights"].items():
@@ -116,9 +122,11 @@ LONG = [pytest.mark.slow, pytest.mark.timeout(900)]  # eight processes
 @pytest.mark.parametrize(
     ("count", "shards", "cases"),
     [
-        pytest.param(2, 2, EXACT, id="2-2"),
-        pytest.param(2, 2, [*POLICIES, COMPILED], marks=pytest.mark.slow, id="2-2-policies"),
-        pytest.param(2, 4, EXACT, marks=LONG, id="2-4"),
+        pytest.param(2, 2, [*EXACT, INSIDE[0]], id="2-2"),
+        pytest.param(
+            2, 2, [*POLICIES, COMPILED, *INSIDE[1:]], marks=pytest.mark.slow, id="2-2-policies"
+        ),
+        pytest.param(2, 4, [*EXACT, *INSIDE], marks=LONG, id="2-4"),
         pytest.param(4, 2, [*EXACT, *POLICIES], marks=LONG, id="4-2"),
     ],
 )
@@ -128,28 +136,6 @@ def test_every_compressor_on_islands_equals_its_simulation(
     found = group.run(islands.trained, count * shards, count, shards, cases)
     for i, case in enumerate(cases):
         compare(case, count, shards, [results[i] for results in found])
-
-
-@pytest.mark.parametrize(
-    ("shards", "cases"),
-    [
-        (2, INSIDE[:1]),
-        pytest.param(2, INSIDE[1:], marks=pytest.mark.slow),
-        pytest.param(4, INSIDE, marks=LONG),
-    ],
-    ids=["2-2", "2-2-further", "2-4"],
-)
-def test_what_goes_within_islands_is_a_plain_loop(shards: int, cases: list[Case]) -> None:
-    found = group.run(islands.trained, 2 * shards, 2, shards, cases)
-    for i, case in enumerate(cases):
-        results = [mine[i] for mine in found]
-        compare(case, 2, shards, results)
-        for row in results[0]["rows"]:
-            sent = row["collectives"]["bytes"]
-            assert sent["scatter"] == scattered(case, shards)
-            assert sent["weights"] == results[0]["rows"][0]["collectives"]["bytes"]["weights"] > 0
-            # what goes within islands is counted apart from what goes between them
-            assert row["bytes"] == sum(sent[x] for x in ("mean", "gather", "exchange") if x in sent)
 
 
 def scattered(case: Case, shards: int) -> int:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import combinations
 import pytest
 import torch
-from combinations import attached, configuration, settings, stepped
+from combinations import CHANGED, attached, configuration, settings, stepped
 from torch import Tensor, nn
 
 import regimes
@@ -35,16 +35,6 @@ from regimes.precision import is_half
 from regimes.training.checks import PlugIns, check_combined
 
 RECORDED = json.loads(Path(combinations.__file__).with_suffix(".json").read_text())
-
-# Where the declared answer is another one on purpose: (call, mode, part) -> why.
-BY_PARTS = "the error is added up over the parts of a layer"
-CHANGED: dict[tuple[str, str, str], str] = {
-    ("trainer", "shards", "policy error-ladder"): BY_PARTS,
-    ("trainer", "shards", "policy gravac"): BY_PARTS,
-    ("trainer", "shards", "instrument error"): BY_PARTS,
-    ("attach", "FSDP2", "policy that reads error:low"): BY_PARTS,
-    ("local_steps", "FSDP2", "policy that reads error:low"): BY_PARTS,
-}
 
 
 def refused(call: Callable[[], Any]) -> str:

@@ -58,7 +58,6 @@ def test_held_wrong_they_say_so() -> None:
             (
                 "the model is divided by fully_shard: shard it over one dimension of a mesh",
                 "replicas: got a mesh of 2 dimensions, expected one dimension of a mesh",
-                "expected norm with a sharded model",
                 "process 2 has policy.level = '3', process 0 has policy.level = '2'",
             ),
             strict=True,

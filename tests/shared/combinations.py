@@ -10,6 +10,16 @@ from regimes import compression, instruments, policies
 from regimes.config import RunConfig, override
 from regimes.data import deficits
 
+# Where the answer is another one on purpose since then: (call, mode, part) -> why.
+BY_PARTS = "the error is added up over the parts of a layer"
+CHANGED: dict[tuple[str, str, str], str] = {
+    ("trainer", "shards", "policy error-ladder"): BY_PARTS,
+    ("trainer", "shards", "policy gravac"): BY_PARTS,
+    ("trainer", "shards", "instrument error"): BY_PARTS,
+    ("attach", "FSDP2", "policy that reads error:low"): BY_PARTS,
+    ("local_steps", "FSDP2", "policy that reads error:low"): BY_PARTS,
+}
+
 STUDY = ("moments", "moments-frozen", "overlap", "rivals")  # instruments of the study's package
 
 # -- the trainer: settings -------------------------------------------------------------------------

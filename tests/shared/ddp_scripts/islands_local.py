@@ -85,14 +85,13 @@ def resumed(rank: int, folder: str, first: int, last: int, *cuts: int) -> dict[s
 
 
 def refused(rank: int) -> list[str]:
-    """What is said of a sharded model without the other dimension, and of a statistic."""
+    """What is said of a sharded model without the other dimension, and of other levels."""
     case, mesh, said = Case(), islands.two_dimensions(2, 2), []
     net: Any = islands.shard(islands.build(case), case, mesh["shard"])
-    own, ladder = islands.optimiser(net, case), {"low": 1, "mid": 2, "high": 3}
+    own = islands.optimiser(net, case)
     for options in (
         {},
         {"replicas": mesh},
-        {"replicas": mesh["replicate"], "policy": "error-ladder", "periods": ladder},
         {"replicas": mesh["replicate"], "policy": 2 + mesh["replicate"].get_local_rank()},
     ):
         try:

@@ -125,7 +125,7 @@ def loaded_alone(rank: int, folder: Any) -> None:
 def long_interval(rank: int, folder: Any) -> None:
     """ACCORDION's ten epochs in a job of two."""
     model, optimizer = wrapped()
-    hook = regimes.attach(model, optimizer=optimizer, every=2)
+    hook = regimes.attach(model, optimizer=optimizer, every=2, summary=False)
     train(model, optimizer, rank)
     hook.close()
 
@@ -134,7 +134,7 @@ def never_changes(rank: int, folder: Any) -> None:
     """A threshold that every epoch passes."""
     model, optimizer = wrapped()
     policy = {"name": "accordion", "interval": 1, "eta": 1e-9}
-    hook = regimes.attach(model, policy=policy, optimizer=optimizer, every=1)
+    hook = regimes.attach(model, policy=policy, optimizer=optimizer, every=1, summary=False)
     train(model, optimizer, rank)
     hook.close()
 

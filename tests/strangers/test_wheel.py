@@ -41,6 +41,7 @@ OTHERS = {  # the other commands; those of one run have it unpacked
     "detectors": ["unpacked/low"],
     "edge": ["rates-edge"],
     "events": ["shift-smoke"],
+    "held-out": ["harm-smoke"],
     "figure2": ["small"],
     "figure3": ["small-signals"],
     "figure4a": ["small-overlap"],

@@ -121,7 +121,7 @@ class Reducer:
                 continue
             for i, part in zip(place, result, strict=True):
                 updates[i] = part.view(gradients[i].shape[1:])
-        return updates
+        return {i: updates[i] for i in bucket if i in updates}  # in the order that was asked for
 
     def _layers_together(
         self, bucket: Sequence[int], gradients: Stacks, levels: Sequence[AnyLevel]

@@ -1,6 +1,6 @@
 """A hook held wrong, in many ways: each gives what its process has heard, and after how long."""
 
-from __future__ import annotations
+from __future__ import functools
 
 import contextlib
 import io
@@ -27,6 +27,8 @@ from regimes.records import read_lines
 
 CASE = Case()
 STEPS = 4
+
+attach = functools.partial(regimes.attach, summary=False)
 
 
 def heard(rank: int, name: str, folder: Path | None = None) -> dict[str, Any]:
@@ -60,7 +62,7 @@ def train(model: Any, optimizer: Any, rank: int, first: int = 0, steps: int = ST
 def forgotten(rank: int, folder: Any) -> None:
     """No epoch_end in many steps, nor at the end."""
     model, optimizer = wrapped()
-    hook = regimes.attach(model)
+    hook = attach(model)
     train(model, optimizer, rank, 0, 7)
     hook.close()
 
@@ -70,7 +72,7 @@ def one_rank(which: int, signal: str) -> Callable[[int, Any], None]:
 
     def way(rank: int, folder: Any) -> None:
         model, optimizer = wrapped()
-        hook = regimes.attach(model, signal=signal)
+        hook = attach(model, signal=signal)
         for epoch in range(2):
             train(model, optimizer, rank, STEPS * epoch)
             if rank == which:
@@ -82,7 +84,7 @@ def one_rank(which: int, signal: str) -> Callable[[int, Any], None]:
 def uneven(rank: int, folder: Any) -> None:
     """One process has a batch more."""
     model, optimizer = wrapped()
-    hook = regimes.attach(model)
+    hook = attach(model)
     for epoch in range(2):
         train(model, optimizer, rank, STEPS * epoch, STEPS + rank)
         hook.epoch_end(lr=0.1)
@@ -91,7 +93,7 @@ def uneven(rank: int, folder: Any) -> None:
 def joined(rank: int, folder: Any) -> None:
     """Uneven inputs in model.join()."""
     model, optimizer = wrapped()
-    hook = regimes.attach(model)
+    hook = attach(model)
     with model.join():
         train(model, optimizer, rank, 0, STEPS + rank)
         hook.epoch_end(lr=0.1)
@@ -101,21 +103,21 @@ def attached_alone(rank: int, folder: Any) -> None:
     """attach under ``if rank == 0``."""
     model, _ = wrapped()
     if rank == 0:
-        regimes.attach(model, timeout=1.5)
+        attach(model, timeout=1.5)
     time.sleep(2)
 
 
 def other_units(rank: int, folder: Any) -> None:
     """Processes that count other units."""
     model, optimizer = wrapped()
-    regimes.attach(model, optimizer=optimizer, every=2 + rank)
+    attach(model, optimizer=optimizer, every=2 + rank)
     train(model, optimizer, rank)
 
 
 def loaded_alone(rank: int, folder: Any) -> None:
     """One process loads a state in the middle, the other goes on."""
     model, optimizer = wrapped()
-    hook = regimes.attach(model)
+    hook = attach(model)
     train(model, optimizer, rank)
     if rank == 0:
         hook.load_state_dict(hook.state_dict())
@@ -125,7 +127,7 @@ def loaded_alone(rank: int, folder: Any) -> None:
 def long_interval(rank: int, folder: Any) -> None:
     """ACCORDION's ten epochs in a job of two."""
     model, optimizer = wrapped()
-    hook = regimes.attach(model, optimizer=optimizer, every=2, summary=False)
+    hook = attach(model, optimizer=optimizer, every=2)
     train(model, optimizer, rank)
     hook.close()
 
@@ -134,7 +136,7 @@ def never_changes(rank: int, folder: Any) -> None:
     """A threshold that every epoch passes."""
     model, optimizer = wrapped()
     policy = {"name": "accordion", "interval": 1, "eta": 1e-9}
-    hook = regimes.attach(model, policy=policy, optimizer=optimizer, every=1, summary=False)
+    hook = attach(model, policy=policy, optimizer=optimizer, every=1)
     train(model, optimizer, rank)
     hook.close()
 
@@ -143,14 +145,14 @@ def silent_sampler(rank: int, folder: Any) -> None:
     """every=sampler without set_epoch."""
     model, optimizer = wrapped()
     sampler: Any = DistributedSampler(range(8))  # type: ignore[arg-type]
-    regimes.attach(model, optimizer=optimizer, every=sampler)
+    attach(model, optimizer=optimizer, every=sampler)
     train(model, optimizer, rank, 0, 7)
 
 
 def end_of_epoch_twice(rank: int, folder: Any) -> None:
     """epoch_end beside every."""
     model, optimizer = wrapped()
-    hook = regimes.attach(model, optimizer=optimizer, every=2)
+    hook = attach(model, optimizer=optimizer, every=2)
     train(model, optimizer, rank)
     hook.epoch_end(lr=0.1)
 
@@ -158,7 +160,7 @@ def end_of_epoch_twice(rank: int, folder: Any) -> None:
 def no_rate(rank: int, folder: Any) -> None:
     """epoch_end() without a rate or an optimiser."""
     model, optimizer = wrapped()
-    hook = regimes.attach(model)
+    hook = attach(model)
     train(model, optimizer, rank)
     hook.epoch_end()
 
@@ -167,7 +169,7 @@ def attached(**options: Any) -> Callable[[int, Any], None]:
     """A bad argument of attach."""
 
     def way(rank: int, folder: Any) -> None:
-        regimes.attach(wrapped()[0], **options)
+        attach(wrapped()[0], **options)
 
     return way
 
@@ -176,27 +178,31 @@ def of_another_kind(make: Callable[[], nn.Module]) -> Callable[[int, Any], None]
     """A model that is none of DDP's."""
 
     def way(rank: int, folder: Any) -> None:
-        regimes.attach(make())
+        attach(make())
 
     return way
 
 
 def foreign_optimizer(rank: int, folder: Any) -> None:
     other = torch.optim.SGD(nn.Linear(2, 2).parameters())
-    regimes.attach(wrapped()[0], optimizer=other, every=2)
+    attach(wrapped()[0], optimizer=other, every=2)
 
 
 def logged_text(rank: int, folder: Any) -> None:
     model, _ = wrapped()
-    regimes.attach(model, record=folder / "text").log(accuracy="good")
+    attach(model, record=folder / "text").log(accuracy="good")
 
 
 def in_a_run(rank: int, folder: Any) -> None:
     """A record where one is already, without the state that goes with it."""
     for _ in range(2):
         model, optimizer = wrapped()
-        hook = regimes.attach(
-            model, policy="static", optimizer=optimizer, every=2, record=folder / "again"
+        hook = attach(
+            model,
+            policy="static",
+            optimizer=optimizer,
+            every=2,
+            record=folder / "again",
         )
         train(model, optimizer, rank)
         hook.close()
@@ -205,7 +211,7 @@ def in_a_run(rank: int, folder: Any) -> None:
 def in_a_file(rank: int, folder: Any) -> None:
     model, optimizer = wrapped()
     (folder / "file").touch()
-    regimes.attach(model, optimizer=optimizer, every=2, record=folder / "file")
+    attach(model, optimizer=optimizer, every=2, record=folder / "file")
     train(model, optimizer, rank)
 
 
@@ -215,9 +221,7 @@ def in_another_job(rank: int, folder: Any) -> None:
     for level in ("low", "high"):
         model, optimizer = wrapped()
         policy = {"name": "static", "level": level}
-        hook = regimes.attach(
-            model, policy=policy, optimizer=optimizer, every=2, record=folder / "other"
-        )
+        hook = attach(model, policy=policy, optimizer=optimizer, every=2, record=folder / "other")
         if state:
             hook.load_state_dict(state)
         train(model, optimizer, rank)
@@ -228,9 +232,7 @@ def in_another_job(rank: int, folder: Any) -> None:
 def full_disk(rank: int, folder: Any) -> None:
     """The record cannot be written any more; training goes on, and nothing is lost."""
     model, optimizer = wrapped()
-    hook = regimes.attach(
-        model, policy="static", optimizer=optimizer, every=2, record=folder / "full"
-    )
+    hook = attach(model, policy="static", optimizer=optimizer, every=2, record=folder / "full")
     for epoch in range(4):
         blocked = folder / "full" / "epochs.jsonl"
         if rank == 0 and epoch == 1:

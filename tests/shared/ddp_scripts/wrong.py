@@ -1,8 +1,9 @@
 """A hook held wrong, in many ways: each gives what its process has heard, and after how long."""
 
-from __future__ import functools
+from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import time
 import warnings

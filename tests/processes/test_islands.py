@@ -203,7 +203,12 @@ def resume(case: Case, folder: Path, shards: int, *steps: int) -> list[dict[str,
 
 
 @pytest.mark.parametrize(
-    "case", [Case(side=True), pytest.param(Case("acp-sgd", side=True), marks=pytest.mark.slow)]
+    "case",
+    [
+        Case(side=True),
+        pytest.param(Case("acp-sgd", side=True), marks=pytest.mark.slow),
+        pytest.param(Case(side=True, scatter={"level": 4}), marks=pytest.mark.slow, id="inside"),
+    ],
 )
 def test_a_resumed_job_has_the_same_bits_and_on_other_shards_the_same_numbers(
     case: Case, tmp_path: Path
@@ -221,7 +226,7 @@ def test_a_resumed_job_has_the_same_bits_and_on_other_shards_the_same_numbers(
     assert record.finished
     assert record.header["world"]["shards"] == 2
     assert [epoch[0] for epoch in recorded(record)] == [3, 3, 3]  # as `regimes cost` reads it
-    if case.compressor != "powersgd":
+    if case.compressor != "powersgd" or case.scatter is not None:
         return
     shutil.copytree(tmp_path / "cut" / "4", tmp_path / "fewer" / "4")
     (ours, *_) = resume(case, tmp_path / "fewer", 1, 4, 9)

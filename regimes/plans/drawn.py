@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from regimes.plotting import style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from regimes.plans.curve import Probe
     from regimes.plans.found import Plan
 
 WIDTH, HEIGHT = 3.4, 3.6
@@ -44,20 +49,18 @@ def figure(plan: Plan) -> Figure:
             middle, low, high = known.curve.interval(method, grid.tolist())
             near = grid <= longest * 1.001
             beyond = grid >= grid[near].max()
-            ax.plot(
-                grid[near] * second,
-                sign * middle[near],
-                color=colour,
-                label=method,
-                marker=marker,
-                markevery=15,
-                markersize=4,
-            )
+            ax.plot(grid[near] * second, sign * middle[near], color=colour)
             ax.plot(grid[beyond] * second, sign * middle[beyond], color=colour, linestyle="--")
+            best = _best(probes)
+            at, seen = [n * second for n in best], [sign * loss for loss in best.values()]
+            ax.plot(at, seen, color=colour, label=method, marker=marker, markersize=4, linestyle="")
             if method in (dense, plan.best):
                 ends = sign * low, sign * high
                 ax.fill_between(grid * second, *ends, color=colour, alpha=0.12, linewidth=0)
         ax.set_xscale("log")
+        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        ax.xaxis.set_minor_formatter(NullFormatter())
         aim = known.aim
         if aim.seconds is not None:
             ax.axvline(aim.seconds, color="black", linewidth=0.8, linestyle=style.DOTTED)
@@ -70,8 +73,19 @@ def figure(plan: Plan) -> Figure:
         seeds = {probe.seed for probe in known.curve.losses}
         style.caption(
             fig,
-            "Fitted to short trainings, each method at its best rate; dashed: longer than any "
-            f"probe of the method. Bands: 95 % interval of the mean (n = {len(seeds)} "
-            f"seed{'s' * (len(seeds) > 1)}).",
+            "Marks: the best short training of a length. Lines: fitted to all, at the best rate; "
+            "dashed: longer than any of the method. Bands: 95 % interval of the mean "
+            f"(n = {len(seeds)} seed{'s' * (len(seeds) > 1)}).",
         )
     return fig
+
+
+def _best(probes: Mapping[Probe, float]) -> dict[int, float]:
+    """By steps, the lowest mean loss over seeds of the rates that were tried."""
+    by_rate: dict[tuple[int, float], list[float]] = {}
+    for probe, loss in probes.items():
+        by_rate.setdefault((probe.steps, probe.rate), []).append(loss)
+    found: dict[int, float] = {}
+    for (steps, _), losses in by_rate.items():
+        found[steps] = min(found.get(steps, math.inf), fmean(losses))
+    return {steps: loss for steps, loss in found.items() if math.isfinite(loss)}

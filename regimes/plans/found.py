@@ -137,19 +137,15 @@ class Plan:
         """The lines of a training script of one's own."""
         row, method = self.table.iloc[0], self.methods[self.best]
         lines = [f"# learning rate {row['rate']:.3g}, {row['steps']:.0f} steps"]
-        table = {"name": "static", "level": "sent"} if method.level != DENSE else DENSE
-        words = ["model"]
+        sent = f"compressor={dict(method.table)!r}, level={method.level!r}"
         if method.period > 1:
-            words.append(f"period={method.period}")
-        if method.level != DENSE:
-            words += [f"compressor={dict(method.table)!r}", f"levels={{'sent': {method.level!r}}}"]
-            words.append(f"policy={table!r}")
-        if method.period > 1:
-            lines.append(f"job = regimes.local_steps({', '.join(words)}, optimizer=optimizer)")
+            words = ["model", "optimizer", f"policy={method.period}"]
+            words += [sent] * (method.level != DENSE)
+            lines.append(f"job = regimes.local_steps({', '.join(words)})")
         elif method.level == DENSE:
             lines.append("# no compression: plain DistributedDataParallel")
         else:
-            lines.append(f"hook = regimes.attach({', '.join(words)}, optimizer=optimizer)")
+            lines.append(f"hook = regimes.attach(model, {sent}, optimizer=optimizer)")
         return "\n".join(lines)
 
     def __str__(self) -> str:

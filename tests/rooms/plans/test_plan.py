@@ -3,8 +3,10 @@ stopped)."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +116,33 @@ def test_wrong_use_is_one_sentence(changed: dict[str, Any], words: str, tmp_path
     with pytest.raises(ConfigError, match=words):
         planned(tmp_path / "wrong", **changed)
     assert not (tmp_path / "wrong" / LOG).exists()
+
+
+@pytest.mark.parametrize("text", ["dense", "powersgd:2", "dense/8", "quantised-all-reduce:4/8"])
+def test_the_lines_of_a_script_are_calls_that_there_are(
+    found: regimes.Plan, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: the signatures, to which the words are bound."""
+    called = {}
+    for name in ("attach", "local_steps"):
+        real = inspect.signature(getattr(regimes, name))
+
+        def bound(*args: Any, name: str = name, real: Any = real, **options: Any) -> None:
+            called[name] = real.bind(*args, **options).arguments
+
+        monkeypatch.setattr(regimes, name, bound)
+    method = parse(text)
+    lines = replace(found, methods=dict.fromkeys(found.methods, method)).hook()
+    exec(lines, {"regimes": regimes, "model": "model", "optimizer": "optimizer"})
+    if method.period > 1:
+        assert called["local_steps"]["policy"] == method.period
+        assert called["local_steps"].get("level", "dense") == method.level
+        assert called["local_steps"]["optimizer"] == "optimizer"
+    elif method.level != "dense":
+        assert called["attach"]["level"] == method.level
+        assert called["attach"]["compressor"] == method.table
+    else:
+        assert not called
 
 
 @pytest.mark.parametrize("schedule", ["step", "cosine", "wsd", "cyclic"])

@@ -21,6 +21,7 @@ def plan(
     step: str | None = None,
     gpus: int = 1,
     methods: tuple[str, ...] = (),
+    probe: Settings = (),
     minutes: float | None = None,
     runs: int | None = None,
     set: Settings = (),
@@ -41,6 +42,8 @@ def plan(
         gpus: devices in a node; each worker is one.
         methods: COMPRESSOR:LEVEL, and /PERIOD for local steps, e.g. powersgd:4 dense/32; default
             some of each kind.
+        probe: fields of a smaller model that stands for this one in the short trainings, e.g.
+            model.width=32.
         minutes: the budget of the short trainings, default 10; one that has begun is ended.
         runs: the budget in trainings.
         set: change a field in all runs.
@@ -48,6 +51,7 @@ def plan(
         jobs: trainings at a time, each on its share of the cores.
         quiet: print the answer alone.
     """
+    from regimes.config.toml import read_pairs
     from regimes.console.progress import spending
     from regimes.cost.job import seconds as read_seconds
     from regimes.plans.plan import plan as search
@@ -64,6 +68,7 @@ def plan(
             loss=loss,
             step=None if step is None else read_seconds(step),
             methods=methods,
+            probe=dict(read_pairs(probe, "--probe")) or None,
             minutes=minutes,
             runs=runs,
             out=out or Path("runs", "plan", stem),

@@ -42,13 +42,27 @@ def override(config: RunConfig, settings: list[str]) -> RunConfig:
     Raises:
         ConfigError: a setting without "=", an unknown key, a wrong type.
     """
+    return _with(config, read_pairs(settings))
+
+
+def read_pairs(settings: Iterable[str], option: str = "--set") -> list[tuple[str, Any]]:
+    """The paths and values of settings.
+
+    >>> read_pairs(["optimizer.lr=0.2", "seed=7"])
+    [('optimizer.lr', 0.2), ('seed', 7)]
+
+    Raises:
+        ConfigError: a setting without "=".
+    """
     pairs = []
     for setting in settings:
         path, equals, text = setting.partition("=")
         if not equals:
-            raise ConfigError(f"--set {setting!r} needs the form key=value, e.g. optimizer.lr=0.2")
+            raise ConfigError(
+                f"{option} {setting!r} needs the form key=value, e.g. optimizer.lr=0.2"
+            )
         pairs.append((path.strip(), read_value(text.strip())))
-    return _with(config, pairs)
+    return pairs
 
 
 def override_table(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:

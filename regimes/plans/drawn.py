@@ -75,7 +75,9 @@ def figure(plan: Plan) -> Figure:
             fig,
             "Marks: the best short training of a length. Lines: fitted to all, at the best rate; "
             "dashed: longer than any of the method. Bands: 95 % interval of the mean "
-            f"(n = {len(seeds)} seed{'s' * (len(seeds) > 1)}).",
+            f"(n = {len(seeds)} seed{'s' * (len(seeds) > 1)})."
+            + " Losses of the smaller model."
+            * plan.smaller,
         )
     return fig
 

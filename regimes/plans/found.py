@@ -38,6 +38,8 @@ class Plan:
         shown: how the metric is written.
         where: the link in words.
         own: the model and data are the user's: there is no file to train from.
+        smaller: the probes are of a smaller model: losses are told as differences to dense's, and
+            learning rates in proportion to that of the configuration, taken as dense's best.
         out: the folder.
     """
 
@@ -48,6 +50,7 @@ class Plan:
     shown: Metric
     where: str
     own: bool = False
+    smaller: bool = False
     out: Path | None = None
 
     @property
@@ -59,12 +62,13 @@ class Plan:
     def table(self) -> pd.DataFrame:
         """One row per method, the best first.
 
-        Columns: method; ``best``, its probability to be the best; ``step``, seconds of a step on
-        the link; ``steps`` and ``seconds`` of the training; ``mb``, megabytes that a node sends in
-        it; ``loss`` in the end, with the ends of its 95 % interval, in the unit of figures (nan
-        where the aim is a loss); ``low`` and ``high`` of the seconds where they are what differs;
-        ``rate``, the learning rate; ``measured``, steps of its longest probe; ``times``, how many
-        times as long the training is; ``n``, seeds.
+        Columns: method; ``best``, its probability to be the best; ``regret``, how much worse than
+        the best it is expected to be; ``step``, seconds of a step on the link; ``steps`` and
+        ``seconds`` of the training; ``mb``, megabytes that a node sends in it; ``loss`` in the end,
+        with the ends of its 95 % interval, in the unit of figures (nan where the aim is a loss;
+        above dense's where the probes are of a smaller model); ``low`` and ``high`` of the seconds
+        where they are what differs; ``rate``, the learning rate; ``measured``, steps of its longest
+        probe; ``times``, how many times as long the training is; ``n``, seeds.
         """
         import pandas as pd
 
@@ -72,18 +76,22 @@ class Plan:
         regret = self.known.regret
         rows = []
         for i, method in enumerate(self.known.methods):
-            middle, low, high = _quantiles(draws[i])
+            middle, low, high = _quantiles(draws[i] - draws[0] if self.smaller else draws[i])
             price, mine = self.known.prices[method], self._probes(method)
             steps: float = self.known.horizon(method)
             if self.by_seconds:
-                seconds, loss = steps * price.seconds, self._sign * middle
-                ends = sorted((self._sign * low, self._sign * high))
+                seconds, loss = steps * price.seconds, self._sign * middle + 0.0
+                ends = sorted((self._sign * low + 0.0, self._sign * high + 0.0))
             else:
                 seconds, loss, ends = middle, math.nan, [low, high]
                 steps = seconds / price.seconds
             longest = max(probe.steps for probe in mine)
             at = steps if math.isfinite(steps) else self.known.horizon(method)
-            rate = self.config.optimizer.lr * 2 ** self.known.curve.best_rate(method, at)
+            doublings = self.known.curve.best_rate(method, at)
+            if self.smaller:
+                dense = self.known.methods[0]
+                doublings -= self.known.curve.best_rate(dense, self.known.horizon(dense))
+            rate = self.config.optimizer.lr * 2**doublings
             rows.append(
                 {
                     "method": method,
@@ -166,6 +174,8 @@ class Plan:
         rows = [self._line(row) for row in self.table.to_dict("records")]
         aim = self.known.aim
         what = f"{self.shown.heading} in {_time(aim.seconds)}" if aim.seconds else "time"
+        if self.smaller:
+            what = f"{what}, minus dense's"
         heads = ("method", what, "best", "a step", "steps", "MB sent", "rate", "measured")
         note = (
             "95 % intervals of the fitted mean over seeds. best: the probability of being the "
@@ -176,7 +186,8 @@ class Plan:
     def _line(self, row: dict) -> tuple[str, ...]:
         if self.by_seconds:
             digits = self.shown.digits + 1
-            what = f"{row['loss']:.{digits}f} [{row['low']:.{digits}f}, {row['high']:.{digits}f}]"
+            form = f"{'+' if self.smaller else ''}.{digits}f"
+            what = f"{row['loss']:{form}} [{row['low']:{form}}, {row['high']:{form}}]"
         elif math.isfinite(row["seconds"]):
             what = f"{_time(row['seconds'])} [{_time(row['low'])}, {_time(row['high'])}]"
         else:
@@ -220,6 +231,8 @@ class Plan:
                 f". The training is {first['times']:.0f} times as long as the longest probe: what "
                 "it ends at is extrapolated"
             )
+        if self.smaller:
+            words += ". The short trainings were of a smaller model"
         if self.left_out:
             words += f". Not faster than dense on this link: {', '.join(self.left_out)}"
         return words + "."

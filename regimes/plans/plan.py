@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from regimes.collectives.launcher import launched
-from regimes.config import DENSE
+from regimes.config import DENSE, RunConfig, override_fields
 from regimes.config.arguments import checked
 from regimes.cost.job import WITHIN, read_links
 from regimes.cost.methods import parse
@@ -21,6 +22,9 @@ from regimes.plans.priced import Links, paying, prices
 from regimes.plans.probes import in_steps
 from regimes.plans.search import Asked, Probes, Show, asked
 from regimes.records.files import record_folder
+
+if TYPE_CHECKING:
+    from regimes.data.task import Task
 
 METHODS = (
     *("dense", "cast:fp16", "quantised-all-reduce:8", "quantised-all-reduce:4", "powersgd:4"),
@@ -41,6 +45,7 @@ def plan(
     loss: float | None = None,
     step: float | None = None,
     methods: Sequence[str] = (),
+    probe: Any = None,
     minutes: float | None = None,
     runs: int | None = None,
     out: str | Path = "runs/plan",
@@ -68,6 +73,9 @@ def plan(
         step: seconds of one worker's step on the device of the training; default timed here.
         methods: COMPRESSOR:LEVEL, and /PERIOD for local steps, default `METHODS`; dense is always
             among them.
+        probe: a smaller model that stands for this one in the short trainings: of a model another
+            module for the same data; else fields of the configuration, such as
+            ``{"model.width": 32}``. Losses are then told as differences to dense's.
         minutes, runs: the budget of the probes; default 10 minutes.
         jobs: probes at a time, each a process; model and data are then sent to it.
         set: fields of the configuration.
@@ -85,23 +93,61 @@ def plan(
     require(good, "step", step, "seconds above 0")
     where = _links(link, links, gpus, step)
     budget = Budget(10.0 if minutes is None and runs is None else minutes, runs)
-    config, task = subject(what, train_data, test_data, set, training)
+    data = train_data, test_data
+    config, task = subject(what, *data, set, training)
+    whole = probe is None or loss is None
+    require(whole, "loss", loss, "seconds in its place; a smaller model has other losses")
+    smaller = (
+        (config, task) if probe is None else _smaller(what, config, probe, data, set, training)
+    )
     every = [parse(DENSE), *(parse(text) for text in methods or METHODS if text != DENSE)]
     aim = Aim(seconds, loss)
     out = record_folder(out)
     question = {"link": str(where.between), "within": str(where.within), "gpus": gpus, "step": step}
     question |= {"methods": [m.label for m in every], "seconds": seconds, "loss": loss}
+    question["probe"] = None if probe is None else repr(probe)
     facts = asked(out, question)
     if facts is None:
         per_epoch, priced = prices(config, every, where, task)
+        if probe is not None:
+            here = prices(smaller[0], every, where, smaller[1])[1]
+            priced = {name: replace(price, here=here[name].here) for name, price in priced.items()}
         facts = Asked(question, per_epoch, priced)
     chosen = paying(every, facts.prices)
     left_out = tuple(method.label for method in every if method not in chosen)
     table = {method.label: method for method in chosen}
-    probes = Probes(out, in_steps(config, facts.per_epoch), table, facts, aim, task)
-    config = probes.config
+    trained = in_steps(smaller[0], facts.per_epoch)
+    probes = Probes(out, trained, table, facts, aim, smaller[1])
     known, shown = probes.searched(budget, jobs, show or _silent)
-    return Plan(known, table, left_out, config, shown, str(where.between), task is not None, out)
+    return Plan(
+        known,
+        table,
+        left_out,
+        in_steps(config, facts.per_epoch),
+        shown,
+        str(where.between),
+        own=task is not None,
+        smaller=probe is not None,
+        out=out,
+    )
+
+
+def _smaller(
+    what: Any,
+    config: RunConfig,
+    probe: Any,
+    data: tuple[Any, Any],
+    set: Mapping[str, Any] | None,
+    training: dict[str, Any],
+) -> tuple[RunConfig, Task | None]:
+    """The configuration and task of a smaller model."""
+    fields = isinstance(what, str | RunConfig)
+    good = isinstance(probe, Mapping) if fields else callable(probe)
+    expected = "fields of the configuration" if fields else "a model for the same data"
+    require(good, "probe", probe, expected)
+    return (
+        (override_fields(config, probe), None) if fields else subject(probe, *data, set, training)
+    )
 
 
 def _silent(line: str, share: float) -> None:

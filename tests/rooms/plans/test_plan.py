@@ -97,9 +97,30 @@ def test_a_stopped_plan_goes_on_as_one_that_was_not(found: regimes.Plan, tmp_pat
         planned(folder, shift=1.0)
 
 
+def test_a_smaller_model_stands_for_the_larger_one(tmp_path: Path, found: regimes.Plan) -> None:
+    """Oracles: the bytes of the larger model, which is not trained; the shapes in the records."""
+    torch.manual_seed(0)
+    small = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 3))
+    plan = planned(tmp_path / "small", probe=small)
+    table = plan.table.set_index("method")
+    assert table["mb"]["dense"] == pytest.approx(
+        table["steps"]["dense"] * 4 * (8 * 16 + 16 + 16 * 3 + 3 + 1) / 1e6
+    )
+    run = next((tmp_path / "small").rglob("epochs.jsonl")).parent
+    assert regimes.load(run).header["layers"][0]["shape"] == [4, 8]
+    assert table["loss"]["dense"] == table["high"]["dense"] == 0  # a difference to itself
+    assert table["rate"]["dense"] == plan.config.optimizer.lr
+    assert "minus dense's" in str(plan)
+    assert "smaller model" in plan.sentence()
+    with pytest.raises(RecordError, match="holds a plan with probe"):
+        planned(tmp_path / "small")
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
+        ({"probe": {"model.width": 4}}, "a model for the same data"),
+        ({"probe": nn.Linear(8, 3), "seconds": None, "loss": 9.0}, "a smaller model has other"),
         ({"link": None}, "one of the two"),
         ({"link": "fast"}, "expected the form 10Gbit/s,50us"),
         ({"seconds": None}, "one of the two"),

@@ -165,7 +165,12 @@ def train(sizes: Sequence[str], out: Path, jobs: int) -> None:
                 }
                 probes = {name(probe): probe for probe in todo}
 
-                def ended(run: str, error: str | None, size: str = size, probes=probes) -> None:
+                def ended(
+                    run: str,
+                    error: str | None,
+                    size: str = size,
+                    probes: Mapping[str, Probe] = probes,
+                ) -> None:
                     loss = None if error else _loss(out / size / run)
                     method, steps, rate, seed = probes[run].method, *_of(probes[run])
                     line = {"size": size, "method": method, "steps": steps, "rate": rate}
@@ -193,16 +198,16 @@ def ask(sizes: Sequence[str], out: Path, minutes: float) -> None:
     for case in SITUATIONS:
         if case.size not in sizes or case.name in done:
             continue
-        smaller = {"probe": {"model.width": WIDTHS["115k"]}} if case.size != "115k" else {}
+        smaller = None if case.size == "115k" else {"model.width": WIDTHS["115k"]}
         plan = regimes.plan(
             override_fields(training(case.size), {"seed": PLAN_SEED}),
             link=case.link,
             seconds=case.seconds,
             step=case.step,
             methods=[m for m in METHODS if m != "dense"],
+            probe=smaller,
             minutes=minutes,
             out=out / "plans" / case.name.replace("/", " "),
-            **smaller,
         )
         labels = {parse(text).label: text for text in METHODS}
         rows = plan.table[["method", "best", "step", "steps", "loss", "low", "high", "rate", "n"]]

@@ -76,11 +76,7 @@ def prices(
         if levels:
             plain = replace(plain, compressor=dict(tables[0].table), levels=levels)
         per_epoch, found, layers = timed(plain, workers, task=task)
-        for method in tables:
-            once = found[str(method.level)]
-            if links.compute is not None:
-                once = replace(once, compute=links.compute)
-            works[method.label] = once
+        works |= {method.label: found[str(method.level)] for method in tables}
     job = Job(
         Model(config.model.name, layers),
         1.0,  # a step has its own seconds
@@ -91,13 +87,15 @@ def prices(
         between=links.between,
         algorithm=FASTEST,
     )
-    return per_epoch, {m.label: _price(job, works[m.label], m, workers) for m in methods}
+    return per_epoch, {m.label: _price(job, works[m.label], m, links.compute) for m in methods}
 
 
-def _price(job: Job, once: Work, method: Method, workers: int) -> Price:
+def _price(job: Job, once: Work, method: Method, compute: float | None) -> Price:
+    """Args: ``compute``: of a step on another device; its probes are trained here all the same."""
     step = once.every(method.period)
-    here = workers * step.compute + step.compress
-    return Price(float(job.seconds(step)), job.bytes(step), here)
+    here = job.nodes * job.gpus * step.compute + step.compress
+    there = step if compute is None else replace(step, compute=compute)
+    return Price(float(job.seconds(there)), job.bytes(there), here)
 
 
 def _by_compressor(methods: Sequence[Method]) -> list[list[Method]]:

@@ -17,9 +17,12 @@ from torch import nn
 import regimes
 from regimes.config import RunConfig, override_fields
 from regimes.cost.methods import parse
+from regimes.cost.network import Network
 from regimes.errors import ConfigError, RecordError
 from regimes.launch.budgeted import LOG
+from regimes.plans.priced import Links, prices
 from regimes.plans.probes import configured, in_steps
+from regimes.presets import get_preset
 from regimes.training.learning_rate import LearningRate
 
 
@@ -66,6 +69,15 @@ def test_table_has_what_the_probes_and_the_prices_say(found: regimes.Plan) -> No
     assert best["regret"] == found.table["regret"].min()
     assert found.best in found.sentence() or "Stay dense" in found.sentence()
     assert all(text in str(found) for text in ("accuracy %", "MB sent", "dense, every 4 steps"))
+
+
+def test_probes_take_the_time_of_this_machine_whatever_a_step_takes_elsewhere() -> None:
+    links = Links(Network(1e6, 1e-3), Network(1e9, 1e-6), compute=1e3)
+    config = get_preset("smoke")
+    _, priced = prices(config, [parse("dense"), parse("dense/8")], links)
+    for price in priced.values():
+        assert price.seconds > 1e3
+        assert price.here < 100  # of a step of milliseconds
 
 
 def test_its_files_and_its_lines(found: regimes.Plan) -> None:

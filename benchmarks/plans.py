@@ -45,13 +45,13 @@ from regimes.cost.methods import parse
 from regimes.launch import budgeted, sweep
 from regimes.plans.curve import Probe
 from regimes.plans.probes import configured, in_steps, name
+from regimes.plotting.groups import tested_by
 from regimes.presets import get_preset
 from regimes.records import load, write_output
 from regimes.records.provenance import processor
 
 HERE = Path(__file__).parent
 LOSSES, PLANS = HERE / "plans_losses.jsonl", HERE / "plans.jsonl"
-PER_BYTE = 1 / math.log(2)
 
 WIDTHS = {"115k": 64, "460k": 128, "1800k": 256}
 SCALED = {"115k": 1.0, "460k": 0.5, "1800k": 0.25}  # the lengths, of those of the smallest model
@@ -185,7 +185,8 @@ def _of(probe: Probe) -> tuple[int, float, int]:
 
 
 def _loss(run: Path) -> float | None:
-    value = PER_BYTE * float(load(run).epochs["metric"].dropna().iloc[-1])
+    record = load(run)
+    value = tested_by(record).factor * float(record.epochs["metric"].dropna().iloc[-1])
     return value if math.isfinite(value) else None
 
 

@@ -83,7 +83,9 @@ class Table:
 
         from rich.console import Console
 
-        console = Console(width=width, file=StringIO(), color_system=None, highlight=False)
+        console = Console(
+            width=width, file=StringIO(), color_system=None, highlight=False, force_jupyter=False
+        )
         with console.capture() as captured:
             console.print(self.drawn())
         return "\n".join(line.rstrip() for line in captured.get().splitlines())

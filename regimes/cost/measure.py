@@ -47,7 +47,8 @@ def timed(config: RunConfig, workers: int, steps: int = 5, task: Task | None = N
         steps: timed after one warm-up step; seconds are their medians.
         task: model and data in place of those that the configuration names.
     """
-    alone = replace(config, workers=1, instruments={}, policy={"name": "static", "level": DENSE})
+    dense = {"name": "static", "level": DENSE}
+    alone = replace(config, workers=1, instruments={}, reporters=(), policy=dense)
     parts = prepare(alone, task)
     with contextlib.closing(parts), parts.numerics.training():
         full, rest = divmod(len(parts.batches), workers)

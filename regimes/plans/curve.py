@@ -30,6 +30,7 @@ NEAR = 1.0  # doublings of the rate around the best one in which the loss is tak
 LEVEL, GAIN, CURVATURE, SLOPE, DRIFT, GAP, GROWTH, SEED = 10.0, 3.0, 1.0, 0.5, 0.1, 1.0, 0.1, 0.1
 BUMP, WIDTH = 0.2, 0.7  # deviation from the power law; doublings over which it changes
 NOISE, WEIGHT = 0.02, 1.0  # of a run; shape of its prior
+ROUNDS = 4  # in which the noise is found
 DRAWS = 4000
 
 
@@ -49,6 +50,7 @@ class Probe:
     seed: int
 
 
+Fit = tuple[np.ndarray, np.ndarray, float, float]
 Losses = dict[Probe, float]  # lower is better; infinite if the training broke
 
 
@@ -134,15 +136,34 @@ class Curve:
         return np.array([*common, *methods, *others])
 
     @cached_property
-    def _posteriors(self) -> list[tuple[np.ndarray, np.ndarray, float, float]]:
+    def noise(self) -> float:
+        """Of a run, in units of `scale`: what is left of the losses after a fit, found by fitting
+        again with it until it stays."""
+        noise = NOISE
+        for _ in range(ROUNDS):
+            fits = self._fits(noise)
+            shares = _weights(fits)
+            parts = (fit[3] / fit[2] for fit in fits)
+            noise = math.sqrt(sum(w * part for w, part in zip(shares, parts, strict=True)))
+        return noise
+
+    @cached_property
+    def _posteriors(self) -> list[Fit]:
+        return self._fits(self.noise)
+
+    def _fits(self, noise: float) -> list[Fit]:
         """By exponent: mean and Cholesky factor of the precision of the coefficients, shape and
-        scale of the noise's inverse gamma; losses in units of `scale`, the prior's noise 1."""
+        scale of the noise's inverse gamma; losses in units of `scale`.
+
+        Args:
+            noise: by which the prior, whose deviations are absolute, is divided: in closed form a
+                prior can only be in proportion to the noise.
+        """
         values = (np.array([self.losses[p] for p in self.used]) - self.centre) / self.scale
         found = []
         for a in EXPONENTS:
             design = np.array([self._row(p.method, p.steps, p.rate, p.seed, a) for p in self.used])
-            # the prior's deviations are absolute: noise of NOISE is taken to scale them
-            precision = design.T @ design + np.diag((NOISE / self._prior) ** 2)
+            precision = design.T @ design + np.diag((noise / self._prior) ** 2)
             factor = np.linalg.cholesky(precision)
             mean = np.linalg.solve(factor.T, np.linalg.solve(factor, design.T @ values))
             shape = WEIGHT + len(values) / 2
@@ -153,11 +174,7 @@ class Curve:
     @cached_property
     def weights(self) -> np.ndarray:
         """The posterior probability of each exponent; the prior has them alike."""
-        logs = [
-            gammaln(shape) - shape * math.log(scale) - np.log(np.diag(factor)).sum()
-            for _, factor, shape, scale in self._posteriors
-        ]
-        return np.exp(np.array(logs) - logsumexp(logs))
+        return _weights(self._posteriors)
 
     @cached_property
     def _draws(self) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -219,3 +236,12 @@ class Curve:
         reached = self.losses_at(method, grid.tolist()) <= loss
         first = reached.argmax(axis=1)
         return np.where(reached.any(axis=1), grid[first], np.inf)
+
+
+def _weights(fits: Sequence[Fit]) -> np.ndarray:
+    """In proportion to the evidence of fits with as many coefficients."""
+    logs = [
+        gammaln(shape) - shape * math.log(scale) - np.log(np.diag(factor)).sum()
+        for _, factor, shape, scale in fits
+    ]
+    return np.exp(np.array(logs) - logsumexp(logs))

@@ -175,6 +175,8 @@ def next_probes(
         seeds: in the order in which they are used.
         afford: has the budget time for a rung?
     """
+    if len(known.methods) == 1 and known.losses:
+        return []  # dense is alone: no loss decides anything
     first = seeds[0]
     for rung in range(len(known.rungs)):
         if rung and not any(known.seeds_of(method, rung) for method in known.methods):

@@ -34,6 +34,8 @@ def figure(plan: Plan) -> Figure:
     """Loss in the end against the seconds of the whole training on the link: solid where a probe
     was as long, dashed beyond, with the 95 % interval of the best method and of dense."""
     known = plan.known
+    if len({(p.method, p.steps) for p in known.curve.losses}) == len(known.methods):
+        return _whole(plan)
     dense = known.methods[0]
     ranked = [m for m in plan.table["method"] if m != dense][: MOST - 1]
     sign = 1 if plan.shown.lower else -1
@@ -77,6 +79,34 @@ def figure(plan: Plan) -> Figure:
             "dashed: longer than any of the method. Bands: 95 % interval of the mean "
             f"(n = {len(seeds)} seed{'s' * (len(seeds) > 1)})."
             + " Losses of the smaller model."
+            * plan.smaller,
+        )
+    return fig
+
+
+def _whole(plan: Plan) -> Figure:
+    """The loss of each method with its 95 % interval, where all were trained for one time."""
+    table = plan.table.iloc[::-1]
+    seeds = {probe.seed for probe in plan.known.curve.losses}
+    rung = plan.known.rungs[0]
+    share = rung / plan.known.rungs[-1]
+    with style.theme():
+        fig = style.figure(1.4 + 0.28 * len(table), WIDTH)
+        ax = fig.subplots()
+        middle = table["loss"].to_numpy()
+        widths = np.abs(table[["low", "high"]].to_numpy() - middle[:, None]).T
+        at = np.arange(len(table))
+        ax.errorbar(middle, at, xerr=widths, fmt="o", color="black", markersize=4, capsize=2)
+        ax.set_yticks(at, list(table["method"]), fontsize=7)
+        ax.set_ylim(-0.5, len(table) - 0.5)
+        ax.set_xlabel(f"{plan.shown.label} in the end")
+        trained = "whole" if share >= 1 else f"for {share:.0%} of its time"
+        style.caption(
+            fig,
+            f"After {plan.known.rungs[-1]:.3g} s of training on {plan.where}. "
+            f"Each method was trained {trained}; 95 % intervals of the fitted mean "
+            f"(n = {len(seeds)} seed{'s' * (len(seeds) > 1)})."
+            + " Differences to dense of the smaller model."
             * plan.smaller,
         )
     return fig

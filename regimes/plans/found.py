@@ -231,11 +231,21 @@ class Plan:
                 f". The training is {first['times']:.0f} times as long as the longest probe: what "
                 "it ends at is extrapolated"
             )
+        words += self._elsewhere()
         if self.smaller:
             words += ". The short trainings were of a smaller model"
         if self.left_out:
             words += f". Not faster than dense on this link: {', '.join(self.left_out)}"
         return words + "."
+
+    def _elsewhere(self) -> str:
+        """What the table of measured losses has of the method; nothing of dense."""
+        item = "token" if self.shown.lower else "sample"
+        harm = self.methods[self.best].harm(item)
+        if harm is None:
+            return ""
+        where = f"{harm.setting.name}, {harm.setting.parameters:,} parameters"
+        return f". Elsewhere it cost {harm} in as many steps as dense ({where})"
 
     def figure(self) -> Figure:
         """The loss in the end against the seconds of the training, for each method; one column."""

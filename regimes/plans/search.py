@@ -163,7 +163,11 @@ class Probes:
         if not rounds:
             least = 1 if self.aim.loss is None else LENGTHS
             whole = functools.partial(_whole, left, FIRST)
-            rungs = rungs_within(self._span, self.prices, whole, least)
+            if len(self.prices) == 1:  # the shortest training that has an answer
+                dense = next(iter(self.prices.values()))
+                rungs: tuple[float, ...] = min(FEWEST * dense.seconds, self._span), self._span
+            else:
+                rungs = rungs_within(self._span, self.prices, whole, least)
             if not rungs:
                 raise ConfigError(self._too_few(budget, jobs))
             empty = Known(self.aim, self.prices, rungs, {})

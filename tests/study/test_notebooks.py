@@ -38,7 +38,7 @@ STATEMENTS = (
     ast.Lambda,
 )
 COUNTED = "7-tables-and-curves"  # whose run shows a count
-OURS = ("8-your-own-model", "11-your-own-harm")  # those that define something
+OURS = ("8-your-own-model", "11-your-own-harm", "12-your-own-plan")  # those that define something
 ABSOLUTE = re.compile(r"(?<![\w./:<])/(?:[\w.-]+/)+[\w.-]+|\b[A-Z]:\\")
 
 
@@ -72,8 +72,8 @@ def complaints(notebook: Any) -> list[str]:
     ]
 
 
-def test_there_are_the_eleven_notebooks() -> None:
-    assert sorted(int(path.stem.partition("-")[0]) for path in NOTEBOOKS) == [*range(1, 12)]
+def test_there_are_the_twelve_notebooks() -> None:
+    assert sorted(int(path.stem.partition("-")[0]) for path in NOTEBOOKS) == [*range(1, 13)]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_notebook_is_committed_whole_with_quiet_and_portable_outputs(path: Pat
 def test_a_notebook_is_thin_and_trains_once(path: Path) -> None:
     notebook = read(path)
     sources = [cell.source for cell in code(notebook)]
-    calls = ("regimes.run(", "regimes.simulate(", "regimes.harm(")
+    calls = ("regimes.run(", "regimes.simulate(", "regimes.harm(", "regimes.plan(")
     assert sum(any(call in source for call in calls) for source in sources) == 1
     assert any(cell.source.startswith("## Live") for cell in notebook.cells)
     if path.stem not in OURS:

@@ -42,7 +42,7 @@ def test_posterior_is_that_of_a_regression_with_the_prior_as_further_rows() -> N
     a = float(curves.EXPONENTS[index])
     rows = [curve._row(p.method, p.steps, p.rate, p.seed, a) for p in curve.used]
     values = (np.array([curve.losses[p] for p in curve.used]) - curve.centre) / curve.scale
-    prior = np.diag(curves.NOISE / curve._prior)
+    prior = np.diag(curve.noise / curve._prior)
     design = np.vstack([rows, prior])
     target = np.concatenate([values, np.zeros(len(prior))])
     other, *_ = np.linalg.lstsq(design, target)
@@ -62,7 +62,7 @@ def test_evidence_is_the_density_of_the_losses() -> None:
         rows = np.array(
             [curve._row(p.method, p.steps, p.rate, p.seed, float(a)) for p in curve.used]
         )
-        spread = np.eye(len(values)) + (rows * (curve._prior / curves.NOISE) ** 2) @ rows.T
+        spread = np.eye(len(values)) + (rows * (curve._prior / curve.noise) ** 2) @ rows.T
         of_noise = curves.NOISE**2  # scale over shape of its inverse gamma
         logs.append(multivariate_t(shape=of_noise * spread, df=2 * curves.WEIGHT).logpdf(values))
     expected = np.exp(np.array(logs) - max(logs))
@@ -104,3 +104,12 @@ def test_a_training_that_broke_and_rates_far_from_the_best_do_not_count() -> Non
     }
     other = Curve(METHODS, {**curve.losses, **more}, 800)
     assert other.used == curve.used
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.05])
+def test_noise_is_that_of_the_losses(noise: float) -> None:
+    """Also where it is far above the prior's, and seeds differ as the prior says all the same."""
+    curve = drawn(noise)
+    assert curve.noise * curve.scale == pytest.approx(noise, rel=0.4)
+    _, low, high = curve.interval("dense", [200])
+    assert high[0] - low[0] < 4 * (curves.SEED * curve.scale + noise)

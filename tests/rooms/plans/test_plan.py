@@ -69,6 +69,18 @@ def test_table_has_what_the_probes_and_the_prices_say(found: regimes.Plan) -> No
     assert best["regret"] == found.table["regret"].min()
     assert found.best in found.sentence() or "Stay dense" in found.sentence()
     assert all(text in str(found) for text in ("accuracy %", "MB sent", "dense, every 4 steps"))
+    harm = parse("dense/4").harm("sample")
+    assert harm is not None
+    if found.best != "dense":
+        assert f"Elsewhere it cost {harm}" in found.sentence()
+
+
+def test_a_link_on_which_nothing_is_faster_needs_no_search(tmp_path: Path) -> None:
+    plan = planned(tmp_path / "fast", link="100Gbit/s,1us", step=1.0, seconds=600.0)
+    assert plan.best == "dense"
+    assert plan.left_out == ("dense, every 4 steps",)
+    assert plan.sentence().startswith("Stay dense")
+    assert {p.steps for p in plan.known.losses} == {16}  # seconds of training, not minutes
 
 
 def test_probes_take_the_time_of_this_machine_whatever_a_step_takes_elsewhere() -> None:

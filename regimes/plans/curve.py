@@ -137,7 +137,7 @@ class Curve:
 
     @cached_property
     def noise(self) -> float:
-        """Of a run, in units of `scale`: what is left of the losses after a fit, found by fitting
+        """The noise of a run in units of `scale`: what is left after a fit, found by fitting
         again with it until it stays."""
         noise = NOISE
         for _ in range(ROUNDS):

@@ -94,7 +94,7 @@ def test_arrays_broadcast_over_bandwidths_and_workers() -> None:
 
 
 @settings(deadline=None)
-@given(st.integers(2, 64), st.floats(1e-6, 1e-1), st.floats(0, 1e-1), st.sampled_from([1, 2]))
+@given(st.integers(3, 64), st.floats(1e-6, 1e-1), st.floats(0, 1e-1), st.sampled_from([1, 2]))
 def test_segments_in_flight(workers: int, message: float, latency: float, segments: int) -> None:
     """A node sends its next segment once the one ``segments`` before it has come in (gloo's ring);
     the formula leaves out only how the last two overlap, the smaller of latency and segment."""
@@ -108,6 +108,23 @@ def test_segments_in_flight(workers: int, message: float, latency: float, segmen
     formula = collective_seconds("gather", message, network, workers, algorithm)
     left_out = min(each, latency) if segments == 2 else 0.0
     assert arrived[-1] - left_out == pytest.approx(float(formula))
+
+
+@pytest.mark.parametrize(("kind", "parts"), [("gather", 2), ("exchange", 1)])
+def test_two_workers_of_gloo_say_behind_a_message_that_they_are_ready(kind: str, parts: int) -> None:
+    """One connection, a queue in each direction. The first worker says at once that it is ready for
+    all parts; the second, a moment later, posts each part, and behind it says that it is ready for
+    one of the other's."""
+    message, at = 6.0, 0.0  # seconds of it, and of the second worker's queue
+    free = 0.0
+    for _ in range(parts):
+        at += message / parts
+        free = max(free, at) + message / parts  # the first worker sends the part now
+    found = collective_seconds(kind, message, Network(8.0), 2, "gloo")
+    assert found == pytest.approx(free)
+    # all bytes of both are on their way at once where the two are ready before they post
+    assert collective_seconds(kind, message, Network(8.0), 2, "ring") == message
+    assert collective_seconds("mean", message, Network(8.0), 2, "gloo") == message
 
 
 @settings(deadline=None)

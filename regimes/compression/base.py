@@ -68,6 +68,11 @@ class State(Workspace):
     residual_rate: float | None = None
     residual: Float[Tensor, "hosted n m"] | None = None
 
+    @property
+    def residual_unit(self) -> float:
+        """What the residual is multiplied by, beside the scale that a hook keeps of each layer."""
+        return 1.0
+
     def seeds(self, what: str, workers: Iterable[int] | None = None) -> list[Seed]:
         """Seeds of this step's random numbers for a purpose, one for each of some workers, or one
         that all share. In a step that is captured they are places on the device (``SeedTable``)."""

@@ -36,6 +36,10 @@ class ScatterState(State):
 
     residual_scale: float = 1.0
 
+    @property
+    def residual_unit(self) -> float:
+        return self.residual_scale
+
 
 @dataclass(frozen=True, kw_only=True)
 class QuantisedScatter(QuantisedAllReduce):
@@ -101,7 +105,7 @@ class QuantisedScatter(QuantisedAllReduce):
         exact = grad.to(torch.promote_types(grad.dtype, torch.float32))
         if state.residual is not None:
             held = self._numbers(state.residual, exact.shape[2]).to(exact.dtype)
-            ratio = state.scale / cast(ScatterState, state).residual_scale
+            ratio = state.scale / state.residual_unit
             exact = torch.add(exact, held, alpha=float(self.error_feedback or True) * ratio)
             state.residual = None
         return exact

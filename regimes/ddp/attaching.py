@@ -55,7 +55,7 @@ def attach(
     gather: Mapping[str, Any] | None = None,
     manager: Any = None,
     policy: Any = None,
-    compressor: Any = "powersgd",
+    compressor: Any = None,
     level: GivenLevel | None = None,
     levels: Mapping[str, GivenLevel] | None = None,
     signal: str = "update",
@@ -91,8 +91,8 @@ def attach(
             divided, with PowerSGD a parameter. With ``replicas`` it is the other dimension of the
             mesh, and the hook's layers are as without. See docs/how-to/fsdp.md.
         scatter: with ``shards``, how gradients are reduced: ``{"level": 4}`` (or 8 bits), or
-            ``{"levels": {"low": 8, "high": 4}}`` between which the policy decides; with the fields
-            of `QuantisedScatter`. ``{"name": "powersgd", "level": 4}`` is PowerSGD of rank 4.
+            ``{"levels": {"low": 8, "high": 4}}`` between which the policy decides, ACCORDION where
+            none is named; with the fields of `QuantisedScatter`. ``{"name": "powersgd", "level": 4}`` is PowerSGD of rank 4.
             Without it FSDP2's own reduce-scatter runs.
         gather: with ``shards``, how weights are gathered, in forward and backward: ``{"level":
             8}`` (or 4 bits), "block". Without it FSDP2's own all-gather runs.
@@ -100,7 +100,7 @@ def attach(
             model, and ``optimizer`` ``torchft.Optimizer``. Model, optimiser and hook are
             registered with it. See docs/how-to/sites.md.
         policy, compressor: a name, a table like ``{"name": "accordion", "interval": 5}``, or an
-            object. The default policy is "accordion".
+            object. The default policy is "accordion", the default compressor "powersgd".
         level: one level of the compressor throughout, in place of a policy and its levels: 4 for
             PowerSGD of rank 4.
         levels: what the policy's words mean for the compressor, by default the compressor's own:
@@ -170,6 +170,7 @@ def attach(
     schedule = unit_schedule(every, inner(optimizer), model)
     probed = pick(probe, instruments, check_every, check_cosine)
     policy, levels = choices.constant(policy, level, levels)
+    compressor = "powersgd" if compressor is None else compressor
     chosen = choices.choose(policy, compressor, levels, signal, start_compressing_after, probed)
     modes = _modes(replicas, shards, manager, optimizer, schedule, chosen.probe)
     capabilities.check([*asked, *chosen.parts()], modes)

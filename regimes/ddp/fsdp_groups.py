@@ -108,6 +108,8 @@ class Group:
         scatter, gather: torch's own collectives.
         unsharded: gives the trained parameters as they are whole, in forward and backward; before
             the first forward pass it has none of them.
+        factor: what the sum of gradients is divided by, where the user has set that
+            (``set_gradient_divide_factor``); None: by the number of processes.
     """
 
     name: str
@@ -117,6 +119,14 @@ class Group:
     scatter: Any
     gather: Any
     unsharded: Callable[[], Sequence[nn.Parameter]]
+    factor: Callable[[], float | None]
+
+    def scale(self, dtype: torch.dtype, shards: int) -> float:
+        """What a gradient is multiplied by before its reduce-scatter, in units in which FSDP2's
+        result is the mean over the processes."""
+        given = self.factor()
+        factor = float(shards) if given is None else given
+        return factor / (shards * divided_before(dtype, factor))
 
     def layout(self, shards: int) -> Layout:
         """Where the trained parameters' numbers are, among so many processes."""
@@ -151,6 +161,16 @@ class Arrivals:
         """See no more gradients."""
         for handle in self.handles:
             handle.remove()
+
+
+def check_root(network: Any) -> None:
+    """Raise ConfigError where the model is known to be a part of another one; torch knows that from
+    the first forward pass on."""
+    if network._get_fsdp_state()._is_root is False:
+        raise ConfigError(
+            "model: it is a part of a larger model that fully_shard has divided: give attach the "
+            "whole model, or its other parts stay uncompressed"
+        )
 
 
 def groups_of(network: nn.Module) -> list[Group]:
@@ -192,6 +212,7 @@ def groups_of(network: nn.Module) -> list[Group]:
                     group._reduce_scatter_comm,
                     group._all_gather_comm,
                     partial(_unsharded, trained),
+                    partial(getattr, group, "gradient_divide_factor", None),
                 )
             )
     return groups
@@ -215,14 +236,15 @@ def _present(one: Any) -> Any:
     return getattr(one._module_info.module, one._module_info.param_name)
 
 
-def divided_before(dtype: torch.dtype, shards: int) -> float:
+def divided_before(dtype: torch.dtype, factor: float) -> float:
     """What FSDP2 divides a gradient by before its reduce-scatter in a type that overflows early,
-    as it sees it: about the root of the mean's divisor, the rest comes after. 1 in other types."""
+    as it sees it: about the root of ``factor``, the divisor of the sum; the rest comes after. 1 in
+    other types."""
     divisor = 1
     while (
         dtype not in (torch.float32, torch.bfloat16)
-        and shards % divisor == 0
-        and shards / divisor > divisor
+        and factor % divisor == 0
+        and factor / divisor > divisor
     ):
         divisor *= 2
     return float(divisor)

@@ -15,7 +15,7 @@ from regimes.compression.base import State
 from regimes.compression.reducer import Reducer
 from regimes.compression.scatter import QuantisedScatter
 from regimes.config import DENSE, AnyLevel
-from regimes.ddp.fsdp_groups import Arrivals, Layout, divided_before
+from regimes.ddp.fsdp_groups import Arrivals, Group, Layout
 from regimes.precision import full_precision
 
 Memory = Callable[[int, float], State]  # a layer and its scale: what the step may change
@@ -64,8 +64,8 @@ class Reduction(Protocol):
 class QuantisedReduction:
     """All parameters of a module as one layer ``[shards, part]``."""
 
-    def __init__(self, layer: int, layout: Layout, reducer: Reducer) -> None:
-        self.layers, self.layout, self.reducer = [layer], layout, reducer
+    def __init__(self, layer: int, group: Group, layout: Layout, reducer: Reducer) -> None:
+        self.layers, self.group, self.layout, self.reducer = [layer], group, layout, reducer
 
     def reduce(
         self, flat: Float[Tensor, " numbers"], levels: Sequence[AnyLevel], memory: Memory
@@ -73,7 +73,7 @@ class QuantisedReduction:
         (layer,), world = self.layers, self.reducer.world
         compressor, level = self.reducer.at(layer, levels[layer])
         parts = flat.view(1, self.layout.shards, -1)
-        kept = memory(layer, 1 / divided_before(flat.dtype, self.layout.shards))
+        kept = memory(layer, self.group.scale(flat.dtype, self.layout.shards))
         state = kept
         if parts.shape[2] != self.layout.part:  # its residual is of another order of numbers
             state = kept.twin()
@@ -122,7 +122,7 @@ class MatrixReduction:
         layout, layers = self.layout.of(present), [self.layers[i] for i in present]
         if flat.numel() != shards * layout.part:
             return None
-        scale = 1 / divided_before(flat.dtype, shards)
+        scale = self.arrivals.group.scale(flat.dtype, shards)
         states = {i: memory(i, scale) for i in layers}
         if all(self._is_dense(i, levels[i]) and states[i].residual is None for i in layers):
             for state in states.values():

@@ -17,7 +17,7 @@ from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.requests import Layer
 from regimes.compression.reducer import Reducer
 from regimes.compression.scatter import Weights, WithinReplicas
-from regimes.ddp.fsdp_groups import Arrivals, Group, Layout, groups_of
+from regimes.ddp.fsdp_groups import Arrivals, Group, Layout, check_root, groups_of
 from regimes.ddp.fsdp_reductions import MatrixReduction, QuantisedReduction, Reduction
 from regimes.ddp.fsdp_steps import ModuleSteps, replace_collectives, restore_collectives
 from regimes.ddp.own_hooks import attached_models
@@ -60,6 +60,7 @@ class FSDPModules:
         if network in attached_models:
             raise ConfigError("this model has a hook already: attach it once")
         _check_divided(network, shards)
+        check_root(network)
         self._network, self.mesh, self.weights = ref(network), shards, weights
         self.groups = groups_of(network)
         self.trained = [group for group in self.groups if group.trained]
@@ -108,7 +109,7 @@ class FSDPModules:
     def reductions(self, reducer: Reducer) -> list[Reduction]:
         """How each of the trained groups is reduced."""
         if not self.by_parameter:
-            return quantised(self.layouts, reducer)
+            return quantised(self.trained, self.layouts, reducer)
         place = {id(p): i for i, p in enumerate(self.parameters.values())}
         made: list[Reduction] = []
         for group, layout in zip(self.trained, self.layouts, strict=True):
@@ -170,9 +171,9 @@ class ShardedReplicas(ShardedGradients):
                 f'mesh dimension that fully_shard got: {write}shards=mesh["shard"])'
             )
         self.inside, self.groups = inside, groups_of(self.network)
-        trained = [group for group in self.groups if group.trained]
-        self.layouts = [group.layout(shards.size()) for group in trained]
-        pairs = zip(trained, self.layouts, strict=True)
+        self.trained = [group for group in self.groups if group.trained]
+        self.layouts = [group.layout(shards.size()) for group in self.trained]
+        pairs = zip(self.trained, self.layouts, strict=True)
         self.modules = [Layer(one.name, (shards.size(), layout.part)) for one, layout in pairs]
         self.config = {"within": inside.table()}
 
@@ -198,9 +199,10 @@ class ShardedReplicas(ShardedGradients):
         replace_collectives(self.groups, receiver, self.inside.weights)
 
 
-def quantised(layouts: list[Layout], reducer: Reducer) -> list[Reduction]:
+def quantised(groups: list[Group], layouts: list[Layout], reducer: Reducer) -> list[Reduction]:
     """A reduction of a layer for each module."""
-    return [QuantisedReduction(i, layout, reducer) for i, layout in enumerate(layouts)]
+    pairs = enumerate(zip(groups, layouts, strict=True))
+    return [QuantisedReduction(i, group, layout, reducer) for i, (group, layout) in pairs]
 
 
 def described(groups: list[Group]) -> dict[str, Any]:

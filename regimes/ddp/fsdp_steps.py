@@ -26,7 +26,7 @@ from regimes.compression.reducer import Reducer
 from regimes.compression.scatter import Weights
 from regimes.config import DENSE
 from regimes.ddp.applied import AppliedSteps
-from regimes.ddp.fsdp_groups import Group
+from regimes.ddp.fsdp_groups import Group, check_root
 from regimes.ddp.fsdp_reductions import Reduction
 from regimes.ddp.source import after_backward
 from regimes.ddp.steps import HookSteps
@@ -127,7 +127,7 @@ class ModuleSteps(ModuleCollectives, UnitSteps):
         """
         applied = AppliedSteps(source.members, optimizer)
         super().__init__(reducer, source.device, dense_start, gauges, applied)
-        self.within = cast(ProcessWorld, reducer.world)
+        self.source, self.within = source, cast(ProcessWorld, reducer.world)
         self.sizes = [layout.part for layout in source.layer_layouts]
         self.reductions: list[Reduction] = source.reductions(reducer)
         self.gathered = Meter(self.within.meter.dtype, self.within.workers)
@@ -189,6 +189,7 @@ class ModuleSteps(ModuleCollectives, UnitSteps):
         now = torch._C._current_graph_task_id()
         if self._pass == now:
             return
+        check_root(self.source.network)
         # Twice, so that it comes after the callback of FSDP2's root, which may be queued during
         # backward and may reduce the gradients of the root's own parameters.
         after_backward(lambda: after_backward(self._finish))
@@ -235,6 +236,7 @@ class ModuleSteps(ModuleCollectives, UnitSteps):
         with self.clock.waiting(self.within):
             flag = self._anywhere(torch.stack(self._flags).sum())
         self.memories.adopt(self._states)
+        self.within.meter.add(self.gathered.take())  # of this step: after its first reduce-scatter
         self.keep_for_undo(True)
         self.in_unit += 1
         self.finite_in_unit += 1  # as far as is known

@@ -346,15 +346,15 @@ class Hook(Job):
         return self._decide()
 
     def _residuals(self) -> list[Tensor | None]:
-        """What is owed per layer, in units of the unscaled loss."""
-        reducer = self.reducer
+        """What is owed per layer, in units in which the shared gradient is a mean, of the unscaled
+        loss."""
+        reducer, found = self.reducer, list[Tensor | None]()
         layers = zip(reducer.layers, reducer.compressors, self.steps.scales, strict=True)
-        return [
-            None if residual is None else compressor.numbers(residual, layer) / scale
-            for residual, (layer, compressor, scale) in zip(
-                reducer.residuals(), layers, strict=True
-            )
-        ]
+        for state, (layer, compressor, scale) in zip(reducer.states, layers, strict=True):
+            if (residual := state.residual) is not None:
+                residual = compressor.numbers(residual, layer) / (scale * state.residual_unit)
+            found.append(residual)
+        return found
 
     def _in_unit(self) -> bool:
         self._resolve()

@@ -164,7 +164,7 @@ def of_scatter(
         ConfigError: an argument that belongs into ``scatter``, an unknown key, or no level at all.
     """
     for name, given in (("compressor", compressor), ("level", level), ("levels", levels)):
-        if given is not None and given != "powersgd":
+        if given is not None:
             raise ConfigError(
                 f"{name} = {given!r}: with shards the levels of what FSDP2 exchanges are in "
                 'scatter={"level": 4} and gather={"level": 8}: leave it out'
@@ -177,6 +177,12 @@ def of_scatter(
             )
         return QuantisedScatter(), DENSE, None
     made = _scatter(table)
+    if policy is None and table.get("level") is None and not table.get("levels"):
+        low, high = made.usual.values()
+        raise ConfigError(
+            f'scatter: it names no level: scatter={{"level": {low}}} for one throughout, or '
+            f'{{"levels": {{"low": {low}, "high": {high}}}}} between which the policy decides'
+        )
     given = [table.get("level"), *(table.get("levels") or {}).values()]
     owing = made.error_feedback or any(
         isinstance(x, Mapping) and x.get("error_feedback") for x in given

@@ -26,13 +26,18 @@ DENSE = [
 ]
 LOOPED = [
     Case(NEAREST),
-    Case(FEEDBACK, reshard=False, side=True, clip=0.5),
+    Case(FEEDBACK, reshard=False, side=True, clip=0.5, measured=True),
     Case({"level": 4}, {"level": 8}, root_only=True, side=True, replaced=True),
     Case({"level": 8}, {"level": 4, "block": 16}, accumulate=2, adamw=True),
     Case({"level": 4, "block": 5}, accumulate=2, synchronise=True, force_sum=True),
     Case(POLICY, policy=fsdp.RULE),
-    Case(HELD | {"residual_bits": 16}, side=True, freeze=("inner.weight", "left.weight")),
-    Case(HELD | {"residual_bits": 8}),
+    Case(
+        HELD | {"residual_bits": 16},
+        side=True,
+        freeze=("inner.weight", "left.weight"),
+        measured=True,
+    ),
+    Case(HELD | {"residual_bits": 8}, measured=True),
     Case({"level": 4}, {"level": 8}, side=True, compiled=True),
 ]
 # beside PowerSGD of DistributedDataParallel on the whole model
@@ -102,6 +107,10 @@ def test_each_level_is_a_plain_loop(those: str, place: int) -> None:
         for row, of_first in zip(result["rows"], first["rows"], strict=True):
             assert row["layers"]["level"] == of_first["layers"]["level"]
             assert row["statistics"] == of_first["statistics"]
+        if case.measured:
+            norms = [oracle["residual"][name] for name in names]
+            last = result["rows"][-1]["statistics"]["residual"]
+            assert last == pytest.approx(norms, rel=1e-6)
         for name, tensor in oracle["weights"].items():
             error = (result["weights"][name] - tensor).abs().max()
             limit = 1e-7 if OLD and case.clip is not None else 1e-12

@@ -59,6 +59,8 @@ MOVED = [
     Case(WITH_LEVELS | {"levels": {"low": 8, "high": 4}}, policy=fsdp.RULE, divide=True, side=True),
     Case(FEEDBACK | {"residual_bits": 16}, divide=True, side=True),
 ]
+# the sum over samples, divided by one number on any number of processes
+SUMMED = Case({"name": "powersgd", "level": 1}, divide=True, side=True, factor=3.0)
 
 
 def shapes_of(case: Case) -> dict[str, list[torch.Size]]:
@@ -94,7 +96,7 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     ("one", "other", "cases"),
     [
-        (2, 3, MOVED[:1]),
+        (2, 3, [MOVED[0], SUMMED]),
         pytest.param(2, 3, MOVED[1:], marks=SLOW),
         pytest.param(4, 2, MOVED, marks=SLOW),
         pytest.param(4, 8, MOVED, marks=SLOW),
@@ -130,12 +132,13 @@ def test_another_number_of_processes_keeps_the_mean_of_what_is_owed(
                 shared = min(map(len, sums))
                 assert torch.equal(sums[0][:shared], sums[1][:shared])
             assert {m["total"] for m in begins} == {ends[0]["total"]}
-    if cases[0].scatter is not RANKS:
-        return
-    through, resumed = begun[0][1][0], (again if returns else moved)[0][0][0]
-    for name, tensor in through["weights"].items():
-        assert (resumed["weights"][name] - tensor).abs().max() < 1e-10, name
-    assert resumed["levels"] == through["levels"]
+    for i, case in enumerate(cases):
+        if case.scatter.get("name") != "powersgd":
+            continue
+        through, resumed = begun[0][1][i], (again if returns else moved)[0][0][i]
+        for name, tensor in through["weights"].items():
+            assert (resumed["weights"][name] - tensor).abs().max() < 1e-10, name
+        assert resumed["levels"] == through["levels"]
 
 
 def test_a_process_that_is_lost_in_torchs_own_collective_is_named() -> None:

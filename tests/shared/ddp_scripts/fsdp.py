@@ -58,6 +58,7 @@ class Case:
     divide: bool = False  # one batch among the processes
     freeze: tuple[str, ...] = ()  # parameters beside others of their modules that are trained
     compiled: bool = False  # block by block
+    measured: bool = False  # the instrument "residual"
     ddp: bool = False  # the whole model under DistributedDataParallel, and its hook
 
 
@@ -107,7 +108,8 @@ def loss_of(net: Any, case: Case, step: int, part: int, rank: int) -> Tensor:
         every = batch(step, part, 0, 3 * BATCH)
         x, y = (tensor.chunk(dist.get_world_size())[rank] for tensor in every)
     answer = net(x.to(next(net.parameters()).dtype), case.side and step % 3 == 1)
-    return F.cross_entropy(answer.to(torch.float64), y) / case.accumulate
+    loss = F.cross_entropy(answer.to(torch.float64), y) / case.accumulate
+    return loss * len(y) / BATCH if case.divide and case.factor else loss  # a sum over samples
 
 
 def optimiser(net: nn.Module, case: Case) -> torch.optim.Optimizer:
@@ -207,7 +209,8 @@ def trained(rank: int, ranks: int, cases: Sequence[Case]) -> list[dict[str, Any]
         else:
             net = shard(build(case), case, mesh)
         optimizer = optimiser(net, case)
-        hook = attach(net, case, mesh, optimizer) if case.attach else None
+        measured = {"instruments": {"residual"}} if case.measured else {}
+        hook = attach(net, case, mesh, optimizer, **measured) if case.attach else None
         train(net, optimizer, case, rank)
         found: dict[str, Any] = {"weights": weights(net.module if case.ddp else net)}
         if hook is not None:
@@ -314,6 +317,10 @@ class Loop:
             means.append([x / ranks for x in total])
         return joined(means, shapes, ranks)
 
+    def square_owed(self) -> float:
+        """The square of all that all ranks owe."""
+        return sum(x * x for owed in self.owed.values() for x in owed)
+
     def _noise(self, rank: int, owner: int, size: int) -> list[float]:
         if not self.stochastic:
             return [0.5] * size
@@ -382,7 +389,8 @@ def looped(ranks: int, case: Case, levels: Sequence[dict[str, Any]]) -> dict[str
         if step % EVERY == EVERY - 1:
             squares = {k: float(v.square().sum()) for k, v in sums.items()}
             norms.append({m: math.sqrt(sum(squares[k] for k in modules[m])) for m in modules})
-    return {"weights": weights(net), "norms": norms}
+    owed = {name: math.sqrt(loop.square_owed() / ranks) for name, loop in loops.items()}
+    return {"weights": weights(net), "norms": norms, "residual": owed}
 
 
 @torch.no_grad()
@@ -682,6 +690,29 @@ def compressor(mesh: DeviceMesh) -> None:
     hook(fully_shard(Net(), mesh=mesh), mesh, compressor="topk")
 
 
+def usual_compressor(mesh: DeviceMesh) -> None:
+    hook(fully_shard(Net(), mesh=mesh), mesh, compressor="powersgd")
+
+
+def no_level(mesh: DeviceMesh) -> None:
+    hook(fully_shard(Net(), mesh=mesh), mesh, scatter={"block": 32})
+
+
+def a_part(mesh: DeviceMesh, passes: int = 0) -> None:
+    """torch knows after a pass which module is the root."""
+    net: Any = Net()
+    fully_shard(net.inner, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    for _ in range(passes):
+        net(torch.zeros(1, 8), False).sum().backward()
+    hook(net.inner, mesh)
+    net(torch.zeros(1, 8), False).sum().backward()
+
+
+def a_part_that_has_run(mesh: DeviceMesh) -> None:
+    a_part(mesh, passes=1)
+
+
 def level_outside(mesh: DeviceMesh) -> None:
     hook(fully_shard(Net(), mesh=mesh), mesh, level=4)
 
@@ -749,6 +780,10 @@ WRONG: dict[str, Callable[[DeviceMesh], None]] = {
     "signal = 'global': expected update with shards": another_signal,
     "scaler: expected none with shards": scaled,
     "compressor = 'topk': with shards": compressor,
+    "compressor = 'powersgd': with shards": usual_compressor,
+    "scatter: it names no level: scatter={\"level\": 8} for one": no_level,
+    "model: it is a part of a larger model": a_part,
+    "it is a part of a larger model that fully_shard has divided": a_part_that_has_run,
     "level = 4: with shards": level_outside,
     "level of quantised-": wrong_bits,
     "scatter.blok: did you mean 'block'?": unknown_key,

@@ -92,7 +92,8 @@ def attach(
             mesh, and the hook's layers are as without. See docs/how-to/fsdp.md.
         scatter: with ``shards``, how gradients are reduced: ``{"level": 4}`` (or 8 bits), or
             ``{"levels": {"low": 8, "high": 4}}`` between which the policy decides, ACCORDION where
-            none is named; with the fields of `QuantisedScatter`. ``{"name": "powersgd", "level": 4}`` is PowerSGD of rank 4.
+            none is named; with the fields of `QuantisedScatter`. ``{"name": "powersgd", "level":
+            4}`` is PowerSGD of rank 4.
             Without it FSDP2's own reduce-scatter runs.
         gather: with ``shards``, how weights are gathered, in forward and backward: ``{"level":
             8}`` (or 4 bits), "block". Without it FSDP2's own all-gather runs.

@@ -190,7 +190,7 @@ class ShardedReplicas(ShardedGradients):
 
     def inner_reductions(self, reducer: Reducer) -> list[Reduction]:
         """How each module is reduced within the replica."""
-        return quantised(self.layouts, reducer)
+        return quantised(self.trained, self.layouts, reducer)
 
     def connect(self, receiver: Any) -> None:
         """Replace torch's collectives, make the replicas' models the same, and take their

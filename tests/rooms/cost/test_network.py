@@ -111,7 +111,9 @@ def test_segments_in_flight(workers: int, message: float, latency: float, segmen
 
 
 @pytest.mark.parametrize(("kind", "parts"), [("gather", 2), ("exchange", 1)])
-def test_two_workers_of_gloo_say_behind_a_message_that_they_are_ready(kind: str, parts: int) -> None:
+def test_two_workers_of_gloo_say_behind_a_message_that_they_are_ready(
+    kind: str, parts: int
+) -> None:
     """One connection, a queue in each direction. The first worker says at once that it is ready for
     all parts; the second, a moment later, posts each part, and behind it says that it is ready for
     one of the other's."""

@@ -781,7 +781,7 @@ WRONG: dict[str, Callable[[DeviceMesh], None]] = {
     "scaler: expected none with shards": scaled,
     "compressor = 'topk': with shards": compressor,
     "compressor = 'powersgd': with shards": usual_compressor,
-    "scatter: it names no level: scatter={\"level\": 8} for one": no_level,
+    'scatter: it names no level: scatter={"level": 8} for one': no_level,
     "model: it is a part of a larger model": a_part,
     "it is a part of a larger model that fully_shard has divided": a_part_that_has_run,
     "level = 4: with shards": level_outside,

@@ -151,15 +151,14 @@ def _ring(segments: int, times: int = 1, gathers: float = 1.0, exchanges: float 
     )
 
 
-# "gloo" cuts each message of its rings in two (gloo/allreduce.cc, gloo/allgather.cc). A sender waits
+# "gloo" cuts each message of a ring in two (gloo/allreduce.cc, gloo/allgather.cc). A sender waits
 # until it hears that the receiver is ready (gloo/transport/tcp/pair.cc). Gathers and exchanges post
 # a message before they say so, and between two workers both use one connection: the worker that
 # comes a moment later says it behind its own message, half of a gather's bytes or all of an
 # exchange's, and the other's link stands idle meanwhile. Measured over links of 20 and 50 Mbit/s:
-# gathers one after the other take 1.4 to 1.5 times the seconds of their bytes, exchanges 1.9, means
-# 1.0, because they post first what they receive.
-# "tree" is the double binary tree (Sanders, Speck & Träff, 2009), NCCL's choice for many nodes, with
-# recursive doubling for gathers.
+# gathers one after the other take 1.4 to 1.5 times the seconds of their bytes, exchanges 1.9, and
+# means, which post first what they receive, 1.0. "tree" is the double binary tree (Sanders, Speck &
+# Träff, 2009), NCCL's choice for many nodes, with recursive doubling for gathers.
 ALGORITHMS = Registry(
     "algorithm",
     {

@@ -12,9 +12,9 @@ from regimes.plotting.groups import Groups, measured, tested_by
 from regimes.plotting.looks import METRICS, Metric
 from regimes.records import Record
 from regimes.records.reader import logged
+from regimes.replay.replay import TRAINING as CLOCK
 from regimes.statistics import t_interval
 
-CLOCK = ("compute", "compress", "communicate")  # without evaluation and instruments
 KEYS = ("schedule", "epoch", "n", "ci_low", "ci_high", "floats", "seconds")  # of the tables below
 
 
@@ -47,8 +47,9 @@ def _column(run: Record, shown: Metric) -> str:
 
 def seconds(run: Record) -> np.ndarray:
     """Seconds of training up to the end of each epoch; without evaluation and instruments."""
+    names = [column.removeprefix("seconds_") for column in CLOCK]
     spent = [run.clock.get(row["epoch"], {}) for row in run.rows]
-    return np.cumsum(sum(np.array([x.get(name, 0.0) for x in spent]) for name in CLOCK))
+    return np.cumsum(sum(np.array([x.get(name, 0.0) for x in spent]) for name in names))
 
 
 def _sent(run: Record) -> np.ndarray:

@@ -2,6 +2,7 @@
 
     python -m benchmarks.race --minutes 60   # Linux, root, iproute2; hours; can be continued
     python -m benchmarks.race --report       # the page and the figure of what is there
+    python -m benchmarks.race --again --only "4 bits" "8 bits" "4 bits every 8"   # these anew
 
 Four processes on four nodes (`benchmarks.nodes`), two islands of two whose one link is limited,
 train `lm-small` for 600 steps by each entrant (`analysis/grids/race-lm.toml`,
@@ -19,6 +20,11 @@ the link: they leave a collective one after the other, and so share the cores wi
 counts what crosses the link. The link of 20 Mbit/s has a delay of 25 ms in each direction; there,
 and with the larger model at 100 Mbit/s, entrants whose period and ranks are constant take four
 units, since their losses do not depend on the link.
+
+With ``--again`` what is asked for is raced anew, after a change of the code: its lines are taken
+out first, and the collectives alone are timed again if they were on another processor. What was
+raced on another processor has other seconds; the page names all, and ``--again`` alone repeats the
+race. Broken off, it goes on without ``--again``.
 
 Leaves ``benchmarks/race.jsonl``, one line per training and per table of collectives alone ("earlier
 probe": of races predicted by an earlier count); ``race.md`` and ``race.png``.
@@ -62,7 +68,7 @@ from regimes.cost import cases
 from regimes.cost.models import from_module
 from regimes.data import load
 from regimes.presets import get_grid
-from regimes.records import provenance
+from regimes.records import provenance, write_output
 
 HERE = Path(__file__).parent
 LINES = HERE / "race.jsonl"
@@ -215,6 +221,22 @@ def race(
     return None
 
 
+def forget(
+    lines: Sequence[Line], grid: str, links: Sequence[int], only: Sequence[str], processor: str
+) -> list[Line]:
+    """The lines without the races of these entrants (none named: all) over these links, and the
+    steps on unlimited links before them; collectives alone on another processor are earlier ones.
+    """
+    left = []
+    for line in lines:
+        ours = line.get("grid", GRID) == grid and line["link"] in (None, *links)
+        if ours and line["stage"] in ("race", "free") and (not only or line["entrant"] in only):
+            continue
+        elsewhere = ours and line["stage"] == "probe" and line["processor"] != processor
+        left.append({**line, "stage": "earlier probe"} if elsewhere else line)
+    return left
+
+
 def _add(line: Line) -> None:
     with LINES.open("a") as file:
         file.write(json.dumps(line) + "\n")
@@ -222,10 +244,11 @@ def _add(line: Line) -> None:
 
 def read(grid: str = GRID) -> list[Line]:
     """The lines of one grid."""
-    if not LINES.exists():
-        return []
-    lines = [json.loads(line) for line in LINES.read_text().splitlines()]
-    return [line for line in lines if line.get("grid", GRID) == grid]
+    return [line for line in _all_lines() if line.get("grid", GRID) == grid]
+
+
+def _all_lines() -> list[Line]:
+    return [json.loads(x) for x in LINES.read_text().splitlines()] if LINES.exists() else []
 
 
 def _missing(
@@ -404,7 +427,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=len(SEEDS))
     parser.add_argument("--only", nargs="+", default=(), help="entrants")
     parser.add_argument("--report", action="store_true", help="only write the page and the figure")
+    parser.add_argument("--again", action="store_true", help="anew, also what has been raced")
     chosen = parser.parse_args()
+    if chosen.again:
+        here = provenance.processor()
+        left = forget(_all_lines(), chosen.grid, chosen.links, chosen.only, here)
+        write_output(LINES, "".join(json.dumps(line) + "\n" for line in left))
     if not chosen.report:
         race(chosen.grid, chosen.links, SEEDS[: chosen.seeds], chosen.minutes, chosen.only)
     write({grid: read(grid) for grid in TRIALS}, platform.platform())

@@ -3,13 +3,14 @@
     python -m benchmarks.scale --report benchmarks/scale.json   # six minutes on one core
 
 Records of random numbers, whose levels ACCORDION has chosen: of 62 layers (ResNet-18's tensors), up
-to 20,000 units, and 1,000 runs of 24 units and 14 layers (10 schedules, 100 seeds). Each task runs
-in a process of its own. Times are CPU seconds of that process, without its imports; the exponent e
-is that of cost ~ size^e between the last two sizes. Of a hook's checkpoint: the units, the time to
-make and pack it, and its size. Of a PowerSGD step of rank 4 (`benchmarks.large`): the parameters,
-the time of the second step, and memory above gradients and residuals, most of which is the update,
-as large as a gradient; at W = 2 of one of two processes. Of ``ablate --jobs 2``: runs of smoke, the
-time by the clock, and as goal the time in which two cores would be busy for 90 % of it.
+to 20,000 units, and 1,000 runs of 24 units and 14 layers (10 schedules, 100 seeds); 10,000 runs are
+ten copies of these with seeds of their own. Each task runs in a process of its own. Times are CPU
+seconds of that process, without its imports; the exponent e is that of cost ~ size^e between the
+last two sizes. Of a hook's checkpoint: the units, the time to make and pack it, and its size. Of a
+PowerSGD step of rank 4 (`benchmarks.large`): the parameters, the time of the second step, and
+memory above gradients and residuals, most of which is the update, as large as a gradient; at W = 2
+of one of two processes. Of ``ablate --jobs 2``: runs of smoke, the time by the clock, and as goal
+the time in which two cores would be busy for 90 % of it.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ import gc
 import io
 import json
 import math
+import os
 import platform
 import random
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -54,6 +57,7 @@ from regimes.replay import detect
 
 LAYERS = 62
 UNITS, RUNS, SHORT = (24, 1_000, 20_000), (100, 1_000), 24
+MOST_RUNS = 10_000  # that are compared and drawn
 LEVELS: dict[str, Any] = {"low": 4, "mid": 2, "high": 1}
 SCHEDULES = (*LEVELS, "accordion", *(f"accordion-{i}" for i in range(2, 8)))
 
@@ -162,6 +166,20 @@ def write_many(folder: Path, count: int) -> Path:
         if name not in LEVELS:
             own |= {"interval": 2, "eta": 0.3 + 0.05 * SCHEDULES.index(name)}
         write(folder / name / f"seed-{seed}", header(name, seed, SHORT, 14, policy=own))
+    return folder
+
+
+def write_copies(folder: Path, count: int) -> Path:
+    """As many runs as ``count``: copies of those in a folder, with seeds of their own."""
+    runs = [*folder.glob("*/seed-*")]
+    for i in range(count // len(runs) - 1):
+        for run in runs:
+            head = json.loads((run / "run.json").read_text())
+            head["config"]["seed"] += (i + 1) * len(runs)
+            copy = run.with_name(f"seed-{head['config']['seed']}")
+            shutil.copytree(run, copy, copy_function=os.link)  # their rows are the same files
+            (copy / "run.json").unlink()
+            (copy / "run.json").write_text(json.dumps(head))
     return folder
 
 
@@ -383,6 +401,11 @@ def measure() -> list[Cost]:
             for name, goals in OF_MANY.items():
                 many = alone(name, folder, size, goals[i])
                 costs.append(replace(many, task=f"{name}, many runs"))
+            if size == max(RUNS):
+                write_copies(folder, MOST_RUNS)
+                for name in ("compare", "plot"):
+                    many = alone(name, folder, MOST_RUNS, 5.0)
+                    costs.append(replace(many, task=f"{name}, many runs"))
         for units in CHECKPOINTS:
             one = alone(f"hook checkpoint, units: {units}", Path(place), units, None)
             costs.append(replace(one, task="hook checkpoint"))

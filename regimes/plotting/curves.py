@@ -32,13 +32,13 @@ def values(run: Record, shown: Metric) -> np.ndarray:
         raise RecordError(
             f"{shown.name!r} is a column of the figure's table: log it by another name"
         )
-    return shown.factor * run.epochs[_column(run, shown)].to_numpy(dtype=float)
+    return shown.factor * np.asarray(run.column(_column(run, shown)), dtype=float)
 
 
 def has(run: Record, shown: Metric) -> bool:
     """Was it measured, or logged, in any epoch?"""
-    column = _column(run, shown)
-    return column in run.epochs and bool(run.epochs[column].notna().any())
+    column = run.column(_column(run, shown))
+    return column is not None and bool(pd.notna(column).any())
 
 
 def _column(run: Record, shown: Metric) -> str:
@@ -47,7 +47,14 @@ def _column(run: Record, shown: Metric) -> str:
 
 def seconds(run: Record) -> np.ndarray:
     """Seconds of training up to the end of each epoch; without evaluation and instruments."""
-    return run.epochs.reindex(columns=CLOCK).fillna(0.0).sum(axis=1).cumsum().to_numpy()
+    names = [column.removeprefix("seconds_") for column in CLOCK]
+    spent = [run.clock.get(row["epoch"], {}) for row in run.rows]
+    return np.cumsum(sum(np.array([x.get(name, 0.0) for x in spent]) for name in names))
+
+
+def _sent(run: Record) -> np.ndarray:
+    """Floats sent up to the end of each epoch."""
+    return np.cumsum(np.asarray(run.column("floats")))
 
 
 def curves(by_schedule: Groups, shown: Metric | None = None) -> pd.DataFrame:
@@ -60,9 +67,9 @@ def curves(by_schedule: Groups, shown: Metric | None = None) -> pd.DataFrame:
     shown = shown or tested_by(next(iter(by_schedule.values()))[0])
     rows = []
     for name, runs in by_schedule.items():
-        last = min(len(run.epochs) for run in runs)
+        last = min(len(run.rows) for run in runs)
         metrics = np.stack([values(run, shown)[:last] for run in runs])
-        floats = np.mean([run.epochs["total_floats"][:last] for run in runs], axis=0)
+        floats = np.mean([_sent(run)[:last] for run in runs], axis=0)
         clock = np.mean([seconds(run)[:last] for run in runs], axis=0)
         for epoch in range(last):
             mean_and_ends = t_interval(metrics[:, epoch].tolist())
@@ -82,7 +89,7 @@ def ends(by_schedule: Groups, shown: Metric | None = None) -> pd.DataFrame:
         for column, numbers in (
             (shown.name, [values(run, shown)[end] for run, end in last]),
             ("epoch", [end for _, end in last]),
-            ("floats", [run.epochs["total_floats"].iloc[end] for run, end in last]),
+            ("floats", [_sent(run)[end] for run, end in last]),
             ("seconds", [seconds(run)[end] for run, end in last]),
         ):
             prefix = "" if column == shown.name else f"{column}_"
@@ -95,4 +102,4 @@ def ends(by_schedule: Groups, shown: Metric | None = None) -> pd.DataFrame:
 def _last(run: Record, shown: Metric) -> int:
     """The last epoch; in a hook's record, the last with a value."""
     known = ~np.isnan(values(run, shown))  # raises if there is none
-    return int(np.flatnonzero(known)[-1]) if run.hooked else len(run.epochs) - 1
+    return int(np.flatnonzero(known)[-1]) if run.hooked else len(run.rows) - 1

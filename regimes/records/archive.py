@@ -20,7 +20,7 @@ from regimes.errors import RecordError, RegimesError
 from regimes.records import chain
 from regimes.records.branches import trunk_of
 from regimes.records.files import check_output, check_regular, write_output
-from regimes.records.lines import content
+from regimes.records.lines import collection_paused, content
 from regimes.records.reader import Record, find, load
 from regimes.records.selection import select_and_separate
 
@@ -109,7 +109,8 @@ def load_all(*folders: str | Path, where: Sequence[str] = ()) -> list[Record]:
         if not isinstance(place, str | Path):
             raise RecordError(f"{place!r} is neither a folder of runs nor an archive")
         folder = Path(place)
-        with unpacked(folder) as root:  # a record's folder is its path in the archive
+        # a record's folder is its path in the archive
+        with unpacked(folder) as root, collection_paused():
             there = [
                 replace(load(path), folder=folder / path.relative_to(root))
                 for path in tracked(find(root), "reading runs")

@@ -34,7 +34,14 @@ def first_unit(header: Header) -> int:
 
 def trunk_of(folder: Path) -> Path | None:
     """The folder of a branch's trunk; None for other records."""
-    of = branch_table(folder).get("of")
+    return _trunk(folder, branch_table(folder))
+
+
+def _trunk(folder: Path, branch: Config | None) -> Path | None:
+    """Args:
+    branch: ``config.branch``, if there is one.
+    """
+    of = (branch or {}).get("of")
     return None if of is None else located(folder, of)
 
 
@@ -52,18 +59,19 @@ def reference(trunk: Path, folder: Path) -> str:
     return Path(os.path.relpath(os.path.realpath(trunk), os.path.realpath(folder))).as_posix()
 
 
-def read_rows(folder: Path, header: Header, read: Read = read_own_lines) -> list[Row]:
+def read_rows(folder: Path, header: Header, read: Read | None = None) -> list[Row]:
     """The rows of a run, those of a branch's trunk included; the last of these has the branch's
     rate as its ``next_lr``.
 
     Args:
-        read: `read_lines`, or a cache of it.
+        read: a cache of `read_lines`; default none.
 
     Raises:
         RecordError: a row does not fit the header; the trunk is missing or has changed.
     """
     path = folder / "epochs.jsonl"
-    own = cast("list[Row]", read(path))
+    lines = read(path) if read else read_own_lines(path, first_unit(header))
+    own = cast("list[Row]", lines)
     for number, row in enumerate(own, start=1):
         check_row(path, number, header, row)
     return [*_prefix(folder, header, read), *own]
@@ -75,8 +83,8 @@ def check_row(path: Path, number: int, header: Header, row: Row) -> None:
         raise RecordError(f"{path} line {number} is damaged: {why}")
 
 
-def _prefix(folder: Path, header: Header, read: Read) -> list[Row]:
-    trunk = trunk_of(folder)
+def _prefix(folder: Path, header: Header, read: Read | None) -> list[Row]:
+    trunk = _trunk(folder, header["config"].get("branch"))
     if trunk is None:
         return []
     at = first_unit(header)
@@ -94,7 +102,8 @@ def _prefix(folder: Path, header: Header, read: Read) -> list[Row]:
 def read_all(folder: Path, header: Header, name: str) -> Lines:
     """The lines of ``seconds.jsonl`` or ``instruments.jsonl`` of a run and its trunks. `read_rows`
     has checked them."""
-    own, trunk = read_own_lines(folder / name), trunk_of(folder)
+    own = read_own_lines(folder / name, first_unit(header))
+    trunk = _trunk(folder, header["config"].get("branch"))
     if trunk is None:
         return own
     above = read_all(trunk, read_header(trunk), name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -57,7 +58,7 @@ def header_fields(header: Header, rows: Sequence[Row]) -> Fields:
     }  # where an older version did not write the field
     table |= {key: value for key, value in header.items() if key != "config"}
     if not hooked(header):
-        config = resolved(config)
+        config = _resolved_but_seed(json.dumps({**config, "seed": 0})) | {"seed": config["seed"]}
     elif rows:  # a hook's learning rates stand in its rows alone
         rates = [row["lr"] for row in rows]
         table["rates"] = {"first": rates[0], "highest": max(rates)}
@@ -71,6 +72,13 @@ def header_fields(header: Header, rows: Sequence[Row]) -> Fields:
         if k not in ("name", *STORAGE)
         and (not k.startswith(("branch.", "trunk.")) or k.startswith(of_branch))
     }
+
+
+@functools.lru_cache(256)
+def _resolved_but_seed(config: str) -> Fields:
+    """`resolved`, flat, of a configuration as JSON: the runs of an experiment have one but for
+    their seed, which has no default and decides no other field."""
+    return flat(resolved(json.loads(config)))
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> Fields:
@@ -106,6 +114,8 @@ def identifying(fields: Fields, per_seed: Iterable[str]) -> Fields:
 
 def differing(tables: Sequence[Fields]) -> dict[str, list[str]]:
     """The fields in which some of the tables differ, each with its value in every table as text."""
+    if all(table == tables[0] for table in tables):  # nearly always, and found out at once
+        return {}
     names = dict.fromkeys(name for table in tables for name in table)
     differences = {}
     for name in names:

@@ -36,6 +36,23 @@ class Object:
     def known(self) -> dict[str, Any]:
         return self.optional | self.required
 
+    @cached_property
+    def fits(self) -> Callable[[Any], bool]:
+        """Whether a table has no fault. Every row of every file is checked, and nearly all are
+        good: the kinds of the keys are looked up once, not at each value."""
+        own = {key: _check(kind) for key, kind in self.known.items()}.get
+        other, required = _check(self.extra or FREE), self.required.keys()
+
+        def fits(value: Any) -> bool:
+            if type(value) is not dict:
+                return False
+            for key, inner in value.items():
+                if not own(key, other)(inner):
+                    return False
+            return required <= value.keys()
+
+        return fits
+
 
 class Items(NamedTuple):
     """A list of values of one kind."""
@@ -57,13 +74,25 @@ def number(least: float, most: float, words: str) -> Kind:
     return Kind(words, lambda x: type(x) in (int, float) and least <= x <= most)
 
 
+def _check(kind: Any) -> Callable[[Any], bool]:
+    """Whether a value is of a kind."""
+    if isinstance(kind, Kind | Object):
+        return kind.fits
+    inner = _check(kind[0])
+    if isinstance(kind, Nullable):
+        return lambda value: value is None or inner(value)
+    return lambda value: type(value) is list and all(map(inner, value))
+
+
 def _shallow(value: Any, depth: int = DEPTH) -> bool:
     if not isinstance(value, dict | list):
         return True
-    inner = value.values() if isinstance(value, dict) else value
-    if depth > 0 and SINGLE.issuperset(map(type, inner)):
-        return True
-    return depth > 0 and all(_shallow(x, depth - 1) for x in inner)
+    if depth <= 0:
+        return False
+    for x in value.values() if isinstance(value, dict) else value:
+        if type(x) not in SINGLE and not _shallow(x, depth - 1):
+            return False
+    return True
 
 
 def _own_feedback(value: Any) -> bool:
@@ -117,6 +146,8 @@ def fault(value: Any, kind: Any) -> str | None:
     >>> fault({"time": {"end": "noon"}}, Object({"time": Object(extra=COUNT)}))
     "time.end is 'noon', expected a whole number from 0 up"
     """
+    if _check(kind)(value):
+        return None
     problem = _first_fault(value, kind)
     return problem and f"{problem[0].lstrip('.') or 'it'} {problem[1]}"
 
@@ -132,10 +163,7 @@ def _first_fault(value: Any, kind: Any) -> Any:
         return "", f"is {value!r:.40}, expected {'a list' if is_list else 'a table'}"
     known, other = ({}, kind.of) if is_list else (kind.known, kind.extra or FREE)
     for key, inner in enumerate(value) if isinstance(value, list) else value.items():
-        own = known.get(key, other)
-        if type(own) is Kind and own.fits(inner):  # the usual case, without another call
-            continue
-        if problem := _first_fault(inner, own):
+        if problem := _first_fault(inner, known.get(key, other)):
             return f".{key!s:.40}{problem[0]}", problem[1]
     missing = next((key for key in getattr(kind, "required", ()) if key not in value), None)
     return None if missing is None else (f".{missing}", "is missing")

@@ -65,7 +65,9 @@ def ended_lines(path: Path, start: int = 0) -> Iterator[bytes]:
 def parse(text: bytes) -> dict[str, Any] | None:
     """A table out of JSON, or None. NaN and Infinity, which JSON lacks, become null."""
     try:
-        row = DECODER.decode(text.decode(json.detect_encoding(text), "surrogatepass"))
+        # as `json.detect_encoding` finds at more length
+        encoding = "utf-8" if text.startswith(b'{"') else json.detect_encoding(text)
+        row = DECODER.decode(text.decode(encoding, "surrogatepass"))
         if b"\\ud" in text or b"\\uD" in text:  # half of a surrogate pair cannot be written again
             json.dumps(row, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
@@ -73,15 +75,18 @@ def parse(text: bytes) -> dict[str, Any] | None:
     return row if isinstance(row, dict) else None
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path, first: int | None = None) -> list[dict[str, Any]]:
     """The complete lines of a ``.jsonl`` file; a torn last line is left out.
+
+    Args:
+        first: the epoch that the file begins with, if the record's header has been read.
 
     Raises:
         RecordError: the file cannot be read, a line is not as `schema` has it, or lines are
             doubled, missing or out of order: row i of ``epochs.jsonl`` and ``seconds.jsonl`` is
             epoch i, ``instruments.jsonl`` has each instrument at most once per epoch, in order.
     """
-    return Growing(path).read()
+    return Growing(path, first).read()
 
 
 def read_events(folder: Path) -> list[Event]:
@@ -92,14 +97,14 @@ def read_events(folder: Path) -> list[Event]:
 class Growing:
     """The complete lines of a file that grows; ``read`` parses only what is new."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self._seen = path, (0, 0, 0)
+    def __init__(self, path: Path, first: int | None = None) -> None:
+        self.path, self._first, self._seen = path, first, (0, 0, 0)
         self._clear()
 
     def _clear(self) -> None:
         self.lines: list[dict[str, Any]] = []
         self._end, self._last = 0, b""  # of the lines, in bytes; the last one
-        self._order = _Order(self.path)
+        self._order = _Order(self.path, self._first)
 
     def read(self) -> list[dict[str, Any]]:
         """All lines, in one list that grows; see `read_lines`. A file that was replaced, or cut
@@ -198,14 +203,13 @@ def collection_paused() -> Iterator[None]:
 class _Order:
     """Whether the epochs of a file's lines are in order."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.count, self.last = path, 0, -1
-        self.first: int | None = None
+    def __init__(self, path: Path, first: int | None) -> None:
+        self.path, self.count, self.first, self.last = path, 0, first, first
         self.seen: set[str] = set()
 
     def check(self, lines: list[dict[str, Any]]) -> None:
         """RecordError at the first of the next lines that is doubled, missing or out of order."""
-        if self.first is None:
+        if self.first is None or self.last is None:
             self.first = self.last = branch_table(self.path.parent).get("at", 0)
         for row in lines:
             epoch, expected = row.get("epoch"), self.first + self.count

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from regimes.config.arguments import checked
 from regimes.errors import RecordError
@@ -19,12 +19,14 @@ from regimes.records.lines import read_header
 from regimes.records.schema import Header, Row, hooked
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
 
 LOSSES = ("train_loss", "test_loss", "validation_loss")
 NULLABLE = (*LOSSES, "metric", "validation_metric", "perplexity", "batch_size")
 YOKED = "yoked "  # controls recorded before `drawn_per_seed` was a field of configurations
 COMPUTED = ("seconds_", "total_")  # prefixes of columns that are no part of a row
+IN_EVERY_ROW = ("train_loss", "test_loss", "metric", "floats", "bytes")
 
 
 @dataclass(frozen=True)
@@ -33,24 +35,21 @@ class Record:
 
     Attributes:
         header: ``run.json`` (keys "config", "layers", "code", "machine", ...).
-        epochs: one row per epoch: epoch, lr, train_loss, test_loss, metric, floats, bytes,
-            seconds_*, validation_loss and validation_metric where samples were held out, what a
-            hook's user has logged (`logged`), and ``total_floats``, ``total_bytes`` summed
-            up to the epoch's end.
         rows, details: the lines of ``epochs.jsonl`` and ``instruments.jsonl`` as they are, to be
             read only: equal columns of successive rows are one list.
         processes: of a run on several processes, per epoch the seconds of each by purpose:
             ``{"epoch": 0, "compute": [1.2, 1.9], ...}``.
+        clock: the seconds of each epoch by purpose.
         variant: how the run differs from others of its name that were read with it, see
             `experiment.separate`; empty if there are none.
     """
 
     folder: Path
     header: Header
-    epochs: pd.DataFrame
     rows: list[Row]
     details: list[dict[str, Any]]
     processes: list[dict[str, Any]] = field(default_factory=list)
+    clock: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     variant: str = ""
 
     @property
@@ -62,6 +61,23 @@ class Record:
         """The schedule's name: only seeds of one experiment share it, see `experiment.separate`."""
         own = self.config["name"]
         return f"{own} ({self.variant})" if self.variant else own
+
+    @cached_property
+    def epochs(self) -> pd.DataFrame:
+        """One row per epoch: epoch, lr, train_loss, test_loss, metric, floats, bytes, seconds_*,
+        validation_loss and validation_metric where samples were held out, what a hook's user has
+        logged (`logged`), and ``total_floats``, ``total_bytes`` summed up to the epoch's end."""
+        return epochs_table(self.rows, self.clock)
+
+    def column(self, name: str) -> np.ndarray | None:
+        """A column of `epochs`; None if there is none. What every row has is taken out of the rows:
+        a frame for each of many runs takes longer than reading them."""
+        import numpy as np
+
+        if name in IN_EVERY_ROW and self.rows and "epochs" not in vars(self):
+            values = (cast("dict[str, Any]", row)[name] for row in self.rows)
+            return np.array([math.nan if value is None else value for value in values])
+        return self.epochs[name].to_numpy() if name in self.epochs else None
 
     @cached_property
     def layers(self) -> pd.DataFrame:
@@ -82,7 +98,7 @@ class Record:
     def varied(self, variant: str) -> Record:
         """A copy with another variant, which takes over what was computed of this run."""
         other = replace(self, variant=variant)
-        computed = ("layers", "fields", "identity")
+        computed = ("epochs", "layers", "fields", "identity")
         vars(other).update({x: vars(self)[x] for x in computed if x in vars(self)})
         return other
 
@@ -133,8 +149,8 @@ def load(folder: str | Path) -> Record:
     if 0 < len(seconds) < len(rows):  # written before each epoch: no crash leaves this
         raise RecordError(f"{folder}/seconds.jsonl ends after {len(seconds)} of {len(rows)} epochs")
     processes = [{"epoch": s["epoch"], **s.pop("processes")} for s in seconds if "processes" in s]
-    epochs = epochs_table(rows, {s.pop("epoch"): s for s in seconds})
-    return Record(folder, header, epochs, rows, details, processes)
+    clock = {s.pop("epoch"): s for s in seconds}
+    return Record(folder, header, rows, details, processes, clock)
 
 
 def find(folder: str | Path) -> list[Path]:

@@ -10,6 +10,7 @@ experiment, and adds its `experiment.notes` to those of the command::
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -98,20 +99,27 @@ def _equal(field: str, recorded: Any, wanted: Any, raw: str) -> bool:
 def summary(runs: Iterable[Record], last: int = 3) -> pd.DataFrame:
     """One row per run: name, seed, metric (mean of the ``last`` epochs in which it was logged; nan
     if in none), total floats, bytes and seconds."""
+    import numpy as np
     import pandas as pd
 
     rows = []
     for run in separate(runs):
         run.check_finished()
-        known = [row["metric"] is not None for row in run.rows]
+        reached = [row["metric"] for row in run.rows if row["metric"] is not None][-last:]
+        floats, count = run.column("floats"), run.column("bytes")
+        assert floats is not None
+        assert count is not None
+        spent = [run.clock.get(row["epoch"], {}) for row in run.rows]
+        purposes = dict.fromkeys(purpose for seconds in spent for purpose in seconds)
+        by_purpose = [np.sum([seconds.get(x, 0.0) for seconds in spent]) for x in purposes]
         rows.append(
             {
                 "name": run.name,
                 "seed": run.seed,
-                "metric": float(run.epochs["metric"][known].tail(last).mean()),
-                "floats": float(run.epochs["floats"].sum()),
-                "bytes": int(run.epochs["bytes"].sum()),
-                "seconds": float(run.epochs.filter(like="seconds_").sum().sum()),
+                "metric": float(np.mean(reached)) if reached else math.nan,
+                "floats": float(floats.sum()),
+                "bytes": int(count.sum()),
+                "seconds": float(np.sum(by_purpose)),
             }
         )
     return pd.DataFrame(rows)

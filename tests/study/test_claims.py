@@ -306,9 +306,10 @@ def test_a_pair_is_the_one_named_first_minus_the_other(tmp_path: Path) -> None:
     runs = []
     for name in {name for claim in PAIRS for name in claim.schedules}:
         metrics = draw.uniform(0.5, 0.9, (2, len(base.rows)))
-        for seed, row in enumerate(metrics.tolist()):
+        for seed, reached in enumerate(metrics.tolist()):
             header = {**base.header, "config": {**base.config, "name": name, "seed": seed}}
-            runs.append(replace(base, header=header, epochs=base.epochs.assign(metric=row)))
+            rows = [{**r, "metric": x} for r, x in zip(base.rows, reached, strict=True)]
+            runs.append(replace(base, header=header, rows=rows))
         accuracy[name] = metrics[:, -3:].mean(1).tolist()
     assert len({tuple(values) for values in accuracy.values()}) == len(accuracy)
     for claim in PAIRS:

@@ -69,7 +69,7 @@ def test_as_near_to_guessing_as_to_the_best_is_not_collapsed() -> None:
             replace(
                 run,
                 header=run.header | {"config": run.config | {"name": str(metric)}},
-                epochs=run.epochs.assign(metric=metric),
+                rows=[{**row, "metric": metric} for row in run.rows],
             )
             for metric in (0.9, 0.5, 0.4375)
         ]

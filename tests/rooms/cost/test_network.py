@@ -398,7 +398,7 @@ def test_records_that_cannot_be_costed() -> None:
     with pytest.raises(RecordError, match="name at least one run"):
         cases([])
     with pytest.raises(RecordError, match="does not say where the time"):
-        recorded(replace(run, epochs=run.epochs.drop(columns="seconds_compute")))
+        recorded(replace(run, clock={}))
     other = replace(run, header={**run.header, "config": {**run.config, "batch_size": 8}})
     with pytest.raises(RecordError, match="differ in batch_size"):
         cases([run, other])

@@ -93,6 +93,14 @@ def test_a_prediction_takes_the_latest_steps_on_unlimited_links() -> None:
     assert predicted(*tables, free(mean=5e5), later) == pytest.approx(0.4)
 
 
+def test_a_race_anew_forgets_its_own_lines_alone() -> None:
+    kept = [line(), line(entrant="4 bits", link=20), line(entrant="4 bits", grid="race-lm-460k")]
+    dropped = [line(stage="free", entrant="4 bits"), line(entrant="4 bits")]
+    old = line(stage="probe", entrant="", processor="another")
+    left = race.forget([*kept, *dropped, old], "race-lm", [100], ["4 bits"], "a processor")
+    assert left == [*kept, {**old, "stage": "earlier probe"}]
+
+
 def test_nodes_that_leave_a_collective_apart_gain_once_a_step() -> None:
     tables = probes(8, mean=(1.0, 1.0), after=(0.9, 0.9))
     twice = free(mean=1e6)

@@ -21,7 +21,14 @@ def run(name: str, seed: int, value: float, floats: float, metric: str = "accura
     epochs = pd.DataFrame({"metric": [value] * 3, "total_floats": [1.0, 2.0, floats]})
     header = {"metric": metric, "config": LEVELS, "data": {}}
     return SimpleNamespace(
-        name=name, seed=seed, epochs=epochs, header=header, config=LEVELS, hooked=False, folder=""
+        name=name,
+        seed=seed,
+        epochs=epochs,
+        column=epochs.get,
+        header=header,
+        config=LEVELS,
+        hooked=False,
+        folder="",
     )
 
 

@@ -33,7 +33,6 @@ from regimes.policies.controller import Controller, WholeController
 from regimes.policies.detected import FollowsDetector, signal_values
 from regimes.policies.history import History, history, whole_history
 from regimes.records import Record
-from regimes.records.reader import epochs_table
 from regimes.replay.compare import compare
 
 Row = dict[str, Any]
@@ -520,7 +519,7 @@ def test_a_comparison_costs_as_much_for_each_unit() -> None:
             row["layers"]["floats"] = [1.0] * 4
         layers = [{"name": x, "compressed": i in COMPRESSED} for i, x in enumerate(LAYERS)]
         header = {"config": {"signal": "update"}, "layers": layers, "per_step": each}
-        return Record(Path("record"), header, epochs_table(rows, {}), rows, [])
+        return Record(Path("record"), header, rows, [])
 
     chosen = {
         name: detector({"name": name, **more})

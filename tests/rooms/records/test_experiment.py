@@ -287,11 +287,8 @@ def test_runs_without_a_metric_do_not_count_in_n(pair: list[Record]) -> None:
     runs = []
     for seed in range(3):
         config = {**pair[0].config, "seed": seed}
-        epochs = pair[0].epochs.assign(metric=None if seed == 1 else 0.5)
         rows = [{**row, "metric": None if seed == 1 else 0.5} for row in pair[0].rows]
-        runs.append(
-            replace(pair[0], header={**pair[0].header, "config": config}, epochs=epochs, rows=rows)
-        )
+        runs.append(replace(pair[0], header={**pair[0].header, "config": config}, rows=rows))
     assert dict(schedules(runs).table(("n",)).rows)[pair[0].name] == "2 of 3"
 
 
@@ -303,10 +300,8 @@ def test_differences_of_schedules_of_any_name(pair: list[Record]) -> None:
     for name, reached in values.items():
         for seed, value in enumerate(reached):
             config = {**pair[0].config, "name": name, "seed": seed}
-            epochs = pair[0].epochs.assign(metric=value)
-            runs.append(
-                replace(pair[0], header={**pair[0].header, "config": config}, epochs=epochs)
-            )
+            rows = [{**row, "metric": value} for row in pair[0].rows]
+            runs.append(replace(pair[0], header={**pair[0].header, "config": config}, rows=rows))
     rows = regimes.compare(runs).set_index("comparison")
     assert list(rows.index) == ["mine - theirs", "mine - third", "theirs - third"]
     row = rows.loc["mine - theirs"]

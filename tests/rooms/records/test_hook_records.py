@@ -38,6 +38,7 @@ from regimes.plotting import style
 from regimes.plotting.curves import ends
 from regimes.plotting.groups import decays, groups
 from regimes.records import Record, load, pack, read_lines, summary, unknown_fields
+from regimes.records.reader import IN_EVERY_ROW
 from regimes.replay.detect import defaults, main, rule
 from regimes.replay.replay import replay
 from regimes.report import content, page
@@ -308,6 +309,8 @@ def test_logged_values_are_columns(trained: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(table["grad_norm"], 1.5 + np.arange(EPOCHS))
     np.testing.assert_array_equal(table["logged_floats"], np.arange(EPOCHS))
     assert table["floats"].equals(load(trained).epochs["floats"])
+    for name in IN_EVERY_ROW:  # the same out of the rows, without a frame
+        np.testing.assert_array_equal(np.array(load(tmp_path / "run").column(name)), table[name])
     np.testing.assert_array_equal(table["validation_loss"], [np.nan] * 4 + [2.25] * 2)
     assert {str(table[c].dtype) for c in (*LOSSES, "batch_size", "grad_norm")} == {"float64"}
     assert table["metric"].isna().all()

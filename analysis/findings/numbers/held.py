@@ -11,6 +11,7 @@ from ...criticality import held_out
 from ..sources import REFERENCE, number, record_read, records
 
 TREES = "harm-*.tar.xz"
+OTHERS = ("harm-allocation-lm.tar.xz",)  # whole runs, without branches
 
 
 @functools.cache
@@ -22,6 +23,8 @@ def _trees() -> list[held_out.Tree]:
     record_read(TREES)
     found = []
     for path in sorted(REFERENCE.glob(TREES)):
+        if path.name in OTHERS:
+            continue
         record_read(path.name)
         found.append(_tree(path.name.removesuffix(".tar.xz")))
     return found

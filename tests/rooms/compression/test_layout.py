@@ -55,7 +55,7 @@ def test_noise_by_columns_is_each_layers_own_stream(
     plan, device = Layout(sizes, owners, block), torch.device("cpu")
     seeds = [[100 * i + worker for worker in range(2)] for i in range(len(sizes))]
     noise = Noise(plan, seeds, owners, torch.empty(0))
-    columns = [noise(a, min(a + width, plan.width)) for a in range(0, plan.width, width)]
+    columns = [noise(a, min(a + width, plan.width)).clone() for a in range(0, plan.width, width)]
     whole = torch.cat(columns, dim=1).view(2, owners, plan.width)
     for i, (start, part) in enumerate(zip(plan.starts, plan.parts, strict=True)):
         for worker, row in enumerate(whole):

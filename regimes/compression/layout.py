@@ -81,7 +81,8 @@ class Layout:
         """
         layers = like.new_empty(sum(self.sizes)).split([*self.sizes])
         for first, stop, numbers in columns:
-            here = [*self.segments(first, stop)]
+            if not (here := [*self.segments(first, stop)]):
+                continue
             starts = [self.starts[i] - first for i, _ in here]
             torch._foreach_copy_(
                 [layers[i][a:b] for i, (a, b) in here],
@@ -226,6 +227,8 @@ class Spread:
         into = self.room[: rows * width].view(rows, width)
         if sum(b - a for _, (a, b) in here) < width:
             into.zero_()
+        if not here:
+            return into
         starts = [self.plan.starts[i] - first for i, _ in here]
         torch._foreach_copy_(
             [into[:, s + a : s + b] for s, (_, (a, b)) in zip(starts, here, strict=True)],

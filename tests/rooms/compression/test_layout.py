@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regimes.compression.all_reduce import quantise, wire_bytes
-from regimes.compression.layout import Layout, Noise
+from regimes.compression.layout import Layout, Noise, Spread
 from regimes.seeding import uniform
 
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=5)
@@ -61,3 +61,22 @@ def test_noise_by_columns_is_each_layers_own_stream(
         for worker, row in enumerate(whole):
             (own,) = uniform([(seeds[i][worker], owners * part, 0)], device)
             assert torch.equal(row[:, start : start + part].flatten(), own)
+
+
+@given(sizes=SIZES, block=st.integers(1, 9), width=st.integers(1, 7))
+def test_columns_by_columns_are_those_of_all_layers_spread(
+    sizes: list[int], block: int, width: int
+) -> None:
+    """There, and back to layers without gaps, in another type."""
+    plan = Layout(sizes, 1, block)
+    layers = [torch.randn(2, size) for size in sizes]
+    whole = torch.empty(2, 1, plan.width, dtype=torch.float64)
+    plan.spread(layers, whole)
+    by_columns = Spread(plan, layers, torch.float64)
+    places = [(a, min(a + width, plan.width)) for a in range(0, plan.width, width)]
+    for a, b in places:
+        assert torch.equal(by_columns[:, a:b], whole[:, 0, a:b])
+    columns = ((a, b, whole[1, 0, a:b]) for a, b in places)
+    back = plan.joined(columns, layers[0])
+    assert all(map(torch.equal, back, (layer[1] for layer in layers)))
+    assert len({layer.untyped_storage().data_ptr() for layer in back}) == 1

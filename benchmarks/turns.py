@@ -69,6 +69,7 @@ CLOSE
 dist.destroy_process_group()
 """
 COMPRESSED = """
+import inspect
 from regimes.collectives.world import World
 from regimes.compression import compressor
 from regimes.compression.reducer import Reducer
@@ -78,9 +79,10 @@ layers = layer_table(build("resnet18-cifar10", classes=10, channels=3, image_siz
 rows = [torch.randn(1, *layer.shape) for layer in layers]
 levels = [LEVEL if layer.compressed else "dense" for layer in layers]
 reducer = Reducer(compressor({"name": NAME}), layers, World(1), 0)
+loss = {"loss": None} if "loss" in inspect.signature(reducer.reduce).parameters else {}  # once
 for _ in range(steps // 3):
     note()
-    reducer.reduce(range(len(layers)), rows, levels)
+    reducer.reduce(range(len(layers)), rows, levels, **loss)
 note()
 """
 DDP = "model = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.02)"

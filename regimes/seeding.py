@@ -124,7 +124,8 @@ def fill(row: Float[np.ndarray, " numbers"], seed: int, first: int = 0) -> None:
         begin = skipped if word == start else 0
         part = row[place : place + 2 * count - begin]
         here = halves.view(np.int32)[begin : begin + len(part)]
-        np.multiply(here, np.float32(2**-24), out=part, dtype=np.float32, casting="unsafe")
+        np.copyto(part, here, casting="unsafe")  # exact: 24 bits
+        np.multiply(part, np.float32(2**-24), out=part)
 
 
 _own = threading.local()  # of each thread: fresh memory costs as much as a pass over it

@@ -20,9 +20,17 @@ from torch import Tensor
 
 from regimes.collectives.requests import Exchange, Gather, Layer, Traffic
 from regimes.compression.base import SendingTogether, State, numbers_of
-from regimes.compression.codes import Added, chunks, in_blocks, rounded, unpacked, write_packed
+from regimes.compression.codes import (
+    Added,
+    Rows,
+    chunks,
+    in_blocks,
+    rounded,
+    unpacked,
+    write_packed,
+)
 from regimes.compression.elementwise import Rounding
-from regimes.compression.layout import Noise, draw, layout
+from regimes.compression.layout import Noise, Spread, draw, layout
 from regimes.config import DENSE, Bounds, Level
 from regimes.errors import require
 
@@ -59,13 +67,16 @@ class QuantisedAllReduce(Rounding):
         flat = [delta.flatten(1) for delta in deltas]
         # [L, W, width], first the numbers, then their rounded values, in the end the update
         values = torch.empty((hosted, count, plan.width), dtype=exact, device=flat[0].device)
-        plan.spread(flat, values)
+        rows: Rows = Spread(plan, flat, exact)
+        if count > 1:
+            plan.spread(flat, values)
+            rows = values.flatten(0, 1)
         sizes = plan.bytes_of_parts(bits, exact.itemsize)
         noise = self._noise_of(plan, states, "numbers", count, values)
         of_means = self._noise_of(plan, states, "means", 1, values)
         if isinstance(noise, Noise) and isinstance(of_means, Noise):
             draw([noise, of_means])
-        wire = quantise(values.flatten(0, 1), bits, self.block, noise, values.flatten(0, 1))
+        wire = _quantised(rows, bits, self.block, noise, values.flatten(0, 1))
         packed = wire.shape[1]
         wire = plan.without_gaps(wire, bits).unflatten(0, (hosted, count))
         received = yield Exchange(wire, [count * size for size in sizes])  # [L, W, bytes]
@@ -91,7 +102,9 @@ class QuantisedAllReduce(Rounding):
         else:
             parts = plan.with_gaps(parts, bits, packed)
             update = dequantise(parts, bits, self.block, plan.width, exact)
-        whole = first.buffer((1, sum(plan.sizes)), flat[0]) if count > 1 else update
+        # of one worker its rounded values are not needed any more
+        whole = values[0] if hosted == 1 else torch.empty_like(update)
+        whole = whole.view(1, -1)[:, : sum(plan.sizes)]
         return [part.to(flat[0].dtype) for part in plan.collect(update[None], whole)], None
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
@@ -118,18 +131,25 @@ def quantise(
         values: overwritten with what `dequantise` makes of the answer; without gaps in memory. It
             may be ``numbers``.
     """
-    size, steps = numbers.shape[-1], 2 ** (bits - 1) - 1  # codes -steps .. steps
     rows = numbers.flatten(0, -2)
-    block, width = min(block, max(1, size)), rows.element_size()
-    end = -(-size // block) * width
-    wire = rows.new_empty((len(rows), end + -(-size * bits // 8)), dtype=torch.uint8)
     noise = noise.reshape(rows.shape) if isinstance(noise, Tensor) else noise
     kept = None if values is None else values.view(rows.shape)
-    for first, _, scales, codes in rounded(rows, block, steps, noise, kept):
+    return _quantised(rows, bits, block, noise, kept).view(*numbers.shape[:-1], -1)
+
+
+def _quantised(
+    rows: Rows, bits: int, block: int, noise: Added, values: Float[Tensor, "rows size"] | None
+) -> UInt8[Tensor, "rows packed"]:
+    """`quantise` of rows."""
+    size, steps = rows.shape[1], 2 ** (bits - 1) - 1  # codes -steps .. steps
+    block, width = min(block, max(1, size)), rows.dtype.itemsize
+    end = -(-size // block) * width
+    wire = rows.new_empty((rows.shape[0], end + -(-size * bits // 8)), dtype=torch.uint8)
+    for first, _, scales, codes in rounded(rows, block, steps, noise, values):
         begin, scales = first // block * width, scales.contiguous().view(torch.uint8)
         wire[:, begin : begin + scales.shape[1]] = scales
         write_packed(wire[:, end + first * bits // 8 :], codes, bits)
-    return wire.view(*numbers.shape[:-1], -1)
+    return wire
 
 
 def dequantise(

@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -90,10 +91,10 @@ def _places(
 ) -> tuple[Int64[Tensor, "blocks 1"], Int64[Tensor, " size"]]:
     """In a matrix ``[n, m]``: where each block's first number is, and how far behind it are the
     others."""
-    rows, columns = torch.arange(0, n, h), torch.arange(0, m, w)
-    first = (m * rows[:, None] + columns).view(-1, 1)
-    offset = (m * torch.arange(h)[:, None] + torch.arange(w)).flatten()
-    return first.to(device), offset.to(device)
+    rows, columns = np.arange(0, n, h), np.arange(0, m, w)
+    first = (m * rows[:, None] + columns).reshape(-1, 1)
+    offset = (m * np.arange(h)[:, None] + np.arange(w)).reshape(-1)
+    return torch.from_numpy(first).to(device), torch.from_numpy(offset).to(device)
 
 
 def in_bins(values: Float[Tensor, "hosted k"], bits: int) -> tuple[Tensor, Tensor]:

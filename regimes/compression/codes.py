@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -19,11 +20,30 @@ CHUNK = 1 << 16  # numbers that a CPU computes at once
 Added = Tensor | float | Callable[[int, int], Tensor]  # what gives it for some columns of all rows
 
 
-def chunks(rows: Tensor, block: int, size: int) -> Iterator[tuple[int, int]]:
+@runtime_checkable
+class Rows(Protocol):
+    """Rows of numbers that need not lie in one piece of memory; a tensor is such rows, too."""
+
+    @property
+    def shape(self) -> torch.Size: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def is_cuda(self) -> bool: ...
+
+    def new_empty(self, size: Any, /, *, dtype: Any = None) -> Tensor: ...
+
+    def __getitem__(self, key: Any, /) -> Tensor:
+        """Some columns, of all rows; they may be overwritten when others are asked for."""
+
+
+def chunks(rows: Rows, block: int, size: int) -> Iterator[tuple[int, int]]:
     """(first number, stop) of the parts of all rows that are computed at once: on a CPU as many as
     its cache holds with what is computed from them, on a GPU all."""
     pair = 2 * block  # whole bytes of codes
-    width = size if on_gpu(rows) else max(1, CHUNK // max(1, len(rows) * pair)) * pair
+    width = size if rows.is_cuda else max(1, CHUNK // max(1, rows.shape[0] * pair)) * pair
     for first in range(0, size, max(1, width)):
         yield first, min(first + width, size)
 
@@ -39,14 +59,19 @@ def padded(numbers: Tensor, zeros: int) -> Tensor:
     return torch.nn.functional.pad(numbers, (0, zeros)) if zeros else numbers
 
 
-def largest_of_blocks(rows: Float[Tensor, "rows size"], block: int) -> Float[Tensor, "rows blocks"]:
+def largest_of_blocks(rows: Rows, block: int) -> Float[Tensor, "rows blocks"]:
     """The largest magnitude of each block."""
-    parts = [in_blocks(rows[:, a:b], block) for a, b in chunks(rows, block, rows.shape[1])]
-    return torch.cat([part.abs().amax(-1) for part in parts], dim=1)
+    parts, room = [], None
+    for first, stop in chunks(rows, block, rows.shape[1]):
+        blocks = in_blocks(rows[:, first:stop], block)
+        room = rows.new_empty(blocks.numel()) if room is None else room
+        magnitudes = torch.abs(blocks, out=room[: blocks.numel()].view(blocks.shape))
+        parts.append(magnitudes.amax(-1))
+    return torch.cat(parts, dim=1)
 
 
 def rounded(
-    rows: Float[Tensor, "rows size"],
+    rows: Rows,
     block: int,
     steps: int,
     noise: Added,
@@ -54,7 +79,8 @@ def rounded(
     scales: Float[Tensor, "rows blocks"] | None = None,
 ) -> Iterator[tuple[int, int, Tensor, Tensor]]:
     """(first number, stop, scales ``[rows, blocks]``, codes from 0 on ``[rows, numbers]``) of each
-    chunk; codes are whole floats, and ``values``, if given, gets what they stand for.
+    chunk, in memory that the next chunk takes; codes are whole floats, and ``values``, if given,
+    gets what they stand for.
 
     Args:
         steps: codes stand for ``-steps .. steps`` times ``scale / steps``.
@@ -62,17 +88,20 @@ def rounded(
         values: may be ``rows`` itself.
         scales: of blocks; None: the largest magnitude of each.
     """
-    block = min(block, max(1, rows.shape[1]))
+    block, room = min(block, max(1, rows.shape[1])), None
     for first, stop in chunks(rows, block, rows.shape[1]):
         blocks, here = (
             in_blocks(rows[:, first:stop], block),
             slice(first // block, -(-stop // block)),
         )
+        if room is None:  # of the first chunk, which is the largest: fresh pages cost a pass
+            room = rows.new_empty(blocks.numel())
+        code = room[: blocks.numel()].view(blocks.shape)
         if scales is None:
-            code = blocks.abs()
-            scale = code.amax(-1, keepdim=True).clamp_min_(torch.finfo(rows.dtype).tiny)
+            scale = torch.abs(blocks, out=code).amax(-1, keepdim=True)
+            scale.clamp_min_(torch.finfo(rows.dtype).tiny)
         else:
-            code, scale = torch.empty_like(blocks), scales[:, here, None]
+            scale = scales[:, here, None]
         torch.div(blocks, scale, out=code).mul_(steps)
         if isinstance(noise, float):
             code.add_(noise)
@@ -105,16 +134,16 @@ def write_packed(
             bits *= 2
         wire[:, : codes.shape[1]] = codes
         return
-    array, into = codes.numpy(), wire.numpy()
+    into = wire.numpy()[:, : codes.shape[1] * bits // 8]
+    narrow = into if bits == 8 else np.empty(codes.shape, np.uint8)
     with np.errstate(
         invalid="ignore"
     ):  # a block that is not finite: its scale tells, not its codes
-        narrow = array.astype(np.uint8)
+        np.copyto(narrow, codes.numpy(), casting="unsafe")
     while bits < 8:  # of each pair of bytes the second to the left of the first, into one byte
-        pairs = narrow.view(np.dtype("<u2"))
-        narrow = (pairs | pairs >> (8 - bits)).astype(np.uint8)
-        bits *= 2
-    into[:, : narrow.shape[1]] = narrow
+        pairs, bits = narrow.view(np.dtype("<u2")), 2 * bits
+        narrow = into if bits == 8 else np.empty(pairs.shape, np.uint8)
+        np.copyto(narrow, pairs | pairs >> (8 - bits // 2), casting="unsafe")
 
 
 def unpacked(
@@ -137,8 +166,7 @@ def _table(bits: int, steps: int, dtype: torch.dtype) -> Float[np.ndarray, "256 
     """The numbers that each byte holds."""
     codes = np.arange(256)[:, None] >> bits * np.arange(8 // bits) & 2**bits - 1
     codes = 2 * codes - 1 if bits == 1 else codes - steps
-    table: np.ndarray = torch.from_numpy(codes).to(dtype).numpy()
-    return table
+    return codes.astype(torch.empty(0, dtype=dtype).numpy().dtype)
 
 
 def signs(rows: Float[Tensor, "rows size"]) -> UInt8[Tensor, "rows packed"]:
@@ -155,16 +183,16 @@ def signs(rows: Float[Tensor, "rows size"]) -> UInt8[Tensor, "rows packed"]:
     return torch.from_numpy(np.concatenate(packed, axis=1))
 
 
-def weighted_sum(
+def weighted_sums(
     wires: UInt8[Tensor, "workers packed"],
     bits: int,
     scales: Float[Tensor, "workers blocks"],
     block: int,
     divisor: int,
-) -> Float[Tensor, "1 size"]:
-    """The sum of workers' codes times their scales, added one after the other, and divided."""
+) -> Iterator[tuple[int, int, Float[Tensor, " columns"]]]:
+    """(first number, stop, sum) of each chunk: of workers' codes times their scales, added one
+    after the other, and divided."""
     size, steps = scales.shape[1] * block, 2 ** (bits - 1) - 1
-    result = scales.new_empty((1, size))
     for first, stop in chunks(wires, block, size):
         packed = wires[:, first * bits // 8 : stop * bits // 8]
         codes = in_blocks(unpacked(packed, bits, steps, scales.dtype), block)
@@ -172,5 +200,4 @@ def weighted_sum(
         total = codes[0].mul_(by[0])
         for code, scale in zip(codes[1:], by[1:], strict=True):
             total.addcmul_(code, scale)
-        result[:, first:stop] = total.div_(divisor).flatten()
-    return result
+        yield first, stop, total.div_(divisor).flatten()

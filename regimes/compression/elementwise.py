@@ -27,16 +27,17 @@ from regimes.compression.base import (
     numbers_of,
 )
 from regimes.compression.codes import (
+    Rows,
     chunks,
     largest_of_blocks,
     rounded,
     signs,
     unpacked,
-    weighted_sum,
+    weighted_sums,
     write_packed,
 )
 from regimes.compression.kernels import on_gpu, random_rows
-from regimes.compression.layout import Layout, Noise, layout
+from regimes.compression.layout import Layout, Noise, Spread, layout
 from regimes.config import DENSE, Level
 from regimes.errors import ConfigError, require
 from regimes.precision import HALF
@@ -146,7 +147,8 @@ class Sign(InBuckets):
             plan.subtract_(flat, values[:, None])
         if len(received) > 1:
             by = plan.of_blocks(scales.to(exact))
-            values = weighted_sum(received, 1, by, BLOCK, len(received))
+            sums = weighted_sums(received, 1, by, BLOCK, len(received))
+            return plan.joined(sums, flat[0]), None
         updates = plan.collect(values[:, None], values)
         return [update.to(dtype) for update in updates], None
 
@@ -215,28 +217,38 @@ class Quantise(Rounding):
         dtype, steps = flat[0].dtype, 2 ** (bits - 1) - 1  # codes -steps .. steps
         exact = torch.promote_types(dtype, torch.float32)
         plan = layout(tuple(numbers_of(deltas)), 1, BLOCK)
-        # first the numbers, then what their codes stand for
-        values = torch.empty((len(flat[0]), plan.width), dtype=exact, device=flat[0].device)
-        plan.spread(flat, values[:, None])
-        scale = plan.largest(largest_of_blocks(values, BLOCK))  # [L, layers]
+        rows, alone = Spread(plan, flat, exact), len(flat[0]) == states[0].workers == 1
+        scale = plan.largest(largest_of_blocks(rows, BLOCK))  # [L, layers]
         scale = scale.clamp_min_(torch.finfo(dtype).tiny).to(dtype)
-        noise = self._noise_of(plan, states, "quantise", 1, values)
+        noise = self._noise_of(plan, states, "quantise", 1, flat[0][:, :0].to(exact))
         scales = yield Gather(scale, [1] * len(flat))  # [W, layers]
         of_blocks = plan.of_blocks(scale.to(exact))
-        wire = values.new_empty((len(values), plan.width * bits // 8), dtype=torch.uint8)
-        for first, _, _, codes in rounded(values, BLOCK, steps, noise, values, of_blocks):
-            write_packed(wire[:, first * bits // 8 :], codes, bits)
+        values = rows.new_empty(rows.shape) if self.error_feedback or alone else None
+        wire = _codes(rows, bits, noise, values, of_blocks)
+        del rows, noise  # and their memory
         received = yield from plan.gather(wire, bits)
-        if self.error_feedback:
+        if self.error_feedback and values is not None:
             plan.subtract_(flat, values[:, None])
-        if len(received) > 1:
+        if not alone or values is None:
             by = plan.of_blocks(scales.to(exact) / steps)
-            values = weighted_sum(received, bits, by, BLOCK, len(received))
+            sums = weighted_sums(received, bits, by, BLOCK, len(received))
+            return plan.joined(sums, flat[0]), None
         updates = plan.collect(values[:, None], values)
         return [update.to(dtype) for update in updates], None
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         return _packed(layer, int(level), workers, itemsize)
+
+
+def _codes(
+    rows: Rows, bits: int, noise: Noise | float, values: Tensor | None, scales: Tensor
+) -> UInt8[Tensor, "hosted packed"]:
+    """Packed codes of rows at the scales of their blocks; ``values`` gets what they stand for."""
+    wire = rows.new_empty((rows.shape[0], rows.shape[1] * bits // 8), dtype=torch.uint8)
+    steps = 2 ** (bits - 1) - 1
+    for first, _, _, codes in rounded(rows, BLOCK, steps, noise, values, scales):
+        write_packed(wire[:, first * bits // 8 :], codes, bits)
+    return wire
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,9 +4,10 @@ of a block on, and divided among the workers that own parts of them."""
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import torch
@@ -69,6 +70,25 @@ class Layout:
         theirs, ours = zip(*self._pairs(layers, values), strict=True)
         torch._foreach_copy_(theirs, ours)
         return [layer[0] for layer in layers]
+
+    def joined(
+        self, columns: Iterable[tuple[int, int, Float[Tensor, " columns"]]], like: Tensor
+    ) -> list[Float[Tensor, " _"]]:
+        """Each layer of one owner, side by side without gaps, in the type of ``like``.
+
+        Args:
+            columns: (first, stop, numbers) of successive ones.
+        """
+        layers = like.new_empty(sum(self.sizes)).split([*self.sizes])
+        for first, stop, numbers in columns:
+            if not (here := [*self.segments(first, stop)]):
+                continue
+            starts = [self.starts[i] - first for i, _ in here]
+            torch._foreach_copy_(
+                [layers[i][a:b] for i, (a, b) in here],
+                [numbers[s + a : s + b] for s, (_, (a, b)) in zip(starts, here, strict=True)],
+            )
+        return [*layers]
 
     def subtract_(
         self,
@@ -174,6 +194,49 @@ class Layout:
         return joined
 
 
+class Spread:
+    """Layers of one owner in their places, as `codes.Rows`: on a CPU some columns at a time, which
+    then need no memory for all.
+
+    Args:
+        layers: of any floating dtype.
+        dtype: of the columns.
+    """
+
+    def __init__(
+        self, plan: Layout, layers: Sequence[Float[Tensor, "hosted _"]], dtype: torch.dtype
+    ) -> None:
+        self.plan, self.layers, self.dtype = plan, layers, dtype
+        self.shape, self.is_cuda = torch.Size((len(layers[0]), plan.width)), layers[0].is_cuda
+        self.room: Tensor | None = None
+
+    def new_empty(self, size: Any, /, *, dtype: torch.dtype | None = None) -> Tensor:
+        return self.layers[0].new_empty(size, dtype=dtype or self.dtype)
+
+    def __getitem__(self, key: Any) -> Float[Tensor, "hosted columns"]:
+        _, columns = key
+        first, stop, _ = columns.indices(self.plan.width)
+        rows, width = self.shape[0], stop - first
+        here = [*self.plan.segments(first, stop)]
+        if len(here) == 1 and self.layers[0].dtype == self.dtype:
+            i, (a, b) = here[0]
+            if b - a == width:
+                return self.layers[i][:, a:b]
+        if self.room is None or self.room.numel() < rows * width:
+            self.room = self.new_empty(rows * width)
+        into = self.room[: rows * width].view(rows, width)
+        if sum(b - a for _, (a, b) in here) < width:
+            into.zero_()
+        if not here:
+            return into
+        starts = [self.plan.starts[i] - first for i, _ in here]
+        torch._foreach_copy_(
+            [into[:, s + a : s + b] for s, (_, (a, b)) in zip(starts, here, strict=True)],
+            [self.layers[i][:, a:b] for i, (a, b) in here],
+        )
+        return into
+
+
 @lru_cache(maxsize=64)
 def layout(sizes: tuple[int, ...], owners: int, block: int) -> Layout:
     """The layout of a bucket's layers, made once."""
@@ -201,15 +264,19 @@ class Noise:
     ) -> None:
         self.plan, self.seeds, self.rows, self.like = plan, seeds, rows, like
         self.drawn: Tensor | None = None  # on a GPU
+        self.room: np.ndarray | None = None  # on a CPU, of the columns asked for last
 
     def __call__(self, first: int, stop: int) -> Float[Tensor, "all columns"]:
-        """Those of some columns, of all workers' rows; zeros in gaps."""
+        """Those of some columns, of all workers' rows, until the next call; any in gaps."""
         if on_gpu(self.like):
             if self.drawn is None:
                 draw([self])
             assert self.drawn is not None
             return self.drawn[:, first:stop]
-        drawn = np.zeros((len(self.seeds[0]) * self.rows, stop - first), np.float32)
+        rows = len(self.seeds[0]) * self.rows
+        if self.room is None or self.room.size < rows * (stop - first):
+            self.room = np.zeros(rows * (stop - first), np.float32)
+        drawn = self.room[: rows * (stop - first)].reshape(rows, -1)
         for (seed, _, begin), place in self.wanted(first, stop):
             fill(drawn[place], int(seed), begin)
         return torch.from_numpy(drawn).to(self.like.dtype)

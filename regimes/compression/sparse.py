@@ -17,7 +17,15 @@ from jaxtyping import Float, Int32, Int64
 from torch import Tensor
 
 from regimes.collectives.requests import Batched, Gather, Layer, Mean, Traffic
-from regimes.compression.base import Compressor, Sending, State
+from regimes.compression.base import (
+    Compressor,
+    InBuckets,
+    Sending,
+    SendingTogether,
+    State,
+    end_to_end,
+    numbers_of,
+)
 from regimes.compression.kernels import Workspace, on_gpu, random_rows
 from regimes.config import DENSE, Level
 from regimes.errors import require
@@ -122,7 +130,7 @@ def scatter_sum(
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomK(Sparsifier):
+class RandomK(InBuckets, Sparsifier):
     """Random-K (Stich, Cordonnier & Jaggi, 2018): all workers send the same K % random coordinates,
     drawn in each step from a shared stream, so that no index travels. Without error feedback the
     update is scaled by size / k, which makes it unbiased."""
@@ -130,17 +138,27 @@ class RandomK(Sparsifier):
     replayable: ClassVar[bool] = True
     linear: ClassVar[bool] = True
 
-    def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
-        flat = delta.flatten(1)
-        size = flat.shape[1]
-        (seed,) = state.seeds("random-k")
-        index = yield Batched(random_places, seed, flat[0], num_kept(level, size))
-        mean = yield Mean(flat[:, index])
-        update = state.buffer(delta.shape[1:], delta).zero_().view(-1)
-        update[index] = mean if self.error_feedback else mean * (size / len(index))
+    def send_bucket(
+        self, deltas: Sequence[Float[Tensor, "hosted _ _"]], states: Sequence[State], level: Level
+    ) -> SendingTogether:
+        flat, sizes = [delta.flatten(1) for delta in deltas], numbers_of(deltas)
+        kept = [num_kept(level, size) for size in sizes]
+        seeds = [state.seeds("random-k")[0] for state in states]
+        chosen = random_places([(s, x[0], k) for s, x, k in zip(seeds, flat, kept, strict=True)])
+        starts = [*accumulate(sizes, initial=0)]
+        places = torch.cat(torch._foreach_add(chosen, starts[:-1]))
         if self.error_feedback:
-            flat.index_fill_(1, index, 0)
-        return update.view(delta.shape[1:]), None
+            whole = end_to_end(flat)
+            mean = yield Mean(whole[:, places], kept)
+            whole.index_fill_(1, places, 0)
+        else:
+            values = [x[:, index] for x, index in zip(flat, chosen, strict=True)]
+            mean = yield Mean(torch.cat(values, dim=1), kept)
+            factors = [size / k for size, k in zip(sizes, kept, strict=True)]
+            mean = torch.cat(torch._foreach_mul(mean.split(kept), factors))
+        update = mean.new_zeros(starts[-1])
+        update[places] = mean
+        return update.split(sizes), None
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         k = num_kept(level, layer.size)
@@ -208,16 +226,16 @@ def largest(
 
 
 def in_each(rows: Float[Tensor, "rows size"], k: int) -> Int64[Tensor, "rows k"]:
-    """`by_threshold` of many short rows; on a CPU a shorter way if no row has ties."""
-    if rows.device.type == "cpu":
-        size = rows.shape[1]
-        height = max(1, IN_CACHE // size)
-        parts = [_in_each(part, k) for part in rows.split(height)]
-        if all(
-            len(part) == k * min(height, len(rows) - i * height) for i, part in enumerate(parts)
-        ):
-            return torch.from_numpy(np.concatenate(parts)).view(-1, k)
-    return by_threshold(rows, k)
+    """`by_threshold` of many short rows; on a CPU a shorter way for those among which none has
+    ties."""
+    if rows.device.type != "cpu":
+        return by_threshold(rows, k)
+    found = []
+    for part in rows.split(max(1, IN_CACHE // rows.shape[1])):
+        chosen = _in_each(part, k)
+        ties = len(chosen) != k * len(part)
+        found.append(by_threshold(part, k) if ties else torch.from_numpy(chosen).view(-1, k))
+    return found[0] if len(found) == 1 else torch.cat(found)
 
 
 def _in_each(rows: Float[Tensor, "rows size"], k: int) -> Int64[np.ndarray, " chosen"]:

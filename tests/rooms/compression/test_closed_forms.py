@@ -19,6 +19,7 @@ from regimes.compression.kernels import _padding, batches, in_batches, orthonorm
 from regimes.compression.powersgd import PowerSGD
 from regimes.compression.reducer import Reducer
 from regimes.compression.sparse import (
+    IN_CACHE,
     SMALL,
     RandomK,
     TopK,
@@ -191,6 +192,12 @@ def test_the_selection_by_threshold_is_the_sorted_one(
     wanted = [sorted_selection(row, k) for row in rows]
     assert by_threshold(rows, k).tolist() == wanted
     assert in_each(rows, k).tolist() == wanted
+
+
+def test_ties_in_one_of_the_parts_that_are_searched_change_nothing() -> None:
+    rows = torch.randn(20, IN_CACHE // 8, generator=torch.Generator().manual_seed(0))
+    rows[9] = rows[9].round()
+    assert torch.equal(in_each(rows, 40), by_threshold(rows, 40))
 
 
 def test_a_sample_that_misleads_costs_time_only() -> None:

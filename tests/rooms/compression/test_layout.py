@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regimes.compression.all_reduce import quantise, wire_bytes
-from regimes.compression.layout import Layout, Noise
+from regimes.compression.layout import Layout, Noise, Spread
 from regimes.seeding import uniform
 
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=5)
@@ -55,9 +55,28 @@ def test_noise_by_columns_is_each_layers_own_stream(
     plan, device = Layout(sizes, owners, block), torch.device("cpu")
     seeds = [[100 * i + worker for worker in range(2)] for i in range(len(sizes))]
     noise = Noise(plan, seeds, owners, torch.empty(0))
-    columns = [noise(a, min(a + width, plan.width)) for a in range(0, plan.width, width)]
+    columns = [noise(a, min(a + width, plan.width)).clone() for a in range(0, plan.width, width)]
     whole = torch.cat(columns, dim=1).view(2, owners, plan.width)
     for i, (start, part) in enumerate(zip(plan.starts, plan.parts, strict=True)):
         for worker, row in enumerate(whole):
             (own,) = uniform([(seeds[i][worker], owners * part, 0)], device)
             assert torch.equal(row[:, start : start + part].flatten(), own)
+
+
+@given(sizes=SIZES, block=st.integers(1, 9), width=st.integers(1, 7))
+def test_columns_by_columns_are_those_of_all_layers_spread(
+    sizes: list[int], block: int, width: int
+) -> None:
+    """There, and back to layers without gaps, in another type."""
+    plan = Layout(sizes, 1, block)
+    layers = [torch.randn(2, size) for size in sizes]
+    whole = torch.empty(2, 1, plan.width, dtype=torch.float64)
+    plan.spread(layers, whole)
+    by_columns = Spread(plan, layers, torch.float64)
+    places = [(a, min(a + width, plan.width)) for a in range(0, plan.width, width)]
+    for a, b in places:
+        assert torch.equal(by_columns[:, a:b], whole[:, 0, a:b])
+    columns = ((a, b, whole[1, 0, a:b]) for a, b in places)
+    back = plan.joined(columns, layers[0])
+    assert all(map(torch.equal, back, (layer[1] for layer in layers)))
+    assert len({layer.untyped_storage().data_ptr() for layer in back}) == 1

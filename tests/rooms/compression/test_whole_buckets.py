@@ -12,10 +12,11 @@ from reducers import gradients, layers, world
 from torch import Tensor
 
 from regimes.collectives.requests import Layer
-from regimes.compression.base import end_to_end
+from regimes.compression.base import Compressor, end_to_end
 from regimes.compression.elementwise import Cast
 from regimes.compression.reducer import Reducer
-from regimes.config import DENSE
+from regimes.compression.sparse import RandomK
+from regimes.config import DENSE, Level
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,11 +26,27 @@ class OneByOne(Cast):
     takes_bucket: ClassVar[bool] = False
 
 
-def steps(compressor: Cast, workers: int, bucket: list[int]) -> tuple[list[Tensor], Reducer]:
+@dataclass(frozen=True, kw_only=True)
+class RandomKOneByOne(RandomK):
+    """The same, layer by layer."""
+
+    takes_bucket: ClassVar[bool] = False
+
+
+PAIRS: dict[str, tuple[type[Compressor], type[Compressor], tuple[Level, Level]]] = {
+    "cast": (Cast, OneByOne, ("bf16", "fp16")),
+    "randomk": (RandomK, RandomKOneByOne, (40, 10)),
+}
+
+
+def steps(
+    compressor: Compressor, workers: int, bucket: list[int], two: tuple[Level, Level]
+) -> tuple[list[Tensor], Reducer]:
     """Updates of six steps, at levels that change, also of one layer alone."""
     reducer, found = Reducer(compressor, layers(), world(workers), seed=0), []
-    for step, level in enumerate(("bf16", "bf16", DENSE, "fp16", "fp16", "bf16")):
-        of_last = "fp16" if step == 4 else level
+    a, b = two
+    for step, level in enumerate((a, a, DENSE, b, b, a)):
+        of_last = b if step == 4 else level
         levels = [level, of_last, DENSE, level]
         rows = gradients(workers, step)
         before = [row.clone() for row in rows]
@@ -41,11 +58,15 @@ def steps(compressor: Cast, workers: int, bucket: list[int]) -> tuple[list[Tenso
 
 @pytest.mark.parametrize("feedback", [True, False, 0.5])
 @pytest.mark.parametrize("workers", [1, 3])
-def test_a_bucket_end_to_end_has_the_numbers_of_its_layers(workers: int, feedback: float) -> None:
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_bucket_end_to_end_has_the_numbers_of_its_layers(
+    name: str, workers: int, feedback: float
+) -> None:
     """Updates, residuals and traffic by layer, bit for bit."""
+    together_class, apart_class, two = PAIRS[name]
     for bucket in ([3, 2, 1, 0], [0, 1, 2, 3]):
-        ours, together = steps(Cast(error_feedback=feedback), workers, bucket)
-        theirs, apart = steps(OneByOne(error_feedback=feedback), workers, bucket)
+        ours, together = steps(together_class(error_feedback=feedback), workers, bucket, two)
+        theirs, apart = steps(apart_class(error_feedback=feedback), workers, bucket, two)
         assert all(map(torch.equal, ours, theirs))
         for one, other in zip(together.residuals(), apart.residuals(), strict=True):
             assert (one is None and other is None) or torch.equal(one, other)

@@ -31,7 +31,7 @@ from regimes.compression.reducer import Reducer
 from regimes.compression.scatter import QuantisedScatter
 from regimes.config import RunConfig
 from regimes.ddp import fsdp_steps, source
-from regimes.ddp.fsdp_groups import Layout
+from regimes.ddp.fsdp_groups import Group, Layout
 from regimes.ddp.fsdp_reductions import QuantisedReduction
 from regimes.ddp.fsdp_steps import ModuleSteps
 from regimes.ddp.sharded import ShardedGradients
@@ -291,7 +291,8 @@ def _shards_step(rank: int) -> Iterator[None]:
     layers = [Layer(name, (2, x.part)) for name, x in zip("ab", layouts, strict=True)]
     world = group.on_group(everyone, device, 20.0, tensor=(everyone, [1.0] * len(layers)))
     reducer = Reducer(QuantisedScatter(), layers, world, seed=0)
-    reductions = [QuantisedReduction(i, x, reducer) for i, x in enumerate(layouts)]
+    module = Mock(spec=Group, scale=lambda dtype, shards: 1.0)
+    reductions = [QuantisedReduction(i, module, x, reducer) for i, x in enumerate(layouts)]
     model = Mock(layer_layouts=layouts, device=device, reductions=lambda reducer: reductions)
     model.members = [[torch.nn.Parameter(torch.zeros(4, 6, device=device))] for _ in layers]
     steps, after = ModuleSteps(model, reducer, ()), list[Any]()

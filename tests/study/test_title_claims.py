@@ -117,7 +117,7 @@ def groups(table: dict[str, tuple[list[float], float]], metric: str) -> Any:
             header = {"metric": metric, "config": config, "data": {}}
             run: Any = type("Run", (), {})()
             vars(run).update(name=name, seed=seed, epochs=epochs, header=header, config=config)
-            vars(run).update(hooked=False, folder="", rows=[])
+            vars(run).update(hooked=False, folder="", rows=[], column=epochs.get)
             found.setdefault(name, []).append(run)
     return found
 

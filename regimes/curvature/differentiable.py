@@ -39,10 +39,11 @@ def without_checkpoints() -> Iterator[None]:
     names = {
         "CheckpointFunction": _Direct,
         "_checkpoint_without_reentrant_generator": _no_recomputation,
+        "_checkpoint_without_reentrant_generator_impl": _no_recomputation,  # from torch 2.15 on
     }
     with ExitStack() as stack:
         for name, instead in names.items():
-            if hasattr(torch.utils.checkpoint, name):  # the second name is private to torch
+            if hasattr(torch.utils.checkpoint, name):  # all but the first are private to torch
                 stack.enter_context(patch.object(torch.utils.checkpoint, name, instead))
         yield
 

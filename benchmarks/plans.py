@@ -277,7 +277,7 @@ class Verdict:
     chosen: str
     decided: bool
     best: str
-    regret: Mapping[str, float | None]
+    regret: Mapping[str, float]
     covered: tuple[int, int]
 
 
@@ -346,7 +346,7 @@ def markdown(found: Sequence[Verdict]) -> str:
     for sizes, words in ((("115k",), "own probes"), (("460k", "1800k"), "of a smaller model")):
         mine = [each for each in found if each.case.size in sizes]
         if mine:
-            means = [statistics.fmean(float(e.regret[c] or 0) for e in mine) for c in choices]
+            means = [statistics.fmean(e.regret[c] for e in mine) for c in choices]
             inside, count = (sum(e.covered[i] for e in mine) for i in (0, 1))
             text.append(
                 f"| mean, {words} |  |  | {' | '.join(f'{x:.3f}' for x in means)} | "

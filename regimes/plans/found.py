@@ -38,7 +38,7 @@ class Plan:
         shown: how the metric is written.
         where: the link in words.
         own: the model and data are the user's: there is no file to train from.
-        smaller: the probes are of a smaller model: losses are told as differences to dense's, and
+        smaller: the probes are of a smaller model: losses are given as differences to dense's, and
             learning rates in proportion to that of the configuration, taken as dense's best.
         out: the folder.
     """

@@ -75,7 +75,7 @@ def plan(
             among them.
         probe: a smaller model that stands for this one in the short trainings: of a model another
             module for the same data; else fields of the configuration, such as
-            ``{"model.width": 32}``. Losses are then told as differences to dense's.
+            ``{"model.width": 32}``. Losses are then given as differences to dense's.
         minutes, runs: the budget of the probes; default 10 minutes.
         jobs: probes at a time, each a process; model and data are then sent to it.
         set: fields of the configuration.
@@ -105,7 +105,8 @@ def plan(
     out = record_folder(out)
     question = {"link": str(where.between), "within": str(where.within), "gpus": gpus, "step": step}
     question |= {"methods": [m.label for m in every], "seconds": seconds, "loss": loss}
-    question["probe"] = None if probe is None else repr(probe)
+    # the probes' records tell one model from another
+    question["probe"] = "a model" if callable(probe) else probe and dict(probe)
     facts = asked(out, question)
     if facts is None:
         per_epoch, priced = prices(config, every, where, task)

@@ -76,7 +76,7 @@ def header_fields(header: Header, rows: Sequence[Row]) -> Fields:
 
 @functools.lru_cache(256)
 def _resolved_but_seed(config: str) -> Fields:
-    """`resolved`, flat, of a configuration as JSON: the runs of an experiment have one but for
+    """`resolved`, flat, of a configuration as JSON: the runs of an experiment have one except for
     their seed, which has no default and decides no other field."""
     return flat(resolved(json.loads(config)))
 

@@ -11,7 +11,6 @@ from ...criticality import held_out
 from ..sources import REFERENCE, number, record_read, records
 
 TREES = "harm-*.tar.xz"
-OTHERS = ("harm-allocation-lm.tar.xz",)  # whole runs, without branches
 
 
 @functools.cache
@@ -23,10 +22,10 @@ def _trees() -> list[held_out.Tree]:
     record_read(TREES)
     found = []
     for path in sorted(REFERENCE.glob(TREES)):
-        if path.name in OTHERS:
-            continue
+        source = path.name.removesuffix(".tar.xz")
         record_read(path.name)
-        found.append(_tree(path.name.removesuffix(".tar.xz")))
+        if any(run.config.get("branch") for run in records(source)):  # others are whole runs
+            found.append(_tree(source))
     return found
 
 

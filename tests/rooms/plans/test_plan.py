@@ -31,6 +31,10 @@ def data(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, (x[:, :3] ** 2).argmax(1)
 
 
+def small_net() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 3))
+
+
 def planned(out: Path, shift: float = 0.0, **more: Any) -> regimes.Plan:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
@@ -124,8 +128,7 @@ def test_a_stopped_plan_goes_on_as_one_that_was_not(found: regimes.Plan, tmp_pat
 def test_a_smaller_model_stands_for_the_larger_one(tmp_path: Path, found: regimes.Plan) -> None:
     """Oracles: the bytes of the larger model, which is not trained; the shapes in the records."""
     torch.manual_seed(0)
-    small = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 3))
-    plan = planned(tmp_path / "small", probe=small)
+    plan = planned(tmp_path / "small", probe=lambda: small_net())
     table = plan.table.set_index("method")
     assert table["mb"]["dense"] == pytest.approx(
         table["steps"]["dense"] * 4 * (8 * 16 + 16 + 16 * 3 + 3 + 1) / 1e6
@@ -136,6 +139,10 @@ def test_a_smaller_model_stands_for_the_larger_one(tmp_path: Path, found: regime
     assert table["rate"]["dense"] == plan.config.optimizer.lr
     assert "minus dense's" in str(plan)
     assert "smaller model" in plan.sentence()
+    again = planned(tmp_path / "small", probe=lambda: small_net())  # as in another process
+    assert again.known.losses == plan.known.losses
+    with pytest.raises(RecordError, match=r"layers|weights|model|shape"):
+        planned(tmp_path / "small", probe=lambda: nn.Linear(8, 3))
     with pytest.raises(RecordError, match="holds a plan with probe"):
         planned(tmp_path / "small")
 

@@ -99,7 +99,7 @@ def _whole(plan: Plan) -> Figure:
         ax.errorbar(middle, at, xerr=widths, fmt="o", color="black", markersize=4, capsize=2)
         ax.set_yticks(at, list(table["method"]), fontsize=7)
         ax.set_ylim(-0.5, len(table) - 0.5)
-        ax.set_xlabel(f"{plan.shown.label} in the end{', minus dense' * plan.smaller}")
+        ax.set_xlabel(f"{plan.shown.label} {'minus dense' if plan.smaller else 'in the end'}")
         trained = "whole" if share >= 1 else f"for {share:.0%} of its time"
         style.caption(
             fig,

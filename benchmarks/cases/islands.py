@@ -21,7 +21,7 @@ from benchmarks.process_group import added, processes, run_process
 from regimes.collectives.processes import ProcessWorld
 from regimes.models import build
 
-RANKS, TARGET = (1, 2, 4), 1.6
+RANKS, TARGET = (1, 2, 4), 1.8
 PROCESSES, ISLANDS = 4, 2
 PASSES = 3
 

@@ -4,7 +4,7 @@ Seconds of an epoch of `smoke` and of a unit of `lm-small` with both, against th
 compression and communication of the same epochs: a short run by each policy of the tournament at
 its thresholds. Instruments are clocked by the run; a decision is timed after 24 epochs, the run's
 own repeated, and a late one after 1,000 and 20,000, against that after 24. The note has the parts,
-and what the statistics send, of dense's bytes.
+and what the statistics send, of dense's bytes. The last rows of `smoke` measure less often.
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ ARMS = (
     "l-greco accordion",
     "gravac",
 )
+FEWER = {  # settings that measure on fewer steps or epochs, by arm
+    "error-ladder": ["instruments.error.stride=16"],
+    "sharpness": [f"instruments.sharpness.every={every}" for every in (2, 4, 8)],
+}
 UNITS = (24, 1_000, 20_000)  # after which a decision is timed; the first is a whole run
 
 
@@ -117,4 +121,10 @@ def measure(limits: Limits, *, quick: bool) -> list[Row]:
         for name, (grid, length) in grids.items():
             for arm, cell in select(grid, ARMS, [length]).items():
                 found += rows(name, cell, Path(folder, name, arm), 6 if quick else 60)
+        grid, length = grids["smoke"][0], "epochs=8"  # a multiple of each `every`
+        for arm, settings in FEWER.items():
+            for setting in settings:
+                cell = select(grid, [arm], [length, setting])[arm]
+                whole, *_ = rows(f"smoke, {setting}", cell, Path(folder, setting, arm), 6)
+                found.append(whole)
     return found

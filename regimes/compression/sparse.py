@@ -29,9 +29,9 @@ from regimes.compression.base import (
 from regimes.compression.kernels import Workspace, on_gpu, random_rows
 from regimes.config import DENSE, Level
 from regimes.errors import require
-from regimes.seeding import Seed, fill, uniform
+from regimes.seeding import BLOCK, Seed, halves_of_words, uniform
 
-DRAWN = 1 << 15  # random numbers that a CPU draws and compares at once
+DRAWN = 2 * BLOCK  # random numbers that a CPU draws and compares at once
 IN_CACHE = 1 << 16  # values of short rows that it searches at once
 SMALL = 1 << 14  # values; for fewer the selection by a bound does not pay
 
@@ -179,13 +179,15 @@ def _drawn_places(seed: int, size: int, k: int) -> Int64[Tensor, " k"]:
     """Numbers above a bound are kept as they are drawn: very probably the k largest are among them,
     as four standard deviations more than k are expected."""
     bound = 1 - (k + 4 * math.sqrt(k) + 4) / size
-    places, values, part = [], [], np.empty(min(size, DRAWN), np.float32)
+    # compared as integers, which become numbers where they are kept
+    least = max(0, math.ceil(float(np.float32(bound)) * 2**24)) << 8
+    places, values = [], []
     for start in range(0, size, DRAWN):
-        numbers = part[: size - start]
-        fill(numbers, seed, start)
-        kept = np.flatnonzero(numbers >= bound)
+        count = min(DRAWN, size - start)
+        halves = halves_of_words(seed, start // 2, -(-count // 2))[:count]
+        kept = np.flatnonzero(halves >= least)
         places.append(kept + start)
-        values.append(numbers.take(kept))
+        values.append((halves.take(kept) >> 8).astype(np.float32) * np.float32(2**-24))
     found = np.concatenate(places)
     if len(found) < k:
         (drawn,) = uniform([(seed, size, 0)], torch.device("cpu"))

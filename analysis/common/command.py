@@ -23,7 +23,7 @@ import tyro
 from regimes.console import stdout
 from regimes.errors import ConfigError, RegimesError
 from regimes.inputs import track_inputs
-from regimes.plotting.offered import conditions
+from regimes.plotting.offered import conditions, drawn_by, printed
 from regimes.records import selecting, write_output
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 BLOCK = re.compile(r"^ {4}((?:regimes|python) .*?)(?:  +#.*)?$", re.MULTILINE)
 
 SELECT = (
-    "With --where FIELD=VALUE, e.g. --where optimizer.lr=0.4, only runs with that value are read."
+    "With --where FIELD=VALUE, e.g. --where optimizer.lr=0.4, only runs with that value are read. "
+    "Figures take --style paper, --width INCHES, --format png,svg,pdf and --plain."
 )
 
 Records = Annotated[Path, tyro.conf.arg(help="a folder of runs, or an archive of them")]
@@ -160,7 +161,8 @@ def start(main: Callable[..., Any], program: str = "", words: Sequence[str] | No
     """
     try:
         where, others = conditions(sys.argv[1:] if words is None else words)
-        with selecting(where, print_notes=True):
+        changes, others = printed(others)
+        with selecting(where, print_notes=True), drawn_by(changes):
             call(main, others, program or f"python {sys.argv[0]}")
         stdout.flush()
     except RegimesError as error:

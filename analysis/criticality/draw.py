@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 
-from regimes.plotting import style
+from regimes.plotting import canvas, style
 from regimes.plotting.groups import decays, tested_by
 from regimes.plotting.looks import Look, Metric
 from regimes.plotting.said import Estimate
@@ -70,8 +70,11 @@ def figure(
     rows = list(dict.fromkeys(scored["signal"]))
     cells = shades(signals).loc[rows]
     with style.theme():
-        fig = style.figure(5.4 + 0.17 * len(rows))
-        grid = fig.add_gridspec(3, 1, height_ratios=[2.0, 1.6, 0.3 + 0.17 * len(rows)])
+        fig, below = style.figure(5.4 + 0.17 * len(rows)), 0.3 + 0.17 * len(rows)
+        if canvas.is_narrow(fig):  # image and scores below one another
+            below *= 2
+            fig.set_figheight(canvas.HIGHEST)
+        grid = fig.add_gridspec(3, 1, height_ratios=[2.0, 1.6, below])
         _harm(fig.add_subplot(grid[0]), curve, looks, trunk, shown)
         first = felt[:MOST] or names[:1]
         onsets = sorted({*recovery.loc[recovery["arm"].isin(first), "onset"]})
@@ -196,7 +199,11 @@ def _signals(
     """The rows of the image and of both panels of scores, one line per signal."""
     import matplotlib as mpl
 
-    columns = place.subgridspec(1, 3, width_ratios=[2, 1, 1])
+    if narrow := canvas.is_narrow(fig):
+        above, below = place.subgridspec(2, 1, height_ratios=[1, 1.4])
+        columns = [above, *below.subgridspec(1, 2)]
+    else:
+        columns = [*place.subgridspec(1, 3, width_ratios=[2, 1, 1])]
     image = fig.add_subplot(columns[0])
     greys = mpl.colormaps["Greys"].with_extremes(bad=NO_VALUE)
     ends = (-0.5, cells.shape[1] - 0.5, len(cells) - 0.5, -0.5)
@@ -222,7 +229,8 @@ def _signals(
             line = looks[str(arm)].line | {"linestyle": "none"}
             ax.errorbar(part[column], part["place"], xerr=np.nan_to_num(bars), capsize=1.5, **line)
         ax.set(xlabel=label, ylim=(len(cells) - 0.5, -0.5), xlim=limits)
-        ax.set_yticks(range(len(cells)), [""] * len(cells))
+        named = narrow and number == 1
+        ax.set_yticks(range(len(cells)), cells.index if named else [""] * len(cells), fontsize=7)
     return cells.rename_axis("signal").reset_index().melt("signal", var_name="unit"), points
 
 

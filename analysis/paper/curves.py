@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pandas as pd
 
 from regimes.errors import require
-from regimes.plotting import panels, style
+from regimes.plotting import canvas, panels, style
 from regimes.plotting.curves import CLOCK as CLOCK
 from regimes.plotting.curves import curves, ends, has
 from regimes.plotting.curves import seconds as seconds
@@ -112,7 +112,7 @@ def _name(
     if len(last) > MOST:
         at = list(x).index("epoch") if "epoch" in x else 0
         handles, labels = axes[at].get_legend_handles_labels()
-        columns = style.legend_columns(labels, style.WIDTH, 3)
+        columns = canvas.legend_columns(labels, style.WIDTH, 3)
         fig.legend(handles, labels, loc="outside upper left", handlelength=4, ncols=columns)
         return
     name_ends(axes[-1], x[-1], last, shown, names)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 import seaborn as sns
 
-from regimes.plotting import panels, style
+from regimes.plotting import canvas, panels, style
 from regimes.plotting.looks import LOOKS, Metric, style_of
 from regimes.plotting.said import Estimate
 from regimes.plotting.words import answer, difference, headline, names_of, spoken
@@ -89,12 +89,13 @@ def figure2a(runs: Iterable[Record], schedule: str = "low") -> tuple[Figure, pd.
         size = 7.5 if len(layers) <= 30 else 4.5
         title = "layer, from input to output"
         fig.legend(
-            loc="outside right upper",
+            loc="outside upper left" if canvas.is_narrow(fig) else "outside right upper",
             title=title,
             ncols=1 if len(layers) <= 14 else 2,
             fontsize=size,
         )
-        ax.set_title(_fall(numbers, critical), loc="left", fontsize=9.5, pad=13)
+        if not canvas.says_beside(fig, headline=_fall(numbers, critical)):  # the legend is beside
+            ax.set_title(_fall(numbers, critical), loc="left", fontsize=9.5, pad=13)
         shaded = "Shaded: the hand-made critical windows. " if critical else ""
         style.caption(
             fig,
@@ -115,10 +116,12 @@ def figure2b(runs: Iterable[Record]) -> tuple[Figure, pd.DataFrame]:
     shown, said = tested_by(one), names_of(by_schedule)
     with style.theme():
         fig = style.figure(6.6)
+        if canvas.is_narrow(fig):  # four panels below one another
+            fig.set_figheight(canvas.HIGHEST)
         grid = fig.add_gridspec(2, 1, hspace=0.04)
         halves = [fig.add_subfigure(grid[i]) for i in range(2)]
         for (title, names), half in zip(PANELS.items(), halves, strict=True):
-            left, right = half.subplots(1, 2, sharey=True)
+            left, right = canvas.subplots(half, 1, 2, sharey=True)
             style.shade(left, windows(by_schedule))
             style.mark_decays(left, one)
             drawn = names + (strangers if title == RECOVER else ())

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.lines import Line2D
 
 from regimes.console.tables import Table
-from regimes.plotting import style
+from regimes.plotting import canvas, style
 from regimes.plotting.looks import named, styles_of
 from regimes.plotting.said import Estimate
 from regimes.plotting.words import headline
@@ -155,7 +155,7 @@ def _with_share(row: Row, label: str) -> str:
 def _legend(fig: Figure, looks: dict[str, Any]) -> None:
     """One legend of all panels, an entry per look."""
     lines = {look.label: Line2D([], [], label=look.label, **look.line) for look in looks.values()}
-    columns = style.legend_columns([*lines], style.WIDTH, 4)
+    columns = canvas.legend_columns([*lines], style.WIDTH, 4)
     place: Any = "outside upper left"
     fig.legend(handles=[*lines.values()], loc=place, ncols=columns, handlelength=3.5)
 

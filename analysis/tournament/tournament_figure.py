@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from regimes.console.units import human
-from regimes.plotting import style
+from regimes.plotting import canvas, style
 from regimes.plotting.groups import tested_by
 from regimes.plotting.words import headline
 
@@ -70,12 +70,14 @@ def figure(
     against = against[against["n"] > 0].reset_index(drop=True)
     with style.theme():
         fig = style.figure(1.9 + 0.165 * len(rows))
-        axes = fig.subplots(1, 4, sharey=True, width_ratios=[3, 3, 3, 2.4])
+        ratios = [3, 3] if canvas.is_narrow(fig) else [3, 3, 3, 2.4]
+        axes = fig.subplots(1, len(ratios), sharey=True, width_ratios=ratios)
         _metric(axes[0], rows, shown)
         markov.mark(axes[0], run, "x")
         _against(axes[1], against, shown, BLIND[kind])
-        _traffic(axes[2], rows)
-        _seconds(axes[3], rows, network)
+        if len(axes) > 2:  # a page has no room for four with a line for each arm
+            _traffic(axes[2], rows)
+            _seconds(axes[3], rows, network)
         axes[0].set_yticks(range(len(rows)), [names.spoken(arm) for arm in rows["arm"]], fontsize=7)
         for label, control in zip(axes[0].get_yticklabels(), rows["control"], strict=True):
             label.set_color("#666666" if control else "black")

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from regimes.config.arguments import checked
 from regimes.errors import RecordError, nearest
-from regimes.plotting import panels, style
+from regimes.plotting import canvas, panels, style
 from regimes.plotting.curves import curves, ends, has
 from regimes.plotting.groups import Groups, measured, tested_by, typical_run, windows
 from regimes.plotting.looks import Metric
@@ -34,6 +35,8 @@ def plot(
     column: str | None = None,
     against: Against = "epoch",
     where: Sequence[str] = (),
+    *,
+    ax: Axes | None = None,
 ) -> Figure:
     """Draw runs: one curve per schedule, the mean over seeds with its 95 % interval.
 
@@ -43,6 +46,11 @@ def plot(
             the runs were tested.
         against: the x axis, units or the floats sent so far.
         where: only runs of which this is true, e.g. ``["optimizer.lr=0.4"]``.
+        ax: draw into these axes of a figure of yours, with their legend and without title and
+            caption; default a figure of its own.
+
+    Returns:
+        The figure; with ``ax`` that of these axes.
 
     Raises:
         RecordError: no run, runs whose settings differ, or a column that they do not have.
@@ -58,6 +66,12 @@ def plot(
         if not all(has(run, shown) for run in runs):
             known = nearest(shown.name, map(str, runs[0].epochs.columns))
             raise RecordError(f"{runs[0].folder} has no column {shown.name!r}, {known}")
+    if ax is not None:
+        _draw(ax, by_schedule, against, shown, example)
+        ax.legend(handlelength=3.2)
+        whole = ax.get_figure(root=True)
+        assert whole is not None  # axes that are drawn into are in one
+        return whole
     fig, outside = lines(by_schedule, against, shown, example)
     counts = [len(runs) for runs in by_schedule.values()]
     spread = style.intervals_in_words(counts, len(counts), against == "epoch")
@@ -79,25 +93,31 @@ def lines(by_schedule: Groups, against: str, shown: Metric, example: Record) -> 
     Args:
         example: the run whose configuration and decays stand for all.
     """
-    outside = False
-    numbers, last = curves(by_schedule, shown), ends(by_schedule, shown)
     with style.theme():
         fig = style.figure(2.7 + 0.17 * ((len(by_schedule) + 1) // 2), WIDTH)
         ax = fig.add_subplot()
-        panels.draw_curves(ax, against, numbers, last, shown, names_of(by_schedule))
-        panels.format_axis(ax, against, last, example.config)
-        ax.set_ylabel(shown.axis)
-        if shown not in (TRAFFIC, BATCH):
-            outside = panels.limits(ax, numbers, shown, last)
-        elif numbers[shown.name].max() > panels.WIDE * numbers[shown.name].min():
-            style.log_axis(ax)
-        else:
-            ax.set_ylim(bottom=0)
-        if against == "epoch":
-            style.shade(ax, windows(by_schedule))
-            style.mark_decays(ax, example)
+        outside = _draw(ax, by_schedule, against, shown, example)
         handles, labels = ax.get_legend_handles_labels()
-        columns = style.legend_columns(labels, WIDTH, 2)
+        columns = canvas.legend_columns(labels, WIDTH, 2)
         place: Any = "outside upper left"
         fig.legend(handles, labels, loc=place, handlelength=3.2, columnspacing=1, ncols=columns)
     return fig, outside
+
+
+def _draw(ax: Axes, by_schedule: Groups, against: str, shown: Metric, example: Record) -> bool:
+    """One curve per schedule; returns whether values are outside of the axis."""
+    numbers, last = curves(by_schedule, shown), ends(by_schedule, shown)
+    outside = False
+    panels.draw_curves(ax, against, numbers, last, shown, names_of(by_schedule))
+    panels.format_axis(ax, against, last, example.config)
+    ax.set_ylabel(shown.axis)
+    if shown not in (TRAFFIC, BATCH):
+        outside = panels.limits(ax, numbers, shown, last)
+    elif numbers[shown.name].max() > panels.WIDE * numbers[shown.name].min():
+        style.log_axis(ax)
+    else:
+        ax.set_ylim(bottom=0)
+    if against == "epoch":
+        style.shade(ax, windows(by_schedule))
+        style.mark_decays(ax, example)
+    return outside

@@ -8,13 +8,15 @@ whose ``offers()`` gives a dictionary of name to `Offer`. The study of the paper
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from regimes.config.entry_points import entry_points
 from regimes.console import stdout
 from regimes.console.tables import Table
-from regimes.errors import ConfigError, nearest
+from regimes.errors import ConfigError, nearest, require
 from regimes.records import selecting
 
 GROUP = "regimes.figures"
@@ -68,8 +70,9 @@ def begin(name: str, words: Sequence[str]) -> None:
     known = offered()
     if name not in known:
         raise ConfigError(f"no figure {name!r}: {nearest(name, known, 'regimes figure')}")
-    where, rest = conditions(words)
-    with selecting(where, print_notes=True):
+    where, words = conditions(words)
+    changes, rest = printed(words)
+    with selecting(where, print_notes=True), drawn_by(changes):
         known[name].start(rest)
 
 
@@ -82,16 +85,63 @@ def conditions(words: Sequence[str]) -> tuple[list[str], list[str]]:
     Raises:
         ConfigError: ``--where`` without a value.
     """
-    where, rest, remaining = [], [], iter(words)
-    for word in remaining:
-        option, sign, value = word.partition("=")
-        if option == "--where":
-            where.append(value if sign else next(remaining, ""))
-        else:
-            rest.append(word)
+    where, rest = _taken(words, "--where")
     if not all(where):
         raise ConfigError("--where needs FIELD=VALUE, e.g. --where optimizer.lr=0.4")
     return where, rest
+
+
+def printed(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """(how the figure comes out, as `canvas.Options` has it; the other words): ``--style paper``,
+    ``--width``, ``--format`` and ``--plain`` are options of every figure.
+
+    >>> printed(["runs/small", "--width", "3.3", "--plain", "--format", "pdf,svg"])
+    ({'width': 3.3, 'formats': ('pdf', 'svg'), 'plain': True}, ['runs/small'])
+
+    Raises:
+        ConfigError: a width that is no number.
+    """
+    changes: dict[str, Any] = {}
+    styles, others = _taken(words, "--style")
+    if {*styles} == {"paper"}:  # another one is an option of the figure itself
+        words, changes = others, {"width": 3.3, "formats": ("pdf", "png"), "plain": True}
+    widths, words = _taken(words, "--width")
+    formats, words = _taken(words, "--format")
+    for text in widths:
+        try:
+            changes["width"] = float(text)
+        except ValueError:
+            require(False, "--width", text, "a number of inches, e.g. 3.3")
+    if formats:
+        changes["formats"] = tuple(x for text in formats for x in text.split(","))
+    if "--plain" in words:
+        words = [word for word in words if word != "--plain"]
+        changes["plain"] = True
+    return changes, words
+
+
+@contextmanager
+def drawn_by(changes: Mapping[str, Any]) -> Iterator[None]:
+    """Figures come out by these `canvas.options`; without any matplotlib is not imported."""
+    if not changes:
+        yield
+        return
+    from regimes.plotting.canvas import options
+
+    with options(**changes):
+        yield
+
+
+def _taken(words: Sequence[str], name: str) -> tuple[list[str], list[str]]:
+    """The values of an option, given as ``--name VALUE`` or ``--name=VALUE``; the other words."""
+    values, rest, remaining = [], [], iter(words)
+    for word in remaining:
+        option, sign, value = word.partition("=")
+        if option == name:
+            values.append(value if sign else next(remaining, ""))
+        else:
+            rest.append(word)
+    return values, rest
 
 
 def show() -> None:
@@ -107,4 +157,6 @@ def show() -> None:
         table = Table(heads, [row[: len(heads)] for row in rows], texts=len(heads), title=title)
         console.print(table.drawn(), "")
     print("regimes figure NAME RECORDS draws; regimes figure NAME --help says what else it takes;")
-    print("all take --where FIELD=VALUE, e.g. --where optimizer.lr=0.4: only runs with that value")
+    print("all take --where FIELD=VALUE, e.g. --where optimizer.lr=0.4: only runs with that value;")
+    print("--style paper: PDF and PNG, 3.3 inches wide, title and caption in a text file beside;")
+    print("--width INCHES, --format png,svg,pdf and --plain: each of these by itself")

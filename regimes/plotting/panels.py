@@ -18,7 +18,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
 from regimes.config import as_level
-from regimes.plotting import style
+from regimes.plotting import canvas, style
 from regimes.plotting.groups import compressed
 from regimes.plotting.looks import LEVELS, Look, Metric, level_text, order, style_of, styles_of
 from regimes.records import Record, unit_name
@@ -98,7 +98,8 @@ def format_axis(ax: Axes, against: str, last: pd.DataFrame, config: dict[str, An
     if last[against].max() > WIDE * last[against].min() > 0:
         ax.set_xscale("log")
         low, high = ax.get_xlim()
-        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 200 * low else (1,)))
+        few = high < (20 if canvas.is_narrow(ax.figure) else 200) * low
+        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,)))
         ax.xaxis.set_minor_locator(NullLocator())
     else:
         ax.set_xlim(left=0)
@@ -257,7 +258,8 @@ def bands(
         width: inches.
 
     Returns:
-        The figure, and its numbers: schedule, detector, epoch, n, critical (mean over seeds).
+        The figure, of as many schedules as a page has room for, and the numbers of all: schedule,
+        detector, epoch, n, critical (mean over seeds).
     """
     by = ["schedule", "detector", "epoch"]
     numbers = result.epochs.groupby(by, as_index=False, sort=False).agg(
@@ -266,7 +268,9 @@ def bands(
     costs = detect.over_seeds(result.detectors, "detectors")
     schedules, names = order(numbers["schedule"]), list(dict.fromkeys(numbers["detector"]))
     with style.theme():
-        fig = style.figure(0.9 + len(schedules) * (0.65 + 0.27 * len(names)), width)
+        each = 0.65 + 0.27 * len(names) + 0.4 * (width > (canvas.current().width or width))
+        schedules = schedules[: max(1, int((canvas.HIGHEST - 0.9) / each))]
+        fig = style.figure(0.9 + len(schedules) * each, width)
         panels = fig.subplots(len(schedules), 1, squeeze=False)[:, 0]
         for ax, schedule in zip(panels, schedules, strict=True):
             shown = numbers[numbers["schedule"] == schedule]
@@ -278,9 +282,15 @@ def bands(
             label = style_of(schedule).label + detect.intervals(result, schedule)
             ax.set_title(label, loc="left", pad=13)
         panels[-1].set_xlabel(unit_name(runs[0].config))
-        bar = fig.colorbar(image, ax=list(panels), shrink=0.6, aspect=20, pad=0.02)
-        bar.ax.yaxis.set_major_formatter(PercentFormatter(1.0))
-        bar.set_label("layers (and seeds)\ncalled critical")
+        if canvas.is_narrow(fig):
+            below: Any = {"location": "bottom", "aspect": 30}
+            fig.colorbar(image, ax=list(panels), format=PercentFormatter(1.0), **below).set_label(
+                "layers (and seeds) called critical"
+            )
+        else:
+            bar = fig.colorbar(image, ax=list(panels), shrink=0.6, aspect=20, pad=0.02)
+            bar.ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+            bar.set_label("layers (and seeds)\ncalled critical")
     return fig, numbers
 
 

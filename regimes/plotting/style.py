@@ -21,6 +21,8 @@ from matplotlib.text import Text
 from matplotlib.ticker import LogLocator, NullLocator
 
 from regimes.config import as_level
+from regimes.plotting import canvas
+from regimes.plotting.canvas import Canvas
 from regimes.plotting.groups import decays
 from regimes.policies.schedules import in_words
 from regimes.records import NOT_RECORDED, OWN, Record, count_units, write_output, write_table
@@ -54,11 +56,12 @@ def theme() -> AbstractContextManager[None]:
             "legend.fontsize": 7.5,
             "legend.title_fontsize": 7.5,
             "svg.hashsalt": "regimes",
+            "pdf.fonttype": 42,  # TrueType: journals refuse Type 3
         }
     )
 
 
-class Shown(Figure):
+class Shown(Canvas):
     """A figure that Jupyter shows as the last value of a cell, without pyplot."""
 
     def _repr_png_(self) -> bytes:
@@ -67,8 +70,9 @@ class Shown(Figure):
 
 
 def figure(height: float, width: float = WIDTH) -> Figure:
-    """An empty figure, inches; not known to pyplot, so it needs no closing."""
-    return Shown(figsize=(width, height), dpi=DPI, layout="constrained")
+    """An empty figure, inches; not known to pyplot, so it needs no closing. The present
+    `canvas.options` may give it another width."""
+    return Shown(width, height, DPI)
 
 
 # -- texts of all figures --------------------------------------------------------------------
@@ -139,16 +143,6 @@ def levels(config: dict[str, Any]) -> str:
     return f"{compressed}; batch per worker ({sizes})" if sizes else compressed
 
 
-def legend_columns(labels: Sequence[str], width: float, most: int) -> int:
-    """How many columns of a legend fit into so many inches, at most ``most``.
-
-    >>> [legend_columns(labels, 4.8, 2) for labels in (["low", "high"], ["a long name" * 4])]
-    [2, 1]
-    """
-    letters = max(map(len, labels), default=0) + 10  # with the line and the space between columns
-    return max(1, min(most, int(20 * width / letters)))
-
-
 def seeds_in_words(counts: Sequence[int]) -> str:
     """ "n = 5 seeds", or a range."""
     count = " to ".join(map(str, sorted({min(counts), max(counts)})))
@@ -173,6 +167,8 @@ def intervals_in_words(
 
 def caption(fig: Figure, text: str) -> None:
     """A small wrapped paragraph below the figure; the layout makes room for it."""
+    if canvas.says_beside(fig, caption=text):
+        return
     letters = round(CAPTION_LETTERS * fig.get_size_inches()[0] / WIDTH)
     wrapped = "\n".join(textwrap.wrap(text, letters))  # keeps non-breaking spaces
     fig.supxlabel(wrapped, x=0.012, ha="left", fontsize=7, color="#444444", linespacing=1.35)
@@ -222,8 +218,9 @@ def mark_decays(ax: Axes, run: Record, labelled: bool = True, behind: str | None
 def _show_where_room(ax: Axes, texts: dict[float, Text]) -> None:
     """Show each text within the x limits that is far enough from the last one shown."""
     (low, high), last = ax.get_xlim(), -math.inf
+    room = 0.3 if canvas.is_narrow(ax.figure) else 0.15
     for x, text in texts.items():
-        shown = low <= x <= high and x - last > 0.15 * (high - low)
+        shown = low <= x <= high and x - last > room * (high - low)
         text.set_visible(shown)
         last = x if shown else last
 
@@ -238,22 +235,33 @@ def shade(ax: Axes, windows: Iterable[Sequence[int]]) -> None:
 
 
 def save(fig: Figure, stem: Path, numbers: pd.DataFrame) -> list[Path]:
-    """``stem``.png, .svg, and .csv with the plotted numbers in full precision. The same numbers
-    give the same bytes."""
-    png, svg, csv = paths = [stem.with_name(f"{stem.name}.{x}") for x in ("png", "svg", "csv")]
+    """``stem``.png and .svg, or the formats of the present `canvas.options`, and .csv with the
+    plotted numbers in full precision; of a plain figure also .txt with title and caption. The same
+    numbers give the same bytes."""
+    kinds = canvas.current().formats
+    *pictures, csv = paths = [stem.with_name(f"{stem.name}.{x}") for x in (*kinds, "csv")]
     _plain_where_no_formula(fig)
-    write_output(png, drawn(fig, "png"))
-    write_output(svg, drawn(fig, "svg"))
+    for path, kind in zip(pictures, kinds, strict=True):
+        write_output(path, drawn(fig, kind, letters=True))
     write_table(csv, numbers)
+    if isinstance(fig, Canvas) and fig.plain:
+        paths.append(csv.with_suffix(".txt"))
+        write_output(paths[-1], "\n\n".join(filter(None, (fig.headline, fig.caption))) + "\n")
     return paths
 
 
-def drawn(fig: Figure, kind: str = "svg", dpi: int = DPI) -> bytes:
-    """A figure as a file without date and version."""
+def drawn(fig: Figure, kind: str = "svg", dpi: int = DPI, letters: bool = False) -> bytes:
+    """A figure as a file without date and version.
+
+    Args:
+        letters: an SVG has its text as text, in the reader's fonts, and not as outlines.
+    """
     buffer = io.BytesIO()
-    unsaid = dict.fromkeys(("Software",) if kind == "png" else ("Date", "Creator"))
-    with theme():
-        fig.savefig(buffer, format=kind, dpi=dpi, metadata=unsaid)
+    unsaid = {"png": ("Software",), "pdf": ("Creator", "Producer", "CreationDate")}
+    metadata = dict.fromkeys(unsaid.get(kind, ("Date", "Creator")))
+    with theme(), mpl.rc_context({"svg.fonttype": "none"} if letters else {}):
+        canvas.complete_labels(fig)
+        fig.savefig(buffer, format=kind, dpi=dpi, metadata=metadata)
     return _smaller(buffer) if kind == "png" else buffer.getvalue()
 
 

@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from regimes.config import as_level
+from regimes.plotting import canvas
 from regimes.plotting.curves import values
 from regimes.plotting.groups import BASELINES, Groups
 from regimes.plotting.looks import Look, Metric, level_text, style_of
@@ -90,6 +91,8 @@ def sent_by(runs: Sequence[Record]) -> float:
 
 def headline(fig: Figure, text: str) -> None:
     """The title of a whole figure, at its upper left; above a legend that stands there."""
+    if canvas.says_beside(fig, headline=text):
+        return
     letters = round(TITLE_LETTERS * fig.get_size_inches()[0] / 7.2)
     wrapped = "\n".join(textwrap.wrap(text, letters))
     look: Any = {"fontsize": 9.5, "color": "#111111"}

@@ -1,0 +1,114 @@
+"""How figures come out: files, fonts, width, text beside them (oracle: the files themselves)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+import regimes
+from analysis.findings.sources import records
+from regimes.errors import ConfigError
+from regimes.plotting import canvas, offered, style
+from regimes.plotting.words import headline
+
+TITLE, CAPTION = "Rank 4 ends 0.2 bits lower", "Left: curves. Right: ends. Mean over n = 3 seeds."
+
+
+def two_panels() -> Figure:
+    with style.theme():
+        fig = style.figure(3.3)
+        left, right = fig.subplots(1, 2, sharey=True, width_ratios=[2, 1])
+        left.plot([0, 1, 2], [1, 2, 3], label="rank 4")
+        left.plot([0, 1, 2], [3, 1, 2], label="a schedule with a long name")
+        right.errorbar([0.5], [2.0], [0.3])
+        left.set_ylabel("test bits per byte")
+        right.set_xlabel("floats sent")
+        left.set_title("what all schedules have reached after each of the epochs", loc="left")
+        fig.legend(loc="outside upper left", ncols=3)
+        headline(fig, TITLE)
+        style.caption(fig, CAPTION)
+    return fig
+
+
+def saved(folder: Path, **changes: Any) -> tuple[Figure, dict[str, bytes]]:
+    with canvas.options(**changes):
+        fig = two_panels()
+        paths = style.save(fig, folder / "shown", pd.DataFrame({"a": [1.0]}))
+    return fig, {path.suffix: path.read_bytes() for path in paths}
+
+
+def test_files_have_fonts_that_journals_take_and_text_as_text(tmp_path: Path) -> None:
+    _, files = saved(tmp_path, formats=("png", "svg", "pdf"))
+    assert files.keys() == {".png", ".svg", ".pdf", ".csv"}
+    assert b"/Type3" not in files[".pdf"]
+    assert b"/CIDFontType2" in files[".pdf"]  # TrueType: "Type 42"
+    words = " ".join(re.findall(r"<text[^>]*>([^<]+)", files[".svg"].decode()))
+    assert "test bits per byte" in words
+    assert "rank 4" in words
+    again = saved(tmp_path / "again", formats=("png", "svg", "pdf"))[1]
+    assert again == files
+
+
+def test_a_plain_figure_has_its_texts_beside_it(tmp_path: Path) -> None:
+    fig, files = saved(tmp_path, plain=True)
+    drawn = " ".join(text.get_text() for text in fig.findobj(Text))
+    assert "Rank 4 ends" not in drawn
+    assert "Mean over" not in drawn
+    assert files[".txt"].decode() == f"{TITLE}\n\n{CAPTION}\n"
+    assert ".txt" not in saved(tmp_path / "whole")[1]
+
+
+def test_a_narrow_figure_stands_in_one_column_and_within_its_width(tmp_path: Path) -> None:
+    fig, files = saved(tmp_path, width=3.3, plain=True)
+    assert fig.get_figwidth() == 3.3
+    assert fig.get_figheight() <= canvas.HIGHEST
+    above, below = fig.axes
+    assert below.get_position().y1 < above.get_position().y0
+    assert below.get_ylabel() == above.get_ylabel()
+    box = fig.get_tightbbox()
+    assert box.x0 > -0.02
+    assert box.x1 < 3.32
+    assert files[".txt"].decode().startswith(f"{TITLE}\n\nAbove: curves. Below: ends.")
+
+
+def test_options_end_with_their_block(tmp_path: Path) -> None:
+    saved(tmp_path, width=3.3)
+    assert canvas.current() == canvas.Options()
+    assert two_panels().get_figwidth() == style.WIDTH
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--width", "wide"], "--width = 'wide'"),
+        (["--width", "0.5"], "--width = 0.5"),
+        (["--format", "gif"], "--format = 'gif'"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(words: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        canvas.Options(**offered.printed(words)[0])
+
+
+def points(ax: Axes) -> list[Any]:
+    return [np.asarray(line.get_xydata()).tolist() for line in ax.lines]
+
+
+def test_curves_are_drawn_into_axes_of_ones_own() -> None:
+    done_runs = records("lm-demo")
+    fig, (first, second) = plt.subplots(1, 2)
+    assert regimes.plot(done_runs, ax=second) is fig
+    assert not first.lines
+    alone = regimes.plot(done_runs).axes[0]
+    assert points(second) == points(alone)
+    assert second.get_legend() is not None
+    plt.close(fig)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import html
 import json
 import sys
 import types
@@ -161,3 +162,22 @@ def _describe(kind: Any) -> str:
     if get_origin(kind) is dict or dataclasses.is_dataclass(kind):
         return "a table"
     return str(kind)
+
+
+def fields_as_html(config: Any, usual_one: Any) -> str:
+    """A table of the fields that have other values than in the usual one, by dotted name."""
+    usual, rows = _dotted(to_dict(usual_one)), []
+    for name, value in _dotted(to_dict(config)).items():
+        if usual.get(name, ...) != value:
+            cells = html.escape(name), html.escape(json.dumps(value, ensure_ascii=False))
+            rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+    body = "".join(rows) or "<tr><td>all fields have their defaults</td></tr>"
+    return f"<table>{body}</table>"
+
+
+def _dotted(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in table.items():
+        inner = isinstance(value, Mapping)
+        found |= _dotted(value, f"{before}{name}.") if inner else {before + name: value}
+    return found

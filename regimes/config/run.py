@@ -22,7 +22,7 @@ from regimes.config.bounds import (
     Share,
     Timeout,
 )
-from regimes.config.convert import to_dict
+from regimes.config.convert import fields_as_html, to_dict
 from regimes.config.interventions import interventions
 from regimes.config.level import AnyLevel
 from regimes.config.registry import Registry
@@ -269,6 +269,10 @@ class RunConfig:
     timeout: Timeout = 600.0  # seconds that a process waits for the others
     bucket_mb: Positive = 25.0  # gradients that are reduced at once, while backward goes on
     reporters: tuple[str, ...] = ()
+
+    def _repr_html_(self) -> str:
+        """In a notebook, the fields that differ from their defaults."""
+        return fields_as_html(self, RunConfig())
 
     @staticmethod
     def known_beside() -> Registry:

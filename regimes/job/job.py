@@ -83,6 +83,15 @@ class Job:
         self.closed = self.continued = self.record_opened = self.has_record = False
         self.branched: int | None = None
 
+    def __repr__(self) -> str:
+        """One line."""
+        world, compressed = self.world, sum(layer.compressed for layer in self.layers)
+        state = "closed" if self.closed else f"process {world.rank} of {world.processes}"
+        return (
+            f"<{type(self).__name__}: {compressed} of {len(self.layers)} layers compressed, "
+            f"{state}, {len(self.rows)} units recorded>"
+        )
+
     @property
     def traffic(self) -> Traffic:
         """What this process has had for others since training began (see `Traffic`), detectors'

@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Sequence
 from functools import partialmethod
 from typing import Any, Protocol, runtime_checkable
 
+from regimes.console.notebook import Line, in_notebook
 from regimes.errors import RecordError
 from regimes.job.termination import Terminated
-from regimes.records import Header, Row
+from regimes.records import Header, Row, unit_name, units
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +27,51 @@ class Reporter(Protocol):
     def step(self, epoch: int, done: int, steps: int) -> None: ...
     def epoch(self, row: Row, seconds: dict[str, float]) -> None: ...
     def stop(self, message: str) -> None: ...
+
+
+class CellLine:
+    """One line of progress in a notebook's cell: unit, step, seconds so far and left. It is gone at
+    the end."""
+
+    def start(self, header: Header, rows: list[Row]) -> None:
+        self._line, self._began, self._before = Line(), time.monotonic(), len(rows)
+        self._unit = unit_name(header["config"]).partition(" ")[0]
+        self._units, self._metric = units(header), header["metric"]
+        self._last = ""
+
+    def step(self, epoch: int, done: int, steps: int) -> None:
+        part = epoch - self._before + done / steps
+        spent = time.monotonic() - self._began
+        of = "" if self._units is None else f" of {self._units}"
+        left = ""
+        if self._units is not None:
+            seconds = spent / part * (self._units - self._before - part)
+            left = f", {in_minutes(seconds)} left"
+        self._line.show(
+            f"{self._unit} {epoch + 1}{of}, step {done} of {steps}: {in_minutes(spent)}{left}"
+            f"{self._last}"
+        )
+
+    def epoch(self, row: Row, seconds: dict[str, float]) -> None:
+        value = row["metric"]
+        self._last = "" if value is None else f", {self._metric} {value:.4g}"
+
+    def stop(self, message: str) -> None:
+        self._line.clear(message)
+
+
+def in_minutes(seconds: float) -> str:
+    """Minutes and seconds.
+
+    >>> in_minutes(75.2)
+    '1:15'
+    """
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def usual() -> Sequence[Reporter]:
+    """What shows a training where nothing else was chosen: a line in a notebook's cell."""
+    return (CellLine(),) if in_notebook() else ()
 
 
 class Reporters:

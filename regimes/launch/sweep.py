@@ -242,7 +242,7 @@ def run_cell(folder: Path, config: RunConfig, task: Task | None = None) -> str |
     if config.branch is not None and in_use(trunk := located(folder, config.branch.of)):
         return InUse(f"another process is writing to its trunk, {trunk}")
     try:
-        run(config, folder, resume=(folder / "run.json").exists(), task=task)
+        run(config, folder, resume=(folder / "run.json").exists(), reporters=(), task=task)
     except termination.Terminated:
         raise  # ends the ablation, not this run alone
     except FolderInUse as error:

@@ -23,6 +23,7 @@ from regimes.records.files import check_output, check_regular, write_output
 from regimes.records.lines import collection_paused, content
 from regimes.records.reader import Record, find, load
 from regimes.records.selection import select_and_separate
+from regimes.records.shown import RunList
 
 LARGEST_ARCHIVE, LARGEST_EXTENSION = 2**33, 2**20  # bytes, unpacked
 DEEPEST = 100  # folders in folders: making and removing them recurses
@@ -118,7 +119,7 @@ def load_all(*folders: str | Path, where: Sequence[str] = ()) -> list[Record]:
         if not there:
             raise RecordError(f"no run in or under {folder}")
         runs += there
-    return select_and_separate(runs, where)
+    return RunList(select_and_separate(runs, where))
 
 
 def pack(folder: str | Path, archive: str | Path) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from regimes.config.arguments import checked
 from regimes.errors import RecordError
+from regimes.records import shown
 from regimes.records.branches import read_all, read_rows
 from regimes.records.extent import complete, progress
 from regimes.records.fields import Fields, header_fields, identifying
@@ -29,7 +30,7 @@ COMPUTED = ("seconds_", "total_")  # prefixes of columns that are no part of a r
 IN_EVERY_ROW = ("train_loss", "test_loss", "metric", "floats", "bytes")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Record:
     """A run read back.
 
@@ -51,6 +52,14 @@ class Record:
     processes: list[dict[str, Any]] = field(default_factory=list)
     clock: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     variant: str = ""
+
+    def __repr__(self) -> str:
+        """One line: the rows of a run would be thousands."""
+        trained = progress(self.header, self.rows, " of ")
+        return f"<Record {self.name}, seed {self.seed}: {trained}, {self.folder}>"
+
+    def _repr_html_(self) -> str:
+        return shown.as_html([shown.of_run(self)])
 
     @property
     def config(self) -> dict[str, Any]:

@@ -64,7 +64,10 @@ class RecordWriter:
         writer = cls(folder)
         with writer._close_on_error():
             if (folder / "run.json").exists() and read_lines(folder / "epochs.jsonl"):
-                how = "continue it with --resume or choose another folder (--out)"
+                how = (
+                    "continue it with --resume (in Python resume=True) or choose another folder "
+                    "(--out)"
+                )
                 raise RecordError(f"{folder} already holds a run: {how}")
             text = _header_text({"schema": SCHEMA, **header}, folder)
             writer._header = json.loads(text)

@@ -29,7 +29,7 @@ def branch(
     length: int | None = None,
     skip: bool = False,
     set: Mapping[str, Any] | Sequence[str] = (),
-    reporters: Sequence[Reporter] = (),
+    reporters: Sequence[Reporter] | None = None,
     model: nn.Module | Callable[[], nn.Module] | None = None,
     train_data: Any = None,
     test_data: Any = None,

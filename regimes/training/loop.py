@@ -10,16 +10,16 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from regimes.collectives.agreement import check_same_weights, fingerprint
 from regimes.config import DENSE, AnyLevel, RunConfig
 from regimes.config.arguments import checked
 from regimes.data import Task
-from regimes.errors import RegimesError
+from regimes.errors import RegimesError, require
 from regimes.instruments.panel import check_measured
 from regimes.job.clock import LOOP, Clock
-from regimes.job.reporters import Reporter, Reporters
+from regimes.job.reporters import Reporter, Reporters, usual
 from regimes.job.rows import traffic_columns
 from regimes.job.termination import GracefulShutdown, Terminated
 from regimes.records import Record, RecordWriter, Row, complete, load, read_header, unit_name
@@ -42,8 +42,8 @@ def run(
     config: RunConfig,
     out: str | Path,
     *,
-    resume: bool = False,
-    reporters: Sequence[Reporter] = (),
+    resume: bool | Literal["auto"] = False,
+    reporters: Sequence[Reporter] | None = None,
     task: Task | None = None,
     shards: int = 1,
 ) -> Record:
@@ -52,8 +52,11 @@ def run(
     Under torchrun every process calls this; a single process simulates all workers.
 
     Args:
-        resume: continue the run in ``out`` from its newest complete checkpoint, bit for bit.
+        resume: continue the run in ``out`` from its newest complete checkpoint, bit for bit;
+            "auto": if there is one. A cell with "auto" can be run again after a stop, and after the
+            end it returns the record.
         reporters: called as the run proceeds; an exception in one does not end the training.
+            Default one line of progress in a notebook, and none elsewhere.
         task: model and data in place of those that the configuration names.
         shards: so many consecutive processes are an island that holds each of its workers together:
             FSDP2 divides the model, its gradients and its optimiser among them. Numbers and record
@@ -64,9 +67,24 @@ def run(
         TrainingError: a non-finite loss or a lost process; the record is intact.
     """
     out = record_folder(out)
+    good = isinstance(resume, bool) or resume == "auto"
+    require(good, "resume", resume, 'True, False or "auto"')
+    if resume == "auto":
+        resume = has_epoch(out)
+    reporters = usual() if reporters is None else reporters
     for phase in remaining(phases(resolve(config), out), out, resume):
         resume = _run_phase(phase, out, resume, reporters, task, shards)
     return load(out)
+
+
+def has_epoch(out: Path) -> bool:
+    """Is there a run to go on with? A record without an epoch, such as one that its first loss has
+    stopped, is replaced."""
+    rows = out / "epochs.jsonl"
+    if not (out / "run.json").exists() or not rows.exists():
+        return False
+    with rows.open("rb") as file:
+        return file.readline().endswith(b"\n")
 
 
 def _run_phase(

@@ -55,7 +55,7 @@ def simulate(
     seed: int = 0,
     name: str | None = None,
     set: Mapping[str, Any] | None = None,
-    reporters: Sequence[Reporter] = (),
+    reporters: Sequence[Reporter] | None = None,
     shards: int = 1,
 ) -> Record:
     """Train a copy of a model on simulated workers, and leave a record.
@@ -119,8 +119,7 @@ def simulate(
         name=name,
         set=set,
     )
-    resume = (folder / "run.json").exists() and _has_epoch(folder)
-    return run(config, folder, resume=resume, reporters=reporters, task=task, shards=shards)
+    return run(config, folder, resume="auto", reporters=reporters, task=task, shards=shards)
 
 
 def own_training(
@@ -162,15 +161,6 @@ def own_training(
     PlugIns.of(config)  # refuses what does not go with a model and data of the user's own
     made = own_task(model, train_data, test_data, own.loss, own.metric, own.loss_weight)
     return config, made
-
-
-def _has_epoch(folder: Path) -> bool:
-    """A record without an epoch, such as one that its first loss has stopped, is replaced."""
-    rows = folder / "epochs.jsonl"
-    if not rows.exists():
-        return False
-    with rows.open("rb") as file:
-        return file.readline().endswith(b"\n")
 
 
 def _table(registry: Registry, given: Any) -> dict[str, Any]:

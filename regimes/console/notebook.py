@@ -1,0 +1,45 @@
+"""One line of progress in a notebook's cell, replaced in place and gone at the end."""
+
+from __future__ import annotations
+
+import html
+import sys
+import time
+from typing import Any
+
+SOON, AGAIN = 0.5, 0.25  # seconds before the first line, and between two
+
+
+def in_notebook() -> bool:
+    """Does this code run in a cell of Jupyter?"""
+    shell = sys.modules.get("IPython")  # it is imported there, and costs a second elsewhere
+    running = shell.get_ipython() if shell is not None else None
+    return getattr(running, "kernel", None) is not None
+
+
+class Line:
+    """The line; nothing is displayed of work that takes less than `SOON` seconds."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._next = time.monotonic() + SOON
+
+    def show(self, text: str) -> None:
+        """Replace the line, at most four times a second."""
+        if (now := time.monotonic()) < self._next:
+            return
+        self._next = now + AGAIN
+        self._display(f"<span style='font-family:monospace'>{html.escape(text)}</span>")
+
+    def clear(self, text: str = "") -> None:
+        """Leave nothing, or a last text."""
+        if self._handle is not None or text:
+            self._display(f"<span>{html.escape(text)}</span>" if text else "")
+
+    def _display(self, content: str) -> None:
+        from IPython.display import HTML, display
+
+        if self._handle is None:
+            self._handle = display(HTML(content), display_id=True)
+        else:
+            self._handle.update(HTML(content))

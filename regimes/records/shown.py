@@ -1,0 +1,65 @@
+"""What a notebook's cell shows of records: a row for a run, a row for each schedule of many."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from regimes.records.extent import progress
+
+if TYPE_CHECKING:
+    from regimes.records.reader import Record
+
+
+class RunList(list["Record"]):
+    """Runs, as a list; a notebook shows a row for each schedule."""
+
+    def _repr_html_(self) -> str:
+        by_name: dict[str, list[Record]] = {}
+        for run in self:
+            by_name.setdefault(run.name, []).append(run)
+        return as_html([of_schedule(name, runs) for name, runs in by_name.items()])
+
+
+def of_run(run: Record) -> dict[str, Any]:
+    """A run in a few words."""
+    shown = {
+        "schedule": run.name,
+        "seed": run.seed,
+        "trained": progress(run.header, run.rows, " of "),
+        run.header["metric"]: last_metric(run),
+        "MB sent by a worker": sent(run),
+        "folder": str(run.folder),
+    }
+    return {name: value for name, value in shown.items() if value is not None}
+
+
+def of_schedule(name: str, runs: Sequence[Record]) -> dict[str, Any]:
+    """All runs of a schedule; numbers are means."""
+    ends = [end for run in runs if (end := last_metric(run)) is not None]
+    return {
+        "schedule": name,
+        "seeds": len(runs),
+        "finished": sum(run.finished for run in runs),
+        runs[0].header["metric"]: math.fsum(ends) / len(ends) if ends else None,
+        "MB sent by a worker": math.fsum(map(sent, runs)) / len(runs),
+    }
+
+
+def last_metric(run: Record) -> float | None:
+    """Of the last row that has one."""
+    known = (row["metric"] for row in reversed(run.rows) if row["metric"] is not None)
+    return next(known, None)
+
+
+def sent(run: Record) -> float:
+    """MB that a worker has sent."""
+    return math.fsum(row["bytes"] for row in run.rows) / 1e6
+
+
+def as_html(rows: Sequence[dict[str, Any]]) -> str:
+    import pandas as pd
+
+    table = pd.DataFrame(rows)
+    return table.to_html(index=False, na_rep="", float_format="{:.4g}".format, border=0)

@@ -1,0 +1,89 @@
+"""What a notebook's cell shows (oracle: the records' own numbers; the text of a cell)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import regimes
+from analysis.findings.sources import records
+from regimes.config import RunConfig, override_fields
+from regimes.console import notebook
+from regimes.errors import ConfigError, RecordError
+from regimes.job.reporters import CellLine, usual
+from regimes.presets import get_preset
+from regimes.records import load_all
+
+TINY = override_fields(get_preset("smoke"), {"epochs": 2, "workers": 2})
+
+
+def test_a_run_is_one_line_and_a_row() -> None:
+    run = records("lm-demo")[0]
+    assert len(repr(run)) < 200
+    assert "\n" not in repr(run)
+    cells = re.findall(r"<td>(.*?)</td>", run._repr_html_())
+    assert cells[:2] == [run.name, str(run.seed)]
+    assert f"{run.rows[-1]['metric']:.4g}" in cells
+    assert f"{run.epochs['bytes'].sum() / 1e6:.4g}" in cells
+
+
+def test_many_runs_are_a_row_for_each_schedule() -> None:
+    from analysis.findings.sources import REFERENCE
+
+    runs = load_all(REFERENCE / "lm-demo.tar.xz")
+    assert isinstance(runs, list)
+    page = runs._repr_html_()  # type: ignore[attr-defined]
+    names = {run.name for run in runs}
+    assert page.count("<tr") == 1 + len(names)
+    seeds = {name: sum(run.name == name for run in runs) for name in names}
+    for row in re.findall(r"<tr>(.*?)</tr>", page, re.DOTALL)[1:] or re.findall(
+        "<tr.*?</tr>", page
+    ):
+        cells = re.findall(r"<td>(.*?)</td>", row)
+        assert not cells or int(cells[1]) == seeds[cells[0]]
+
+
+def test_a_configuration_shows_what_is_not_the_default() -> None:
+    changed = override_fields(RunConfig(), {"optimizer.lr": 0.125})
+    assert re.findall(r"<td>(.*?)</td>", changed._repr_html_()) == ["optimizer.lr", "0.125"]
+
+
+class Cell:
+    """Displays of one cell, as IPython keeps them: the last text of each."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def display(self, shown: Any, display_id: bool) -> Cell:
+        self.texts.append(shown.data)
+        return self
+
+    update = lambda self, shown: self.texts.append(shown.data)  # noqa: E731
+
+
+def test_a_cell_shows_its_training_and_is_empty_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import IPython.display
+
+    cell = Cell()
+    assert usual() == ()
+    monkeypatch.setattr("regimes.job.reporters.in_notebook", lambda: True)
+    monkeypatch.setattr(IPython.display, "display", cell.display)
+    monkeypatch.setattr(notebook, "SOON", 0.0)
+    monkeypatch.setattr(notebook, "AGAIN", 0.0)
+    assert [type(one) for one in usual()] == [CellLine]
+    record = regimes.run(TINY, tmp_path / "run", resume="auto")
+    assert "epoch 1 of 2, step 1 of " in cell.texts[0]
+    assert "epoch 2 of 2" in cell.texts[-2]
+    assert "accuracy" in cell.texts[-2]
+    assert cell.texts[-1] == ""
+    # once more, as when a cell is run again
+    assert regimes.run(TINY, tmp_path / "run", resume="auto").rows == record.rows
+    with pytest.raises(RecordError, match="resume=True"):
+        regimes.run(TINY, tmp_path / "run")
+    with pytest.raises(ConfigError, match="resume = 'no'"):
+        regimes.run(TINY, tmp_path / "run", resume="no")  # type: ignore[arg-type]

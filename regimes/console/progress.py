@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from regimes.console.notebook import Line, in_notebook
+
 T = TypeVar("T")
 SOON = 2.0  # seconds without a bar
 
@@ -55,6 +57,22 @@ def spending(doing: str, show: Callable[[str], None]) -> Iterator[Callable[[str,
             bar.update(task, completed=min(1.0, share))
 
         yield update
+
+
+@contextmanager
+def shown_by(show: Callable[[str, float], None] | None) -> Iterator[Callable[[str, float], None]]:
+    """What is called with each line and the share of a budget that is spent: ``show``; by default
+    one line in a notebook's cell, gone at the end, and nothing elsewhere."""
+    if show is not None:
+        yield show
+    elif not in_notebook():
+        yield lambda line, share: None
+    else:
+        cell = Line()
+        try:
+            yield lambda line, share: cell.show(f"{min(share, 1.0):.0%} of the budget: {line}")
+        finally:
+            cell.clear()
 
 
 def _bar(doing: str, total: int, done: int) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 from regimes.collectives.launcher import launched
 from regimes.config import RunConfig
 from regimes.config.arguments import checked
+from regimes.console.progress import shown_by
 from regimes.errors import ConfigError, require
 from regimes.harms.found import Harm
 from regimes.harms.jobs import Jobs
@@ -64,7 +65,7 @@ def harm(
         first_seed: of the first trunk.
         set: fields of the configuration.
         show: called after each run with a line and the share of the budget that is spent; ``print``
-            prints them. Default: silent.
+            prints them. Default: one line in a notebook, nothing elsewhere.
         units: of a run of a function.
         lower: whether less of its metric is better; known of a loss and an accuracy.
         training: of a model: further arguments of `simulate`, such as ``epochs`` or ``optimizer``;
@@ -78,20 +79,19 @@ def harm(
     require(launched().count == 1, "harm", "under a launcher", "one process, which starts the runs")
     words = [pulse] if isinstance(pulse, str) else [*pulse]
     budget = Budget(10.0 if minutes is None and runs is None else minutes, runs)
-    show, out = show or _silent, record_folder(out)
+    out = record_folder(out)
     if units is not None:
         shown, arms = _metric(lower, **training), kinds_of_job(words)
         function = Jobs(out, what, arms, units, shown, margin, parts, first_seed)
-        return function.searched(budget, show)
+        with shown_by(show) as line:
+            return function.searched(budget, line)
     config, task = subject(what, train_data, test_data, set, training)
     trunk = replace(trunk_of(config), seed=first_seed)
     kinds = kinds_of(words, groups, trunk)
     _check(trunk, kinds)
-    return Records(out, trunk, kinds, task, margin, parts).searched(budget, jobs, show)
-
-
-def _silent(line: str, share: float) -> None:
-    """Shows nothing."""
+    records = Records(out, trunk, kinds, task, margin, parts)
+    with shown_by(show) as line:
+        return records.searched(budget, jobs, line)
 
 
 def _metric(lower: bool | None, metric: str = "loss", **others: Any) -> Metric:

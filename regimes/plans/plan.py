@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from regimes.collectives.launcher import launched
 from regimes.config import DENSE, RunConfig, override_fields
 from regimes.config.arguments import checked
+from regimes.console.progress import shown_by
 from regimes.cost.job import WITHIN, read_links
 from regimes.cost.methods import parse
 from regimes.cost.network import Network
@@ -79,7 +80,8 @@ def plan(
         minutes, runs: the budget of the probes; default 10 minutes.
         jobs: probes at a time, each a process; model and data are then sent to it.
         set: fields of the configuration.
-        show: called with a line after each probe.
+        show: called with a line after each probe. Default: one line in a notebook, nothing
+            elsewhere.
         training: of a model: further arguments of `simulate`, such as ``workers`` or ``optimizer``.
 
     Raises:
@@ -119,7 +121,8 @@ def plan(
     table = {method.label: method for method in chosen}
     trained = in_steps(smaller[0], facts.per_epoch)
     probes = Probes(out, trained, table, facts, aim, smaller[1])
-    known, shown = probes.searched(budget, jobs, show or _silent)
+    with shown_by(show) as line:
+        known, shown = probes.searched(budget, jobs, line)
     return Plan(
         known,
         table,
@@ -149,10 +152,6 @@ def _smaller(
     return (
         (override_fields(config, probe), None) if fields else subject(probe, *data, set, training)
     )
-
-
-def _silent(line: str, share: float) -> None:
-    """Shows nothing."""
 
 
 def _links(

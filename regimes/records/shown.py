@@ -48,7 +48,7 @@ def of_schedule(name: str, runs: Sequence[Record]) -> dict[str, Any]:
 
 
 def last_metric(run: Record) -> float | None:
-    """Of the last row that has one."""
+    """The metric in the last row that has one."""
     known = (row["metric"] for row in reversed(run.rows) if row["metric"] is not None)
     return next(known, None)
 

@@ -13,7 +13,7 @@ define VENV
 	$(if $(TORCH_INDEX),$(PIP) --no-deps --index-url $(TORCH_INDEX) torch torchvision)
 endef
 
-.PHONY: help demo test test-all integrations minima newest lock same-bits mutants fuzz bench race gpu notebooks pages docs docs-serve release check clean
+.PHONY: help demo test test-all durations integrations minima newest lock same-bits mutants fuzz bench race gpu notebooks pages docs docs-serve release check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,11 +24,15 @@ demo: .venv/demo.stamp  ## train a small language model under 6 schedules, 3 see
 	$(BIN)/regimes figure curves runs/demo --out figures --name demo
 	@echo "notebooks: $(BIN)/jupyter lab notebooks"
 
+BALANCED = --dist loadfile --no-loadscope-reorder# files in the order that tests/conftest.py gives them
 test: .venv/dev.stamp check  ## checks, and all tests but the slow ones
-	$(BIN)/python -m pytest -n 3
+	$(BIN)/python -m pytest -n 3 $(BALANCED)
 
 test-all: .venv/dev.stamp check  ## all tests, the slow ones too; more than an hour on 2 cores
-	CHECKED_CALLS=inf $(BIN)/python -m pytest -n 3 -m "not integrations"
+	CHECKED_CALLS=inf $(BIN)/python -m pytest -n 3 $(BALANCED) -m "not integrations"
+
+durations: .venv/dev.stamp  ## write tests/durations.txt anew: which cases `make test` runs, and their order; 15 minutes on 2 idle cores
+	$(BIN)/python -m pytest -n 2 $(BALANCED) --record-durations
 
 integrations: .venv-integrations/stamp  ## test Hugging Face's Trainer, Accelerate, Lightning and torchft, on real processes
 	.venv-integrations/bin/python -m pytest -m integrations tests/rooms/integrations/test_integrations.py \

@@ -7,10 +7,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
+import durations
 import pytest
 import shapes
 from hypothesis import settings
@@ -20,21 +22,58 @@ settings.register_profile("untimed", deadline=None)  # a test is no benchmark
 settings.load_profile("untimed")
 
 
-SLOW = Path(__file__).with_name("slow.txt")
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--record-durations",
+        action="store_true",
+        help="run all cases that are not marked slow, and write tests/durations.txt",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the tests of ``slow.txt``: further cases of tests of which others stay, and tests whose
-    subject shorter ones cover."""
-    names = set(SLOW.read_text().splitlines())
+    """Mark the cases that `make test` leaves out; on several workers the longest files go first."""
+    seconds = durations.read()
+    names = [item.nodeid for item in items if not item.get_closest_marker("slow")]
+    left_out: set[str] = set()
+    if not config.getoption("--record-durations"):
+        left_out = durations.cases_left_out(seconds, names)
     for item in items:
-        if item.nodeid in names:
+        if item.nodeid in left_out:
             item.add_marker(pytest.mark.slow)
-    if config.args_source is pytest.Config.ArgsSource.TESTPATHS:  # the whole suite
-        unknown = sorted(names - {item.nodeid for item in items})
-        if unknown:
-            raise pytest.UsageError(f"tests/slow.txt names no test: {unknown[0]}")
+    if hasattr(config, "workerinput"):
+        files = durations.seconds_of_files(seconds, {*names} - left_out)
+        items.sort(key=lambda item: -files.get(item.nodeid.partition("::")[0], 0.0))
+
+
+_measured = pytest.StashKey[dict[str, float]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_measured] = {}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    if not item.config.getoption("--record-durations"):
+        return (yield)
+    start = durations.cpu_seconds()
+    answer = yield
+    item.config.stash[_measured][item.nodeid] = durations.cpu_seconds() - start
+    return answer
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[_measured] |= node.workeroutput.get("durations", {})
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    measured = session.config.stash[_measured]
+    if hasattr(session.config, "workerinput"):
+        session.config.workeroutput["durations"] = measured
+    elif measured:
+        durations.write(measured)
 
 
 @pytest.fixture(autouse=True)

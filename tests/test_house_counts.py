@@ -90,6 +90,7 @@ def test_lines_refusals_and_imports(tree: Path) -> None:
     assert house.in_circles(house.sources(tree)) == circle
 
 
+@pytest.mark.slow
 def test_this_house_is_measured() -> None:
     """Its own modules, imported and traced in processes of their own."""
     found = house.measure(ROOT, routes=["DDP hook"])

@@ -145,6 +145,7 @@ def test_what_is_done_differently_on_a_gpu_is_within_the_limit(
         assert "apart" in correct.CHECKS[name](Place("cuda", tmp_path))
 
 
+@pytest.mark.slow
 def test_graphs_on_a_gpu_are_within_the_limit(tmp_path: Path) -> None:
     with pretended.gpu() as diary:
         assert correct.graphs(Place("cuda", tmp_path)) == "equal, bit for bit"
@@ -392,6 +393,7 @@ def test_two_files_come_back_and_continue_elsewhere(tmp_path: Path) -> None:
     assert Lines(tmp_path / "other" / LINES).has("setting", "dense/seed-1")
 
 
+@pytest.mark.slow
 def test_the_command_with_what_a_lent_machine_has(tmp_path: Path) -> None:
     """A preset of the study as a row of ours, and a run that `regimes report` reads, both by names
     that only metadata gives an installed project."""

@@ -114,6 +114,7 @@ PROCESSES = {  # beside more buckets than one
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROCESSES)
 @pytest.mark.parametrize("put", [False, True], ids=["as it is", "a wait in the thread"])
 def test_a_step_of_two_processes_waits_for_no_collective(

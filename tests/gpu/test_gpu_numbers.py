@@ -165,6 +165,7 @@ def test_a_run_with_another_path_comes_close(
         torch.testing.assert_close(tensor, weights(tmp_path / "cpu")[name], rtol=close, atol=close)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_cut_off_goes_on_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

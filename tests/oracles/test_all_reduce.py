@@ -111,6 +111,7 @@ def test_each_block_errs_within_its_bound(bits: int, stochastic: bool) -> None:
             assert float(error.flatten()[start:stop].max()) <= bound * (1 + 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [4, 8])
 def test_random_rounding_is_unbiased(bits: int) -> None:
     """The mean of 2000 draws lies within five of its standard errors; nearest rounding does not."""

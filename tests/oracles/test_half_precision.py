@@ -127,6 +127,7 @@ def test_a_run_in_half_precision_resumes_in_the_same_bits(
     same_bits(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.slow
 def test_a_language_model_learns_and_counts_what_travels(tmp_path: Path) -> None:
     """Traffic is of float32, half of what float64 sends; the loss follows that of float32."""
     runs = {}

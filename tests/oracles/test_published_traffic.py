@@ -103,6 +103,7 @@ def per_step(network: str, classes: int, name: str, level: Level) -> float:
     return traffic_table(compressor({"name": name}), layer_table(model), level, workers=4)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "network", ["resnet18-cifar10", pytest.param("vgg19bn-cifar10", marks=pytest.mark.slow)]
 )

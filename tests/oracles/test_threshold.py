@@ -75,6 +75,7 @@ def process(rank: int) -> list[Tensor]:
     return tour(ProcessWorld(WORKERS, torch.device("cpu")))
 
 
+@pytest.mark.slow
 def test_two_processes_are_the_simulation() -> None:
     simulated, (first, second) = tour(World(WORKERS)), group.run(process, 2)
     assert not simulated[1].any()

@@ -18,6 +18,7 @@ from regimes.launch.processes import spawn
 from regimes.training.phases import branch_config
 
 
+@pytest.mark.slow
 def test_two_processes_end_in_their_trunks_bits(tmp_path: Path) -> None:
     trunk, out = tmp_path / "trunk", tmp_path / "branch"
     config = smoke("compressor=topk", "levels={low=20, high=5}", "checkpoint_keep=[1]", epochs=3)
@@ -29,6 +30,7 @@ def test_two_processes_end_in_their_trunks_bits(tmp_path: Path) -> None:
         assert own == (trunk / "epochs.jsonl").read_bytes().splitlines()[at:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changed",
     [
@@ -89,6 +91,7 @@ MOMENTS = ["never", "state 1", "line 1", "line 2", "line 3", "line 9", "file 1",
 MOMENTS += ["rename 5", "state 2", "line 12", "line 14", "file 4"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moments", [QUICK, pytest.param(MOMENTS, marks=pytest.mark.slow)])
 def test_killed_at_any_moment_and_started_again_it_ends_the_same(
     tmp_path: Path, moments: list[str]
@@ -110,6 +113,7 @@ def test_killed_at_any_moment_and_started_again_it_ends_the_same(
     assert ended.count(-signal.SIGKILL) >= len(moments) - missing
 
 
+@pytest.mark.slow
 def test_sigterm_ends_a_pulse_with_its_unit(tmp_path: Path) -> None:
     trunk, out = tmp_path / "trunk", tmp_path / "branch"
     regimes.run(smoke("policy=static", "checkpoint_keep=[1]"), trunk)

@@ -62,6 +62,7 @@ def test_the_ranks_change_and_it_learns(undisturbed: tuple[Path, str]) -> None:
     assert float(re.findall(r"accuracy ([\d.]+)%", printed)[-1]) > 80
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "die",
     [

@@ -267,6 +267,7 @@ def check_the_past(result: dict[str, Any], old: list[str], more: list[str]) -> N
             assert now["statistics"][key] == [known.get(name) for name in more]
 
 
+@pytest.mark.slow
 def test_a_compiled_model_has_the_same_names_and_numbers() -> None:
     result = group.run(state_jobs.compiled, 1)[0]
     plain, whole, part, wrapped = result["names"]

@@ -76,6 +76,7 @@ def test_the_hook_is_three_lines(name: str) -> None:
     assert not re.search("regimes|hook", ast.unparse(ast.Module(body, [])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "words")) for n in stock.WHAT]
 )

@@ -113,6 +113,7 @@ def short_or_long(folder: Path, config: RunConfig) -> str | None:
     return None
 
 
+@pytest.mark.slow
 def test_an_idle_process_that_is_killed_holds_up_no_grid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

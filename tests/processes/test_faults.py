@@ -176,6 +176,7 @@ def test_torchrun_restarts_a_killed_worker(tmp_path: Path) -> None:
 # -- asked to end ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=SLOW)])
 def test_sigterm_ends_with_the_epoch_and_resumes_exactly(processes: str, tmp_path: Path) -> None:
     c, out = config("epochs=40", "checkpoint_every=50"), tmp_path / "run"

@@ -68,6 +68,7 @@ def measured(rank: int, hosts: list[str]) -> dict[str, dict[str, float]]:
         world.close()
 
 
+@pytest.mark.slow
 def test_links_within_and_between_machines(tmp_path: Path) -> None:
     everyone = processes.run(measured, 4, ["a", "a", "b", "b"], timeout=None)
     assert all(found == everyone[0] for found in everyone)

@@ -97,6 +97,7 @@ def test_nothing_is_lost_but_the_rounding_of_updates(name: str, dtype: torch.dty
     assert max(one[3][0].abs().max(), two[3][0].abs().max()) > 0.05  # something stays behind
 
 
+@pytest.mark.slow
 def test_a_restart_continues_in_the_same_bits_and_float32_travels() -> None:
     whole = group.run(job, 2, torch.bfloat16, "powersgd", False)[0]
     parts = group.run(job, 2, torch.bfloat16, "powersgd", True)[0]

@@ -155,6 +155,7 @@ def test_no_compressor_is_left_out() -> None:
     assert {name_of(case) for case in EXACT} == {*compression.REGISTRY}
 
 
+@pytest.mark.slow
 def test_powersgd_does_not_depend_on_the_number_of_shards() -> None:
     case = EXACT[0]
     one = group.run(islands.trained, 2, 2, 1, [case])[0][0]
@@ -202,6 +203,7 @@ def resume(case: Case, folder: Path, shards: int, *steps: int) -> list[dict[str,
     return results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     [
@@ -243,6 +245,7 @@ def joined(results: list[dict[str, Any]], key: str, shards: int) -> list[torch.T
     return [torch.cat(p).unflatten(0, (len(results) // shards, -1)).mean(0) for p in means]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("islands_after", "shards_after"),
     [
@@ -266,6 +269,7 @@ def test_another_number_of_islands_keeps_the_mean_of_residuals(
     assert regimes.load(tmp_path / "run").finished
 
 
+@pytest.mark.slow
 def test_a_sharded_job_is_branched_at_a_unit(tmp_path: Path) -> None:
     """The policy of the trunk leaves its bits, another one decides from the branch on."""
     low, high = ({"name": "static", "level": level} for level in ("low", "high"))

@@ -21,6 +21,7 @@ def rounded(sync: dict[str, Any]) -> dict[str, Any]:
     return sync | {"why": why}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "shards"), [(2, 2), pytest.param(2, 4, marks=pytest.mark.slow)])
 def test_they_equal_local_steps_of_whole_models(count: int, shards: int) -> None:
     ours = group.run(islands_local.trained, count * shards, count, shards, True)
@@ -35,6 +36,7 @@ def test_they_equal_local_steps_of_whole_models(count: int, shards: int) -> None
                 assert row["floats"] == pytest.approx(theirs["floats"], rel=1e-12)
 
 
+@pytest.mark.slow
 def test_continued_within_a_round_they_have_the_same_bits(tmp_path: Path) -> None:
     whole = group.run(islands_local.resumed, 4, str(tmp_path / "whole"), 0, 11)
     group.run(islands_local.resumed, 4, str(tmp_path / "cut"), 0, 6)

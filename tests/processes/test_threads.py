@@ -64,6 +64,7 @@ def trainer(folder: Path, *settings: str) -> subprocess.Popen[str]:
     return start(words, folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("buckets", [pytest.param("bucket_mb=25", marks=SLOW), BUCKETS])
 def test_a_run_leaves_no_thread(buckets: str, tmp_path: Path) -> None:
     run = trainer(tmp_path / "end", "epochs=1", "data.train_size=600", buckets)
@@ -136,6 +137,7 @@ def script(how: str, folder: Path) -> list[tuple[int, str]]:
     return [(process.returncode, text) for process, text in zip(group, errors, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "groups"),
     [

@@ -61,6 +61,7 @@ def after_20_steps(folder: Path, wire: str, processes: int = 1) -> torch.Tensor:
     return torch.cat([t.flatten() for t in trained])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wire", ["full", "fp16", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_half_precision_on_the_wire_ends_equality(wire: str, tmp_path: Path) -> None:
     full = after_20_steps(tmp_path / "full", "full")

@@ -135,6 +135,18 @@ def site(tmp_path: Path) -> Path:
     return tmp_path / "site"
 
 
+CALL = """
+import sys
+from regimes.__main__ import main
+def call(words):
+    sys.argv = words
+    try:
+        main()
+    except SystemExit as stop:
+        assert not stop.code, stop.code
+"""
+
+
 def settings(**names: str) -> list[str]:
     """A short run with one plug-in of each kind, by these names."""
     chosen = [
@@ -155,9 +167,12 @@ def test_a_plug_in_of_each_kind_trains_by_its_name(site: Path) -> None:
     short = {kind: next(iter(offers)) for kind, offers in POINTS.items()}
     long = {kind: next(iter(offers.values())) for kind, offers in POINTS.items()}
     long["tasks"] = "tiny"  # data have no package.module:Class
-    for folder, names in (("short", short), ("long", long)):
-        done = python(site, "-m", "regimes", "run", "smoke", *settings(**names), "--out", folder)
-        assert done.returncode == 0, done.stderr
+    calls = [
+        ["regimes", "run", "smoke", *settings(**names), "--out", folder]
+        for folder, names in (("short", short), ("long", long))
+    ]
+    done = python(site, "-c", f"{CALL}\nfor words in {calls!r}:\n    call(words)")
+    assert done.returncode == 0, done.stderr
     rows = [
         [
             json.loads(line)
@@ -269,9 +284,9 @@ def test_an_offer_that_is_not_used_is_not_imported(site: Path) -> None:
     """A broken package stands in nobody's way; the study's own plug-ins neither."""
     broken = {kind: {"mine": "offering_raises:Thing"} for kind in CLAIMED}
     install(site, "offering", broken, offering_raises="raise RuntimeError('no licence')\n")
-    code = "import sys\nsys.argv = ['regimes', 'run', 'smoke', '--set', 'epochs=1', '--out', 'run']"
-    code += "\nfrom regimes.__main__ import main\ntry:\n    main()\nexcept SystemExit as stop:\n"
-    code += "    assert not stop.code, stop.code\n"
+    short = [word for size in ("train", "test") for word in ("--set", f"data.{size}_size=100")]
+    words = ["regimes", "run", "smoke", "--set", "epochs=1", *short, "--out", "run"]
+    code = f"{CALL}\ncall({words!r})\n"
     code += "found = {m for m in sys.modules if m.startswith(('offering', 'regimes_study.plug'))}\n"
     code += "assert not found, found"
     done = python(site, "-c", code)

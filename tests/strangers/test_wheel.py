@@ -175,6 +175,7 @@ def test_it_is_the_wheel_that_runs(target: Path, command) -> None:
     assert all(Path(file).is_relative_to(target) for file in files)
 
 
+@pytest.mark.slow
 def test_it_lists_figures_and_presets(command) -> None:
     listed = command("figure")
     assert listed.returncode == 0, listed.stderr
@@ -184,6 +185,7 @@ def test_it_lists_figures_and_presets(command) -> None:
     assert all(name in presets for name in ("paper-vgg19bn-cifar10", "tournament-smoke"))
 
 
+@pytest.mark.slow
 def test_it_trains_a_preset_of_the_study_with_its_instruments(command, tmp_path: Path) -> None:
     short = ["epochs=4", "unit_steps=2", "instruments.moments.stride=1"]
     settings = [word for setting in short for word in ("--set", setting)]
@@ -208,6 +210,7 @@ def test_it_writes_a_report(command, tmp_path: Path) -> None:
     assert "regimes figure curves" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_without_records_a_sentence_says_which_and_how_to_make_them(command) -> None:
     asked = command("figure", "8")
     assert asked.returncode == 2

@@ -214,6 +214,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pulses.tree(tmp_path_factory.mktemp("trained") / "tree")
 
 
+@pytest.mark.slow
 def test_a_trained_tree(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A null pulse has harm 0; instruments of another run than the trunk are its signals."""
     paths = criticality.main(trained, out=tmp_path)

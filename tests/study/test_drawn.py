@@ -151,6 +151,7 @@ def answers(name: str, figure: Figure) -> None:
     assert name in NEUTRAL or re.search(r"better|agrees more", said), f"{name}: which is better?"
 
 
+@pytest.mark.slow
 def test_every_offered_figure_is_one_of_these() -> None:
     """Numbers of the paper by the module and the options that draw them."""
     ways = {name: (command.module.partition(".")[2],) for name, command in commands().items()}
@@ -226,6 +227,7 @@ def swapped(a: Any, b: Any) -> tuple[Callable[[], object], Callable[[], object]]
 # -- reports and the explorer ----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_pictures_of_a_report_are_the_curves(
     few: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,7 @@ def test_the_mean_is_over_seeds_behind_the_warm_up(runs: list[Record]) -> None:
     assert row["largest"] == kept["product"].max()
 
 
+@pytest.mark.slow
 def test_the_command_draws_and_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = edge.main(REFERENCE / "rates-edge.tar.xz", tmp_path)
     assert {path.name for path in paths} == {"edge.png", "edge.svg", "edge.csv", "edge.md"}

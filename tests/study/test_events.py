@@ -118,6 +118,7 @@ def test_the_figure_of_an_event(tmp_path: Path) -> None:
 SHIFT = Path(__file__).parents[2] / "data" / "reference" / "shift-smoke.tar.xz"
 
 
+@pytest.mark.slow
 def test_settings_beside_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The rows are those of the tournament, and a star is said by its corrected p."""
     runs = load_all(SHIFT)

@@ -134,6 +134,7 @@ def test_interval_against_scipy() -> None:
     assert np.isnan(t_interval([1.0])[1:]).all()
 
 
+@pytest.mark.slow
 def test_command_writes_figures_and_numbers(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -109,5 +109,6 @@ def test_records_without_the_signal_are_refused() -> None:
         signals.signals(plain[0])
 
 
+@pytest.mark.slow
 def test_figure_4a_reads_the_committed_archive(tmp_path: Path) -> None:
     assert figure4a.main(REFERENCE / "small-overlap.tar.xz", tmp_path)

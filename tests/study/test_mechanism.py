@@ -181,6 +181,7 @@ def test_a_seed_without_the_best_rate_is_one_sentence() -> None:
         ends(each.drop(each.query("arm == 'rank 1' and rate == 0.2 and seed == 1").index), ACCURACY)
 
 
+@pytest.mark.slow
 def test_the_command_from_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     grid = get_grid("rates-smoke")
     for name in ("dense at 0.05", "dense at 0.4", "rank 1 at 0.05", "rank 1 at 0.4"):

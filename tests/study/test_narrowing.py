@@ -109,6 +109,7 @@ def test_windows_are_compared_by_seed() -> None:
     assert math.isnan(rows.loc[(0.3, "epochs 8-13"), "p"])
 
 
+@pytest.mark.slow
 def test_the_command_from_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("dense at 0.05", "dense at 0.4", "rank 1 in 2-7 at 0.05", "rank 1 in 2-7 at 0.4"):
         short = replace(GRID[name], epochs=8, seed=7)

@@ -14,9 +14,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 from analysis.notebook.outputs import reasons, show
 from analysis.paper.figure2 import figure2a
@@ -43,6 +41,8 @@ ABSOLUTE = re.compile(r"(?<![\w./:<])/(?:[\w.-]+/)+[\w.-]+|\b[A-Z]:\\")
 
 
 def read(path: Path) -> Any:
+    import nbformat  # three seconds, which the workers that run other files need not spend
+
     return nbformat.read(path, as_version=4)
 
 
@@ -76,6 +76,7 @@ def test_there_are_the_twelve_notebooks() -> None:
     assert sorted(int(path.stem.partition("-")[0]) for path in NOTEBOOKS) == [*range(1, 13)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path",
     [
@@ -84,6 +85,8 @@ def test_there_are_the_twelve_notebooks() -> None:
     ],
 )
 def test_a_notebook_runs_from_a_clean_kernel(path: Path) -> None:
+    from nbclient import NotebookClient
+
     notebook = read(path)
     for cell in code(notebook):
         cell.outputs = []
@@ -99,6 +102,8 @@ def test_a_notebook_runs_from_a_clean_kernel(path: Path) -> None:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_is_committed_whole_with_quiet_and_portable_outputs(path: Path) -> None:
+    import nbformat
+
     notebook = read(path)
     nbformat.validate(notebook)
     counts = [cell.execution_count for cell in code(notebook)]

@@ -112,6 +112,7 @@ def test_resumed_before_and_after_the_event(
     resumed_alike(c, tmp_path, stop, monkeypatch)
 
 
+@pytest.mark.slow
 def test_processes_equal_simulation(tmp_path: Path) -> None:
     c = config(EVENT)
     regimes.run(c, tmp_path / "1x4")

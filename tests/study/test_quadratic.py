@@ -157,6 +157,7 @@ def test_a_panel_has_the_limits_of_its_momentum(monkeypatch: pytest.MonkeyPatch)
             assert len(part)
 
 
+@pytest.mark.slow
 def test_the_command_leaves_its_files(monkeypatch: pytest.MonkeyPatch, tmp_path, capsys) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(
         quadratic,

@@ -202,6 +202,7 @@ def process(rank: int) -> list[torch.Tensor]:
     return tour(ProcessWorld(WORKERS, torch.device("cpu")))
 
 
+@pytest.mark.slow
 def test_two_processes_are_the_simulation() -> None:
     """Updates alike on both, and the residuals of either's workers. Where processes add in half
     precision, the first step's updates are compared: later ones start from what it has rounded."""

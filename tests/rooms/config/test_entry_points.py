@@ -5,7 +5,6 @@ from __future__ import annotations
 import tomllib
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -29,7 +28,7 @@ GROUPS = [
 def packages(*points: metadata.EntryPoint, owner: str = "mine") -> object:
     """Stands for the metadata of an installed package."""
     for point in points:
-        vars(point)["dist"] = SimpleNamespace(name=owner)
+        vars(point)["dist"] = type("Package", (), {"name": owner})()
     return lambda path: metadata.EntryPoints(points)
 
 

@@ -456,6 +456,7 @@ def test_labels_are_moved_apart() -> None:
     assert places[:3].mean() == pytest.approx(np.mean([0.0, 0.1, 0.11]))
 
 
+@pytest.mark.slow
 def test_the_command_needs_no_memory_for_the_model() -> None:
     """Llama 7B has 27 GB; the command may have 3."""
     limit = "import resource as r; r.setrlimit(r.RLIMIT_AS, (3 * 2**30, 3 * 2**30))"

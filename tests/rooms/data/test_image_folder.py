@@ -36,6 +36,7 @@ def test_folder_and_archives_are_the_same_data(tree, suffix, prefix):
         assert np.asarray(image).transpose(2, 0, 1).tobytes() in rows(packed.train_x)
 
 
+@pytest.mark.slow
 def test_many_files_are_decoded_in_processes(tree, cache, monkeypatch):
     """The same arrays, and the same sentence about a file that cannot be decoded."""
     arrays = image_folder.load_tree(tree)

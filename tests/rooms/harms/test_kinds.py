@@ -76,6 +76,7 @@ def test_the_trunk_has_one_level() -> None:
         )
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_figure_and_a_schedule(
     command: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
@@ -105,6 +106,7 @@ def test_the_command_writes_a_figure_and_a_schedule(
     assert len(load_all(folder)) == 9
 
 
+@pytest.mark.slow
 def test_pulses_side_by_side_share_their_trunks(tmp_path: Path) -> None:
     """No pulse changes the trunk: what is left out sends nothing, a level sends less."""
     config = smoke("optimizer.decay_epochs=[]")

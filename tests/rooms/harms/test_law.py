@@ -122,6 +122,7 @@ def test_a_profile_interval_holds_the_exponent_as_often_as_it_says() -> None:
     assert 190 - 3 * math.sqrt(200 * 0.95 * 0.05) <= hits <= 200
 
 
+@pytest.mark.slow
 def test_harms_below_zero_are_left_out_or_counted() -> None:
     """Where the smallest harms are lost in noise, leaving those below zero out flattens the law;
     least squares on harm does not."""

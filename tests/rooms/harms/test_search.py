@@ -91,6 +91,7 @@ def test_harm_is_the_difference_of_two_runs(whole: regimes.Harm) -> None:
     assert whole.known.rules.grain == pytest.approx(100 / 64)
 
 
+@pytest.mark.slow
 def test_a_pulse_that_changes_nothing_harms_by_exactly_nothing(tmp_path: Path) -> None:
     found = searched(tmp_path, pulse="checkpoint_every=3")
     for pulse in found.known.windows("checkpoint_every=3"):
@@ -153,6 +154,7 @@ def test_a_search_that_was_killed_ends_in_the_same_bytes(
     assert found.grid == whole.grid
 
 
+@pytest.mark.slow
 def test_runs_side_by_side_have_the_bytes_of_runs_in_turn(
     whole: regimes.Harm, tmp_path: Path
 ) -> None:
@@ -182,6 +184,7 @@ def test_a_larger_budget_goes_on(tmp_path: Path) -> None:
     assert all(after[folder] == rows for folder, rows in before.items())
 
 
+@pytest.mark.slow
 def test_spans_in_one_run_are_the_windows_of_the_schedule(tmp_path: Path) -> None:
     """A margin that nothing reaches makes all windows safe, so that they are tried together."""
     found = searched(tmp_path / "search", margin=1000.0, runs=40, parts=2)
@@ -204,6 +207,7 @@ def test_spans_in_one_run_are_the_windows_of_the_schedule(tmp_path: Path) -> Non
     assert seeds(found, both)[0] == pytest.approx(expected, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_a_training_that_breaks_is_harm_without_end(tmp_path: Path) -> None:
     found = searched(tmp_path, pulse="optimizer.lr=1e30", runs=30)
     calls = [found.known.of(pulse) for pulse in found.known.windows("optimizer.lr=1e30")]
@@ -275,6 +279,7 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_longer_periods_and_larger_batches_make_schedules_too(name: str, tmp_path: Path) -> None:
     """What a run under the schedule sends is what the search says."""
@@ -306,6 +311,7 @@ def test_longer_periods_and_larger_batches_make_schedules_too(name: str, tmp_pat
     assert saved == pytest.approx(found.saved[best], rel=0.02)
 
 
+@pytest.mark.slow
 def test_groups_of_layers_are_tried_by_themselves(tmp_path: Path) -> None:
     found = searched(tmp_path, groups=["0.*", "2.*"], margin=1000.0, runs=15)
     assert found.known.rules.arms == ("high in 0.*", "high in 2.*")

@@ -224,6 +224,7 @@ def test_stopped_after_any_unit_it_ends_in_the_same_bytes(
         same_weights(out, tmp_path / "trunk")
 
 
+@pytest.mark.slow
 def test_a_job_saved_after_any_step_goes_on_as_if_it_had_not_been() -> None:
     places = [PLACES[name] for name in ("in turn", "delayed", "sent again")]
     for found in group.run(own_loop.saved_after_each_step, 2, places):

@@ -138,6 +138,7 @@ PLACES: dict[str, tuple[str, Callable[[list[dict[str, Any]]], bool]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "place",
     ["closed pipe", *(pytest.param(x, marks=pytest.mark.slow) for x in ("full disk", "closed"))],

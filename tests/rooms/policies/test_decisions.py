@@ -355,6 +355,7 @@ def test_detectors_answer_as_over_the_whole_list(values: list[float | None], few
     assert list(map(repr, each)) == list(map(repr, falls(MsdrFall(0.3), values)))
 
 
+@pytest.mark.slow
 @given(runs())
 def test_what_policies_sum_up_is_that_of_the_whole_list(rows: list[Row]) -> None:
     past, layers = plain(rows), ["a", "b", "c"]

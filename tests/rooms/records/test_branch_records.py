@@ -107,6 +107,7 @@ def test_a_policy_replayed_over_a_branch_decides_as_it_did(root: Path) -> None:
                 assert list(group["level"]) == compressed, (name, epoch)
 
 
+@pytest.mark.slow
 def test_every_command_reads_a_branch(root: Path, command: Command) -> None:
     for words in (
         ["watch", str(root), "--once"],

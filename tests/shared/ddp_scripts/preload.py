@@ -1,6 +1,7 @@
 """What the processes of a test group have imported when they are forked; shape checks on."""
 
 import importlib
+import sys
 
 import shapes
 
@@ -13,3 +14,6 @@ for name in (
     "ddp_scripts.jobs",
 ):
     importlib.import_module(name)
+
+# Reads the metadata of all packages once, not in each process.
+sys.modules["regimes.config.entry_points"].entry_points("regimes.compressors")

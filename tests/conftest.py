@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import subprocess
 import sys
@@ -42,7 +44,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.nodeid in left_out:
             item.add_marker(pytest.mark.slow)
     if hasattr(config, "workerinput"):
-        files = durations.seconds_of_files(seconds, {*names} - left_out)
+        running = [name for name in names if name not in left_out]  # in one order on all workers
+        files = durations.seconds_of_files(seconds, running)
         items.sort(key=lambda item: -files.get(item.nodeid.partition("::")[0], 0.0))
 
 
@@ -86,6 +89,39 @@ def _no_waiting_for_disks() -> Iterator[None]:
     """Files survive a killed process without ``fsync``; no test cuts the power."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda file: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _committed_archives_are_read_once() -> Iterator[None]:
+    """Each archive of ``data/`` is unpacked once per worker, and its records, which are read only,
+    are shared: half the time of the study's tests goes into reading them."""
+    from regimes import inputs
+    from regimes.records import archive
+
+    data, original = Path(__file__).parents[1] / "data", archive.unpacked
+    folders: dict[Path, Path] = {}
+    load = functools.lru_cache(maxsize=300)(archive.load)
+
+    @contextlib.contextmanager
+    def unpacked(place: str | Path) -> Iterator[Path]:
+        path = Path(place).resolve()
+        if not path.is_file() or data not in path.parents:
+            with original(place) as folder:
+                yield folder
+            return
+        if path not in folders:
+            folders[path] = kept.enter_context(original(place))
+        inputs.add(Path(place))
+        yield folders[path]
+
+    def shared(folder: Path) -> Any:
+        known = any(root in folder.parents for root in folders.values())
+        return load(folder) if known else load.__wrapped__(folder)
+
+    with contextlib.ExitStack() as kept, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(archive, "unpacked", unpacked)
+        patch.setattr(archive, "load", shared)
         yield
 
 

@@ -270,7 +270,7 @@ def _islands_step(rank: int) -> Iterator[None]:
     ours.parameters = dict(zip(ours.names, ours.local, strict=True))
     layers = world.parts([Layer(name, (8, 6)) for name in ours.names])
     reducer = Reducer(compressor({"name": "powersgd"}), layers, world, seed=0)
-    steps = HookSteps(ours, reducer, (), keep_gradients=False, scale=lambda: 1.0)
+    steps = HookSteps(ours, reducer, (), scale=lambda: 1.0)
     steps.levels = [2, 2]
     for step in range(4):
         gradients = {i: torch.randn(4, 6).to(device) for i in range(2)}

@@ -42,6 +42,7 @@ _PUBLIC = {
     "regimes.training.branch": "branch",
     "regimes.training.simulate": "simulate",
     "regimes.records": "Record load load_all summary",
+    "regimes.records.frame": "frame",
     "regimes.harms.harm": "harm",
     "regimes.harms.found": "Harm",
     "regimes.plans.plan": "plan",
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
     from regimes.records import Record as Record
     from regimes.records import load as load
     from regimes.records import load_all as load_all
+    from regimes.records.frame import frame as frame
     from regimes.training.branch import branch as branch
     from regimes.training.loop import run as run
     from regimes.training.simulate import simulate as simulate

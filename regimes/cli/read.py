@@ -43,6 +43,29 @@ def pack(
 
 
 @app.command
+def frame(
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional],
+    out: Path,
+    layers: bool = False,
+    where: Settings = (),
+) -> None:
+    """Write the epochs of all runs as one table.
+
+    Args:
+        folders: of runs, or archives of them.
+        out: the file, .csv or .parquet (which needs the package pyarrow).
+        layers: one row per run, epoch and layer, in place of one per run and epoch.
+        where: FIELD=VALUE: only runs with that value.
+    """
+    from regimes.records.frame import frame as joined
+    from regimes.records.frame import write_frame
+
+    table = joined(*folders, where=where, layers=layers)
+    write_frame(table, out)
+    print(f"{out}: {len(table)} rows")
+
+
+@app.command
 def detect(
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional],
     detectors: tuple[str, ...] = (),

@@ -1,0 +1,77 @@
+"""All runs of a folder in one table."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from regimes.config.arguments import checked
+from regimes.errors import ConfigError, RecordError
+from regimes.records.archive import load_all
+from regimes.records.files import check_output, write_output
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@checked(error=RecordError)
+def frame(*folders: str | Path, where: Sequence[str] = (), layers: bool = False) -> pd.DataFrame:
+    """The epochs of all runs in one table.
+
+    Args:
+        folders: as of `load_all`.
+        where: only runs of which this is true, e.g. ``["optimizer.lr=0.4"]``.
+        layers: one row per run, epoch and layer (`Record.layers`), in place of one per run and
+            epoch (`Record.epochs`).
+
+    Returns:
+        The columns "schedule" and "seed", and those of the runs' tables; a value that a run lacks
+        is nan.
+
+    Raises:
+        RecordError: as of `load_all`.
+    """
+    import pandas as pd
+
+    runs = load_all(*folders, where=where)
+    tables = [(run.layers if layers else run.epochs) for run in runs]
+    named = [
+        table.assign(schedule=run.name, seed=run.seed)
+        for run, table in zip(runs, tables, strict=True)
+    ]
+    joined = pd.concat(named, ignore_index=True)
+    first = ["schedule", "seed"]
+    return joined[[*first, *(name for name in joined if name not in first)]]
+
+
+def write_frame(table: pd.DataFrame, out: Path) -> None:
+    """Write a table as ``.csv`` or ``.parquet``, as the file's name says; numbers in full.
+
+    Raises:
+        ConfigError: another name, or Parquet without the package pyarrow.
+        RecordError: it cannot be written.
+    """
+    check_output(out)
+    if out.suffix == ".csv":
+        write_output(out, table.to_csv(index=False, lineterminator="\n"))
+        return
+    if out.suffix != ".parquet":
+        raise ConfigError(f"--out {out}: expected a name that ends with .csv or .parquet")
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            f"--out {out}: Parquet needs the package pyarrow: pip install pyarrow, or write .csv"
+        ) from None
+    plain = table.copy()
+    for name in plain:  # reasons and the like: tables, which differ from row to row
+        if plain[name].map(lambda value: isinstance(value, dict | list)).any():
+            plain[name] = plain[name].map(
+                lambda value: None if value is None else json.dumps(value)
+            )
+    buffer = io.BytesIO()
+    plain.to_parquet(buffer, index=False)
+    write_output(out, buffer.getvalue())

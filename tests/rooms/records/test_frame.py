@@ -1,0 +1,45 @@
+"""All runs in one table (oracle: the runs' own tables, joined by hand)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import regimes
+from analysis.findings.sources import REFERENCE
+from regimes.cli.read import frame
+from regimes.errors import ConfigError
+from regimes.records.frame import write_frame
+
+ARCHIVE = REFERENCE / "lm-demo.tar.xz"
+
+
+def test_a_table_has_the_rows_of_all_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, runs = regimes.frame(ARCHIVE), regimes.load_all(ARCHIVE)
+    assert [*table.columns[:2]] == ["schedule", "seed"]
+    for run in runs:
+        own = table[(table["schedule"] == run.name) & (table["seed"] == run.seed)]
+        pd.testing.assert_frame_equal(own[run.epochs.columns].reset_index(drop=True), run.epochs)
+    assert len(table) == sum(len(run.rows) for run in runs)
+    some = regimes.frame(ARCHIVE, where=["name=low"], layers=True)
+    assert {*some["schedule"]} == {"low"}
+    assert len(some) == sum(len(run.layers) for run in runs if run.name == "low")
+    frame((ARCHIVE,), tmp_path / "all.csv")
+    assert f"{len(table)} rows" in capsys.readouterr().out
+    read = pd.read_csv(tmp_path / "all.csv")
+    assert read["test_loss"].tolist() == table["test_loss"].tolist()
+
+
+@pytest.mark.parametrize(("name", "says"), [("all.xls", ".csv or .parquet"), ("a.parquet", "pip")])
+def test_what_cannot_be_written_is_refused(
+    name: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigError, match=says):
+        write_frame(pd.DataFrame({"a": [1]}), tmp_path / name)
+    assert not [*tmp_path.iterdir()]

@@ -107,13 +107,13 @@ check: .venv/dev.stamp  ## lint, layout, types and order of imports
 
 .venv/demo.stamp: pyproject.toml constraints.txt
 	$(VENV)
-	$(PIP) -e ".[notebooks]"
+	$(PIP) -e ".[notebooks,curvature]"
 	touch $@
 
 .venv/dev.stamp: pyproject.toml constraints.txt
 	$(VENV)
 	$(PIP) -e ".[dev]"
-	touch .venv/demo.stamp $@  # dev has all of notebooks
+	touch .venv/demo.stamp $@  # dev has all of it
 
 .venv/docs.stamp: .venv/demo.stamp
 	$(PIP) -e ".[docs]"

@@ -98,7 +98,7 @@ def test_packages_are_shown_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
         assert doctor._curvature(backend).startswith("top eigenvalue 3.0 ")
     assert "PNG" in doctor._figures()
     monkeypatch.setattr("regimes.curvature.eigenvalues", lambda *args, **more: _Wrong)
-    with pytest.raises(RuntimeError, match="top eigenvalue 2.0 of a Hessian that has 3"):
+    with pytest.raises(RuntimeError, match=r"top eigenvalue 2\.0 of a Hessian that has 3"):
         doctor._curvature("lanczos")
 
 

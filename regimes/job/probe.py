@@ -65,7 +65,7 @@ def pick(
     instruments(found)  # refuses wrong fields
     if given is None and not {*ON_DATA} & {*found}:
         return None, found
-    return _probe(given), found
+    return as_probe(given), found
 
 
 def _tables(tables: Any, probe: Any) -> dict[str, Any]:
@@ -103,7 +103,8 @@ def _guard(every: Any, least: Any) -> dict[str, Any]:
     return {"cosine": {"stride": int(every), "least": float(least)}}
 
 
-def _probe(given: Any) -> Probe:
+def as_probe(given: Any) -> Probe:
+    """A script's loss and batches; ConfigError if they are none."""
     several = isinstance(given, tuple | list) and len(given) in (2, 3)
     if not several or not all(map(callable, (given[0], *given[2:]))):
         raise unexpected("probe", given, FORM)

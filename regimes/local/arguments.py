@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from regimes import compression, policies
-from regimes.capabilities import Part
+from regimes.capabilities import WORKER_SCORES, Part, required
 from regimes.collectives.group import on_group, on_manager
 from regimes.collectives.process_group import default_group
 from regimes.collectives.processes import ProcessWorld
@@ -25,13 +25,16 @@ from regimes.errors import ConfigError, is_whole, require, unexpected
 from regimes.instruments.needs import policy_parts
 from regimes.job import choices
 from regimes.job.job import Job
+from regimes.job.probe import Probe, as_probe
 from regimes.job.recorder import RecordOptions
 from regimes.policies import Policy, Static, check_levels
-from regimes.policies.controller import Levels
+from regimes.policies.controller import Controller, Levels
 from regimes.policies.schedules import LONGEST, period_of
+from regimes.policies.trial import NO_PERIOD
 from regimes.records import Header
 from regimes.training.checks import check_outer, check_periods
 from regimes.training.needs import outer_parts
+from regimes.training.trials import trial_of
 
 CALL = "local_steps()"
 PERIODS = {"low": 1, "high": 32}
@@ -43,8 +46,10 @@ class LocalChoice:
 
     Attributes:
         rule: decides the period.
-        exchange: the compressor of movements, and its only level.
+        exchange: the compressor of movements, its levels and what decides them.
         every: steps of a unit.
+        varies: a policy decides the level; else it is the only one.
+        probe: what scores the trials of such a policy.
     """
 
     rule: Policy
@@ -52,13 +57,24 @@ class LocalChoice:
     outer: OuterConfig
     exchange: choices.Choice
     every: int
+    varies: bool = False
+    probe: Probe | None = None
 
     def parts(self) -> Iterator[Part]:
         """What is chosen, with what it needs of a job (``capabilities``)."""
         yield from compressor_parts(self.exchange.compressor)
         yield from policy_parts(self.rule, "policy")
+        yield from policy_parts(self.exchange.policy, "level_policy")
         yield from outer_parts(self.outer)
         yield from self.exchange.instrument_parts()
+
+    def controller(self, layers: Sequence[Layer]) -> Controller | None:
+        """What decides the level of each layer; None: nothing."""
+        if not self.varies:
+            return None
+        compressed = [i for i, layer in enumerate(layers) if layer.compressed]
+        names = [layer.name for layer in layers]
+        return Controller(self.exchange.policy, names, compressed, "update")
 
     def levels(self, layers: Sequence[Layer]) -> Levels:
         """The level of each layer, the same throughout; dense if the layer is not compressed."""
@@ -77,9 +93,18 @@ class LocalChoice:
             "periods": dict(self.periods),
             "outer": asdict(self.outer),
             "compressor": compression.REGISTRY.table(self.exchange.compressor),
-            "level": next(iter(self.exchange.values.values()), DENSE),
+            **(self._levels() if self.varies else {"level": self._level()}),
             **self.exchange.measured(),
         }
+
+    def _level(self) -> Any:
+        """The only level, in plain types."""
+        return next(iter(self.exchange.values.values()), DENSE)
+
+    def _levels(self) -> dict[str, Any]:
+        """The levels and their policy, in plain types."""
+        rule = policies.REGISTRY.table(self.exchange.policy)
+        return {"levels": self.exchange.values, "level_policy": rule}
 
 
 def choose(
@@ -90,17 +115,45 @@ def choose(
     level: GivenLevel,
     every: int,
     measured: Mapping[str, Mapping[str, Any]],
+    varied: tuple[Mapping[str, GivenLevel] | None, Any] = (None, None),
+    probe: Any = None,
 ) -> LocalChoice:
-    """The arguments of ``local_steps``; ConfigError unless they go together."""
+    """The arguments of ``local_steps``; ConfigError unless they go together.
+
+    Args:
+        varied: levels, and the policy that decides them.
+    """
     require(is_whole(every, 1), "every", every, "a number of steps from 1 up")
     words = _periods(PERIODS if periods is None else periods)
-    pressed = choices.pick_compressor(compressor)
-    levels = {} if level == DENSE else choices.pick_levels(pressed, {"sent": level})
-    static = Static(next(iter(levels), DENSE))
-    exchange = choices.Choice(static, pressed, levels, "update", instruments=measured)
+    exchange = _exchange(compressor, level, *varied, measured)
     rule, after = _rule(policy, words), _outer(outer)
     check_periods(after, {period_of(name, words) for name in rule.names})
-    return LocalChoice(rule, words, after, exchange, every)
+    batches = None if probe is None else as_probe(probe)
+    varies = varied[1] is not None
+    if batches is not None and not varies:
+        raise ConfigError('probe: it is for trials: add level_policy={"name": "trial"}')
+    return LocalChoice(rule, words, after, exchange, every, varies, batches)
+
+
+def _exchange(
+    compressor: Any,
+    level: GivenLevel,
+    levels: Mapping[str, GivenLevel] | None,
+    rule: Any,
+    measured: Mapping[str, Mapping[str, Any]],
+) -> choices.Choice:
+    """A compressor with its only level, or with several and what decides them."""
+    pressed = choices.pick_compressor(compressor)
+    if rule is None:
+        require(levels is None, "levels", levels, "none without level_policy: it is one level")
+        known = {} if level == DENSE else choices.pick_levels(pressed, {"sent": level})
+        static = Static(next(iter(known), DENSE))
+        return choices.Choice(static, pressed, known, "update", instruments=measured)
+    require(level == DENSE, "level", level, "levels with level_policy, not one level")
+    chosen = choices.choose(rule, pressed, levels, "update", 0, (None, measured))
+    if (trial := trial_of(chosen.policy)) is not None:
+        trial.check_levels({DENSE: DENSE, **chosen.levels})
+    return chosen
 
 
 @dataclass(frozen=True)
@@ -217,6 +270,7 @@ def _rule(given: Any, periods: dict[str, int]) -> Policy:
         require(1 <= given <= LONGEST, "policy", given, "a period from 1 step up, or a policy")
         return Static(str(given))
     rule = choices.pick_policy(given, "a period in steps, or a policy's name, table or object")
+    require(WORKER_SCORES not in required(rule), "policy", type(rule).__name__, NO_PERIOD)
     check_levels(rule, periods, "sync_policy")
     return rule
 
@@ -236,11 +290,12 @@ def _outer(given: Any) -> OuterConfig:
 def header(
     options: RecordOptions | None, job: Job, chosen: LocalChoice, model: nn.Module, seed: int
 ) -> Header:
-    """``run.json``. The record's default name is that of the rule for the period; of the names of
-    periods it has those that the rule can choose."""
+    """``run.json``. The record's default name is that of the policy of levels, or without one of
+    the rule for the period; of the names of periods it has those that the rule can choose."""
     rule = policies.REGISTRY.table(chosen.rule)
+    levels = policies.REGISTRY.table(chosen.exchange.policy)
     options = options or RecordOptions("")
-    named = replace(options, name=options.name or rule["name"])
+    named = replace(options, name=options.name or (levels if chosen.varies else rule)["name"])
     return job._header(
         named,
         chosen.exchange,

@@ -37,6 +37,9 @@ def local_steps(
     outer: OuterConfig | Mapping[str, Any] | None = None,
     compressor: Any = "dense",
     level: GivenLevel = DENSE,
+    levels: Mapping[str, GivenLevel] | None = None,
+    level_policy: Any = None,
+    probe: Any = None,
     every: int = 100,
     record: str | Path | RecordOptions | None = None,
     seed: int = 0,
@@ -67,6 +70,10 @@ def local_steps(
             well, Streaming DiLoCo: a quarter of the layers at a time is sent while the next five
             steps are taken, and mixed with the process's own. ``close()`` leaves what all share.
         compressor, level: of the movement that is exchanged, e.g. "topk" and 1 (per cent).
+        levels, level_policy: in place of ``level``: what the words of a policy mean, by default the
+            compressor's usual ones, and the policy, which decides after each unit.
+        probe: for ``{"name": "trial"}``, ``(loss, batches)`` with the same batches on all
+            processes: ``loss(model, batch)`` is a mean; trials take the batches in turn.
         every: steps of a unit, after which the policy decides and a row is recorded.
         record: a folder for a record of the job; process 0 writes it.
         seed: of the compressor's random numbers.
@@ -84,7 +91,8 @@ def local_steps(
         TrainingError: with a manager: there is no quorum.
     """
     _, measured = pick(None, instruments, check_every, check_cosine)
-    chosen = choose(policy, periods, outer, compressor, level, every, measured)
+    varied = levels, level_policy
+    chosen = choose(policy, periods, outer, compressor, level, every, measured, varied, probe)
     given = {"replicas": replicas, "check_every": check_every}
     asked = [Part(name, NEEDS[name]) for name, value in given.items() if value is not None]
     parts = [*asked, *chosen.parts()]
@@ -93,6 +101,7 @@ def local_steps(
         capabilities.ISLANDS: replicas is not None,
         capabilities.MANAGED: manager is not None,
         capabilities.STREAMING: chosen.outer.streams,
+        capabilities.WITHOUT_PROBE: chosen.probe is None,
     }
     capabilities.check(parts, [mode for mode, applies in found.items() if applies])
     what = trained(model, optimizer, replicas, manager)

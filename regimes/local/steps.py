@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regimes.collectives.agreement import fingerprint
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.requests import Layer
 from regimes.compression.reducer import Reducer
@@ -33,12 +34,14 @@ from regimes.job.state import FORMAT, by_layer, column, own_part, shapes
 from regimes.job.upgrade import upgraded
 from regimes.local.arguments import LocalChoice, Trained, header
 from regimes.local.membership import LocalMembership
-from regimes.policies.controller import WholeController
+from regimes.policies.controller import WholeController, check_reasons
 from regimes.policies.schedules import period_of
+from regimes.reduction import tensors as tensors_of
 from regimes.training.gradients import new_stack
 from regimes.training.optimizers import Optimizers
 from regimes.training.replicas import Replicas
 from regimes.training.streaming import SyncRounds
+from regimes.training.trials import Probe, Trials, trial_of
 
 
 class LocalSteps(Job):
@@ -84,14 +87,16 @@ class LocalSteps(Job):
         self.replicas = Replicas(tensors, buffers, own, in_place=True, keys=keys)
         exchange = chosen.exchange
         reducer = Reducer(exchange.compressor, world.parts(layers), world, seed)
-        synced = self.replicas.synced_parameters
+        synced, trials = self.replicas.synced_parameters, self._trials(model, seed)
         storage, tentative = new_stack(tensors, 1), world.quorum is not None
-        self.sync = SyncRounds(synced, reducer, chosen.outer, storage, tentative=tentative)
+        self.sync = SyncRounds(
+            synced, reducer, chosen.outer, storage, tentative=tentative, trials=trials
+        )
         self.panel = self._choose_gauges(
             model,
             seed,
             exchange,
-            chosen.rule.needs,
+            [*chosen.rule.needs, *exchange.policy.needs],
             "update",
             reducer.residuals,
             is_local=lambda: True,
@@ -99,10 +104,28 @@ class LocalSteps(Job):
         self.clock = Clock(world.device)
         self._prepare_record(options, header(options, self, chosen, model, seed))
         self.controller = WholeController(chosen.rule, "update", "sync")
+        self.level_controller = chosen.controller(self.layers)
         self._decide()
         if (quorum := world.quorum) is not None:  # the others may be in the middle of the job
             self.membership = LocalMembership(self, quorum, optimizer)
             self.membership.synchronize()
+
+    def _trials(self, model: nn.Module, seed: int) -> Trials | None:
+        """Of the policy of levels, if it makes some; ConfigError, on all processes, unless all have
+        the same batches."""
+        chosen, world = self.chosen, self.world
+        rule, own = trial_of(chosen.exchange.policy), chosen.probe
+        if rule is None or own is None:
+            return None
+        world.agree(probe=fingerprint([t.double() for t in tensors_of(own.batches)]))
+        probe = Probe(
+            model,
+            lambda number: own.batches[number % len(own.batches)],
+            lambda batch: own.loss(model, batch),
+        )
+        reducer = Reducer(chosen.exchange.compressor, world.parts(self.layers), world, seed)
+        synced, levels = self.replicas.synced_parameters, chosen.exchange.levels
+        return Trials(rule, levels, synced, reducer, chosen.outer, probe, seed)
 
     @property
     def period(self) -> int:
@@ -157,6 +180,7 @@ class LocalSteps(Job):
             with self.clock.waiting(self.world):
                 self._synchronize(last=True)
             self.clock.stop()
+        self.sync.end_trial(self.replicas)
         if self.chosen.outer.mixing:  # all processes end with the same parameters
             self.replicas.receive(range(len(self.layers)), 0.0)
         if self.total > len(self.rows) * self.chosen.every:
@@ -195,6 +219,7 @@ class LocalSteps(Job):
             self.to_agree = False
         if last:
             self._apply(last)
+        self.sync.end_round(self.replicas, last)
         self._send(last)
         self._apply(last)
 
@@ -236,7 +261,11 @@ class LocalSteps(Job):
         synchronisation."""
         self.to_agree = True
         compressed = [i for i, layer in enumerate(self.layers) if layer.compressed]
-        levels = self.chosen.levels(self.layers)
+        if self.level_controller is None:
+            levels = self.chosen.levels(self.layers)
+        else:
+            levels = self.level_controller.decide(self.rows)
+            check_reasons(self.level_controller.policy, levels.why)
         self.levels = as_set(self.set, len(self.rows), levels, compressed)
         self.values = self.chosen.values(self.levels)
         decision = self.controller.decide(self.rows)
@@ -259,6 +288,7 @@ class LocalSteps(Job):
             self.clock.of_unit(steps),
             sync={**self.decided, "rounds": rounds},
             **losses,
+            **self.sync.take_trials(),
             **({} if self.membership is None else {"replicas": self.membership.take_column()}),
         )
         self.clock = self.clock.next_unit(self.chosen.every)
@@ -378,7 +408,8 @@ class LocalSteps(Job):
         for tensor, value in zip(self.replicas.synced_tensors, before, strict=True):
             tensor.copy_(value)
         residuals = column(own["outer"]["layers"], "residual")
-        self.sync.load_state_dict(state["outer"], residuals, own["outer"]["movements"])
+        tried = column(own["outer"].get("trials", {}).get("layers", {}), "residual")
+        self.sync.load_state_dict(state["outer"], residuals, own["outer"]["movements"], tried)
         self.total, self.rounds = state["round"]
         self.panel.steps = self.rounds
         self.panel.load_state_dict(state.get("gauges", {}))

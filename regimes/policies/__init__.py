@@ -24,6 +24,7 @@ from regimes.policies.schedules import (
     Static,
     Windows,
 )
+from regimes.policies.trial import Trial
 
 __all__ = [
     "QSR",
@@ -44,6 +45,7 @@ __all__ = [
     "RateLadder",
     "Smith",
     "Static",
+    "Trial",
     "Windows",
     "check_levels",
     "history",
@@ -66,6 +68,7 @@ REGISTRY = Registry(
         "l-greco": "regimes.policies:LGreCo",
         "gravac": "regimes.policies:GraVAC",
         "harm": "regimes.policies:LeastHarm",
+        "trial": "regimes.policies:Trial",
         "post-local": "regimes.policies:PostLocal",
         "qsr": "regimes.policies:QSR",
         "adacomm": "regimes.policies:AdaComm",

@@ -56,7 +56,7 @@ def followed(
 
 
 @dataclass
-class _Rates:
+class RatesSoFar:
     """Learning rates so far: the highest of the run, and since the last decay; the decays."""
 
     epochs: int = 0
@@ -84,9 +84,9 @@ class FollowsDecays(Bounded):
 
     def decays(self, history: Sequence[PastEpoch]) -> list[tuple[int, float, float]]:
         """The decays so far: the first epoch at the lower rate, the rate before, the lower rate."""
-        return list(as_history(history).accumulate(self._add, _Rates, self._add).decays)
+        return list(as_history(history).accumulate(self._add, RatesSoFar, self._add).decays)
 
-    def _add(self, rates: _Rates, epochs: Sequence[PastEpoch]) -> _Rates:
+    def _add(self, rates: RatesSoFar, epochs: Sequence[PastEpoch]) -> RatesSoFar:
         for past in epochs:
             old, new = past.lr, past.next_lr
             rates.epochs += 1

@@ -16,6 +16,7 @@ from regimes.plotting.groups import BASELINES, Groups, decay_epochs, measured, w
 from regimes.plotting.lines import BATCH, PERIOD, TRAFFIC, WIDTH, lines
 from regimes.plotting.looks import Metric, style_of
 from regimes.plotting.panels import bands, level_map, levels
+from regimes.plotting.trials import draw_harms, rule_of
 from regimes.records.reader import logged
 from regimes.replay import detect
 from regimes.report.content import Study, relative, unit
@@ -41,7 +42,7 @@ def draw(study: Study) -> dict[str, list[Picture]]:
         tested = [_curves(study, "epoch"), _curves(study, "floats")]
         return {
             "curves": [*dict.fromkeys(tested), *_logged(study)],
-            "decisions": [*_levels(study), traffic, _detectors(study)],
+            "decisions": [*_levels(study), *_trials(study), traffic, _detectors(study)],
         }
 
 
@@ -122,6 +123,24 @@ def _levels(study: Study) -> list[Picture]:
         pictures.append(_curves(study, "epoch", BATCH, "Batch size"))
     if any(run.epochs.get("period", run.epochs["epoch"] * 0).nunique() > 1 for run in study.runs):
         pictures.append(_curves(study, "epoch", PERIOD, "Period of synchronisation"))
+    return pictures
+
+
+def _trials(study: Study) -> list[Picture]:
+    """What trials of levels have shown, in one run of each schedule that has made some."""
+    pictures = []
+    for name, (run, *_) in study.groups.items():
+        rule = rule_of(run)
+        if rule is not None and any(row.get("trials") for row in run.rows):
+            fig, numbers = draw_harms(run, WIDTH)
+            spent = run.trials["bytes"].sum() / sum(row["bytes"] for row in run.rows)
+            caption = (
+                f"Of each level against {rule.levels[-1]}, in the run of seed {run.seed}: the mean "
+                f"of at most {numbers['blocks'].max()} blocks of trials and its interval, none while "
+                "there are too few. Large marker: it is above the line for the first time. The "
+                f"trials sent {100 * spent:.0f} % of the run's bytes."
+            )
+            pictures.append(_picture(fig, f"Harm by trials of {style_of(name).label}", caption))
     return pictures
 
 

@@ -30,6 +30,7 @@ from regimes.policies.controller import Controller, WholeController
 from regimes.policies.history import Ahead, level_costs
 from regimes.precision import full_precision, is_half
 from regimes.records import Header, Row, provenance
+from regimes.seeding import derive
 from regimes.training.checks import (
     PlugIns,
     check_combined,
@@ -54,6 +55,7 @@ from regimes.training.present import set_present
 from regimes.training.rounds import Rounds
 from regimes.training.sharded import shard
 from regimes.training.step import Losses, TrainingStep
+from regimes.training.trials import Probe, Trials, trial_of
 from regimes.training.units import Units
 
 
@@ -133,7 +135,8 @@ class Run:
         self.local: Rounds | None = None
         if sync is not None:
             late = Reducer(chosen, self.layers, world, config.seed)
-            self.local = Rounds(self.gradients, self.optimizer, build, late, config.outer)
+            trials = self._trials()
+            self.local = Rounds(self.gradients, self.optimizer, build, late, config.outer, trials)
         self.losses: Losses | None = None
         job: Job = self
         started = {name: table.start(job) for name, table in config.interventions.items()}
@@ -199,6 +202,21 @@ class Run:
         self.gradients.seeded = False
         graphs = Graphs(self.gradients, self.reducer, self.config.graphs)
         return TrainingStep(self.gradients, self.exchange, graphs)
+
+    def _trials(self) -> Trials | None:
+        """Of the policy, if it makes some."""
+        config, task, model = self.config, self.task, self.model
+        if (rule := trial_of(self.plug_ins.policy)) is None:
+            return None
+
+        def batch(number: int) -> reduction.Batch:
+            seed = derive(config.seed, "trial", number)
+            return task.samples(self.batches, seed, 0, 1, rule.samples)[0]
+
+        probe = Probe(model, batch, lambda batch: task.loss(model, *batch))
+        reducer = Reducer(self.plug_ins.compressor, self.layers, self.world, config.seed)
+        parameters = self.gradients.parameters
+        return Trials(rule, config.levels, parameters, reducer, config.outer, probe, config.seed)
 
     def _controller(self) -> Controller:
         config, layers = self.config, self.layers

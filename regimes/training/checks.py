@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from regimes import capabilities
-from regimes.capabilities import LEVEL_BYTES, required
+from regimes.capabilities import LEVEL_BYTES, WORKER_SCORES, required
 from regimes.compression import Compressor, compressor
 from regimes.compression.base import check_level
 from regimes.config import DENSE, OuterConfig, RunConfig, check_bounds
@@ -19,6 +19,7 @@ from regimes.data import deficits
 from regimes.data.task import Task
 from regimes.errors import ConfigError, DataError, require
 from regimes.policies import Policy, check_levels, policy
+from regimes.policies.trial import NO_PERIOD
 from regimes.training.interventions import Circumstances, check_interventions
 from regimes.training.needs import modes_of, parts_of, periods_of
 
@@ -90,6 +91,7 @@ def _whole_policy(config: RunConfig, kind: str, more: str, less: str) -> Policy 
     rule = policy(table, field)
     others = "another: this one chooses levels of a compressor, no periods or batches"
     require(LEVEL_BYTES not in required(rule), field, table["name"], others)
+    require(WORKER_SCORES not in required(rule), field, table["name"], NO_PERIOD)
     check_levels(rule, levels, field)
     if {"low", "high"} <= set(levels) and levels["low"] > levels["high"]:
         raise ConfigError(

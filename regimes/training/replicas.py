@@ -196,19 +196,24 @@ def _mean(stack: Tensor) -> Program:
     return (yield Mean(stack))
 
 
+def outer_optimizer(parameters: Iterable[Tensor], config: OuterConfig) -> torch.optim.SGD:
+    """The outer optimiser over some tensors."""
+    return torch.optim.SGD(
+        list(parameters),
+        lr=config.lr,
+        momentum=config.momentum,
+        nesterov=config.nesterov,
+        foreach=True,
+    )
+
+
 class OuterStep:
     """The outer optimiser, over the synchronised parameters, and the reducer of pseudo-gradients,
     which has memories of its own."""
 
     def __init__(self, parameters: Iterable[Tensor], reducer: Reducer, config: OuterConfig) -> None:
         self.parameters, self.reducer, self.config = list(parameters), reducer, config
-        self.optimizer = torch.optim.SGD(
-            self.parameters,
-            lr=config.lr,
-            momentum=config.momentum,
-            nesterov=config.nesterov,
-            foreach=True,
-        )
+        self.optimizer = outer_optimizer(self.parameters, config)
 
     def pseudo_gradients(
         self,

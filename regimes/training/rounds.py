@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from regimes.training.gradients import Gradients, install, new_stack
 from regimes.training.optimizers import Optimizers, mean_state
 from regimes.training.replicas import Replicas
 from regimes.training.streaming import Fragment, SyncRounds
+from regimes.training.trials import Trials
 
 Loss = tuple[Tensor, Tensor, int, int]  # mean of all workers; [rows] of this process; epoch, step
 
@@ -50,10 +52,12 @@ class Rounds:
         build: Callable[[], Optimizers],
         reducer: Reducer,
         config: OuterConfig,
+        trials: Trials | None = None,
     ) -> None:
         self.gradients, self.world, self.config = gradients, gradients.world, config
         self.optimizer, self._build = optimizer, build
-        self.sync = SyncRounds(gradients.parameters, reducer, config, self._storage())
+        parameters, storage = gradients.parameters, self._storage()
+        self.sync = SyncRounds(parameters, reducer, config, storage, trials=trials)
         self.rounds, self.rates = 0, 0.0
         self.pending: list[tuple[Tensor, int, int]] = []
         self.sent: deque[list[tuple[Tensor, int, int]]] = deque()
@@ -80,6 +84,7 @@ class Rounds:
             shares = wanted == 1 and self.config.plain and self.config.period_one == "gradients"
             if shares and self.replicas is not None:  # back to one model
                 states = self.config.states
+                self.sync.end_trial(self.replicas)
                 self.replicas.settle_states("average" if states == "keep" else states, self.world)
                 self.gradients.replicas = None
             elif not shares and self.replicas is None:
@@ -113,6 +118,9 @@ class Rounds:
         all. ``panel`` sees what is exchanged before it is applied. Returns the losses that were
         averaged on the way."""
         losses = self._receive(clock, panel, last) if last else []
+        assert self.replicas is not None
+        with clock("evaluate") if self.sync.trials else nullcontext():
+            self.sync.end_round(self.replicas, last)
         self.world.take_marks()  # of what came before
         with clock.exchanging(self.world), clock("compress"):
             for fragment in self.sync.leaving(last):
@@ -226,10 +234,11 @@ class Rounds:
         residuals: dict[str, Any],
         movements: list[dict[str, Any]],
         workers: list[dict[str, Any]],
+        tried: dict[str, Any],
     ) -> None:
-        """The inverse; ``movements`` and ``workers`` are of the hosted workers, ``workers`` empty
-        if steps were shared."""
+        """The inverse; ``movements``, ``workers`` and ``tried``, the residuals at a level under
+        trial, are of the hosted workers, ``workers`` empty if steps were shared."""
         self.rates = outer["rates"]
-        self.sync.load_state_dict(outer, residuals, movements if workers else ())
+        self.sync.load_state_dict(outer, residuals, movements if workers else (), tried)
         if workers:
             self._make_replicas().load_state_dict(workers)

@@ -268,7 +268,8 @@ def _restore(run: Run, state: State) -> None:
         outer = [{**part["outer"], "workers": part["workers"]} for part in parts]
         movements = of_workers(outer, "movements", hosted)
         replicas = of_workers(parts, "replicas", hosted)
-        run.local.load_state_dict(state["outer"], _residuals(run, outer), movements, replicas)
+        residuals, tried = _residuals(run, outer), _tried(run, outer)
+        run.local.load_state_dict(state["outer"], residuals, movements, replicas, tried)
     if hidden := of_workers(parts, "hidden", hosted):
         states = [tuple(part.to(run.device) for part in state) for state in hidden]
         run.gradients.load_hidden_states(states)
@@ -279,6 +280,12 @@ def _residuals(run: Run, parts: Sequence[Part]) -> Residuals:
     count, names = run.config.workers, [layer.name for layer in run.layers]
     mean = run.gradients.union
     return residuals_for(run.world.hosted, count, parts, count, names, mean=mean)
+
+
+def _tried(run: Run, outer: Sequence[Part]) -> Residuals:
+    """Likewise, at the level under trial; empty where there was none."""
+    parts = [{**part.get("trials", {"layers": {}}), "workers": part["workers"]} for part in outer]
+    return _residuals(run, parts) if all(part["layers"] for part in parts) else {}
 
 
 def _restore_present(run: Run, workers: list[int]) -> None:

@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from jaxtyping import Float
@@ -19,10 +20,11 @@ from torch import Tensor
 
 from regimes.compression.reducer import Reducer
 from regimes.config import AnyLevel, OuterConfig
-from regimes.errors import require
+from regimes.errors import ConfigError, require
 from regimes.exchange.exchange import Exchange, Transfer
 from regimes.job.state import by_layer, column
 from regimes.training.replicas import OuterStep, Replicas
+from regimes.training.trials import Trials
 
 
 def divide(sizes: Sequence[int], count: int) -> list[list[int]]:
@@ -100,15 +102,17 @@ class SyncRounds:
         storage: tuple[Float[Tensor, "rows N"], Sequence[Float[Tensor, "rows ..."]]],
         *,
         tentative: bool = False,
+        trials: Trials | None = None,
     ) -> None:
         """
         Args:
             tentative: what leaves may be taken back, until ``settle``.
+            trials: of other levels; only where all workers are alike after each synchronisation.
             storage: of ``stack`` and ``parts``. Nothing else may use it between a fragment's
                 leaving and the return of the last one, so unless ``config.streams`` that of
                 gradients will do.
         """
-        self.reducer, self.config = reducer, config
+        self.reducer, self.config, self.trials = reducer, config, trials
         delayed = config.delay > 0 and reducer.world.processes > 1
         device = storage[0].device if delayed else None
         self.exchange = Exchange(reducer, background=device, tentative=tentative)
@@ -195,6 +199,11 @@ class SyncRounds:
 
     # -- what is sent ------------------------------------------------------------------------
 
+    def end_round(self, replicas: Replicas, last: bool) -> None:
+        """Before ``measure``: score the trial that ends with the round, if there is one."""
+        if self.trials is not None and any(self.leaving(last)):
+            self.trials.end_round(replicas, last)
+
     def measure(self, fragment: Fragment, replicas: Replicas) -> Float[Tensor, "rows n"]:
         """The movements of a fragment since it was synchronised, which are sent next."""
         for layer in fragment.layers if fragment.unseen else ():
@@ -202,6 +211,8 @@ class SyncRounds:
                 self.older[layer] = self.parts[layer].clone()
                 self.updates[layer] = self.updates[layer].clone()  # a compressor's own memory
         self.outer.pseudo_gradients(replicas, self.parts, fragment.layers)
+        if self.trials is not None:
+            self.trials.measure_from_own_start(self.parts)
         before = sum(part[0].numel() for part in self.parts[: fragment.layers[0]])
         size = sum(self.parts[layer][0].numel() for layer in fragment.layers)
         return self.stack[:, before : before + size]
@@ -217,6 +228,8 @@ class SyncRounds:
         Args:
             losses: sent with them; their means come with what comes back.
         """
+        if self.trials is not None:
+            self.trials.exchange(self.reducer, self.parts, levels)
         transfer = self.exchange.begin(levels, fragment.layers)
         if self.exchange.memories is not None:
             self.unsettled.append((fragment, fragment.since, transfer))
@@ -283,7 +296,19 @@ class SyncRounds:
         may be known already."""
         first = fragment is self.fragments[0]
         self.outer.step(flight.transfer.updates, replicas, buffers=first, means=means)
+        if self.trials is not None:
+            self.trials.start(flight.transfer.updates, replicas)
         fragment.flight = None
+
+    def end_trial(self, replicas: Replicas) -> None:
+        """Right after a synchronisation: all workers go on from the synchronised parameters."""
+        if self.trials is not None and self.trials.current is not None:
+            self.trials.drop()
+            replicas.receive(range(len(replicas.parameters)), 0.0)
+
+    def take_trials(self) -> dict[str, Any]:
+        """The column "trials" of a row; empty without trials."""
+        return {} if self.trials is None else self.trials.take()
 
     def close(self) -> None:
         """End the background thread."""
@@ -313,7 +338,10 @@ class SyncRounds:
             "begun": self.begun,
             "fragments": fragments,
         }
-        return shared, {"layers": by_layer(residual=residuals), "movements": self._movements()}
+        own = {"layers": by_layer(residual=residuals), "movements": self._movements()}
+        if self.trials is not None:
+            shared["trials"], own["trials"] = self.trials.state_dict()
+        return shared, own
 
     def _movements(self) -> list[dict[str, dict[int, Tensor]]]:
         kept = [i for f in self.fragments if f.flight or f.unseen for i in f.layers]
@@ -330,9 +358,21 @@ class SyncRounds:
         state: Mapping[str, Any],
         residuals: dict[str, Tensor | None],
         movements: Sequence[dict[str, dict[int, Tensor]]] = (),
+        tried: Mapping[str, Tensor | None] = MappingProxyType({}),
     ) -> None:
-        """The inverse, of ``state`` and this process's residuals and movements. States of version
-        0.3 and before have no movements."""
+        """The inverse, of ``state`` and this process's residuals, movements and residuals at the
+        level under trial. States of version 0.3 and before have no movements.
+
+        Raises:
+            ConfigError: the state was saved within a trial, and there are none here.
+        """
+        if self.trials is not None and "trials" in state:
+            self.trials.load_state_dict(state["trials"], tried)
+        elif state.get("trials", {}).get("current") is not None:
+            raise ConfigError(
+                "the state was saved within a trial of another level: go on with the policy by "
+                "trials that has begun it"
+            )
         self.outer.optimizer.load_state_dict(state["optimizer"])
         self.reducer.load_state_dict(column(state["layers"], "memory"), residuals)
         self.reducer.to(self.stack.device)

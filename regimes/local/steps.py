@@ -111,8 +111,8 @@ class LocalSteps(Job):
             self.membership.synchronize()
 
     def _trials(self, model: nn.Module, seed: int) -> Trials | None:
-        """Of the policy of levels, if it makes some; ConfigError, on all processes, unless all have
-        the same batches."""
+        """The trials that the policy of levels makes, if any; ConfigError, on all processes, unless
+        all have the same batches."""
         chosen, world = self.chosen, self.world
         rule, own = trial_of(chosen.exchange.policy), chosen.probe
         if rule is None or own is None:

@@ -6,11 +6,12 @@ import math
 from typing import Any
 
 import pandas as pd
+import seaborn as sns
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from regimes.errors import ConfigError
 from regimes.plotting import style
-from regimes.plotting.panels import palette
 from regimes.policies import Trial, policy
 from regimes.policies.history import History
 from regimes.records import Record, unit_name
@@ -53,7 +54,7 @@ def draw_harms(run: Record, width: float = style.WIDTH) -> tuple[Figure, pd.Data
     """
     numbers, rule = harms(run), rule_of(run)
     levels = list(dict.fromkeys(numbers["level"]))
-    colours = palette(run, levels if rule is None else rule.levels)
+    colours = dict(zip(levels, sns.color_palette("colorblind", len(levels)), strict=True))
     with style.theme():
         fig = style.figure(2.4, width)
         ax = fig.add_subplot()
@@ -68,6 +69,7 @@ def draw_harms(run: Record, width: float = style.WIDTH) -> tuple[Figure, pd.Data
             ax.plot(first["epoch"], first["mean"], "o", color=colours[level], markersize=6)
         ax.axhline(0.0 if rule is None else rule.margin, color="#666666", linewidth=0.8)
         ax.set(xlabel=unit_name(run.config), ylabel="harm (nats)", xlim=(0, max(1, len(run.rows))))
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         style.mark_decays(ax, run)
         place: Any = "outside upper left"
         fig.legend(*ax.get_legend_handles_labels(), loc=place, ncols=max(1, len(levels)))

@@ -155,6 +155,7 @@ class Trial(Rungs, FollowsDecays):
             passes batches of its own.
         null: the treated get the job's own level, so that every harm that is shown is a false
             alarm.
+        only_measures: the job stays at the last level, whatever is shown.
     """
 
     requires: ClassVar[frozenset[str]] = frozenset(
@@ -169,6 +170,7 @@ class Trial(Rungs, FollowsDecays):
     margin: NonNegative = 0.0
     samples: Count = 64
     null: bool = False
+    only_measures: bool = False
     needs: tuple[str, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
@@ -231,8 +233,11 @@ class Trial(Rungs, FollowsDecays):
         return dict(self._results(history).shown)
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
+        first = self.levels[-1 if self.only_measures else 0]
         if not history:
-            return start(self.levels[0], layers)
+            return start(first, layers)
+        if self.only_measures:
+            return followed(first, None, history)
         shown = self._results(history).shown
         level = next((x for x in self.levels[:-1] if x not in shown), self.levels[-1])
         why = self.just_decayed(history)
@@ -242,7 +247,7 @@ class Trial(Rungs, FollowsDecays):
 
     @property
     def _risk(self) -> float:
-        """Of each interval."""
+        """The risk of each interval."""
         return self.risk / (len(self.levels) - 1)
 
     def _results(self, history: Sequence[PastEpoch]) -> _Results:
@@ -282,6 +287,8 @@ class Trial(Rungs, FollowsDecays):
             self._add_harm(results, level, mean)
         elif base in tried and level in (base, reference):  # its own: a null trial
             self._add_harm(results, base, -mean)
+        elif self.null and base == reference == level:
+            self._add_harm(results, tried[block % len(tried)], mean)
 
     def _add_harm(self, results: _Results, level: str, harm: float) -> None:
         moments = results.harms.setdefault(level, Moments())

@@ -136,9 +136,9 @@ def _trials(study: Study) -> list[Picture]:
             spent = run.trials["bytes"].sum() / sum(row["bytes"] for row in run.rows)
             caption = (
                 f"Of each level against {rule.levels[-1]}, in the run of seed {run.seed}: the mean "
-                f"of at most {numbers['blocks'].max()} blocks of trials and its interval, none while "
-                "there are too few. Large marker: it is above the line for the first time. The "
-                f"trials sent {100 * spent:.0f} % of the run's bytes."
+                f"of at most {numbers['blocks'].max()} blocks of trials and its interval, none "
+                "while there are too few. Large marker: it is above the line for the first time. "
+                f"The trials sent {100 * spent:.0f} % of the run's bytes."
             )
             pictures.append(_picture(fig, f"Harm by trials of {style_of(name).label}", caption))
     return pictures

@@ -204,7 +204,7 @@ class Run:
         return TrainingStep(self.gradients, self.exchange, graphs)
 
     def _trials(self) -> Trials | None:
-        """Of the policy, if it makes some."""
+        """The trials that the policy makes, if any."""
         config, task, model = self.config, self.task, self.model
         if (rule := trial_of(self.plug_ins.policy)) is None:
             return None

@@ -165,6 +165,11 @@ def test_a_level_that_harms_is_left_and_one_that_does_not_stays() -> None:
     shown = rule.shown(past[: levels.index("r2")])["r1"]
     assert first.why == {"rule": "trial", "old": 0.0, "new": shown.low, "blocks": shown.blocks}
     assert trained(rule, {}, 6)[0] == ["r1"] * 6
+    watching = Trial(levels=("r1", "r2", "r4"), only_measures=True)
+    levels, past = trained(watching, harm, 12)
+    assert levels == ["r4"] * 12
+    assert watching.shown(past).keys() == {"r1", "r2"}
+    assert {found.blocks for found in watching.intervals(past).values()} == {12}
     assert set(trained(Trial(levels=("r1", "r4"), margin=2.0), harm, 8)[0]) == {"r1"}
 
 

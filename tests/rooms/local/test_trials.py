@@ -21,6 +21,7 @@ from runs import rows, same_bits, same_run, same_weights, stop_after, weights
 import regimes
 from regimes.config import RunConfig, override
 from regimes.errors import ConfigError
+from regimes.job.residuals import on_processes
 from regimes.plotting.trials import draw_harms
 from regimes.policies import Trial, policy
 from regimes.replay.replay import past_epochs
@@ -315,3 +316,79 @@ def test_what_cannot_work_is_one_sentence(name: str, tmp_path: Path) -> None:
         regimes.run(override(text(*ROUNDS), settings), tmp_path / "run")
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_other_processes_have_the_same_batches_and_other_policies_decide_levels() -> None:
+    for rank, (said, found) in enumerate(group.run(own_loop.other_policies, 2)):
+        assert "process 1 has probe = " in said, rank
+        assert [row["layers"]["level"][0] for row in found] == ["high", "low", "high"]
+        assert found[1]["floats"] > found[0]["floats"] == found[2]["floats"]
+        assert [row["layers"]["why"][0] for row in found][1] == {"rule": "window"}
+
+
+IN_A_LOOP: dict[str, tuple[dict[str, Any], str]] = {
+    "no probe": (
+        {"probe": None},
+        "without a probe: workers are scored on batches of yours: add pr",
+    ),
+    "a manager": ({"manager": object()}, "with a manager: its replicas come and go"),
+    "islands": ({"replicas": object()}, "with a sharded model: each process holds some rows of ea"),
+    "fragments": (
+        {"outer": {"fragments": 2}},
+        "with fragments, a delay or mixing: there workers a",
+    ),
+    "a period": (
+        {"policy": "trial"},
+        "policy = 'Trial': expected another policy: a trial compares",
+    ),
+    "a level": ({"level": 4}, "level = 4: expected levels with level_policy"),
+    "no policy": ({"level_policy": None}, "levels = {'low': 2, 'high': 1}: expected none without"),
+    "only a probe": (
+        {"level_policy": None, "levels": None},
+        'probe: it is for trials: add level_policy={"name": "trial"}',
+    ),
+    "feedback": (
+        {"levels": {"low": 1, "high": {"level": 1, "error_feedback": False}}},
+        "policy.rounds = 1: expected 2 or more",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IN_A_LOOP)
+def test_what_cannot_work_in_a_loop_is_one_sentence(name: str) -> None:
+    wrong, said = IN_A_LOOP[name]
+    model = torch.nn.Linear(2, 2)
+    own = torch.optim.SGD(model.parameters(), lr=0.1)
+    options: dict[str, Any] = {
+        "compressor": "powersgd",
+        "levels": {"low": 2, "high": 1},
+        "level_policy": {"name": "trial"},
+        "probe": (torch.nn.functional.mse_loss, torch.ones(4, 2)),
+    }
+    with pytest.raises(ConfigError) as error:
+        regimes.local_steps(model, own, **{**options, **wrong})
+    assert said in str(error.value)
+
+
+def test_a_state_of_a_trial_is_no_other_number_of_processes(run: tuple[RunConfig, Path]) -> None:
+    state = checkpoint.load_at(run[1], 3)
+    assert state is not None
+    part = {**state["parts"][0], "sums": {}}
+    outer = {**state["outer"], "fragments": [{"since": 0, "left": None}]}  # right after one
+    with pytest.raises(ConfigError, match="saved within a trial of another level"):
+        on_processes({**state, "outer": outer, "parts": [part]}, 2)
+
+
+@pytest.mark.slow
+def test_steps_that_are_shared_after_all_end_a_trial(tmp_path: Path) -> None:
+    """AdaComm may come to a period of 1: the trial has no result, and all have one model."""
+    rule = "sync_policy={name='adacomm',base=2}"
+    warm_up = ("optimizer.lr=0.5", "optimizer.warmup_from=0.01", "optimizer.warmup_epochs=1")
+    more = ("outer={}", *warm_up, "epochs=2", "policy.every=2")
+    record = regimes.run(override(text(*ROUNDS), [rule, *more]), tmp_path / "run")
+    periods = [row["sync"]["period"] for row in record.rows]
+    assert set(periods) == {1, 2}
+    shared = periods.index(1)
+    assert any(row["trials"] for row in record.rows[:shared])
+    assert not any(row["trials"] for row in record.rows[shared + 1 :])
+    assert record.rows[-1]["test_loss"] < record.rows[0]["test_loss"]

@@ -61,3 +61,27 @@ def trained(rank: int, c: RunConfig, stop: int, folder: str | None = None) -> li
                 part.load_state_dict(state)
     local.close()
     return [{name: p.detach() for name, p in model.named_parameters()}, local.rows]
+
+
+def other_policies(rank: int) -> list[Any]:
+    """What one is told whose processes have other batches; the levels and floats of units of a
+    policy that makes no trials."""
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 3)).double()
+    own = torch.optim.SGD(model.parameters(), lr=0.1)
+    options: dict[str, Any] = {"policy": 2, "compressor": "topk", "every": 4}
+    options["levels"] = {"low": 50, "high": 10}
+    said = ""
+    try:
+        probe = (lambda of, batch: of(batch).square().mean(), torch.full((4, 6), float(rank)))
+        regimes.local_steps(model, own, level_policy={"name": "trial"}, probe=probe, **options)
+    except regimes.ConfigError as error:
+        said = str(error)
+    table = {"name": "windows", "windows": [[1, 2]]}
+    local = regimes.local_steps(model, own, level_policy=table, **options)
+    for _ in range(12):
+        own.zero_grad()
+        model(torch.ones(5, 6, dtype=torch.float64) * (rank + 1)).square().mean().backward()
+        own.step()
+        local.step()
+    local.close()
+    return [said, local.rows]

@@ -189,7 +189,7 @@ def test_presets_are_listed_in_groups_and_found_by_words() -> None:
     everything = groups()
     listed = {(group.kind, name) for group in everything for name, _ in group.rows}
     assert listed == {("preset", name) for name in PRESETS} | {("grid", name) for name in GRIDS}
-    assert len({(group.kind, group.about) for group in everything}) == len(everything) == 20
+    assert len({(group.kind, group.about) for group in everything}) == len(everything) == 21
     assert all(group.about and said for group in everything for _, said in group.rows)
     found = {name for group in groups(["TopK", "figure", "grid"]) for name, _ in group.rows}
     assert "small-topk" in found

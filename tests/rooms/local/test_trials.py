@@ -28,7 +28,7 @@ from regimes.replay.replay import past_epochs
 from regimes.report import content, pictures
 from regimes.seeding import derive
 from regimes.training import checkpoint
-from regimes.training.build import prepare
+from regimes.training.build import Run, prepare
 from regimes.training.changes import fitted
 
 torch.set_num_threads(1)
@@ -65,6 +65,13 @@ class Universe:
             self.at[i] -= outer.lr * (movement + outer.momentum * self.velocity[i])
 
 
+def scored_on(c: RunConfig, parts: Run, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The batch of a trial."""
+    seed, size = derive(c.seed, "trial", number), c.policy["samples"]
+    (batch,) = parts.task.samples(parts.batches, seed, 0, 1, size)
+    return batch
+
+
 def naive(c: RunConfig, period: int, other: int) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:
     """Both universes in full: where everybody is but the treated, and where those are."""
     start, loss, batches, make = steps(c)
@@ -83,8 +90,7 @@ def naive(c: RunConfig, period: int, other: int) -> tuple[list[torch.Tensor], li
         with torch.no_grad():
             left -= 1
             if theirs is not None and not left:
-                seed = derive(c.seed, "trial", len(found))
-                (batch,) = parts.task.samples(parts.batches, seed, 0, 1, rule.samples)
+                batch = scored_on(c, parts, len(found))
                 scores = [float(loss(model.eval(), *batch)) for model in models]
                 means = [
                     sum(s for w, s in enumerate(scores) if (w in treated) is x) / 2
@@ -158,10 +164,12 @@ def test_processes_equal_simulation_and_the_loop_of_a_user(
     forked.train(c, tmp_path / "two", 2)
     same_run(folder, tmp_path / "two")
     same_trials(rows(tmp_path / "two"), rows(folder))
-    for parameters, found in group.run(own_loop.trained, 4, c, 9, str(tmp_path / "own")):
+    parts = prepare(c)
+    own = [[(x[w], y[w]) for x, y in parts.batches.epoch(0, range(4))] for w in range(4)]
+    probes = [scored_on(c, parts, number) for number in range(3)]
+    for parameters, found in group.run(own_loop.trained, 4, c, parts.model, own, probes, 9):
         close(weights(folder), parameters, 1e-11)
         same_trials(found, rows(folder))
-    same_trials([*regimes.load(tmp_path / "own").rows], rows(folder))
 
 
 def resumed(c: RunConfig, to: Path, monkeypatch: pytest.MonkeyPatch, count: int = 1) -> None:
@@ -297,7 +305,6 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
         ("sync_policy={name='trial'}",),
         "sync_policy = 'trial': expected another policy:",
     ),
-    "workers": (("workers=3",), "workers = 3: expected a multiple of 2"),
     "feedback": (
         ("levels={high={level=8,error_feedback=false},low=8}", "policy.rounds=1"),
         "policy.rounds = 1: expected 2 or more: levels that differ in error feedback alone",

@@ -6,52 +6,56 @@ import copy
 from typing import Any
 
 import torch
-from copied_models import step_one
+from torch import Tensor, nn
 
 import regimes
-from regimes import policies
 from regimes.config import RunConfig
-from regimes.data import load
-from regimes.seeding import derive
+
+Batches = list[tuple[Tensor, Tensor]]
 
 
-def trained(rank: int, c: RunConfig, stop: int, folder: str | None = None) -> list[Any]:
-    """The parameters and rows after an epoch; by other objects after ``stop`` steps, whose state is
-    that of another trial's middle."""
-    task = load(c)
-    probes = [
-        task.samples(
-            task.batches(c, torch.device("cpu"), torch.float64),
-            *(derive(c.seed, "trial", number), 0, 1, c.policy["samples"]),
-        )[0]
-        for number in range(9)
-    ]
+def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """The mean over tokens."""
+    x, y = batch
+    return nn.functional.cross_entropy(model(x)[0].flatten(0, -2), y.flatten())
 
-    def job() -> tuple[Any, torch.optim.Optimizer, Any]:
-        model, o = task.build(c).double(), c.optimizer
+
+def trained(
+    rank: int, c: RunConfig, start: nn.Module, batches: list[Batches], probes: Batches, stop: int
+) -> list[Any]:
+    """The parameters and rows after some steps of each process's batches; from ``stop`` on by other
+    objects, whose state is that of a trial's middle."""
+    o = c.optimizer
+
+    def job() -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+        model = copy.deepcopy(start)
         own = torch.optim.SGD(
             model.parameters(), o.lr, o.momentum, nesterov=o.nesterov, weight_decay=o.weight_decay
         )
-        outer = {key: getattr(c.outer, key) for key in ("lr", "momentum", "nesterov")}
         local = regimes.local_steps(
             model,
             own,
             policy=2,
-            outer=outer,
+            outer={key: getattr(c.outer, key) for key in ("lr", "momentum", "nesterov")},
             compressor=c.compressor,
             levels=c.levels,
-            level_policy=policies.policy(c.policy),
-            probe=(lambda of, batch: task.loss(of, *batch), probes),
+            level_policy=c.policy,
+            probe=(loss, probes),
             every=c.unit_steps or 1,
             seed=c.seed,
-            record=folder,
         )
         return model, own, local
 
     model, own, local = job()
-    batches = task.batches(c, torch.device("cpu"), torch.float64).epoch(0, [rank])
-    for done, (x, y) in enumerate(batches, start=1):
-        step_one(c, model, own, task.loss, x[0], y[0])
+    for done, batch in enumerate(batches[rank], start=1):
+        model.train()
+        own.zero_grad()
+        loss(model, batch).backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        norm = torch.stack([g.norm() for g in gradients]).norm()
+        for g in gradients:
+            g *= min(1.0, (o.clip or torch.inf) / float(norm))
+        own.step()
         local.step()
         if done == stop:
             saved = copy.deepcopy([part.state_dict() for part in (model, own, local)])

@@ -319,7 +319,8 @@ class SyncRounds:
     def state_dict(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """(shared, own): the entries "outer" of a state and of a process's part (``job.state``):
         each fragment's round, what is on its way and what instruments have not seen of it; per
-        hosted worker, by layer, the movements of such fragments, and ``older``."""
+        hosted worker, by layer, the movements of such fragments, and ``older``; the trial under
+        way."""
         self.wait()  # for the thread that changes memories
         memories, residuals = self.reducer.state_dict()
         fragments = [

@@ -57,6 +57,7 @@ _PUBLIC = {
     "regimes.detectors": "NormChange EigenvalueChange SharpnessChange FirstShare RandomWindows "
     "FixedWindows Verdict",
     "regimes.collectives.requests": "Layer Mean Gather Traffic",
+    "regimes.collectives.whole": "whole_model",
     "regimes.compression.base": "Compressor State",
     "regimes.compression.elementwise": "Dense Sign Quantise Cast",
     "regimes.compression.powersgd": "PowerSGD ACPSGD",

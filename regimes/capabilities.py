@@ -381,7 +381,6 @@ SHARDED_COLLECTIVES = Mode(
         STEP_UPDATES: "each process has its part of each module's reduced gradient",
         OWN_COLLECTIVES: "what FSDP2 exchanges is compressed, and nothing is sent beside it",
         LOSS_SCALE: "it trains in bfloat16, which needs no gradient scaler: leave it out",
-        PROBE: "FSDP2 has the weights whole within its own passes alone: leave it out",
     },
 )
 MANAGED = Mode(

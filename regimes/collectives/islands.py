@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -43,6 +44,13 @@ def sharding(tensor: Tensor) -> tuple[Any, list[str]] | None:
     return tensor.device_mesh, [
         names.get(p, "copies" if p.is_replicate() else f"{p}") for p in places
     ]
+
+
+def is_dtensor(tensor: Tensor) -> bool:
+    """Is it divided over a mesh, or copied?"""
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(tensor, DTensor)
 
 
 def local_part(tensor: Any) -> Tensor:
@@ -87,6 +95,93 @@ def as_whole(tensor: Any) -> Tensor:
         return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
+def is_divided(module: nn.Module) -> bool:
+    """Has ``fully_shard`` been called on this module?"""
+    return any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__)
+
+
+def divisions(model: nn.Module) -> list[tuple[Any, list[str], Any]]:
+    """The calls of ``fully_shard`` that have divided a model: each one's state, the names of its
+    modules ("" is the model's), and the first of them, in the order of the modules."""
+    found: dict[int, tuple[Any, list[str], Any]] = {}
+    for path, module in model.named_modules(remove_duplicate=True):
+        if is_divided(module):
+            state = cast("Any", module)._get_fsdp_state()
+            found.setdefault(id(state), (state, [], module))[1].append(path)
+    return list(found.values())
+
+
+def param_groups(state: Any) -> list[Any]:
+    """The groups of parameters of a call; torch up to 2.10 keeps one, or None."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+
+
+def present(one: Any) -> Any:
+    """A parameter of a group as its module has it. torch keeps the one that ``fully_shard`` has
+    made, until the first step, where another has taken its place since, as in a library that loads
+    the weights of a model that was divided on the meta device."""
+    return getattr(one._module_info.module, one._module_info.param_name)
+
+
+def stored(one: Any) -> Any:
+    """The rows of a parameter that the optimiser steps; its module may have others, after a forward
+    pass that no backward pass has followed."""
+    return present(one) if one.sharded_state.name == "SHARDED" else one.sharded_param
+
+
+def join_rows(parts: Sequence[Any], count: Callable[[Tensor, int], None]) -> list[Tensor]:
+    """Copies of whole tensors, from DTensors that one dimension of their mesh divides, by one
+    all-gather for each type of numbers. All processes of that dimension call it.
+
+    Args:
+        count: called with what this process sends in each, and the number of processes that get it.
+    """
+    from regimes.collectives.process_group import Group
+
+    mesh, places = parts[0].device_mesh, parts[0].placements
+    divider = next((i for i, place in enumerate(places) if place.is_shard()), None)
+    local = [local_part(part).detach() for part in parts]
+    if divider is None or mesh.size(divider) == 1:
+        return [rows.clone() for rows in local]
+    ranks, joined = mesh.size(divider), dict[int, Tensor]()
+    group = Group.of(mesh.get_group(divider))
+    for kind in sorted({rows.dtype for rows in local}, key=str):
+        ids = [i for i, rows in enumerate(local) if rows.dtype == kind]
+        dims = [parts[i].placements[divider].dim for i in ids]
+        chunks = [-(-parts[i].shape[dim] // ranks) for i, dim in zip(ids, dims, strict=True)]
+        sizes = [
+            chunk * parts[i].numel() // max(1, parts[i].shape[dim])
+            for i, dim, chunk in zip(ids, dims, chunks, strict=True)
+        ]
+        mine = local[ids[0]].new_zeros(sum(sizes))
+        for i, room in zip(ids, mine.split(sizes), strict=True):
+            room[: local[i].numel()].view(local[i].shape).copy_(local[i])
+        everyone = mine.new_empty(ranks, len(mine))
+        count(mine, ranks - 1)
+        group.all_gather(everyone.view(-1), mine).wait()
+        columns = everyone.split(sizes, dim=1)
+        for i, dim, column in zip(ids, dims, columns, strict=True):
+            rest, rows = parts[i].shape, list[Tensor]()
+            for rank in range(ranks):
+                here = Shard(rank, ranks, parts[i].shape[dim]).here
+                shape = [*rest[:dim], here.stop - here.start, *rest[dim + 1 :]]
+                rows.append(column[rank][: math.prod(shape)].view(shape))
+            joined[i] = torch.cat(rows, dim)
+    return [joined[i] for i in range(len(parts))]
+
+
+def mean_over(mesh: Any, flat: Tensor) -> Tensor:
+    """The mean of a tensor over all processes of a mesh, which all call it."""
+    from regimes.collectives.process_group import Group
+
+    total = flat.clone()
+    for dim in range(mesh.ndim):
+        Group.of(mesh.get_group(dim)).all_reduce(total).wait()
+    return total / mesh.size()
+
+
 def as_reduced(total: Tensor, op: Any, count: int) -> Tensor:
     """A sum over so many processes as an operation of torch wants it; changes the sum in place.
 
@@ -109,7 +204,7 @@ def divided(model: nn.Module) -> tuple[nn.Module, Any]:
     that has parameters; the mesh is None if no parameter is divided."""
     found = filter(None, map(sharding, model.parameters()))
     mesh = next((mesh for mesh, _ in found), None)
-    while not any(kind.__name__ == "FSDPModule" for kind in type(model).__mro__):
+    while not is_divided(model):
         parts = [part for part in model.children() if any(True for _ in part.parameters())]
         if (
             mesh is None

@@ -73,6 +73,11 @@ class Group:
         return Group(tuple(range(dist.get_world_size())), backend)
 
     @staticmethod
+    def of(made: Any) -> Group:
+        """A group of torch that lives as long as its owner has it."""
+        return Group(tuple(dist.get_process_group_ranks(made)), made=weakref.ref(made))
+
+    @staticmethod
     def of_some(
         ranks: Sequence[int], backend: str, device: torch.device, limit: timedelta
     ) -> Group:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -28,6 +28,7 @@ from regimes.collectives.requests import (
     Program,
     Request,
     SumShards,
+    mean_of_sums,
 )
 from regimes.errors import ConfigError, require
 
@@ -208,9 +209,24 @@ class World:
     def ask_apart(self, *requests: Request) -> list[Tensor]:
         """``ask`` for an instrument that only watches: a job without it would send none of this,
         so it is counted in ``instruments``."""
+        with self._apart():
+            return self.ask(*requests)
+
+    def mean_apart(self, flat: Tensor) -> Tensor:
+        """The mean of ``[n]`` over all processes, also those that hold one worker together; counted
+        as in ``ask_apart``."""
+        if self.shards == 1:
+            return self.ask_apart(Mean(flat[None]))[0]
+        with self._apart():
+            sums = mean_of_sums(flat[None], self.shards)
+            return self.drive([sums], [NO_LAYER], signal=True)[0] / self.shards
+
+    @contextlib.contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Count in ``instruments``."""
         own, self.meter = self.meter, self.instruments
         try:
-            return self.ask(*requests)
+            yield
         finally:
             self.meter = own
 

@@ -147,9 +147,10 @@ class HessianProduct:
         """H v for a vector, or for every row of a block."""
         return self._multiply(vectors, range(len(self.parameters)))
 
-    def block(self, layer: int) -> Callable[[Float[Tensor, "*k n"]], Float[Tensor, "*k n"]]:
-        """The product with one layer's diagonal block; differentiates by that layer only."""
-        return lambda vectors: self._multiply(vectors, [layer])
+    def block(self, *layers: int) -> Callable[[Float[Tensor, "*k n"]], Float[Tensor, "*k n"]]:
+        """The product with the diagonal block of a layer, or of several together; differentiates by
+        these only."""
+        return lambda vectors: self._multiply(vectors, layers)
 
     def split(self, flat: Float[Tensor, "*k d"]) -> dict[str, Float[Tensor, "*k _"]]:
         """Views of a flat vector or block, by layer name."""

@@ -7,7 +7,8 @@ several calls and builds its graph once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,8 @@ from regimes.curvature.probe import Estimate
 from regimes.errors import ConfigError, require, unexpected
 from regimes.seeding import stream
 
+# names of parameters, or by layer those that have one block together; None: each parameter
+Layers = Sequence[str] | Mapping[str, Sequence[str]] | None
 AT_ONCE = 4  # products per graph, where graphs are rebuilt
 
 
@@ -84,7 +87,7 @@ def warm_start(previous: Eigenpairs | Float[Tensor, "k d"]) -> Float[Tensor, " d
 def layer_eigenvalues(
     hessian: HessianProduct,
     *,
-    layers: list[str] | None = None,
+    layers: Layers = None,
     tolerance: float = 1e-3,
     max_products: int = 50,
     max_seconds: float | None = None,
@@ -94,17 +97,18 @@ def layer_eigenvalues(
 
     A block's product differentiates by that layer alone and so costs less than a full one.
 
+    Args:
+        layers: names of parameters; or by layer those that have one block together. None: each
+            parameter.
+
     Raises:
         ConfigError: a layer that the model does not have; else as `eigenvalues`.
     """
     pairs = {}
-    for name in hessian.names if layers is None else layers:
-        if name not in hessian.names:
-            raise ConfigError(f"No layer {name!r} with a gradient; have {hessian.names}.")
-        layer = hessian.names.index(name)
+    for name, places in _places(hessian, layers).items():
         pairs[name] = lanczos(
-            hessian.block(layer),
-            hessian.parameters[layer].numel(),
+            hessian.block(*places),
+            sum(hessian.parameters[i].numel() for i in places),
             tolerance=tolerance,
             max_products=max_products,
             max_seconds=max_seconds,
@@ -129,19 +133,33 @@ def trace(
 
 @checked("tolerance", "start")
 def layer_traces(
-    hessian: HessianProduct, *, probes: int = 30, seed: int = 0
+    hessian: HessianProduct, *, layers: Layers = None, probes: int = 30, seed: int = 0
 ) -> dict[str, Estimate]:
     """The trace of every layer's diagonal block, all from the same full products.
 
     For random signs z the expectation of z_l'(Hz)_l is the trace of block l: the other blocks
-    enter with mean zero. The layers add up to `trace` at the same seed. ConfigError: as there.
+    enter with mean zero. The layers add up to `trace` at the same seed. ``layers`` as in
+    `layer_eigenvalues`. ConfigError: as there.
     """
     require(probes >= 2, "probes", probes, "at least 2, for a standard error")
-    samples: dict[str, list[float]] = {name: [] for name in hessian.names}
+    blocks = _places(hessian, layers)
+    samples: dict[str, list[float]] = {name: [] for name in blocks}
     for z, hz in _probes(hessian, probes, stream(seed, "trace")):
-        for name, part in hessian.split(z * hz).items():
-            samples[name].append(float(part.sum()))
+        sums = [float(part.sum()) for part in hessian.split(z * hz).values()]
+        for name, places in blocks.items():
+            samples[name].append(math.fsum(sums[i] for i in places))
     return {name: Estimate.of(values) for name, values in samples.items()}
+
+
+def _places(hessian: HessianProduct, layers: Layers) -> dict[str, list[int]]:
+    """By layer the numbers of its parameters; ConfigError for a name that is none's."""
+    if not isinstance(layers, Mapping):
+        layers = {name: [name] for name in (hessian.names if layers is None else layers)}
+    for name in (name for names in layers.values() for name in names):
+        if name not in hessian.names:
+            raise ConfigError(f"No layer {name!r} with a gradient; have {hessian.names}.")
+    places = {name: i for i, name in enumerate(hessian.names)}
+    return {layer: [places[name] for name in names] for layer, names in layers.items()}
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 """The parameter groups of a model that ``fully_shard`` (FSDP2) has divided: what each exchanges in
-one reduce-scatter and one all-gather. The only module that reads what torch keeps about them.
+one reduce-scatter and one all-gather.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from regimes.collectives.islands import divisions, param_groups, present
 from regimes.ddp.sharded import CHECKPOINT
 from regimes.ddp.source import plain_names
 from regimes.errors import ConfigError
@@ -179,17 +180,13 @@ def groups_of(network: nn.Module) -> list[Group]:
     Raises:
         ConfigError: a module has several groups, one for each mesh, or is offloaded.
     """
-    found: dict[int, tuple[Any, list[str], Any]] = {}
-    for path, module in network.named_modules(remove_duplicate=True):
-        if any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__):
-            state = module._get_fsdp_state()
-            found.setdefault(id(state), (state, [], module))[1].append(path or ROOT)
+    found = divisions(network)
     groups = []
-    paths = [path for _, several, _ in found.values() for path in several]
+    paths = [path or ROOT for _, several, _ in found for path in several]
     plain = plain_names(paths)
-    for state, several, module in found.values():
-        name = "+".join(plain[path].replace(CHECKPOINT, "") for path in several)
-        kept = _param_groups(state)
+    for state, several, module in found:
+        name = "+".join(plain[path or ROOT].replace(CHECKPOINT, "") for path in several)
+        kept = param_groups(state)
         if len(kept) > 1:
             raise ConfigError(
                 f"module {name!r} has {len(kept)} groups of parameters, each on a mesh of its own: "
@@ -201,14 +198,14 @@ def groups_of(network: nn.Module) -> list[Group]:
                     f"module {name!r} keeps its parameters on the CPU (CPUOffloadPolicy), which "
                     "the hook does not serve: leave offload_policy out"
                 )
-            trained = [x for x in group.fsdp_params if _present(x).requires_grad]
-            frozen = [x for x in group.fsdp_params if not _present(x).requires_grad]
+            trained = [x for x in group.fsdp_params if present(x).requires_grad]
+            frozen = [x for x in group.fsdp_params if not present(x).requires_grad]
             groups.append(
                 Group(
                     name,
                     module,
-                    [*map(_present, trained)],
-                    [*map(_present, frozen)],
+                    [*map(present, trained)],
+                    [*map(present, frozen)],
                     group._reduce_scatter_comm,
                     group._all_gather_comm,
                     partial(_unsharded, trained),
@@ -220,20 +217,6 @@ def groups_of(network: nn.Module) -> list[Group]:
 
 def _unsharded(trained: Sequence[Any]) -> list[nn.Parameter]:
     return [x._unsharded_param for x in trained if hasattr(x, "_unsharded_param")]
-
-
-def _param_groups(state: Any) -> list[Any]:
-    """torch up to 2.10 keeps one group, or None."""
-    if hasattr(state, "_fsdp_param_groups"):
-        return list(state._fsdp_param_groups)
-    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
-
-
-def _present(one: Any) -> Any:
-    """The parameter in its module. torch keeps the one that ``fully_shard`` has made, until the
-    first step, where another has taken its place since, as in a library that loads the weights of a
-    model that was divided on the meta device."""
-    return getattr(one._module_info.module, one._module_info.param_name)
 
 
 def divided_before(dtype: torch.dtype, factor: float) -> float:

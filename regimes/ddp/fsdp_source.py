@@ -12,7 +12,7 @@ from weakref import ref
 from torch import Tensor, nn
 
 from regimes.collectives.group import on_group
-from regimes.collectives.islands import local_part, mesh_fault, sharding
+from regimes.collectives.islands import is_divided, local_part, mesh_fault, sharding
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.requests import Layer
 from regimes.compression.reducer import Reducer
@@ -95,6 +95,15 @@ class FSDPModules:
         network: nn.Module | None = self._network()
         assert network is not None
         return network
+
+    @property
+    def member_names(self) -> dict[str, list[str]] | None:
+        """By layer the names of its parameters in the network; None: each is a layer."""
+        if self.by_parameter:
+            return None
+        names = {id(p): name for name, p in self.network.named_parameters()}
+        pairs = zip(self.layers, self.members, strict=True)
+        return {layer.name: [names[id(p)] for p in members] for layer, members in pairs}
 
     def world(self, timeout: float) -> ProcessWorld:
         group = self.mesh.get_group()
@@ -220,7 +229,7 @@ def check_mesh(shards: Any, write: str) -> None:
 
 def _check_divided(network: nn.Module, shards: Any) -> None:
     """Raise ConfigError unless ``fully_shard`` has divided all parameters over this mesh."""
-    sharded = any(kind.__name__ == "FSDPModule" for kind in type(network).__mro__)
+    sharded = is_divided(network)
     for name, parameter in network.named_parameters():
         if (found := sharding(parameter)) is None:
             if not sharded:

@@ -93,7 +93,14 @@ class Hook(Job):
         needs = chosen.policy.needs
         signal = chosen.signal if any(Statistic.parse(need).is_norm for need in needs) else None
         self.panel = self._choose_gauges(
-            network, seed, chosen, needs, signal, self._residuals, reduced=made.by_process
+            network,
+            seed,
+            chosen,
+            needs,
+            signal,
+            self._residuals,
+            reduced=made.by_process,
+            members=cast(Any, source).member_names if made.by_process else None,
         )
         from_updates = {"norms", "msdr"} if chosen.signal == "update" else {"msdr"}
         gauges = self.panel.gauges

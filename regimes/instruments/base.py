@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regimes.collectives.requests import Layer, Mean
+from regimes.collectives.whole import whole_weights
 from regimes.collectives.world import World
 from regimes.compression.base import Compressor
 from regimes.config import AnyLevel
@@ -43,6 +45,7 @@ class MeasurementContext:
             unscaled loss; None for a layer that owes nothing. None: there is no compressor.
         reduced: gradients come as one row, the mean of all workers already, of this process's part
             of each layer ``[ranks, numbers of a rank]``, as FSDP2 reduces them.
+        members: by layer, the names of its trainable parameters; None: each is a layer.
     """
 
     model: nn.Module
@@ -60,6 +63,7 @@ class MeasurementContext:
     weight: Callable[[Batch], Any] | None = None
     residuals: Callable[[], Sequence[Tensor | None]] | None = None
     reduced: bool = False
+    members: Mapping[str, Sequence[str]] | None = None
 
     @property
     def parts(self) -> list[Layer]:
@@ -75,9 +79,14 @@ class MeasurementContext:
         (mean,) = self.world.ask(Mean(stack))
         return mean
 
+    def whole(self) -> AbstractContextManager[None]:
+        """Inside, each process has all weights of the model, and may run it by itself; all
+        processes enter it."""
+        return whole_weights(self.model, self.world)
+
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """The trainable parameters, one per layer."""
+        """The trainable parameters, one per layer unless layers have ``members``."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
     @property

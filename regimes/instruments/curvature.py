@@ -17,13 +17,10 @@ from regimes import reduction
 from regimes.capabilities import (
     FULL_PRECISION,
     LABELS,
-    OWN_COLLECTIVES,
     PROBE,
     SAMPLES,
     UNITS_BY_CALL,
-    WHOLE_LAYERS,
 )
-from regimes.collectives.requests import Mean
 from regimes.config import Bounded, Bounds
 from regimes.config.bounds import Count, Natural, Positive
 from regimes.curvature import (
@@ -53,7 +50,7 @@ class Probe(Bounded):
         images, batch: the probe set, in micro-batches (of equal size, shared evenly by processes).
     """
 
-    requires = frozenset({PROBE, WHOLE_LAYERS, FULL_PRECISION, OWN_COLLECTIVES, UNITS_BY_CALL})
+    requires = frozenset({PROBE, FULL_PRECISION, UNITS_BY_CALL})
 
     every: Count = 1
     images: int = 200
@@ -61,11 +58,19 @@ class Probe(Bounded):
 
 
 class ProbeGauge(EndOfEpochGauge):
-    """Base of their gauges."""
+    """Base of their gauges. A model that FSDP2 divides is whole while they ``measure``."""
 
     def __init__(self, probe: Probe, context: MeasurementContext) -> None:
         self.settings: Any = probe
         self.context, self.batches = context, context.probe(probe.images, probe.batch)
+
+    def read(self, epoch: int) -> Reading:
+        with self.context.whole():
+            return self.measure(epoch)
+
+    def measure(self, epoch: int) -> Reading:
+        """The statistics of the epoch just ended."""
+        raise NotImplementedError
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         return self.context.loss(model, *batch)
@@ -93,7 +98,7 @@ class ProbeGauge(EndOfEpochGauge):
     def process_mean(self) -> ProcessMean | None:
         """The mean over processes, counted apart from the job's traffic; None for one process."""
         world = self.context.world
-        return None if world.processes == 1 else lambda flat: world.ask_apart(Mean(flat[None]))[0]
+        return None if world.processes == 1 else world.mean_apart
 
 
 @dataclass(frozen=True)
@@ -142,23 +147,24 @@ class CurvatureGauge(ProbeGauge):
         super().__init__(settings, context)
         self.weigh = self.weight()
         self.vectors: dict[str, Tensor] = {}  # per mode, [k, d]
-        most = sum(context.sizes)
+        most = sum(p.numel() for p in context.parameters)
         for name, count in (("largest", settings.largest), ("smallest", settings.smallest)):
             where = f"{settings.bounds_prefix}{name}"
             require(count <= most, where, count, f"at most {most}, the model's parameters")
         # Before any unit is trained. Without the mean over processes: this counts no bytes.
-        for mode in settings.modes:
-            with suppress(TrainingError):  # a loss that is not finite is reported by the run
-                HessianProduct(
-                    context.model,
-                    self.loss,
-                    self.batches,
-                    mode=mode,
-                    memory=0,
-                    weight=self.weigh,
-                ).check()
+        with context.whole():
+            for mode in settings.modes:
+                with suppress(TrainingError):  # a loss that is not finite is reported by the run
+                    HessianProduct(
+                        context.model,
+                        self.loss,
+                        self.batches,
+                        mode=mode,
+                        memory=0,
+                        weight=self.weigh,
+                    ).check()
 
-    def read(self, epoch: int) -> Reading:
+    def measure(self, epoch: int) -> Reading:
         reading, seed = Reading(), derive(self.context.seed, "curvature", epoch)
         for mode in self.settings.modes:
             hessian = HessianProduct(
@@ -192,12 +198,13 @@ class CurvatureGauge(ProbeGauge):
             for key in ("largest", "smallest", "residuals")
         } | {"products": pairs.products, "stopped": pairs.stopped}
         if s.layers:
-            blocks = layer_eigenvalues(hessian, **options).values()
+            blocks = layer_eigenvalues(hessian, layers=self.context.members, **options).values()
             into.layers[f"eigenvalue{end}"] = [float(block.largest[0]) for block in blocks]
 
     def _traces(self, hessian: HessianProduct, mode: Mode, seed: int, into: Reading) -> None:
         end, probes = SUFFIX[mode], self.settings.probes
-        traces = list(layer_traces(hessian, probes=probes, seed=seed).values())
+        members = self.context.members
+        traces = list(layer_traces(hessian, layers=members, probes=probes, seed=seed).values())
         into.layers[f"hessian_trace{end}"] = [t.value for t in traces]
         into.model[f"hessian_trace{end}"] = sum(t.value for t in traces)
         into.detail[f"hessian_trace_error{end}"] = [t.error for t in traces]
@@ -229,7 +236,7 @@ class Fisher(Probe):
 
 
 class FisherGauge(ProbeGauge):
-    def read(self, epoch: int) -> Reading:
+    def measure(self, epoch: int) -> Reading:
         here = sum(len(y) for _, y in self.batches)
         trace = fisher_trace(
             self.context.model,
@@ -275,7 +282,7 @@ class SharpnessGauge(ProbeGauge):
         super().__init__(settings, context)
         self.weigh = self.weight()
 
-    def read(self, epoch: int) -> Reading:
+    def measure(self, epoch: int) -> Reading:
         sharpness = critical_sharpness(
             self.context.model,
             self.loss,

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from regimes import policies
 from regimes.collectives.claims import Claims
+from regimes.collectives.islands import is_divided
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.requests import Layer, Traffic
 from regimes.config import Signal
@@ -196,6 +197,7 @@ class Job:
         residuals: Callable[[], Sequence[Tensor | None]],
         *,
         reduced: bool = False,
+        members: Mapping[str, Sequence[str]] | None = None,
         is_local: Callable[[], bool] | None = None,
     ) -> Panel:
         """The gauges of the statistics that a policy needs, which see gradients, or movements, and
@@ -203,10 +205,12 @@ class Job:
 
         Args:
             signal: the norm that is read; None: none.
-            residuals, reduced: see ``MeasurementContext``.
+            residuals, reduced, members: see ``MeasurementContext``.
             is_local: for local steps, see ``MeasurementContext.is_local``.
         """
         probe = exchange.probe
+        if is_divided(model):  # a probe of one process alone would wait for others' weights
+            self.world.agree(**exchange.measured(), probe=probe.samples if probe else 0)
         context = MeasurementContext(
             model,
             loss=cast(Any, probe.mean if probe else no_data),
@@ -222,6 +226,7 @@ class Job:
             weight=probe.weigh if probe else None,
             residuals=residuals,
             reduced=reduced,
+            members=members,
         )
         return choose(exchange.instruments, needs, signal, context)
 
@@ -415,9 +420,8 @@ def on_all_processes(
 
 def _name(network: nn.Module) -> str:
     """The class of a model; ``fully_shard`` gives it a new one with a prefix."""
-    kind = type(network)
-    sharded = any(base.__name__ == "FSDPModule" for base in kind.__mro__)
-    return kind.__name__.removeprefix("FSDP") if sharded else kind.__name__
+    name = type(network).__name__
+    return name.removeprefix("FSDP") if is_divided(network) else name
 
 
 def no_data(*_: Any) -> NoReturn:

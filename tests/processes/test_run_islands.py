@@ -76,6 +76,16 @@ CASES = {
         4,
         2,
     ),
+    "curvature": (
+        smoke(
+            "instruments.curvature={probes=2, images=48, batch=12, tolerance=1e-8}",
+            "instruments.sharpness={images=48, batch=12}",
+            "instruments.fisher={images=48, batch=12}",
+            epochs=2,
+        ),
+        4,
+        2,
+    ),
     "the authors": (smoke("quirks=authors", epochs=2), 4, 2),
 }
 

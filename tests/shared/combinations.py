@@ -12,7 +12,14 @@ from regimes.data import deficits
 
 # Where the answer is another one on purpose since then: (call, mode, part) -> why.
 BY_PARTS = "the error is added up over the parts of a layer"
+WHOLE = "weights are gathered for a measurement"
 CHANGED: dict[tuple[str, str, str], str] = {
+    **{
+        ("trainer", "shards", f"instrument {name}"): WHOLE
+        for name in ("curvature", "fisher", "sharpness")
+    },
+    ("trainer", "shards", "policy that reads curvature"): WHOLE,
+    **{("attach", "FSDP2", f"instrument {name}"): WHOLE for name in ("curvature", "sharpness")},
     ("trainer", "shards", "policy error-ladder"): BY_PARTS,
     ("trainer", "shards", "policy gravac"): BY_PARTS,
     ("trainer", "shards", "instrument error"): BY_PARTS,

@@ -140,6 +140,15 @@ def test_layer_eigenvalues_are_those_of_the_blocks(hessian, exact):
         assert float(found[name].largest[0]) == pytest.approx(top, rel=1e-8, abs=1e-12)
     with pytest.raises(ConfigError, match="No layer 'conv9'"):
         layer_eigenvalues(hessian, layers=["conv9"])
+    first, *_, last = hessian.names
+    (together,) = layer_eigenvalues(
+        hessian, layers={"ends": [first, last]}, tolerance=1e-6
+    ).values()
+    both = torch.cat(
+        [torch.arange(s.start, s.stop) for s in (hessian.slices[0], hessian.slices[-1])]
+    )
+    top = float(torch.linalg.eigvalsh(exact[both][:, both])[-1])
+    assert float(together.largest[0]) == pytest.approx(top, rel=1e-8)
 
 
 def test_traces_are_unbiased_within_their_error(hessian, exact):

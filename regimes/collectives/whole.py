@@ -1,0 +1,145 @@
+"""A model that FSDP2 divides, whole for a measurement.
+
+FSDP2 has the weights of a module whole within its own forward and backward passes alone, and what
+it does around them has no second derivative. For a measurement each process gets all weights, by
+one all-gather for each group of parameters, and then runs the modules by themselves: however often
+they run, nothing more is sent, and nothing that FSDP2 keeps has changed.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regimes.collectives.islands import (
+    divisions,
+    is_dtensor,
+    join_rows,
+    local_part,
+    mean_over,
+    param_groups,
+    present,
+    stored,
+)
+from regimes.collectives.world import World
+from regimes.errors import ConfigError
+
+HOOKS = ("_forward_pre_hooks", "_forward_hooks")  # of a module, those of the user among them
+
+
+@contextmanager
+def whole_model(model: nn.Module, mesh: Any = None) -> Iterator[Callable[[Tensor], Tensor]]:
+    """A model that ``fully_shard`` (FSDP2) has divided is an ordinary one inside: each process has
+    all of its weights, copies of those that are trained, and may run it by itself. So curvature can
+    be measured::
+
+        with regimes.whole_model(model) as mean:
+            hessian = HessianProduct(model, loss, batches, mode="eval", mean=mean)
+            top = eigenvalues(hessian, largest=5)
+
+    Weights are gathered once, in their own type (a ``MixedPrecisionPolicy`` has no effect inside),
+    by one all-gather for each group of parameters. A process holds the whole model until the end.
+    The trained parameters, their gradients, and what FSDP2 knows of them stay as they are. Compiled
+    modules run uncompiled inside. All processes of the mesh call it.
+
+    Args:
+        mesh: all processes that have samples of their own, islands of replicas included; None:
+            those among which the parameters are divided.
+
+    Yields:
+        the mean of a tensor over the processes of the mesh, the argument ``mean`` of
+        ``HessianProduct`` and ``critical_sharpness``.
+
+    Raises:
+        ConfigError: no module is divided by ``fully_shard``, or a parameter is divided otherwise,
+            as by tensor parallelism, or is on the device meta.
+    """
+    groups = _groups(model)
+    if not groups:
+        raise ConfigError("whole_model: no module of the model is divided by fully_shard")
+    with whole_weights(model, World(1)):
+        yield partial(mean_over, groups[0][0][1].device_mesh if mesh is None else mesh)
+
+
+@contextmanager
+def whole_weights(model: nn.Module, world: World) -> Iterator[None]:
+    """`whole_model` of any model of a job: one that FSDP2 has not divided stays as it is. What is
+    gathered counts as an instrument's.
+
+    Raises:
+        TrainingError: a process is lost while weights are gathered.
+    """
+    groups = _groups(model)
+    if not groups:
+        yield
+        return
+    _check(model, groups)
+    replaced: dict[int, nn.Parameter] = {}
+    for group in groups:
+        with world.contact("an all-gather of weights"):
+            wholes = join_rows([rows for _, rows in group], world.instruments.count_weights)
+        for (now, rows), whole in zip(group, wholes, strict=True):
+            replaced[id(now)] = nn.Parameter(whole, rows.requires_grad)
+    with ExitStack() as stack:
+        for module in model.modules():
+            _by_itself(module, replaced, stack)
+        if any(_is_compiled(module) for module in model.modules()):
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        yield
+
+
+def _groups(model: nn.Module) -> list[list[tuple[Any, Any]]]:
+    """By group of parameters: each as its module has it now, and as it is trained."""
+    found = [group.fsdp_params for state, *_ in divisions(model) for group in param_groups(state)]
+    return [[(present(one), stored(one)) for one in group] for group in found if group]
+
+
+def _check(model: nn.Module, groups: Sequence[Sequence[tuple[Any, Any]]]) -> None:
+    """Raise ConfigError where a parameter is divided otherwise than by FSDP2."""
+    known = {id(now): rows for group in groups for now, rows in group}
+    for name, parameter in model.named_parameters():
+        rows = known.get(id(parameter), parameter)
+        if not is_dtensor(rows):
+            continue
+        ways = [place for place in rows.placements if not place.is_replicate()]
+        if id(parameter) not in known or len(ways) > 1 or not all(way.is_shard() for way in ways):
+            raise ConfigError(
+                f"parameter {name!r} is divided as {', '.join(map(str, rows.placements))}: the "
+                "model can be whole for a measurement only where fully_shard alone divides it, "
+                "without tensor parallelism"
+            )
+        if rows.device.type == "meta":
+            raise ConfigError(f"parameter {name!r} is on the device meta: measure after its start")
+        if hasattr(local_part(rows), "fsdp_pre_all_gather"):
+            raise ConfigError(
+                f"parameter {name!r} has an all-gather of its own (fsdp_pre_all_gather), which a "
+                "measurement does not know: leave the instruments out"
+            )
+
+
+def _by_itself(module: nn.Module, replaced: dict[int, nn.Parameter], stack: ExitStack) -> None:
+    """Give a module whole weights and take FSDP2's hooks from it, until the stack is left."""
+    for name, now in [*module._parameters.items()]:
+        if id(now) in replaced:
+            module._parameters[name] = replaced[id(now)]
+            stack.callback(module._parameters.__setitem__, name, now)
+    for kind in HOOKS:
+        hooks = getattr(module, kind)
+        own = OrderedDict((key, hook) for key, hook in hooks.items() if not _is_of_torch(hook))
+        if len(own) < len(hooks):
+            setattr(module, kind, own)
+            stack.callback(setattr, module, kind, hooks)
+
+
+def _is_of_torch(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("torch.distributed.")
+
+
+def _is_compiled(module: Any) -> bool:
+    return module._compiled_call_impl is not None or hasattr(module, "_orig_mod")

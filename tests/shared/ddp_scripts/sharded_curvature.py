@@ -1,0 +1,222 @@
+"""A small job on shards that measures curvature, and the same measurement of the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+from weakref import ref
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.nn import functional as F
+
+import regimes
+from regimes.collectives.process_group import GATHER
+from regimes.curvature import (
+    HessianProduct,
+    critical_sharpness,
+    eigenvalues,
+    layer_traces,
+)
+from regimes.errors import ConfigError
+from regimes.seeding import derive
+
+STEPS, SHARE, SEED = 3, 6, 3
+TOLERANCE = 1e-7  # of a residual; an eigenvalue errs by its square
+TABLES: dict[str, Any] = {"largest": 2, "probes": 2, "tolerance": TOLERANCE, "max_products": 60}
+GROUPS = 3  # calls of fully_shard
+# the modules that each of them divides, by the name of its layer
+MODULES = {
+    "(root)": ["left.weight", "left.bias", "head.weight"],
+    "inner": ["inner.weight", "inner.bias"],
+    "norm": ["norm.weight", "norm.bias"],
+}
+
+
+class Net(nn.Module):
+    """A weight of two layers, a frozen one, statistics, dropout; five rows, which no number of
+    shards divides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm = nn.Linear(3, 4), nn.BatchNorm1d(4)
+        self.drop = nn.Dropout(0.2)
+        self.left, self.right = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.right.weight = self.left.weight
+        self.right.bias.requires_grad_(False)
+        self.head = nn.Linear(4, 5, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.drop(torch.tanh(self.norm(self.inner(x))))
+        return self.head(self.right(torch.tanh(self.left(x))))
+
+
+def build() -> Net:
+    torch.manual_seed(0)
+    return Net().double()
+
+
+def samples(seed: int, count: int = SHARE) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 3, generator=generator, dtype=torch.float64)
+    return x, x.argmax(1)
+
+
+def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def divide(net: Net, mesh: DeviceMesh, **options: Any) -> Any:
+    fully_shard(net.inner, mesh=mesh, **options)
+    usual = options.get("mp_policy", MixedPrecisionPolicy())
+    # statistics are never of another type
+    exact = MixedPrecisionPolicy(torch.float64, output_dtype=usual.param_dtype)
+    fully_shard(net.norm, mesh=mesh, **options | {"mp_policy": exact})
+    return fully_shard(net, mesh=mesh, **options)
+
+
+def whole(tensors: dict[str, Any]) -> dict[str, Tensor]:
+    return {
+        k: (v.full_tensor() if hasattr(v, "full_tensor") else v).detach().clone()
+        for k, v in tensors.items()
+    }
+
+
+@contextmanager
+def gathers() -> Iterator[list[Any]]:
+    """The all-gathers of tensors inside, torch's own included."""
+    calls, usual = list[Any](), getattr(dist, GATHER)
+
+    def gather(*args: Any, **options: Any) -> Any:
+        calls.append(args[1].numel())
+        return usual(*args, **options)
+
+    with patch.object(dist, GATHER, gather):
+        yield calls
+
+
+def job(rank: int, how: str, measured: bool, folder: str) -> dict[str, Any]:
+    """A unit, and a few steps more: its row, and the state of the model where it was measured and
+    in the end."""
+    flat = how == "1 x 4"
+    mesh = init_device_mesh("cpu", (4,) if flat else (2, 2), mesh_dim_names=("a", "b")[: 2 - flat])
+    given: dict[str, Any] = {"shards": mesh, "gather": {"level": 8}, "scatter": {"level": 8}}
+    if not flat:
+        given = {"replicas": mesh["a"], "compressor": "powersgd", "level": 2}
+    if how == "2 x 2, both compressed":
+        given |= {"shards": mesh["b"], "scatter": {"level": 8}}
+    net = divide(build(), mesh if flat else mesh["b"])
+    optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.1)
+    if measured:
+        given |= {"instruments": {"curvature": TABLES, "sharpness": {}}}
+        given |= {"probe": (loss, [samples(100 + rank)])}
+    hook = regimes.attach(
+        net, optimizer=optimizer, seed=SEED, record=folder if measured else None, **given
+    )
+    # as the optimiser steps them: the module may have them whole, and rounded
+    tensors = {**dict(net.named_parameters()), **dict(net.named_buffers())}
+    states, gathered = [], 0
+    torch.manual_seed(rank)
+    for unit in range(2):
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss(net, samples(1000 * unit + 10 * step + rank)).backward()
+            optimizer.step()
+        for buffer in net.buffers():
+            if buffer.is_floating_point():
+                dist.all_reduce(buffer)
+                buffer /= 4
+        with torch.no_grad():  # leaves the root's weights whole
+            net.eval()(samples(5)[0])
+            net.train()
+        states.append(whole(tensors))
+        if not unit:
+            with gathers() as calls:
+                hook.epoch_end()
+            gathered = len(calls)
+    hook.close()
+    return {
+        "row": hook.rows[0],
+        "states": states,
+        "gathers": gathered,
+        "weights": hook.world.instruments.calls.get("weights", 0),
+        "draw": float(torch.rand(1)),
+        "layers": [layer.name for layer in hook.layers],
+    }
+
+
+def expected(state: dict[str, Tensor], by_module: bool) -> Any:
+    """What the instruments find of the whole model, on all samples at once."""
+    net = build()
+    net.load_state_dict(state, strict=False)
+    shares = [samples(100 + rank) for rank in range(4)]
+    batches = [(torch.cat([x for x, _ in shares]), torch.cat([y for _, y in shares]))]
+    hessian, seed = HessianProduct(net, loss, batches, mode="eval"), derive(SEED, "curvature", 0)
+    top = eigenvalues(hessian, largest=2, seed=seed, tolerance=TOLERANCE, max_products=60)
+    layers = MODULES if by_module else None
+    traces = [t.value for t in layer_traces(hessian, layers=layers, probes=2, seed=seed).values()]
+    sharp = critical_sharpness(net, loss, batches, mode="eval")
+    model = {"eigenvalue": float(top.largest[0]), "eigenvalue_2": float(top.largest[1])}
+    model |= {"hessian_trace": sum(traces), "critical_sharpness": sharp.value}
+    return model, traces
+
+
+def alone(rank: int) -> dict[str, Any]:
+    """`whole_model` without a job: numbers, all-gathers, and what is left of it."""
+    mesh, batch = init_device_mesh("cpu", (4,)), samples(100 + rank)
+    policy = MixedPrecisionPolicy(torch.bfloat16)  # no part of a measurement
+    net, found = divide(build(), mesh, reshard_after_forward=2, mp_policy=policy), {}
+    with torch.no_grad():
+        net.eval()(batch[0])
+    before = [(module, dict(module._parameters)) for module in net.modules()]
+    for products in (2, 8):
+        with gathers() as calls, regimes.whole_model(net) as mean:
+            found[f"bytes {products}"] = sum(p.numel() * p.element_size() for p in net.parameters())
+            copies = [ref(p) for p in net.parameters()]
+            for kind in ("hessian", "gauss-newton"):
+                hessian = HessianProduct(net, loss, [batch], mode="eval", mean=mean, kind=kind)
+                vectors = torch.ones(products, hessian.dimension, dtype=torch.float64)
+                found[kind] = hessian(vectors)[-1]
+                del hessian
+        found[f"gathers {products}"] = len(calls)
+        found[f"kept {products}"] = sum(copy() is not None for copy in copies)
+    found["same"] = all(
+        module._parameters.keys() == slots.keys()
+        and all(module._parameters[name] is p for name, p in slots.items())
+        for module, slots in before
+    )
+    return found | {"said": refused(mesh)}
+
+
+def refused(mesh: DeviceMesh) -> list[str]:
+    """What `whole_model` says of models that it cannot serve."""
+    said = []
+    two = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    tensor, plain = build(), build()
+    rows = distribute_tensor(tensor.inner.weight.detach(), two["b"], [Shard(0)])
+    tensor.inner.weight = nn.Parameter(rows)
+    fully_shard(tensor, mesh=two["a"])
+    with torch.device("meta"):
+        meta = divide(Net(), mesh)
+    for net in (tensor, plain, meta):
+        try:
+            with regimes.whole_model(net):
+                pass
+        except ConfigError as error:
+            said.append(str(error))
+    return said
+
+
+def both(rank: int, how: Sequence[str], folder: str) -> dict[str, Any]:
+    """What some jobs have, with instruments and without; and `alone`, of two of them."""
+    return {
+        "alone": alone(rank) if len(how) > 1 else {},
+        "jobs": [job(rank, one, True, f"{folder}/{one}") for one in how],
+        "plain": [job(rank, one, False, "") for one in how],
+    }

@@ -29,6 +29,7 @@ INSTRUMENT = {  # family -> the instrument that measures it; a package's has the
     "residual": "residual",
     "cosine": "cosine",
     "spread": "spread",
+    "disagreement": "disagreement",
 }
 
 FIELDS: dict[str, dict[str, Any]] = {  # options with which an instrument measures a statistic

@@ -24,6 +24,7 @@ REGISTRY = Registry(
         "residual": "regimes.instruments.residual:Residual",
         "cosine": "regimes.instruments.cosine:Cosine",
         "spread": "regimes.instruments.noise:Spread",
+        "disagreement": "regimes.instruments.disagreement:Disagreement",
     },
     has=("every", "start"),
     group="regimes.instruments",

@@ -14,7 +14,8 @@ from regimes.instruments import instruments
 from regimes.reduction import tensors
 
 ON_DATA = ("curvature", "sharpness")  # instruments that a hook can read on a probe
-OF_EXCHANGE = ("error", "residual", "cosine")  # of what is exchanged, without any
+# of what is exchanged, without any
+OF_EXCHANGE = ("error", "residual", "cosine", "disagreement")
 FORM = "a pair (loss, batches), or with a weight(batch) third: loss(model, batch) is a mean"
 
 

@@ -192,7 +192,7 @@ KINDS = {
         "policy.level=high",
         *DILOCO,
     ),
-    "to and fro": (*ADAMW, SWITCH),
+    "to and fro": (*ADAMW, SWITCH, "instruments.disagreement={}"),
     "averaged": (*ADAMW, every(4), "outer.states=average"),
 }
 

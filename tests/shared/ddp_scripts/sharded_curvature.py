@@ -10,6 +10,7 @@ from weakref import ref
 
 import torch
 import torch.distributed as dist
+from ddp_scripts import gaps
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -214,9 +215,11 @@ def refused(mesh: DeviceMesh) -> list[str]:
 
 
 def both(rank: int, how: Sequence[str], folder: str) -> dict[str, Any]:
-    """What some jobs have, with instruments and without; and `alone`, of two of them."""
+    """What some jobs have, with instruments and without; where they are two, also `alone` and
+    what the processes find of gaps between workers."""
     return {
         "alone": alone(rank) if len(how) > 1 else {},
+        "gaps": gaps.on_processes(rank) if len(how) > 1 else {},
         "jobs": [job(rank, one, True, f"{folder}/{one}") for one in how],
         "plain": [job(rank, one, False, "") for one in how],
     }

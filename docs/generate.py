@@ -253,6 +253,7 @@ def all_parts() -> dict[str, tuple[frozenset[str], tuple[str, ...]]]:
     from regimes.ddp.attaching import NEEDS
     from regimes.instruments import REGISTRY
     from regimes.instruments.needs import needs_of, signals, statistics
+    from regimes.job.probe import OF_EXCHANGE
     from regimes.training.checks import PlugIns
     from regimes.training.needs import FIELDS, outer_parts, parts_of
 
@@ -270,7 +271,9 @@ def all_parts() -> dict[str, tuple[frozenset[str], tuple[str, ...]]]:
     for name in REGISTRY:
         if name != "norms":  # its readings are the signals
             needs = needs_of(REGISTRY.load(name))
-            parts[f"instrument `{name}`"] = needs, TRAINER + ("attach",) * (PROBE in needs)
+            known = name in OF_EXCHANGE
+            calls = ("attach",) * (known or PROBE in needs) + ("local_steps",) * known
+            parts[f"instrument `{name}`"] = needs, TRAINER + calls
     for name in deficits.REGISTRY:
         parts[f"deficit `{name}`"] = required(deficits.REGISTRY.load(name)()), TRAINER
     for field, (needs, _) in FIELDS.items():

@@ -182,6 +182,6 @@ class Traffic:
         return Traffic(self.floats + other.floats, self.bytes + other.bytes)
 
 
-Collective = Mean | Gather | SumShards | JoinShards
+Collective = Mean | Gather | Exchange | SumShards | JoinShards
 Request = Collective | Batched
 Program = Generator[Request, Any, Tensor]

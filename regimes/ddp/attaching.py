@@ -124,7 +124,8 @@ def attach(
             of `instruments.curvature`). The training ends in the same bits with and without them.
         probe: a pair (loss, batches): ``loss(model, batch)`` is the mean over a batch, and batches
             is one batch or a list of them, this process's share of the samples, which all
-            processes have as many of. ``model`` is the one inside DistributedDataParallel. What the
+            processes have as many of. ``model`` is the one inside DistributedDataParallel; one
+            that FSDP2 divides has all of its weights then (`whole_model`). What the
             loss averages over is found by trying it on parts of batches; where that does not show
             it, a third part says it: ``weight(batch)``, say the number of tokens that count.
         timeout: seconds until a process that the others wait for counts as lost; with a manager

@@ -82,7 +82,8 @@ def local_steps(
         manager: a ``Manager`` of torchft, whose replicas come and go, in place of a process group.
             Each synchronisation is a step of its own. See docs/how-to/sites.md.
         instruments: ``{"error", "residual"}``, or a table of their fields: what compression takes
-            from the movements that are synchronised, and what is owed.
+            from the movements that are synchronised, and what is owed; ``"disagreement"``: how far
+            the processes lie apart.
         check_every, check_cosine: as in ``attach``, counted in synchronisations.
         summary: as the job ends, process 0 prints to stderr what was sent and waited for.
 

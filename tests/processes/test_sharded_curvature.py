@@ -5,6 +5,7 @@ them takes longest: the gaps between workers (oracles: one process; numpy)."""
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -100,6 +101,13 @@ def test_products_are_those_of_the_whole_model(kind: str, alone: Any) -> None:
     assert image.norm() > 0.1
     for process in alone:
         assert (process[kind] - image).abs().max() < LIMIT
+
+
+@pytest.mark.slow
+def test_a_job_that_goes_on_measures_the_same_bits(tmp_path: Path) -> None:
+    for whole, resumed in group.run(sharded_curvature.resumed, 4, str(tmp_path)):
+        assert whole.pop("row") == resumed.pop("row")
+        assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
 SAID = (

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from ddp_scripts import gaps
 from torch import Tensor, nn
+from torch.distributed import checkpoint as dcp
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -152,6 +153,33 @@ def job(rank: int, how: str, measured: bool, folder: str) -> dict[str, Any]:
     }
 
 
+def resumed(rank: int, folder: str) -> list[dict[str, Any]]:
+    """What is measured after a unit, with the weights: of a job, and of one that goes on from its
+    state, whose searches begin where the last ones have ended."""
+    mesh, found = init_device_mesh("cpu", (4,)), []
+    for going_on in (False, True):
+        net = divide(build(), mesh).eval()
+        optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.1)
+        tables = {"curvature": {"tolerance": 0.1}, "sharpness": {}}
+        probe, scatter = (loss, [samples(100 + rank)]), {"level": 8}
+        given: dict[str, Any] = {"instruments": tables, "probe": probe, "scatter": scatter}
+        hook = regimes.attach(net, shards=mesh, optimizer=optimizer, **given)
+        for unit in range(2):
+            if not unit and going_on:
+                state = {"model": net.state_dict(), "hook": hook.sharded_state()}
+                dcp.load(state, checkpoint_id=folder)
+                continue
+            optimizer.zero_grad()
+            loss(net, samples(10 * unit + rank)).backward()
+            optimizer.step()
+            hook.epoch_end()
+            if not unit:
+                state = {"model": net.state_dict(), "hook": hook.sharded_state()}
+                dcp.save(state, checkpoint_id=folder)
+        found.append({"row": hook.rows[1]["model"], **whole(dict(net.named_parameters()))})
+    return found
+
+
 def expected(state: dict[str, Tensor], by_module: bool) -> Any:
     """What the instruments find of the whole model, on all samples at once."""
     net = build()
@@ -175,6 +203,7 @@ def alone(rank: int) -> dict[str, Any]:
     net, found = divide(build(), mesh, reshard_after_forward=2, mp_policy=policy), {}
     with torch.no_grad():
         net.eval()(batch[0])
+    net.inner.compile(backend="aot_eager")  # which has no second derivative
     before = [(module, dict(module._parameters)) for module in net.modules()]
     for products in (2, 8):
         with gathers() as calls, regimes.whole_model(net) as mean:

@@ -20,6 +20,7 @@ from regimes.curvature import HessianProduct
 
 LIMIT = 1e-10
 HOW = ["2 x 2", "2 x 2, both compressed", "1 x 4"]
+CASES = [pytest.param(HOW[0], marks=pytest.mark.slow), *HOW[1:]]
 
 
 @cache
@@ -36,7 +37,7 @@ def job(how: str) -> list[tuple[Any, Any]]:
     return [(one["jobs"][place], one["plain"][place]) for one in found(*together)]
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", CASES)
 def test_a_job_measures_what_the_whole_model_has(how: str) -> None:
     measured = [one for one, _ in job(how)]
     by_module = how == "1 x 4"
@@ -50,7 +51,7 @@ def test_a_job_measures_what_the_whole_model_has(how: str) -> None:
         assert by_layer == pytest.approx(traces, rel=LIMIT, abs=LIMIT)
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", CASES)
 def test_the_job_is_the_one_without(how: str) -> None:
     for measured, plain in job(how):
         for a, b in zip(measured["states"], plain["states"], strict=True):
@@ -63,7 +64,7 @@ def test_the_job_is_the_one_without(how: str) -> None:
         assert a["statistics"].items() >= b["statistics"].items()
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", CASES)
 def test_each_group_of_parameters_is_gathered_once_for_a_reading(how: str) -> None:
     """Two instruments read, each with weights of its own; the check before the first step is a
     third. Between replicas, sums among shards have all-gathers of their own."""

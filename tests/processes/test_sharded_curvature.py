@@ -90,6 +90,7 @@ def test_products_need_no_further_gather_and_leave_nothing(alone: Any) -> None:
             assert process[f"bytes {products}"] == size
             assert process[f"kept {products}"] == 0
         assert process["same"]
+        assert process["compiled"] == 0
 
 
 @pytest.mark.parametrize("kind", ["hessian", "gauss-newton"])

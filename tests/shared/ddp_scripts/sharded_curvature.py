@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from ddp_scripts import gaps
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 from torch.distributed import checkpoint as dcp
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -203,12 +204,14 @@ def alone(rank: int) -> dict[str, Any]:
     net, found = divide(build(), mesh, reshard_after_forward=2, mp_policy=policy), {}
     with torch.no_grad():
         net.eval()(batch[0])
-    net.inner.compile(backend="aot_eager")  # which has no second derivative
+    compiler = CompileCounter()
+    net.compile(backend=compiler)
     before = [(module, dict(module._parameters)) for module in net.modules()]
     for products in (2, 8):
         with gathers() as calls, regimes.whole_model(net) as mean:
             found[f"bytes {products}"] = sum(p.numel() * p.element_size() for p in net.parameters())
             copies = [ref(p) for p in net.parameters()]
+            loss(net, batch)
             for kind in ("hessian", "gauss-newton"):
                 hessian = HessianProduct(net, loss, [batch], mode="eval", mean=mean, kind=kind)
                 vectors = torch.ones(products, hessian.dimension, dtype=torch.float64)
@@ -216,6 +219,7 @@ def alone(rank: int) -> dict[str, Any]:
                 del hessian
         found[f"gathers {products}"] = len(calls)
         found[f"kept {products}"] = sum(copy() is not None for copy in copies)
+    found["compiled"] = compiler.frame_count
     found["same"] = all(
         module._parameters.keys() == slots.keys()
         and all(module._parameters[name] is p for name, p in slots.items())

@@ -68,8 +68,8 @@ def trained(
 
 
 def other_policies(rank: int) -> list[Any]:
-    """What one is told whose processes have other batches; the levels and floats of units of a
-    policy that makes no trials."""
+    """The error where processes have different batches; levels and floats of each unit of a policy
+    that makes no trials."""
     model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 3)).double()
     own = torch.optim.SGD(model.parameters(), lr=0.1)
     options: dict[str, Any] = {"policy": 2, "compressor": "topk", "every": 4}

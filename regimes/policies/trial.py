@@ -87,7 +87,7 @@ class Moments:
         >>> for value in (1.0, 1.2, 0.8, 1.1, 0.9, 1.0):
         ...     moments.add(value)
         >>> [round(x, 3) for x in moments.interval(0.05)[2:]]
-        [0.72, 1.28]
+        [0.685, 1.315]
         """
         n = self.count
         if n < 2:

@@ -182,11 +182,6 @@ WRONG: dict[str, tuple[RunConfig, str]] = {
         smoke("compressor=topk", "levels.low=50", "levels.high=2"),
         "compressor = 'topk': expected dense",
     ),
-    "curvature": (smoke("instruments.curvature={}"), "instruments.curvature: expected none"),
-    "a policy's": (
-        smoke("policy.name=detected", "policy.detector={name='eigenvalue-change'}"),
-        "policy.needs = 'eigenvalue': expected norm",
-    ),
     "movement": (smoke("signal=movement"), "signal = 'movement': expected update"),
     "local steps": (smoke("sync_policy={name='static',level='4'}"), "local_steps"),
     "churn": (smoke("churn.away=[[1,1,2]]"), "churn"),

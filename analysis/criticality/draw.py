@@ -71,7 +71,7 @@ def figure(
     cells = shades(signals).loc[rows]
     with style.theme():
         fig, below = style.figure(5.4 + 0.17 * len(rows)), 0.3 + 0.17 * len(rows)
-        if canvas.is_narrow(fig):  # image and scores below one another
+        if canvas.is_stacked(fig):  # image and scores below one another
             below *= 2
             fig.set_figheight(canvas.HIGHEST)
         grid = fig.add_gridspec(3, 1, height_ratios=[2.0, 1.6, below])
@@ -199,7 +199,7 @@ def _signals(
     """The rows of the image and of both panels of scores, one line per signal."""
     import matplotlib as mpl
 
-    if narrow := canvas.is_narrow(fig):
+    if narrow := canvas.is_stacked(fig):
         above, below = place.subgridspec(2, 1, height_ratios=[1, 1.4])
         columns = [above, *below.subgridspec(1, 2)]
     else:

@@ -89,7 +89,7 @@ def figure2a(runs: Iterable[Record], schedule: str = "low") -> tuple[Figure, pd.
         size = 7.5 if len(layers) <= 30 else 4.5
         title = "layer, from input to output"
         fig.legend(
-            loc="outside upper left" if canvas.is_narrow(fig) else "outside right upper",
+            loc="outside upper left" if canvas.is_stacked(fig) else "outside right upper",
             title=title,
             ncols=1 if len(layers) <= 14 else 2,
             fontsize=size,
@@ -116,7 +116,7 @@ def figure2b(runs: Iterable[Record]) -> tuple[Figure, pd.DataFrame]:
     shown, said = tested_by(one), names_of(by_schedule)
     with style.theme():
         fig = style.figure(6.6)
-        if canvas.is_narrow(fig):  # four panels below one another
+        if canvas.is_stacked(fig):  # four panels below one another
             fig.set_figheight(canvas.HIGHEST)
         grid = fig.add_gridspec(2, 1, hspace=0.04)
         halves = [fig.add_subfigure(grid[i]) for i in range(2)]

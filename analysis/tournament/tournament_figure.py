@@ -70,7 +70,7 @@ def figure(
     against = against[against["n"] > 0].reset_index(drop=True)
     with style.theme():
         fig = style.figure(1.9 + 0.165 * len(rows))
-        ratios = [3, 3] if canvas.is_narrow(fig) else [3, 3, 3, 2.4]
+        ratios = [3, 3] if canvas.is_stacked(fig) else [3, 3, 3, 2.4]
         axes = fig.subplots(1, len(ratios), sharey=True, width_ratios=ratios)
         _metric(axes[0], rows, shown)
         markov.mark(axes[0], run, "x")

@@ -34,18 +34,20 @@ class CellLine:
     the end."""
 
     def start(self, header: Header, rows: list[Row]) -> None:
-        self._line, self._began, self._before = Line(), time.monotonic(), len(rows)
+        self._line, self._began = Line(), time.monotonic()
+        self._first: float | None = None  # where training went on, in units
         self._unit = unit_name(header["config"]).partition(" ")[0]
         self._units, self._metric = units(header), header["metric"]
         self._last = ""
 
     def step(self, epoch: int, done: int, steps: int) -> None:
-        part = epoch - self._before + done / steps
-        spent = time.monotonic() - self._began
+        now, spent = epoch + done / steps, time.monotonic() - self._began
+        if self._first is None:
+            self._first = epoch + (done - 1) / steps
         of = "" if self._units is None else f" of {self._units}"
         left = ""
         if self._units is not None:
-            seconds = spent / part * (self._units - self._before - part)
+            seconds = spent / (now - self._first) * max(0.0, self._units - now)
             left = f", {in_minutes(seconds)} left"
         self._line.show(
             f"{self._unit} {epoch + 1}{of}, step {done} of {steps}: {in_minutes(spent)}{left}"

@@ -5,8 +5,7 @@
     with options(width=3.3, plain=True, formats=("pdf",)):
         style.save(*figure(runs), Path("figures/2"), numbers)
 
-A figure that is narrower than it was laid out for puts panels that stood beside one another below
-one another.
+In a figure narrower than `COLUMN`, panels that stood beside one another stand below one another.
 """
 
 from __future__ import annotations
@@ -97,14 +96,14 @@ class Canvas(Figure):
         super().__init__(figsize=(chosen.width or width, height), dpi=dpi, layout="constrained")
 
     def subplots(self, nrows: int = 1, ncols: int = 1, **kwargs: Any) -> Any:
-        """As matplotlib's; in a narrow figure all panels are in one column, row by row."""
+        """As matplotlib's; below `COLUMN` inches all panels are in one column, row by row."""
         if not self.stacked or ncols == 1:
             return super().subplots(nrows, ncols, **kwargs)
         self._grow(ncols)
         return stacked(super().subplots, nrows, ncols, **kwargs)
 
     def subfigures(self, nrows: int = 1, ncols: int = 1, **kw: Any) -> Any:  # type: ignore[override]
-        """As matplotlib's; in a narrow figure all are in one column."""
+        """As matplotlib's; below `COLUMN` inches all are in one column."""
         if not self.stacked or ncols == 1:
             return super().subfigures(nrows, ncols, **kw)
         kw.pop("width_ratios", None)
@@ -132,8 +131,9 @@ class Canvas(Figure):
 def subplots(part: Figure | SubFigure, nrows: int, ncols: int, **kwargs: Any) -> Any:
     """The panels of a part of a figure, as those of a whole one (`Canvas.subplots`)."""
     make = part.subplots
-    narrow = is_narrow(part)
-    return stacked(make, nrows, ncols, **kwargs) if narrow else make(nrows, ncols, **kwargs)
+    if is_stacked(part):
+        return stacked(make, nrows, ncols, **kwargs)
+    return make(nrows, ncols, **kwargs)
 
 
 def stacked(make: Callable[..., Any], nrows: int, ncols: int, **kwargs: Any) -> Any:
@@ -150,16 +150,16 @@ def stacked(make: Callable[..., Any], nrows: int, ncols: int, **kwargs: Any) -> 
     return axes if not squeeze else axes[0] if nrows == 1 else axes
 
 
-def is_narrow(part: Figure | SubFigure) -> bool:
-    """Is a figure, or a part of one, narrower than it was laid out for?"""
+def is_stacked(part: Figure | SubFigure) -> bool:
+    """Do the panels of a figure stand below one another, because it is narrower than `COLUMN`?"""
     whole = part.get_figure(root=True)
     return isinstance(whole, Canvas) and whole.stacked
 
 
 def complete_labels(fig: Figure) -> None:
-    """In a narrow figure, label the panels that stood to the right of a labelled one and now stand
-    below it, and break titles that are longer than their panel."""
-    if not is_narrow(fig):
+    """Where panels are stacked, label those that stood to the right of a labelled one, and break
+    titles that are longer than their panel."""
+    if not is_stacked(fig):
         return
     for ax in fig.axes:
         letters = round(LETTERS * ax.get_position().width * fig.get_figwidth())

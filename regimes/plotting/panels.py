@@ -98,7 +98,7 @@ def format_axis(ax: Axes, against: str, last: pd.DataFrame, config: dict[str, An
     if last[against].max() > WIDE * last[against].min() > 0:
         ax.set_xscale("log")
         low, high = ax.get_xlim()
-        few = high < (20 if canvas.is_narrow(ax.figure) else 200) * low
+        few = high < (20 if canvas.is_stacked(ax.figure) else 200) * low
         ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,)))
         ax.xaxis.set_minor_locator(NullLocator())
     else:
@@ -282,7 +282,7 @@ def bands(
             label = style_of(schedule).label + detect.intervals(result, schedule)
             ax.set_title(label, loc="left", pad=13)
         panels[-1].set_xlabel(unit_name(runs[0].config))
-        if canvas.is_narrow(fig):
+        if canvas.is_stacked(fig):
             below: Any = {"location": "bottom", "aspect": 30}
             fig.colorbar(image, ax=list(panels), format=PercentFormatter(1.0), **below).set_label(
                 "layers (and seeds) called critical"

@@ -218,7 +218,7 @@ def mark_decays(ax: Axes, run: Record, labelled: bool = True, behind: str | None
 def _show_where_room(ax: Axes, texts: dict[float, Text]) -> None:
     """Show each text within the x limits that is far enough from the last one shown."""
     (low, high), last = ax.get_xlim(), -math.inf
-    room = 0.3 if canvas.is_narrow(ax.figure) else 0.15
+    room = 0.3 if canvas.is_stacked(ax.figure) else 0.15
     for x, text in texts.items():
         shown = low <= x <= high and x - last > room * (high - low)
         text.set_visible(shown)

@@ -101,7 +101,10 @@ def attach(
             model, and ``optimizer`` ``torchft.Optimizer``. Model, optimiser and hook are
             registered with it. See docs/how-to/sites.md.
         policy, compressor: a name, a table like ``{"name": "accordion", "interval": 5}``, or an
-            object. The default policy is "accordion", the default compressor "powersgd".
+            object. With neither of them and without levels every step sends 8 bits a number
+            ("quantised-all-reduce"), and process 0 warns that nothing was chosen. Beside a
+            policy the default compressor is "powersgd", beside a compressor without ``level`` the
+            default policy "accordion".
         level: one level of the compressor throughout, in place of a policy and its levels: 4 for
             PowerSGD of rank 4.
         levels: what the policy's words mean for the compressor, by default the compressor's own:
@@ -171,6 +174,8 @@ def attach(
     require(good, "seed", seed, "a whole number of at most 63 bits")
     schedule = unit_schedule(every, inner(optimizer), model)
     probed = pick(probe, instruments, check_every, check_cosine)
+    if policy is compressor is level is levels is None:
+        compressor, level = choices.unnamed()
     policy, levels = choices.constant(policy, level, levels)
     compressor = "powersgd" if compressor is None else compressor
     chosen = choices.choose(policy, compressor, levels, signal, start_compressing_after, probed)

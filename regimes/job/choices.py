@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, cast, get_args
+
+import torch.distributed as dist
 
 from regimes import compression, policies
 from regimes.capabilities import Part
@@ -116,6 +119,22 @@ def choose(
     _check_known(rule, chosen, known)
     probe, tables = probed
     return Choice(rule, chosen, known, cast(Signal, signal), dense_start, tables, probe)
+
+
+UNNAMED = ("quantised-all-reduce", 8)  # of the measured methods (`cost.methods`) the harmless one
+
+
+def unnamed() -> tuple[str, int]:
+    """Compressor and level of ``attach`` where neither they nor a policy are named; warns."""
+    name, level = UNNAMED
+    if not (dist.is_initialized() and dist.get_rank()):
+        warnings.warn(
+            f"attach: no compressor, level or policy is named, so {level} bits a number are sent: "
+            f'compressor="{name}", level={level} says so without this warning. ACCORDION between '
+            'ranks 4 and 1, the default before version 0.4, is policy="accordion".',
+            stacklevel=3,
+        )
+    return name, level
 
 
 def constant(

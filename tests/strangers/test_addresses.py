@@ -39,7 +39,10 @@ HOSTS = {
     *("semver.org", "keepachangelog.com", "docs.skypilot.co", "github.com"),
     *("localhost", "127.0.0.1", "lighthouse", "torch"),  # of the reader's own; of examples
 }
-INDEX = {"submitit", "tensorboard", "torchx", "transformers", "tyro", "uv", "wandb", "playwright"}
+INDEX = {
+    *("ipykernel", "playwright", "pyarrow", "submitit", "tensorboard", "torchx", "transformers"),
+    *("tyro", "uv", "wandb"),
+}
 URL = re.compile(r"\b(?:https?|ssh|git)://(?:[\w.-]+@)?(?P<host>[\w.-]*[\w])")
 PLACE = re.compile(  # at a host of repositories, with a scheme or without
     r"\b(?:colab\.research\.google\.com/github|(?:github|gitlab|bitbucket|huggingface|codeberg)"

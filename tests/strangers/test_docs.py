@@ -32,7 +32,7 @@ from analysis.__main__ import commands
 from regimes import presets
 from regimes.cli.app import options
 from regimes.config import override
-from regimes.plotting.offered import offered
+from regimes.plotting.offered import offered, printed
 
 DOCS = ROOT / "docs"
 
@@ -104,6 +104,7 @@ def test_commands_are_those_of_the_command_line(page: Path) -> None:
             known = options(getattr(cli, verb))
             if verb == "figure" and rest and rest[0] in commands():
                 known = {*inspect.signature(commands()[rest[0]].main).parameters, "where"}
+                _, rest = printed(rest)  # options of every figure
             for option in (word for word in rest if word.startswith("--")):
                 assert option[2:].partition("=")[0].replace("-", "_") in known, line
             check_names(verb, rest)

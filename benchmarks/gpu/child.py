@@ -77,7 +77,9 @@ def hook(device: str) -> None:
     model = DistributedDataParallel(net, gradient_as_bucket_view=True, bucket_cap_mb=0.02)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scaler = torch.amp.GradScaler(device)
-    attached = regimes.attach(model, optimizer=optimizer, scaler=scaler, every=5)
+    attached = regimes.attach(
+        model, policy="accordion", optimizer=optimizer, scaler=scaler, every=5
+    )
     generator = torch.Generator().manual_seed(1 + dist.get_rank())
     x = torch.randn(64, 64, generator=generator).to(place)
     y = x[:, :10].argmax(1)
@@ -115,7 +117,9 @@ def island(device: str, shards: str = "1") -> None:
     net = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 10)).to(device)
     fully_shard(net, mesh=mesh["shard"])
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
-    attached = regimes.attach(net, replicas=mesh["replicate"], optimizer=optimizer, every=5)
+    attached = regimes.attach(
+        net, policy="accordion", replicas=mesh["replicate"], optimizer=optimizer, every=5
+    )
     x = torch.randn(64, 64, generator=torch.Generator().manual_seed(1)).to(device)
     losses = []
     for _ in range(20):

@@ -47,7 +47,7 @@ def wrapped(width: int = 6) -> DistributedDataParallel:
 
 
 def test_a_hook_of_ddp_leaves_pauses_to_ddp_and_has_a_whole_state() -> None:
-    hook = regimes.attach(wrapped())
+    hook = regimes.attach(wrapped(), policy="accordion")
     with pytest.raises(ConfigError, match=r"^no_sync: use model\.no_sync\(\) of Distributed"):
         hook.no_sync()
     with pytest.raises(ConfigError, match=r"^sharded_state: this model is not sharded: save full"):
@@ -83,19 +83,28 @@ def test_attach_refuses_in_a_sentence(given: dict[str, Any], sentence: str) -> N
     model = wrapped()
     with pytest.raises(ConfigError, match=sentence.replace("+", r"\+")):
         regimes.attach(model, **given)
-    regimes.attach(model)  # nothing was registered
+    regimes.attach(model, policy="accordion")  # nothing was registered
+
+
+def test_what_is_not_named_is_the_measured_method_with_a_warning() -> None:
+    with pytest.warns(UserWarning, match=r"no compressor, level or policy .* level=8 says so"):
+        bare = regimes.attach(wrapped())
+    named = regimes.attach(wrapped(), compressor="quantised-all-reduce", level=8)
+    assert bare.chosen.facts() == named.chosen.facts()
+    dense = regimes.attach(wrapped(), start_compressing_after=1, level="dense")
+    assert dense.chosen.facts()["compressor"]["name"] == "powersgd"
 
 
 def test_a_model_that_trains_nothing_is_one_sentence() -> None:
     model = wrapped()
     model.requires_grad_(False)
     with pytest.raises(ConfigError, match="no parameter to train: DDP has nothing to reduce"):
-        regimes.attach(model)
+        regimes.attach(model, policy="accordion")
 
 
 def trained(**given: Any) -> regimes.Hook:
     model = wrapped()
-    hook = regimes.attach(model, **given)
+    hook = regimes.attach(model, **({"policy": "accordion"} | given))
     model(torch.ones(4, 5)).square().sum().backward()
     hook.epoch_end(lr=np.float32(0.1))
     return hook
@@ -128,7 +137,7 @@ def test_a_state_of_other_shapes_or_levels_is_refused() -> None:
 
 
 def test_a_number_that_no_float_holds_is_not_logged(tmp_path: Path) -> None:
-    hook = regimes.attach(wrapped(), record=tmp_path / "run")
+    hook = regimes.attach(wrapped(), policy="accordion", record=tmp_path / "run")
     with pytest.raises(ConfigError, match=r"log: loss = 10*: expected a number"):
         hook.log(loss=10**400)
     hook.log(loss=10**300)
@@ -169,7 +178,7 @@ def test_no_folder_has_a_nul_in_its_name(folder: str | Path) -> None:
     ids=["meta", "two", "complex"],
 )
 def test_what_is_no_number_is_not_logged(value: torch.Tensor, tmp_path: Path) -> None:
-    hook = regimes.attach(wrapped(), record=tmp_path / "run")
+    hook = regimes.attach(wrapped(), policy="accordion", record=tmp_path / "run")
     with pytest.raises(ConfigError, match=r"log: loss = .*: expected a number"):
         hook.log(loss=value)
 
@@ -192,7 +201,7 @@ def test_what_is_no_number_is_not_logged(value: torch.Tensor, tmp_path: Path) ->
 )
 def test_a_state_that_no_job_had_is_refused(change: Any, words: str) -> None:
     model = wrapped()
-    hook = regimes.attach(model)
+    hook = regimes.attach(model, policy="accordion")
     for _ in range(2):
         model(torch.ones(4, 5)).square().sum().backward()
         hook.epoch_end(lr=0.1)
@@ -210,11 +219,11 @@ def test_a_deep_copy_of_a_hooked_model_is_attached_again() -> None:
     levels = {"low": 2, "high": 1}
     regimes.attach(model, policy="static", levels=levels)
     with pytest.raises(ConfigError, match="has a communication hook already"):
-        regimes.attach(model)
+        regimes.attach(model, policy="accordion")
     other = copy.deepcopy(model)
     hook = regimes.attach(other, policy="static", levels=levels)
     with pytest.raises(ConfigError, match="has a communication hook already"):
-        regimes.attach(other)
+        regimes.attach(other, policy="accordion")
     other(torch.ones(4, 5)).square().sum().backward()
     dense = sum(p.numel() for p in other.parameters())
     assert 0 < hook.traffic.floats < dense
@@ -229,7 +238,7 @@ def test_the_python_reducer_is_refused_in_a_sentence() -> None:
     with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
         model = wrapped()
     with pytest.raises(ConfigError, match='optimize_ddp is "python_reducer", which reduces'):
-        regimes.attach(model)
+        regimes.attach(model, policy="accordion")
 
 
 # -- a record of what is known ---------------------------------------------------------------

@@ -110,7 +110,7 @@ def drifted(rank: int) -> str:
     """The rate of one process falls after the first unit, by a scheduler of its own loss."""
     net = DistributedDataParallel(cases.build(CASE))
     optimizer = cases.sgd(net)
-    regimes.attach(net, optimizer=optimizer, every=2)
+    regimes.attach(net, policy="accordion", optimizer=optimizer, every=2)
     for step in range(2):
         cases.step_of(net, optimizer, CASE, step, rank)
     optimizer.param_groups[0]["lr"] /= 1 + rank

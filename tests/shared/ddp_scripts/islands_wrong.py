@@ -80,14 +80,14 @@ def fsdp1(mesh: Mesh) -> None:
 
 
 WAYS: dict[str, Callable[[Mesh], Any]] = {
-    "no replicas": lambda mesh: regimes.attach(sharded(mesh)),
+    "no replicas": lambda mesh: regimes.attach(sharded(mesh), policy="accordion"),
     "a native mesh of two dimensions": lambda mesh: hook(
         islands.shard(islands.build(CASE), CASE, mesh), mesh
     ),
-    "the whole mesh": lambda mesh: regimes.attach(sharded(mesh), replicas=mesh),
-    "a name": lambda mesh: regimes.attach(sharded(mesh), replicas="replicate"),
+    "the whole mesh": lambda mesh: regimes.attach(sharded(mesh), policy="accordion", replicas=mesh),
+    "a name": lambda mesh: regimes.attach(sharded(mesh), policy="accordion", replicas="replicate"),
     "the mesh of the shards": lambda mesh: regimes.attach(
-        sharded(mesh), replicas=mesh["shard"], timeout=20.0
+        sharded(mesh), policy="accordion", replicas=mesh["shard"], timeout=20.0
     ),
     "a plain model": lambda mesh: hook(islands.build(CASE), mesh),
     "a DDP model": lambda mesh: hook(DistributedDataParallel(islands.build(CASE)), mesh),

@@ -223,7 +223,7 @@ def overlap(rank: int) -> list[bool]:
     torch.manual_seed(0)
     net = Gated()
     model = DistributedDataParallel(net, bucket_cap_mb=0.004)
-    hook = attach(model)
+    hook = attach(model, policy="accordion")
     model(torch.randn(2, 40)).sum().backward()  # after it, DDP makes more buckets than one
     net.open = False
     reduce = hook.reducer.reduce
@@ -429,8 +429,8 @@ def bad_input(rank: int) -> dict[str, str]:
 
     def twice() -> None:
         model = ddp()
-        attach(model)
-        attach(model)
+        attach(model, policy="accordion")
+        attach(model, policy="accordion")
 
     def unready(**settings: Any) -> Callable[[], Any]:
         return lambda: attach(ddp(), **settings)
@@ -447,7 +447,7 @@ def bad_input(rank: int) -> dict[str, str]:
     return {
         name: sentence(action)
         for name, action in {
-            "not wrapped": lambda: attach(nn.Linear(4, 4)),
+            "not wrapped": lambda: attach(nn.Linear(4, 4), policy="accordion"),
             "twice": twice,
             "policy name": unready(policy="acordion"),
             "policy object": unready(policy=3),
@@ -461,8 +461,8 @@ def bad_input(rank: int) -> dict[str, str]:
             "level dense": unready(levels={"dense": 4}),
             "levels swapped": unready(levels={"low": 1, "high": 4}),
             "signal": unready(signal="updates"),
-            "complex": lambda: attach(ddp(complex_layer())),
-            "sparse": lambda: attach(ddp(nn.Embedding(4, 4, sparse=True))),
+            "complex": lambda: attach(ddp(complex_layer()), policy="accordion"),
+            "sparse": lambda: attach(ddp(nn.Embedding(4, 4, sparse=True)), policy="accordion"),
             "no backward": lambda: hook.epoch_end(lr=0.1),
             "rate": lambda: _trained_once(case).epoch_end(lr=-1.0),
             "rate of truth": lambda: _trained_once(case).epoch_end(lr=True),
@@ -493,7 +493,7 @@ def disagreement(rank: int, what: str) -> str:
     if what == "static graph":  # whose first pass ends in the hook's thread
         model = DistributedDataParallel(cases.build(case), **SMALL, static_graph=True)
         optimizer = cases.sgd(model)
-        regimes.attach(model, optimizer=optimizer)
+        regimes.attach(model, policy="accordion", optimizer=optimizer)
         optimizer.param_groups[0]["lr"] *= 1 + rank
         return sentence(lambda: cases.step_of(model, optimizer, case, 0, rank))
     model, hook, optimizer = cases.wrap(case)

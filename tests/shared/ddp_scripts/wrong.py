@@ -63,7 +63,7 @@ def train(model: Any, optimizer: Any, rank: int, first: int = 0, steps: int = ST
 def forgotten(rank: int, folder: Any) -> None:
     """No epoch_end in many steps, nor at the end."""
     model, optimizer = wrapped()
-    hook = attach(model)
+    hook = attach(model, policy="accordion")
     train(model, optimizer, rank, 0, 7)
     hook.close()
 
@@ -73,7 +73,7 @@ def one_rank(which: int, signal: str) -> Callable[[int, Any], None]:
 
     def way(rank: int, folder: Any) -> None:
         model, optimizer = wrapped()
-        hook = attach(model, signal=signal)
+        hook = attach(model, policy="accordion", signal=signal)
         for epoch in range(2):
             train(model, optimizer, rank, STEPS * epoch)
             if rank == which:
@@ -85,7 +85,7 @@ def one_rank(which: int, signal: str) -> Callable[[int, Any], None]:
 def uneven(rank: int, folder: Any) -> None:
     """One process has a batch more."""
     model, optimizer = wrapped()
-    hook = attach(model)
+    hook = attach(model, policy="accordion")
     for epoch in range(2):
         train(model, optimizer, rank, STEPS * epoch, STEPS + rank)
         hook.epoch_end(lr=0.1)
@@ -94,7 +94,7 @@ def uneven(rank: int, folder: Any) -> None:
 def joined(rank: int, folder: Any) -> None:
     """Uneven inputs in model.join()."""
     model, optimizer = wrapped()
-    hook = attach(model)
+    hook = attach(model, policy="accordion")
     with model.join():
         train(model, optimizer, rank, 0, STEPS + rank)
         hook.epoch_end(lr=0.1)
@@ -104,21 +104,21 @@ def attached_alone(rank: int, folder: Any) -> None:
     """attach under ``if rank == 0``."""
     model, _ = wrapped()
     if rank == 0:
-        attach(model, timeout=1.5)
+        attach(model, policy="accordion", timeout=1.5)
     time.sleep(2)
 
 
 def other_units(rank: int, folder: Any) -> None:
     """Processes that count other units."""
     model, optimizer = wrapped()
-    attach(model, optimizer=optimizer, every=2 + rank)
+    attach(model, policy="accordion", optimizer=optimizer, every=2 + rank)
     train(model, optimizer, rank)
 
 
 def loaded_alone(rank: int, folder: Any) -> None:
     """One process loads a state in the middle, the other goes on."""
     model, optimizer = wrapped()
-    hook = attach(model)
+    hook = attach(model, policy="accordion")
     train(model, optimizer, rank)
     if rank == 0:
         hook.load_state_dict(hook.state_dict())
@@ -128,7 +128,7 @@ def loaded_alone(rank: int, folder: Any) -> None:
 def long_interval(rank: int, folder: Any) -> None:
     """ACCORDION's ten epochs in a job of two."""
     model, optimizer = wrapped()
-    hook = attach(model, optimizer=optimizer, every=2)
+    hook = attach(model, policy="accordion", optimizer=optimizer, every=2)
     train(model, optimizer, rank)
     hook.close()
 
@@ -146,14 +146,14 @@ def silent_sampler(rank: int, folder: Any) -> None:
     """every=sampler without set_epoch."""
     model, optimizer = wrapped()
     sampler: Any = DistributedSampler(range(8))  # type: ignore[arg-type]
-    attach(model, optimizer=optimizer, every=sampler)
+    attach(model, policy="accordion", optimizer=optimizer, every=sampler)
     train(model, optimizer, rank, 0, 7)
 
 
 def end_of_epoch_twice(rank: int, folder: Any) -> None:
     """epoch_end beside every."""
     model, optimizer = wrapped()
-    hook = attach(model, optimizer=optimizer, every=2)
+    hook = attach(model, policy="accordion", optimizer=optimizer, every=2)
     train(model, optimizer, rank)
     hook.epoch_end(lr=0.1)
 
@@ -161,7 +161,7 @@ def end_of_epoch_twice(rank: int, folder: Any) -> None:
 def no_rate(rank: int, folder: Any) -> None:
     """epoch_end() without a rate or an optimiser."""
     model, optimizer = wrapped()
-    hook = attach(model)
+    hook = attach(model, policy="accordion")
     train(model, optimizer, rank)
     hook.epoch_end()
 
@@ -179,19 +179,19 @@ def of_another_kind(make: Callable[[], nn.Module]) -> Callable[[int, Any], None]
     """A model that is none of DDP's."""
 
     def way(rank: int, folder: Any) -> None:
-        attach(make())
+        attach(make(), policy="accordion")
 
     return way
 
 
 def foreign_optimizer(rank: int, folder: Any) -> None:
     other = torch.optim.SGD(nn.Linear(2, 2).parameters())
-    attach(wrapped()[0], optimizer=other, every=2)
+    attach(wrapped()[0], policy="accordion", optimizer=other, every=2)
 
 
 def logged_text(rank: int, folder: Any) -> None:
     model, _ = wrapped()
-    attach(model, record=folder / "text").log(accuracy="good")
+    attach(model, policy="accordion", record=folder / "text").log(accuracy="good")
 
 
 def in_a_run(rank: int, folder: Any) -> None:
@@ -212,7 +212,7 @@ def in_a_run(rank: int, folder: Any) -> None:
 def in_a_file(rank: int, folder: Any) -> None:
     model, optimizer = wrapped()
     (folder / "file").touch()
-    attach(model, optimizer=optimizer, every=2, record=folder / "file")
+    attach(model, policy="accordion", optimizer=optimizer, every=2, record=folder / "file")
     train(model, optimizer, rank)
 
 

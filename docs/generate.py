@@ -1,4 +1,6 @@
-"""Writes the Markdown of the site: ``python docs/generate.py build/docs``, before the builder runs.
+"""Writes the Markdown of the site: ``python docs/generate.py build/docs``, before the builder runs;
+``python docs/generate.py --fill`` writes the tables of the reference into the pages themselves, where
+they can be read without a build.
 
 Each page of ``docs/`` is copied, with these changes:
 
@@ -7,6 +9,7 @@ Each page of ``docs/`` is copied, with these changes:
 - ``<!-- options: policies -->`` becomes a table of the registered names and their fields.
 - ``<!-- commands -->`` becomes the help of each subcommand.
 - ``<!-- works: parts -->`` becomes a table of what works with what, from `regimes.capabilities`.
+  The last three end at ``<!-- end -->``, and what stands between is replaced.
 - A link to a file outside ``docs/`` leads to a copy below ``tree/``, so that the same link works
   in the tree and in the site.
 - ``docs/nav.toml`` becomes the table of contents at the end of the first page.
@@ -33,7 +36,13 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 TREE = "tree/"
 LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=[)#])")
-MARK = re.compile(r"^<!-- (reference|options|commands|works)(?:: ([\w. ]+))? -->$", re.MULTILINE)
+MARK = re.compile(r"^<!-- (reference): ([\w. ]+) -->$", re.MULTILINE)
+FILLED = re.compile(
+    r"^(?P<mark><!-- (?P<kind>options|commands|works)(?:: (?P<what>\w+))? -->)\n"
+    r".*?^<!-- end -->$",
+    re.MULTILINE | re.DOTALL,
+)
+ROLE = re.compile(r"\{py:obj\}`(?:~([\w.]+)|([\w.]+) <[\w.]+>)`")  # what Sphinx alone can read
 TITLED = re.compile(r'^```(\w+) title="([^"]+)"$', re.MULTILINE)
 LANGUAGES = {
     ".py": "python",
@@ -182,7 +191,8 @@ def attributes(cls: type) -> dict[str, str]:
 
 def commands(_: str = "") -> str:
     """Each subcommand: what it does, and its arguments."""
-    files = [ROOT / "regimes" / "cli" / f"{name}.py" for name in ("train", "read")]
+    names = ("train", "branch", "harm", "plan", "read")
+    files = [ROOT / "regimes" / "cli" / f"{name}.py" for name in names]
     found = []
     for node in [n for file in files for n in ast.parse(file.read_text(encoding="utf-8")).body]:
         if isinstance(node, ast.FunctionDef) and node.decorator_list:
@@ -197,7 +207,7 @@ def commands(_: str = "") -> str:
             for name, meaning in rows:
                 shown = name.upper() if name in positional else f"--{name.replace('_', '-')}"
                 found[-1] += f"\n| `{shown}` | {' '.join(meaning.split())} |"
-    return "\n\n".join(found)
+    return "\n\n".join(part.strip("\n") for part in found)
 
 
 # -- what works with what --------------------------------------------------------------------
@@ -353,10 +363,22 @@ def rendered(name: str) -> tuple[str, list[str]]:
         title = name.removeprefix(TREE)
         return f"---\norphan: true\n---\n# {title}\n\n````{language}\n{markdown}````\n", []
     markdown, copies = turned(name, markdown)
-    markdown = captions(MARK.sub(lambda mark: MAKERS[mark[1]](mark[2] or ""), markdown))
+    markdown = FILLED.sub(lambda mark: MAKERS[mark["kind"]](mark["what"] or ""), markdown)
+    markdown = captions(MARK.sub(lambda mark: MAKERS[mark[1]](mark[2]), markdown))
     if name.startswith(TREE):
         markdown = f"---\norphan: true\n---\n{markdown}"
     return markdown + (f"\n{navigation()}\n" if name == "index.md" else ""), copies
+
+
+def filled(markdown: str) -> str:
+    """A page of the tree with its tables as they are now."""
+
+    def fill(mark: re.Match[str]) -> str:
+        made = MAKERS[mark["kind"]](mark["what"] or "")
+        plain = ROLE.sub(lambda role: f"`{role[1] or role[2]}`", made)
+        return f"{mark['mark']}\n\n{plain}\n\n<!-- end -->"
+
+    return FILLED.sub(fill, markdown)
 
 
 def write(out: Path) -> None:
@@ -384,5 +406,16 @@ def write(out: Path) -> None:
             path.write_bytes(content)
 
 
+def fill() -> None:
+    """Write the tables into the pages of the tree."""
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        markdown = path.read_text(encoding="utf-8")
+        if (now := filled(markdown)) != markdown:
+            path.write_text(now, encoding="utf-8")
+
+
 if __name__ == "__main__":
+    if "--fill" in sys.argv:
+        fill()
+        sys.exit()
     write(Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "build" / "docs"))

@@ -1,7 +1,7 @@
 """Writes the Markdown of the site: ``python docs/generate.py build/docs``, before the builder runs.
 
-``python docs/generate.py --fill`` writes the tables of the reference into the pages of the tree, where
-they can be read without a build.
+``python docs/generate.py --fill`` writes the tables of the reference into the pages of the tree,
+where they can be read without a build.
 
 Each page of ``docs/`` is copied, with these changes:
 

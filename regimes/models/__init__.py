@@ -29,7 +29,14 @@ from regimes.errors import ConfigError, require
 from regimes.models.densenet import densenet121
 from regimes.models.googlenet import googlenet
 from regimes.models.lstm import LSTM
-from regimes.models.resnet import resnet8, resnet18, se_resnet18, senet18, wideresnet28_10
+from regimes.models.resnet import (
+    resnet8,
+    resnet18,
+    resnet20,
+    se_resnet18,
+    senet18,
+    wideresnet28_10,
+)
 from regimes.models.transformer import GPT, Transformer
 from regimes.models.vgg import vgg7, vgg19bn_cifar10, vgg19bn_cifar100
 
@@ -40,6 +47,7 @@ MODELS = Registry(
         "vgg19bn-cifar10": vgg19bn_cifar10,
         "vgg19bn-cifar100": vgg19bn_cifar100,
         "resnet8": resnet8,
+        "resnet20": resnet20,
         "resnet18-cifar10": resnet18,
         "resnet18-cifar100": resnet18,
         "senet18-cifar10": senet18,

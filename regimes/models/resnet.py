@@ -74,6 +74,12 @@ def resnet8(*, classes: int, channels: int, image_size: int, width: int = 16) ->
     return _resnet(Block, classes, channels, [width, 2 * width, 4 * width], count=1)
 
 
+def resnet20(*, classes: int, channels: int, image_size: int, width: int = 16) -> Classifier:
+    """Nine blocks (w, 2w, 4w), He et al. (2016), Section 4.2, with 1x1 shortcuts (option B):
+    272,474 parameters for CIFAR-10, width 16."""
+    return _resnet(Block, classes, channels, [width, 2 * width, 4 * width], count=3)
+
+
 def _resnet(
     block: type[nn.Module],
     classes: int,

@@ -30,6 +30,7 @@ COUNTS = [  # name, classes, channels, image size, width, parameters
     ("vgg7", 10, 1, 8, 8, 18_482),  # the docstrings
     ("vgg7", 10, 3, 16, 16, 74_874),
     ("resnet8", 10, 3, 32, None, 78_042),
+    ("resnet20", 10, 3, 32, None, 272_474),  # 0.27 M in the authors' Table 6, which pads shortcuts
 ]
 
 

@@ -26,8 +26,10 @@ from torch.nn.parallel import DistributedDataParallel
 import regimes
 from regimes.compression import REGISTRY
 from regimes.cost.cases import cases
+from regimes.cost.methods import parse
 from regimes.errors import ConfigError, RecordError
 from regimes.integrations.shared import HookSettings
+from regimes.job import choices
 from regimes.job.run_warnings import run_warnings
 from regimes.records import read_lines, unknown_fields
 from regimes.report import page
@@ -91,6 +93,8 @@ def test_what_is_not_named_is_the_measured_method_with_a_warning() -> None:
         bare = regimes.attach(wrapped())
     named = regimes.attach(wrapped(), compressor="quantised-all-reduce", level=8)
     assert bare.chosen.facts() == named.chosen.facts()
+    name, level = choices.UNNAMED
+    assert parse(f"{name}:{level}").verdict == "harmless"  # in the table of measured losses
     dense = regimes.attach(wrapped(), start_compressing_after=1, level="dense")
     assert dense.chosen.facts()["compressor"]["name"] == "powersgd"
 

@@ -168,11 +168,61 @@ def missing(grid: str) -> str:
     )
 
 
+def raced_elsewhere() -> list[Line]:
+    """The races on another processor."""
+    known = [json.loads(line) for line in ELSEWHERE.read_text().splitlines()]
+    return [line for line in known if line["stage"] == "race"]
+
+
+def again(lines: Sequence[Line]) -> list[str]:
+    """A section on the entrants of these lines that were raced once more, with later code and on
+    another processor: seconds beside DDP's of the same race, then and again."""
+    later = raced_elsewhere()
+    links = [link for link in (1000, 100) if any(x["link"] == link for x in later)]
+    races = {"then": [x for x in lines if x["stage"] == "race"], "again": later}
+    steps: dict[tuple[str, str, int], float] = {}
+    for when, group in races.items():
+        for name, link in {(x["entrant"], x["link"]) for x in group}:
+            here = [x for x in group if (x["entrant"], x["link"]) == (name, link)]
+            each = [sum(x["seconds"]) / sum(x["steps"]) for x in here]
+            steps[when, name, link] = 1e3 * statistics.fmean(each)
+    both = [
+        name
+        for name in dict.fromkeys(x["entrant"] for x in later)
+        if all((when, name, link) in steps for when in races for link in links)
+    ]
+    if "DDP" not in both or len(both) == 1:
+        return []
+    heads = "".join(f" {n} Mbit/s: ms / step | of DDP's | then |" for n in links)
+    rows = []
+    for name in both:
+        cells = []
+        for link in links:
+            now, was = (
+                steps[when, name, link] / steps[when, "DDP", link] for when in ("again", "then")
+            )
+            cells.append(f" {steps['again', name, link]:.1f} | {now:.2f} | {was:.2f} |")
+        rows.append(f"| {name} |{''.join(cells)}")
+    return [
+        "## Raced again with later code",
+        "",
+        f"{len(both)} entrants with the code of version 0.4 on another processor, "
+        f"{later[-1]['processor']}, which is slower (`benchmarks/race_elsewhere.jsonl`): "
+        "milliseconds of a step, beside those of DDP in the same race, and what that share was in the tables "
+        "above. Means of up to three seeds; the losses are those of above.",
+        "",
+        f"| entrant |{heads}",
+        f"|---|{'---:|---:|---:|' * len(links)}",
+        *rows,
+        "",
+    ]
+
+
 def elsewhere(lines: Sequence[Line]) -> str:
     """What was raced on another processor, whose seconds cannot stand in these tables, beside its
     peer's loss here; nothing where the peer was not raced."""
-    known = [json.loads(line) for line in ELSEWHERE.read_text().splitlines()]
-    whole = {x["seed"]: x for x in known if x["stage"] == "race" and len(x["loss"]) * 25 == STEPS}
+    known = [line for line in raced_elsewhere() if line["entrant"] == NO_WARM_UP]
+    whole = {x["seed"]: x for x in known if len(x["loss"]) * 25 == STEPS}
     peers = {
         x["seed"]: x
         for x in lines

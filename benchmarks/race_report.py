@@ -110,6 +110,7 @@ def page(models: Mapping[str, Sequence[Line]], system: str) -> str:
     for grid, lines in models.items():
         for link in dict.fromkeys(x["link"] for x in lines if x["stage"] == "race"):
             out += _table(PARAMETERS[grid], lines, link)
+    out += race_notes.again(next(iter(models.values())))
     out += _notes(models, system)
     return "\n".join(out)
 

@@ -208,8 +208,8 @@ def again(lines: Sequence[Line]) -> list[str]:
         "",
         f"{len(both)} entrants with the code of version 0.4 on another processor, "
         f"{later[-1]['processor']}, which is slower (`benchmarks/race_elsewhere.jsonl`): "
-        "milliseconds of a step, beside those of DDP in the same race, and what that share was in the tables "
-        "above. Means of up to three seeds; the losses are those of above.",
+        "milliseconds of a step, beside those of DDP in the same race, and what that share was in "
+        "the tables above. Means of up to three seeds; the losses are those of above.",
         "",
         f"| entrant |{heads}",
         f"|---|{'---:|---:|---:|' * len(links)}",

@@ -380,11 +380,13 @@ def _append(path: Path, line: Mapping[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("what", choices=["truth", "plans", "report"])
-    parser.add_argument("sizes", nargs="*", choices=[*WIDTHS], default=[])
+    parser.add_argument("sizes", nargs="*", metavar="SIZE", help=", ".join(WIDTHS))
     parser.add_argument("--out", type=Path, default=Path("runs/plans"))
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=MINUTES)
     chosen = parser.parse_args()
+    if unknown := {*chosen.sizes} - {*WIDTHS}:
+        parser.error(f"no such size: {', '.join(sorted(unknown))}; there are {', '.join(WIDTHS)}")
     if chosen.what == "truth":
         train(chosen.sizes or [*WIDTHS], chosen.out, chosen.jobs)
     elif chosen.what == "plans":

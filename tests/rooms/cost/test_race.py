@@ -306,9 +306,25 @@ def test_what_was_raced_elsewhere_stands_beside_its_peer(
         return {**head, "loss": [9.0] * 21 + [loss] * 3}
 
     file = tmp_path / "lines.jsonl"
-    file.write_text("".join(json.dumps(run("x", seed, 2.0 + seed)) + "\n" for seed in range(3)))
+    file.write_text("".join(json.dumps(run(COLD, seed, 2.0 + seed)) + "\n" for seed in range(3)))
     monkeypatch.setattr(race_notes, "ELSEWHERE", file)
     said = race_notes.elsewhere([run("every 8", seed, 1.0 + seed) for seed in range(3)])
-    assert "x was raced on another processor, that" in said
+    assert f"{COLD} was raced on another processor, that" in said
     assert "is 3.00 [0.52, 5.48], that of every 8 2.00 [-0.48, 4.48]" in said
     assert race_notes.elsewhere([run("dense", 0, 1.0)]) == ""
+
+
+def test_what_was_raced_again_stands_beside_ddp_of_the_same_race(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(entrant: str, seconds: float) -> dict[str, Any]:
+        head = {"stage": "race", "entrant": entrant, "link": 100, "processor": "that"}
+        return {**head, "seconds": [seconds] * 2, "steps": [25, 25]}
+
+    file = tmp_path / "lines.jsonl"
+    later = [run("DDP", 2.5), run("4 bits", 2.0), run("4 bits", 3.0), run("new", 1.0)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in later))
+    monkeypatch.setattr(race_notes, "ELSEWHERE", file)
+    said = race_notes.again([run("DDP", 1.0), run("4 bits", 1.5), run("old", 1.0)])
+    assert said[-3:-1] == ["| DDP | 100.0 | 1.00 | 1.00 |", "| 4 bits | 100.0 | 1.00 | 1.50 |"]
+    assert race_notes.again([run("DDP", 1.0)]) == []

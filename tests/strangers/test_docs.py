@@ -5,11 +5,11 @@ Oracles: the code itself, the committed records, the command line's own signatur
 
 from __future__ import annotations
 
+import ast
 import functools
 import http.server
 import importlib
 import importlib.util
-import inspect
 import itertools
 import json
 import re
@@ -25,6 +25,7 @@ from types import ModuleType
 
 import combinations
 import pytest
+from asked import missing
 from blocks import PAGES, ROOT, Block, blocks, run
 
 import regimes
@@ -35,6 +36,7 @@ from regimes.config import override
 from regimes.plotting.offered import offered
 
 DOCS = ROOT / "docs"
+MOST = 34_000  # words of the pages that are written by hand
 
 
 def name_of(page: Path) -> str:
@@ -86,29 +88,68 @@ def test_all_blocks_of_a_page_run(page: Path, scratch: Path) -> None:
 
 
 @pytest.mark.parametrize("page", with_blocks("python"), ids=name_of)
-def test_python_that_is_not_run_is_python(page: Path) -> None:
+def test_python_that_is_not_run_is_python_and_names_what_is_there(page: Path) -> None:
     for block in blocks(page):
         if block.language == "python":
             compile(block.code, page.name, "exec")
+            if block.mark == "not run":
+                assert missing(block.code) == [], f"{page.name}:{block.line}"
 
 
-@pytest.mark.parametrize("page", with_blocks("sh"), ids=name_of)
-def test_commands_are_those_of_the_command_line(page: Path) -> None:
+def test_names_that_are_not_there_are_found() -> None:
+    code = """
+from regimes.integrations.lightning import RegimesCallback, Callback_
+hook = regimes.attach(model, recrod="runs/mine", **bits)
+hook.lgo(train_loss=loss)
+hook.sharded_state(savde=folder)
+regimes.local_steps(model, optimizer, policy=32).step()
+regimes.atach
+"""
+    assert {*missing(code)} == {
+        "regimes.integrations.lightning.Callback_",
+        "regimes.attach(recrod=)",
+        "hook.lgo",
+        "hook.sharded_state(savde=)",
+        "regimes.atach",
+    }
+
+
+OF_EVERY_FIGURE = {"where", "style", "width", "format", "plain"}
+
+
+def arguments_of_figures() -> dict[str, set[str]]:
+    """The options of each figure, read from its file: to import all would take seconds."""
+    found = {}
+    for name, command in commands().items():
+        path = ROOT.joinpath("analysis", *command.module.split(".")).with_suffix(".py")
+        (main,) = (
+            node
+            for node in ast.parse(text(path)).body
+            if isinstance(node, ast.FunctionDef) and node.name == "main"
+        )
+        found[name] = {arg.arg for arg in (*main.args.args, *main.args.kwonlyargs)}
+    return found
+
+
+def test_commands_are_those_of_the_command_line() -> None:
     """Subcommands, options, presets, settings and modules, of the blocks that are not run too."""
     from regimes import cli
 
-    for line in (line for b in blocks(page) if b.language == "sh" for line in b.commands):
+    figures = arguments_of_figures()
+    lines = {line for page in PAGES for b in blocks(page) if b.language == "sh" for line in b.commands}
+    assert len(lines) > 100
+    for line in sorted(lines):
         words = shlex.split(line)
         if "regimes" in words and words[0] not in ("pip", "make"):
             verb, *rest = words[words.index("regimes") + 1 :]
             known = options(getattr(cli, verb))
-            if verb == "figure" and rest and rest[0] in commands():
-                known = {*inspect.signature(commands()[rest[0]].main).parameters, "where"}
+            if verb == "figure" and rest:
+                known = figures.get(rest[0], figures["figures"]) | OF_EVERY_FIGURE
             for option in (word for word in rest if word.startswith("--")):
                 assert option[2:].partition("=")[0].replace("-", "_") in known, line
             check_names(verb, rest)
         for module in re.findall(r"-m analysis[. ](\w+)", line):
-            assert module in commands(), line
+            assert module in figures, line
 
 
 def check_names(verb: str, words: list[str]) -> None:
@@ -138,6 +179,18 @@ def test_the_readme_is_two_screens_and_contributing_one_page() -> None:
     assert len(readme.splitlines()) <= 200
     assert len(readme.split()) <= 1600
     assert len(contributing.splitlines()) <= 120
+
+
+BY_HAND = [p for p in PAGES if DOCS in p.parents and "findings" not in str(p.relative_to(DOCS))]
+
+
+def test_pages_that_are_written_by_hand_are_short_and_begin_with_an_answer() -> None:
+    """The words of all together; no page begins with what "this page" is about."""
+    assert sum(len(text(page).split()) for page in BY_HAND) <= MOST
+    for page in BY_HAND:
+        first = re.search(r"^(?![#!<>|`-])\S.*", text(page), re.MULTILINE)
+        assert first, page
+        assert not first[0].startswith("This page"), page
 
 
 @pytest.mark.parametrize(

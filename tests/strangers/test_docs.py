@@ -136,7 +136,9 @@ def test_commands_are_those_of_the_command_line() -> None:
     from regimes import cli
 
     figures = arguments_of_figures()
-    lines = {line for page in PAGES for b in blocks(page) if b.language == "sh" for line in b.commands}
+    lines = {
+        line for page in PAGES for b in blocks(page) if b.language == "sh" for line in b.commands
+    }
     assert len(lines) > 100
     for line in sorted(lines):
         words = shlex.split(line)
@@ -184,7 +186,9 @@ def test_the_readme_is_two_screens_and_contributing_one_page() -> None:
 def test_pages_are_short_and_begin_with_an_answer() -> None:
     """Findings and speed aside: the words of all together, and no page begins with "this page"."""
     pages = [p for p in PAGES if DOCS in p.parents]
-    pages = [p for p in pages if p.relative_to(DOCS).parts[0].split(".")[0] not in ("findings", "speed")]
+    pages = [
+        p for p in pages if p.relative_to(DOCS).parts[0].split(".")[0] not in ("findings", "speed")
+    ]
     assert sum(len(text(page).split()) for page in pages) <= MOST
     for page in pages:
         assert not text(page).split("\n\n")[1].startswith("This page"), page

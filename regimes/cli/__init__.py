@@ -12,7 +12,7 @@ from regimes.cli.harm import harm  # isort: skip (the order of the help)
 
 from regimes.cli.plan import plan  # isort: skip (the order of the help)
 
-from regimes.cli.read import cost, detect, doctor, figure, pack, report, watch  # isort: skip (the order of the help)
+from regimes.cli.read import cost, detect, doctor, figure, frame, pack, report, watch  # isort: skip (the order of the help)
 
 __all__ = [
     "ablate",
@@ -22,6 +22,7 @@ __all__ = [
     "detect",
     "doctor",
     "figure",
+    "frame",
     "harm",
     "pack",
     "plan",

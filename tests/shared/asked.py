@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,7 +28,7 @@ def missing(code: str) -> list[str]:
             found += [f"{node.module}.{x.name}" for x in node.names if x.name not in known]
         elif isinstance(node, ast.Attribute):
             owner = _resolved(node.value)
-            if owner is not None and not hasattr(owner, node.attr):
+            if owner is not None and not _has(owner, node.attr):
                 found.append(ast.unparse(node))
         elif isinstance(node, ast.Call) and inspect.isroutine(called := _resolved(node.func)):
             parameters = inspect.signature(called).parameters
@@ -49,6 +50,14 @@ def _resolved(node: ast.expr) -> Any:
     value = getattr(owner, node.attr, None)
     named = isinstance(value, ModuleType | type) or inspect.isroutine(value)
     return value if named else None
+
+
+def _has(owner: Any, name: str) -> bool:
+    """Also what an object gets in its class's code: ``self.name = ...``."""
+    if hasattr(owner, name) or not isinstance(owner, type):
+        return hasattr(owner, name)
+    own = [cls for cls in owner.__mro__ if cls.__module__.startswith("regimes")]
+    return any(re.search(rf"\bself\.{name}\b.*=", inspect.getsource(cls)) for cls in own)
 
 
 def _defined(module: str) -> set[str]:

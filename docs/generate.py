@@ -192,11 +192,12 @@ def attributes(cls: type) -> dict[str, str]:
 
 def commands(_: str = "") -> str:
     """Each subcommand: what it does, and its arguments."""
-    names = ("train", "branch", "harm", "plan", "read")
-    files = [ROOT / "regimes" / "cli" / f"{name}.py" for name in names]
+    files = sorted((ROOT / "regimes" / "cli").glob("*.py"))
+    nodes = [n for file in files for n in ast.parse(file.read_text(encoding="utf-8")).body]
+    functions = [n for n in nodes if isinstance(n, ast.FunctionDef)]
     found = []
-    for node in [n for file in files for n in ast.parse(file.read_text(encoding="utf-8")).body]:
-        if isinstance(node, ast.FunctionDef) and node.decorator_list:
+    for node in sorted(functions, key=lambda function: function.name):
+        if "app.command" in map(ast.unparse, node.decorator_list):
             words, _, arguments = (ast.get_docstring(node) or "").partition("\n\nArgs:\n")
             found.append(f"## regimes {node.name}\n\n{words}\n")
             positional = {

@@ -5,11 +5,11 @@ Oracles: the code itself, the committed records, the command line's own signatur
 
 from __future__ import annotations
 
+import ast
 import functools
 import http.server
 import importlib
 import importlib.util
-import inspect
 import itertools
 import json
 import re
@@ -25,6 +25,7 @@ from types import ModuleType
 
 import combinations
 import pytest
+from asked import missing
 from blocks import PAGES, ROOT, Block, blocks, run
 
 import regimes
@@ -32,9 +33,10 @@ from analysis.__main__ import commands
 from regimes import presets
 from regimes.cli.app import options
 from regimes.config import override
-from regimes.plotting.offered import offered, printed
+from regimes.plotting.offered import offered
 
 DOCS = ROOT / "docs"
+MOST = 34_000  # words of the pages that are written by hand
 
 
 def name_of(page: Path) -> str:
@@ -86,30 +88,83 @@ def test_all_blocks_of_a_page_run(page: Path, scratch: Path) -> None:
 
 
 @pytest.mark.parametrize("page", with_blocks("python"), ids=name_of)
-def test_python_that_is_not_run_is_python(page: Path) -> None:
+def test_python_that_is_not_run_is_python_and_names_what_is_there(page: Path) -> None:
     for block in blocks(page):
         if block.language == "python":
             compile(block.code, page.name, "exec")
+            if block.mark == "not run":
+                assert missing(block.code) == [], f"{page.name}:{block.line}"
 
 
-@pytest.mark.parametrize("page", with_blocks("sh"), ids=name_of)
-def test_commands_are_those_of_the_command_line(page: Path) -> None:
+def test_names_that_are_not_there_are_found() -> None:
+    code = """
+from regimes.integrations.lightning import RegimesCallback, Callback_
+hook = regimes.attach(model, recrod="runs/mine", **bits)
+hook.lgo(train_loss=loss)
+hook.sharded_state(savde=folder)
+regimes.local_steps(model, optimizer, policy=32).step()
+regimes.atach
+"""
+    assert {*missing(code)} == {
+        "regimes.integrations.lightning.Callback_",
+        "regimes.attach(recrod=)",
+        "hook.lgo",
+        "hook.sharded_state(savde=)",
+        "regimes.atach",
+    }
+
+
+OF_EVERY_FIGURE = {"where", "style", "width", "format", "plain"}
+
+
+def arguments_of_figures() -> dict[str, set[str]]:
+    """The options of each figure, read from its file: to import all would take seconds."""
+    found = {}
+    for name, command in commands().items():
+        path = ROOT.joinpath("analysis", *command.module.split(".")).with_suffix(".py")
+        (main,) = (
+            node
+            for node in ast.parse(text(path)).body
+            if isinstance(node, ast.FunctionDef) and node.name == "main"
+        )
+        found[name] = {arg.arg for arg in (*main.args.args, *main.args.kwonlyargs)}
+    return found
+
+
+def commands_of(page: Path) -> list[str]:
+    """The lines of its shell blocks, and the `regimes` commands within sentences."""
+    shown = [line for b in blocks(page) if b.language == "sh" for line in b.commands]
+    prose = re.sub(r"```.*?```", "", text(page), flags=re.DOTALL)
+    return [*shown, *(" ".join(said.split()) for said in re.findall(r"`(regimes [^`]+)`", prose))]
+
+
+def test_commands_are_those_of_the_command_line() -> None:
     """Subcommands, options, presets, settings and modules, of the blocks that are not run too."""
     from regimes import cli
 
-    for line in (line for b in blocks(page) if b.language == "sh" for line in b.commands):
+    figures = arguments_of_figures()
+    lines = {line for page in PAGES for line in commands_of(page)}
+    assert len(lines) > 100
+    for line in sorted(lines):
         words = shlex.split(line)
         if "regimes" in words and words[0] not in ("pip", "make"):
             verb, *rest = words[words.index("regimes") + 1 :]
+            if verb.isupper():  # the reader fills it in
+                continue
             known = options(getattr(cli, verb))
-            if verb == "figure" and rest and rest[0] in commands():
-                known = {*inspect.signature(commands()[rest[0]].main).parameters, "where"}
-                _, rest = printed(rest)  # options of every figure
+            if verb == "figure" and rest:
+                known = figures.get(rest[0], figures["figures"]) | OF_EVERY_FIGURE
             for option in (word for word in rest if word.startswith("--")):
                 assert option[2:].partition("=")[0].replace("-", "_") in known, line
-            check_names(verb, rest)
+            if rest and not (rest[0].isupper() or rest[0].startswith("-") or "..." in rest[0]):
+                check_names(verb, rest)
         for module in re.findall(r"-m analysis[. ](\w+)", line):
-            assert module in commands(), line
+            assert module in figures, line
+
+
+@functools.cache
+def figures_offered() -> set[str]:
+    return {*offered()}
 
 
 def check_names(verb: str, words: list[str]) -> None:
@@ -118,10 +173,12 @@ def check_names(verb: str, words: list[str]) -> None:
     ours = [setting for setting in sets if not re.search(r"\w:[A-Za-z]", setting)]
     if verb == "run" and not words[0].endswith(".toml"):
         assert override(presets.get_preset(words[0]), ours)
-    if verb == "figure" and words:
-        assert words[0] in offered()
+    if verb == "figure":
+        assert words[0] in figures_offered()
     if verb in ("tune", "ablate") and not re.search(r"/|\.toml$", words[0]):  # else of a page's own
-        assert override(next(iter(presets.get_grid(words[0]).values())), ours)
+        assert words[0] in presets.GRIDS or words[0] in presets.PRESETS
+        if ours:
+            assert override(next(iter(presets.get_grid(words[0]).values())), ours)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -139,6 +196,18 @@ def test_the_readme_is_two_screens_and_contributing_one_page() -> None:
     assert len(readme.splitlines()) <= 200
     assert len(readme.split()) <= 1600
     assert len(contributing.splitlines()) <= 120
+
+
+def test_pages_are_short_and_begin_with_an_answer() -> None:
+    """Findings and speed aside: the words of all together, and no page begins with "this page"."""
+    pages = [p for p in PAGES if DOCS in p.parents]
+    pages = [
+        p for p in pages if p.relative_to(DOCS).parts[0].split(".")[0] not in ("findings", "speed")
+    ]
+    written = [generate().FILLED.sub("", text(page)) for page in pages]  # but for its tables
+    assert sum(len(words.split()) for words in written) <= MOST
+    for page in pages:
+        assert not text(page).split("\n\n")[1].startswith("This page"), page
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,12 @@ def test_harm_by_phase_and_scores_of_a_committed_tree() -> None:
     row = over.loc[("harm-lm", "norm")]
     assert (row["rank"], row["rank_low"], row["rank_high"]) == pytest.approx(t_interval(each))
     assert over.loc[(settings.ALL, "norm"), "rank"] == pytest.approx(np.mean(each))
+    mean, low, high = t_interval(each)
+    table = NUMBERS["signals_table"]("harm-lm", "harm-lm", "rank 1")
+    (line,) = (line for line in table.splitlines() if line.startswith("| norm |"))
+    counts = [cell.strip() for cell in line.split("|")[2:5]]
+    assert counts == [str(int(x)) for x in (low > 0, low <= 0 <= high, high < 0)]
+    assert f"{mean:+.2f} [{low:+.2f}, {high:+.2f}]" in line
 
 
 def test_the_pulse_in_the_middle_starts_after_unit_0_and_leaves_units() -> None:
@@ -191,10 +197,23 @@ def test_what_harm_is_of_and_its_p_among_all_pulses() -> None:
         for onset, by_seed in harms(rows, arm).items()
     }
     order = sorted(p.values())
-    own = p["rank 1", 9]
     family = len(order)  # pulses that change nothing have no p
-    corrected = max(min(1, (family - i) * x) for i, x in enumerate(order) if x <= own)
-    assert NUMBERS["harm_among_all"]("harm-lm", "rank 1", 9).p_holm == pytest.approx(corrected)
+    corrected = {
+        pulse: max(min(1, (family - i) * x) for i, x in enumerate(order) if x <= own)
+        for pulse, own in p.items()
+    }
+    found = NUMBERS["harm_among_all"]("harm-lm", "rank 1", 9)
+    assert found.p_holm == pytest.approx(corrected["rank 1", 9])
+    table = NUMBERS["onsets_table"]("; ".join(("harm-lm", f"harm-lm: {arms[1]}")), "0, 9, 18")
+    head, _, *lines = ([c.strip() for c in x.split("|")[1:-1]] for x in table.splitlines())
+    marks = set()
+    for arm, line in zip(arms, lines, strict=True):
+        for onset in (0, 9, 18):
+            mean, low, high = t_interval([*harms(rows, arm)[onset].values()])
+            stars = (low > 0 or high < 0) + (corrected[arm, onset] < 0.05)
+            assert line[head.index(str(onset))] == f"{mean:+.3f}" + "*" * stars
+            marks.add(stars)
+    assert marks == {0, 1, 2}
 
 
 def test_phases_are_those_of_the_rate(tmp_path: Path) -> None:

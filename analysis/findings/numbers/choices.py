@@ -4,10 +4,10 @@ choices another rate would do as well for. For templates."""
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from statistics import fmean, stdev
 
-from regimes.console.tables import Table
 from regimes.plotting.looks import named
 
 from ..sources import number, record_read
@@ -34,29 +34,16 @@ def has_trials(source: str) -> bool:
     return record_read(f"{source}-tune.json").exists()
 
 
-def trial_seeds(source: str) -> int:
-    """With how many seeds each rate was tried."""
-    chosen, tried, _ = _read(record_read(f"{source}-tune.json"))
-    return max(len(scores) for arm in chosen for scores in tried[arm].values())
-
-
-@number
-def equal_rates_table(source: str) -> str:
-    """The mean score of each arm on held-out data at each rate that it was tried at, the chosen one
-    in bold."""
+def at_one_rate(source: str) -> tuple[float, dict[str, str]]:
+    """The rate that most arms chose (of several, the smallest), and the mean score of each arm on
+    held-out data there, as figures show it; without the arms that were not tried at it."""
     chosen, tried, metric = _read(record_read(f"{source}-tune.json"))
+    counts = Counter(sorted(chosen.values()))
+    rate = max(counts, key=lambda one: counts[one])
     shown = named(metric)
-    rates = sorted({rate for arm in chosen for rate in tried[arm]})
     digits = shown.digits if shown.factor != 1 else 2
-
-    def cell(arm: str, rate: float) -> str:
-        if rate not in tried[arm]:
-            return ""
-        text = f"{shown.factor * fmean(tried[arm][rate]):.{digits}f}"
-        return f"**{text}**" if rate == chosen[arm] else text
-
-    rows = [[arm, *(cell(arm, rate) for rate in rates)] for arm in chosen]
-    return Table(["arm", *(f"{rate:g}" for rate in rates)], rows).markdown()
+    scores = {arm: tried[arm][rate] for arm in chosen if rate in tried[arm]}
+    return rate, {arm: f"{shown.factor * fmean(x):.{digits}f}" for arm, x in scores.items()}
 
 
 def near(scores: dict[float, list[float]], rate: float) -> bool:
@@ -84,11 +71,10 @@ def choices_counted() -> dict[str, int]:
 
 
 @number
-def ends_table() -> str:
-    """The arms that chose an end of their list, by records."""
-    rows: list[list[str]] = []
+def choices_at_an_end() -> str:
+    """How many arms of each archive chose an end of their list."""
+    found = []
     for source, (chosen, tried, _) in _every().items():
-        ends = [arm for arm in chosen if chosen[arm] in (min(tried[arm]), max(tried[arm]))]
-        if ends:
-            rows.append([source, str(len(chosen)), f"{len(ends)}: {'; '.join(ends)}"])
-    return Table(["records", "choices", "at an end"], rows, texts=1, ends=1).markdown()
+        ends = sum(chosen[arm] in (min(tried[arm]), max(tried[arm])) for arm in chosen)
+        found += [f"`{source}` {ends} of {len(chosen)}"] if ends else []
+    return ", ".join(found)

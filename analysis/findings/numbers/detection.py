@@ -43,12 +43,6 @@ def kappa_apart(source: str, name: str, how: str = "", schedule: str = "signals"
 
 
 @number
-def kappa_itself(source: str, name: str, schedule: str = "signals") -> float:
-    """A detector's agreement with its own calls in runs of other seeds."""
-    return float(unforced.other_runs(_scores(source, "", schedule), TOP)["itself"][name])
-
-
-@number
 def instrument_cost(source: str, name: str) -> float:
     """Share of the training time."""
     return float(unforced.costs(records(source))[name])

@@ -3,6 +3,7 @@ archives of pulses that there are."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import pandas as pd
@@ -36,9 +37,12 @@ def _phases() -> pd.DataFrame:
 
 @number
 def held_out_table() -> str:
-    """Calls of each tree and what its other seeds say of them."""
+    """Calls of each tree with seeds that judge, and of all, and what these seeds say of them."""
     _trees()
-    return held_out.calls_table(_phases()).markdown()
+    found = held_out.calls_table(_phases())
+    share = found.heads.index("share [95 %]")
+    kept = [row for row in found.rows if row[share] or row[0] == held_out.ALL]
+    return dataclasses.replace(found, rows=kept).markdown()
 
 
 @number
@@ -55,9 +59,9 @@ def held_out_calls() -> dict[str, float]:
 
 @number
 def held_out_law_table() -> str:
-    """What three pulses of each arm say of its others, in the arms that have others."""
+    """What three pulses of each arm say of its others, in the arms that have two others or more."""
     rows = pd.concat([held_out.predictions(tree) for tree in _trees()], ignore_index=True)
-    return held_out.law_table(rows[rows["n"] > 0].drop(columns="why")).markdown()
+    return held_out.law_table(rows[rows["n"] > 1].drop(columns="why")).markdown()
 
 
 @number

@@ -156,23 +156,6 @@ def law_choices_table(trees: str, both: str, others: str) -> str:
 
 
 @number
-def law_three_table(trees: str) -> str:
-    """What three pulses of each tree, chosen by their rates, say of its other pulses."""
-    rows = []
-    for tree in trees.split("; "):
-        found = law.from_three(_pulses(tree))
-        rest = found[~found["fitted"]]
-        score = law.scored(found)
-        pairs = zip(rest["onset"], rest["predicted"], rest["harm"], strict=True)
-        cells = [f"{at}: {said:.3f} ({real:.3f})" for at, said, real in pairs]
-        onsets = ", ".join(map(str, found.loc[found["fitted"], "onset"]))
-        exponent = f"{found['exponent'].iloc[0]:.2f}"
-        rows.append([tree, onsets, exponent, "; ".join(cells), f"{score.r2:.2f}"])
-    heads = ["tree", "fitted to", "exponent", "other pulses: predicted (measured), bits", "R2"]
-    return Table(heads, rows, texts=1).markdown()
-
-
-@number
 def law_three(trees: str, first: int = law.FIRST) -> dict[str, float]:
     """How well three pulses of each tree predict its others, all together: r2 (against the mean of
     the three), among (against the mean of all others, which nobody knows before), rank, error, n.

@@ -14,7 +14,7 @@ from regimes.plotting.groups import tested_by
 from regimes.statistics import holm
 
 from ...common import markov
-from ...criticality import criticality, harm, scores, settings
+from ...criticality import harm, scores
 from ..sources import number, record_read, records, row_of
 from ..values import Interval, mean_of
 
@@ -29,6 +29,12 @@ def _scores(source: str, first: int = 0) -> pd.DataFrame:
     runs, pulses = records(source), _each(source)
     pulses = pulses[pulses["onset"] >= first]
     return scores.scores(pulses, scores.by_seed(measured.trunks(measured.pairs(runs)), runs))
+
+
+@functools.cache
+def curve(source: str) -> pd.DataFrame:
+    """`harm.curve` of all pulses of an archive: p is corrected over them."""
+    return harm.curve(_each(source))
 
 
 def _harms(source: str, arm: str, onset: int) -> list[float]:
@@ -50,7 +56,7 @@ def harm_of_a_pulse(source: str, arm: str, onset: int) -> Interval:
 def harm_among_all(source: str, arm: str, onset: int) -> Interval:
     """`harm_of_a_pulse` with p after Holm's correction over all pulses of the tree."""
     record_read(f"{source}.tar.xz")
-    row = row_of(harm.curve(_each(source)), arm=arm, onset=onset)
+    row = row_of(curve(source), arm=arm, onset=onset)
     ends = row["harm"], row["ci_low"], row["ci_high"]
     return Interval(*ends, int(row["n"]), row["p"], row["p_holm"])
 
@@ -110,23 +116,6 @@ def pooled_table(sources: str, arm: str, differences: str) -> str:
 
 
 @number
-def worth_table(sources: str) -> str:
-    """What harm is of: of each tree the parameters, the peak rate, what the trunk ends with, and
-    Markov models of its text."""
-    rows = []
-    for source in sources.split("; "):
-        found = records(source)
-        trunk = measured.trunks(measured.pairs(found))[0]
-        about, ends = settings.described(trunk), trunk_ends(source)
-        counted = markov.of(trunk)
-        bits = [f"{counted.bits[str(k)]:.2f}" if counted else "" for k in markov.ORDERS]
-        cells = [source, about["optimiser"], about["parameters"], f"{about['rate']:g}"]
-        rows.append([*cells, ends.text(3), *bits])
-    heads = ["tree", "optimiser", "parameters", "rate", "trunk at the end, bits [95 %]"]
-    return Table([*heads, *(f"order {k}" for k in markov.ORDERS)], rows, texts=2).markdown()
-
-
-@number
 def trunk_ends(source: str) -> Interval:
     """The metric of the trunk in the last unit, in the unit of figures."""
     trunks = measured.trunks(measured.pairs(records(source)))
@@ -150,12 +139,6 @@ def test_bytes(source: str) -> int:
 
 
 @number
-def markov_says(source: str) -> str:
-    """What Markov models of an archive's text reach, and on how much of it, in a sentence."""
-    return markov.caption(records(source)[0]).strip()
-
-
-@number
 def harm_across(source: str, other: str, arm: str, onset: int) -> Interval:
     """Harm of a pulse minus that of the same pulse in another tree of the same seeds."""
     pairs = zip(_harms(source, arm, onset), _harms(other, arm, onset), strict=True)
@@ -166,7 +149,7 @@ def harm_across(source: str, other: str, arm: str, onset: int) -> Interval:
 def harm_right_after(source: str, arm: str, onset: int) -> float:
     """Harm in the last unit of a pulse, mean over seeds."""
     record_read(f"{source}.tar.xz")
-    return float(row_of(harm.curve(_each(source)), arm=arm, onset=onset)["after"])
+    return float(row_of(curve(source), arm=arm, onset=onset)["after"])
 
 
 @number
@@ -196,13 +179,6 @@ def harms_added(source: str, pulses: str, minus: str = "", times: float = 1.0) -
 
 
 @number
-def harm_reliability(source: str, arm: str) -> float:
-    """Reliability of the mean curve of harm over onsets (`harm.reliability`)."""
-    record_read(f"{source}.tar.xz")
-    return float(row_of(harm.arms(_each(source)), arm=arm)["reliability"])
-
-
-@number
 def signal_of_harm(source: str, arm: str, signal: str, first: int = 0) -> Interval:
     """Rank correlation of a signal with harm over the onsets from ``first`` on, mean over seeds."""
     record_read(f"{source}.tar.xz")
@@ -219,31 +195,3 @@ def signal_minus(source: str, arm: str, signal: str, dull: str) -> Interval:
     row = row_of(table, of=arm, arm=signal, control=dull)
     ends = row["ci_low"], row["ci_high"]
     return Interval(row["difference"], *ends, int(row["n"]), row["p"], row["p_holm"])
-
-
-@number
-def pulses_table(source: str) -> str:
-    """Harm by onset, of every pulse."""
-    record_read(f"{source}.tar.xz")
-    metric = tested_by(measured.pairs(records(source))[0][1])
-    return criticality.onset_table(harm.curve(_each(source)), metric).markdown()
-
-
-@number
-def signals_table(source: str, arm: str) -> str:
-    """How well each signal of the trunk ranks one arm's pulses by harm."""
-    return _table(source, f"Signals of the trunk: {arm}")
-
-
-def _table(source: str, title: str) -> str:
-    record_read(f"{source}.tar.xz")
-    runs, by_seed = _each(source), _scores(source)
-    metric = tested_by(measured.trunks(measured.pairs(records(source)))[0])
-    tables = criticality.tables(
-        harm.curve(runs),
-        harm.arms(runs),
-        scores.over_seeds(by_seed),
-        scores.against_dull(by_seed),
-        metric,
-    )
-    return next(table for table in tables if table.title == title).markdown()

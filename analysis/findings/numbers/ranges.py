@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from regimes.console.tables import Table
 from regimes.plotting.looks import named
 from regimes.statistics import holm
 
-from ...common.names import LATE
 from ...detection import deep_linear
 from ...rates import edge, narrowing, quadratic, usable
 from ..sources import number, records, row_of
@@ -43,21 +43,6 @@ def _table(source: str, metric: str) -> pd.DataFrame:
 @functools.cache
 def _cached_table(source: str, metric: str) -> pd.DataFrame:
     return usable.table(_usable(source, metric), named(metric))
-
-
-@number
-def rates_table(source: str, metric: str = "accuracy") -> str:
-    """The range of usable rates of each arm, by the arm's own best."""
-    return next(iter(usable.as_text(_table(source, metric)).values())).markdown()
-
-
-@number
-def low_pass_table() -> str:
-    """The range of usable rates of rank 1 and of the low-passes."""
-    rows = _table("rates + rates-low-pass", "accuracy")
-    arms = [f"{arm}{m}" for m in ("", ", momentum 0") for arm in ("dense", "rank 1", *LATE)]
-    kept = rows[rows["arm"].isin(arms)].set_index("arm").loc[arms].reset_index()
-    return next(iter(usable.as_text(kept).values())).markdown()
 
 
 @number
@@ -152,15 +137,9 @@ def _cached_when() -> pd.DataFrame:
 
 
 @number
-def when_table() -> str:
-    """Usable rates of six epochs at rank 1, early, in the middle and late."""
-    return narrowing.as_text(narrowing.table(_when())).markdown()
-
-
-@number
 def when(nats: float, epochs: str) -> Interval:
-    """A row of `when_table`: the largest usable rate at rank 1 divided by dense's. p: the ratio is
-    that of the last window."""
+    """Six epochs at rank 1, early, in the middle or late: the largest usable rate divided by
+    dense's. p: the ratio is that of the last window."""
     rows = narrowing.table(_when())
     row = row_of(rows, limit=nats, window=f"epochs {epochs}")
     ends = row["ratio"], row["ratio_low"], row["ratio_high"]
@@ -206,11 +185,6 @@ def _edge() -> pd.DataFrame:
 
 
 @number
-def edge_table() -> str:
-    return edge.as_text(_edge()).markdown()
-
-
-@number
 def product(rate: float, arm: str) -> Interval:
     """The top eigenvalue times the rate."""
     row = row_of(_edge(), rate=rate, arm=arm)
@@ -225,6 +199,9 @@ def edge_of(momentum: float) -> float:
 # -- a quadratic -----------------------------------------------------------------------------
 
 
+OF_DENSE = "of dense's"
+
+
 @functools.cache
 def _quadratic() -> pd.DataFrame:
     every = pd.concat([quadratic.lines(), quadratic.points()], ignore_index=True)
@@ -233,9 +210,19 @@ def _quadratic() -> pd.DataFrame:
 
 @number
 def quadratic_table() -> str:
-    """The largest stable rates; without dense's rows."""
-    lines = quadratic.as_text(_quadratic()).markdown().splitlines()
-    return "\n".join(line for line in lines if line.split("|")[3].strip() != "dense")
+    """The largest stable rates with feedback, of dense's, beside those of filters that are as late,
+    and the largest without feedback."""
+    found = quadratic.as_text(_quadratic())
+    cells = [dict(zip(found.heads, row, strict=True)) for row in found.rows]
+    bare = {(c["momentum"], c["level"]): c[OF_DENSE] for c in cells if c[""] == quadratic.WITHOUT}
+    shown = ("momentum", "level", "sent", OF_DENSE, *quadratic.BESIDE)
+    lines = [
+        [*(c[name] for name in shown), bare[c["momentum"], c["level"]]]
+        for c in cells
+        if c[""] == quadratic.WITH and c["level"] != "dense"
+    ]
+    heads = ["momentum", "level", "sent", "feedback", *quadratic.BESIDE, "no feedback"]
+    return Table(heads, lines, texts=2).markdown()
 
 
 # -- a deep linear network -------------------------------------------------------------------

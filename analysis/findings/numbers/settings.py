@@ -6,9 +6,14 @@ import functools
 
 import pandas as pd
 
-from ...criticality import layers, settings
+from regimes.console.tables import Table
+from regimes.console.units import p_text
+
+from ...criticality import harm, layers, scores, settings
 from ..sources import number, record_read, records
 from ..values import Interval, mean_of
+from ..verdicts import ALPHA
+from .pulses import curve, signal_of_harm
 
 
 def _split(sources: str) -> list[tuple[str, str]]:
@@ -29,16 +34,59 @@ def _scored(sources: str) -> pd.DataFrame:
     return settings.over_trees(pd.concat([p for p in parts if len(p)], ignore_index=True))
 
 
+def _marked(pulse: pd.Series, form: str) -> str:
+    text = f"{pulse['harm']:{form}}"
+    apart = bool(pulse["ci_low"] > 0 or pulse["ci_high"] < 0)
+    return text + "*" * (apart + bool(pulse["p_holm"] < ALPHA))
+
+
 @number
-def settings_table(sources: str, which: int) -> str:
-    """A table with a row for each tree and arm.
+def onsets_table(sources: str, onsets: str) -> str:
+    """Harm by onset, a row for each tree and arm. An asterisk: the 95 % interval does not hold 0; a
+    second: p after Holm's correction over all pulses of the tree is below 0.05.
 
     Args:
-        which: 0: harm by phase of the learning rate; 1: rank correlations of signals with harm; 2:
-            areas under the ROC curve for the worst third.
+        onsets: those that have a column, as in "0, 3, 6".
     """
-    harms = pd.concat([_tree(*each)[0] for each in _split(sources)], ignore_index=True)
-    return settings.tables(harms, _scored(sources))[which].markdown()
+    lines = []
+    for name, arm in _split(sources):
+        pulses = curve(name).query("arm == @arm").set_index("onset")
+        phases, scored = _tree(name, arm)
+        about, form = phases.iloc[0], "+.3f" if phases["unit"].iloc[0] == "bits" else "+.2f"
+        cells = [
+            _marked(pulses.loc[at], form) if at in pulses.index else ""
+            for at in map(int, onsets.split(", "))
+        ]
+        reliable = "" if len(pulses) < harm.ONSETS else f"{about['reliability']:.2f}"
+        without = f"{pulses['without'].iloc[0]:.2f}"
+        lines.append([about["setting"], without, *cells, reliable, _rank(scored, scores.RATE)])
+    heads = ["tree: pulse", "without", *onsets.split(", ")]
+    return Table([*heads, "reliability", "rate ranks"], lines).markdown()
+
+
+def _rank(scored: pd.DataFrame, signal: str) -> str:
+    """A signal's mean rank correlation; an asterisk where its interval does not hold 0."""
+    of_signal = scored[scored["signal"] == signal]
+    if of_signal.empty:
+        return ""
+    row = settings.over_trees(of_signal).iloc[0]
+    return f"{row['rank']:+.2f}" + "*" * bool(row["rank_low"] > 0 or row["rank_high"] < 0)
+
+
+@number
+def signals_table(sources: str, tree: str, *arms: str) -> str:
+    """Signals of the trunk: in how many settings the rank correlation with harm has an interval
+    above 0, with 0 in it and below 0; and what it is for some arms of one tree."""
+    every, lines = _scored(sources), []
+    for signal in _tree(tree, arms[0])[1]["signal"].unique():
+        ends = every.loc[every["signal"] == signal, ["rank_low", "rank_high"]].dropna()
+        above, below = int((ends["rank_low"] > 0).sum()), int((ends["rank_high"] < 0).sum())
+        line = [signal, *map(str, (above, len(ends) - above - below, below))]
+        for found in (signal_of_harm(tree, arm, signal) for arm in arms):
+            line += [found.text(2, sign=True), p_text(found.p_holm)]
+        lines.append(line)
+    heads = [word for arm in arms for word in (f"{tree}: {arm} [95 %]", "p (Holm)")]
+    return Table(["signal", "above 0", "0 inside", "below 0", *heads], lines).markdown()
 
 
 @number
@@ -49,35 +97,20 @@ def settings_above(sources: str, signal: str) -> int:
 
 
 @number
-def settings_open(sources: str, signal: str) -> int:
-    """In how many of the settings a signal's rank correlation has an interval with 0 in it."""
-    rows = _scored(sources)
-    rows = rows[rows["signal"] == signal]
-    return int(((rows["rank_low"] <= 0) & (rows["rank_high"] >= 0)).sum())
-
-
-@number
 def settings_fallen(sources: str) -> list[int]:
     """In how many of the settings whose rate falls the mean harm after its fall is below that in
     the middle of the high rate, and in how many it could be."""
     both = []
     for each in _split(sources):
-        harm = _tree(*each)[0].set_index("phase")["harm"]
-        if harm[settings.FALLEN] == harm[settings.FALLEN]:  # not nan
-            both.append(bool(harm[settings.FALLEN] < harm[settings.HIGH]))
+        harms = _tree(*each)[0].set_index("phase")["harm"]
+        if harms[settings.FALLEN] == harms[settings.FALLEN]:  # not nan
+            both.append(bool(harms[settings.FALLEN] < harms[settings.HIGH]))
     return [sum(both), len(both)]
 
 
 @functools.cache
 def _layers(source: str) -> pd.DataFrame:
     return layers.scores(layers.pulses(records(source)))
-
-
-@number
-def layers_table(source: str) -> str:
-    """How well signals of a group of layers rank pulses in these groups by harm."""
-    record_read(f"{source}.tar.xz")
-    return layers.table_of(_layers(source)).markdown()
 
 
 @number

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
 import pandas as pd
 
+from regimes.console.tables import Table
 from regimes.plotting.style import seeds_in_words
 
-from ...common import markov
+from ...common import estimates
+from ...common.estimates import Cell, as_table, mean, p, word
+from ...common.paired import ALIKE, difference_text
 from ...tournament import events, tournament
 from ...tournament.equal_floats import comparisons, timings
 from ..sources import entries, number, record_read, records, row_of, trials
@@ -33,21 +37,42 @@ def arms(source: str) -> pd.DataFrame:
     return _arms(source)
 
 
+CONTROL_WORDS = {"static": "one rank", "period": "a constant period"}
+
+
 @number
-def arms_table(source: str) -> str:
-    """Every arm from few floats to many: rate, n, metric, floats and bytes of dense's; of a text
-    its Markov models; and where rates were chosen, every arm at equal rates."""
-    rows = arms(source).reset_index()
-    parts = [tournament.arms_as_text(rows, entries(source)[1]).markdown()]
-    parts += [said for said in (markov.caption(records(source)[0]).strip(),) if said]
+def arms_table(source: str, control: str = "") -> str:
+    """Every arm from few floats to many: rate, metric, floats; what it scores on held-out data at
+    the rate that most arms chose; and the arm minus controls of one kind at its floats.
+
+    Args:
+        control: that kind; none: the table lacks these columns.
+    """
+    rows, metric = arms(source).reset_index(), entries(source)[1]
+    columns: dict[str, Cell] = {
+        "arm": word("arm"),
+        "rate": estimates.number("rate", "g"),
+        f"{metric.heading} [95 %], {seeds_in_words(rows['n'].to_list())}": mean(
+            metric.name, f".{metric.digits}f", "ci", ALIKE
+        ),
+        "floats, % of dense": lambda row: f"{100 * row['floats_of_dense']:.1f}",
+    }
     if choices.has_trials(source):
-        seeds = choices.trial_seeds(source)
-        parts.append(
-            f"The same arms at equal rates (columns), on held-out data, {seeds_in_words([seeds])}; "
-            "bold: the rate that was chosen:"
-        )
-        parts.append(choices.equal_rates_table(source))
-    return "\n\n".join(parts)
+        rate, scores = choices.at_one_rate(source)
+        columns[f"held out, all at {rate:g}"] = _of_arm(scores)
+    if control:
+        pairs = _pairs(source)
+        against = pairs[(pairs["control"] == control) & (pairs["n"] > 0)].set_index("arm")
+        for head, cell in (
+            (f"minus {CONTROL_WORDS[control]}, same floats [95 %]", difference_text(metric)),
+            ("p (Holm)", p("p_holm")),
+        ):
+            columns[head] = _of_arm({str(name): cell(row) for name, row in against.iterrows()})
+    return as_table(rows, columns).markdown()
+
+
+def _of_arm(texts: Mapping[str, str]) -> Cell:
+    return lambda row: texts.get(row["arm"], "")
 
 
 @number
@@ -150,8 +175,16 @@ def minus_control_without_seed(source: str, name: str, control: str, seed: int) 
 
 @number
 def comparisons_table(source: str) -> str:
-    """All comparisons of an archive."""
-    return tournament.differences_as_text(_pairs(source), entries(source)[1]).markdown()
+    """All comparisons of an archive, a column for each kind of control."""
+    rows, metric = _pairs(source), entries(source)[1]
+    text, cells = difference_text(metric), rows.set_index(["arm", "control"]).to_dict("index")
+    controls = [*dict.fromkeys(rows["control"])]
+    lines = [
+        [arm, *(text(cells[arm, control]) for control in controls)]
+        for arm in dict.fromkeys(rows["arm"])
+    ]
+    heads = ["arm", *(f"minus {control}, {metric.unit} [95 %]" for control in controls)]
+    return Table(heads, lines).markdown()
 
 
 def _summed_up(rows: pd.DataFrame) -> dict[str, Any]:

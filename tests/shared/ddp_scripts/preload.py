@@ -14,7 +14,11 @@ for name in (
     "sklearn.datasets",
     "pandas",
     "pytest",  # by works that stand in the module of a test
+    "torch.profiler._cupti_monitor",
+    "torch.utils.serialization.config",
     "regimes.training.loop",
+    "regimes.compression.sparse",
+    "regimes.instruments.curvature",
     "benchmarks.trainers",
     "ddp_scripts.jobs",
     "ddp_scripts.islands",

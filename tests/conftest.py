@@ -20,6 +20,14 @@ import shapes
 from hypothesis import settings
 
 shapes.install()  # before any test imports a regimes module
+from benchmarks import trainers  # noqa: E402
+
+# All processes of a worker are forked from one server, which imports what its first user names.
+trainers.PRELOAD = ("ddp_scripts.preload",)
+TESTS = Path(__file__).parent
+# Processes that a test starts import what tests share, and this checkout, wherever they are.
+FOUND = [str(TESTS / "shared"), str(TESTS.parent), os.environ.get("PYTHONPATH", "")]
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, FOUND))
 settings.register_profile("untimed", deadline=None)  # a test is no benchmark
 settings.load_profile("untimed")
 

@@ -233,7 +233,12 @@ def test_run_resume_watch_and_ablate(command: Command, tmp_path: Path) -> None:
     assert "[1/1] low/seed-1" in done.stdout
 
 
-def test_presets_and_doctor(command: Command, tmp_path: Path) -> None:
+def test_presets_and_doctor(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from regimes.monitor import doctor
+
+    monkeypatch.setattr(doctor, "_torchvision", lambda: "not tried")  # test_doctor does: 4 seconds
     listed = command("presets")
     assert "paper-vgg19bn-cifar10" in listed.stdout
     toml = command("presets", "smoke/high")

@@ -132,8 +132,6 @@ def table(records: Sequence[Path], known: dict[str, str]) -> pd.DataFrame:
             }
             for digest, runs in digests.items()
         ]
-    if not rows:
-        raise RecordError("no records are named: expected folders or archives of runs")
     return pd.DataFrame(rows)
 
 
@@ -161,6 +159,8 @@ def main(
         records: archives or folders of records, or folders of these.
         strict: end with exit code 1 if a digest has no commit.
     """
+    if not records:  # before the history is read, which takes seconds
+        raise RecordError("no records are named: expected folders or archives of runs")
     rows = table(records, commits())
     stdout.console(highlight=False).print(as_text(rows).drawn(), "", summary(rows), sep="\n")
     if strict and (rows["commit"] == "").any():

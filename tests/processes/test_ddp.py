@@ -228,8 +228,11 @@ def test_reduction_goes_on_during_backward() -> None:
 )
 def test_a_skipped_step_leaves_no_trace(case: Case, poison: float) -> None:
     """As if the step had not been there: scales are powers of two, so bit for bit."""
-    spoilt = group.run(jobs.scaled, 2, case, poison, True, True, False)
-    clean = group.run(jobs.scaled, 2, case, None, False, False, True)
+    spoilt, clean = group.run_in_turn(
+        2,
+        (jobs.scaled, case, poison, True, True, False),
+        (jobs.scaled, case, None, False, False, True),
+    )
     for result, theirs in zip(spoilt, clean, strict=True):
         assert max(result["scales"]) > result["scales"][0] == 4.0  # the scale has grown,
         assert result["scales"][jobs.BAD] < result["scales"][jobs.BAD - 1]  # and was cut
@@ -242,8 +245,11 @@ def test_a_skipped_step_leaves_no_trace(case: Case, poison: float) -> None:
 def test_a_hook_that_is_not_told_of_the_scaler_mixes_units() -> None:
     """Why ``attach`` takes the scaler: this is the control of the test above."""
     case = Case(ddp=SMALL)
-    untold = group.run(jobs.scaled, 2, case, None, True, False, False)[0]
-    clean = group.run(jobs.scaled, 2, case, None, False, False, False)[0]
+    (untold, _), (clean, _) = group.run_in_turn(
+        2,
+        (jobs.scaled, case, None, True, False, False),
+        (jobs.scaled, case, None, False, False, False),
+    )
     assert not torch.equal(untold["weights"]["inner.weight"], clean["weights"]["inner.weight"])
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -139,8 +140,13 @@ def others(rank: int) -> dict[str, Any]:
     return found
 
 
+@cache
+def of_both() -> list[dict[str, Any]]:
+    return group.run(others, 2)
+
+
 def test_what_is_owed_stays_with_another_compressor() -> None:
-    both = group.run(others, 2)
+    both = of_both()
     for name in ("inner.weight", "head.weight"):
         before, gradients = (
             sum(
@@ -161,7 +167,7 @@ def test_what_is_owed_stays_with_another_compressor() -> None:
 
 
 def test_a_policy_meets_no_level_that_it_does_not_know() -> None:
-    for one in group.run(others, 2):
+    for one in of_both():
         assert {*one["levels"].values()} == {"a", "dense"}
         rows = one["after"]
         assert rows[:AT] == one["rows"]  # as the trunk had them

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 from pathlib import Path
@@ -29,8 +30,14 @@ def checked(rank: int, other: bool) -> tuple[bool, str]:
     return good, said.getvalue()
 
 
+@functools.cache
+def both() -> list[list[tuple[bool, str]]]:
+    """Of processes that are alike, and of those of which one has another torch."""
+    return processes.run_in_turn(2, (checked, False), (checked, True), timeout=None)
+
+
 def test_processes_that_are_alike() -> None:
-    (good, said), (also, silent) = processes.run(checked, 2, False, timeout=None)
+    (good, said), (also, silent) = both()[0]
     assert good
     assert also
     assert silent == ""
@@ -41,7 +48,7 @@ def test_processes_that_are_alike() -> None:
 
 
 def test_another_torch_on_one_of_them_is_told_and_fails_on_all() -> None:
-    (good, said), (also, _) = processes.run(checked, 2, True, timeout=None)
+    (good, said), (also, _) = both()[1]
     assert not good
     assert not also
     assert f"torch: process 1 has 9.9, the others have {torch.__version__}" in said

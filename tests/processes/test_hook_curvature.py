@@ -4,6 +4,7 @@ job without instruments)."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +96,20 @@ def whole(state: dict[str, Tensor], x: Tensor, y: Tensor) -> Any:
     return torch.autograd.functional.hessian(loss, flat).numpy()
 
 
-def test_eigenvalues_are_those_of_the_whole_hessian(tmp_path: Path) -> None:
-    found = group.run(job, 2, str(tmp_path), True)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("jobs")
+
+
+@cache
+def jobs(folder: Path, view: bool) -> list[list[dict[str, Any]]]:
+    """With instruments and without; what each process has."""
+    place = str(folder / str(view))
+    return group.run_in_turn(2, (job, place, True, view), (job, place, False, view))
+
+
+def test_eigenvalues_are_those_of_the_whole_hessian(folder: Path) -> None:
+    found = jobs(folder, True)[0]
     for one in found:
         assert len(one["rows"]) == UNITS
         for unit, row in enumerate(one["rows"]):
@@ -104,20 +117,16 @@ def test_eigenvalues_are_those_of_the_whole_hessian(tmp_path: Path) -> None:
             states = [process["weights"][unit] for process in found]
             assert values == pytest.approx(largest_eigenvalues(states), rel=1e-6)
             assert row["model"]["critical_sharpness"] > 0
-    details = read_lines(tmp_path / "True" / "instruments.jsonl")
+    details = read_lines(folder / "True" / "True" / "instruments.jsonl")
     assert len(details) == 2 * UNITS
-    record = regimes.load(tmp_path / "True")
+    record = regimes.load(folder / "True" / "True")
     assert record.config["instruments"].keys() == {"curvature", "sharpness"}
     assert record.epochs["eigenvalue"].notna().all()
 
 
 @pytest.mark.parametrize("view", [False, True])
-def test_instruments_leave_no_trace(view: bool, tmp_path: Path) -> None:
-    pairs = zip(
-        *(group.run(job, 2, str(tmp_path), measured, view) for measured in (True, False)),
-        strict=True,
-    )
-    for measured, plain in pairs:
+def test_instruments_leave_no_trace(view: bool, folder: Path) -> None:
+    for measured, plain in zip(*jobs(folder, view), strict=True):
         for name, tensor in plain["end"].items():
             assert torch.equal(measured["end"][name], tensor), name
         assert measured["draw"] == plain["draw"]

@@ -21,22 +21,25 @@ from regimes.config import FeedbackLevel
 from regimes.cost.cases import recorded
 
 TOPK = (("low", 40), ("high", 5))
-EXACT = [
-    Case(side=True, accumulate=2, clip=0.5, reshard=False),
+WAYS = [  # one compressor for each way to meet shards
+    Case(side=True, accumulate=2, clip=0.5, reshard=False),  # joins them
+    Case("topk", TOPK, side=True, blocks="checkpoint"),  # sees each by itself
+    Case("randomk", TOPK),  # draws the same on all islands
+    Case("low-pass", (("low", 0.5), ("high", 0.1)), adamw=True),
+    Case("threshold", (("low", 1e-4), ("high", 1e-3)), decay=0.5),  # reads the rate
+    Case({"name": "quantised-all-reduce", "block": 16}, (("low", 8), ("high", 4))),  # in buckets
+]
+OTHERS = [
     Case({"name": "powersgd", "wire": "bf16"}),
-    Case("topk", TOPK, side=True, blocks="checkpoint"),
     Case("acp-sgd"),
-    Case("randomk", TOPK),
     Case("quantise", (("low", 8), ("high", 4))),
     Case("sign", (("low", "dense"), ("high", 1))),
     Case("dct-topk", TOPK),
-    Case("low-pass", (("low", 0.5), ("high", 0.1)), adamw=True),
     Case("dense", (("low", "dense"), ("high", "dense"))),
     Case("cast", (("low", "dense"), ("high", "bf16"))),
     Case({"name": "chunked-topk", "chunk": 16}, TOPK),
-    Case("threshold", (("low", 1e-4), ("high", 1e-3)), decay=0.5),
-    Case({"name": "quantised-all-reduce", "block": 16}, (("low", 8), ("high", 4))),
 ]
+EXACT = [*WAYS, *OTHERS]
 INSIDE = [  # a plain loop's: FSDP2's own collectives within islands are compressed as well
     Case(
         scatter={"level": 8, "block": 16},
@@ -122,7 +125,8 @@ LONG = [pytest.mark.slow, pytest.mark.timeout(900)]  # eight processes
 @pytest.mark.parametrize(
     ("count", "shards", "cases"),
     [
-        pytest.param(2, 2, [*EXACT, INSIDE[0]], id="2-2"),
+        pytest.param(2, 2, [*WAYS, INSIDE[0]], id="2-2"),
+        pytest.param(2, 2, OTHERS, marks=pytest.mark.slow, id="2-2-others"),
         pytest.param(
             2, 2, [*POLICIES, COMPILED, *INSIDE[1:]], marks=pytest.mark.slow, id="2-2-policies"
         ),

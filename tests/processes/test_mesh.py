@@ -13,8 +13,9 @@ from regimes.records import find_edit
 
 
 def test_a_job_of_two_groups_has_one_record(tmp_path: Path) -> None:
-    plain = group.run(mesh.trained, 4, tmp_path, False)
-    found = group.run(mesh.trained, 4, tmp_path, True)
+    plain, found = group.run_in_turn(
+        4, (mesh.trained, tmp_path, False), (mesh.trained, tmp_path, True)
+    )
     for ours, theirs in zip(found, plain, strict=True):
         for a, b in zip(ours["weights"], theirs["weights"], strict=True):
             assert torch.equal(a, b)

@@ -3,6 +3,9 @@ values, before anything is trained: in the hook, in local steps and in the train
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import pytest
 from configs import smoke as config
 from ddp_scripts import apart, group
@@ -56,8 +59,16 @@ def check(found: list[dict[str, str]], expected: dict[str, str]) -> None:
             assert heard[name].endswith(REST), name
 
 
+@cache
+def heard_of() -> dict[str, list[Any]]:
+    """What both processes hear, one way after the other."""
+    works = apart.hook, apart.local, apart.local_drifted, apart.drifted
+    found = group.run_in_turn(2, *((work,) for work in works))
+    return {work.__name__: one for work, one in zip(works, found, strict=True)}
+
+
 def test_hooks_that_differ_are_refused_when_they_are_attached() -> None:
-    found = group.run(apart.hook, 2)
+    found = heard_of()["hook"]
     check(found, HOOK)
     for heard in found:
         assert heard.keys() - HOOK.keys() == {"alike", "timeouts"}
@@ -65,18 +76,18 @@ def test_hooks_that_differ_are_refused_when_they_are_attached() -> None:
 
 
 def test_a_rate_that_differs_later_is_refused_in_that_unit() -> None:
-    for heard in group.run(apart.drifted, 2):
+    for heard in heard_of()["drifted"]:
         assert "process 1 has lr.0 = 0.025, process 0 has lr.0 = 0.05: " in heard
 
 
 def test_local_steps_that_differ_are_refused_at_the_start() -> None:
-    found = group.run(apart.local, 2)
+    found = heard_of()["local"]
     check(found, LOCAL)
     assert [heard["loose policy"] for heard in found] == ["", ""]
 
 
 def test_a_rate_that_differs_later_is_refused_at_the_synchronisation() -> None:
-    for heard in group.run(apart.local_drifted, 2):
+    for heard in heard_of()["local_drifted"]:
         assert "process 1 has lr.0 = 0.05, process 0 has lr.0 = 0.1: " in heard
 
 

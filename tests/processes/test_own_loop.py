@@ -25,8 +25,11 @@ DILOCO = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
 @pytest.mark.parametrize(("kind", "outer"), [("sgd", {}), ("adamw", DILOCO)])
 def test_it_is_the_loop_as_written_down(kind: str, outer: dict[str, Any]) -> None:
     numbers = outer.get("lr", 1.0), outer.get("momentum", 0.0), bool(outer)
-    expected = group.run(own_loop.as_written, 2, 11, kind, 4, numbers)
-    found = group.run(own_loop.trained, 2, 11, kind, {"policy": 4, "outer": outer, "every": 5})
+    expected, found = group.run_in_turn(
+        2,
+        (own_loop.as_written, 11, kind, 4, numbers),
+        (own_loop.trained, 11, kind, {"policy": 4, "outer": outer, "every": 5}),
+    )
     for (weights, running, floats, rows), theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(weights, theirs, rtol=1e-12, atol=1e-13)
         assert torch.equal(weights, found[0][0])
@@ -39,8 +42,11 @@ def test_it_is_the_loop_as_written_down(kind: str, outer: dict[str, Any]) -> Non
 def test_fragments_are_the_loop_as_written_down(delay: int) -> None:
     """Of the model's five tensors, 48, 8, 8, 24 and 3 numbers, the first is a fragment."""
     outer = {**DILOCO, "fragments": 2, "delay": delay, "mixing": 0.25}
-    expected = group.run(own_loop.streamed, 2, 11, 4, outer, [[0], [1, 2, 3, 4]])
-    found = group.run(own_loop.trained, 2, 11, "adamw", {"policy": 4, "outer": outer, "every": 5})
+    expected, found = group.run_in_turn(
+        2,
+        (own_loop.streamed, 11, 4, outer, [[0], [1, 2, 3, 4]]),
+        (own_loop.trained, 11, "adamw", {"policy": 4, "outer": outer, "every": 5}),
+    )
     for (weights, *_), theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(weights, theirs, rtol=1e-12, atol=1e-13)
         assert torch.equal(weights, found[0][0])
@@ -53,8 +59,9 @@ def test_what_uses_the_group_waits_for_the_thread_that_sends() -> None:
 
 
 def test_it_is_torchs_optimizer() -> None:
-    expected = group.run(own_loop.torchs_own, 2, 12, 4)
-    found = group.run(own_loop.trained, 2, 12, "sgd", {"policy": 4})
+    expected, found = group.run_in_turn(
+        2, (own_loop.torchs_own, 12, 4), (own_loop.trained, 12, "sgd", {"policy": 4})
+    )
     for (weights, *_), theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(weights, theirs, rtol=1e-12, atol=1e-13)
 
@@ -69,8 +76,9 @@ def test_averaging_what_is_alike_changes_nothing() -> None:
 @pytest.mark.parametrize("stop", [4, 6])
 def test_continued(stop: int, tmp_path: Path) -> None:
     """At a synchronisation and within a round: the same bits, rows and record."""
-    whole = group.run(own_loop.resumed, 2, tmp_path / "none", 99)
-    found = group.run(own_loop.resumed, 2, tmp_path, stop)
+    whole, found = group.run_in_turn(
+        2, (own_loop.resumed, tmp_path / "none", 99), (own_loop.resumed, tmp_path, stop)
+    )
     for (weights, floats, rows), (theirs, same, others) in zip(found, whole, strict=True):
         assert torch.equal(weights, theirs)
         assert (floats, rows) == (same, others)

@@ -69,7 +69,9 @@ def test_something_happens_where_the_grids_say(tmp_path: Path) -> None:
 def test_forced_follows_nothing_that_was_measured(tmp_path: Path) -> None:
     """With interval 3: the start and the first evaluation, after epoch 0, then no more, until the
     decay at 20 and the evaluation after epoch 21."""
-    cell = override(get_grid("ramp-smoke")["forced 3"], ["data.train_size=128"])
+    cell = override(
+        get_grid("ramp-smoke")["forced 3"], ["data.train_size=128", "data.test_size=32"]
+    )
     regimes.run(cell, tmp_path / "run")
     layers = load(tmp_path / "run").layers
     low = layers[layers["level"] == "r4"].groupby("epoch").size()

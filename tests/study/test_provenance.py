@@ -81,20 +81,18 @@ def test_a_side_branch_is_history_once_it_is_merged(checkout: Path) -> None:
     assert study.commits(checkout)[digest] == side
 
 
-def test_the_head_of_this_checkout_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Oracle: the digest of the files of `git archive`."""
+def test_the_head_of_this_checkout_is_found(checkout: Path) -> None:
+    """Oracle: the digest of the files of `git archive`. They are committed alone, because the whole
+    history takes seconds; `test_the_committed_records` reads that."""
     if not (ROOT / ".git").exists():
         pytest.skip("needs a checkout")
     words = ["git", "-C", str(ROOT), "archive", "HEAD", "regimes"]
     packed = subprocess.run(words, capture_output=True, check=True).stdout
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-        archive.extractall(tmp_path, filter="data")
-    monkeypatch.setattr(provenance, "PACKAGE", tmp_path / "regimes")
-    digest = provenance.code_digest.__wrapped__()
-    ours = study.commits()[digest]
-    assert git(ROOT, "rev-parse", f"{ours}:regimes") == git(ROOT, "rev-parse", "HEAD:regimes")
+        archive.extractall(checkout, filter="data")
+    head = commit(checkout)
+    assert study.commits(checkout) == {provenance.code_digest(): head}
+    assert git(checkout, "rev-parse", f"{head}:regimes") == git(ROOT, "rev-parse", "HEAD:regimes")
 
 
 def test_what_is_no_checkout_is_refused(tmp_path: Path) -> None:

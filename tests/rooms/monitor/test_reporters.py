@@ -6,6 +6,7 @@ Oracles: the record of the same run; wandb's own interface, in a stand-in.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import time
 import types
@@ -62,7 +63,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "[regimes.reporters]\nlines = offering_lines:Lines\ntensorboard = offering_lines:Falls\n"
     )
     monkeypatch.syspath_prepend(str(site))
-    monkeypatch.setenv("PYTHONPATH", f"{site}:{Path(__file__).parents[3]}")
+    monkeypatch.setenv("PYTHONPATH", f"{site}:{os.environ['PYTHONPATH']}")
     importlib.invalidate_caches()
 
 

@@ -1,6 +1,7 @@
 """Groups of gloo processes for tests: they meet in a file and talk over the loopback interface.
 
-They are forked from a server that has torch imported, which takes a tenth of a second each.
+They are forked from a server that has torch imported (`preload`), which takes a tenth of a second
+each. It finds that by the ``PYTHONPATH`` of ``conftest.py``.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-SHARED = str(Path(__file__).parents[1])
 
 
 def run(
@@ -33,7 +32,6 @@ def run(
     """
     import torch
 
-    os.environ["PYTHONPATH"] = os.pathsep.join([SHARED, os.environ.get("PYTHONPATH", "")])
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["ddp_scripts.preload"])
     with tempfile.TemporaryDirectory() as scratch:
@@ -51,6 +49,23 @@ def run(
     if failures:
         raise RuntimeError(failures[0])
     return [result for _, result in answers]
+
+
+def run_in_turn(
+    count: int, *calls: tuple[Any, ...], timeout: float | None = 60.0
+) -> list[list[Any]]:
+    """Several works, one after the other in the same processes; the results of each.
+
+    Args:
+        calls: (work, *args) of each.
+        timeout: as of `run`.
+    """
+    answers = run(_in_turn, count, calls, timeout=timeout)
+    return [list(results) for results in zip(*answers, strict=True)]
+
+
+def _in_turn(rank: int, calls: tuple[tuple[Any, ...], ...]) -> list[Any]:
+    return [work(rank, *args) for work, *args in calls]
 
 
 def _child(

@@ -1,5 +1,6 @@
 """What the processes of a test group have imported when they are forked; shape checks on."""
 
+import gc
 import importlib
 import sys
 
@@ -8,12 +9,25 @@ import shapes
 shapes.install()
 for name in (
     "torch._dynamo",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
     "sklearn.datasets",
     "pandas",
+    "pytest",  # by works that stand in the module of a test
+    "torch.profiler._cupti_monitor",
+    "torch.utils.serialization.config",
     "regimes.training.loop",
+    "regimes.compression.sparse",
+    "regimes.instruments.curvature",
+    "benchmarks.trainers",
     "ddp_scripts.jobs",
+    "ddp_scripts.islands",
 ):
     importlib.import_module(name)
 
 # Reads the metadata of all packages once, not in each process.
 sys.modules["regimes.config.entry_points"].entry_points("regimes.compressors")
+
+# A collection would write to each object that is shared with the server, and so copy its page.
+gc.collect()
+gc.freeze()

@@ -174,8 +174,9 @@ def attach(
     require(good, "seed", seed, "a whole number of at most 63 bits")
     schedule = unit_schedule(every, inner(optimizer), model)
     probed = pick(probe, instruments, check_every, check_cosine)
-    if policy is compressor is level is levels is None:
-        compressor, level = choices.unnamed()
+    chosen_by_none = policy is compressor is level is levels is None
+    if chosen_by_none:
+        compressor, level = choices.UNNAMED
     policy, levels = choices.constant(policy, level, levels)
     compressor = "powersgd" if compressor is None else compressor
     chosen = choices.choose(policy, compressor, levels, signal, start_compressing_after, probed)
@@ -183,6 +184,8 @@ def attach(
     capabilities.check([*asked, *chosen.parts()], modes)
     options = record_options(record)
     require(isinstance(summary, bool), "summary", summary, "true or false")
+    if chosen_by_none:
+        choices.warn_of_unnamed()
     return Hook(
         source,
         chosen,

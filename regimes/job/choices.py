@@ -124,17 +124,17 @@ def choose(
 UNNAMED = ("quantised-all-reduce", 8)  # of the measured methods (`cost.methods`) the harmless one
 
 
-def unnamed() -> tuple[str, int]:
-    """Compressor and level of ``attach`` where neither they nor a policy are named; warns."""
+def warn_of_unnamed() -> None:
+    """On process 0: ``attach`` was told of no compressor, level or policy."""
+    if dist.is_initialized() and dist.get_rank():
+        return
     name, level = UNNAMED
-    if not (dist.is_initialized() and dist.get_rank()):
-        warnings.warn(
-            f"attach: no compressor, level or policy is named, so {level} bits a number are sent: "
-            f'compressor="{name}", level={level} says so without this warning. ACCORDION between '
-            'ranks 4 and 1, the default before version 0.4, is policy="accordion".',
-            stacklevel=3,
-        )
-    return name, level
+    warnings.warn(
+        f"attach: no compressor, level or policy is named, so {level} bits a number are sent: "
+        f'compressor="{name}", level={level} says so without this warning. ACCORDION between '
+        'ranks 4 and 1, the default before version 0.4, is policy="accordion".',
+        stacklevel=3,
+    )
 
 
 def constant(

@@ -22,8 +22,8 @@ import numpy as np
 
 from regimes.capabilities import LEVEL_BYTES, required
 from regimes.config import DENSE, RunConfig, as_level
-from regimes.cost.network import Work, mean
 from regimes.errors import RecordError
+from regimes.network import Work, mean
 from regimes.policies import PastEpoch, Static, policy
 from regimes.policies.schedules import period_of
 from regimes.records import Record, Row, differing, identity, separate

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 from configs import smoke
@@ -76,7 +77,7 @@ def test_a_simulation_follows_predicted_seconds(
     assert levels[:3] == ["high"] * 3
     assert levels[3] == levels[-1] == "low"
     assert "high" in levels[4:]
-    group.run(links.trainer, 2, ours, tmp_path / "real", timeout=None)
+    forked.train(ours, tmp_path / "real", 2)
     same_run(tmp_path / "whole", tmp_path / "real")
     for mine, theirs in zip(rows(tmp_path / "whole"), rows(tmp_path / "real"), strict=True):
         assert mine["link"] == pytest.approx(theirs["link"])

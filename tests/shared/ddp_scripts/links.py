@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import regimes
-from regimes.config import RunConfig
 from regimes.job.clock import Clock
 
 RANKS = {"high": 1, "mid": 2, "low": 4}
@@ -23,11 +21,6 @@ def clock(seconds: dict[str, float]) -> Clock:
     made = Clock(torch.device("cpu"))
     made.seconds |= seconds
     return made
-
-
-def trainer(rank: int, config: RunConfig, out: Path) -> None:
-    """The trainer on these processes."""
-    regimes.run(config, out)
 
 
 def jobs(rank: int) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from regimes.errors import require
 from regimes.job.clock import LOOP, Clock
 from regimes.policies import Policy
 from regimes.policies.link import LinkLadder, Reading, link_of
+from regimes.records.schema import LinkSeconds
 
 WITHIN = ("sum", "join")  # collectives of one worker's processes, over their own links
 Row = Mapping[str, Any]
@@ -69,7 +70,7 @@ class LinkMeter:
 
     def take(
         self, seconds: Mapping[str, float], row: Row, rows: Sequence[Row]
-    ) -> dict[str, float] | None:
+    ) -> LinkSeconds | None:
         """The column of a unit, see `Reading`; None if it has no steps, or some of them were taken
         before a state was loaded. On processes it sends a few bytes.
 
@@ -82,7 +83,7 @@ class LinkMeter:
             return None
         if self.rule.trace:
             start = math.fsum(_seconds(before) for before in rows)
-            return predicted(self.rule, self.world.workers, row, start)._asdict()
+            return _column(predicted(self.rule, self.world.workers, row, start))
         known, steps = self._exchange is not None, row["steps"]
         exchange = ((self._exchange or 0.0) + self._clock.marked) / steps
         compute, compress, waited = (seconds.get(name, 0.0) / steps for name in LOOP)
@@ -102,7 +103,7 @@ class LinkMeter:
         exposed = max(0.0, max(whole) - max(own))
         exchange = max(exposed, min(exchanges))
         latency = min(exchange, self._latency(row, min(smalls)))
-        return Reading(max(own), exposed, exchange, latency)._asdict()
+        return _column(Reading(max(own), exposed, exchange, latency))
 
     def _latency(self, row: Row, small: float) -> float:
         """Seconds of a step's collectives if they had no bytes, when a gather of small objects
@@ -150,6 +151,10 @@ def predicted(rule: LinkLadder, workers: int, row: Row, start: float) -> Reading
             now, left = (now + needed, 0.0) if part == left else (end, left - part)
     steps = row["steps"]
     return Reading(rule.compute, exchange / steps, exchange / steps, latency / steps)
+
+
+def _column(reading: Reading) -> LinkSeconds:
+    return LinkSeconds(**reading._asdict())
 
 
 def _per_step(row: Row, what: str) -> dict[str, float]:

@@ -69,6 +69,7 @@ def best(bandwidth: float, hidden: float = 0.0, room: float = 1.0) -> str:
 # -- on a constant link --------------------------------------------------------------------------
 
 
+@settings(max_examples=30)
 @given(st.floats(1e5, 1e8), st.sampled_from([0.0, 0.004, 0.02]))
 def test_a_constant_link_has_the_last_level_that_fits(bandwidth: float, hidden: float) -> None:
     """Without noise; between the bounds of a level in use and of another, both are right."""
@@ -78,7 +79,7 @@ def test_a_constant_link_has_the_last_level_that_fits(bandwidth: float, hidden: 
     assert len(changes(levels)) <= 1 + bool(hidden)  # once more, if more seems hidden than is
 
 
-@settings(max_examples=60)
+@settings(max_examples=15)
 @given(
     st.floats(1e5, 1e8),
     st.sampled_from([0.0, 0.01]),
@@ -103,6 +104,7 @@ def test_noise_changes_a_level_at_most_once_in_20_decisions(
 # -- on a link that changes ----------------------------------------------------------------------
 
 
+@settings(max_examples=30)
 @given(st.integers(6, 40), st.integers(6, 40), st.floats(0.0, 0.001))
 def test_an_outage_and_its_end_are_followed_within_three_decisions(
     before: int, during: int, latency: float

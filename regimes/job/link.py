@@ -154,7 +154,8 @@ def predicted(rule: LinkLadder, workers: int, row: Row, start: float) -> Reading
 
 
 def _column(reading: Reading) -> LinkSeconds:
-    return LinkSeconds(**reading._asdict())
+    compute, exposed, exchange, latency = reading
+    return LinkSeconds(compute=compute, exposed=exposed, exchange=exchange, latency=latency)
 
 
 def _per_step(row: Row, what: str) -> dict[str, float]:

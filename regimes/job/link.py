@@ -165,6 +165,6 @@ def _per_step(row: Row, what: str) -> dict[str, float]:
 
 
 def _seconds(row: Row) -> float:
-    """Of all steps of a unit; 0 where they are not known."""
+    """All steps of a unit together; 0 where they are not known."""
     link = row.get("link") or {"compute": 0.0, "exposed": 0.0}
     return float(row["steps"] * (link["compute"] + link["exposed"]))

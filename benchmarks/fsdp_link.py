@@ -35,7 +35,7 @@ from typing import Any
 from regimes.cost import sharded
 from regimes.cost.job import Job
 from regimes.cost.models import from_module
-from regimes.cost.network import Network
+from regimes.network import Network
 from regimes.records import provenance, write_output
 
 PLAIN = "dense"

@@ -138,7 +138,7 @@ def predictions() -> dict[str, float]:
 
 def crossing(sent: dict[str, float]) -> float:
     """Bytes over the link, from what the two processes of an island hand to the collectives."""
-    from regimes.cost.network import Work
+    from regimes.network import Work
 
     kinds = {k: n for k, n in sent.items() if n and k not in ("sum", "join")}
     return float(Work(0.0, 0.0, dict.fromkeys(kinds, 1.0), kinds).crossing(2, "gloo"))

@@ -54,10 +54,10 @@ def sweep(pid: int | None = None) -> None:
 
 
 @contextlib.contextmanager
-def star() -> Iterator[list[str]]:
-    """Names of `NODES` namespaces, joined by a bridge; deleted with all that is in them."""
+def star(count: int = NODES) -> Iterator[list[str]]:
+    """Names of so many namespaces, joined by a bridge; deleted with all that is in them."""
     sweep()
-    names = [f"{PREFIX}-{os.getpid()}-{i}" for i in range(NODES)]
+    names = [f"{PREFIX}-{os.getpid()}-{i}" for i in range(count)]
     try:
         for name in names:
             _add(name)
@@ -143,7 +143,7 @@ def left(names: Sequence[str]) -> list[int]:
     return [int(json.loads(text)[0]["stats64"]["tx"]["bytes"]) for text in shown]
 
 
-def limit(names: Sequence[str], rate: int | None) -> None:
+def limit(names: Sequence[str], rate: float | None) -> None:
     """Set both ends of every link to a rate in Mbit/s; None = unlimited."""
     hub = f"{names[0].rsplit('-', 1)[0]}-hub"
     for i, name in enumerate(names):
@@ -157,12 +157,12 @@ def limit_trunk(hubs: Sequence[str], rate: int | None) -> None:
         _limit(hub, "trunk", rate)
 
 
-def _limit(where: str, device: str, rate: int | None) -> None:
+def _limit(where: str, device: str, rate: float | None) -> None:
     """The bucket holds 1 ms (the least that one core keeps up with at 1 Gbit/s), or 3 packets."""
     if rate is None:
         sh("tc", "-n", where, "qdisc", "delete", "dev", device, "root", check=False)
         return
-    burst = max(5000, rate * 125)  # bytes
+    burst = max(5000, round(rate * 125))  # bytes
     words = ["root", "tbf", "rate", f"{rate}mbit", "burst", f"{burst}", "limit", "4mb"]
     sh("tc", "-n", where, "qdisc", "replace", "dev", device, *words)
 
@@ -180,7 +180,7 @@ class Nodes:
             env = {
                 **os.environ,
                 "RANK": str(rank),
-                "WORLD_SIZE": str(NODES),
+                "WORLD_SIZE": str(len(names)),
                 "LOCAL_RANK": "0",
                 "LOCAL_WORLD_SIZE": "1",
                 "MASTER_ADDR": f"{SUBNET}.1",
@@ -240,7 +240,7 @@ def node() -> None:
     answers, sys.stdout = sys.stdout, sys.stderr
     tasks: dict[str, Callable[..., Any]] = {"train": _train, "echo": _echo, "goodput": _goodput}
     tasks |= {"race": _race, "island": _island, "peak": _peak, "collectives": _collectives}
-    tasks |= {"fsdp": _fsdp}
+    tasks |= {"fsdp": _fsdp, "traced": _traced}
     for line in sys.stdin:
         command = json.loads(line)
         os.environ["MASTER_PORT"] = str(command.pop("port"))
@@ -297,6 +297,12 @@ def _fsdp(**details: Any) -> dict[str, Any]:
     return take(**details)
 
 
+def _traced(**details: Any) -> dict[str, Any]:
+    from benchmarks.link_traces import train
+
+    return train(**details)
+
+
 def _peak(**details: Any) -> dict[str, Any]:
     from benchmarks.peak import train
 
@@ -322,7 +328,7 @@ def _echo(times: int, size: int = 1) -> float:
 def _collectives(
     config: dict[str, Any], sizes: Sequence[int], times: int
 ) -> dict[str, list[tuple[int, float]]]:
-    """Median seconds of each kind of collective at some sizes in bytes, as `cost.network` counts
+    """Median seconds of each kind of collective at some sizes in bytes, as `regimes.network` counts
     them. "pairs" are two means at once, of the first and third and of the second and fourth, which
     begin together; a "seldom" one comes after `PAUSE`, when TCP has forgotten the speed of the
     link; "after" is a mean with the pass of the configuration's model before it; "quantised" are

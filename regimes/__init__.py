@@ -53,7 +53,7 @@ _PUBLIC = {
     "RateLadder LeastHarm LGreCo GraVAC PostLocal QSR AdaComm PastEpoch Decision",
     "regimes.ddp": "Hook RecordOptions attach",
     "regimes.local": "LocalSteps local_steps",
-    "regimes.cost.network": "Network",
+    "regimes.network": "Network",
     "regimes.detectors": "NormChange EigenvalueChange SharpnessChange FirstShare RandomWindows "
     "FixedWindows Verdict",
     "regimes.collectives.requests": "Layer Mean Gather Traffic",

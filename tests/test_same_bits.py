@@ -139,7 +139,7 @@ def test_too_few_steps_are_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         meter.write(tmp_path)
 
 
-SINCE = {"harm", "trial"}  # policies that the base does not have
+SINCE = {"harm", "trial", "link"}  # policies that the base does not have
 
 
 def test_every_compressor_and_policy_has_a_case() -> None:

@@ -8,7 +8,7 @@ Run, then draw (seconds)::
 Left: the speed-up of an epoch over dense against bandwidth, at the runs' W; each curve crosses 1 at
 its break-even bandwidth, below which compression pays. Right: seconds per step against W at one
 network, each worker keeping its batch. Both from recorded traffic and measured seconds
-(`cost.predict`, `cost.network`); nothing here has been run on such a network. How well the model
+(`cost.predict`, `regimes.network`); nothing here has been run on such a network. How well the model
 does where it has been: `benchmarks.network`.
 """
 
@@ -23,8 +23,8 @@ import pandas as pd
 
 from regimes.config import DENSE
 from regimes.cost.cases import Case, cases
-from regimes.cost.network import Network, Values, Work, spell
 from regimes.cost.predict import predict
+from regimes.network import Network, Values, Work, spell
 from regimes.plotting import style
 from regimes.plotting.looks import style_of
 from regimes.plotting.words import headline

@@ -6,7 +6,7 @@
     study.answer(Settings("low", 1000, "accordion", eta=0.3)).numbers
 
 Traffic is priced from what single layers sent in the runs of the study; seconds are predicted by
-`cost.network` from their measured compute and compression. The replay reads the statistics of
+`regimes.network` from their measured compute and compression. The replay reads the statistics of
 the run as it was trained, so there is no accuracy for it.
 """
 
@@ -22,8 +22,8 @@ import pandas as pd
 
 from regimes.config import DENSE
 from regimes.cost.cases import Case, cases
-from regimes.cost.network import Network, Work
 from regimes.errors import RecordError
+from regimes.network import Network, Work
 from regimes.records import Record
 from regimes.replay import detect
 from regimes.replay.replay import Rule, measured, replay, signal_cost

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets as widgets
 from matplotlib.patches import Patch
 
-from regimes.cost.network import Network, spell
+from regimes.network import Network, spell
 from regimes.plotting import style
 from regimes.plotting.looks import order
 from regimes.plotting.panels import draw_bands, draw_levels, layer_name, palette

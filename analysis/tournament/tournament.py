@@ -23,8 +23,8 @@ from regimes import inputs
 from regimes.config import DENSE
 from regimes.console.tables import Table
 from regimes.cost.cases import cases
-from regimes.cost.network import Network
 from regimes.errors import RecordError
+from regimes.network import Network
 from regimes.plotting import style
 from regimes.plotting.groups import groups, tested_by
 from regimes.plotting.looks import Metric

@@ -128,8 +128,8 @@ def cost(
         return
     for name in changed(job, JobOptions()):
         raise ConfigError(f"--{name} describes a job that has not been run: give its --model too")
-    from regimes.cost.network import Network
     from regimes.cost.predict import main
+    from regimes.network import Network
     from regimes.records import selecting
 
     recorded = [Path(place).exists() and not place.endswith(".toml") for place in what]

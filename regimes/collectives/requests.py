@@ -165,7 +165,7 @@ class Traffic:
             counts the parts for other workers.
         bytes: what one worker has for others: the tensor of a mean, its part of a gather, and of an
             exchange or a reduce-scatter the parts for other workers. How often these cross its
-            link depends on the algorithm of the collective (`regimes.cost.network`,
+            link depends on the algorithm of the collective (`regimes.network`,
             ``Pattern.copies``); between two workers, once.
 
     The two means of PowerSGD at rank 2 on a matrix of 64 x 576, in float32:

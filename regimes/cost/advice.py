@@ -22,7 +22,7 @@ from regimes.console.units import human
 from regimes.cost import evidence
 from regimes.cost.job import USUAL, Job
 from regimes.cost.methods import Method, over, works
-from regimes.cost.network import Network, Work, crossing
+from regimes.network import Network, Work, crossing
 
 NEAR = 1.1  # times the fewest seconds: a difference that a prediction cannot decide
 APART = 1.2

@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from regimes.capabilities import LEVEL_BYTES, required
+from regimes.capabilities import LEVEL_BYTES, LINK_SECONDS, required
 from regimes.config import DENSE, RunConfig, as_level
-from regimes.cost.network import Work, mean
 from regimes.errors import RecordError
+from regimes.network import Work, mean
 from regimes.policies import PastEpoch, Static, policy
 from regimes.policies.schedules import period_of
 from regimes.records import Record, Row, differing, identity, separate
@@ -237,10 +237,11 @@ def measured(config: RunConfig, workers: int, steps: int = 5) -> list[Case]:
 
 
 def planned(config: RunConfig, per_epoch: int) -> list[tuple[int, str, int]] | None:
-    """(steps, level, period) of each unit; None if they depend on measurements, or on bytes."""
+    """(steps, level, period) of each unit; None if they depend on measurements, on bytes, or on the
+    link."""
     rule = policy(config.policy)
     sync = policy(config.sync_policy, "sync_policy") if config.sync_policy else Static("1")
-    if rule.needs or sync.needs or LEVEL_BYTES in required(rule):
+    if rule.needs or sync.needs or {LEVEL_BYTES, LINK_SECONDS} & (required(rule) | required(sync)):
         return None
     units = Units.of(config, per_epoch)
     rate = LearningRate(config.optimizer, units.per_epoch, units.total)

@@ -24,8 +24,8 @@ import numpy as np
 
 from regimes import inputs
 from regimes.cost.models import Model
-from regimes.cost.network import FASTEST, SECONDS, Network, Values, Work
 from regimes.errors import ConfigError, nearest, require
+from regimes.network import FASTEST, SECONDS, Network, Values, Work
 
 MOST = 10**6  # nodes, GPUs of one, shards
 LONGEST = 1e6  # seconds of a step

@@ -16,8 +16,8 @@ from torch import Tensor
 from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, RunConfig
-from regimes.cost.network import Work
 from regimes.exchange.exchange import Exchange
+from regimes.network import Work
 from regimes.training.build import Run, prepare
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from regimes.config import DENSE, Level
 from regimes.config.toml import read_value
 from regimes.cost import evidence
 from regimes.cost.job import Job
-from regimes.cost.network import Work, crossing
 from regimes.errors import ConfigError, require
+from regimes.network import Work, crossing
 
 USUAL = (
     *("dense", "cast:fp16", "quantised-all-reduce:8", "quantised-all-reduce:4", "powersgd:32"),

@@ -31,9 +31,9 @@ from regimes.cost.job import (
 from regimes.cost.job import USUAL as USUAL_DEVICE
 from regimes.cost.methods import WIDE, curves, parse, table, usual
 from regimes.cost.models import MOST_FLOPS, Model, read
-from regimes.cost.network import FASTEST, Network, spell
 from regimes.cost.options import JobOptions, changed
 from regimes.errors import ConfigError, is_whole, require
+from regimes.network import FASTEST, Network, spell
 from regimes.records import write_output, write_table
 
 SMALLEST = 1e-3  # MiB of a bucket

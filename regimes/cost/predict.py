@@ -14,8 +14,8 @@ from regimes.config import DENSE, RunConfig
 from regimes.console.stdout import console as new_console
 from regimes.console.tables import Table
 from regimes.cost.cases import Case, cases, measured
-from regimes.cost.network import Network, break_even, spell
 from regimes.errors import require
+from regimes.network import Network, break_even, spell
 from regimes.records import load_all, mixed_circumstances, write_table
 
 MOST = 10**9  # workers, and parts of a gradient

@@ -14,7 +14,7 @@ from regimes.cost.cases import recorded, uniform_level
 from regimes.cost.job import Job, memory_of_step
 from regimes.cost.methods import OTHERS, TRANSFERS, WIDE, Method, table, usual
 from regimes.cost.models import Model
-from regimes.cost.network import Network
+from regimes.network import Network
 from regimes.records import Record
 
 

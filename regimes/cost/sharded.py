@@ -29,8 +29,8 @@ from regimes.console.units import human
 from regimes.cost import evidence
 from regimes.cost.advice import NEAR
 from regimes.cost.job import Job
-from regimes.cost.network import ALGORITHMS, BACKWARD, FASTEST, Network, collective_seconds
 from regimes.errors import ConfigError
+from regimes.network import ALGORITHMS, BACKWARD, FASTEST, Network, collective_seconds
 
 ROOT = "(root)"
 BLOCK, SCALE = 64, 4  # numbers that share a scale, and its bytes

@@ -39,6 +39,7 @@ from regimes.instruments.panel import Readings
 from regimes.job.choices import Choice
 from regimes.job.decided import as_decided
 from regimes.job.job import Job
+from regimes.job.link import LinkMeter
 from regimes.job.recorder import RecordOptions
 from regimes.job.refit import damage_refused
 from regimes.job.run_warnings import run_warnings
@@ -108,6 +109,8 @@ class Hook(Job):
         readers = [gauge for name, gauge in on_steps.items() if name not in from_updates]
         self.sends_at_end = bool(readers) or world.shards > 1 or len(on_steps) < len(gauges)
         self.sends_at_end |= world.divided and bool(on_steps)
+        self.link = LinkMeter.of(world, {"policy": chosen.policy})
+        self.sends_at_end |= self.link is not None and self.link.measures
         self.steps = steps = cast(Any, made)(
             source,
             self.reducer,
@@ -346,6 +349,7 @@ class Hook(Job):
             readings,
             self.decided,
             b.clock.seconds,
+            b.clock,
             skipped=b.in_unit - b.finite_in_unit,
             **({} if self.membership is None else {"replicas": self.membership.take_column()}),
         )

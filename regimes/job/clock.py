@@ -31,6 +31,7 @@ class Clock:
         seconds: by name, as of the last ``settle``.
         since: of a script's loop, the end of the iteration before; None: not known.
         clocked: iterations of which the beginning is known.
+        marked: seconds of collectives for which the host has not waited.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -38,6 +39,7 @@ class Clock:
         self.seconds: dict[str, float] = defaultdict(float, dict.fromkeys(LOOP, 0.0))
         self.since: float | None = None
         self.clocked = 0
+        self.marked = 0.0
         self._marked: list[tuple[str, Any, Any]] = []  # name, two torch.cuda.Event
         self._collectives: list[tuple[Any, Any]] = []  # likewise, within "compress"
 
@@ -74,6 +76,7 @@ class Clock:
         for start, end in self._collectives:
             end.synchronize()  # of another stream, which ends before what waits for it
             self.move(start.elapsed_time(end) / 1e3, "compress", "communicate")
+            self.marked += start.elapsed_time(end) / 1e3
         self._collectives.clear()
         # A wait counted as communication may have begun in the other thread during backward, and
         # so be longer than the "compress" it was moved out of. No time is negative; the sum stays.
@@ -107,6 +110,7 @@ class Clock:
         # Collectives that overlap with backward cost the script nothing.
         marked = [a.elapsed_time(b) / 1e3 for a, b in world.take_marks() if b.query()]
         communicated = min(waited, world.seconds - before + sum(marked))
+        self.marked += sum(marked)
         self.seconds["communicate"] += communicated
         self.seconds["compress"] += waited - communicated
         self.seconds["compute"] -= waited

@@ -26,6 +26,7 @@ from regimes.instruments.panel import Readings, finite
 from regimes.job.clock import Clock
 from regimes.job.full_state import collected, divided
 from regimes.job.job import Job, on_all_processes
+from regimes.job.link import LinkMeter
 from regimes.job.recorder import RecordOptions, logged_number
 from regimes.job.saved_units import with_all_units
 from regimes.job.schedule import UnitSchedule
@@ -102,6 +103,7 @@ class LocalSteps(Job):
             is_local=lambda: True,
         )
         self.clock = Clock(world.device)
+        self.link = LinkMeter.of(world, chosen.rules)
         self._prepare_record(options, header(options, self, chosen, model, seed))
         self.controller = WholeController(chosen.rule, "update", "sync")
         self.level_controller = chosen.controller(self.layers)
@@ -280,12 +282,15 @@ class LocalSteps(Job):
         self.rounds = 0
         losses = {"train_loss": self._mean_loss()} if self.reads_loss else {}
         steps = self.total - len(self.rows) * self.chosen.every
+        if self.link is not None and self.link.measures:
+            self.world.guard.enter("the end of a unit")
         self._end_unit(
             (steps, self.total),
             self.schedule.rates(),
             readings,
             self.levels,
             self.clock.of_unit(steps),
+            self.clock,
             sync={**self.decided, "rounds": rounds},
             **losses,
             **self.sync.take_trials(),

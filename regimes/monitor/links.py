@@ -3,8 +3,8 @@
 Processes of one machine reduce a number, and a large tensor, among themselves: that is ``within``.
 Then each takes part in a group with one process of every machine, all groups at once, so that the
 processes of a machine share its link: that is ``between``. A ring of P processes takes 2 (P - 1)
-messages and sends each byte 2 (P - 1) / P times (`cost.network`); latency and bandwidth follow from
-the two durations.
+messages and sends each byte 2 (P - 1) / P times (`regimes.network`); latency and bandwidth follow
+from the two durations.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from regimes.collectives.world import World
 from regimes.cost.measure import median_seconds
-from regimes.cost.network import ALGORITHMS, Network
+from regimes.network import ALGORITHMS, Network
 from regimes.records import write_output
 
 FLOATS = 2**22  # of the large tensor, 16 MiB: larger than the cache of one process

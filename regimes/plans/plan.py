@@ -13,10 +13,10 @@ from regimes.config.arguments import checked
 from regimes.console.progress import shown_by
 from regimes.cost.job import WITHIN, read_links
 from regimes.cost.methods import parse
-from regimes.cost.network import Network
 from regimes.errors import require
 from regimes.launch.budgeted import Budget
 from regimes.launch.subject import subject
+from regimes.network import Network
 from regimes.plans.decide import Aim
 from regimes.plans.found import Plan
 from regimes.plans.priced import Links, paying, prices

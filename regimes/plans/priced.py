@@ -11,8 +11,8 @@ from regimes.config import DENSE, AnyLevel, RunConfig
 from regimes.cost.job import Job
 from regimes.cost.methods import Method
 from regimes.cost.models import Model
-from regimes.cost.network import FASTEST, Network, Work
 from regimes.errors import ConfigError
+from regimes.network import FASTEST, Network, Work
 
 if TYPE_CHECKING:
     from regimes.data.task import Task

@@ -16,6 +16,7 @@ from regimes.policies.detected import Accordion, BatchAccordion, Detected
 from regimes.policies.harm import LeastHarm
 from regimes.policies.history import LevelCost, PastEpoch, history, whole_history
 from regimes.policies.ladders import AdaQS, RateLadder
+from regimes.policies.link import LinkLadder
 from regimes.policies.schedules import (
     QSR,
     AdaComm,
@@ -39,6 +40,7 @@ __all__ = [
     "LGreCo",
     "LeastHarm",
     "LevelCost",
+    "LinkLadder",
     "PastEpoch",
     "Policy",
     "PostLocal",
@@ -69,6 +71,7 @@ REGISTRY = Registry(
         "gravac": "regimes.policies:GraVAC",
         "harm": "regimes.policies:LeastHarm",
         "trial": "regimes.policies:Trial",
+        "link": "regimes.policies:LinkLadder",
         "post-local": "regimes.policies:PostLocal",
         "qsr": "regimes.policies:QSR",
         "adacomm": "regimes.policies:AdaComm",

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from regimes.cost.network import Network
 from regimes.errors import RecordError
 from regimes.inputs import track_inputs
+from regimes.network import Network
 from regimes.records import notes, unpacked, write_output
 from regimes.report import content, pictures
 

@@ -18,12 +18,12 @@ from regimes.console.progress import tracked
 from regimes.console.tables import Table
 from regimes.console.units import human
 from regimes.cost.cases import cases, setting
-from regimes.cost.network import Network, spell
 from regimes.cost.predict import predict
 from regimes.errors import RecordError, RegimesError
 from regimes.job.run_warnings import run_warnings
 from regimes.monitor.text import unknown_text
 from regimes.monitor.watch import state
+from regimes.network import Network, spell
 from regimes.plotting import style
 from regimes.plotting.curves import has
 from regimes.plotting.groups import Groups, groups, tested_by, typical_run

@@ -25,6 +25,7 @@ from regimes.exchange.exchange import Exchange, buckets_with_loss
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.gradient_norm import PER_WORKER
 from regimes.instruments.panel import choose
+from regimes.job.link import LinkMeter
 from regimes.models import check_real
 from regimes.policies.controller import Controller, WholeController
 from regimes.policies.history import Ahead, level_costs
@@ -64,6 +65,7 @@ class Run:
 
     Attributes:
         local: the workers' own steps; None while a sync policy is missing.
+        link: what a policy that follows the link reads; None without one.
         interventions: by name.
         losses: of the unit in progress.
         header, rows: of the record.
@@ -137,6 +139,7 @@ class Run:
             late = Reducer(chosen, self.layers, world, config.seed)
             trials = self._trials()
             self.local = Rounds(self.gradients, self.optimizer, build, late, config.outer, trials)
+        self.link = LinkMeter.of(world, plug_ins.policies)
         self.losses: Losses | None = None
         job: Job = self
         started = {name: table.start(job) for name, table in config.interventions.items()}

@@ -206,7 +206,11 @@ def _unit(
         intervention.before_unit(unit)
     train_loss, steps = None, 0
     if not run.phase.left_out:
+        if run.link is not None:
+            run.link.begin()
         train_loss, steps = _train(run, plan, clock, reporters)
+        if run.link is not None:
+            run.link.stop(clock)
         with clock("communicate"):
             # running statistics of BatchNorm follow worker 0, as under DistributedDataParallel
             run.world.broadcast(list(run.model.buffers()))
@@ -239,6 +243,8 @@ def _unit(
     if exchanged and not any(row["statistics"] for row in run.rows[run.phase.first :]):
         check_measured(run.plug_ins.needs, readings)
     clock.settle()
+    if run.link is not None:
+        row["link"] = run.link.take(clock.seconds, row, run.rows)
     return cast("Row", row), dict(clock.seconds), readings.details
 
 

@@ -15,9 +15,9 @@ from ddp_scripts import group as processes
 from regimes import cli
 from regimes.collectives.connect import connect
 from regimes.cost.job import read_links
-from regimes.cost.network import Network
 from regimes.errors import ConfigError, TrainingError
 from regimes.monitor import doctor, links
+from regimes.network import Network
 
 
 def checked(rank: int, other: bool) -> tuple[bool, str]:

@@ -13,9 +13,9 @@ from ddp_scripts import group, own_loop
 
 import regimes
 from regimes.cost.cases import cases
-from regimes.cost.network import Network
 from regimes.cost.predict import predict
 from regimes.monitor.watch import watch
+from regimes.network import Network
 from regimes.records import read_header
 from regimes.report import page
 

@@ -16,12 +16,12 @@ import pytest
 from plain import record as make
 
 from regimes import policies
-from regimes.cost.network import Network
 from regimes.cost.predict import main as cost
 from regimes.data.tree import unpacked
 from regimes.errors import ConfigError, RecordError
 from regimes.monitor.doctor import check, verdict
 from regimes.monitor.watch import in_use, watch
+from regimes.network import Network
 from regimes.records import RecordWriter, archive, find_edit, load, load_all, pack, read_lines
 from regimes.replay import detect
 

@@ -24,9 +24,9 @@ import regimes
 from benchmarks.trainers import Training
 from regimes.config import BranchConfig, RunConfig, override
 from regimes.cost.cases import recorded
-from regimes.cost.network import Network
 from regimes.errors import ConfigError
 from regimes.launch.processes import spawn
+from regimes.network import Network
 from regimes.training import checkpoint
 from regimes.training.build import prepare
 from regimes.training.phases import branch_config

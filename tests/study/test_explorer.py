@@ -25,9 +25,9 @@ from hypothesis import strategies as st
 from analysis.cost.whatif import RECORDED, PricedRuns, Settings
 from analysis.notebook.explorer import Explorer, as_html, explorer
 from regimes.cost.cases import cases
-from regimes.cost.network import Network
 from regimes.cost.predict import predict
 from regimes.errors import ConfigError, RecordError
+from regimes.network import Network
 from regimes.records import Record, load_all
 from regimes.replay.replay import replay, traffic
 

@@ -12,9 +12,9 @@ from regimes.cost import evidence
 from regimes.cost.advice import advice, candidates, losses, recommended, thresholds
 from regimes.cost.job import DEVICES, Job
 from regimes.cost.methods import parse, table, usual, work
-from regimes.cost.network import Network
 from regimes.cost.options import JobOptions
 from regimes.cost.plan import job, main
+from regimes.network import Network
 
 SMALL = 'item = "token"\n[[layers]]\nname = "block.{}"\nshape = [192, 768]\ntimes = 12\n'
 JOBS = {

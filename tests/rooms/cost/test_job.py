@@ -21,11 +21,11 @@ from regimes.cost import methods
 from regimes.cost.job import DEVICES, Job, device, read_links
 from regimes.cost.methods import USUAL, curves, parse, table, usual, work
 from regimes.cost.models import KNOWN, Model, read
-from regimes.cost.network import Network, Work
 from regimes.cost.options import JobOptions
 from regimes.cost.plan import job, main
 from regimes.errors import ConfigError
 from regimes.exchange.exchange import Exchange
+from regimes.network import Network, Work
 from regimes.plotting.bandwidth import apart
 
 PARAMETERS = {  # from the models' papers and libraries

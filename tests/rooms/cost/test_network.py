@@ -20,7 +20,9 @@ from regimes.config import override
 from regimes.cost import cases as cost_cases
 from regimes.cost import measure
 from regimes.cost.cases import cases, measured, per_sample, recorded
-from regimes.cost.network import (
+from regimes.cost.predict import main, predict
+from regimes.errors import ConfigError, RecordError
+from regimes.network import (
     ALGORITHMS,
     BACKWARD,
     Network,
@@ -30,8 +32,6 @@ from regimes.cost.network import (
     mean,
     spell,
 )
-from regimes.cost.predict import main, predict
-from regimes.errors import ConfigError, RecordError
 from regimes.presets import get_preset
 from regimes.records import Record, load_all
 

@@ -14,9 +14,9 @@ from regimes.collectives.requests import Layer
 from regimes.cost import plan, sharded
 from regimes.cost.job import Job
 from regimes.cost.models import Model
-from regimes.cost.network import BACKWARD, Network
 from regimes.cost.options import JobOptions
 from regimes.errors import ConfigError
+from regimes.network import BACKWARD, Network
 
 LAYERS = (Layer("embed", (10, 6)), *(Layer(f"h.{i}.w", (9, 6)) for i in range(3)))
 LINK = Network(8e3, 0.5)  # 1,000 bytes a second, and half a second for a message

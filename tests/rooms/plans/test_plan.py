@@ -17,9 +17,9 @@ from torch import nn
 import regimes
 from regimes.config import RunConfig, override_fields
 from regimes.cost.methods import parse
-from regimes.cost.network import Network
 from regimes.errors import ConfigError, RecordError
 from regimes.launch.budgeted import LOG
+from regimes.network import Network
 from regimes.plans.priced import Links, prices
 from regimes.plans.probes import configured, in_steps
 from regimes.presets import get_preset

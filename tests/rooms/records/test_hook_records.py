@@ -25,7 +25,6 @@ from analysis.common.compare import norms
 from analysis.paper import batch, curves, figure18_20
 from analysis.tournament import yoked
 from regimes.cost.cases import cases, recorded
-from regimes.cost.network import Network
 from regimes.cost.predict import main as cost
 from regimes.cost.predict import predict
 from regimes.errors import RecordError
@@ -34,6 +33,7 @@ from regimes.job.rows import job_row
 from regimes.job.run_warnings import run_warnings
 from regimes.monitor import watch as watching
 from regimes.monitor.text import headline
+from regimes.network import Network
 from regimes.plotting import style
 from regimes.plotting.curves import ends
 from regimes.plotting.groups import decays, groups

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from regimes import report
 from regimes.cost.cases import cases
-from regimes.cost.network import Network, spell
 from regimes.cost.predict import predict
 from regimes.errors import ConfigError, RecordError
+from regimes.network import Network, spell
 from regimes.records import load_all, pack, read_lines
 from regimes.report import content
 

@@ -23,8 +23,8 @@ import tyro
 from regimes.console import stdout
 from regimes.errors import ConfigError, RegimesError
 from regimes.inputs import track_inputs
-from regimes.plotting.offered import conditions, drawn_by, printed
-from regimes.records import selecting, write_output
+from regimes.plotting.offered import draw
+from regimes.records import write_output
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,6 +37,7 @@ BLOCK = re.compile(r"^ {4}((?:regimes|python) .*?)(?:  +#.*)?$", re.MULTILINE)
 
 SELECT = (
     "With --where FIELD=VALUE, e.g. --where optimizer.lr=0.4, only runs with that value are read. "
+    "With --role ROLE=SCHEDULE, e.g. --role low=mine, a schedule of another name is drawn as low. "
     "Figures take --style paper, --width INCHES, --format png,svg,pdf and --plain."
 )
 
@@ -160,10 +161,9 @@ def start(main: Callable[..., Any], program: str = "", words: Sequence[str] | No
         words: default those of the command line.
     """
     try:
-        where, others = conditions(sys.argv[1:] if words is None else words)
-        changes, others = printed(others)
-        with selecting(where, print_notes=True), drawn_by(changes):
-            call(main, others, program or f"python {sys.argv[0]}")
+        program = program or f"python {sys.argv[0]}"
+        given = sys.argv[1:] if words is None else words
+        draw(lambda others: call(main, others, program), given)
         stdout.flush()
     except RegimesError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -20,6 +20,7 @@ from matplotlib.ticker import NullLocator
 
 from regimes.errors import RecordError
 from regimes.plotting import panels, style
+from regimes.plotting.groups import in_roles
 from regimes.plotting.looks import styles_of
 from regimes.plotting.words import answer, headline, names_of
 from regimes.records import Record, load_all
@@ -142,7 +143,7 @@ def main(
         schedules: which ones; default all.
         name: of the files.
     """
-    files, runs = Files(records, out), load_all(records)
+    files, runs = Files(records, out), in_roles(load_all(records), schedules)
     fig, numbers, steps = figure(runs, schedules=schedules)
     files.figure(name, (fig, numbers))
     chosen = [run for run in runs if not schedules or run.name in schedules]

@@ -32,7 +32,6 @@ from regimes.records import Record, load_all, unit_name
 from ..common.command import Files, Out, Records
 from ..common.compare import (
     LAST,
-    SCHEDULES,
     Groups,
     compressed,
     groups,
@@ -44,6 +43,7 @@ from ..common.compare import (
     tested_by,
     windows,
 )
+from ..common.names import FIGURE2
 from .curves import curves, ends, name_ends
 from .figure18_20 import layer_name, level_map
 
@@ -108,7 +108,7 @@ def figure2a(runs: Iterable[Record], schedule: str = "low") -> tuple[Figure, pd.
 
 def figure2b(runs: Iterable[Record]) -> tuple[Figure, pd.DataFrame]:
     """Accuracy against epoch and against floats, per schedule, and the numbers drawn."""
-    every = groups(runs, SCHEDULES)
+    every = groups(runs, FIGURE2)
     strangers = tuple(name for name in every if name not in LOOKS)
     shown_here = {*strangers, *sum(PANELS.values(), ())}
     by_schedule = {name: group for name, group in every.items() if name in shown_here}

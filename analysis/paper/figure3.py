@@ -22,7 +22,7 @@ import pandas as pd
 
 from regimes.detectors import Detector, FixedWindows, NormChange, RelativeChange
 from regimes.detectors.statistics import setting
-from regimes.errors import RecordError
+from regimes.errors import LackingError
 from regimes.plotting import style
 from regimes.plotting.said import Estimate
 from regimes.plotting.words import headline
@@ -44,6 +44,7 @@ NORM, EVAL, BATCH = (
     "eigenvalue, batch statistics",
 )
 CONTROL = "the first epochs, as many as the norm flags"
+STATISTICS = ("eigenvalue", "eigenvalue:batch")
 LINES = {  # what is drawn: (column, colour, dash)
     EVAL: ("eigenvalue", "#0173b2", "-"),
     BATCH: ("eigenvalue:batch", "#de8f05", (0, (4, 1.5))),
@@ -65,7 +66,7 @@ def signals(runs: list[Record]) -> pd.DataFrame:
     """Per seed and epoch: both eigenvalues and the norm of the whole model's gradient.
 
     Raises:
-        RecordError: a run without the eigenvalues.
+        LackingError: a run without the eigenvalues.
     """
     parts = []
     for run in runs:
@@ -79,13 +80,14 @@ def signals(runs: list[Record]) -> pd.DataFrame:
 
 
 def check_measured(run: Record) -> None:
-    """Raise RecordError, with a setting that measures all of them, if a signal is missing."""
-    missing = [c for c, *_ in LINES.values() if c != "norm" and c not in run.epochs]
+    """Raise LackingError, with a setting that measures all of them, if a signal is missing."""
+    missing = [name for name in STATISTICS if name not in run.epochs]
     if missing:
-        raise RecordError(
-            f"{run.folder} recorded no {' and no '.join(map(repr, missing))}: train it with "
-            f"{setting('eigenvalue', 'eigenvalue:batch')}, or a grid that has it, e.g. regimes "
-            "ablate smoke-signals"
+        quoted = ", ".join(f'"{name}"' for name in STATISTICS)
+        raise LackingError(
+            f"{run.folder} recorded no {' and no '.join(map(repr, missing))}: write statistics = "
+            f"[{quoted}] into its grid, or train it with {setting(*STATISTICS)}, or a grid that "
+            "has it, e.g. regimes ablate smoke-signals"
         )
 
 
@@ -103,7 +105,7 @@ def agreement(runs: list[Record], interval_: int, eta: float) -> tuple[pd.DataFr
     The share of training time of both eigenvalues is that of the whole curvature instrument.
 
     Raises:
-        RecordError: a run without the eigenvalues.
+        LackingError: a run without the eigenvalues.
     """
     for run in runs:  # before a rule asks for its own statistic alone
         check_measured(run)
@@ -126,7 +128,7 @@ def figure3(
         of layers and seeds that its rule calls critical.
 
     Raises:
-        RecordError: no run of the schedule, or runs without eigenvalues.
+        LackingError: no run of the schedule, or runs without eigenvalues.
     """
     chosen = groups(runs, [schedule])[schedule]
     values, alone, pairs = signals(chosen), *agreement(chosen, interval_, eta)

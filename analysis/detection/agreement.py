@@ -105,6 +105,9 @@ def _title(ends: pd.DataFrame, reference: str) -> str:
         f"{name} (kappa {kappa.text('.2f')})" for name, kappa in kappas.items() if kappa.is_above(0)
     ]
     count = int(ends["kappa"].notna().sum())
+    known = [kappa for kappa in kappas.values() if kappa.n]
+    if known and all(kappa.verdict() == "open" for kappa in known):
+        return f"Open which of {count} detectors mark the same epochs as the {reference}{known[0].seeds}"
     of = (
         f"Of {count} detectors {' and '.join(said)} alone" if said else f"None of {count} detectors"
     )

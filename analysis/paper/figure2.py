@@ -161,7 +161,7 @@ def _claim(by_schedule: Groups, shown: Metric, said: Mapping[str, str]) -> str:
     _, by_run = reached([run for runs in few.values() for run in runs])
     gap = Estimate.at(pair(by_run, "low-in-critical", "high", shown), "difference", "ci")
     low, high = (spoken(name, less[0].config) for name in ("low", "high"))
-    alone = f"{low[:1].upper()}{low[1:]} in the shaded epochs alone"
+    alone = f"{low} in the shaded epochs alone"
     return difference(alone, f"{high} throughout", gap, shown, beats=True)
 
 

@@ -195,14 +195,14 @@ def _title(pairs: pd.DataFrame) -> str:
     kappa = Estimate.at(rows.iloc[0], "kappa")
     if math.isnan(kappa.value):  # one of them marks no epoch, or all
         return "Do gradient norm and Hessian eigenvalue mark the same epochs?"
-    said = "are not shown to mark the same epochs more often than by chance:"
-    if not kappa.leaves_open():
-        often = "as" if kappa.value == 0 else "less" if kappa.value < 0 else "more"
-        said = f"mark the same epochs {often} often {'as' if often == 'as' else 'than'} by chance:"
-    return (
-        f"Gradient norm and Hessian eigenvalue {said} kappa {kappa.text('.2f')} (0: by chance, 1: "
-        "always)"
-    )
+    size = f"kappa {kappa.text('.2f')} (0: by chance, 1: always)"
+    if (verdict := kappa.verdict()) == "open":
+        return f"Open whether gradient norm and Hessian eigenvalue mark the same epochs: {size}"
+    said = "are not shown to mark the same epochs more often than by chance"
+    if verdict != "not shown":
+        often = "more" if verdict == "above" else "less"
+        said = f"mark the same epochs {often} often than by chance"
+    return f"Gradient norm and Hessian eigenvalue {said}: {size}"
 
 
 def _words(

@@ -25,6 +25,7 @@ from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.looks import styles_of
+from regimes.plotting.said import Estimate
 from regimes.plotting.words import headline, label_ends
 from regimes.records import Record, load_all
 
@@ -162,20 +163,29 @@ def _name(ax: Axes, rows: pd.DataFrame) -> None:
 
 def _title(by_epoch: pd.DataFrame, limit: float) -> str:
     """Which arm first trains near the edge, and where dense is then."""
-    last = by_epoch.groupby(["rate", "arm", "seed"])["product"].mean()
-    means = last.groupby(["rate", "arm"]).mean().unstack("arm")
-    arms = [arm for arm in means if arm != "dense"]
-    rates = [float(rate) for rate in means.index]
-    near = [(x, str(arm)) for x in rates for arm in arms if means[arm][x] >= NEAR * limit]
+    by_seed = by_epoch.groupby(["rate", "arm", "seed"])["product"].mean()
+    means = {
+        (float(rate), str(arm)): Estimate.of(values.to_list())
+        for (rate, arm), values in by_seed.groupby(["rate", "arm"])
+    }
+    arms = {key: mean for key, mean in means.items() if key[1] != "dense"}
+    near = [key for key, mean in arms.items() if mean.value >= NEAR * limit]
     if not near:
-        return f"No level trains near the edge of stability, {limit:.2f}"
-    rate, arm = near[0]
-    value = means[arm][rate]
-    dense = f", dense at {means['dense'][rate]:.2f}" if "dense" in means else ""
-    return (
-        f"{arm[:1].upper()}{arm[1:]} trains at {value:.2f}, near the edge of stability of "
-        f"{limit:.2f}, from a learning rate of {rate:g}{dense}"
-    )
+        return f"No level is shown to train near the edge of stability, {limit:.2f}"
+    sure = [key for key in near if arms[key].is_above(NEAR * limit)]
+    rate, arm = (sure or near)[0]
+    mean = arms[rate, arm]
+    dense = means.get((rate, "dense"))
+    beside = f", dense at {dense.numbers('.2f')}" if dense else ""
+    if sure:
+        return (
+            f"{arm[:1].upper()}{arm[1:]} trains at {mean.numbers('.2f')}, near the edge of "
+            f"stability of {limit:.2f}, from a learning rate of {rate:g}{beside}"
+        )
+    said = f"{mean.text('.2f')} at a learning rate of {rate:g}{beside}"
+    if mean.verdict(NEAR * limit) == "open":
+        return f"Open whether {arm} trains near the edge of stability of {limit:.2f}: {said}"
+    return f"No level is shown to train near the edge of stability, {limit:.2f}: {arm} {said}"
 
 
 def _how_often(run: Record) -> str:

@@ -203,12 +203,14 @@ def _title(rows: pd.DataFrame) -> str:
     early, late = (Estimate.at(row, "ratio") for row in (first, last))
     if not early.n or not late.n:
         return "Where does rank 1's range of usable learning rates end, of dense's?"
-    known = first["p"] < ALPHA
-    verb = "narrows" if known and early.value < late.value else "is not shown to narrow"
-    return (
-        f"Rank 1 {verb} the usable learning rates most early: to {early.text('.2f')} of dense's "
+    said = (
+        f"the usable learning rates most early: to {early.text('.2f')} of dense's "
         f"in {first['window']}, to {late.text('.2f')} in {last['window']}"
     )
+    if "open" in (early.verdict(), late.verdict()) or math.isnan(first["p"]):
+        return f"Open whether rank 1 narrows {said}"
+    known = first["p"] < ALPHA and early.value < late.value
+    return f"Rank 1 {'narrows' if known else 'is not shown to narrow'} {said}"
 
 
 def _words(counts: list[int], run: Record) -> str:

@@ -162,16 +162,19 @@ def _legend(fig: Figure, looks: dict[str, Any]) -> None:
 
 def _title(rows: pd.DataFrame) -> str:
     """Which arm's range ends the lowest, and whether it is shown to end below dense's."""
-    known = rows[np.isfinite(rows["of_dense_high"]) & np.isfinite(rows["of_dense"])]
-    known = known[known["of_dense"] < 1]
+    known = rows[np.isfinite(rows["of_dense"]) & (rows["of_dense"] < 1)]
     if known.empty:
         return "No level of compression has a narrower range of usable learning rates than dense"
+    with_ends = known[np.isfinite(known["of_dense_high"])]
+    known = known if with_ends.empty else with_ends
     row = known.loc[known["of_dense"].idxmin()]
     end = Estimate.at(row.drop("n", errors="ignore"), "of_dense")  # n is of all seeds
-    words, name = end.text(".2f"), str(row["arm"])
+    said = f"{row['arm']} ends at {end.numbers('.2f')} of dense's"
+    if end.verdict(1) == "open":
+        return f"Open whether compression narrows the usable learning rates: {said}, no interval"
     if end.is_below(1):
-        return f"Compression narrows the usable learning rates: {name} ends at {words} of dense's"
-    return f"No narrower range of usable learning rates is shown: {name} ends at {words} of dense's"
+        return f"Compression narrows the usable learning rates: {said}"
+    return f"No narrower range of usable learning rates is shown: {said}"
 
 
 def _caption(rule: str, counts: list[int], run: Record) -> str:

@@ -42,7 +42,7 @@ def compare(needs: Needs, grid: Mapping[str, RunConfig], in_file: bool = True) -
     names: dict[str, list[str]] = {}
     for name, config in grid.items():
         names.setdefault(part_of(name, config.role, needs.schedules), []).append(name)
-    found = [_schedule(role, names.get(role, [])) for role in needs.schedules]
+    found = [_schedule(role, names.get(role, []), in_file) for role in needs.schedules]
     found += [
         Need(f"schedule {role}, if there is one", ", ".join(names.get(role, [])))
         for role in needs.also
@@ -54,20 +54,22 @@ def compare(needs: Needs, grid: Mapping[str, RunConfig], in_file: bool = True) -
         missing = [x for x in needs.statistics if any(x in lacks[name] for name in readers)]
     else:  # those of the schedule that lacks the fewest
         missing = min(lacks.values(), key=len)
-    key = f"statistics = {json.dumps(missing)}" if in_file else setting(*missing)
+    wanted = [x for x in needs.statistics if x != "norm"]  # that is always recorded
+    key = f"statistics = {json.dumps(wanted)}" if in_file else setting(*wanted)
     for statistic in needs.statistics:
         having = ", ".join(name for name in readers if statistic not in lacks[name])
         found.append(Need(f"statistic {statistic}", having, key if statistic in missing else ""))
     return found
 
 
-def _schedule(role: str, names: list[str]) -> Need:
+def _schedule(role: str, names: list[str], in_file: bool) -> Need:
     """The need of one schedule, and the schedules of a grid that are it."""
     key = ""
     if not names:
-        key = f'role = "{role}" in one table [schedules.NAME]'
+        where = "takes this part" if in_file else "takes this part, in a grid of your own"
+        key = f'role = "{role}", in the table [schedules.NAME] that {where}'
     elif len(names) > 1:
-        key = f"one of them, when it is drawn: --role {role}={names[0]!r}"
+        key = f'role = "{role}" in one of {", ".join(names)} alone'
     return Need(f"schedule {role}", ", ".join(names), key)
 
 
@@ -81,17 +83,21 @@ def show(figure: str, needs: Needs, name: str) -> bool:
     Raises:
         ConfigError: no such grid.
     """
-    rows = compare(needs, get_grid(name), own.is_file(name))
-    head = ("needed", f"in {name}", "key that is lacking")
+    in_file = own.is_file(name)
+    rows = compare(needs, get_grid(name), in_file)
     title = f"What figure {figure} needs"
-    table = Table(head, [(x.what, x.has or "none", x.key) for x in rows], texts=3, title=title)
+    cells = [(x.what, x.has or ("lacking" if x.key else "none")) for x in rows]
+    table = Table(("needed", f"in {name}"), cells, texts=2, title=title)
     stdout.console(highlight=False).print(table.drawn(), "")
-    if any(row.key for row in rows):
-        where = "Set them" if own.is_file(name) else "Give them to `regimes ablate`"
-        print(f"{where} before the training. A name may also be given when the figure is drawn:")
-        print(f"regimes figure {figure} RECORDS --role ROLE=SCHEDULE")
-        return False
     runs = f"runs/{Path(name).stem}"
-    print(f"Nothing is lacking: regimes ablate {name} --out {runs}, then")
-    print(f"regimes figure {figure} {runs}")
+    if keys := list(dict.fromkeys(row.key for row in rows if row.key)):
+        print(f"Before the training, {'set in ' + name if in_file else f'regimes ablate {name}'}:")
+        print(*(f"  {key}" for key in keys), sep="\n")
+        if any("role" in key for key in keys):
+            print("A schedule's role may also be given when the figure is drawn:")
+            print(f"  regimes figure {figure} {runs} --role ROLE=SCHEDULE")
+        return False
+    print("Nothing is lacking:")
+    print(f"  regimes ablate {name} --out {runs}")
+    print(f"  regimes figure {figure} {runs}")
     return True

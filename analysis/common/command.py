@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from regimes.console.tables import Table
+    from regimes.plotting.style import Drawing
 
 # the example commands in a module's docstring
 BLOCK = re.compile(r"^ {4}((?:regimes|python) .*?)(?:  +#.*)?$", re.MULTILINE)
@@ -72,7 +73,7 @@ class Files:
         name = records if isinstance(records, str) else name_of(records)
         self.folder, self.paths = out or Path("figures", name), list[Path]()
 
-    def figure(self, name: str, drawn: tuple[Figure, pd.DataFrame]) -> None:
+    def figure(self, name: str, drawn: Drawing | tuple[Figure, pd.DataFrame]) -> None:
         """A figure as PNG and SVG, and the numbers that it shows as CSV.
 
         Raises:

@@ -53,7 +53,7 @@ def figure(
     scored: pd.DataFrame,
     signals: Mapping[int, pd.DataFrame],
     known: bool = False,
-) -> tuple[Figure, pd.DataFrame]:
+) -> style.Drawing:
     """The figure, and one row per point or cell (column panel says of what).
 
     Args:
@@ -88,7 +88,9 @@ def figure(
         style.caption(fig, _caption(trunk, curve, shown, known))
     drawn = recovery[recovery["arm"].isin(first)]
     tables = {"harm": curve, "recovery": drawn, "signals": image, "scores": forest}
-    return fig, pd.concat([t.assign(panel=n) for n, t in tables.items()], ignore_index=True)
+    return style.Drawing(
+        fig, pd.concat([t.assign(panel=n) for n, t in tables.items()], ignore_index=True)
+    )
 
 
 def worst_of(curve: pd.DataFrame) -> pd.Series:

@@ -202,7 +202,7 @@ def lines(each: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def figure(each: pd.DataFrame, trunk: Record) -> tuple[Any, pd.DataFrame]:
+def figure(each: pd.DataFrame, trunk: Record) -> style.Drawing:
     """The figure, one column wide, and one row per point or end of a line: ``part`` is "pulses"
     (`points`) or "law" (`lines`).
 
@@ -247,7 +247,7 @@ def figure(each: pd.DataFrame, trunk: Record) -> tuple[Any, pd.DataFrame]:
         headline(fig, answer(each))
         style.caption(fig, _caption(drawn, trunk, shown))
     parts = [drawn.assign(part="pulses"), law.assign(part="law")]
-    return fig, pd.concat(parts, ignore_index=True)
+    return style.Drawing(fig, pd.concat(parts, ignore_index=True))
 
 
 def _power(row: pd.Series) -> str:

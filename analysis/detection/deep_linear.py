@@ -41,7 +41,6 @@ from ..common.estimates import as_table, estimate, number, p, word
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 DETECTORS = (
     "norm-change:interval=4",
@@ -180,7 +179,7 @@ def _rounded(*numbers: float) -> str:
 
 def figure(
     runs: Sequence[Record], harm: pd.DataFrame, called: Mapping[str, np.ndarray]
-) -> tuple[Figure, pd.DataFrame]:
+) -> style.Drawing:
     """Harm by length and by onset, and the detectors' calls."""
     with style.theme():
         fig = style.figure(3.5)
@@ -218,7 +217,7 @@ def figure(
             f"{style.setting(runs[0])} (without a deficit).",
         )
     table = pd.DataFrame(called).rename_axis("unit").reset_index()
-    return fig, pd.concat([harm, table], axis=1)
+    return style.Drawing(fig, pd.concat([harm, table], axis=1))
 
 
 def _title(harm: pd.DataFrame) -> str:

@@ -55,7 +55,7 @@ def figure(
     column: str | None = None,
     overlay: bool = False,
     baseline: str | None = None,
-) -> tuple[Figure, pd.DataFrame]:
+) -> style.Drawing:
     """One panel per ``x``, one curve per schedule, and the numbers drawn.
 
     Args:
@@ -97,7 +97,7 @@ def figure(
         style.caption(fig, words(by_schedule, x, authors is not None, cut))
     parts = {"curve": numbers, "end": last, "authors": authors}
     drawn = [frame.assign(part=part) for part, frame in parts.items() if frame is not None]
-    return fig, pd.concat(drawn, ignore_index=True)
+    return style.Drawing(fig, pd.concat(drawn, ignore_index=True))
 
 
 def _name(

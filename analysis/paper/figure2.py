@@ -48,7 +48,7 @@ from .curves import curves, ends, name_ends
 from .figure18_20 import layer_name, level_map
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 RECOVER, DAMAGE = "Low compression where it is critical", "High compression where it is critical"
 PANELS = {  # the two halves of the argument; schedules that no figure knows go to the first
@@ -60,7 +60,7 @@ PANELS = {  # the two halves of the argument; schedules that no figure knows go 
 # -- the figures -----------------------------------------------------------------------------
 
 
-def figure2a(runs: Iterable[Record], schedule: str = "low") -> tuple[Figure, pd.DataFrame]:
+def figure2a(runs: Iterable[Record], schedule: str = "low") -> style.Drawing:
     """Gradient norm per layer against epoch, and the numbers drawn."""
     by_schedule = groups(runs, [schedule])
     chosen, critical = by_schedule[schedule], windows(by_schedule)
@@ -103,10 +103,10 @@ def figure2a(runs: Iterable[Record], schedule: str = "low") -> tuple[Figure, pd.
             f"schedule {schedule!r}, mean over {style.seeds_in_words([len(chosen)])}. {shaded}"
             f"{style.setting(chosen[0])}.",
         )
-    return fig, numbers
+    return style.Drawing(fig, numbers)
 
 
-def figure2b(runs: Iterable[Record]) -> tuple[Figure, pd.DataFrame]:
+def figure2b(runs: Iterable[Record]) -> style.Drawing:
     """Accuracy against epoch and against floats, per schedule, and the numbers drawn."""
     every = groups(runs, FIGURE2)
     strangers = tuple(name for name in every if name not in LOOKS)
@@ -149,7 +149,7 @@ def figure2b(runs: Iterable[Record]) -> tuple[Figure, pd.DataFrame]:
         )
     parts = {"curve": numbers, "end": last}
     tables = [rows.assign(part=part) for part, rows in parts.items()]
-    return fig, pd.concat(tables, ignore_index=True)
+    return style.Drawing(fig, pd.concat(tables, ignore_index=True))
 
 
 def _claim(by_schedule: Groups, shown: Metric, said: Mapping[str, str]) -> str:

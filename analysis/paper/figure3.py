@@ -36,7 +36,6 @@ from ..common.estimates import over_seeds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 NORM, EVAL, BATCH = (
     "gradient norm",
@@ -120,7 +119,7 @@ def agreement(runs: list[Record], interval_: int, eta: float) -> tuple[pd.DataFr
 
 def figure3(
     runs: Iterable[Record], schedule: str = "low", interval_: int = 3, eta: float = 0.5
-) -> tuple[Figure, pd.DataFrame]:
+) -> style.Drawing:
     """Eigenvalues, norm, and a band per detector, over training.
 
     Returns:
@@ -154,7 +153,7 @@ def figure3(
         bottom.set_xlabel(unit_name(chosen[0].config))
         headline(fig, _title(pairs))
         style.caption(fig, _words(chosen, alone, pairs, interval_, eta))
-    return fig, numbers
+    return style.Drawing(fig, numbers)
 
 
 def _curve(values: pd.DataFrame, name: str, shares: pd.Series) -> pd.DataFrame:

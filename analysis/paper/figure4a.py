@@ -32,7 +32,6 @@ from ..common.estimates import estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 CLAIM = 0.9  # the paper's
 SHOWN = (32, 128, 512)  # batch sizes against epoch: small, the paper's per worker, its global one
@@ -58,7 +57,7 @@ def overlaps(runs: Sequence[Record]) -> pd.DataFrame:
         lines = readings(run)
         if not lines:
             raise LackingError(
-                f"{run.folder} recorded no support overlap: write statistics = [\"overlap\"] into "
+                f'{run.folder} recorded no support overlap: write statistics = ["overlap"] into '
                 "its grid, or train it with --set instruments.overlap.every=1, or the grid "
                 "smoke-overlap or small-overlap"
             )
@@ -139,7 +138,7 @@ def verdict(numbers: pd.DataFrame, train: int | None) -> str:
 # -- the figure ------------------------------------------------------------------------------
 
 
-def figure4a(runs: Iterable[Record], schedule: str = "dense") -> tuple[Figure, pd.DataFrame]:
+def figure4a(runs: Iterable[Record], schedule: str = "dense") -> style.Drawing:
     """Overlap against epoch and against batch size in training by one schedule."""
     chosen = groups(runs, [schedule])[schedule]
     numbers, one = overlaps(chosen), chosen[0]
@@ -173,7 +172,7 @@ def figure4a(runs: Iterable[Record], schedule: str = "dense") -> tuple[Figure, p
             )
         headline(fig, _title(numbers, max(shown)))
         style.caption(fig, _caption(numbers, one, schedule, len(chosen)))
-    return fig, numbers
+    return style.Drawing(fig, numbers)
 
 
 def _title(numbers: pd.DataFrame, batch: int) -> str:

@@ -35,7 +35,6 @@ from .usable import arm_of, check_arms
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 COLUMN = "eigenvalue:batch"
 NEAR = 0.75  # of the edge, from where on a mean over training is called near it
@@ -120,7 +119,7 @@ def as_text(rows: pd.DataFrame) -> Table:
     return as_table(rows, columns, texts=2)
 
 
-def figure(runs: Sequence[Record]) -> tuple[Figure, pd.DataFrame]:
+def figure(runs: Sequence[Record]) -> style.Drawing:
     """A panel per rate: the product over the epochs, by arm, and the edge."""
     limit, by_epoch = edge_of(runs), products(runs)
     check_arms(runs)
@@ -149,7 +148,7 @@ def figure(runs: Sequence[Record]) -> tuple[Figure, pd.DataFrame]:
             f"this momentum, without compression. Mean over {style.seeds_in_words(counts)}, thin: "
             f"each seed. Rank: of PowerSGD. {style.setting(runs[0], compression=False)}.",
         )
-    return fig, by_epoch
+    return style.Drawing(fig, by_epoch)
 
 
 def _name(ax: Axes, rows: pd.DataFrame) -> None:

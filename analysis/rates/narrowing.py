@@ -41,7 +41,7 @@ from ..common.panels import draw_over_rates, over_rates, rates_axis
 from .usable import LOSSES, REFERENCE, arm_of, check_arms, end
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 WINDOW = re.compile(r"rank \d+ in (\d+)-(\d+)")
 
@@ -149,7 +149,7 @@ def as_text(rows: pd.DataFrame) -> Table:
     return as_table(rows, columns, texts=2)
 
 
-def figure(by_run: pd.DataFrame, run: Record) -> tuple[Figure, pd.DataFrame]:
+def figure(by_run: pd.DataFrame, run: Record) -> style.Drawing:
     """Training loss against the rate, a panel per window, with rank 1 in it and with none.
 
     Args:
@@ -187,7 +187,7 @@ def figure(by_run: pd.DataFrame, run: Record) -> tuple[Figure, pd.DataFrame]:
         headline(fig, _title(table(by_run)))
         counts = by_run.groupby(["window", "rate"]).size().to_list()
         style.caption(fig, _words(counts, run))
-    return fig, pd.concat(numbers, ignore_index=True)
+    return style.Drawing(fig, pd.concat(numbers, ignore_index=True))
 
 
 def _lowest(by_run: pd.DataFrame, window: str) -> float:

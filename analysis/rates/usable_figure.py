@@ -52,9 +52,7 @@ def _largest(row: Row) -> str:
     return "none" if not row["n"] else beyond + mean("usable_max", ".2g")(row)
 
 
-def figure(
-    by_run: pd.DataFrame, rows: pd.DataFrame, run: Record, shown: Metric
-) -> tuple[Figure, pd.DataFrame]:
+def figure(by_run: pd.DataFrame, rows: pd.DataFrame, run: Record, shown: Metric) -> style.Drawing:
     """A row of panels for each momentum, and the means that are drawn.
 
     Args:
@@ -82,7 +80,7 @@ def figure(
         _legend(fig, every)
         headline(fig, _title(rows[rows["rule"] == first]))
         style.caption(fig, _caption(first, counts, run))
-    return fig, pd.concat(numbers, ignore_index=True)
+    return style.Drawing(fig, pd.concat(numbers, ignore_index=True))
 
 
 def _looks(part: pd.DataFrame) -> dict[str, Any]:

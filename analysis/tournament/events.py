@@ -37,7 +37,6 @@ from .tournament import entries
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 POLICIES = ("accordion 1", "accordion 3", "forced 3", "random 6")
 PAIRS = (  # arm, control
@@ -94,9 +93,7 @@ def _cell(row: Row, metric: Metric) -> str:
     return difference_text(metric, if_alike="")(row) + ("*" if row["p_holm"] < ALPHA else "")
 
 
-def figure(
-    by_setting: Mapping[str, pd.DataFrame], run: Record, metric: Metric
-) -> tuple[Figure, pd.DataFrame]:
+def figure(by_setting: Mapping[str, pd.DataFrame], run: Record, metric: Metric) -> style.Drawing:
     """A panel per setting, a line per pair; filled where the difference survives correction.
 
     Args:
@@ -115,7 +112,9 @@ def figure(
         counts = [int(n) for rows in by_setting.values() for n in rows["n"] if n]
         headline(fig, _title(pd.concat(by_setting.values()), metric))
         style.caption(fig, _words(counts, run))
-    return fig, pd.concat([rows.assign(setting=name) for name, rows in by_setting.items()])
+    return style.Drawing(
+        fig, pd.concat([rows.assign(setting=name) for name, rows in by_setting.items()])
+    )
 
 
 def _panel(ax: Axes, rows: pd.DataFrame) -> None:

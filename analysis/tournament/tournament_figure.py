@@ -20,7 +20,6 @@ from ..common.paired import ALPHA, are_shown, verdicts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
     from regimes.plotting.looks import Metric
     from regimes.records import Record
@@ -53,7 +52,7 @@ def kinds(arms: set[str]) -> list[str]:
 
 def figure(
     rows: pd.DataFrame, run: Record, networks: Sequence[str], pairs: pd.DataFrame
-) -> tuple[Figure, pd.DataFrame]:
+) -> style.Drawing:
     """A line per arm, from the best to the worst: the metric; the difference to the simplest
     control at the same floats; floats and bytes; seconds on a slow network. And what is drawn.
 
@@ -85,7 +84,7 @@ def figure(
         axes[0].set_ylim(len(rows) - 0.5, -0.5)
         headline(fig, _title(against, shown, BLIND[kind]))
         style.caption(fig, _caption(rows, run, BLIND[kind], network))
-    return fig, _numbers(rows, against, shown, network)
+    return style.Drawing(fig, _numbers(rows, against, shown, network))
 
 
 def _simplest(arms: set[str]) -> str:
@@ -175,7 +174,9 @@ def _title(against: pd.DataFrame, shown: Metric, control: str) -> str:
     sign = -1 if shown.lower else 1
     if len(against) and {*verdicts(against)} == {"open"}:
         seeds = Estimate.at(against.iloc[0], "difference", "ci").seeds
-        return f"Open whether a schedule of {len(against)} beats {control} with as many floats{seeds}"
+        return (
+            f"Open whether a schedule of {len(against)} beats {control} with as many floats{seeds}"
+        )
     sure = against[are_shown(against)]
     better = [names.spoken(arm) for arm in sure.loc[sign * sure["difference"] > 0, "arm"]]
     worse = int((sign * sure["difference"] < 0).sum())

@@ -102,7 +102,8 @@ def begin(name: str, words: Sequence[str]) -> bool:
             raise ConfigError(f"figure {name} needs no certain schedules: it draws those there are")
         from regimes.plotting.needs import show as show_needs  # presets and pandas, so late
 
-        return all([show_needs(name, needs, grid) for grid in grids])
+        complete = [show_needs(name, needs, grid) for grid in grids]
+        return all(complete)
     try:
         draw(known[name].start, words)
     except LackingError as error:

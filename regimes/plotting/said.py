@@ -1,7 +1,7 @@
 """A mean over seeds as a title says it: no more than its numbers do.
 
 Every title that states an effect takes its words from here: `Estimate.verdict` decides whether the
-effect is shown, not shown or open; `text` is its size with the interval, or of how many seeds it is.
+effect is shown, not shown or open; `text` is its size with the interval, or with the seeds.
 """
 
 from __future__ import annotations

@@ -12,7 +12,12 @@ from regimes.presets.registry import Grid
 
 KEYS = ("of", "at", "length", "skip")
 FROM = " from "  # between a schedule's name and the first unit of a branch, in the name of a cell
-NO_BRANCH = ("base", "rate", "rates", "statistics")  # keys of a schedule that a branch has from its trunk
+NO_BRANCH = (
+    "base",
+    "rate",
+    "rates",
+    "statistics",
+)  # keys of a schedule that a branch has from its trunk
 
 
 def branches_of(

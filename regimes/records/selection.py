@@ -29,6 +29,7 @@ from regimes.records.reader import Record
 if TYPE_CHECKING:
     import pandas as pd
 
+
 @dataclasses.dataclass
 class Selection:
     """What a command reads.

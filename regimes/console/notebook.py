@@ -1,5 +1,5 @@
-"""A notebook's cell: one line of progress, replaced in place and gone at the end; one sentence after
-a stop."""
+"""A notebook's cell: one line of progress, replaced in place and gone at the end, and one sentence
+after a stop."""
 
 from __future__ import annotations
 

@@ -26,12 +26,13 @@ from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.looks import styles_of
 from regimes.plotting.said import Estimate
-from regimes.plotting.words import headline, label_ends
+from regimes.plotting.words import headline
 from regimes.records import Record, load_all
 
 from ..common.command import Files, Out, Records
 from ..common.estimates import as_table, estimate, mean, number, word
 from .usable import arm_of, check_arms
+from .usable_figure import legend
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -125,7 +126,7 @@ def figure(runs: Sequence[Record]) -> style.Drawing:
     check_arms(runs)
     rates = sorted(by_epoch["rate"].unique())
     with style.theme():
-        fig = style.figure(3.2)
+        fig = style.figure(3.4)
         panels = fig.subplots(1, len(rates), sharey=True, squeeze=False)[0]
         for ax, rate in zip(panels, rates, strict=True):
             _panel(ax, by_epoch[by_epoch["rate"] == rate])
@@ -138,7 +139,7 @@ def figure(runs: Sequence[Record]) -> style.Drawing:
         look: Any = {"fontsize": 6.5, "va": "bottom", "ha": "left"}
         along = panels[0].get_yaxis_transform()
         panels[0].text(0.03, 1.03 * limit, "unstable above", transform=along, **look)
-        _name(panels[-1], by_epoch[by_epoch["rate"] == rates[-1]])
+        legend(fig, styles_of(by_epoch["arm"]))
         headline(fig, _title(by_epoch, limit))
         counts = by_epoch.groupby(["arm", "rate"])["seed"].nunique().to_list()
         style.caption(
@@ -149,15 +150,6 @@ def figure(runs: Sequence[Record]) -> style.Drawing:
             f"each seed. Rank: of PowerSGD. {style.setting(runs[0], compression=False)}.",
         )
     return style.Drawing(fig, by_epoch)
-
-
-def _name(ax: Axes, rows: pd.DataFrame) -> None:
-    """The arms' names at the ends of their means."""
-    ends = []
-    for arm, look in styles_of(rows["arm"]).items():
-        mean = rows[rows["arm"] == arm].groupby("epoch")["product"].mean()
-        ends.append((float(mean.index[-1]), float(mean.iloc[-1]), look.label, look))
-    label_ends(ax, ends, 24)
 
 
 def _title(by_epoch: pd.DataFrame, limit: float) -> str:

@@ -77,7 +77,7 @@ def figure(by_run: pd.DataFrame, rows: pd.DataFrame, run: Record, shown: Metric)
             name = "AdamW" if momentum == NO_MOMENTUM else f"SGD, momentum {momentum:g}"
             axes[0].set_title(name, loc="left")
         counts = by_run.groupby(["arm", "rate"]).size().to_list()
-        _legend(fig, every)
+        legend(fig, every)
         headline(fig, _title(rows[rows["rule"] == first]))
         style.caption(fig, _caption(first, counts, run))
     return style.Drawing(fig, pd.concat(numbers, ignore_index=True))
@@ -150,7 +150,7 @@ def _with_share(row: Row, label: str) -> str:
     return f"{short}: {share:.2f}" if np.isfinite(share) and short != "dense" else short
 
 
-def _legend(fig: Figure, looks: dict[str, Any]) -> None:
+def legend(fig: Figure, looks: dict[str, Any]) -> None:
     """One legend of all panels, an entry per look."""
     lines = {look.label: Line2D([], [], label=look.label, **look.line) for look in looks.values()}
     columns = canvas.legend_columns([*lines], style.WIDTH, 4)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from regimes.config import as_level
 from regimes.plotting import canvas
@@ -234,8 +235,8 @@ def _unit(shown: Metric) -> str:
 def label_ends(
     ax: Axes, ends: Sequence[tuple[float, float, str, Look]], letters: int = LETTERS
 ) -> None:
-    """Names right of the axes, each joined to the end of its line by a thin one, and moved apart
-    where they would overlap. Call it when the limits are final.
+    """Names right of the axes, each behind its marker, joined to the end of its line by a thin one,
+    and moved apart where they would overlap. Call it when the limits are final.
 
     Args:
         ends: x, y, name, look.
@@ -260,7 +261,7 @@ def label_ends(
         ax.annotate(
             name,
             xy=(x, y),
-            xytext=(1.04, at),
+            xytext=(1.06, at),
             textcoords="axes fraction",
             va="center",
             fontsize=7,
@@ -273,6 +274,8 @@ def label_ends(
                 "shrinkB": 3,
             },
         )
+        drawn = look.line | {"linestyle": "", "transform": ax.transAxes, "clip_on": False}
+        ax.add_artist(Line2D([1.045], [at], **drawn))  # told apart in grey
 
 
 def apart(places: np.ndarray, ladder: np.ndarray | float) -> np.ndarray:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drawn import colour_alone
 
 from analysis.common import markov
 from benchmarks import race, race_notes, race_report
@@ -312,3 +313,8 @@ def test_what_was_raced_elsewhere_stands_beside_its_peer(
     assert "x was raced on another processor, that" in said
     assert "is 3.00 [0.52, 5.48], that of every 8 2.00 [-0.48, 4.48]" in said
     assert race_notes.elsewhere([run("dense", 0, 1.0)]) == ""
+
+
+def test_the_curves_of_the_race_are_told_apart_in_grey() -> None:
+    runs = [line(entrant=name, link=race_report.AT) for name in race_report.SHOWN]
+    assert colour_alone(race_report.figure(runs)) == []

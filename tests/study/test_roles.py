@@ -36,7 +36,7 @@ set = [
 policy = { name = "static", level = "low" }
 role = "low"
 statistics = ["eigenvalue", "eigenvalue:batch"]
-instruments.curvature = { every = 2, iterations = 4 }
+instruments.curvature = { images = 32, batch = 32, tolerance = 0.1, max_products = 20 }
 instruments.overlap = { batches = [8, 32], every = 2 }
 
 [schedules.one]
@@ -214,9 +214,9 @@ def test_a_grid_of_ones_own_gives_figures_2_3_4a_and_8_at_the_first_attempt(
     assert {*drawn} == names
     assert {*drawn["figure8"]["schedule"]} == {"low", "high", "high-longer", "accordion"}
     assert "note: the schedule patient is drawn as high-longer, its role" in capsys.readouterr().out
-    with pytest.raises(LackingError, match="'eigenvalue'.*`regimes figure 3 --needs GRID`"):
+    with pytest.raises(LackingError, match=r"'eigenvalue'.*`regimes figure 3 --needs GRID`"):
         offered.begin("3", (str(out), "--role", "low=one", *words))
     with pytest.raises(
-        LackingError, match="no run of schedule adaqs.*`regimes figure 7 --needs GRID`"
+        LackingError, match=r"no run of schedule adaqs.*`regimes figure 7 --needs GRID`"
     ):
         offered.begin("7", (str(out), *words))

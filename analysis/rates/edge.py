@@ -156,8 +156,8 @@ def _title(by_epoch: pd.DataFrame, limit: float) -> str:
     """Which arm first trains near the edge, and where dense is then."""
     by_seed = by_epoch.groupby(["rate", "arm", "seed"])["product"].mean()
     means = {
-        (float(rate), str(arm)): Estimate.of(values.to_list())
-        for (rate, arm), values in by_seed.groupby(["rate", "arm"])
+        (key[0], key[1]): Estimate.of(values.to_list())
+        for key, values in by_seed.groupby(["rate", "arm"])
     }
     arms = {key: mean for key, mean in means.items() if key[1] != "dense"}
     near = [key for key, mean in arms.items() if mean.value >= NEAR * limit]

@@ -259,12 +259,15 @@ def legends(figure: Figure) -> list[Legend]:
 
 
 def names(figure: Figure) -> list[Annotation]:
-    """Names that are joined to what they name: they have its colour."""
+    """Names that are joined to what they name: they have its colour. An arrow has none."""
     return [
         text
         for ax in figure.axes
         for text in ax.texts
-        if isinstance(text, Annotation) and text.arrow_patch and text.get_visible()
+        if isinstance(text, Annotation)
+        and text.arrow_patch
+        and text.get_visible()
+        and text.get_text()
     ]
 
 

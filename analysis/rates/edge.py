@@ -188,7 +188,7 @@ def _panel(ax: Axes, rows: pd.DataFrame) -> None:
     for arm, look in styles_of(rows["arm"]).items():
         own = rows[rows["arm"] == arm]
         for _, one in own.groupby("seed"):
-            ax.plot(one["epoch"], one["product"], color=look.colour, linewidth=0.5, alpha=0.5)
+            ax.plot(one["epoch"], one["product"], color=look.colour, linewidth=0.4, alpha=0.3)
         mean = own.groupby("epoch")["product"].mean()
         ax.plot(mean.index, mean, label=look.label, **look.line)
 

@@ -86,7 +86,8 @@ def _first_line(source: str) -> str:
 
 def offers() -> dict[str, Offer]:
     """What ``regimes figure`` lists (`regimes.plotting.offered`)."""
-    from regimes.plotting.offered import Needs, Offer
+    from regimes.plotting.needs import Needs
+    from regimes.plotting.offered import Offer
 
     from .paper.figures import CHOOSING, FIGURES
 

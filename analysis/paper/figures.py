@@ -25,7 +25,7 @@ import tyro
 from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.errors import ConfigError, nearest
-from regimes.plotting.offered import Needs
+from regimes.plotting.needs import Needs
 from regimes.records import load_all
 
 from ..common.command import name_of

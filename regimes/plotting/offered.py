@@ -17,24 +17,10 @@ from regimes.config.entry_points import entry_points
 from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.errors import ConfigError, LackingError, nearest, require
+from regimes.plotting.needs import Needs
 from regimes.records import selecting
 
 GROUP = "regimes.figures"
-
-
-@dataclass(frozen=True)
-class Needs:
-    """What a figure needs of the runs of a grid.
-
-    Attributes:
-        schedules: each of them, by its name or its role.
-        also: further ones, which are drawn where there are any.
-        statistics: each of ``schedules`` records them; without such, any one schedule.
-    """
-
-    schedules: tuple[str, ...] = ()
-    also: tuple[str, ...] = ()
-    statistics: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,7 +86,7 @@ def begin(name: str, words: Sequence[str]) -> bool:
     if grids:
         if needs is None:
             raise ConfigError(f"figure {name} needs no certain schedules: it draws those there are")
-        from regimes.plotting.needs import show as show_needs  # presets and pandas, so late
+        from regimes.plotting.lacking import show as show_needs  # presets and pandas, so late
 
         complete = [show_needs(name, needs, grid) for grid in grids]
         return all(complete)

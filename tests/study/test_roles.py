@@ -18,9 +18,9 @@ from analysis.paper import figure2, figures
 from regimes.config import RunConfig
 from regimes.errors import ConfigError, LackingError, RecordError
 from regimes.launch import sweep
-from regimes.plotting import needs, offered, style
+from regimes.plotting import lacking, offered, style
 from regimes.plotting.groups import in_roles
-from regimes.plotting.offered import Needs
+from regimes.plotting.needs import Needs
 from regimes.presets import get_grid
 from regimes.records import Record, load_all, selecting
 
@@ -148,7 +148,7 @@ def test_what_a_grid_lacks_is_said_with_the_key_that_sets_it(tmp_path: Path) -> 
         for word in ("ROLE", "STATISTICS"):
             filled = filled.replace(word, settings.get(word, ""))
         path.write_text(settings.get("FIRST", "") + "\n" + filled)
-        rows = needs.compare(figure, get_grid(str(path)))
+        rows = lacking.compare(figure, get_grid(str(path)))
         return list(dict.fromkeys(row.key for row in rows if row.key))
 
     role, statistics = keys()
@@ -159,7 +159,7 @@ def test_what_a_grid_lacks_is_said_with_the_key_that_sets_it(tmp_path: Path) -> 
     assert keys(FIRST=statistics, ROLE=role) == []
     assert keys(ROLE=role, STATISTICS=statistics) == [statistics]  # of one of two
     assert keys(ROLE='role = "high"', FIRST=statistics)[1] == 'role = "high" in one of a, b alone'
-    plain = needs.compare(figure, {"low": RunConfig(), "high": RunConfig()}, in_file=False)
+    plain = lacking.compare(figure, {"low": RunConfig(), "high": RunConfig()}, in_file=False)
     assert {row.key for row in plain if row.key} == {
         '--set \'instruments.curvature.modes=["eval","batch-statistics"]\''
     }
@@ -186,7 +186,7 @@ def test_the_grids_of_a_figure_lack_nothing(number: str) -> None:
     assert wanted is not None
     grids = {"agreement": ("detection-smoke",)}.get(number) or figures.FIGURES[number].grids
     for grid in grids:
-        assert [row for row in needs.compare(wanted, get_grid(grid)) if row.key] == []
+        assert [row for row in lacking.compare(wanted, get_grid(grid)) if row.key] == []
 
 
 def test_a_grid_of_ones_own_gives_figures_2_3_4a_and_8_at_the_first_attempt(

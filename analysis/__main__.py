@@ -86,18 +86,28 @@ def _first_line(source: str) -> str:
 
 def offers() -> dict[str, Offer]:
     """What ``regimes figure`` lists (`regimes.plotting.offered`)."""
+    from regimes.plotting.needs import Needs
     from regimes.plotting.offered import Offer
 
-    from .paper.figures import FIGURES
+    from .paper.figures import CHOOSING, FIGURES
 
     known, about = commands(), headings()
     figures = known.pop("figures")
     listed = {
-        number: Offer(figure.shows, partial(_figure, figures, number), figure.grids, about["paper"])
+        number: Offer(
+            figure.shows,
+            partial(_figure, figures, number),
+            figure.grids,
+            about["paper"],
+            figure.needs,
+        )
         for number, figure in FIGURES.items()
     }
+    needs = {f.module: f.needs for f in FIGURES.values() if f.module not in CHOOSING}
+    needs["agreement"] = Needs(("signals",), statistics=("norm", "eigenvalue"))
     for name, command in known.items():
-        listed[name] = Offer(command.summary, partial(_run, command, name), (), about[command.room])
+        start, file = partial(_run, command, name), command.module.partition(".")[2]
+        listed[name] = Offer(command.summary, start, (), about[command.room], needs.get(file))
     return listed
 
 

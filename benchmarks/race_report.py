@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from matplotlib.lines import Line2D
 
 from analysis.common import markov
 from benchmarks import race_notes
@@ -40,6 +41,7 @@ NAMES = {  # in the figure
     "accordion": "ACCORDION",
 }
 DASHES = ("-", (0, (6, 1.2)), (0, (2, 1)), (0, (4, 1, 1, 1)))
+MARKERS = "osD^vP*Xph<>d8"  # of the entrants, for grey prints; those of torch are hollow
 Line = dict[str, Any]
 
 
@@ -290,22 +292,32 @@ def figure(lines: Sequence[Line], link: int = AT) -> Figure:
         loss = np.mean([run["loss"] for run in runs], 0)
         torch = name.startswith(TORCH)
         colour = "#777777" if torch else f"C{i % 10}"
-        look = {"color": colour, "linestyle": DASHES[i % 4], "linewidth": 1.0 if torch else 1.5}
-        ax.plot(time, loss, **look)
-        ends.append((float(loss[-1]), float(time[-1]), name, colour))
+        mark: dict[str, Any] = {"color": colour, "marker": MARKERS[i % len(MARKERS)]}
+        mark |= {"markersize": 4, "markerfacecolor": "white" if torch else colour}
+        ax.plot(
+            time,
+            loss,
+            linestyle=DASHES[i % 4],
+            linewidth=1.0 if torch else 1.5,
+            markevery=(0.02 * (i % 4), 0.09),  # of the diagonal
+            **mark,
+        )
+        ends.append((float(loss[-1]), float(time[-1]), name, mark))
     ax.set(xlabel=f"seconds of training, {link} Mbit/s between the islands", xscale="log")
     ax.set(ylabel="bits per byte of unseen text (lower is better)", ylim=(2.4, 4))
     ax.set_xticks(ticks := [2, 5, 10, 20, 50], [str(tick) for tick in ticks])
     ax.minorticks_off()
-    ends.sort()
+    ends.sort(key=lambda end: end[:3])
     low, high = ax.get_ylim()
     right = max(end[1] for end in ends)
     places = apart(np.array([(end[0] - low) / (high - low) for end in ends]), 0.045)
-    for (loss, time, name, colour), at in zip(ends, places, strict=True):
+    for (loss, time, name, mark), at in zip(ends, places, strict=True):
+        colour = mark["color"]
+        ax.add_artist(Line2D([1.035], [at], transform=ax.transAxes, clip_on=False, **mark))
         ax.annotate(
             NAMES.get(name, name),
             xy=(time, loss),
-            xytext=(1.03, at),
+            xytext=(1.05, at),
             textcoords="axes fraction",
             va="center",
             fontsize=7,
@@ -333,7 +345,7 @@ def figure(lines: Sequence[Line], link: int = AT) -> Figure:
     style.caption(
         fig,
         "A GPT of 115 k parameters on source code, 4 processes in two islands of two, 600 steps, "
-        f"every method at its own learning rate; {style.seeds_in_words([seeds])}. Grey: "
+        f"every method at its own learning rate; {style.seeds_in_words([seeds])}. Hollow: "
         "what torch offers. Four processes share 2 cores, so compute is slower than on nodes. "
         f"{race_notes.level()}",
     )

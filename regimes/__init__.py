@@ -25,6 +25,7 @@ In five lines::
 # Under ``python -m regimes`` the current folder still comes first here: nothing is imported that
 # Python has not loaded already (`__main__` then takes the folder off the path).
 import importlib
+import sys
 
 TYPE_CHECKING = False  # that of `typing`, which is not imported; True for type checkers
 if TYPE_CHECKING:
@@ -90,15 +91,28 @@ if TYPE_CHECKING:
     from regimes.training.simulate import simulate as simulate
 
 
+class _Late:
+    """A public name, imported at first use. Completion in a notebook leaves descriptors alone, and
+    would else import torch for the first name that it shows."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, module: object, kind: object = None) -> "Any":
+        return getattr(importlib.import_module(_HOME[self.name]), self.name)
+
+
+_Module = type("_Module", (type(sys),), {name: _Late(name) for name in _HOME})
+sys.modules[__name__].__class__ = _Module
+
+
 def __getattr__(name: str) -> "Any":
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
     if name in _RENAMED:
         import warnings
 
         new = _RENAMED[name]
         warnings.warn(f"regimes.{name} is now regimes.{new}", DeprecationWarning, stacklevel=2)
-        return __getattr__(new)
+        return getattr(sys.modules[__name__], new)
     if name[:1].isupper():  # a class that a package offers
         from regimes.config.registry import offered_class
 

@@ -24,6 +24,10 @@ class RecordError(RegimesError):
     """A record or checkpoint that cannot be read, written or continued."""
 
 
+class LackingError(RecordError):
+    """Records without a schedule or a statistic that a figure needs."""
+
+
 class FolderInUse(RecordError):
     """Another process writes to the folder of a record."""
 

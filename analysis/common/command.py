@@ -23,20 +23,22 @@ import tyro
 from regimes.console import stdout
 from regimes.errors import ConfigError, RegimesError
 from regimes.inputs import track_inputs
-from regimes.plotting.offered import conditions, drawn_by, printed
-from regimes.records import selecting, write_output
+from regimes.plotting.offered import draw
+from regimes.records import write_output
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
     from regimes.console.tables import Table
+    from regimes.plotting.style import Drawing
 
 # the example commands in a module's docstring
 BLOCK = re.compile(r"^ {4}((?:regimes|python) .*?)(?:  +#.*)?$", re.MULTILINE)
 
 SELECT = (
     "With --where FIELD=VALUE, e.g. --where optimizer.lr=0.4, only runs with that value are read. "
+    "With --role ROLE=SCHEDULE, e.g. --role low=mine, a schedule of another name is drawn as low. "
     "Figures take --style paper, --width INCHES, --format png,svg,pdf and --plain."
 )
 
@@ -71,7 +73,7 @@ class Files:
         name = records if isinstance(records, str) else name_of(records)
         self.folder, self.paths = out or Path("figures", name), list[Path]()
 
-    def figure(self, name: str, drawn: tuple[Figure, pd.DataFrame]) -> None:
+    def figure(self, name: str, drawn: Drawing | tuple[Figure, pd.DataFrame]) -> None:
         """A figure as PNG and SVG, and the numbers that it shows as CSV.
 
         Raises:
@@ -160,10 +162,9 @@ def start(main: Callable[..., Any], program: str = "", words: Sequence[str] | No
         words: default those of the command line.
     """
     try:
-        where, others = conditions(sys.argv[1:] if words is None else words)
-        changes, others = printed(others)
-        with selecting(where, print_notes=True), drawn_by(changes):
-            call(main, others, program or f"python {sys.argv[0]}")
+        program = program or f"python {sys.argv[0]}"
+        given = sys.argv[1:] if words is None else words
+        draw(lambda others: call(main, others, program), given)
         stdout.flush()
     except RegimesError as error:
         print(f"error: {error}", file=sys.stderr)

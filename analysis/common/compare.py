@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 import pandas as pd
 
 from regimes.console import stdout
 from regimes.console.tables import Table
-from regimes.errors import RecordError
+from regimes.errors import LackingError
 from regimes.plotting import looks
 from regimes.plotting.groups import BASELINES, compressed, groups
 from regimes.plotting.groups import Groups as Groups
@@ -27,9 +26,8 @@ from regimes.records import Record
 from regimes.statistics import paired_differences as paired_differences
 
 from .estimates import Cell, Row, as_table, number, word
-from .names import PAPER
+from .names import FIGURE2, PAPER
 
-SCHEDULES = ("dense", "low", "high", "low-in-critical", "high-in-critical", "accordion", "low-late")
 PAIRS = (
     ("low", "high"),
     ("low-in-critical", "high"),
@@ -66,23 +64,19 @@ def schedules(runs: Iterable[Record]) -> list[Record]:
     names = {run.name for run in given}
     if "rank 1" not in names or names & ({*PAPER.values()} - {*PAPER}):
         return given
-    return [_called(run, PAPER[run.name]) for run in given if run.name in PAPER]
-
-
-def _called(run: Record, name: str) -> Record:
-    return replace(run, header=run.header | {"config": run.config | {"name": name}})
+    return [run.called(PAPER[run.name]) for run in given if run.name in PAPER]
 
 
 def norms(runs: Sequence[Record]) -> pd.DataFrame:
     """Per epoch and compressed layer, the mean over ``runs`` of the detectors' statistic.
 
     Raises:
-        RecordError: a run has none, since its policy reads none.
+        LackingError: a run has none, since its policy reads none.
     """
     names = [layer["name"] for layer in compressed(runs[0])]
     for run in runs:
         if run.statistic not in run.layers:
-            raise RecordError(f"{run.folder} recorded no {run.statistic!r}, which this draws")
+            raise LackingError(f"{run.folder} recorded no {run.statistic!r}, which this draws")
     rows = pd.concat([run.layers.rename(columns={run.statistic: "norm"}) for run in runs])
     rows = rows[rows["layer"].isin(names)]
     frame = rows.groupby(["layer", "epoch"], as_index=False).agg(
@@ -97,7 +91,7 @@ def norms(runs: Sequence[Record]) -> pd.DataFrame:
 
 def table(
     runs: Iterable[Record],
-    needed: Sequence[str] = SCHEDULES,
+    needed: Sequence[str] = FIGURE2,
     all_pairs: bool = False,
     baseline: str | None = None,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:

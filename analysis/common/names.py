@@ -13,6 +13,9 @@ LADDERS: dict[str, tuple[str, ...]] = {  # arms/controls.toml
 }
 EVENTS = ("event 6", "event 12", "event 18")  # arms/event.toml
 PERIODS = tuple(f"every {steps}" for steps in (128, 32, 8, 4, 2, 1))  # lm-local.toml
+FIGURE2 = (  # schedules that Figure 2 and its table need
+    *("dense", "low", "high", "low-in-critical", "high-in-critical", "accordion", "low-late"),
+)
 PAPER = {  # arms that are schedules of the paper's figures 2 and 8, as its grids call them
     "dense": "dense",
     "rank 4": "low",

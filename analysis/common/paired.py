@@ -16,6 +16,7 @@ from regimes.console.tables import Table
 from regimes.console.units import p_text
 from regimes.plotting import style
 from regimes.plotting.looks import Metric
+from regimes.plotting.said import Estimate, Verdict
 from regimes.statistics import alike, holm, p_value
 
 from .estimates import Cell, estimate, mean
@@ -73,6 +74,22 @@ def as_text(rows: pd.DataFrame, shown: Metric, against: str, missing: str) -> Ta
 def difference_text(shown: Metric, if_alike: str = ALIKE) -> Cell:
     """The difference of a row of `compare` with its interval."""
     return mean("difference", f"+.{shown.digits}f", "ci", if_alike)
+
+
+def verdicts(rows: pd.DataFrame) -> list[Verdict]:
+    """What may be said of each row of `compare`: `Estimate.verdict` of the difference, and only
+    where p after correction is below `ALPHA` that it is above or below."""
+    found = []
+    for row in rows.to_dict("records"):
+        verdict = Estimate.at(row, "difference", "ci").verdict()
+        sure = row["p_holm"] < ALPHA or verdict == "open"
+        found.append(verdict if sure else "not shown")
+    return found
+
+
+def are_shown(rows: pd.DataFrame) -> list[bool]:
+    """Whether each row's difference is shown to be above or below 0."""
+    return [verdict in ("above", "below") for verdict in verdicts(rows)]
 
 
 def draw_forest(

@@ -36,7 +36,6 @@ from ..common.compare import groups
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 SHOWN = ("dense", "low", "high", "accordion")
 BANDWIDTHS = np.logspace(6, 11, 101)  # bits/s: 1 Mbit/s to 100 Gbit/s
@@ -114,7 +113,7 @@ def figure_cost(
     algorithm: str = "ring",
     buckets: int = 1,
     shown: Sequence[str] = SHOWN,
-) -> tuple[Figure, pd.DataFrame]:
+) -> style.Drawing:
     """The two panels; the break-even bandwidths are marked on the left.
 
     Raises:
@@ -153,7 +152,7 @@ def figure_cost(
         fig.legend(handles, labels, loc="outside upper left", ncols=4, handlelength=3.4)
         headline(fig, _title(marked))
         style.caption(fig, _caption(chosen_cases, chosen, network, algorithm, buckets))
-    return fig, pd.concat([numbers.drop(columns="dense"), marked], ignore_index=True)
+    return style.Drawing(fig, pd.concat([numbers.drop(columns="dense"), marked], ignore_index=True))
 
 
 def _title(marked: pd.DataFrame) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +53,7 @@ def figure(
     scored: pd.DataFrame,
     signals: Mapping[int, pd.DataFrame],
     known: bool = False,
-) -> tuple[Figure, pd.DataFrame]:
+) -> style.Drawing:
     """The figure, and one row per point or cell (column panel says of what).
 
     Args:
@@ -89,7 +88,9 @@ def figure(
         style.caption(fig, _caption(trunk, curve, shown, known))
     drawn = recovery[recovery["arm"].isin(first)]
     tables = {"harm": curve, "recovery": drawn, "signals": image, "scores": forest}
-    return fig, pd.concat([t.assign(panel=n) for n, t in tables.items()], ignore_index=True)
+    return style.Drawing(
+        fig, pd.concat([t.assign(panel=n) for n, t in tables.items()], ignore_index=True)
+    )
 
 
 def worst_of(curve: pd.DataFrame) -> pd.Series:
@@ -123,12 +124,12 @@ def worst(curve: pd.DataFrame, trunk: Record) -> str:
     at, top = (sure or found)[0]
     form, pulse = f".{max(1, shown.digits - 1)}f", of_pulse(str(felt[0]))
     size = f"{top.numbers(form)} of {without[at]:{form}} {shown.unit}{top.seeds}"
-    if sure or (math.isnan(top.low) and top.value > 0):
+    if sure:
         said = f"{pulse[:1].upper()}{pulse[1:]} harms most from unit {at:.0f}: {size}"
-        if sure and at != found[0][0]:  # a larger mean has an interval around 0
+        if at != found[0][0]:  # a larger mean has an interval around 0
             said = f"{pulse[:1].upper()}{pulse[1:]} is shown to harm from unit {at:.0f}: {size}"
-    elif math.isnan(top.low):
-        return f"No {pulse.removeprefix('a ')} harms: at most {size}, from unit {at:.0f}"
+    elif top.verdict() == "open":
+        return f"Open whether {pulse} harms: at most {size}, from unit {at:.0f}"
     else:
         return f"No {pulse.removeprefix('a ')} is shown to harm: at most {size}, from unit {at:.0f}"
     fell = decays(trunk)

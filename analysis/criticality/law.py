@@ -27,6 +27,7 @@ from regimes.harms.rates import mean_rates
 from regimes.plotting import style
 from regimes.plotting.groups import tested_by
 from regimes.plotting.looks import Look, Metric
+from regimes.plotting.said import Estimate
 from regimes.plotting.words import headline
 from regimes.records import Record, load_all
 
@@ -201,7 +202,7 @@ def lines(each: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def figure(each: pd.DataFrame, trunk: Record) -> tuple[Any, pd.DataFrame]:
+def figure(each: pd.DataFrame, trunk: Record) -> style.Drawing:
     """The figure, one column wide, and one row per point or end of a line: ``part`` is "pulses"
     (`points`) or "law" (`lines`).
 
@@ -246,7 +247,7 @@ def figure(each: pd.DataFrame, trunk: Record) -> tuple[Any, pd.DataFrame]:
         headline(fig, answer(each))
         style.caption(fig, _caption(drawn, trunk, shown))
     parts = [drawn.assign(part="pulses"), law.assign(part="law")]
-    return fig, pd.concat(parts, ignore_index=True)
+    return style.Drawing(fig, pd.concat(parts, ignore_index=True))
 
 
 def _power(row: pd.Series) -> str:
@@ -258,22 +259,29 @@ def _interval_of(low: float, high: float) -> str:
     return f" [{low:.1f}, {high:.1f}]" if np.isfinite([low, high]).all() else ""
 
 
+def _estimate(exponent: laws.Exponent) -> Estimate:
+    return Estimate(exponent.value, exponent.low, exponent.high, exponent.n)
+
+
 def answer(each: pd.DataFrame) -> str:
     """What the exponents of the first two arms say."""
     arms = [*dict.fromkeys(each["arm"])]
     method: laws.Method = "log" if (each["harm"] > 0).all() else "harm"
     first = fitted(each[each["arm"] == arms[0]], method).exponent
-    if len(arms) == 1 and not first.low > 0:
+    size = f"{first.value:.1f}{_interval_of(first.low, first.high)}"
+    verdict = _estimate(first).verdict()
+    if len(arms) == 1 and verdict == "open":
+        return f"Open whether harm of {arms[0]} follows the learning rate: to the power {size}"
+    if len(arms) == 1 and verdict != "above":
         return f"Harm of {arms[0]} is not shown to follow the learning rate"
     if len(arms) == 1:
-        size = f"{first.value:.1f}{_interval_of(first.low, first.high)}"
         return f"Harm of {arms[0]} grows with the learning rate to the power {size}"
     one, other = (exponents(each[each["arm"] == arm], method) for arm in arms[:2])
     if not one.keys() & other.keys():
         return f"Exponents of the learning rate in harm, of {arms[0]} and {arms[1]}"
     gap = laws.difference(one, other)
     said = f"Exponents of the learning rate in harm, {arms[0]} minus {arms[1]}:"
-    if gap.low > 0:
+    if _estimate(gap).is_above(0):
         said = (
             f"The exponent of the learning rate in harm of {arms[0]}, not {arms[1]}, is higher by"
         )

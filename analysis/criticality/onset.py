@@ -30,7 +30,6 @@ from .draw import LINES, worst, worst_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Tree = tuple[Record, pd.DataFrame]  # one seed's trunk; `harm.curve` without null pulses
 WAYS = {"step": "in steps", "cosine": "along a cosine", "wsd": "at the end"}  # schedules
@@ -54,7 +53,7 @@ def tree(runs: Sequence[Record]) -> Tree:
     return trunks[0], curve.reset_index(drop=True)
 
 
-def figure(trees: Sequence[Tree]) -> tuple[Figure, pd.DataFrame]:
+def figure(trees: Sequence[Tree]) -> style.Drawing:
     """The figure, and one row per point or unit: ``panel`` is
     "harm" (rows of `harm.curve`) or "rate"."""
     from matplotlib.lines import Line2D
@@ -91,7 +90,7 @@ def figure(trees: Sequence[Tree]) -> tuple[Figure, pd.DataFrame]:
         says = worst(trees[0][1], trees[0][0])
         headline(fig, f"Left: {says[0].lower()}{says[1:]}" if len(trees) > 1 else says)
         style.caption(fig, _caption(trees, top))
-    return fig, pd.concat(tables, ignore_index=True)
+    return style.Drawing(fig, pd.concat(tables, ignore_index=True))
 
 
 def _harm(

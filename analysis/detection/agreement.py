@@ -40,7 +40,7 @@ from . import unforced
 from .unforced import FIRST, REFERENCE, RELATIVE, SHARE, Change
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 
 def as_text(
@@ -64,7 +64,7 @@ def as_text(
 
 def figure(
     runs: Sequence[Record], reference: str = REFERENCE, change: Change = RELATIVE
-) -> tuple[Figure, pd.DataFrame]:
+) -> style.Drawing:
     """Which epochs each detector calls, and its kappa with the reference.
 
     Returns:
@@ -95,7 +95,7 @@ def figure(
     numbers = shares.rename_axis("detector").reset_index()
     numbers = numbers.melt("detector", var_name="epoch", value_name="called")
     kept = ["n", "kappa", "kappa_low", "kappa_high"]
-    return fig, pd.concat([numbers, agreed[kept].reset_index()], ignore_index=True)
+    return style.Drawing(fig, pd.concat([numbers, agreed[kept].reset_index()], ignore_index=True))
 
 
 def _title(ends: pd.DataFrame, reference: str) -> str:
@@ -105,6 +105,10 @@ def _title(ends: pd.DataFrame, reference: str) -> str:
         f"{name} (kappa {kappa.text('.2f')})" for name, kappa in kappas.items() if kappa.is_above(0)
     ]
     count = int(ends["kappa"].notna().sum())
+    known = [kappa for kappa in kappas.values() if kappa.n]
+    if known and all(kappa.verdict() == "open" for kappa in known):
+        seeds = known[0].seeds
+        return f"Open which of {count} detectors mark the same epochs as the {reference}{seeds}"
     of = (
         f"Of {count} detectors {' and '.join(said)} alone" if said else f"None of {count} detectors"
     )

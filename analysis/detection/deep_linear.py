@@ -41,7 +41,6 @@ from ..common.estimates import as_table, estimate, number, p, word
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 DETECTORS = (
     "norm-change:interval=4",
@@ -180,7 +179,7 @@ def _rounded(*numbers: float) -> str:
 
 def figure(
     runs: Sequence[Record], harm: pd.DataFrame, called: Mapping[str, np.ndarray]
-) -> tuple[Figure, pd.DataFrame]:
+) -> style.Drawing:
     """Harm by length and by onset, and the detectors' calls."""
     with style.theme():
         fig = style.figure(3.5)
@@ -218,7 +217,7 @@ def figure(
             f"{style.setting(runs[0])} (without a deficit).",
         )
     table = pd.DataFrame(called).rename_axis("unit").reset_index()
-    return fig, pd.concat([harm, table], axis=1)
+    return style.Drawing(fig, pd.concat([harm, table], axis=1))
 
 
 def _title(harm: pd.DataFrame) -> str:
@@ -226,11 +225,15 @@ def _title(harm: pd.DataFrame) -> str:
     moved = next(iter(by_length(harm).values())).sort_values("first")
     early, late = moved.iloc[0], moved.iloc[-1]
     change = Estimate.at(late, "later")  # over the harm of the earliest
-    words = "as much late as early, as far as is shown"
-    if change.is_above(1) or change.is_below(1):
-        words = f"the later the {'more' if change.value > 1 else 'less'}"
+    verdict = change.verdict(1)
+    words = {
+        "above": "A deficit harms the later the more",
+        "below": "A deficit harms the later the less",
+        "not shown": "A deficit harms as much late as early, as far as is shown",
+        "open": "Open whether a deficit harms more late than early",
+    }
     return (
-        f"A deficit harms {words}: {early['stop'] - early['first']:,.0f} steps from step "
+        f"{words[verdict]}: {early['stop'] - early['first']:,.0f} steps from step "
         f"{early['first']:,.0f} leave {early['harm']:,.0f} times the error, from "
         f"step {late['first']:,.0f} on {late['harm']:,.0f} times"
     )

@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pandas as pd
-
 from regimes.plotting import panels as drawing
 from regimes.plotting import style
 from regimes.plotting.words import headline
@@ -26,16 +24,16 @@ from regimes.replay.compare import Comparison
 from ..common.command import Files, Out, Several, name_of
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 
-def bands(runs: Sequence[Record], result: Comparison) -> tuple[Figure, pd.DataFrame]:
+def bands(runs: Sequence[Record], result: Comparison) -> style.Drawing:
     """`regimes.plotting.panels.bands`, with a caption."""
     fig, numbers = drawing.bands(runs, result)
     with style.theme():
         headline(fig, _title(result))
         style.caption(fig, _words(runs, result))
-    return fig, numbers
+    return style.Drawing(fig, numbers)
 
 
 def _title(result: Comparison) -> str:

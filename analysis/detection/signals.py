@@ -32,7 +32,7 @@ from ..common.command import Files, Out
 from ..common.compare import compressed
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 PANELS = {  # title: columns of ``record.epochs``, and their words
     "gradient norm": {"norm": "accumulated update"},
@@ -73,7 +73,7 @@ def numbers(record: Record) -> pd.DataFrame:
     return record.epochs[["epoch", "lr", *known]].merge(norm.rename("norm"), on="epoch")
 
 
-def signals(record: Record) -> tuple[Figure, pd.DataFrame]:
+def signals(record: Record) -> style.Drawing:
     """One panel per signal over the epochs of one run, learning-rate decays marked.
 
     Raises:
@@ -112,7 +112,7 @@ def signals(record: Record) -> tuple[Figure, pd.DataFrame]:
             "with BatchNorm's running or batch statistics. "
             f"{style.setting(record)}.",
         )
-    return fig, table
+    return style.Drawing(fig, table)
 
 
 def _title(table: pd.DataFrame) -> str:

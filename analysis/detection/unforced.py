@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from regimes.detectors import RelativeChange
-from regimes.errors import RecordError
+from regimes.errors import LackingError, RecordError
 from regimes.policies.detected import signal_values
 from regimes.records import Record
 from regimes.replay.replay import measured, past_epochs, signal_cost
@@ -58,11 +58,12 @@ def scores(run: Record, change: Change = RELATIVE) -> pd.DataFrame:
     nan: the statistic was undefined.
 
     Raises:
-        RecordError: a run without any of the statistics, or with fewer than four scores.
+        LackingError: a run without any of the statistics.
+        RecordError: a run with fewer than four scores.
     """
     known = {name: rule(text) for name, text in STATISTICS.items() if measured(run, rule(text))}
     if not known:
-        raise RecordError(
+        raise LackingError(
             f"{run.folder} recorded none of the statistics: see `regimes presets "
             "detection` for grids that do"
         )
@@ -144,11 +145,13 @@ def with_reference(rows: pd.DataFrame, reference: str = REFERENCE) -> pd.DataFra
     """The pairs of which one detector is the reference, by the other's name.
 
     Raises:
-        RecordError: no pair has it.
+        LackingError: no pair has it.
     """
     agreed = rows[(rows["a"] == reference) | (rows["b"] == reference)]
     if agreed.empty:
-        raise RecordError(f"the runs recorded no {reference!r}, with which the others are compared")
+        raise LackingError(
+            f"the runs recorded no {reference!r}, with which the others are compared"
+        )
     return agreed.assign(detector=agreed["a"].where(agreed["b"] == reference, agreed["b"]))
 
 

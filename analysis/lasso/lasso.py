@@ -33,7 +33,6 @@ from .numbers import FAMILIES, Setting, chances, network, shapes, sparsity
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 BLACK, BLUE, RED, GREY = "#000000", "#0173b2", "#d55e00", "#8c8c8c"
 ORANGE, GREEN = "#de8f05", "#029e73"
@@ -63,7 +62,7 @@ PLACES: Lines = {
 }
 
 
-def lasso(s: Setting, runs: list[Record]) -> tuple[Figure, pd.DataFrame]:
+def lasso(s: Setting, runs: list[Record]) -> style.Drawing:
     """The LASSO's two panels, and the network's two below them if there are runs.
 
     Raises:
@@ -84,7 +83,9 @@ def lasso(s: Setting, runs: list[Record]) -> tuple[Figure, pd.DataFrame]:
             fig, "Lemma 1 in a LASSO: how sparse the mean gradient is, and how much noise hides it"
         )
         style.caption(fig, words)
-    return fig, pd.concat([*above, *([below] if below is not None else [])], ignore_index=True)
+    return style.Drawing(
+        fig, pd.concat([*above, *([below] if below is not None else [])], ignore_index=True)
+    )
 
 
 def _draw(ax: Axes, numbers: pd.DataFrame, lines: Lines) -> None:

@@ -20,6 +20,7 @@ from matplotlib.ticker import NullLocator
 
 from regimes.errors import RecordError
 from regimes.plotting import panels, style
+from regimes.plotting.groups import in_roles
 from regimes.plotting.looks import styles_of
 from regimes.plotting.words import answer, headline, names_of
 from regimes.records import Record, load_all
@@ -31,7 +32,6 @@ from . import curves as lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 DECIDED = {"batch": "samples per step", "lr": "learning rate"}
 
@@ -55,16 +55,11 @@ def decided(by_schedule: Groups) -> pd.DataFrame:
     ]
 
 
-def figure(
-    runs: Iterable[Record], *, schedules: Sequence[str] = ()
-) -> tuple[Figure, pd.DataFrame, pd.DataFrame]:
+def figure(runs: Iterable[Record], *, schedules: Sequence[str] = ()) -> style.Drawing:
     """Metric against epoch and floats; batch size and learning rate against epoch.
 
     Args:
         schedules: which ones; default all there are.
-
-    Returns:
-        The figure, the numbers of the curves, and `decided`.
 
     Raises:
         RecordError: see `compare.groups`.
@@ -92,7 +87,8 @@ def figure(
         headline(fig, answer(by_schedule, shown, names))
         below = "Below, thin: each seed; thick: the median. "
         style.caption(fig, below + lines.words(by_schedule, ("epoch", "floats"), cut=cut))
-    return fig, pd.concat([numbers.assign(part="curve"), last.assign(part="end")]), steps
+    parts = [numbers.assign(part="curve"), last.assign(part="end")]
+    return style.Drawing(fig, pd.concat(parts))
 
 
 def _step(ax: Axes, steps: pd.DataFrame, column: str) -> None:
@@ -142,11 +138,11 @@ def main(
         schedules: which ones; default all.
         name: of the files.
     """
-    files, runs = Files(records, out), load_all(records)
-    fig, numbers, steps = figure(runs, schedules=schedules)
-    files.figure(name, (fig, numbers))
+    files, runs = Files(records, out), in_roles(load_all(records), schedules)
+    files.figure(name, figure(runs, schedules=schedules))
     chosen = [run for run in runs if not schedules or run.name in schedules]
     tables = compare.table(chosen, needed=(), all_pairs=True)
     files.compared(tables, f"{style.setting(chosen[0])}.", f"{name}-")
-    files.table(f"{name}-decided", steps)
+    by_schedule = compare.groups(runs, schedules, only=bool(schedules))
+    files.table(f"{name}-decided", decided(by_schedule))
     return files.print_paths()

@@ -25,7 +25,7 @@ from regimes.plotting import canvas, panels, style
 from regimes.plotting.curves import CLOCK as CLOCK
 from regimes.plotting.curves import curves, ends, has
 from regimes.plotting.curves import seconds as seconds
-from regimes.plotting.groups import decay_epochs, measured, typical_run
+from regimes.plotting.groups import decay_epochs, in_roles, measured, typical_run
 from regimes.plotting.looks import Metric
 from regimes.plotting.schedules import pairs_of
 from regimes.plotting.words import LAST, answer, headline, label_ends, names_of
@@ -55,7 +55,7 @@ def figure(
     column: str | None = None,
     overlay: bool = False,
     baseline: str | None = None,
-) -> tuple[Figure, pd.DataFrame]:
+) -> style.Drawing:
     """One panel per ``x``, one curve per schedule, and the numbers drawn.
 
     Args:
@@ -97,7 +97,7 @@ def figure(
         style.caption(fig, words(by_schedule, x, authors is not None, cut))
     parts = {"curve": numbers, "end": last, "authors": authors}
     drawn = [frame.assign(part=part) for part, frame in parts.items() if frame is not None]
-    return fig, pd.concat(drawn, ignore_index=True)
+    return style.Drawing(fig, pd.concat(drawn, ignore_index=True))
 
 
 def _name(
@@ -212,7 +212,7 @@ def main(
         name: of the files.
     """
     require(bool(x), "--x", (), "epoch, floats or seconds, one or several")
-    files, runs = Files(records, out), load_all(records)
+    files, runs = Files(records, out), in_roles(load_all(records), schedules)
     options: Any = {"schedules": schedules, "x": x, "column": metric, "baseline": baseline}
     files.figure(name, figure(runs, overlay=published, **options))
     runs = [run for run in runs if not schedules or run.name in schedules]

@@ -15,8 +15,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pandas as pd
-
 from regimes.errors import RecordError
 from regimes.plotting import panels as drawing
 from regimes.plotting import style
@@ -31,12 +29,12 @@ from ..common.command import Files, Out, Records
 from ..common.compare import groups
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 
 def level_map(
     runs: Iterable[Record], schedule: str = "accordion", seed: int | None = None
-) -> tuple[Figure, pd.DataFrame]:
+) -> style.Drawing:
     """`regimes.plotting.panels.level_map` of one schedule, with a caption.
 
     Args:
@@ -60,7 +58,7 @@ def level_map(
             f"Bottom: share of layers at each level but the "
             f"highest compression{_seeds(len(chosen))}. {style.setting(shown)}.",
         )
-    return fig, numbers
+    return style.Drawing(fig, numbers)
 
 
 def _of_run(shown: Record) -> str:

@@ -32,7 +32,6 @@ from regimes.records import Record, load_all, unit_name
 from ..common.command import Files, Out, Records
 from ..common.compare import (
     LAST,
-    SCHEDULES,
     Groups,
     compressed,
     groups,
@@ -44,11 +43,12 @@ from ..common.compare import (
     tested_by,
     windows,
 )
+from ..common.names import FIGURE2
 from .curves import curves, ends, name_ends
 from .figure18_20 import layer_name, level_map
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 RECOVER, DAMAGE = "Low compression where it is critical", "High compression where it is critical"
 PANELS = {  # the two halves of the argument; schedules that no figure knows go to the first
@@ -60,7 +60,7 @@ PANELS = {  # the two halves of the argument; schedules that no figure knows go 
 # -- the figures -----------------------------------------------------------------------------
 
 
-def figure2a(runs: Iterable[Record], schedule: str = "low") -> tuple[Figure, pd.DataFrame]:
+def figure2a(runs: Iterable[Record], schedule: str = "low") -> style.Drawing:
     """Gradient norm per layer against epoch, and the numbers drawn."""
     by_schedule = groups(runs, [schedule])
     chosen, critical = by_schedule[schedule], windows(by_schedule)
@@ -103,12 +103,12 @@ def figure2a(runs: Iterable[Record], schedule: str = "low") -> tuple[Figure, pd.
             f"schedule {schedule!r}, mean over {style.seeds_in_words([len(chosen)])}. {shaded}"
             f"{style.setting(chosen[0])}.",
         )
-    return fig, numbers
+    return style.Drawing(fig, numbers)
 
 
-def figure2b(runs: Iterable[Record]) -> tuple[Figure, pd.DataFrame]:
+def figure2b(runs: Iterable[Record]) -> style.Drawing:
     """Accuracy against epoch and against floats, per schedule, and the numbers drawn."""
-    every = groups(runs, SCHEDULES)
+    every = groups(runs, FIGURE2)
     strangers = tuple(name for name in every if name not in LOOKS)
     shown_here = {*strangers, *sum(PANELS.values(), ())}
     by_schedule = {name: group for name, group in every.items() if name in shown_here}
@@ -149,7 +149,7 @@ def figure2b(runs: Iterable[Record]) -> tuple[Figure, pd.DataFrame]:
         )
     parts = {"curve": numbers, "end": last}
     tables = [rows.assign(part=part) for part, rows in parts.items()]
-    return fig, pd.concat(tables, ignore_index=True)
+    return style.Drawing(fig, pd.concat(tables, ignore_index=True))
 
 
 def _claim(by_schedule: Groups, shown: Metric, said: Mapping[str, str]) -> str:
@@ -161,7 +161,7 @@ def _claim(by_schedule: Groups, shown: Metric, said: Mapping[str, str]) -> str:
     _, by_run = reached([run for runs in few.values() for run in runs])
     gap = Estimate.at(pair(by_run, "low-in-critical", "high", shown), "difference", "ci")
     low, high = (spoken(name, less[0].config) for name in ("low", "high"))
-    alone = f"{low[:1].upper()}{low[1:]} in the shaded epochs alone"
+    alone = f"{low} in the shaded epochs alone"
     return difference(alone, f"{high} throughout", gap, shown, beats=True)
 
 

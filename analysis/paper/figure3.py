@@ -22,7 +22,7 @@ import pandas as pd
 
 from regimes.detectors import Detector, FixedWindows, NormChange, RelativeChange
 from regimes.detectors.statistics import setting
-from regimes.errors import RecordError
+from regimes.errors import LackingError
 from regimes.plotting import style
 from regimes.plotting.said import Estimate
 from regimes.plotting.words import headline
@@ -36,7 +36,6 @@ from ..common.estimates import over_seeds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 NORM, EVAL, BATCH = (
     "gradient norm",
@@ -44,6 +43,7 @@ NORM, EVAL, BATCH = (
     "eigenvalue, batch statistics",
 )
 CONTROL = "the first epochs, as many as the norm flags"
+STATISTICS = ("eigenvalue", "eigenvalue:batch")
 LINES = {  # what is drawn: (column, colour, dash)
     EVAL: ("eigenvalue", "#0173b2", "-"),
     BATCH: ("eigenvalue:batch", "#de8f05", (0, (4, 1.5))),
@@ -65,7 +65,7 @@ def signals(runs: list[Record]) -> pd.DataFrame:
     """Per seed and epoch: both eigenvalues and the norm of the whole model's gradient.
 
     Raises:
-        RecordError: a run without the eigenvalues.
+        LackingError: a run without the eigenvalues.
     """
     parts = []
     for run in runs:
@@ -79,13 +79,14 @@ def signals(runs: list[Record]) -> pd.DataFrame:
 
 
 def check_measured(run: Record) -> None:
-    """Raise RecordError, with a setting that measures all of them, if a signal is missing."""
-    missing = [c for c, *_ in LINES.values() if c != "norm" and c not in run.epochs]
+    """Raise LackingError, with a setting that measures all of them, if a signal is missing."""
+    missing = [name for name in STATISTICS if name not in run.epochs]
     if missing:
-        raise RecordError(
-            f"{run.folder} recorded no {' and no '.join(map(repr, missing))}: train it with "
-            f"{setting('eigenvalue', 'eigenvalue:batch')}, or a grid that has it, e.g. regimes "
-            "ablate smoke-signals"
+        quoted = ", ".join(f'"{name}"' for name in STATISTICS)
+        raise LackingError(
+            f"{run.folder} recorded no {' and no '.join(map(repr, missing))}: write statistics = "
+            f"[{quoted}] into its grid, or train it with {setting(*STATISTICS)}, or a grid that "
+            "has it, e.g. regimes ablate smoke-signals"
         )
 
 
@@ -103,7 +104,7 @@ def agreement(runs: list[Record], interval_: int, eta: float) -> tuple[pd.DataFr
     The share of training time of both eigenvalues is that of the whole curvature instrument.
 
     Raises:
-        RecordError: a run without the eigenvalues.
+        LackingError: a run without the eigenvalues.
     """
     for run in runs:  # before a rule asks for its own statistic alone
         check_measured(run)
@@ -118,7 +119,7 @@ def agreement(runs: list[Record], interval_: int, eta: float) -> tuple[pd.DataFr
 
 def figure3(
     runs: Iterable[Record], schedule: str = "low", interval_: int = 3, eta: float = 0.5
-) -> tuple[Figure, pd.DataFrame]:
+) -> style.Drawing:
     """Eigenvalues, norm, and a band per detector, over training.
 
     Returns:
@@ -126,7 +127,7 @@ def figure3(
         of layers and seeds that its rule calls critical.
 
     Raises:
-        RecordError: no run of the schedule, or runs without eigenvalues.
+        LackingError: no run of the schedule, or runs without eigenvalues.
     """
     chosen = groups(runs, [schedule])[schedule]
     values, alone, pairs = signals(chosen), *agreement(chosen, interval_, eta)
@@ -152,7 +153,7 @@ def figure3(
         bottom.set_xlabel(unit_name(chosen[0].config))
         headline(fig, _title(pairs))
         style.caption(fig, _words(chosen, alone, pairs, interval_, eta))
-    return fig, numbers
+    return style.Drawing(fig, numbers)
 
 
 def _curve(values: pd.DataFrame, name: str, shares: pd.Series) -> pd.DataFrame:
@@ -193,14 +194,14 @@ def _title(pairs: pd.DataFrame) -> str:
     kappa = Estimate.at(rows.iloc[0], "kappa")
     if math.isnan(kappa.value):  # one of them marks no epoch, or all
         return "Do gradient norm and Hessian eigenvalue mark the same epochs?"
-    said = "are not shown to mark the same epochs more often than by chance:"
-    if not kappa.leaves_open():
-        often = "as" if kappa.value == 0 else "less" if kappa.value < 0 else "more"
-        said = f"mark the same epochs {often} often {'as' if often == 'as' else 'than'} by chance:"
-    return (
-        f"Gradient norm and Hessian eigenvalue {said} kappa {kappa.text('.2f')} (0: by chance, 1: "
-        "always)"
-    )
+    size = f"kappa {kappa.text('.2f')} (0: by chance, 1: always)"
+    if (verdict := kappa.verdict()) == "open":
+        return f"Open whether gradient norm and Hessian eigenvalue mark the same epochs: {size}"
+    said = "are not shown to mark the same epochs more often than by chance"
+    if verdict != "not shown":
+        often = "more" if verdict == "above" else "less"
+        said = f"mark the same epochs {often} often than by chance"
+    return f"Gradient norm and Hessian eigenvalue {said}: {size}"
 
 
 def _words(

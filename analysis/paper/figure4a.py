@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from regimes.errors import RecordError
+from regimes.errors import LackingError, RecordError
 from regimes.plotting import style
 from regimes.plotting.words import headline
 from regimes.records import Record, load_all, unit_name
@@ -32,7 +32,6 @@ from ..common.estimates import estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 CLAIM = 0.9  # the paper's
 SHOWN = (32, 128, 512)  # batch sizes against epoch: small, the paper's per worker, its global one
@@ -50,15 +49,17 @@ def overlaps(runs: Sequence[Record]) -> pd.DataFrame:
     its 95 % t interval, chance, and the mean over seeds of the layers' mean overlap.
 
     Raises:
-        RecordError: a run without overlap readings.
+        LackingError: a run without overlap readings.
+        RecordError: runs whose readings are of different shares.
     """
     rows = []
     for run in runs:
-        lines = [line for line in run.details if line["instrument"] == "overlap"]
+        lines = readings(run)
         if not lines:
-            raise RecordError(
-                f"{run.folder} recorded no support overlap: run the grid smoke-overlap or "
-                "small-overlap, or switch the instrument on (--set instruments.overlap.every=1)"
+            raise LackingError(
+                f'{run.folder} recorded no support overlap: write statistics = ["overlap"] into '
+                "its grid, or train it with --set instruments.overlap.every=1, or the grid "
+                "smoke-overlap or small-overlap"
             )
         for line in lines:
             for batch, size in line["sizes"].items():
@@ -78,6 +79,11 @@ def overlaps(runs: Sequence[Record]) -> pd.DataFrame:
     if frame["percent"].nunique() > 1:
         raise RecordError("runs of different overlap.percent: draw them apart")
     return pd.DataFrame([_pooled(key, rows) for key, rows in frame.groupby(["epoch", "batch"])])
+
+
+def readings(run: Record) -> list[dict[str, Any]]:
+    """A run's readings of the overlap, as its record has them."""
+    return [line for line in run.details if line["instrument"] == "overlap"]
 
 
 def _layer_mean(run: Record, epoch: int, batch: str) -> float:
@@ -132,7 +138,7 @@ def verdict(numbers: pd.DataFrame, train: int | None) -> str:
 # -- the figure ------------------------------------------------------------------------------
 
 
-def figure4a(runs: Iterable[Record], schedule: str = "dense") -> tuple[Figure, pd.DataFrame]:
+def figure4a(runs: Iterable[Record], schedule: str = "dense") -> style.Drawing:
     """Overlap against epoch and against batch size in training by one schedule."""
     chosen = groups(runs, [schedule])[schedule]
     numbers, one = overlaps(chosen), chosen[0]
@@ -166,7 +172,7 @@ def figure4a(runs: Iterable[Record], schedule: str = "dense") -> tuple[Figure, p
             )
         headline(fig, _title(numbers, max(shown)))
         style.caption(fig, _caption(numbers, one, schedule, len(chosen)))
-    return fig, numbers
+    return style.Drawing(fig, numbers)
 
 
 def _title(numbers: pd.DataFrame, batch: int) -> str:
@@ -244,8 +250,10 @@ def _caption(numbers: pd.DataFrame, one: Record, schedule: str, seeds: int) -> s
 
 
 def main(records: Records, out: Out = None) -> list[Path]:
-    """Draw Figure 4a from the records under RECORDS, once for each of its schedules."""
-    files, runs = Files(records, out), load_all(records)
+    """Draw Figure 4a from the records under RECORDS, once for each schedule with readings of the
+    overlap."""
+    files, every = Files(records, out), load_all(records)
+    runs = [run for run in every if readings(run)] or every
     for schedule in groups(runs):
         fig, numbers = figure4a(runs, schedule)
         files.figure(f"figure4a-{schedule}", (fig, numbers))

@@ -25,12 +25,15 @@ import tyro
 from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.errors import ConfigError, nearest
+from regimes.plotting.needs import Needs
 from regimes.records import load_all
 
 from ..common.command import name_of
+from ..common.names import FIGURE2
 
 THREE = ("low", "high", "accordion")
 BATCHES = ("small-batch", "large-batch", "accordion-batch")
+CHOOSING = ("curves", "batch")  # modules that draw the schedules that they are given
 TIMED = {"x": ("epoch", "floats", "seconds")}
 
 
@@ -43,7 +46,9 @@ class Drawn:
         module: of this room, has ``main(records, out, ...)``.
         small, paper: the grids to run at CPU scale and at the paper's; any of them is enough.
         schedules: those that it needs, where the module can choose; none: all that were run.
+        fixed: those that it needs, where the module cannot.
         also: further ones, drawn where they were run.
+        statistics: that it needs, of ``schedules`` and ``fixed``, or else of any one schedule.
         options: other arguments of ``main``.
     """
 
@@ -54,6 +59,13 @@ class Drawn:
     schedules: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+    fixed: tuple[str, ...] = ()
+    statistics: tuple[str, ...] = ()
+
+    @property
+    def needs(self) -> Needs | None:
+        known = Needs(self.schedules + self.fixed, self.also, self.statistics)
+        return None if known == Needs() else known
 
     @property
     def grids(self) -> tuple[str, ...]:
@@ -95,18 +107,23 @@ FIGURES = {
         "figure2",
         ("small", "smoke"),
         ("paper-figure2",),
+        fixed=FIGURE2,
+        also=("low-early", "dense-deleted"),
     ),
     "3": Drawn(
         "Top Hessian eigenvalue and gradient norm, and the epochs that each marks critical.",
         "figure3",
         ("small-signals", "smoke-signals"),
         ("paper-figure3",),
+        fixed=("low",),
+        statistics=("norm", "eigenvalue", "eigenvalue:batch"),
     ),
     "4a": Drawn(
         "How many of their largest coordinates two stochastic gradients share.",
         "figure4a",
         ("small-overlap", "smoke-overlap"),
         ("paper-figure4a",),
+        statistics=("overlap",),
     ),
     "4b": _batch(
         "Small batches in the critical windows alone are enough.",
@@ -207,6 +224,7 @@ FIGURES = {
             "figure18_20",
             ("small",),
             ("paper-figure2",),
+            fixed=("accordion",),
         )
         for number in ("18", "19", "20")
     },
@@ -236,7 +254,9 @@ def draw(number: str, records: Path, out: Path) -> list[Path]:
     if figure.module in ("curves", "batch", "figure18_20"):
         options["name"] = f"figure{number}" if number[0].isdigit() else number
     if figure.schedules:
-        there = {run.name for run in load_all(records)}
+        from regimes.plotting.groups import in_roles  # pandas, so late
+
+        there = {run.name for run in in_roles(load_all(records), figure.schedules)}
         options["schedules"] = figure.schedules + tuple(s for s in figure.also if s in there)
     return importlib.import_module(f".{figure.module}", __package__).main(records, out, **options)
 

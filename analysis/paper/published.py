@@ -27,7 +27,6 @@ from ..common.command import Files, Out
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 PACKAGE = Path(__file__).parents[1]
 FOLDER = PACKAGE / "data"  # in the wheel; in a checkout, that of the repository:
@@ -172,7 +171,7 @@ def overlay(ax: Axes, rows: pd.DataFrame, shown: Metric) -> None:
         ax.plot(log["epoch"], log[shown.name], linestyle=look.dash, label=label, **thin)
 
 
-def figure() -> tuple[Figure, pd.DataFrame]:
+def figure() -> style.Drawing:
     """One small panel per setting, metric against epoch: Figures 6, 11 and 12-17 as logged."""
     frame = runs()
     settings = list(frame[KEYS].drop_duplicates().sort_values(KEYS).itertuples(index=False))
@@ -212,7 +211,7 @@ def figure() -> tuple[Figure, pd.DataFrame]:
             "LSTM, and one SENet log that stops at 234. Vertical axes: what is reached after "
             "epoch 20.",
         )
-    return fig, frame
+    return style.Drawing(fig, frame)
 
 
 def _title(frame: pd.DataFrame) -> str:

@@ -25,16 +25,17 @@ from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.looks import styles_of
-from regimes.plotting.words import headline, label_ends
+from regimes.plotting.said import Estimate
+from regimes.plotting.words import headline
 from regimes.records import Record, load_all
 
 from ..common.command import Files, Out, Records
 from ..common.estimates import as_table, estimate, mean, number, word
 from .usable import arm_of, check_arms
+from .usable_figure import legend
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 COLUMN = "eigenvalue:batch"
 NEAR = 0.75  # of the edge, from where on a mean over training is called near it
@@ -119,13 +120,13 @@ def as_text(rows: pd.DataFrame) -> Table:
     return as_table(rows, columns, texts=2)
 
 
-def figure(runs: Sequence[Record]) -> tuple[Figure, pd.DataFrame]:
+def figure(runs: Sequence[Record]) -> style.Drawing:
     """A panel per rate: the product over the epochs, by arm, and the edge."""
     limit, by_epoch = edge_of(runs), products(runs)
     check_arms(runs)
     rates = sorted(by_epoch["rate"].unique())
     with style.theme():
-        fig = style.figure(3.2)
+        fig = style.figure(3.4)
         panels = fig.subplots(1, len(rates), sharey=True, squeeze=False)[0]
         for ax, rate in zip(panels, rates, strict=True):
             _panel(ax, by_epoch[by_epoch["rate"] == rate])
@@ -138,7 +139,7 @@ def figure(runs: Sequence[Record]) -> tuple[Figure, pd.DataFrame]:
         look: Any = {"fontsize": 6.5, "va": "bottom", "ha": "left"}
         along = panels[0].get_yaxis_transform()
         panels[0].text(0.03, 1.03 * limit, "unstable above", transform=along, **look)
-        _name(panels[-1], by_epoch[by_epoch["rate"] == rates[-1]])
+        legend(fig, styles_of(by_epoch["arm"]))
         headline(fig, _title(by_epoch, limit))
         counts = by_epoch.groupby(["arm", "rate"])["seed"].nunique().to_list()
         style.caption(
@@ -148,34 +149,34 @@ def figure(runs: Sequence[Record]) -> tuple[Figure, pd.DataFrame]:
             f"this momentum, without compression. Mean over {style.seeds_in_words(counts)}, thin: "
             f"each seed. Rank: of PowerSGD. {style.setting(runs[0], compression=False)}.",
         )
-    return fig, by_epoch
-
-
-def _name(ax: Axes, rows: pd.DataFrame) -> None:
-    """The arms' names at the ends of their means."""
-    ends = []
-    for arm, look in styles_of(rows["arm"]).items():
-        mean = rows[rows["arm"] == arm].groupby("epoch")["product"].mean()
-        ends.append((float(mean.index[-1]), float(mean.iloc[-1]), look.label, look))
-    label_ends(ax, ends, 24)
+    return style.Drawing(fig, by_epoch)
 
 
 def _title(by_epoch: pd.DataFrame, limit: float) -> str:
     """Which arm first trains near the edge, and where dense is then."""
-    last = by_epoch.groupby(["rate", "arm", "seed"])["product"].mean()
-    means = last.groupby(["rate", "arm"]).mean().unstack("arm")
-    arms = [arm for arm in means if arm != "dense"]
-    rates = [float(rate) for rate in means.index]
-    near = [(x, str(arm)) for x in rates for arm in arms if means[arm][x] >= NEAR * limit]
+    by_seed = by_epoch.groupby(["rate", "arm", "seed"])["product"].mean()
+    means = {
+        (key[0], key[1]): Estimate.of(values.to_list())
+        for key, values in by_seed.groupby(["rate", "arm"])
+    }
+    arms = {key: mean for key, mean in means.items() if key[1] != "dense"}
+    near = [key for key, mean in arms.items() if mean.value >= NEAR * limit]
     if not near:
-        return f"No level trains near the edge of stability, {limit:.2f}"
-    rate, arm = near[0]
-    value = means[arm][rate]
-    dense = f", dense at {means['dense'][rate]:.2f}" if "dense" in means else ""
-    return (
-        f"{arm[:1].upper()}{arm[1:]} trains at {value:.2f}, near the edge of stability of "
-        f"{limit:.2f}, from a learning rate of {rate:g}{dense}"
-    )
+        return f"No level is shown to train near the edge of stability, {limit:.2f}"
+    sure = [key for key in near if arms[key].is_above(NEAR * limit)]
+    rate, arm = (sure or near)[0]
+    mean = arms[rate, arm]
+    dense = means.get((rate, "dense"))
+    beside = f", dense at {dense.numbers('.2f')}" if dense else ""
+    if sure:
+        return (
+            f"{arm[:1].upper()}{arm[1:]} trains at {mean.numbers('.2f')}, near the edge of "
+            f"stability of {limit:.2f}, from a learning rate of {rate:g}{beside}"
+        )
+    said = f"{mean.text('.2f')} at a learning rate of {rate:g}{beside}"
+    if mean.verdict(NEAR * limit) == "open":
+        return f"Open whether {arm} trains near the edge of stability of {limit:.2f}: {said}"
+    return f"No level is shown to train near the edge of stability, {limit:.2f}: {arm} {said}"
 
 
 def _how_often(run: Record) -> str:
@@ -187,7 +188,7 @@ def _panel(ax: Axes, rows: pd.DataFrame) -> None:
     for arm, look in styles_of(rows["arm"]).items():
         own = rows[rows["arm"] == arm]
         for _, one in own.groupby("seed"):
-            ax.plot(one["epoch"], one["product"], color=look.colour, linewidth=0.5, alpha=0.5)
+            ax.plot(one["epoch"], one["product"], color=look.colour, linewidth=0.4, alpha=0.3)
         mean = own.groupby("epoch")["product"].mean()
         ax.plot(mean.index, mean, label=look.label, **look.line)
 

@@ -41,7 +41,7 @@ from ..common.panels import draw_over_rates, over_rates, rates_axis
 from .usable import LOSSES, REFERENCE, arm_of, check_arms, end
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 WINDOW = re.compile(r"rank \d+ in (\d+)-(\d+)")
 
@@ -149,7 +149,7 @@ def as_text(rows: pd.DataFrame) -> Table:
     return as_table(rows, columns, texts=2)
 
 
-def figure(by_run: pd.DataFrame, run: Record) -> tuple[Figure, pd.DataFrame]:
+def figure(by_run: pd.DataFrame, run: Record) -> style.Drawing:
     """Training loss against the rate, a panel per window, with rank 1 in it and with none.
 
     Args:
@@ -187,7 +187,7 @@ def figure(by_run: pd.DataFrame, run: Record) -> tuple[Figure, pd.DataFrame]:
         headline(fig, _title(table(by_run)))
         counts = by_run.groupby(["window", "rate"]).size().to_list()
         style.caption(fig, _words(counts, run))
-    return fig, pd.concat(numbers, ignore_index=True)
+    return style.Drawing(fig, pd.concat(numbers, ignore_index=True))
 
 
 def _lowest(by_run: pd.DataFrame, window: str) -> float:
@@ -203,12 +203,14 @@ def _title(rows: pd.DataFrame) -> str:
     early, late = (Estimate.at(row, "ratio") for row in (first, last))
     if not early.n or not late.n:
         return "Where does rank 1's range of usable learning rates end, of dense's?"
-    known = first["p"] < ALPHA
-    verb = "narrows" if known and early.value < late.value else "is not shown to narrow"
-    return (
-        f"Rank 1 {verb} the usable learning rates most early: to {early.text('.2f')} of dense's "
+    said = (
+        f"the usable learning rates most early: to {early.text('.2f')} of dense's "
         f"in {first['window']}, to {late.text('.2f')} in {last['window']}"
     )
+    if "open" in (early.verdict(), late.verdict()) or math.isnan(first["p"]):
+        return f"Open whether rank 1 narrows {said}"
+    known = first["p"] < ALPHA and early.value < late.value
+    return f"Rank 1 {'narrows' if known else 'is not shown to narrow'} {said}"
 
 
 def _words(counts: list[int], run: Record) -> str:

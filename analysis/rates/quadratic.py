@@ -30,7 +30,7 @@ from ..common.estimates import Cell, as_table, number, word
 from .quadratic_model import COLUMNS, FILTERS, ROWS, STEPS, computed, simulated
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 MOMENTA = (0.0, 0.5, 0.9)  # Nesterov's, as in the presets
 PERIODS = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -134,7 +134,7 @@ def at_share(rows: pd.DataFrame, how: str, momentum: float, share: float) -> flo
     return math.nan
 
 
-def figure(rows: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
+def figure(rows: pd.DataFrame) -> style.Drawing:
     """A panel for each momentum: limits of dense's against the share that is sent."""
     momenta = list(dict.fromkeys(rows["momentum"]))
     with style.theme():
@@ -177,7 +177,7 @@ def figure(rows: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
             f"1, PowerSGD at ranks 4, 2, 1, one worker, {STEPS} steps; the share is that at the "
             "largest rate at which the weights do not grow.",
         )
-    return fig, rows
+    return style.Drawing(fig, rows)
 
 
 def _title(rows: pd.DataFrame) -> str:

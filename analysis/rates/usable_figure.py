@@ -52,9 +52,7 @@ def _largest(row: Row) -> str:
     return "none" if not row["n"] else beyond + mean("usable_max", ".2g")(row)
 
 
-def figure(
-    by_run: pd.DataFrame, rows: pd.DataFrame, run: Record, shown: Metric
-) -> tuple[Figure, pd.DataFrame]:
+def figure(by_run: pd.DataFrame, rows: pd.DataFrame, run: Record, shown: Metric) -> style.Drawing:
     """A row of panels for each momentum, and the means that are drawn.
 
     Args:
@@ -79,10 +77,10 @@ def figure(
             name = "AdamW" if momentum == NO_MOMENTUM else f"SGD, momentum {momentum:g}"
             axes[0].set_title(name, loc="left")
         counts = by_run.groupby(["arm", "rate"]).size().to_list()
-        _legend(fig, every)
+        legend(fig, every)
         headline(fig, _title(rows[rows["rule"] == first]))
         style.caption(fig, _caption(first, counts, run))
-    return fig, pd.concat(numbers, ignore_index=True)
+    return style.Drawing(fig, pd.concat(numbers, ignore_index=True))
 
 
 def _looks(part: pd.DataFrame) -> dict[str, Any]:
@@ -152,7 +150,7 @@ def _with_share(row: Row, label: str) -> str:
     return f"{short}: {share:.2f}" if np.isfinite(share) and short != "dense" else short
 
 
-def _legend(fig: Figure, looks: dict[str, Any]) -> None:
+def legend(fig: Figure, looks: dict[str, Any]) -> None:
     """One legend of all panels, an entry per look."""
     lines = {look.label: Line2D([], [], label=look.label, **look.line) for look in looks.values()}
     columns = canvas.legend_columns([*lines], style.WIDTH, 4)
@@ -162,16 +160,19 @@ def _legend(fig: Figure, looks: dict[str, Any]) -> None:
 
 def _title(rows: pd.DataFrame) -> str:
     """Which arm's range ends the lowest, and whether it is shown to end below dense's."""
-    known = rows[np.isfinite(rows["of_dense_high"]) & np.isfinite(rows["of_dense"])]
-    known = known[known["of_dense"] < 1]
+    known = rows[np.isfinite(rows["of_dense"]) & (rows["of_dense"] < 1)]
     if known.empty:
         return "No level of compression has a narrower range of usable learning rates than dense"
+    with_ends = known[np.isfinite(known["of_dense_high"])]
+    known = known if with_ends.empty else with_ends
     row = known.loc[known["of_dense"].idxmin()]
     end = Estimate.at(row.drop("n", errors="ignore"), "of_dense")  # n is of all seeds
-    words, name = end.text(".2f"), str(row["arm"])
+    said = f"{row['arm']} ends at {end.numbers('.2f')} of dense's"
+    if end.verdict(1) == "open":
+        return f"Open whether compression narrows the usable learning rates: {said}, no interval"
     if end.is_below(1):
-        return f"Compression narrows the usable learning rates: {name} ends at {words} of dense's"
-    return f"No narrower range of usable learning rates is shown: {name} ends at {words} of dense's"
+        return f"Compression narrows the usable learning rates: {said}"
+    return f"No narrower range of usable learning rates is shown: {said}"
 
 
 def _caption(rule: str, counts: list[int], run: Record) -> str:

@@ -36,7 +36,6 @@ from ..common.estimates import as_table, estimate, number, word
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 ERRORS = {
     "once": "relative error of a step",
@@ -141,7 +140,7 @@ def as_text(rows: pd.DataFrame) -> Table:
     return as_table(rows.sort_values("bytes", kind="stable"), columns, texts=2)
 
 
-def figure(rows: pd.DataFrame, run: Record) -> tuple[Figure, pd.DataFrame]:
+def figure(rows: pd.DataFrame, run: Record) -> style.Drawing:
     """Both errors against bytes: a line per compressor, a point per level."""
     with style.theme():
         fig = style.figure(3.9)
@@ -159,7 +158,7 @@ def figure(rows: pd.DataFrame, run: Record) -> tuple[Figure, pd.DataFrame]:
             f"updates of the run, with the error feedback that each has by default. "
             f"{style.setting(run, compression=False)}.",
         )
-    return fig, rows
+    return style.Drawing(fig, rows)
 
 
 def _draw(ax: Axes, rows: pd.DataFrame, cost: str, error: str) -> None:

@@ -24,19 +24,19 @@ from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.groups import tested_by
 from regimes.plotting.looks import Metric
+from regimes.plotting.said import Estimate
 from regimes.plotting.words import headline
 from regimes.records import Record, load_all
 
 from ..common.command import Files, Out, Several, name_of
 from ..common.estimates import Row
 from ..common.names import spoken
-from ..common.paired import ALPHA, difference_text, draw_forest
+from ..common.paired import ALPHA, are_shown, difference_text, draw_forest, verdicts
 from .equal_floats import comparisons
 from .tournament import entries
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 POLICIES = ("accordion 1", "accordion 3", "forced 3", "random 6")
 PAIRS = (  # arm, control
@@ -93,9 +93,7 @@ def _cell(row: Row, metric: Metric) -> str:
     return difference_text(metric, if_alike="")(row) + ("*" if row["p_holm"] < ALPHA else "")
 
 
-def figure(
-    by_setting: Mapping[str, pd.DataFrame], run: Record, metric: Metric
-) -> tuple[Figure, pd.DataFrame]:
+def figure(by_setting: Mapping[str, pd.DataFrame], run: Record, metric: Metric) -> style.Drawing:
     """A panel per setting, a line per pair; filled where the difference survives correction.
 
     Args:
@@ -114,11 +112,13 @@ def figure(
         counts = [int(n) for rows in by_setting.values() for n in rows["n"] if n]
         headline(fig, _title(pd.concat(by_setting.values()), metric))
         style.caption(fig, _words(counts, run))
-    return fig, pd.concat([rows.assign(setting=name) for name, rows in by_setting.items()])
+    return style.Drawing(
+        fig, pd.concat([rows.assign(setting=name) for name, rows in by_setting.items()])
+    )
 
 
 def _panel(ax: Axes, rows: pd.DataFrame) -> None:
-    draw_forest(ax, rows, "difference", "ci", list(rows["p_holm"] < ALPHA))
+    draw_forest(ax, rows, "difference", "ci", are_shown(rows))
     kinds = [control for _, control in PAIRS]
     for place in np.flatnonzero(rows["n"] == 0).tolist():
         look: Any = {"va": "center", "ha": "center", "fontsize": 7, "color": "#666666"}
@@ -140,7 +140,10 @@ def _name_controls(ax: Axes) -> None:
 def _title(rows: pd.DataFrame, metric: Metric) -> str:
     """How many arms are better than a control, or worse."""
     known = rows[rows["n"] > 0]
-    gain = known.loc[known["p_holm"] < ALPHA, "difference"] * (-1 if metric.lower else 1)
+    if len(known) and {*verdicts(known)} == {"open"}:
+        seeds = Estimate.at(known.iloc[0], "difference", "ci").seeds
+        return f"Open whether rank 4 at an event beats controls of as many floats{seeds}"
+    gain = known.loc[are_shown(known), "difference"] * (-1 if metric.lower else 1)
     return (
         f"Rank 4 at an event: of {len(known)} comparisons with controls of as many floats, "
         f"{(gain > 0).sum()} is shown to be better and {(gain < 0).sum()} worse"

@@ -38,7 +38,7 @@ from . import tournament_figure
 from .equal_floats import comparisons, timings
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 WHOLE = ("dense", "every 1")  # arms that share each step's gradient as it is
 NETWORKS = ("10Gbit/s,50us", "100Mbit/s,50us", "20Mbit/s,50ms")
@@ -197,7 +197,7 @@ def own_minus_shared_as_text(rows: pd.DataFrame, metric: Metric) -> Table:
     return as_table(rows, columns)
 
 
-def figure(runs: Sequence[Record]) -> tuple[Figure, pd.DataFrame]:
+def figure(runs: Sequence[Record]) -> style.Drawing:
     """The fronts of these runs, and what is drawn; errors as `entries`."""
     by_run, shown = entries(runs), tested_by(runs[0])
     pairs = comparisons(by_run, shown)

@@ -12,14 +12,14 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from regimes.console.units import human
 from regimes.plotting import canvas, style
 from regimes.plotting.groups import tested_by
+from regimes.plotting.said import Estimate
 from regimes.plotting.words import headline
 
 from ..common import markov, names
-from ..common.paired import ALPHA
+from ..common.paired import ALPHA, are_shown, verdicts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
     from regimes.plotting.looks import Metric
     from regimes.records import Record
@@ -52,7 +52,7 @@ def kinds(arms: set[str]) -> list[str]:
 
 def figure(
     rows: pd.DataFrame, run: Record, networks: Sequence[str], pairs: pd.DataFrame
-) -> tuple[Figure, pd.DataFrame]:
+) -> style.Drawing:
     """A line per arm, from the best to the worst: the metric; the difference to the simplest
     control at the same floats; floats and bytes; seconds on a slow network. And what is drawn.
 
@@ -84,7 +84,7 @@ def figure(
         axes[0].set_ylim(len(rows) - 0.5, -0.5)
         headline(fig, _title(against, shown, BLIND[kind]))
         style.caption(fig, _caption(rows, run, BLIND[kind], network))
-    return fig, _numbers(rows, against, shown, network)
+    return style.Drawing(fig, _numbers(rows, against, shown, network))
 
 
 def _simplest(arms: set[str]) -> str:
@@ -124,7 +124,7 @@ def _metric(ax: Axes, rows: pd.DataFrame, shown: Metric) -> None:
 def _against(ax: Axes, rows: pd.DataFrame, shown: Metric, control: str) -> None:
     """Filled where the difference survives correction."""
     ax.axvline(0, color="black", linewidth=0.8, linestyle=style.DOTTED)
-    for row in rows.to_dict("records"):
+    for row, full in zip(rows.to_dict("records"), are_shown(rows), strict=True):
         ends = [row["difference"] - row["ci_low"]], [row["ci_high"] - row["difference"]]
         ax.errorbar(
             row["difference"],
@@ -133,7 +133,7 @@ def _against(ax: Axes, rows: pd.DataFrame, shown: Metric, control: str) -> None:
             color=INK,
             marker="o",
             markersize=4,
-            markerfacecolor=INK if row["p_holm"] < ALPHA else "white",
+            markerfacecolor=INK if full else "white",
             capsize=2,
         )
     side = "left" if shown.lower else "right"
@@ -172,7 +172,12 @@ def _few_ticks(ax: Axes, ratio: float) -> None:
 def _title(against: pd.DataFrame, shown: Metric, control: str) -> str:
     """Which arms are better than the control at their floats, after correction."""
     sign = -1 if shown.lower else 1
-    sure = against[against["p_holm"] < ALPHA]
+    if len(against) and {*verdicts(against)} == {"open"}:
+        seeds = Estimate.at(against.iloc[0], "difference", "ci").seeds
+        return (
+            f"Open whether a schedule of {len(against)} beats {control} with as many floats{seeds}"
+        )
+    sure = against[are_shown(against)]
     better = [names.spoken(arm) for arm in sure.loc[sign * sure["difference"] > 0, "arm"]]
     worse = int((sign * sure["difference"] < 0).sum())
     lose = f"; {worse} of {len(against)} lose to it" if worse else ""

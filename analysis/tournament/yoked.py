@@ -41,7 +41,6 @@ from ..common.estimates import estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Windows = list[tuple[int, int]]
 ORDERS = ("first", "last", "random", "layers")
@@ -121,7 +120,7 @@ def numbers(runs: Iterable[Record], base: str = "accordion") -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def figure(runs: Sequence[Record]) -> tuple[Figure, pd.DataFrame]:
+def figure(runs: Sequence[Record]) -> style.Drawing:
     """A line per schedule, the best at the top: the metric, its paired difference to ACCORDION, and
     what it sends."""
     rows = numbers(runs)
@@ -150,7 +149,7 @@ def figure(runs: Sequence[Record]) -> tuple[Figure, pd.DataFrame]:
             "intervals. Every control sends, layer by layer, what ACCORDION sent with its seed, at "
             f"other times; with layers exchanged, nearly so. {style.setting(one)}.",
         )
-    return fig, rows
+    return style.Drawing(fig, rows)
 
 
 def _bars(ax: Axes, rows: pd.DataFrame, column: str, low: str, high: str) -> None:

@@ -198,8 +198,8 @@ def figure(
 
     if name is None:
         offered.show()
-    else:
-        offered.begin(name, words)
+    elif not offered.begin(name, words):
+        sys.exit(2)
 
 
 @app.command

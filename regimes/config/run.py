@@ -31,6 +31,34 @@ from regimes.errors import ConfigError
 
 Signal = Literal["update", "global", "local-mean", "worker0", "movement", "movement/lr"]
 Schedules = Literal["step", "constant", "cosine", "linear", "wsd", "cyclic"]
+Role = Literal[
+    "dense",
+    "low",
+    "mid",
+    "high",
+    "accordion",
+    "adaqs",
+    "adaqs-0.2",
+    "signals",
+    "low-in-critical",
+    "high-in-critical",
+    "dense-deleted",
+    "low-early",
+    "low-late",
+    "low-first",
+    "low-second",
+    "low-last",
+    "high-longer",
+    "high-stretched",
+    "small-batch",
+    "large-batch",
+    "small-in-critical",
+    "large-in-critical",
+    "accordion-batch",
+    "smith",
+    "large-batch-8x",
+    "accordion-batch-8x",
+]
 
 
 @dataclass(frozen=True)
@@ -154,6 +182,8 @@ class RunConfig:
 
     Attributes:
         name: of the schedule; figures and tables group runs by it.
+        role: the schedule's part in figures that draw certain ones, whatever its name is
+            (``regimes figure NAME --needs GRID``). It changes nothing of the training.
         seed: of all random streams.
         epochs: how many are trained, unless a budget ends the run before.
         steps: how many are trained, in place of whole epochs; steps count at ``batch_size``.
@@ -226,6 +256,7 @@ class RunConfig:
     BESIDE: ClassVar[str] = "interventions"
 
     name: str = "run"
+    role: Role | None = None
     seed: int = 0
     epochs: Epochs = 24
     steps: Count | None = None

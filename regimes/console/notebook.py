@@ -1,10 +1,14 @@
-"""One line of progress in a notebook's cell, replaced in place and gone at the end."""
+"""A notebook's cell: one line of progress, replaced in place and gone at the end, and one sentence
+after a stop."""
 
 from __future__ import annotations
 
 import html
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 SOON, AGAIN = 0.5, 0.25  # seconds before the first line, and between two
@@ -15,6 +19,36 @@ def in_notebook() -> bool:
     shell = sys.modules.get("IPython")  # it is imported there, and costs a second elsewhere
     running = shell.get_ipython() if shell is not None else None
     return getattr(running, "kernel", None) is not None
+
+
+class Stopped(KeyboardInterrupt):
+    """The cell was stopped; Jupyter shows the sentence in place of a traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
+@contextmanager
+def stoppable(kept: Callable[[], str]) -> Iterator[None]:
+    """A stop of the cell ends in one sentence; elsewhere an interrupt stays as it is.
+
+    Args:
+        kept: what is kept of the work, and how to go on.
+
+    Raises:
+        Stopped: in a notebook, in place of KeyboardInterrupt.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not in_notebook():
+            raise
+        raise Stopped(f"Stopped: {kept()}.") from None
+
+
+def kept(out: Path) -> str:
+    """What a stop leaves of several runs below a folder."""
+    return f"the runs that had ended are kept in {out}; run the cell again to go on"
 
 
 class Line:

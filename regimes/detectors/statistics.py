@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,68 @@ FIELDS: dict[str, dict[str, Any]] = {  # options with which an instrument measur
 }
 
 
+def _options(name: str) -> tuple[str, dict[str, Any]]:
+    """The instrument that measures a statistic, and the options with which it does."""
+    statistic = Statistic.parse(name)
+    options = FIELDS.get(statistic.name, {})
+    if statistic.is_norm:
+        options = {"readings": [statistic.name.partition(":")[2] or "update"]}
+    elif statistic.instrument == "curvature":
+        options = {"modes": ["eval"], **options}  # "eval" is its default
+    return statistic.instrument, options
+
+
+def with_statistics(
+    instruments: Mapping[str, Mapping[str, Any]], names: Iterable[str]
+) -> dict[str, dict[str, Any]]:
+    """Tables of instruments that measure these statistics as well; what is set in them stays.
+
+    >>> with_statistics({"curvature": {"probes": 4}}, ["eigenvalue:batch", "fisher_trace"])
+    {'curvature': {'probes': 4, 'modes': ['eval', 'batch-statistics']}, 'fisher': {}}
+
+    Raises:
+        ConfigError: no instrument measures one of them.
+    """
+    found = {name: dict(fields) for name, fields in instruments.items()}
+    for name in lacking(instruments, names):
+        instrument, options = _options(name)
+        usual = ["eval"] if instrument in found else []  # modes of an instrument that names none
+        known = found.setdefault(instrument, {})
+        for field, value in options.items():
+            if isinstance(value, list):
+                value = [*known.get(field, usual if field == "modes" else []), *value]
+                value = list(dict.fromkeys(value))
+            known[field] = value
+    return found
+
+
+def lacking(instruments: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> list[str]:
+    """The statistics that a run with these tables of instruments does not record. The norm that its
+    signal names ("norm") is always recorded.
+
+    >>> lacking({"curvature": {}}, ["norm", "eigenvalue", "eigenvalue:batch"])
+    ['eigenvalue:batch']
+
+    Raises:
+        ConfigError: no instrument measures one of them.
+    """
+    missing = []
+    for name in names:
+        instrument, options = _options(name)
+        given = instruments.get(instrument)
+        has = given is not None and all(_has(given, field, x) for field, x in options.items())
+        if name != "norm" and not has:
+            missing.append(name)
+    return missing
+
+
+def _has(given: Mapping[str, Any], field: str, wanted: Any) -> bool:
+    """Does an instrument's table ask for it? A list has each wanted value, a number is not 0."""
+    if not isinstance(wanted, list):
+        return bool(given.get(field))
+    return {*wanted} <= {*given.get(field, ["eval"] if field == "modes" else [])}
+
+
 def setting(*names: str) -> str:
     """The options of `regimes run` and `ablate` that measure statistics.
 
@@ -49,13 +112,8 @@ def setting(*names: str) -> str:
     """
     tables: dict[str, dict[str, Any]] = {}
     for name in names:
-        statistic = Statistic.parse(name)
-        fields = tables.setdefault(statistic.instrument, {})
-        options = FIELDS.get(statistic.name, {})
-        if statistic.is_norm:
-            options = {"readings": [statistic.name.partition(":")[2] or "update"]}
-        elif statistic.instrument == "curvature":
-            options = {"modes": ["eval"], **options}  # "eval" is its default
+        instrument, options = _options(name)
+        fields = tables.setdefault(instrument, {})
         for field, value in options.items():
             many = isinstance(value, list)
             fields[field] = list(dict.fromkeys([*fields.get(field, []), *value])) if many else value
@@ -108,7 +166,7 @@ class Statistic:
         """The instrument that measures it; ConfigError if none does."""
         if self.family not in INSTRUMENT:
             raise ConfigError(
-                f"the policy needs the statistic {self.name!r}, which no instrument provides: "
+                f"no instrument measures the statistic {self.name!r}: "
                 f"{nearest(self.family, INSTRUMENT)}"
             )
         return INSTRUMENT[self.family]

@@ -14,7 +14,6 @@ from regimes.statistics import LEAST
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
     from regimes.plotting.looks import Metric
 
@@ -31,7 +30,7 @@ MOST_ARMS = 6  # panels of a figure
 
 def figure(
     known: Known, texts: Mapping[str, str], shown: Metric, unit: str, rates: Sequence[float]
-) -> Figure:
+) -> style.Shown:
     """A panel for each arm, and the learning rate below where it is known.
 
     Args:

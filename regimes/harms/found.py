@@ -109,7 +109,9 @@ class Harm:
         from regimes.harms.drawn import figure
 
         texts = {arm: self.kinds[arm].text for arm in self.known.rules.arms}
-        return figure(self.known, texts, self.shown, self.unit, self.rates)
+        fig = figure(self.known, texts, self.shown, self.unit, self.rates)
+        fig.data = self.table
+        return fig
 
     def law(self, arm: str | None = None) -> tuple[Law, Score | None]:
         """The law of harm (`regimes.harms.law`) of an arm's pulses, for each of their units; and

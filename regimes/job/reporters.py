@@ -59,7 +59,8 @@ class CellLine:
         self._last = "" if value is None else f", {self._metric} {value:.4g}"
 
     def stop(self, message: str) -> None:
-        self._line.clear(message)
+        interrupted = message.startswith(KeyboardInterrupt.__name__)
+        self._line.clear("" if interrupted else message)  # `stoppable` says how to go on
 
 
 def in_minutes(seconds: float) -> str:

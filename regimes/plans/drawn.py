@@ -13,8 +13,6 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from regimes.plotting import style
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from regimes.plans.curve import Probe
     from regimes.plans.found import Plan
 
@@ -30,7 +28,7 @@ STYLES = [  # colour and marker: told apart in grey by the marker
 ]
 
 
-def figure(plan: Plan) -> Figure:
+def figure(plan: Plan) -> style.Shown:
     """Loss in the end against the seconds of the whole training on the link: solid where a probe
     was as long, dashed beyond, with the 95 % interval of the best method and of dense."""
     known = plan.known
@@ -84,7 +82,7 @@ def figure(plan: Plan) -> Figure:
     return fig
 
 
-def _whole(plan: Plan) -> Figure:
+def _whole(plan: Plan) -> style.Shown:
     """The loss of each method with its 95 % interval, where all were trained for one time."""
     table = plan.table.iloc[::-1]
     seeds = {probe.seed for probe in plan.known.curve.losses}

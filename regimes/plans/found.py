@@ -251,7 +251,9 @@ class Plan:
         """The loss in the end against the seconds of the training, for each method; one column."""
         from regimes.plans.drawn import figure
 
-        return figure(self)
+        fig = figure(self)
+        fig.data = self.table
+        return fig
 
     def save(self) -> list[Path]:
         """Write ``plan.png``, ``.svg`` and ``.csv`` into the folder, and ``plan.toml``, the

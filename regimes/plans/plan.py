@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from regimes.collectives.launcher import launched
 from regimes.config import DENSE, RunConfig, override_fields
 from regimes.config.arguments import checked
+from regimes.console.notebook import kept, stoppable
 from regimes.console.progress import shown_by
 from regimes.cost.job import WITHIN, read_links
 from regimes.cost.methods import parse
@@ -121,7 +122,7 @@ def plan(
     table = {method.label: method for method in chosen}
     trained = in_steps(smaller[0], facts.per_epoch)
     probes = Probes(out, trained, table, facts, aim, smaller[1])
-    with shown_by(show) as line:
+    with stoppable(lambda: kept(out)), shown_by(show) as line:
         known, shown = probes.searched(budget, jobs, line)
     return Plan(
         known,

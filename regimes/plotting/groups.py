@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from regimes.errors import RecordError
+from regimes.errors import LackingError, RecordError
 from regimes.plotting.looks import Metric, named, order
 from regimes.policies import history
 from regimes.policies.base import FollowsDecays
 from regimes.records import Record, differing, identity, length, separate, variants
 from regimes.records.fields import differences_text
+from regimes.records.selection import add_note
 
 Groups = dict[str, list[Record]]
 BASELINES = ("low", "small-batch", "rank 4", "none")  # of whose traffic the others' is a share
@@ -30,14 +31,16 @@ def groups(
     """Runs by schedule, each list by seed: only seeds of one experiment (`records.separate`).
 
     Args:
+        needed: schedules that must be there, by their name or their role (`in_roles`).
         only: leave out the schedules that are not ``needed``.
         unfinished: take unfinished runs as well.
 
     Raises:
         RecordError: an unfinished run (unless asked for), two of one experiment and seed, schedules
-            of different settings, or a schedule of ``needed`` that is missing.
+            of different settings or of one role.
+        LackingError: a schedule of ``needed`` is missing.
     """
-    runs, by_schedule = separate(runs), Groups()
+    runs, by_schedule = in_roles(separate(runs), needed), Groups()
     check_there(runs, needed)
     runs = [run for run in runs if run.name in needed or not only]
     for run in runs:
@@ -48,8 +51,50 @@ def groups(
     return {name: sorted(by_schedule[name], key=lambda r: r.seed) for name in order(by_schedule)}
 
 
+def in_roles(runs: Iterable[Record], needed: Sequence[str]) -> list[Record]:
+    """The runs, in a figure that needs certain schedules called by the roles that their grid gives
+    them; one that is needed by its own name keeps it. Without needed ones the runs as they are.
+
+    Raises:
+        RecordError: two schedules of one needed role.
+    """
+    runs = list(runs)
+    if not needed:
+        return runs
+    names: dict[str, dict[str, None]] = {}
+    for run in runs:
+        own = run.config["name"]
+        names.setdefault(part_of(own, run.config.get("role"), needed), {})[own] = None
+    for part, several in names.items():
+        if len(several) > 1 and part in needed:
+            raise RecordError(
+                f"schedules {', '.join(several)}: each is {part!r}, by its name or by its role; "
+                f"choose one with --role {part}={next(iter(several))!r}"
+            )
+    found = []
+    for run in runs:
+        own = run.config["name"]
+        part = part_of(own, run.config.get("role"), needed)
+        if part == own or len(names[part]) > 1:  # a role that is not needed
+            found.append(run)
+        else:
+            add_note(f"the schedule {own} is drawn as {part}, its role")
+            found.append(run.called(part))
+    return found
+
+
+def part_of(name: str, role: str | None, needed: Sequence[str]) -> str:
+    """What a schedule is called in a figure that needs certain ones: its role, if it has one and is
+    not needed by its own name.
+
+    >>> part_of("mine", "low", ["low", "high"]), part_of("mine", "low", ["mine"])
+    ('low', 'mine')
+    """
+    return name if role is None or (name in needed and role not in needed) else role
+
+
 def check_there(runs: Sequence[Record], needed: Iterable[str]) -> None:
-    """Raise RecordError unless there are runs of each of these schedules."""
+    """Raise LackingError unless there are runs of each of these schedules."""
     names = {run.name for run in runs}
     missing = [name for name in needed if name not in names]
     for name in missing:
@@ -59,9 +104,10 @@ def check_there(runs: Sequence[Record], needed: Iterable[str]) -> None:
                 "choose one with --where FIELD=VALUE, or read a folder that has one of them"
             )
     if missing:
-        raise RecordError(
+        raise LackingError(
             f"no run of schedule {', '.join(missing)}; found {', '.join(order(names)) or 'none'}: "
-            "run the missing ones (regimes ablate GRID --schedules ...) before drawing"
+            "run the missing ones (regimes ablate GRID --schedules ...) before drawing, or say "
+            f"which schedule takes the part, --role {missing[0]}=NAME"
         )
 
 

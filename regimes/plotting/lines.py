@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -50,7 +51,8 @@ def plot(
             caption; default a figure of its own.
 
     Returns:
-        The figure; with ``ax`` that of these axes.
+        The figure, with its numbers as ``.data`` and ``.save(path)``, which writes both (see
+        `regimes.plotting.style.Drawing`); with ``ax`` the figure of these axes as it is.
 
     Raises:
         RecordError: no run, runs whose settings differ, or a column that they do not have.
@@ -84,10 +86,15 @@ def plot(
             fig,
             f"{shape}; in the title means of the last {LAST} values{cut}.",
         )
+    parts = {"curve": curves(by_schedule, shown), "end": ends(by_schedule, shown)}
+    tables = [numbers.assign(part=part) for part, numbers in parts.items()]
+    fig.data = pd.concat(tables, ignore_index=True)
     return fig
 
 
-def lines(by_schedule: Groups, against: str, shown: Metric, example: Record) -> tuple[Figure, bool]:
+def lines(
+    by_schedule: Groups, against: str, shown: Metric, example: Record
+) -> tuple[style.Shown, bool]:
     """The figure without headline and caption, and whether values are outside of its axis.
 
     Args:

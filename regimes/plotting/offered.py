@@ -16,7 +16,8 @@ from typing import Any
 from regimes.config.entry_points import entry_points
 from regimes.console import stdout
 from regimes.console.tables import Table
-from regimes.errors import ConfigError, nearest, require
+from regimes.errors import ConfigError, LackingError, nearest, require
+from regimes.plotting.needs import Needs
 from regimes.records import selecting
 
 GROUP = "regimes.figures"
@@ -31,12 +32,14 @@ class Offer:
         start: called with the words after the name: records and options.
         grids: those whose records it draws (`regimes presets`); none: its help says what it needs.
         section: the heading under which it is listed.
+        needs: of a grid; None: nothing certain, it draws what there is.
     """
 
     says: str
     start: Callable[[Sequence[str]], object]
     grids: tuple[str, ...] = ()
     section: str = ""
+    needs: Needs | None = None
 
 
 def offered() -> dict[str, Offer]:
@@ -65,15 +68,51 @@ def offered() -> dict[str, Offer]:
     return known
 
 
-def begin(name: str, words: Sequence[str]) -> None:
-    """Draw or print the offer of that name; ConfigError if there is none."""
+def begin(name: str, words: Sequence[str]) -> bool:
+    """Draw or print the offer of that name; with ``--needs GRID`` print what it needs of a grid.
+
+    Returns:
+        Whether the grid has it; True of what is drawn.
+
+    Raises:
+        ConfigError: no such offer, or one that needs nothing certain of a grid.
+        LackingError: records without a schedule or a statistic that it needs.
+    """
     known = offered()
     if name not in known:
         raise ConfigError(f"no figure {name!r}: {nearest(name, known, 'regimes figure')}")
+    needs = known[name].needs
+    grids, words = _taken(words, "--needs")
+    if grids:
+        if needs is None:
+            raise ConfigError(f"figure {name} needs no certain schedules: it draws those there are")
+        from regimes.plotting.lacking import show as show_needs  # presets and pandas, so late
+
+        complete = [show_needs(name, needs, grid) for grid in grids]
+        return all(complete)
+    try:
+        draw(known[name].start, words)
+    except LackingError as error:
+        if needs is None:
+            raise
+        raise LackingError(
+            f"{error}; `regimes figure {name} --needs GRID` lists what a grid lacks"
+        ) from None
+    return True
+
+
+def draw(start: Callable[[Sequence[str]], object], words: Sequence[str]) -> None:
+    """Start a figure with its own words, under the options of every figure: ``--where``,
+    ``--role``, and those of `printed`.
+
+    Raises:
+        ConfigError: an option without a value, or with a wrong one.
+    """
     where, words = conditions(words)
+    roles, words = _taken(words, "--role")
     changes, rest = printed(words)
-    with selecting(where, print_notes=True), drawn_by(changes):
-        known[name].start(rest)
+    with selecting(where, print_notes=True, roles=roles), drawn_by(changes):
+        start(rest)
 
 
 def conditions(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -158,5 +197,7 @@ def show() -> None:
         console.print(table.drawn(), "")
     print("regimes figure NAME RECORDS draws; regimes figure NAME --help says what else it takes;")
     print("all take --where FIELD=VALUE, e.g. --where optimizer.lr=0.4: only runs with that value;")
+    print("--role ROLE=SCHEDULE, e.g. --role low=mine: the schedule mine is drawn as low;")
+    print("regimes figure NAME --needs GRID: what it needs of a grid, before that is trained;")
     print("--style paper: PDF and PNG, 3.3 inches wide, title and caption in a text file beside;")
     print("--width INCHES, --format png,svg,pdf and --plain: each of these by itself")

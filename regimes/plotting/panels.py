@@ -12,7 +12,6 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.colors import BoundaryNorm, ListedColormap
-from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
@@ -155,9 +154,7 @@ def levels(runs: Sequence[Record]) -> pd.DataFrame:
     return table[table["layer"].isin(names)].reset_index(drop=True)
 
 
-def level_map(
-    runs: Sequence[Record], shown: Record, width: float = style.WIDTH
-) -> tuple[Figure, pd.DataFrame]:
+def level_map(runs: Sequence[Record], shown: Record, width: float = style.WIDTH) -> style.Drawing:
     """The level of each compressed layer per epoch in one run; below, the share of all layers at
     each level except that of the highest compression.
 
@@ -187,7 +184,7 @@ def level_map(
         bottom.locator_params(axis="x", integer=True)
         for ax in (top, bottom):
             style.mark_decays(ax, shown, labelled=ax is top)
-    return fig, numbers
+    return style.Drawing(fig, numbers)
 
 
 def level_share(runs: Sequence[Record], numbers: pd.DataFrame) -> str:
@@ -248,9 +245,7 @@ def layer_name(layer: Mapping[str, Any]) -> str:
 # -- detectors ---------------------------------------------------------------------------------
 
 
-def bands(
-    runs: Sequence[Record], result: Comparison, width: float = style.WIDTH
-) -> tuple[Figure, pd.DataFrame]:
+def bands(runs: Sequence[Record], result: Comparison, width: float = style.WIDTH) -> style.Drawing:
     """One panel per schedule, one band per detector.
 
     Args:
@@ -291,7 +286,7 @@ def bands(
             bar = fig.colorbar(image, ax=list(panels), shrink=0.6, aspect=20, pad=0.02)
             bar.ax.yaxis.set_major_formatter(PercentFormatter(1.0))
             bar.set_label("layers (and seeds)\ncalled critical")
-    return fig, numbers
+    return style.Drawing(fig, numbers)
 
 
 def draw_bands(ax: Axes, table: pd.DataFrame) -> AxesImage:

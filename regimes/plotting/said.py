@@ -1,7 +1,7 @@
 """A mean over seeds as a title says it: no more than its numbers do.
 
-Every title that states an effect takes its words from here: whether the effect is shown, its size
-with the interval, and where there is no interval, of how many seeds it is.
+Every title that states an effect takes its words from here: `Estimate.verdict` decides whether the
+effect is shown, not shown or open; `text` is its size with the interval, or with the seeds.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from regimes.statistics import ANY, LEAST, Range, alike, t_interval
 
 if TYPE_CHECKING:
     import pandas as pd
 
+Verdict = Literal["above", "below", "not shown", "open"]
 COUNTS = ("different seeds", "one seed", "two seeds")  # of so many in common
 
 
@@ -57,21 +58,32 @@ class Estimate:
         )
         n = row.get("n", LEAST)
         n = 0 if n is None or math.isnan(n) or not math.isfinite(value) else int(n)
-        if not high - low > 1e-9 * max(1.0, abs(value)):  # nan, or equal values
+        width = high - low if n >= LEAST else 0.0
+        if not width > 1e-9 * max(1.0, abs(value)):  # nan, or equal values
             low = high = math.nan
         return cls(value if n else math.nan, low, high, n)
 
+    def verdict(self, base: float = 0.0) -> Verdict:
+        """What a title may say of the mean against ``base``: "above" or "below" where the interval
+        leaves ``base`` out, "not shown" where it does not, and "open" where there is none, since
+        fewer than `LEAST` seeds have a value or all have the same one.
+
+        >>> [Estimate.of(values).verdict() for values in ([1.0, 1.1, 1.2], [1.0, 0.0, 0.5], [9.0])]
+        ['above', 'not shown', 'open']
+        """
+        if self.n < LEAST or not self.low < self.high:
+            return "open"
+        if self.low > base:
+            return "above"
+        return "below" if self.high < base else "not shown"
+
     def is_above(self, base: float) -> bool:
-        """Does the interval lie above?"""
-        return self.low > base
+        """Is the mean shown to lie above?"""
+        return self.verdict(base) == "above"
 
     def is_below(self, base: float) -> bool:
-        """Does the interval lie below?"""
-        return self.high < base
-
-    def leaves_open(self, base: float = 0.0) -> bool:
-        """Is there an interval, and is ``base`` in it?"""
-        return self.low <= base <= self.high
+        """Is the mean shown to lie below?"""
+        return self.verdict(base) == "below"
 
     @property
     def size(self) -> Estimate:

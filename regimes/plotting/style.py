@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import pandas as pd
@@ -62,14 +62,52 @@ def theme() -> AbstractContextManager[None]:
 
 
 class Shown(Canvas):
-    """A figure that Jupyter shows as the last value of a cell, without pyplot."""
+    """A figure that Jupyter shows as the last value of a cell, without pyplot.
+
+    Attributes:
+        data: the numbers that it shows; None where they are not known.
+    """
+
+    data: pd.DataFrame | None = None
+
+    def save(self, path: str | Path) -> list[Path]:
+        """Write the figure and its numbers, see `Drawing.save`."""
+        return _saved(self, self.data, Path(path))
 
     def _repr_png_(self) -> bytes:
         with theme():
             return drawn(self, "png")
 
 
-def figure(height: float, width: float = WIDTH) -> Figure:
+class Drawing(NamedTuple):
+    """A figure and its numbers. Jupyter shows the figure; ``figure, data = ...`` takes it apart.
+
+    Attributes:
+        figure: matplotlib's.
+        data: the numbers that the figure shows, in full precision.
+    """
+
+    figure: Figure
+    data: pd.DataFrame
+
+    def save(self, path: str | Path) -> list[Path]:
+        """Write the figure and its numbers; returns the files.
+
+        Args:
+            path: "mine.pdf" writes this file alone; "mine" writes mine.png, mine.svg (or the
+                formats of the present `canvas.options`) and the numbers, mine.csv.
+
+        Raises:
+            RecordError: they cannot be written.
+        """
+        return _saved(self.figure, self.data, Path(path))
+
+    def _repr_png_(self) -> bytes:
+        with theme():
+            return drawn(self.figure, "png")
+
+
+def figure(height: float, width: float = WIDTH) -> Shown:
     """An empty figure, inches; not known to pyplot, so it needs no closing. The present
     `canvas.options` may give it another width."""
     return Shown(width, height, DPI)
@@ -234,20 +272,30 @@ def shade(ax: Axes, windows: Iterable[Sequence[int]]) -> None:
 # -- to disk ---------------------------------------------------------------------------------
 
 
-def save(fig: Figure, stem: Path, numbers: pd.DataFrame) -> list[Path]:
+def save(fig: Figure, stem: Path, numbers: pd.DataFrame | None) -> list[Path]:
     """``stem``.png and .svg, or the formats of the present `canvas.options`, and .csv with the
-    plotted numbers in full precision; of a plain figure also .txt with title and caption. The same
-    numbers give the same bytes."""
+    plotted numbers in full precision, where they are given; of a plain figure also .txt with title
+    and caption. The same numbers give the same bytes."""
     kinds = canvas.current().formats
-    *pictures, csv = paths = [stem.with_name(f"{stem.name}.{x}") for x in (*kinds, "csv")]
+    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in kinds]
     _plain_where_no_formula(fig)
-    for path, kind in zip(pictures, kinds, strict=True):
+    for path, kind in zip(paths, kinds, strict=True):
         write_output(path, drawn(fig, kind, letters=True))
-    write_table(csv, numbers)
+    if numbers is not None:
+        paths.append(stem.with_name(f"{stem.name}.csv"))
+        write_table(paths[-1], numbers)
     if isinstance(fig, Canvas) and fig.plain:
-        paths.append(csv.with_suffix(".txt"))
+        paths.append(stem.with_name(f"{stem.name}.txt"))
         write_output(paths[-1], "\n\n".join(filter(None, (fig.headline, fig.caption))) + "\n")
     return paths
+
+
+def _saved(fig: Figure, numbers: pd.DataFrame | None, path: Path) -> list[Path]:
+    kind = path.suffix.removeprefix(".")
+    if kind in canvas.FORMATS:
+        with canvas.options(formats=(kind,)):
+            return save(fig, path.with_suffix(""), None)
+    return save(fig, path, numbers)
 
 
 def drawn(fig: Figure, kind: str = "svg", dpi: int = DPI, letters: bool = False) -> bytes:

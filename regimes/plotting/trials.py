@@ -7,7 +7,6 @@ from typing import Any
 
 import pandas as pd
 import seaborn as sns
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from regimes.errors import ConfigError
@@ -43,7 +42,7 @@ def harms(run: Record) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def draw_harms(run: Record, width: float = style.WIDTH) -> tuple[Figure, pd.DataFrame]:
+def draw_harms(run: Record, width: float = style.WIDTH) -> style.Drawing:
     """Each level's harm over the run, with its interval; a large marker where it was shown.
 
     Args:
@@ -73,4 +72,4 @@ def draw_harms(run: Record, width: float = style.WIDTH) -> tuple[Figure, pd.Data
         style.mark_decays(ax, run)
         place: Any = "outside upper left"
         fig.legend(*ax.get_legend_handles_labels(), loc=place, ncols=max(1, len(levels)))
-    return fig, numbers
+    return style.Drawing(fig, numbers)

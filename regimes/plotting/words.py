@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from regimes.config import as_level
 from regimes.plotting import canvas
@@ -130,11 +131,15 @@ def answer(
     sign = -1.0 if shown.lower else 1.0
     a, b = _two(mean, sent, sign, baseline)
     about = a in SUBJECTS
-    said = difference(_first(names[a]), names[b], _gap(ends, a, b, shown), shown, beats=about)
+    gap = _gap(ends, a, b, shown)
+    said = difference(names[a], names[b], gap, shown, beats=about)
     less, more = (b, a) if about else (a, b)
     if sent[more] > 0:
         share = f"sends {_percent(sent[less] / sent[more])} of its floats"
-        said += f", which {share}" if about else f", and {share}"
+        if gap.verdict() == "open":
+            said += f"; {names[b]} {share}" if about else f"; it {share}"
+        else:
+            said += f", which {share}" if about else f", and {share}"
     best = max(mean, key=lambda name: sign * mean[name])
     if about and shown.directed and baseline is None and best not in (a, b):
         lead = _gap(ends, best, a, shown)
@@ -155,7 +160,7 @@ def _gap(ends: Mapping[str, Mapping[int, float]], a: str, b: str, shown: Metric)
 
 
 def difference(one: str, other: str, gap: Estimate, shown: Metric, *, beats: bool = False) -> str:
-    """How a schedule's metric compares with another's, in words that the interval allows.
+    """How a schedule's metric compares with another's, a sentence that `Estimate.verdict` allows.
 
     Args:
         one, other: the names of both.
@@ -165,19 +170,22 @@ def difference(one: str, other: str, gap: Estimate, shown: Metric, *, beats: boo
     >>> from regimes.plotting.looks import named
     >>> difference("A", "B", Estimate.of([-1.0, 2.0, 3.0]), named("accuracy"))
     'A is not shown to lose to B'
+    >>> difference("A", "B", Estimate.of([-1.0, -2.0]), named("accuracy"))
+    'Open whether A loses to B: -1.5 points in two seeds'
     """
-    if gap.leaves_open():
+    form, verdict = f".{max(1, shown.digits - 1)}f" if shown.directed else ".4g", gap.verdict()
+    if verdict == "open":
+        verb = ("beats" if beats else "loses to") if shown.directed else "differs from"
+        return f"Open whether {one} {verb} {other}: {gap.text(f'+{form}', _unit(shown))}"
+    one, size = _first(one), gap.size.numbers(form, _unit(shown))
+    if verdict == "not shown":
         verb = "beat" if beats else "lose to"
         return f"{one} is not shown to {verb if shown.directed else 'differ from'} {other}"
-    if gap.value == 0:
-        return f"{one} ends where {other} does{gap.seeds}"
-    form = f".{max(1, shown.digits - 1)}f" if shown.directed else ".4g"
-    size, end = gap.size.numbers(form, _unit(shown)), f"{other}{gap.seeds}"
     if not shown.directed:
-        return f"{one} ends {size} {'above' if gap.value > 0 else 'below'} {end}"
-    if (gap.value > 0) != shown.lower:
-        return f"{one} is {size} better than {end}"
-    return f"{one} loses {size} to {end}"
+        return f"{one} ends {size} {verdict} {other}"
+    if (verdict == "above") != shown.lower:
+        return f"{one} is {size} better than {other}"
+    return f"{one} loses {size} to {other}"
 
 
 def _reached(runs: Sequence[Any], shown: Metric) -> dict[int, float]:
@@ -227,8 +235,8 @@ def _unit(shown: Metric) -> str:
 def label_ends(
     ax: Axes, ends: Sequence[tuple[float, float, str, Look]], letters: int = LETTERS
 ) -> None:
-    """Names right of the axes, each joined to the end of its line by a thin one, and moved apart
-    where they would overlap. Call it when the limits are final.
+    """Names right of the axes, each behind its marker, joined to the end of its line by a thin one,
+    and moved apart where they would overlap. Call it when the limits are final.
 
     Args:
         ends: x, y, name, look.
@@ -253,7 +261,7 @@ def label_ends(
         ax.annotate(
             name,
             xy=(x, y),
-            xytext=(1.04, at),
+            xytext=(1.06, at),
             textcoords="axes fraction",
             va="center",
             fontsize=7,
@@ -266,6 +274,8 @@ def label_ends(
                 "shrinkB": 3,
             },
         )
+        drawn = look.line | {"linestyle": "", "transform": ax.transAxes, "clip_on": False}
+        ax.add_artist(Line2D([1.045], [at], **drawn))  # told apart in grey
 
 
 def apart(places: np.ndarray, ladder: np.ndarray | float) -> np.ndarray:

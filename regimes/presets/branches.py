@@ -12,7 +12,12 @@ from regimes.presets.registry import Grid
 
 KEYS = ("of", "at", "length", "skip")
 FROM = " from "  # between a schedule's name and the first unit of a branch, in the name of a cell
-NO_BRANCH = ("base", "rate", "rates")  # keys of a schedule that a branch has from its trunk
+NO_BRANCH = (
+    "base",
+    "rate",
+    "rates",
+    "statistics",
+)  # keys of a schedule that a branch has from its trunk
 
 
 def branches_of(
@@ -45,7 +50,7 @@ def branches_of(
         for unit in units:
             own = f"{name}{FROM}{unit}{trunk.removeprefix(of)}"
             branch = BranchConfig(trunk, unit, table.get("length"), table.get("skip"))
-            base = replace(cells[trunk], name=own, branch=None)
+            base = replace(cells[trunk], name=own, role=None, branch=None)
             try:
                 branches[own] = replace(override_table(base, fields), branch=branch)
             except ConfigError as error:

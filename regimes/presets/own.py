@@ -7,12 +7,18 @@
 
     [schedules.low]
     policy = {name = "static", level = "low"}
+    role = "low"                  # its part in figures, whatever its name
 
     [schedules.eager]
     policy.eta = 0.3              # of the base's policy
     optimizer.lr = 0.2
 
-A schedule changes the keys that it names; "none" unsets one. Learning rates, with the start of the
+A schedule changes the keys that it names; "none" unsets one. What is measured, in all schedules or
+in one, with the options that it needs ::
+
+    statistics = ["eigenvalue", "eigenvalue:batch"]
+
+Learning rates, with the start of the
 warm-up in proportion, and schedules of other files ::
 
     rates = [0.1, 0.2]            # each schedule at each rate: "low at 0.1", "low at 0.2", ...
@@ -54,6 +60,7 @@ from regimes.config import RunConfig, from_dict, load_toml, override, override_t
 from regimes.config.convert import convert
 from regimes.config.entry_points import entry_points
 from regimes.config.toml import read_tables
+from regimes.detectors.statistics import with_statistics
 from regimes.errors import ConfigError, is_whole, nearest, require, unexpected
 from regimes.presets.branches import branches_of
 from regimes.presets.families import at_rate
@@ -62,8 +69,12 @@ from regimes.presets.registry import GRIDS, PRESETS, Grid
 logger = logging.getLogger(__name__)
 GROUP = "regimes.grids"
 MOST_SEEDS = 10_000
-KEYS = ("base", "seeds", "set", "rate", "rates", "include", "schedules", "about", "group")
-NOT_CONFIGURATION = ("base", "rate", "rates")  # keys of a schedule that are no fields of a run
+KEYS = (
+    *("base", "seeds", "set", "statistics", "rate", "rates", "include", "schedules"),
+    *("about", "group"),
+)
+# keys of a schedule that are no fields of a run
+NOT_CONFIGURATION = ("base", "rate", "rates", "statistics")
 AT = " at "  # between a schedule's name and its rate, in the name of a cell
 NAME = re.compile(r"[^/\\\x00-\x1f\x7f-\x9f]{1,100}")  # of a folder, wherever it is unpacked
 Presets = Callable[[str], RunConfig]  # the configuration of that name
@@ -98,7 +109,8 @@ def read_grid(path: str, preset: Presets) -> Grid:
         own = {**table, "base": changes["base"]} if "base" in changes else None
         base = _base(where, own, preset, Path(path).parent) if own else common
         try:
-            cell = override_table(replace(base, name=name), fields)
+            cell = override_table(replace(base, name=name, role=None), fields)
+            cell = _measured("", cell, changes.get("statistics", []))
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
         rates_from = changes if changes.keys() & {"rate", "rates"} else table
@@ -109,6 +121,16 @@ def read_grid(path: str, preset: Presets) -> Grid:
             where = f"{path}: schedules.{name}"
             cells |= branches_of(where, name, changes, cells, of_schedule)
     return cells
+
+
+def _measured(where: str, config: RunConfig, names: Any) -> RunConfig:
+    """A configuration with instruments that measure these statistics, beside its own.
+
+    Raises:
+        ConfigError: no list of texts, or no instrument measures one of them.
+    """
+    wanted = convert(tuple[str, ...], names, f"{where}statistics")
+    return replace(config, instruments=with_statistics(config.instruments, wanted))
 
 
 def read_preset(path: str, preset: Presets) -> RunConfig:
@@ -205,9 +227,10 @@ def _base(path: str, table: Table, preset: Presets, folder: Path) -> RunConfig:
             known = load_toml(folder / given)
         else:
             known = preset(given) if isinstance(given, str) else from_dict(RunConfig, given)
-        return override(known, list(settings))
+        changed = override(known, list(settings))
     except ConfigError as error:
         raise ConfigError(f"{path}: base: {error}") from None
+    return _measured(f"{path}: ", changed, table.get("statistics", []))
 
 
 @dataclass(frozen=True)

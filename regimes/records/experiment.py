@@ -3,7 +3,7 @@
 Their headers agree in everything (configuration, digest of the data, levels, metric, layers) but
 the seed and
 
-- `fields.STORAGE`: where and how often to save, and how the run was started;
+- `fields.STORAGE`: where and how often to save, how the run was started, its role in figures;
 - `fields.CIRCUMSTANCES`: code, libraries, machine, processes. Runs that differ in them are
   averaged, and `notes` says so.
 """
@@ -31,7 +31,10 @@ from regimes.records.fields import (
 from regimes.records.lines import read_header
 from regimes.records.reader import Record
 
-FREE_ON_RESUME = {*SAVING, "device", "graphs", "bucket_mb", "quirks"}  # quirks show in other fields
+FREE_ON_RESUME = {  # quirks show in other fields
+    *SAVING,
+    *("role", "device", "graphs", "bucket_mb", "quirks"),
+}
 
 
 def identity(run: Record) -> Fields:

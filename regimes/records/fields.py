@@ -20,8 +20,10 @@ from regimes.records.schema import Header, Row, hooked
 
 SAVING = ("checkpoint_every", "checkpoint_seconds", "checkpoint_keep", "reporters", "timeout")
 # "data.weights": the first weights of a user's own model, which each seed may draw anew.
+# "role": the part of a schedule in figures, no part of its training.
 STORAGE = (
     *SAVING,
+    "role",
     *("data.path", "data.download", "data.weights"),
     *("branch.of", "machine.command", "schema"),
 )

@@ -116,8 +116,17 @@ class Record:
         return identifying(self.fields, self.config.get("drawn_per_seed", yoked) or ())
 
     def varied(self, variant: str) -> Record:
-        """A copy with another variant, which takes over what was computed of this run."""
-        other = replace(self, variant=variant)
+        """A copy with another variant."""
+        return self._changed(variant=variant)
+
+    def called(self, name: str) -> Record:
+        """A copy whose schedule has another name, which is its role, too."""
+        config = self.config | {"name": name, "role": name}
+        return self._changed(header=self.header | {"config": config})
+
+    def _changed(self, **fields: Any) -> Record:
+        """A copy, which takes over what was computed of this run."""
+        other = replace(self, **fields)
         computed = ("epochs", "layers", "fields", "identity")
         vars(other).update({x: vars(self)[x] for x in computed if x in vars(self)})
         return other

@@ -5,13 +5,17 @@ experiment, and adds its `experiment.notes` to those of the command::
 
     with selecting(["optimizer.lr=0.4"], print_notes=True):
         ...
+
+Or by their part in a figure (``--role low=mine``): runs of ``mine`` are read as if it were called
+``low``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -25,19 +29,49 @@ from regimes.records.reader import Record
 if TYPE_CHECKING:
     import pandas as pd
 
-_selection: ContextVar[tuple[tuple[str, ...], dict[str, None]] | None] = ContextVar(
-    "selection", default=None
-)
+
+@dataclasses.dataclass
+class Selection:
+    """What a command reads.
+
+    Attributes:
+        where: conditions FIELD=VALUE.
+        roles: the name of a schedule, by its part in a figure.
+        notes: of the runs that were read, as keys.
+    """
+
+    where: tuple[str, ...] = ()
+    roles: dict[str, str] = dataclasses.field(default_factory=dict)
+    notes: dict[str, None] = dataclasses.field(default_factory=dict)
+
+
+_selection: ContextVar[Selection | None] = ContextVar("selection", default=None)
 
 
 @contextlib.contextmanager
-def selecting(where: Sequence[str] = (), print_notes: bool = False) -> Iterator[dict[str, None]]:
-    """Let `load_all` select by ``where``; yields the notes so far, as keys, and may print them at
-    the end. ConfigError for a condition that is not FIELD=VALUE."""
+def selecting(
+    where: Sequence[str] = (), print_notes: bool = False, roles: Sequence[str] = ()
+) -> Iterator[dict[str, None]]:
+    """Let `load_all` select by ``where`` and call schedules by their ``roles``; yields the notes so
+    far, as keys, and may print them at the end.
+
+    Args:
+        roles: ROLE=NAME each: the schedule of that name is read as if it were called ROLE, and
+            another one that is called so is left out.
+
+    Raises:
+        ConfigError: a condition that is not FIELD=VALUE, or a role that is not ROLE=NAME.
+    """
     for text in where:
         _parsed(text)
+    chosen = {}
+    for text in roles:
+        role, _, name = text.partition("=")
+        if not (role and name):
+            raise ConfigError(f"--role {text}: expected ROLE=SCHEDULE, e.g. --role low=mine")
+        chosen[role] = name
     notes: dict[str, None] = {}
-    token = _selection.set((tuple(where), notes))
+    token = _selection.set(Selection(tuple(where), chosen, notes))
     try:
         yield notes
     finally:  # after an error too: the notes may explain it
@@ -48,10 +82,40 @@ def selecting(where: Sequence[str] = (), print_notes: bool = False) -> Iterator[
 
 def select_and_separate(runs: Iterable[Record], where: Sequence[str] = ()) -> list[Record]:
     """The runs that ``where`` and the command select (`select`), separated by `separate`."""
-    of_command, collected = _selection.get() or ((), {})
-    selected = separate(select(select(runs, of_command), where))
-    collected |= dict.fromkeys(notes(selected))
+    command = _selection.get() or Selection()
+    selected = _in_roles(select(select(runs, command.where), where), command.roles)
+    selected = separate(selected)
+    command.notes |= dict.fromkeys(notes(selected))
     return selected
+
+
+def add_note(sentence: str) -> None:
+    """Let the command say something of the runs that it has read (`selecting`)."""
+    if (command := _selection.get()) is not None:
+        command.notes[sentence] = None
+
+
+def _in_roles(runs: Sequence[Record], roles: Mapping[str, str]) -> list[Record]:
+    """The runs, those of the schedules in ``roles`` (name by role) called by their roles.
+
+    Raises:
+        RecordError: no run of such a schedule.
+    """
+    names = dict.fromkeys(run.config["name"] for run in runs)
+    for role, name in roles.items():
+        if names and name not in names:
+            raise RecordError(
+                f"--role {role}={name}: no run of schedule {name!r}; {nearest(name, names)}"
+            )
+    role_of = {name: role for role, name in roles.items()}
+    kept = []
+    for run in runs:
+        own, declared = run.config["name"], run.config.get("role")
+        if own in role_of:
+            kept.append(run.called(role_of[own]))
+        elif own not in roles:
+            kept.append(run.called(own) if declared in roles else run)
+    return kept
 
 
 def select(runs: Iterable[Record], where: Sequence[str]) -> list[Record]:

@@ -15,6 +15,7 @@ from typing import Any, Literal, cast
 from regimes.collectives.agreement import check_same_weights, fingerprint
 from regimes.config import DENSE, AnyLevel, RunConfig
 from regimes.config.arguments import checked
+from regimes.console.notebook import stoppable
 from regimes.data import Task
 from regimes.errors import RegimesError, require
 from regimes.instruments.panel import check_measured
@@ -23,6 +24,7 @@ from regimes.job.reporters import Reporter, Reporters, usual
 from regimes.job.rows import traffic_columns
 from regimes.job.termination import GracefulShutdown, Terminated
 from regimes.records import Record, RecordWriter, Row, complete, load, read_header, unit_name
+from regimes.records.extent import progress
 from regimes.records.files import record_folder
 from regimes.training.build import Run, prepare
 from regimes.training.changes import rate_after
@@ -69,12 +71,25 @@ def run(
     out = record_folder(out)
     good = isinstance(resume, bool) or resume == "auto"
     require(good, "resume", resume, 'True, False or "auto"')
-    if resume == "auto":
-        resume = has_epoch(out)
+    resumed = has_epoch(out) if resume == "auto" else resume
     reporters = usual() if reporters is None else reporters
-    for phase in remaining(phases(resolve(config), out), out, resume):
-        resume = _run_phase(phase, out, resume, reporters, task, shards)
+    with stoppable(lambda: _kept(out, resume == "auto")):
+        for phase in remaining(phases(resolve(config), out), out, resumed):
+            resumed = _run_phase(phase, out, resumed, reporters, task, shards)
     return load(out)
+
+
+def _kept(out: Path, again: bool) -> str:
+    """What a stop has left of a run, and how it goes on.
+
+    Args:
+        again: by the same call.
+    """
+    if not has_epoch(out):
+        return "nothing is kept, since no epoch had ended; run the cell again to begin anew"
+    run, how = load(out), "" if again else ' with resume="auto"'
+    kept = progress(run.header, run.rows, " of ")
+    return f"{kept} are kept in {out}; run the cell again{how} to go on"
 
 
 def has_epoch(out: Path) -> bool:

@@ -42,7 +42,7 @@ FIXED = ("seed", "workers", "unit_steps", "dtype", "data", "model")
 FREE = ("data.augment", "model.dropout")
 LENGTH = ("epochs", "steps", "budget")  # a pulse returns to its trunk's
 # a returning trunk has the branch's
-OF_THE_MACHINE = (*SAVING, "device", "graphs", "bucket_mb", "name")
+OF_THE_MACHINE = (*SAVING, "device", "graphs", "bucket_mb", "name", "role")
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ KNOWN = (  # an axis is of one of these, with its unit or what it is a share of
 )
 SHADE = "#ececec"  # of a hand-made window
 NARROW = 1e-9  # of its value: an interval that is none
+THIN = 0.8  # points, of lines that are not of one seed
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,22 @@ def complaints(shown: Shown) -> list[str]:
         wrong = [*_unexplained(shown, at), *_marks(shown, ax)]
         wrong += [] if at in shown.cut else _outside(ax, shown.parts[at])
         found += [f"axes {at}: {words}" for words in wrong]
+    return found
+
+
+def colour_alone(figure: Figure) -> list[str]:
+    """Lines of one axes that only their colour tells apart; those of each seed are thin."""
+    found = []
+    for at, ax in enumerate(figure.axes):
+        looks: dict[tuple[str | None, str | None, str | None], dict[str, None]] = {}
+        for part in Parts.of(ax).lines:
+            if part.artist.get_linewidth() >= THIN and len(part.points) > 1:  # type: ignore[attr-defined]
+                seen = part.seen
+                filled = seen.fill and str(seen.fill == "#ffffff")
+                looks.setdefault((seen.dash, seen.marker, filled), {})[seen.colour] = None
+        for (dash, marker, _), colours in looks.items():
+            if len(colours) > 1:
+                found.append(f"axes {at}: {len(colours)} lines of dash {dash}, marker {marker}")
     return found
 
 
@@ -242,12 +259,15 @@ def legends(figure: Figure) -> list[Legend]:
 
 
 def names(figure: Figure) -> list[Annotation]:
-    """Names that are joined to what they name: they have its colour."""
+    """Names that are joined to what they name: they have its colour. An arrow has none."""
     return [
         text
         for ax in figure.axes
         for text in ax.texts
-        if isinstance(text, Annotation) and text.arrow_patch and text.get_visible()
+        if isinstance(text, Annotation)
+        and text.arrow_patch
+        and text.get_visible()
+        and text.get_text()
     ]
 
 

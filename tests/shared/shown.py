@@ -80,8 +80,14 @@ def of_curves(made: Made, *against: str, **more: Any) -> Shown:
 
 
 def spoken_by(made: Made) -> dict[str, str]:
-    """What each schedule is called."""
-    return {name: words.spoken(name, config) for name, config in made.configs.items()}
+    """What each schedule is called; of a longer run with its share of the floats of `low`."""
+    names = {name: words.spoken(name, config) for name, config in made.configs.items()}
+    sent = made.table[made.table["part"] == "end"].set_index("schedule")["floats"]
+    for name in {*words.LONGER} & {*sent.index}:
+        share = sent[name] / sent["low"]
+        as_many = abs(share - 1) < 0.05
+        names[name] += ", as many floats as low" if as_many else f", {share:.2f} of low's floats"
+    return names
 
 
 def curve_panels(
@@ -561,20 +567,16 @@ SMALL = ("--dimension", "30", "--nonzero", "3", "--train", "200", "--draws", "3"
 
 
 def pulses(made: Made) -> Shown:
-    """The recovery of two arms: the third is null."""
+    """The recovery of two arms, whose lines begin at their onsets: the third is null."""
+    harms = made.table[made.table["panel"] == "harm"].groupby("arm")["harm"]
+    null = {str(arm) for arm, harm in harms if harm.abs().max() < 1e-9}
+    name = lambda arm: f"nothing changed ({arm})" if arm in null else str(arm)  # noqa: E731
     part = {name: where(panel=name) for name in ("harm", "signals", "scores")}
     score = {"y": "place", "rows": part["scores"], "by": ("arm",), "label": str}
     panels = [
-        Panel(0, "onset", "harm", part["harm"], ("arm",), str, ends=CI),
+        Panel(0, "onset", "harm", part["harm"], ("arm",), name, ends=CI),
         *(
-            Panel(
-                1 + i,
-                "unit",
-                "harm",
-                where(panel="recovery", arm=arm),
-                ("onset",),
-                lambda n: f"pulse from {int(n)}",
-            )
+            Panel(1 + i, "unit", "harm", where(panel="recovery", arm=arm), ("onset",), None)
             for i, arm in enumerate(("rank 1", "rank 1, no feedback"))
         ),
         Image(3, lambda t: _cells(part["signals"](t))),

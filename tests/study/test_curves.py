@@ -231,7 +231,8 @@ def batches(tmp_path: Path) -> list[Record]:
 
 def test_batch_sizes_are_those_of_all_workers(batches: list[Record]) -> None:
     """And runs that start with another batch size are of one setting."""
-    fig, numbers, steps = batch.figure(batches)
+    fig, numbers = batch.figure(batches)
+    steps = batch.decided(compare.groups(batches))
     smith = steps[(steps["schedule"] == "smith") & (steps["seed"] == 1)]
     assert smith["batch"].tolist() == [40] * 4 + [200] * 2
     assert set(steps[steps["schedule"] == "small-batch"]["batch"]) == {32}

@@ -16,7 +16,7 @@ import drawn
 import numpy as np
 import pandas as pd
 import pytest
-from drawn import Image, Shown, complaints, misplaced
+from drawn import Image, Shown, colour_alone, complaints, misplaced
 from matplotlib.figure import Figure
 from shown import (
     CASES,
@@ -135,12 +135,16 @@ def test_what_is_drawn_is_the_table(name: str, make: Callable[..., list[Made]]) 
     (made,) = (one for one in make(offer, source, *words) if one.name == name)
     check(expected(made))
     answers(name, made.figure)
+    assert name in SHADED or colour_alone(made.figure) == []
 
 
 NEUTRAL = {  # nothing in them is better or worse
     *("figure2a", "levels", "figure3-low", "figure4a-dense", "bands", "lasso", "signals"),
     *("criticality", "edge"),
 }
+
+
+SHADED = ("figure2a", "criticality")  # light to dark, in the order of layers or onsets
 
 
 def answers(name: str, figure: Figure) -> None:

@@ -2,7 +2,8 @@
 
 Oracle: the numbers themselves, generated: one seed, two, equal ones, intervals around 0 or without
 width, missing and infinite values. A title that says an effect without a hedge has an interval that
-leaves it out; every number in a title is one; an interval lies within what is possible.
+leaves it out, and one without an interval says that it is open; every number in a title is one; an
+interval lies within what is possible.
 """
 
 from __future__ import annotations
@@ -19,21 +20,23 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from synthetic import make
 
+from analysis.common import paired
 from analysis.common.estimates import WITHIN, estimate
-from analysis.criticality import draw
+from analysis.criticality import draw, law
 from analysis.detection import agreement, deep_linear, signals
 from analysis.paper import curves, figure2, figure3
-from analysis.rates import narrowing, usable_figure
-from analysis.tournament import yoked
+from analysis.rates import edge, narrowing, usable_figure
+from analysis.tournament import events, tournament_figure, yoked
 from regimes.errors import RecordError
+from regimes.harms import law as laws
 from regimes.plotting import looks, style, words
 from regimes.plotting.said import Estimate
 from regimes.records import Record, load
 
 NONE = math.nan
-HEDGES = ("not shown", "None of", "No ", "?", "as far as is shown")
+HEDGES = ("Open whether", "not shown", "None of", "No ", "?", "as far as is shown")
 numbers = st.one_of(
-    st.floats(-1.2, 1.2),
+    st.integers(-1_200_000, 1_200_000).map(lambda number: number / 1e6),
     st.sampled_from([0.0, -0.0, NONE, 0.004, -0.004, 1.0, -1.0]),
 )
 seeds = st.lists(numbers, min_size=1, max_size=5)
@@ -70,6 +73,18 @@ def interval(values: list[float]) -> tuple[float, float] | None:
     return float(np.mean(kept) - half), float(np.mean(kept) + half)
 
 
+def verdict(values: list[float], base: float = 0.0) -> str:
+    """What may be said of these values."""
+    ends = interval(values)
+    if ends is None:
+        return "open"
+    return "above" if ends[0] > base else "below" if ends[1] < base else "not shown"
+
+
+def is_open(title: str) -> bool:
+    return title.startswith("Open whether ")
+
+
 # -- the shared machine ----------------------------------------------------------------------
 
 
@@ -80,9 +95,9 @@ def test_an_estimate_is_shown_only_by_an_interval_that_leaves_zero_out(values: l
     assert found.n == sum(map(math.isfinite, values))
     if found.n == 0:
         return
-    assert found.is_above(0) == (ends is not None and ends[0] > 0)
-    assert found.is_below(0) == (ends is not None and ends[1] < 0)
-    assert found.leaves_open() == (ends is not None and ends[0] <= 0 <= ends[1])
+    assert found.verdict() == verdict(values)
+    assert found.is_above(0) == (verdict(values) == "above")
+    assert found.is_below(0) == (verdict(values) == "below")
     text = check(found.text(".1f", "points"))
     assert ("[" in text) == (ends is not None)
     assert ("seed" in text) == (ends is None)
@@ -144,7 +159,9 @@ def test_the_title_of_curves(table: Any, metric: str, data: Any) -> None:
         assert names[baseline] in title or names[baseline].lower() in title.lower()
     shown_effect = re.search(r"(better than|loses|above|below|better$)", title)
     if shown_effect and not hedged(title):
-        assert "[" in title or "seed" in title
+        assert "[" in title
+    few = [len([v for v in values if math.isfinite(v)]) < 3 for values, _ in table.values()]
+    assert is_open(title) or not all(few)
     for low, high in re.findall(r"\[([-\d.]+), ([-\d.]+)\]", title):
         assert float(low) >= 0 or shown_effect is None
         assert metric != "accuracy" or float(high) <= 100
@@ -209,8 +226,9 @@ def test_the_windows_are_worth_what_is_shown(values: list[float]) -> None:
     if not gap.n:
         return
     title = check(words.difference("A", "B", gap, looks.named("accuracy"), beats=True))
-    ends = interval(values)
-    assert hedged(title) == (ends is not None and ends[0] <= 0 <= ends[1])
+    said = {"open": "Open whether", "not shown": "not shown", "above": "better", "below": "loses"}
+    ((found, _),) = [item for item in said.items() if item[1] in title]
+    assert found == verdict(values)
 
 
 @quick
@@ -219,11 +237,15 @@ def test_kappa(values: list[float]) -> None:
     table = row("kappa", [float(np.clip(v, -1, 1)) for v in values])
     frame = pd.DataFrame([{"a": figure3.NORM, "b": figure3.EVAL, **table}])
     title, ends = check(figure3._title(frame)), interval([float(np.clip(v, -1, 1)) for v in values])
-    if ends and ends[0] <= 0 <= ends[1]:
-        assert hedged(title)
+    said = {"not shown": "are not shown", "above": "more often than", "below": "less often than"}
+    if not math.isnan(table["kappa"]):
+        found = verdict([float(np.clip(v, -1, 1)) for v in values])
+        assert said.get(found, "Open whether") in title
+        assert ("Open" in title) == (found == "open")
     detectors = frame.assign(detector="x").set_index("detector")
     title = check(agreement._title(detectors, "norm"))
     assert title.startswith("Of 1 detectors x") == (ends is not None and ends[0] > 0)
+    assert title.startswith("Open which of") == (ends is None and not math.isnan(table["kappa"]))
 
 
 # -- harm ------------------------------------------------------------------------------------
@@ -256,14 +278,13 @@ def test_harm(arms: dict[str, list[list[float]]]) -> None:
     title = check(draw.worst(pd.DataFrame(rows), TRUNK))
     says = re.search(r"(harms most|is shown to harm) from unit (\d)", title)
     if says is None:
-        assert title.startswith("No ")
+        assert title.startswith(("No ", "Open whether "))
         return
     (felt, by_onset), *_ = [
         item for item in arms.items() if np.nanmax(np.abs([0.0, *itertools.chain(*item[1])])) > 1e-9
     ]
     values = by_onset[int(says[2])]
-    ends, kept = interval(values), [v for v in values if math.isfinite(v)]
-    assert ends[0] > 0 if ends else np.mean(kept) > 0 and "seed" in title
+    assert verdict(values) == "above"
     assert "pulse" in title
     assert felt in title or felt == "pulse"
 
@@ -286,8 +307,9 @@ def test_ranges_of_rates(first: list[float], last: list[float], p: float) -> Non
 
     rows = [{"window": "A", **logs(first), "p": p}, {"window": "B", **logs(last), "p": NONE}]
     title = check(narrowing._title(pd.DataFrame(rows).assign(limit=narrowing.LOSSES[0])))
-    if "narrows" in title:
+    if title.startswith("Rank 1 narrows"):
         assert p < 0.05
+        assert "open" not in (verdict(first), verdict(last))
     kept = [value for value in first if not math.isnan(value)]
     of_dense = {"arm": "rank 1", "n": 3, **estimate(kept, "of_dense", logs=True)}
     title, ends = check(usable_figure._title(pd.DataFrame([of_dense]))), interval(first)
@@ -316,6 +338,7 @@ def test_a_deficit_harms_late_as_far_as_is_shown(values: list[float]) -> None:
         interval(values),
     )
     assert hedged(title) == (ends is None or ends[0] <= 0 <= ends[1])
+    assert is_open(title) == (ends is None)
 
 
 @quick
@@ -324,6 +347,61 @@ def test_floats_in_other_epochs(values: list[float]) -> None:
     rows = pd.DataFrame([{"schedule": "yoked first", **row("difference", values, "ci")}])
     if rows["n"][0]:
         check(yoked._title(rows, looks.named("accuracy")))
+
+
+@quick
+@given(rows=st.lists(seeds, min_size=1, max_size=4), metric=st.sampled_from(["accuracy", "loss"]))
+def test_arms_against_controls(rows: list[list[float]], metric: str) -> None:
+    """After correction a difference needs an interval, too, that leaves 0 out."""
+    finite = {
+        (f"arm {i}", "static"): [v for v in x if not math.isnan(v)] for i, x in enumerate(rows)
+    }
+    table, shown = paired.compare(finite), looks.named(metric)
+    for one, values in zip(paired.verdicts(table), finite.values(), strict=True):
+        assert one in (verdict(values), "not shown")
+        assert (one == "open") == (verdict(values) == "open")
+    known = table[table["n"] > 0].reset_index(drop=True)
+    if not len(known):
+        return
+    every = {verdict(values) for values in finite.values() if values}
+    title = check(tournament_figure._title(known, shown, "the control"))
+    assert title.startswith("Open whether") == (every == {"open"})
+    if re.match("arm|[0-9]", title):  # one beats it
+        better = "below" if shown.lower else "above"
+        assert better in every
+    assert check(events._title(known, shown)).startswith("Open whether") == (every == {"open"})
+
+
+@quick
+@given(rank=seeds, dense=seeds)
+def test_a_level_trains_near_the_edge_as_far_as_is_shown(
+    rank: list[float], dense: list[float]
+) -> None:
+    rows = [
+        {"rate": 0.1, "arm": arm, "seed": seed, "product": abs(value)}
+        for arm, values in (("rank 1", rank), ("dense", dense))
+        for seed, value in enumerate(values)
+        if not math.isnan(value)
+    ]
+    if not any(row["arm"] == "rank 1" for row in rows):
+        return
+    title = check(edge._title(pd.DataFrame(rows), 1.0))
+    sizes = [abs(value) for value in rank]
+    found = verdict(sizes, edge.NEAR)
+    assert title.startswith("Rank 1 trains at") == (found == "above")
+    if title.startswith("Open"):
+        assert found == "open"
+        assert np.nanmean(sizes) >= edge.NEAR
+
+
+@quick
+@given(value=numbers, half=st.sampled_from([NONE, 0.0, 0.1, 2.0]), n=st.integers(1, 4))
+def test_the_law_is_shown_only_by_an_interval(value: float, half: float, n: int) -> None:
+    exponent = laws.Exponent(value, value - half, value + half, n, "trunks")
+    found = law._estimate(exponent).verdict()
+    assert (found == "open") == (n < 3 or not half > 0 or math.isnan(value))
+    if found == "above":
+        assert value - half > 0
 
 
 # -- captions --------------------------------------------------------------------------------

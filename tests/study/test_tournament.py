@@ -280,6 +280,8 @@ def test_the_title_counts_what_survives_correction() -> None:
         {
             "arm": ["l-greco", "accordion", "adaqs"],
             "difference": [-0.2, 0.1, -0.1],
+            "ci_low": [-0.3, 0.05, -0.15],
+            "ci_high": [-0.1, 0.15, -0.05],
             "p_holm": [0.01, 0.04, 0.2],
         }
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drawn import colour_alone
 
 from analysis.common import markov
 from benchmarks import race, race_notes, race_report
@@ -328,3 +329,8 @@ def test_what_was_raced_again_stands_beside_ddp_of_the_same_race(
     said = race_notes.again([run("DDP", 1.0), run("4 bits", 1.5), run("old", 1.0)])
     assert said[-3:-1] == ["| DDP | 100.0 | 1.00 | 1.00 |", "| 4 bits | 100.0 | 1.00 | 1.50 |"]
     assert race_notes.again([run("DDP", 1.0)]) == []
+
+
+def test_the_curves_of_the_race_are_told_apart_in_grey() -> None:
+    runs = [line(entrant=name, link=race_report.AT) for name in race_report.SHOWN]
+    assert colour_alone(race_report.figure(runs)) == []

@@ -16,6 +16,7 @@ from matplotlib.text import Text
 
 import regimes
 from analysis.findings.sources import records
+from analysis.paper import figure18_20
 from regimes.errors import ConfigError
 from regimes.plotting import canvas, offered, style
 from regimes.plotting.words import headline
@@ -112,3 +113,19 @@ def test_curves_are_drawn_into_axes_of_ones_own() -> None:
     assert points(second) == points(alone)
     assert second.get_legend() is not None
     plt.close(fig)
+
+
+def test_a_figure_has_its_numbers_and_saves_itself(tmp_path: Path) -> None:
+    """`regimes.plot` returns matplotlib's figure, the study's functions a pair as before."""
+    plot = regimes.plot(records("lm-demo"))
+    fig, numbers = drawing = figure18_20.level_map(records("lm-demo"))
+    assert (drawing.figure, drawing.data) == (fig, numbers)
+    assert drawing._repr_png_().startswith(b"\x89PNG")
+    with canvas.options(formats=("svg",)):
+        for one in (plot, drawing):
+            paths = one.save(tmp_path / "mine")  # type: ignore[attr-defined]
+            assert [path.name for path in paths] == ["mine.svg", "mine.csv"]
+            assert len(pd.read_csv(paths[-1])) == len(one.data)  # type: ignore[attr-defined]
+    (alone,) = drawing.save(tmp_path / "own.pdf")
+    assert alone.read_bytes().startswith(b"%PDF")
+    assert {*plot.data["schedule"]} == {run.name for run in records("lm-demo")}  # type: ignore[attr-defined]

@@ -74,7 +74,8 @@ def test_less_is_better_turns_the_sign() -> None:
 
 def test_two_seeds_have_no_interval_and_one_schedule_no_comparison() -> None:
     text = said(groups({"low": ([0.9, 0.8], 9.0), "high": ([0.7, 0.6], 3.0)}), POINTS)
-    assert text == ("Rank 1 loses 20.0 points to rank 4 in two seeds, and sends 33 % of its floats")
+    about = "Open whether rank 1 loses to rank 4: -20.0 points in two seeds"
+    assert text == f"{about}; it sends 33 % of its floats"
     assert said(groups({"low": ([0.9], 9.0)}), POINTS) == "Rank 4 ends at 90.0 %"
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -87,3 +89,68 @@ def test_a_cell_shows_its_training_and_is_empty_at_the_end(
         regimes.run(TINY, tmp_path / "run")
     with pytest.raises(ConfigError, match="resume = 'no'"):
         regimes.run(TINY, tmp_path / "run", resume="no")  # type: ignore[arg-type]
+
+
+class Stops:
+    """A reporter whose user presses Stop in a unit's first step."""
+
+    def __init__(self, unit: int) -> None:
+        self.unit = unit
+
+    def step(self, epoch: int, done: int, steps: int) -> None:
+        if epoch == self.unit:
+            raise KeyboardInterrupt
+
+    start = epoch = stop = lambda *_: None
+
+
+def test_a_stop_ends_in_one_sentence_and_the_cell_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt) as plain:
+        regimes.run(TINY, out, reporters=[Stops(0)])
+    assert type(plain.value) is KeyboardInterrupt  # of a script
+    monkeypatch.setattr(notebook, "in_notebook", lambda: True)
+    with pytest.raises(notebook.Stopped, match="nothing is kept, since no epoch had ended"):
+        regimes.run(TINY, out, resume="auto", reporters=[Stops(0)])
+    with pytest.raises(notebook.Stopped) as stopped:
+        regimes.run(TINY, out, resume="auto", reporters=[Stops(1)])
+    said = f"Stopped: 1 of 2 epochs are kept in {out}; run the cell again to go on."
+    assert stopped.value._render_traceback_() == [said]
+    with pytest.raises(notebook.Stopped, match=r'run the cell again with resume="auto" to go on'):
+        regimes.run(TINY, out, resume=True, reporters=[Stops(1)])
+    assert len(regimes.run(TINY, out, resume="auto").rows) == 2
+
+    def train(pulse: Any, seed: int) -> float:
+        raise KeyboardInterrupt
+
+    with pytest.raises(notebook.Stopped, match="the runs that had ended are kept in"):
+        regimes.harm(train, units=4, runs=3, out=tmp_path / "harm")
+
+
+TAB = """
+import sys, regimes
+from IPython.core.completer import provisionalcompleter
+from IPython.core.interactiveshell import InteractiveShell
+from regimes.console.notebook import Stopped
+shell = InteractiveShell()
+shell.user_ns["regimes"] = regimes
+with provisionalcompleter():
+    found = {one.text for one in shell.Completer.completions("regimes.", 8)}
+assert {*regimes.__all__} <= found, {*regimes.__all__} - found
+assert "torch" not in sys.modules
+
+def stop():
+    raise Stopped("Stopped: 1 of 2 epochs are kept.") from None
+
+shell.user_ns["stop"] = stop
+shell.run_cell("stop()")
+"""
+
+
+def test_names_complete_without_torch_and_a_stop_has_no_traceback() -> None:
+    """In a process of its own; oracle: IPython's completion and output."""
+    done = subprocess.run([sys.executable, "-c", TAB], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "Stopped: 1 of 2 epochs are kept."

@@ -1,0 +1,103 @@
+"""What a grid lacks for a figure, before it is trained: `regimes figure NAME --needs GRID`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from regimes.config import RunConfig
+from regimes.console import stdout
+from regimes.console.tables import Table
+from regimes.detectors.statistics import lacking, setting
+from regimes.plotting.groups import part_of
+from regimes.plotting.needs import Needs
+from regimes.presets import get_grid, own
+
+
+class Need(NamedTuple):
+    """One of the needs, and a grid.
+
+    Attributes:
+        what: "schedule low", "statistic eigenvalue".
+        has: the schedules of the grid that are it, or record it.
+        key: what makes the grid have it; empty where it has.
+    """
+
+    what: str
+    has: str
+    key: str = ""
+
+
+def compare(needs: Needs, grid: Mapping[str, RunConfig], in_file: bool = True) -> list[Need]:
+    """Each need of a figure, and what a grid has of it.
+
+    Args:
+        in_file: the grid is a file, whose keys can be set; else options of `regimes ablate` are.
+
+    Raises:
+        ConfigError: no instrument measures a statistic.
+    """
+    names: dict[str, list[str]] = {}
+    for name, config in grid.items():
+        names.setdefault(part_of(name, config.role, needs.schedules), []).append(name)
+    found = [_schedule(role, names.get(role, []), in_file) for role in needs.schedules]
+    found += [
+        Need(f"schedule {role}, if there is one", ", ".join(names.get(role, [])))
+        for role in needs.also
+    ]
+    readers = [name for role in needs.schedules for name in names.get(role, [])]
+    every, readers = bool(readers), readers or list(grid)
+    lacks = {name: lacking(grid[name].instruments, needs.statistics) for name in readers}
+    if every:
+        missing = [x for x in needs.statistics if any(x in lacks[name] for name in readers)]
+    else:  # those of the schedule that lacks the fewest
+        missing = min(lacks.values(), key=len)
+    wanted = [x for x in needs.statistics if x != "norm"]  # that is always recorded
+    key = f"statistics = {json.dumps(wanted)}" if in_file else setting(*wanted)
+    for statistic in needs.statistics:
+        having = ", ".join(name for name in readers if statistic not in lacks[name])
+        found.append(Need(f"statistic {statistic}", having, key if statistic in missing else ""))
+    return found
+
+
+def _schedule(role: str, names: list[str], in_file: bool) -> Need:
+    """The need of one schedule, and the schedules of a grid that are it."""
+    key = ""
+    if not names:
+        where = "takes this part" if in_file else "takes this part, in a grid of your own"
+        key = f'role = "{role}", in the table [schedules.NAME] that {where}'
+    elif len(names) > 1:
+        key = f'role = "{role}" in one of {", ".join(names)} alone'
+    return Need(f"schedule {role}", ", ".join(names), key)
+
+
+def show(figure: str, needs: Needs, name: str) -> bool:
+    """Print what a figure needs of a grid; returns whether the grid has it all.
+
+    Args:
+        figure: as `regimes figure` calls it.
+        name: of the grid, or its file.
+
+    Raises:
+        ConfigError: no such grid.
+    """
+    in_file = own.is_file(name)
+    rows = compare(needs, get_grid(name), in_file)
+    title = f"What figure {figure} needs"
+    cells = [(x.what, x.has or ("lacking" if x.key else "none")) for x in rows]
+    table = Table(("needed", f"in {name}"), cells, texts=2, title=title)
+    stdout.console(highlight=False).print(table.drawn(), "")
+    runs = f"runs/{Path(name).stem}"
+    if keys := list(dict.fromkeys(row.key for row in rows if row.key)):
+        print(f"Before the training, {'set in ' + name if in_file else f'regimes ablate {name}'}:")
+        print(*(f"  {key}" for key in keys), sep="\n")
+        if any("role" in key for key in keys):
+            print("A schedule's role may also be given when the figure is drawn:")
+            print(f"  regimes figure {figure} {runs} --role ROLE=SCHEDULE")
+        return False
+    print("Nothing is lacking:")
+    print(f"  regimes ablate {name} --out {runs}")
+    print(f"  regimes figure {figure} {runs}")
+    return True

@@ -1,0 +1,20 @@
+"""What a figure needs of a grid: data, which `lacking` compares with one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a figure needs of the runs of a grid.
+
+    Attributes:
+        schedules: each of them, by its name or its role.
+        also: further ones, which are drawn where there are any.
+        statistics: each of ``schedules`` records them; without such, any one schedule.
+    """
+
+    schedules: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    statistics: tuple[str, ...] = ()

@@ -1,0 +1,222 @@
+"""Figures from a grid with names of its own (oracle: the same runs under the names of the paper).
+
+A grid is trained once, for four of the paper's figures.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from synthetic import POLICIES, make
+
+from analysis.common import compare
+from analysis.paper import figure2, figures
+from regimes.config import RunConfig
+from regimes.errors import ConfigError, LackingError, RecordError
+from regimes.launch import sweep
+from regimes.plotting import lacking, offered, style
+from regimes.plotting.groups import in_roles
+from regimes.plotting.needs import Needs
+from regimes.presets import get_grid
+from regimes.records import Record, load_all, selecting
+
+MINE = {role: f"my {len(role)} {role[::-1]}" for role in POLICIES}  # names that no figure knows
+GRID = """
+base = "smoke"
+set = [
+  "epochs=4", "optimizer.decay_epochs=[3]", "optimizer.warmup_epochs=1", "data.train_size=64",
+  "data.test_size=64", "workers=2", "policy.interval=1",
+]
+
+[schedules.four]
+policy = { name = "static", level = "low" }
+role = "low"
+statistics = ["eigenvalue", "eigenvalue:batch"]
+instruments.curvature = { images = 32, batch = 32, tolerance = 0.1, max_products = 20 }
+instruments.overlap = { batches = [8, 32], every = 2 }
+
+[schedules.one]
+policy = { name = "static", level = "high" }
+role = "high"
+
+[schedules.plain]
+policy = { name = "static", level = "dense" }
+role = "dense"
+
+[schedules.good]
+policy = { name = "windows", windows = [[0, 2]] }
+role = "low-in-critical"
+
+[schedules.bad]
+policy = { name = "windows", windows = [[0, 2]], inside = "high", outside = "dense" }
+role = "high-in-critical"
+
+[schedules.later]
+policy = { name = "windows", windows = [[2, 4]] }
+role = "low-late"
+
+[schedules.follows]
+role = "accordion"
+
+[schedules.patient]
+epochs = 8
+policy = { name = "static", level = "high" }
+budget = { level = "low", epochs = 4 }
+role = "high-longer"
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
+    root = tmp_path_factory.mktemp("runs")
+    for name in POLICIES:
+        for seed in (0, 1, 2):
+            make(root, name, seed)
+    return load_all(root)
+
+
+def renamed(runs: list[Record], **changes: Any) -> list[Record]:
+    """The runs under names of their own, with the roles that a grid has given them."""
+    mine = []
+    for run in runs:
+        role = run.config["name"]
+        config = run.config | {"name": MINE[role], "role": role} | changes
+        mine.append(run._changed(header=run.header | {"config": config}))
+    return mine
+
+
+def test_a_grid_of_ones_own_names_gives_the_same_numbers(runs: list[Record]) -> None:
+    mine = renamed(runs)
+    for one, other in zip(compare.table(mine), compare.table(runs), strict=True):
+        pd.testing.assert_frame_equal(one, other)
+    for figure in (figure2.figure2a, figure2.figure2b, figure2.level_map):
+        own, theirs = figure(mine), figure(runs)
+        pd.testing.assert_frame_equal(own.data, theirs.data)
+        assert own.figure.get_suptitle() == theirs.figure.get_suptitle()
+    by_name = compare.groups(mine, [MINE["low"], MINE["high"]], only=True)
+    assert {*by_name} == {MINE["low"], MINE["high"]}  # asked for by their names, they keep them
+    assert {*compare.groups(mine)} == {*MINE.values()}
+
+
+def test_a_role_may_be_chosen_when_a_figure_is_drawn(tmp_path: Path) -> None:
+    for name in ("low", "four", "one"):
+        make(tmp_path, name, 0, role="high" if name == "one" else None)
+    with selecting(roles=["low=four"]) as notes:
+        drawn = in_roles(load_all(tmp_path), ["low", "high"])
+    assert {(run.name, run.folder.parent.name) for run in drawn} == {
+        ("low", "four"),
+        ("high", "one"),
+    }
+    assert "the schedule one is drawn as high, its role" in notes
+    with selecting(roles=["high=four"]):
+        assert {run.name for run in in_roles(load_all(tmp_path), ["high"])} == {
+            "low",
+            "high",
+            "one",
+        }
+    with (
+        selecting(roles=["low=five"]),
+        pytest.raises(RecordError, match="no run of schedule 'five'"),
+    ):
+        load_all(tmp_path)
+    with (
+        pytest.raises(ConfigError, match="--role low: expected ROLE=SCHEDULE"),
+        selecting(roles=["low"]),
+    ):
+        pass
+
+
+def test_two_schedules_of_one_role_are_an_error_where_it_is_needed(runs: list[Record]) -> None:
+    low = [run for run in runs if run.name == "low"]
+    both = [*low, *renamed(low)]
+    with pytest.raises(RecordError, match=rf"low, {MINE['low']}: each is 'low'.* --role low='low'"):
+        compare.groups(both, ["low"])
+    assert {*compare.groups(both, [MINE["low"]])} == {"low", MINE["low"]}
+
+
+def test_what_a_grid_lacks_is_said_with_the_key_that_sets_it(tmp_path: Path) -> None:
+    figure = Needs(("low", "high"), ("mid",), ("norm", "eigenvalue", "eigenvalue:batch"))
+    text = '[schedules.a]\nROLE\n[schedules.b]\nrole = "high"\nSTATISTICS\n'
+
+    def keys(**settings: str) -> list[str]:
+        path = tmp_path / "grid.toml"
+        filled = text
+        for word in ("ROLE", "STATISTICS"):
+            filled = filled.replace(word, settings.get(word, ""))
+        path.write_text(settings.get("FIRST", "") + "\n" + filled)
+        rows = lacking.compare(figure, get_grid(str(path)))
+        return list(dict.fromkeys(row.key for row in rows if row.key))
+
+    role, statistics = keys()
+    assert role.startswith('role = "low", in the table [schedules.NAME]')
+    assert statistics == 'statistics = ["eigenvalue", "eigenvalue:batch"]'
+    role = role.partition(",")[0]
+    assert keys(ROLE=role) == [statistics]
+    assert keys(FIRST=statistics, ROLE=role) == []
+    assert keys(ROLE=role, STATISTICS=statistics) == [statistics]  # of one of two
+    assert keys(ROLE='role = "high"', FIRST=statistics)[1] == 'role = "high" in one of a, b alone'
+    plain = lacking.compare(figure, {"low": RunConfig(), "high": RunConfig()}, in_file=False)
+    assert {row.key for row in plain if row.key} == {
+        '--set \'instruments.curvature.modes=["eval","batch-statistics"]\''
+    }
+
+
+def test_keys_of_a_grid_are_checked(tmp_path: Path) -> None:
+    for key, says in (
+        ('role = "lo"', "role = 'lo': did you mean 'low'"),
+        ('statistics = ["eigenvalues"]', "no instrument measures the statistic 'eigenvalues'"),
+        ('statistics = "norm"', "schedules.a: statistics = 'norm': expected a list of texts"),
+    ):
+        path = tmp_path / "grid.toml"
+        path.write_text(f"[schedules.a]\n{key}\n")
+        with pytest.raises(ConfigError, match=re.escape(says)):
+            get_grid(str(path))
+
+
+@pytest.mark.parametrize("number", ["2", "3", "4a", "8", "agreement"])
+def test_the_grids_of_a_figure_lack_nothing(number: str) -> None:
+    """Oracle: the grids that the list of figures names."""
+    from analysis.__main__ import offers
+
+    wanted = offers()[number].needs
+    assert wanted is not None
+    grids = {"agreement": ("detection-smoke",)}.get(number) or figures.FIGURES[number].grids
+    for grid in grids:
+        assert [row for row in lacking.compare(wanted, get_grid(grid)) if row.key] == []
+
+
+def test_a_grid_of_ones_own_gives_figures_2_3_4a_and_8_at_the_first_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And the error of a figure that it does not give names the command that says what it lacks."""
+    path, out = tmp_path / "own.toml", tmp_path / "runs"
+    path.write_text(GRID)
+    drawn: dict[str, pd.DataFrame] = {}
+
+    def save(figure: Any, stem: Path, table: pd.DataFrame) -> list[Path]:
+        drawn[stem.name] = table
+        return []
+
+    monkeypatch.setattr(style, "save", save)
+    words = ("--out", str(tmp_path / "figures"))
+    for number in ("2", "3", "4a", "8"):
+        assert offered.begin(number, ("--needs", str(path)))
+        assert "Nothing is lacking" in capsys.readouterr().out
+    cells = sweep.cells(get_grid(str(path)), [0], out)
+    assert sweep.ablate(cells, 1, lambda folder, error: None) == []
+    for number in ("2", "3", "4a", "8"):
+        offered.begin(number, (str(out), *words))
+    names = {"figure2a", "figure2b", "levels", "figure3-low", "figure4a-four", "figure8"}
+    assert {*drawn} == names
+    assert {*drawn["figure8"]["schedule"]} == {"low", "high", "high-longer", "accordion"}
+    assert "note: the schedule patient is drawn as high-longer, its role" in capsys.readouterr().out
+    with pytest.raises(LackingError, match=r"'eigenvalue'.*`regimes figure 3 --needs GRID`"):
+        offered.begin("3", (str(out), "--role", "low=one", *words))
+    with pytest.raises(
+        LackingError, match=r"no run of schedule adaqs.*`regimes figure 7 --needs GRID`"
+    ):
+        offered.begin("7", (str(out), *words))

@@ -184,9 +184,7 @@ def attach(
     capabilities.check([*asked, *chosen.parts()], modes)
     options = record_options(record)
     require(isinstance(summary, bool), "summary", summary, "true or false")
-    if chosen_by_none:
-        choices.warn_of_unnamed()
-    return Hook(
+    hook = Hook(
         source,
         chosen,
         schedule,
@@ -198,6 +196,9 @@ def attach(
         steps,
         summarizes=summary,
     )
+    if chosen_by_none and hook.world.rank == 0:
+        choices.warn_of_unnamed()
+    return hook
 
 
 def _modes(

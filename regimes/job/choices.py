@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, cast, get_args
 
-import torch.distributed as dist
-
 from regimes import compression, policies
 from regimes.capabilities import Part
 from regimes.compression import Compressor
@@ -127,9 +125,7 @@ UNNAMED = ("quantised-all-reduce", 8)  # of the measured methods (`cost.methods`
 
 
 def warn_of_unnamed() -> None:
-    """On process 0: ``attach`` was told of no compressor, level or policy."""
-    if dist.is_initialized() and dist.get_rank():
-        return
+    """``attach`` was told of no compressor, level or policy."""
     name, level = UNNAMED
     warnings.warn(
         f"attach: no compressor, level or policy is named, so {level} bits a number are sent: "

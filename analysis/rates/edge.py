@@ -154,11 +154,10 @@ def figure(runs: Sequence[Record]) -> style.Drawing:
 
 def _title(by_epoch: pd.DataFrame, limit: float) -> str:
     """Which arm first trains near the edge, and where dense is then."""
-    by_seed = by_epoch.groupby(["rate", "arm", "seed"])["product"].mean()
-    means = {
-        (key[0], key[1]): Estimate.of(values.to_list())
-        for key, values in by_seed.groupby(["rate", "arm"])
-    }
+    by_seed = by_epoch.groupby(["rate", "arm", "seed"], as_index=False)["product"].mean()
+    means: dict[Any, Estimate] = {}  # by rate and arm
+    for key, values in by_seed.groupby(["rate", "arm"]):
+        means[key] = Estimate.of(values["product"].to_list())
     arms = {key: mean for key, mean in means.items() if key[1] != "dense"}
     near = [key for key, mean in arms.items() if mean.value >= NEAR * limit]
     if not near:

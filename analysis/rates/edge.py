@@ -164,12 +164,12 @@ def _title(by_epoch: pd.DataFrame, limit: float) -> str:
         return f"No level is shown to train near the edge of stability, {limit:.2f}"
     sure = [key for key in near if arms[key].is_above(NEAR * limit)]
     rate, arm = (sure or near)[0]
-    mean = arms[rate, arm]
+    mean, name = arms[rate, arm], str(arm)
     dense = means.get((rate, "dense"))
     beside = f", dense at {dense.numbers('.2f')}" if dense else ""
     if sure:
         return (
-            f"{arm[:1].upper()}{arm[1:]} trains at {mean.numbers('.2f')}, near the edge of "
+            f"{name[:1].upper()}{name[1:]} trains at {mean.numbers('.2f')}, near the edge of "
             f"stability of {limit:.2f}, from a learning rate of {rate:g}{beside}"
         )
     said = f"{mean.text('.2f')} at a learning rate of {rate:g}{beside}"

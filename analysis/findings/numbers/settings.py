@@ -53,10 +53,8 @@ def onsets_table(sources: str, onsets: str) -> str:
         pulses = curve(name).query("arm == @arm").set_index("onset")
         phases, scored = _tree(name, arm)
         about, form = phases.iloc[0], "+.3f" if phases["unit"].iloc[0] == "bits" else "+.2f"
-        cells = [
-            _marked(pulses.loc[at], form) if at in pulses.index else ""
-            for at in map(int, onsets.split(", "))
-        ]
+        marked = {at: _marked(pulse, form) for at, pulse in pulses.iterrows()}
+        cells = [marked.get(at, "") for at in map(int, onsets.split(", "))]
         reliable = "" if len(pulses) < harm.ONSETS else f"{about['reliability']:.2f}"
         without = f"{pulses['without'].iloc[0]:.2f}"
         lines.append([about["setting"], without, *cells, reliable, _rank(scored, scores.RATE)])

@@ -67,7 +67,8 @@ def arms_table(source: str, control: str = "") -> str:
             (f"minus {CONTROL_WORDS[control]}, same floats [95 %]", difference_text(metric)),
             ("p (Holm)", p("p_holm")),
         ):
-            columns[head] = _of_arm({str(name): cell(row) for name, row in against.iterrows()})
+            texts = {str(name): cell(row.to_dict()) for name, row in against.iterrows()}
+            columns[head] = _of_arm(texts)
     return as_table(rows, columns).markdown()
 
 

@@ -114,7 +114,7 @@ regimes.atach
     }
 
 
-OF_EVERY_FIGURE = {"where", "style", "width", "format", "plain", "needs", "role"}
+OF_EVERY_FIGURE = {"where", "style", "width", "format", "plain", "needs", "role", "help"}
 
 
 def arguments_of_figures() -> dict[str, set[str]]:

@@ -59,7 +59,7 @@ def attached(rank: int, *, ddp: Any = None, make: Any = None, **options: Any) ->
     """A hook of seed 0 with the given options, and a step of training."""
     net = DistributedDataParallel(cases.build(CASE), **(ddp or {}))
     optimizer = (make or cases.sgd)(net)
-    regimes.attach(net, optimizer=optimizer, **{"every": 2, **options})
+    regimes.attach(net, optimizer=optimizer, **{"every": 2, "policy": "accordion", **options})
     cases.step_of(net, optimizer, CASE, 0, rank)
 
 

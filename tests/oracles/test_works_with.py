@@ -101,7 +101,10 @@ def attach(mode: str, part: str) -> None:
         "FSDP2": {"replicas": object()},
         "torchft": {"manager": object(), "optimizer": optimizer, "every": 5},
     }
-    regimes.attach(model, **given[mode], **attached()[part])
+    words = {**given[mode], **attached()[part]}
+    if not words.keys() & {"shards", "compressor", "policy"}:
+        words["policy"] = "accordion"
+    regimes.attach(model, **words)
 
 
 def local_steps(mode: str, part: str) -> None:

@@ -20,6 +20,8 @@ from regimes.policies import Policy
 from regimes.policies.link import LinkLadder, Reading, link_of
 from regimes.records.schema import LinkSeconds
 
+PROBE = 0.2  # of a unit's bytes, sent again at its end: seconds of a byte on this link
+MOST = 1 << 20  # bytes of that
 WITHIN = ("sum", "join")  # collectives of one worker's processes, over their own links
 Row = Mapping[str, Any]
 
@@ -72,7 +74,7 @@ class LinkMeter:
         self, seconds: Mapping[str, float], row: Row, rows: Sequence[Row]
     ) -> LinkSeconds | None:
         """The column of a unit, see `Reading`; None if it has no steps, or some of them were taken
-        before a state was loaded. On processes it sends a few bytes.
+        before a state was loaded. On processes it sends up to a fifth of the unit's bytes again.
 
         Args:
             seconds: where the unit's time went on this process, by name (``job.clock``).
@@ -87,35 +89,40 @@ class LinkMeter:
         known, steps = self._exchange is not None, row["steps"]
         exchange = ((self._exchange or 0.0) + self._clock.marked) / steps
         compute, compress, waited = (seconds.get(name, 0.0) / steps for name in LOOP)
-        began = time.perf_counter()
-        if self.measures:
-            self.world.barrier()  # or a process that is late would count as a slow link
-            began = time.perf_counter()
-            self.world.barrier()
-        small = time.perf_counter() - began
-        mine = known, compute + compress, compute + compress + waited, exchange, small
+        probe = bytes(min(MOST, int(PROBE * steps * sum(_per_step(row, "bytes").values()))))
+        small, large = self._time_gathers(probe) if self.measures else (0.0, 0.0)
+        mine = known, compute + compress, compute + compress + waited, exchange, small, large
         everyone = self.world.gather_object(mine) if self.measures else [mine]
-        all_known, own, whole, exchanges, smalls = zip(*everyone, strict=True)
+        all_known, own, whole, exchanges, smalls, larges = zip(*everyone, strict=True)
         if not all(all_known):
             return None
         # A process that waits for a slower one does not wait for the link: what the slowest one
         # waits is what a faster link would save.
         exposed = max(0.0, max(whole) - max(own))
         exchange = max(exposed, min(exchanges))
-        latency = min(exchange, self._latency(row, min(smalls)))
-        return _column(Reading(max(own), exposed, exchange, latency))
+        moved = self._predict_moving(row, len(probe), max(0.0, min(larges) - min(smalls)))
+        return _column(Reading(max(own), exposed, exchange, max(0.0, exchange - moved)))
 
-    def _latency(self, row: Row, small: float) -> float:
-        """Seconds of a step's collectives if they had no bytes, when a gather of small objects
-        takes ``small``: two gathers, so as many messages one after the other as a mean has."""
+    def _time_gathers(self, probe: bytes) -> tuple[float, float]:
+        """Seconds in which every process gets nothing from every other one, and this many bytes."""
+        self.world.barrier()  # or a process that is late would count as a slow link
+        began = time.perf_counter()
+        self.world.barrier()
+        empty = time.perf_counter()
+        self.world.gather_object(probe)
+        return empty - began, time.perf_counter() - empty
+
+    def _predict_moving(self, row: Row, size: int, seconds: float) -> float:
+        """Seconds that a step's bytes take, when ``size`` bytes of each process have reached all
+        others in ``seconds``."""
         from regimes.network import Network, Work
 
         count = self.world.processes // self.world.shards
-        if count < 2:
+        if count < 2 or not size or not seconds:
             return 0.0
-        calls = _per_step(row, "calls")
-        work = Work(0.0, 0.0, calls, dict.fromkeys(calls, 0.0))
-        return float(work.communicate(Network(1.0, small / (2 * (count - 1))), count))
+        bandwidth = 8 * size * (self.world.processes - 1) / seconds
+        calls, sent = _per_step(row, "calls"), _per_step(row, "bytes")
+        return float(Work(0.0, 0.0, calls, sent).communicate(Network(bandwidth), count))
 
 
 def predicted(rule: LinkLadder, workers: int, row: Row, start: float) -> Reading:

@@ -30,7 +30,8 @@ HOLD = 20  # units from a change to the next one, on a link that stays as it is
 CHANGED = 2.0  # the link is another one when an exchange takes so many times as long, or less
 MATERIAL = 0.25  # and when the difference is such a share of the seconds that may be exposed
 ROOM = 0.8  # of what may be exposed: a level that is not in use must be predicted to stay below
-MOVING = 0.25  # at least such a share of an exchange grows with its bytes, whatever was measured
+MOVING = 0.1  # at least such a share of an exchange grows with its bytes, whatever was measured
+KNOWN = 100  # units for which an exchange that was measured at a level is expected to be the same
 HIDES = 2 / 3  # of a step's computation, until it was seen: the backward pass, as in `network`
 SEEN = 0.05  # what is exposed, of an exchange, from which on it tells what a step can hide
 
@@ -42,18 +43,13 @@ class Reading(NamedTuple):
         compute: of the slowest process, compression included.
         exposed: waited for the exchange beside that.
         exchange: in collectives, also while gradients were computed.
-        latency: of ``exchange``, what does not depend on its bytes.
+        latency: of ``exchange``, what would remain without its bytes.
     """
 
     compute: float
     exposed: float
     exchange: float
     latency: float
-
-    @property
-    def share(self) -> float:
-        """What is exposed, of the step."""
-        return _share(self.exposed, self.compute)
 
 
 @dataclass
@@ -67,6 +63,8 @@ class _Seen:
         recent: the last readings, at most `CONFIRM`.
         reference: seconds of an exchange when the level began; None: not yet known.
         hidden: seconds of an exchange that a step has hidden, at any level; None: not yet seen.
+        total: units so far.
+        measured: the last exchange of each level on this link, and the unit that it was.
     """
 
     level: str = ""
@@ -75,6 +73,14 @@ class _Seen:
     recent: list[Reading] = field(default_factory=list)
     reference: float | None = None
     hidden: float | None = None
+    total: int = 0
+    measured: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+    @property
+    def exchanges(self) -> dict[str, float]:
+        """Seconds of an exchange at each level that was measured not long ago."""
+        recent = self.total - KNOWN
+        return {level: value for level, (unit, value) in self.measured.items() if unit >= recent}
 
     @property
     def now(self) -> Reading:
@@ -83,17 +89,20 @@ class _Seen:
 
 @dataclass(frozen=True)
 class LinkLadder(Rungs):
-    """The least compression at which at most a share of a step is exposed communication.
+    """The least compression at which a step waits for its bytes at most for a share of its seconds.
 
     *Reads.* Of each unit, the seconds that its mean step computed, waited for the exchange, and was
-    in collectives, and what a collective without bytes takes (`Reading`); all processes have the
+    in collectives, and what of these would remain without bytes (`Reading`); all processes have the
     same numbers. Medians over the last three units at a level count.
 
-    *Predicts.* Another level's exchange takes as long as this one's, except that the part that
-    moves bytes grows with the bytes of a step at each level; a period's grows with the number of
-    synchronisations. A step hides as much of it as it was seen to hide. The run has the last of
-    ``levels`` whose share of exposed seconds is at most ``exposed``, and below 0.8 of that for a
-    level that is not in use; none: the first of ``levels``, at which a run begins.
+    *Predicts.* Another level's exchange takes as long as it did when it was last measured on this
+    link, in the last 100 units. Otherwise it takes as long as the present one, except that the part
+    that moves bytes grows with the bytes of a step at each level; a period's grows with the number
+    of synchronisations. A step hides as much of it as it was seen to hide. What a step would wait
+    without bytes, no level saves, so it is no reason against one: the shortest exchange of any
+    level on this link bounds it. The run has the last of ``levels`` whose bytes are waited for
+    at most ``exposed`` of the step, and 0.8 of that for a level that is not in use; none: the
+    first of ``levels``, at which a run begins.
 
     *Waits.* From a change to the next one there are 20 units, unless the exchange takes twice as
     long as when the level began, or half as long: then the link is another one, and the level
@@ -108,7 +117,7 @@ class LinkLadder(Rungs):
     Attributes:
         levels: from the highest compression to the lowest; of a ``sync_policy``, periods in steps,
             from the longest to the shortest: ``("64", "16", "4")``.
-        exposed: of a step's seconds.
+        exposed: of a step's seconds, those that it may wait for bytes.
         trace: (seconds that it lasts, Mbit/s, ms of latency) of one link after the other.
         compute: seconds of a step's computation, beside a trace.
 
@@ -159,7 +168,7 @@ class LinkLadder(Rungs):
         may = seen.first or seen.units >= HOLD or self._is_another_link(seen, now)
         shares = self._shares(seen, now, history[-1])
         level = self._best(shares, seen.level) if may else seen.level
-        why = {"rule": "link", "old": now.share, "new": shares[level]}
+        why = {"rule": "link", "old": shares[seen.level], "new": shares[level]}
         return followed(level, why, history)
 
     def _add(self, seen: _Seen, epochs: Sequence[PastEpoch]) -> _Seen:
@@ -168,12 +177,15 @@ class LinkLadder(Rungs):
             if level != seen.level:
                 seen.first = not seen.level
                 seen.level, seen.units, seen.recent, seen.reference = level, 0, [], None
-            seen.units += 1
+            seen.units, seen.total = seen.units + 1, seen.total + 1
             if past.link:
                 seen.recent = [*seen.recent[1 - CONFIRM :], Reading(**past.link)]
             if past.link and len(seen.recent) == CONFIRM:
                 now = seen.now
                 seen.reference = now.exchange if seen.reference is None else seen.reference
+                if self._is_another_link(seen, now):
+                    seen.measured = {}
+                seen.measured[level] = seen.total, now.exchange
                 if now.exposed > SEEN * now.exchange:
                     seen.hidden = now.exchange - now.exposed
                 elif seen.hidden is not None:
@@ -187,18 +199,23 @@ class LinkLadder(Rungs):
         return far and abs(now.exchange - before) > MATERIAL * allowed
 
     def _shares(self, seen: _Seen, now: Reading, past: PastEpoch) -> dict[str, float]:
-        """What is exposed of a step at each level: as measured at this one, predicted at others."""
+        """What a step waits for bytes at each level, of its seconds: as measured at this one,
+        predicted at others."""
         hidden = max(now.exchange, HIDES * now.compute) if seen.hidden is None else seen.hidden
+        known = seen.exchanges
         if past.costs:
-            moving = max(now.exchange - now.latency, MOVING * now.exchange)
+            # a burst that the link lets through makes bytes look free: then only the bound is left
+            empty = min(now.latency, (1 - MOVING) * now.exchange, *known.values())
             loads = {level: cost(past, level).bytes for level in self.levels}
         else:  # of a period, the whole exchange is as seldom as its steps are many
-            moving, loads = now.exchange, {level: 1 / int(level) for level in self.levels}
+            empty, loads = 0.0, {level: 1 / int(level) for level in self.levels}
+        moving, least = now.exchange - empty, max(0.0, empty - hidden)
         shares = {}
         for level, load in loads.items():
-            exchange = now.exchange + moving * (load / loads[seen.level] - 1)
-            shares[level] = _share(max(0.0, exchange - hidden), now.compute)
-        return shares | {seen.level: now.share}
+            exchange = known.get(level, empty + moving * load / loads[seen.level])
+            exposed = now.exposed if level == seen.level else max(0.0, exchange - hidden)
+            shares[level] = _share(max(0.0, exposed - least), now.compute + least)
+        return shares
 
     def _best(self, shares: Mapping[str, float], present: str) -> str:
         for level in reversed(self.levels):
@@ -216,8 +233,8 @@ class LinkLadder(Rungs):
             require(rising, "policy.levels", list(self.levels), order)
 
 
-def _share(exposed: float, compute: float) -> float:
-    return exposed / (compute + exposed) if exposed else 0.0
+def _share(waited: float, others: float) -> float:
+    return waited / (others + waited) if waited else 0.0
 
 
 def link_of(rule: Any, field: str = "policy") -> LinkLadder | None:

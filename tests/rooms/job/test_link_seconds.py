@@ -123,18 +123,20 @@ class Pretended(World):
         return [value, self.other]
 
 
-def test_a_wait_for_a_slower_process_is_none_for_the_link() -> None:
+def test_a_wait_for_a_slower_process_is_none_for_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
     """By hand: this process computes 1 s of a step and waits 4 s; the other computes 4.5 s and
-    waits 0.5 s, all of it the link's."""
-    world = Pretended((True, 4.5, 5.0, 0.5, 0.0))
+    waits 0.5 s, all of it the link's. A fifth of the unit's bytes, those of two steps, takes the
+    faster process 0.4 s more than an empty message: 0.2 s of a step are its bytes."""
+    world = Pretended((True, 4.5, 5.0, 0.5, 0.1, 0.5))
     meter = LinkMeter(world, LinkLadder())
+    monkeypatch.setattr(meter, "_time_gathers", lambda probe: (0.2, 0.9))
     clock = links.clock({"compute": 6.0, "compress": 4.0, "communicate": 40.0})
     meter.begin()
     world._clock = 40.0, None
     meter.stop(clock)
-    found = meter.take(clock.seconds, row(1, 1e6, steps=10), [])
+    found = meter.take(clock.seconds, row(1, 2e5, steps=10), [])
     assert found is not None
-    assert found == {"compute": 4.5, "exposed": 0.5, "exchange": 0.5, "latency": 0.0}
+    assert found == pytest.approx({"compute": 4.5, "exposed": 0.5, "exchange": 0.5, "latency": 0.3})
 
 
 # -- refused ---------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from regimes.errors import ConfigError
 from regimes.policies import LinkLadder, policy
 from regimes.policies.history import Ahead, History, LevelCost, PastEpoch
-from regimes.policies.link import CONFIRM, HOLD, link_of
+from regimes.policies.link import CONFIRM, HOLD, KNOWN, link_of
 
 COMPUTE = 0.1  # seconds of a step
 BYTES = {"high": 1e4, "mid": 4e4, "low": 16e4}
@@ -142,11 +142,27 @@ def test_what_a_step_hides_is_measured_where_it_is_first_exceeded() -> None:
 
 
 def test_latency_is_no_reason_against_a_level() -> None:
-    """8 ms of latency in each exchange, and bytes that take next to no time. In proportion to its
-    bytes the last level would wait 128 ms. At least a quarter of an exchange counts as moving, so
-    38 ms are predicted, too many at first; from the middle level 14."""
-    levels = follow(LinkLadder(exposed=0.3), [1e9] * 60, latency=0.008)
+    """25 ms of latency in each exchange, 0.2 of a step, and bytes that take next to no time. At
+    least a tenth of an exchange counts as moving: at the middle level 0.075 of a step would be
+    waited for bytes, at the last one 0.25, and from the middle level 0.075."""
+    levels = follow(RULE, [1e9] * 60, latency=0.025)
     assert [levels[i] for i in (0, *changes(levels))] == ["high", "mid", "low"]
+
+
+def test_a_level_that_was_too_slow_is_tried_again_after_100_units_only() -> None:
+    """A link that lets bursts through: nothing tells that bytes cost anything, until the last level
+    has waited 20 ms for them. Then the middle one is in use, and the last one's wait is known."""
+    past, seconds = History(ahead=Ahead(costs=COSTS)), {"high": 0.005, "mid": 0.005, "low": 0.025}
+    for _ in range(300):
+        (decision,) = RULE.decide(past, ["m"])
+        total = seconds[decision.level]
+        link = {"compute": COMPUTE, "exposed": total, "exchange": total, "latency": total}
+        past.append(PastEpoch(0.1, 0.1, {}, [decision.level], costs=COSTS, link=link))
+    levels = [epoch.levels[0] for epoch in past]
+    entered = [i for i in changes(levels) if levels[i] == "low"]
+    assert len(entered) == 3
+    assert all(b - a > KNOWN for a, b in itertools.pairwise(entered))
+    assert levels.count("low") == 3 * HOLD
 
 
 def test_a_reason_has_the_shares_before_and_after() -> None:

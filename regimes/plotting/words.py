@@ -6,6 +6,7 @@ A title is an answer. Where a figure is of a user's own records, `answer` comput
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -89,13 +90,16 @@ def sent_by(runs: Sequence[Record]) -> float:
 
 # -- the title -----------------------------------------------------------------------------------
 
+# between a number and its unit no line ends
+_UNIT = re.compile(r"(?<=\d) (?=(?:s|ms|min|h|%|bits?|[kMG]B|[kMG]bit/s)(?!\w))")
+
 
 def headline(fig: Figure, text: str) -> None:
     """The title of a whole figure, at its upper left; above a legend that stands there."""
     if canvas.says_beside(fig, headline=text):
         return
     letters = round(TITLE_LETTERS * fig.get_size_inches()[0] / 7.2)
-    wrapped = "\n".join(textwrap.wrap(text, letters))
+    wrapped = "\n".join(textwrap.wrap(_UNIT.sub("\u00a0", text), letters))
     look: Any = {"fontsize": 9.5, "color": "#111111"}
     if fig.legends:  # the layout makes no room for both
         legend = fig.legends[0]

@@ -119,3 +119,15 @@ def test_a_title_stands_above_a_legend() -> None:
         words.headline(fig, "above it")
     assert fig.legends[0].get_title().get_text() == "above it"
     assert not fig.get_suptitle()
+
+
+@pytest.mark.parametrize("width", [3.3, 5.0, 7.2])
+def test_no_line_of_a_title_ends_between_a_number_and_its_unit(width: float) -> None:
+    text = " ".join(["rank 4 takes", *(f"{x / 7:.1f} {u}" for x in range(20) for u in ("s", "%"))])
+    with style.theme():
+        fig = style.figure(3.0, width)
+        words.headline(fig, text)
+    lines = fig.get_suptitle().splitlines()
+    assert len(lines) > 2
+    assert not any(line.startswith(("s ", "%")) for line in lines)
+    assert " ".join(lines).replace("\u00a0", " ") == text

@@ -10,7 +10,8 @@ Each page of ``docs/`` is copied, with these changes:
 - ``<!-- options: policies -->`` becomes a table of the registered names and their fields.
 - ``<!-- commands -->`` becomes the help of each subcommand.
 - ``<!-- works: parts -->`` becomes a table of what works with what, from `regimes.capabilities`.
-  The last three end at ``<!-- end -->``, and what stands between is replaced.
+- ``<!-- losses -->`` becomes the table of measured losses, from ``regimes/cost/measured.toml``.
+  The last four end at ``<!-- end -->``, and what stands between is replaced.
 - A link to a file outside ``docs/`` leads to a copy below ``tree/``, so that the same link works
   in the tree and in the site.
 - ``docs/nav.toml`` becomes the table of contents at the end of the first page.
@@ -39,7 +40,7 @@ TREE = "tree/"
 LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=[)#])")
 MARK = re.compile(r"^<!-- (reference): ([\w. ]+) -->$", re.MULTILINE)
 FILLED = re.compile(
-    r"^(?P<mark><!-- (?P<kind>options|commands|works)(?:: (?P<what>\w+))? -->)\n"
+    r"^(?P<mark><!-- (?P<kind>options|commands|works|losses)(?:: (?P<what>\w+))? -->)\n"
     r".*?^<!-- end -->$",
     re.MULTILINE | re.DOTALL,
 )
@@ -250,6 +251,26 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
+def losses(_: str = "") -> str:
+    """Every measured loss of a method beside dense, with what it was measured on."""
+    from regimes.cost.evidence import measured
+
+    rows = [
+        (
+            f"`{method}`",
+            str(harm),
+            harm.verdict,
+            f"{harm.setting.name}, {harm.setting.parameters:,} parameters",
+            f"`{harm.setting.grid}`",
+            str(harm.setting.n),
+        )
+        for method, harms in measured().items()
+        for harm in harms
+    ]
+    head = ("method", "harm [95 % interval]", "verdict", "measured on", "grid", "n")
+    return table(head, rows)
+
+
 TRAINER = ("run", "run --processes", "run --shards", "simulate")
 EVERYWHERE = (*TRAINER, "attach", "local_steps")
 EXAMPLES = ("compressor.residual=update", "dtype=bfloat16", "data.augment=true", "model.width=4")
@@ -307,7 +328,13 @@ def all_parts() -> dict[str, tuple[frozenset[str], tuple[str, ...]]]:
     return parts
 
 
-MAKERS = {"reference": reference, "options": options, "commands": commands, "works": works}
+MAKERS = {
+    "reference": reference,
+    "options": options,
+    "commands": commands,
+    "works": works,
+    "losses": losses,
+}
 
 
 # -- pages -----------------------------------------------------------------------------------

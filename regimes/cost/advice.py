@@ -141,6 +141,7 @@ def losses(job: Job, methods: Sequence[Method]) -> Table:
     note = (
         "harm: what training with the method, at its own learning rate, ends above dense, in bits "
         "per byte, or in points of accuracy lost; n seeds. harmless: at most "
-        f"{evidence.MOST['bits']:g} bits and {evidence.MOST['points']:g} point in every measurement"
+        f"{evidence.MOST['bits']:g} bits and {evidence.MOST['points']:g} point in every "
+        "measurement (docs/how-to/start.md has their grids)"
     )
     return Table(("", "loss", "harm [95 %]", "measured on", "n", "your model"), lines, note, "", 2)

@@ -24,6 +24,7 @@ class Setting:
     """One comparison with dense training, every method at the best learning rate of its own.
 
     Attributes:
+        grid: whose schedules were trained.
         name: of the data.
         item: "token" or "sample", what the model reads.
         parameters, steps, workers: of the training.
@@ -33,6 +34,7 @@ class Setting:
         records: from which they are computed.
     """
 
+    grid: str
     name: str
     item: str
     model: str

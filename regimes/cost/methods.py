@@ -159,8 +159,8 @@ def table(job: Job, methods: Iterable[Method]) -> pd.DataFrame:
     a step and ``bytes_per_day``; ``speed_up`` over dense, and ``break_even``, the bandwidth in
     bits/s below which the method is faster than dense (as `network.crossing`), nan where the device
     is assumed; ``loss``, the verdict of `evidence`, and where it was measured: ``harm`` with
-    ``harm_low``, ``harm_high`` and ``unit``, ``data``, ``parameters``, ``n``, and ``times``, how
-    many times as large the job's model is; empty where nothing was.
+    ``harm_low``, ``harm_high`` and ``unit``, ``grid``, ``data``, ``parameters``, ``n``, and
+    ``times``, how many times as large the job's model is; empty where nothing was.
     """
     rows = []
     dense, assumed = work(job, parse(DENSE)), job.priced == "assumed"
@@ -202,6 +202,7 @@ def _measured(job: Job, method: Method) -> dict[str, Any]:
         "harm_low": harm.low,
         "harm_high": harm.high,
         "unit": harm.setting.unit,
+        "grid": harm.setting.grid,
         "data": harm.setting.name,
         "parameters": harm.setting.parameters,
         "n": harm.setting.n,

@@ -121,7 +121,7 @@ def choose(
     return Choice(rule, chosen, known, cast(Signal, signal), dense_start, tables, probe)
 
 
-UNNAMED = ("quantised-all-reduce", 8)  # of the measured methods (`cost.methods`) the harmless one
+UNNAMED = ("quantised-all-reduce", 8)  # harmless in every measurement of `cost/measured.toml`
 
 
 def warn_of_unnamed() -> None:

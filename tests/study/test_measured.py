@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import race_report
 from regimes.cost.evidence import HARMFUL, HARMLESS, Harm, measured, verdict
 from regimes.cost.methods import parse
 from regimes.statistics import t_interval
@@ -57,11 +58,10 @@ def races() -> Mapping[tuple[str, str], dict[int, float]]:
 
 def again(method: str, harm: Harm) -> tuple[float, float, float] | None:
     """The harm from the races, or from what the records say (held by ``test_findings``)."""
-    source = Path(harm.setting.records).name.partition(".")[0]
-    if source == "race":
-        grid = "race-lm" if harm.setting.parameters < 2e5 else "race-lm-460k"
-        (name,) = {x for x in NAMES[method] if (grid, x) in races()}
-        one, dense = races()[grid, name], races()[grid, "dense"]
+    source = harm.setting.grid
+    if harm.setting.records.endswith("race.jsonl"):
+        (name,) = {x for x in NAMES[method] if (source, x) in races()}
+        one, dense = races()[source, name], races()[source, "dense"]
         assert len(one) == harm.setting.n
         return t_interval([one[seed] - dense[seed] for seed in one])
     known = json.loads((ROOT / "docs/findings/numbers.json").read_text())["numbers"]
@@ -74,6 +74,7 @@ def again(method: str, harm: Harm) -> tuple[float, float, float] | None:
             low, mean, high = sorted(sign * x for x in numbers)
             return mean, low, high
     assert source in ("smoke-start", "lm-start"), source  # its page is held by test_start
+    assert source in harm.setting.records
     return None
 
 
@@ -90,7 +91,7 @@ def test_its_page_prints_it(method: str, harm: Harm) -> None:
     """The mean and the interval, or in race.md the two losses of which it is the difference."""
     text = (ROOT / harm.setting.page).read_text(encoding="utf-8").replace("\n  ", " ")
     if harm.setting.page.endswith("race.md"):
-        size = "115 k" if harm.setting.parameters < 2e5 else "460 k"
+        size = race_report.PARAMETERS[harm.setting.grid]
         part = text.partition(f"## {size} parameters, 1000 Mbit/s")[2].partition("\n## ")[0]
         names = [x for x in NAMES[method] if f"| {x} |" in part]
         ends = [

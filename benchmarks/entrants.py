@@ -162,7 +162,8 @@ def _peer(kind: str, config: RunConfig) -> dict[str, Any]:
         KEPT.extend((parts, network, optimizer))
         if isinstance(network, DistributedDataParallel):
             network._set_ddp_runtime_logging_sample_rate(1)
-        batches = parts.batches.epoch(0, parts.world.hosted)
+        epochs = (parts.batches.epoch(i, parts.world.hosted) for i in itertools.count())
+        batches = itertools.chain.from_iterable(epochs)
         for unit in range(len(parts.units)):
             first, stop = parts.units.span(unit)
             dist.barrier()

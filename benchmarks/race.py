@@ -3,6 +3,7 @@
     python -m benchmarks.race --minutes 60   # Linux, root, iproute2; hours; can be continued
     python -m benchmarks.race --report       # the page and the figure of what is there
     python -m benchmarks.race --again --only "4 bits" "8 bits" "4 bits every 8"   # these anew
+    python -m benchmarks.race --grid equal-seconds-30   # of `benchmarks.equal_seconds`
 
 Four processes on four nodes (`benchmarks.nodes`), two islands of two whose one link is limited,
 train `lm-small` for 600 steps by each entrant (`analysis/grids/race-lm.toml`,
@@ -25,6 +26,10 @@ With ``--again`` what is asked for is raced anew, after a change of the code: it
 out first, and the collectives alone are timed again if they were on another processor. What was
 raced on another processor has other seconds; the page names all, and ``--again`` alone repeats the
 race. Broken off, it goes on without ``--again``.
+
+A grid of equal seconds is raced whole with one seed, at 100 Mbit/s and at the rates that `regimes
+tune` chose. Its schedules have as many steps as should take 30, 60 or 120 s: these stand where
+other races have their prediction, and nothing else is timed.
 
 Leaves ``benchmarks/race.jsonl``, one line per training and per table of collectives alone ("earlier
 probe": of races predicted by an earlier count); ``race.md`` and ``race.png``.
@@ -89,6 +94,9 @@ RATE_OF = {  # torch's methods, and the schedule with the same numbers, whose ra
     "HSDP": "dense",
 }
 POWER = "DDP, PowerSGD hook"
+SECONDS = {f"equal-seconds-{t}": float(t) for t in (30, 60, 120)}  # that a grid's schedules take
+EQUAL_SEEDS, EQUAL_LINKS = (23000,), (100,)  # the first seed of their runs; Mbit/s
+HOOK_OF = {"fp16": "DDP, fp16 hook"}  # torch's own method behind a schedule of these grids
 FREE_UNITS, SHORT_UNITS, DEADLINE = 5, 4, 1800.0
 # of an answer, kept of steps on unlimited links only, for predictions
 FREE = ("calls", "bytes", "buckets", "overlap")
@@ -103,15 +111,20 @@ Line = dict[str, Any]
 
 
 def entrants(grid: str = GRID) -> dict[str, RunConfig]:
-    """The schedules of the grid, and torch's methods with the configuration of `dense`."""
+    """The schedules of the grid, and torch's methods with the configuration of `dense`; of equal
+    seconds the schedules alone."""
     schedules = get_grid(grid)
+    if grid in SECONDS:
+        return schedules
     return {**schedules, **dict.fromkeys(PEERS, schedules["dense"])}
 
 
 def rates(lines: Sequence[Line], grid: str = GRID) -> dict[str, float]:
     """The chosen rate of each entrant whose choice is complete."""
-    values, seeds = TRIALS[grid]
     chosen = {k: float(v.partition("=")[2]) for k, v in _chosen(grid).items()}
+    if grid in SECONDS:
+        return chosen
+    values, seeds = TRIALS[grid]
     chosen |= {name: chosen[other] for name, other in RATE_OF.items() if other in chosen}
     trials = [line for line in lines if line["stage"] == "tune"]
     if len(trials) == len(values) * len(seeds):
@@ -125,7 +138,10 @@ def rates(lines: Sequence[Line], grid: str = GRID) -> dict[str, float]:
 
 @functools.cache
 def _chosen(grid: str) -> dict[str, str]:
-    return dict(json.loads((TUNED / f"{grid}-tune.json").read_text())["chosen"])
+    path = TUNED / f"{grid}-tune.json"
+    if not path.exists():
+        raise SystemExit(f"{path} is missing: `regimes tune {grid}` chooses the learning rates")
+    return dict(json.loads(path.read_text())["chosen"])
 
 
 def configured(name: str, rate: float, seed: int, *settings: str, grid: str = GRID) -> RunConfig:
@@ -134,6 +150,8 @@ def configured(name: str, rate: float, seed: int, *settings: str, grid: str = GR
 
 def units_taken(stage: str, name: str, grid: str, link: int | None) -> int | None:
     """How many units of its training an entrant takes; None: the whole."""
+    if grid in SECONDS:
+        return None
     if stage == "free":
         return None if name in CHANGING else FREE_UNITS
     steady = name not in (*PLANNED, *CHANGING)
@@ -156,7 +174,8 @@ def train(name: str, config: RunConfig, rate: int | None) -> Line:
 
     In processes of its own: torch's modules with hooks are not always freed.
     """
-    kind = name if name in PEERS else "regimes"
+    kind = HOOK_OF.get(name, name)
+    kind = kind if kind in PEERS else "regimes"
     delay = DELAY.get(rate, 0.0) if rate else 0.0
     with islands(delay) as (names, hubs), Nodes(names, DEADLINE) as nodes:
         limit_trunk(hubs, rate)
@@ -214,7 +233,9 @@ def race(
         began = time.monotonic()
         found = train(name, config, None if stage == "free" else link)
         if stage == "race":
-            head["predicted"] = predicted(head, read(grid), sum(found["steps"]))
+            steps = sum(found["steps"])
+            meant = SECONDS[grid] / steps if grid in SECONDS else None
+            head["predicted"] = meant or predicted(head, read(grid), steps)
         _add(head | found)
         said = f"{stage} {name}, seed {seed}, link {link}: {found['loss'][-1]:.3f}"
         print(f"{said}, {time.monotonic() - began:.0f} s", flush=True)
@@ -265,7 +286,7 @@ def _missing(
         if not known(*key):
             yield key
 
-    values, tuning_seeds = TRIALS[grid]
+    values, tuning_seeds = TRIALS.get(grid, ((), ()))
     for seed in tuning_seeds if not only or POWER in only else ():
         for rate in values:
             yield from new("tune", POWER, seed, None, rate)
@@ -276,10 +297,11 @@ def _missing(
             chosen = rates(read(grid), grid)
             todo = [x for x in names if not known("race", x, seed, link, chosen[x])]
             todo = [name for name in todo if not only or name in only]
-            for where in (None, link) if todo else ():
+            timed = grid not in SECONDS  # for predictions
+            for where in (None, link) if todo and timed else ():
                 yield from new("probe", "", SEEDS[0], where, 0.0)
             for name in todo:
-                for other in DERIVED.get(name, (name,)):
+                for other in DERIVED.get(name, (name,)) if timed else ():
                     yield from new("free", other, seed, link, chosen[other])
                 yield "race", name, seed, link, chosen[name]
 
@@ -422,20 +444,28 @@ def main() -> None:
     """Train what is missing, or write the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=1e9)
-    parser.add_argument("--grid", choices=TRIALS, default=GRID)
-    parser.add_argument("--links", type=int, nargs="+", default=LINKS, help="Mbit/s")
+    parser.add_argument("--grid", choices=[*TRIALS, *SECONDS], default=GRID)
+    parser.add_argument("--links", type=int, nargs="+", help="Mbit/s")
     parser.add_argument("--seeds", type=int, default=len(SEEDS))
     parser.add_argument("--only", nargs="+", default=(), help="entrants")
     parser.add_argument("--report", action="store_true", help="only write the page and the figure")
     parser.add_argument("--again", action="store_true", help="anew, also what has been raced")
     chosen = parser.parse_args()
+    equal = chosen.grid in SECONDS
+    if equal and chosen.links:
+        parser.error(f"--links: {chosen.grid} is of {EQUAL_LINKS[0]} Mbit/s")
+    links = EQUAL_LINKS if equal else chosen.links or LINKS
     if chosen.again:
         here = provenance.processor()
-        left = forget(_all_lines(), chosen.grid, chosen.links, chosen.only, here)
+        left = forget(_all_lines(), chosen.grid, links, chosen.only, here)
         write_output(LINES, "".join(json.dumps(line) + "\n" for line in left))
     if not chosen.report:
-        race(chosen.grid, chosen.links, SEEDS[: chosen.seeds], chosen.minutes, chosen.only)
+        seeds = EQUAL_SEEDS if equal else SEEDS[: chosen.seeds]
+        race(chosen.grid, links, seeds, chosen.minutes, chosen.only)
+    if equal:
+        return print("`python -m benchmarks.equal_seconds` writes the page of these grids")
     write({grid: read(grid) for grid in TRIALS}, platform.platform())
+    return None
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ Each page of ``docs/`` is copied, with these changes:
 
 - ``<!-- reference: regimes.compression -->`` becomes one heading and one ``automodule`` for each
   public module of that room: a module that is added, moved or removed needs no change here.
-- ``<!-- options: policies -->`` becomes a table of the registered names and their fields.
+- ``<!-- options: policies -->`` becomes a list of the registered names and their fields.
 - ``<!-- commands -->`` becomes the help of each subcommand.
 - ``<!-- works: parts -->`` becomes a table of what works with what, from `regimes.capabilities`.
 - ``<!-- losses -->`` becomes the table of measured losses, from ``regimes/cost/measured.toml``.
@@ -30,7 +30,7 @@ import re
 import sys
 import tokenize
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,7 @@ def reference(names: str) -> str:
 
 
 def options(what: str) -> str:
-    """A table of every name that a configuration may give, with its fields and defaults."""
+    """Every name that a configuration may give, with its class, its fields and their defaults."""
     if what == "config":
         return configuration()
     if what == "retired":
@@ -99,24 +99,24 @@ def options(what: str) -> str:
     if what == "names":
         return names()
     registry = importlib.import_module(REGISTRIES[what]).REGISTRY
-    lines = ["| name | fields and their defaults | class |", "|---|---|---|"]
+    lines = []
     for name in registry:
         cls = registry.find(name)
         path = f"{cls.__module__}.{cls.__name__}"
-        fields = ", ".join(f"`{f} = {as_toml(v)}`" for f, v in defaults(cls)) or "none"
-        lines.append(f"| `{name}` | {fields} | {{py:obj}}`~{path}` |")
+        fields = ", ".join(f"`{f} = {as_toml(v)}`" for f, v in defaults(cls)) or "no fields"
+        lines.append(f"- `{name}`, {{py:obj}}`~{path}`: {fields}")
     return "\n".join(lines)
 
 
 def names() -> str:
-    """Every public name of the package, and where it is defined."""
+    """Every public name of the package, by the module that defines it."""
     import regimes
 
-    lines = ["| name | defined in |", "|---|---|"]
-    for name in regimes.__all__:
-        home = getattr(regimes, name).__module__
-        lines.append(f"| {{py:obj}}`regimes.{name} <{home}.{name}>` | `{home}` |")
-    return "\n".join(lines)
+    homes = merged((getattr(regimes, name).__module__, name) for name in regimes.__all__)
+    return "\n".join(
+        f"- `{home}`: " + ", ".join(f"{{py:obj}}`{name} <{home}.{name}>`" for name in names)
+        for home, names in sorted(homes.items())
+    )
 
 
 def defaults(cls: Any) -> Iterator[tuple[str, Any]]:
@@ -152,10 +152,11 @@ def retired() -> str:
 
 
 def configuration() -> str:
-    """Every key of a configuration, from the dataclasses and the comments beside their fields."""
+    """Every key of a configuration with its default, if it has one, and its meaning: from the
+    dataclasses and the comments beside their fields."""
     from regimes import config
 
-    lines = ["| key | default | meaning |", "|---|---|---|"]
+    lines = []
     tables = {
         "": config.RunConfig,
         "data.": config.DataConfig,
@@ -169,8 +170,9 @@ def configuration() -> str:
         said = comments(cls) | attributes(cls)
         for name, value in defaults(cls):
             if not dataclasses.is_dataclass(value) and name != config.RunConfig.BESIDE:
-                meaning = said.get(name, "").replace("|", "\\|")
-                lines.append(f"| `{prefix}{name}` | `{as_toml(value)}` | {meaning} |")
+                default = "" if value is None else f" = {as_toml(value)}"
+                meaning = f": {said[name]}" if name in said else ""
+                lines.append(f"- `{prefix}{name}{default}`{meaning}")
     return "\n".join(lines)
 
 
@@ -205,11 +207,9 @@ def commands(_: str = "") -> str:
                 a.arg for a in node.args.args if a.annotation and "Positional" in ast.unparse(a)
             }
             rows = re.findall(r"^    (\w+): (.*(?:\n        .*)*)", arguments, re.MULTILINE)
-            if rows:
-                found.append("| argument | meaning |\n|---|---|")
             for name, meaning in rows:
                 shown = name.upper() if name in positional else f"--{name.replace('_', '-')}"
-                found[-1] += f"\n| `{shown}` | {' '.join(meaning.split())} |"
+                found[-1] += f"\n- `{shown}`: {' '.join(meaning.split())}"
     return "\n\n".join(part.strip("\n") for part in found)
 
 
@@ -218,32 +218,50 @@ def commands(_: str = "") -> str:
 
 def works(what: str) -> str:
     """Tables of `regimes.capabilities`: "parts", each beside each way to train; "modes", what each
-    lacks and why; "capabilities", what each means."""
+    lacks and why; "capabilities", what each means. Equal rows are one row."""
     from regimes.capabilities import CONDITIONS, MEANING, WAYS, missing
 
     if what == "capabilities":
-        rows = [(f"`{name}`", meaning) for name, meaning in MEANING.items()]
-        return table(("capability", "meaning"), rows)
+        return "\n".join(f"- `{name}`: {meaning}" for name, meaning in MEANING.items())
     named = {mode.name: mode for modes in WAYS.values() for mode in modes}
     named |= {mode.name: mode for mode in CONDITIONS}
     if what == "modes":
+        lacks = merged(
+            ((mode.name, why), need) for mode in named.values() for need, why in mode.lacks.items()
+        )
+        alike = merged(((tuple(needs), why), name) for (name, why), needs in lacks.items())
         rows = [
-            (mode.name, f"`{need}`", why)
-            for mode in named.values()
-            for need, why in mode.lacks.items()
+            ("; ".join(names), ", ".join(f"`{need}`" for need in needs), why)
+            for (needs, why), names in alike.items()
         ]
         return table(("mode", "lacks", "because"), rows)
-    rows = []
+    answers = []
     for name, (needs, calls) in all_parts().items():
         cells = [
-            ("yes" if missing(needs, modes) is None else "no")
-            if way.split(",")[0] in calls
-            else "–"
+            "yes" if way.split(",")[0] in calls and missing(needs, modes) is None else "no"
             for way, modes in WAYS.items()
         ]
         but = [mode.name for mode in CONDITIONS if missing(needs, [mode]) is not None]
-        rows.append((name, *cells, "; ".join(but)))
+        answers.append(((*cells, "; ".join(but)), name))
+    rows = [(by_kind(names), *cells) for cells, names in merged(answers).items()]
     return table(("", *(f"`{way}`" for way in WAYS), "and not"), rows)
+
+
+def merged(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
+    """The names of each key, in the order in which they come."""
+    found: dict[Any, list[str]] = {}
+    for key, name in pairs:
+        found.setdefault(key, []).append(name)
+    return found
+
+
+def by_kind(names: list[str]) -> str:
+    """Parts in one cell, the kind of each said once: compressor `dense`, `cast`; signal `global`."""
+    kinds = merged((name.partition("`")[0], name) for name in names)
+    return "; ".join(
+        kind + ", ".join(name.removeprefix(kind) for name in of) if "`" in of[0] else kind
+        for kind, of in kinds.items()
+    )
 
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

@@ -218,7 +218,7 @@ def commands(_: str = "") -> str:
 
 def works(what: str) -> str:
     """Tables of `regimes.capabilities`: "parts", each beside each way to train; "modes", what each
-    lacks and why; "capabilities", what each means. Equal rows are one row."""
+    lacks; "capabilities", what each means. Equal rows are one row."""
     from regimes.capabilities import CONDITIONS, MEANING, WAYS, missing
 
     if what == "capabilities":
@@ -226,15 +226,11 @@ def works(what: str) -> str:
     named = {mode.name: mode for modes in WAYS.values() for mode in modes}
     named |= {mode.name: mode for mode in CONDITIONS}
     if what == "modes":
-        lacks = merged(
-            ((mode.name, why), need) for mode in named.values() for need, why in mode.lacks.items()
+        lacks = merged((tuple(mode.lacks), mode.name) for mode in named.values() if mode.lacks)
+        return "\n".join(
+            f"- {', '.join(modes)}: {', '.join(f'`{need}`' for need in needs)}"
+            for needs, modes in lacks.items()
         )
-        alike = merged(((tuple(needs), why), name) for (name, why), needs in lacks.items())
-        rows = [
-            ("; ".join(names), ", ".join(f"`{need}`" for need in needs), why)
-            for (needs, why), names in alike.items()
-        ]
-        return table(("mode", "lacks", "because"), rows)
     answers = []
     for name, (needs, calls) in all_parts().items():
         cells = [

@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 
-from regimes.console.tables import Table
 from regimes.records import find, share_of_low, unpacked
 from regimes.statistics import holm
 
@@ -215,21 +214,16 @@ def _of_paper(rows: pd.DataFrame) -> pd.Series:
 
 @number
 def paper_table() -> str:
-    """The paper's claims; ``claims.md`` has more columns."""
+    """The paper's claims, one a line; ``claims.md`` has more about each."""
     rows = judged()
     found = claims.as_text(rows[_of_paper(rows)])
-    cells = [dict(zip(found.heads, row, strict=True)) for row in found.rows]
-    lines = [
-        [
-            f"**{row['item']}**: {row['claim']}" if row["item"] else row["claim"],
-            f"{row['effect']} ({row['n']})",
-            row["mean [95 % interval]"],
-            f"{row['verdict']}: {row['the claim is'].removesuffix(' at this scale')}",
-        ]
-        for row in cells
-    ]
-    heads = ["claim", "effect (n)", "mean [95 %]", "verdict: the claim is"]
-    return Table(heads, lines, texts=2, ends=1).markdown()
+    lines = []
+    for row in (dict(zip(found.heads, cells, strict=True)) for cells in found.rows):
+        item = f"**{row['item']}**: " if row["item"] else ""
+        outcome = row["the claim is"].removesuffix(" at this scale")
+        effect = f"{row['effect']} {row['mean [95 % interval]']} ({row['n']})"
+        lines.append(f"- {item}{row['claim']}: {effect}, *{outcome}*")
+    return "\n".join(lines)
 
 
 OUTCOMES = {"supported": "supported", "not_reproduced": NOT_REPRODUCED, "open": "open"}

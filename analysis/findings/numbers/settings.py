@@ -9,7 +9,7 @@ import pandas as pd
 from regimes.console.tables import Table
 from regimes.console.units import p_text
 
-from ...criticality import harm, layers, scores, settings
+from ...criticality import layers, scores, settings
 from ..sources import number, record_read, records
 from ..values import Interval, mean_of
 from ..verdicts import ALPHA
@@ -55,11 +55,10 @@ def onsets_table(sources: str, onsets: str) -> str:
         about, form = phases.iloc[0], "+.3f" if phases["unit"].iloc[0] == "bits" else "+.2f"
         marked = {at: _marked(pulse, form) for at, pulse in pulses.iterrows()}
         cells = [marked.get(at, "") for at in map(int, onsets.split(", "))]
-        reliable = "" if len(pulses) < harm.ONSETS else f"{about['reliability']:.2f}"
         without = f"{pulses['without'].iloc[0]:.2f}"
-        lines.append([about["setting"], without, *cells, reliable, _rank(scored, scores.RATE)])
+        lines.append([about["setting"], without, *cells, _rank(scored, scores.RATE)])
     heads = ["tree: pulse", "without", *onsets.split(", ")]
-    return Table([*heads, "reliability", "rate ranks"], lines).markdown()
+    return Table([*heads, "rate ranks"], lines).markdown()
 
 
 def _rank(scored: pd.DataFrame, signal: str) -> str:

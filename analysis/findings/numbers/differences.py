@@ -214,15 +214,16 @@ def _of_paper(rows: pd.DataFrame) -> pd.Series:
 
 @number
 def paper_table() -> str:
-    """The paper's claims, one a line; ``claims.md`` has more about each."""
+    """The paper's claims and what the records say of each, a line for each figure."""
     rows = judged()
     found = claims.as_text(rows[_of_paper(rows)])
-    lines = []
+    lines: list[str] = []
     for row in (dict(zip(found.heads, cells, strict=True)) for cells in found.rows):
-        item = f"**{row['item']}**: " if row["item"] else ""
-        outcome = row["the claim is"].removesuffix(" at this scale")
-        effect = f"{row['effect']} {row['mean [95 % interval]']} ({row['n']})"
-        lines.append(f"- {item}{row['claim']}: {effect}, *{outcome}*")
+        said = f"{row['claim']}: *{row['the claim is'].removesuffix(' at this scale')}*"
+        if row["item"]:
+            lines.append(f"- **{row['item']}** (n = {row['n']}). {said}")
+        else:
+            lines[-1] += f"; {said}"
     return "\n".join(lines)
 
 

@@ -9,7 +9,7 @@ Each page of ``docs/`` is copied, with these changes:
   public module of that room: a module that is added, moved or removed needs no change here.
 - ``<!-- options: policies -->`` becomes a list of the registered names and their fields.
 - ``<!-- commands -->`` becomes the help of each subcommand.
-- ``<!-- works: parts -->`` becomes a table of what works with what, from `regimes.capabilities`.
+- ``<!-- works: parts -->`` becomes a list of what works with what, from `regimes.capabilities`.
 - ``<!-- losses -->`` becomes the table of measured losses, from ``regimes/cost/measured.toml``.
   The last four end at ``<!-- end -->``, and what stands between is replaced.
 - A link to a file outside ``docs/`` leads to a copy below ``tree/``, so that the same link works
@@ -30,6 +30,7 @@ import re
 import sys
 import tokenize
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from io import BytesIO
 from pathlib import Path
@@ -99,12 +100,18 @@ def options(what: str) -> str:
     if what == "names":
         return names()
     registry = importlib.import_module(REGISTRIES[what]).REGISTRY
-    lines = []
+    fields = {name: dict(defaults(registry.find(name))) for name in registry}
+    counted = Counter((key, as_toml(v)) for of in fields.values() for key, v in of.items())
+    usual = {pair for pair, times in counted.items() if times > 3}
+    said = ", ".join(f"`{key} = {value}`" for key, value in counted if (key, value) in usual)
+    lines = [f"- usual defaults, not repeated below: {said}"]
     for name in registry:
         cls = registry.find(name)
-        path = f"{cls.__module__}.{cls.__name__}"
-        fields = ", ".join(f"`{f} = {as_toml(v)}`" for f, v in defaults(cls)) or "no fields"
-        lines.append(f"- `{name}`, {{py:obj}}`~{path}`: {fields}")
+        own = ", ".join(
+            f"`{key}`" if (key, as_toml(value)) in usual else f"`{key} = {as_toml(value)}`"
+            for key, value in fields[name].items()
+        )
+        lines.append(f"- `{name}`, {{py:obj}}`~{cls.__module__}.{cls.__name__}`: {own or 'no fields'}")
     return "\n".join(lines)
 
 
@@ -217,8 +224,8 @@ def commands(_: str = "") -> str:
 
 
 def works(what: str) -> str:
-    """Tables of `regimes.capabilities`: "parts", each beside each way to train; "modes", what each
-    lacks; "capabilities", what each means. Equal rows are one row."""
+    """Lists from `regimes.capabilities`: "parts", with the ways to train in which each works;
+    "modes", what each lacks; "capabilities", what each means. Equal answers are one line."""
     from regimes.capabilities import CONDITIONS, MEANING, WAYS, missing
 
     if what == "capabilities":
@@ -233,14 +240,23 @@ def works(what: str) -> str:
         )
     answers = []
     for name, (needs, calls) in all_parts().items():
-        cells = [
-            "yes" if way.split(",")[0] in calls and missing(needs, modes) is None else "no"
+        works = [
+            way
             for way, modes in WAYS.items()
+            if way.split(",")[0] in calls and missing(needs, modes) is None
         ]
         but = [mode.name for mode in CONDITIONS if missing(needs, [mode]) is not None]
-        answers.append(((*cells, "; ".join(but)), name))
-    rows = [(by_kind(names), *cells) for cells, names in merged(answers).items()]
-    return table(("", *(f"`{way}`" for way in WAYS), "and not"), rows)
+        answers.append((where([*WAYS], works) + "".join(f"; not {name}" for name in but), name))
+    return "\n".join(f"- {by_kind(names)}: {said}" for said, names in merged(answers).items())
+
+
+def where(ways: list[str], works: list[str]) -> str:
+    """In which of all ways a part works, said by those where it does not if they are fewer."""
+    fails = [way for way in ways if way not in works]
+    if not fails:
+        return "everywhere"
+    word, named = ("in", works) if len(works) <= len(fails) else ("not in", fails)
+    return f"{word} {', '.join(f'`{way}`' for way in named)}"
 
 
 def merged(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:

@@ -111,7 +111,9 @@ def options(what: str) -> str:
             f"`{key}`" if (key, as_toml(value)) in usual else f"`{key} = {as_toml(value)}`"
             for key, value in fields[name].items()
         )
-        lines.append(f"- `{name}`, {{py:obj}}`~{cls.__module__}.{cls.__name__}`: {own or 'no fields'}")
+        lines.append(
+            f"- `{name}`, {{py:obj}}`~{cls.__module__}.{cls.__name__}`: {own or 'no fields'}"
+        )
     return "\n".join(lines)
 
 
@@ -268,7 +270,7 @@ def merged(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
 
 
 def by_kind(names: list[str]) -> str:
-    """Parts in one cell, the kind of each said once: compressor `dense`, `cast`; signal `global`."""
+    """Parts of one answer, the kind of each said once: compressor `dense`, `cast`; `compile`."""
     kinds = merged((name.partition("`")[0], name) for name in names)
     return "; ".join(
         kind + ", ".join(name.removeprefix(kind) for name in of) if "`" in of[0] else kind

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import Counter
 from statistics import fmean, stdev
 
 import pandas as pd
@@ -172,17 +171,3 @@ def test_choices_of_all_trials_are_counted() -> None:
     assert NUMBERS["choices_counted"]() == wanted
     counted = re.findall(r"` (\d+) of", NUMBERS["choices_at_an_end"]())
     assert sum(map(int, counted)) == ends
-
-
-@pytest.mark.parametrize(("source", "rate"), [("falling-lm", 0.003), ("tournament-small", 0.025)])
-def test_a_table_of_arms_has_their_scores_at_one_rate(source: str, rate: float) -> None:
-    head, _, *rows = (line.split("|")[1:-1] for line in NUMBERS["arms_table"](source).splitlines())
-    chosen = {run.name: run.config["optimizer"]["lr"] for run in records(source)}
-    counts = Counter(chosen.values())
-    assert counts[rate] == max(counts.values())
-    factor, digit = (100, 0.1) if source == "tournament-small" else (1, 0.01)
-    place = [word.strip() for word in head].index(f"held out, all at {rate}")
-    for row in rows:
-        wanted = factor * scores(source)[row[0].strip()][rate]
-        assert float(row[place]) == pytest.approx(wanted, abs=0.51 * digit)
-    assert len(rows) == len(chosen)

@@ -19,7 +19,6 @@ from ...tournament import events, tournament
 from ...tournament.equal_floats import comparisons, timings
 from ..sources import entries, number, record_read, records, row_of, trials
 from ..values import Interval, mean_of
-from . import choices
 from .differences import effect
 
 FASTER, MIDDLE, SLOWER = tournament.NETWORKS
@@ -42,8 +41,8 @@ CONTROL_WORDS = {"static": "one rank", "period": "a constant period"}
 
 @number
 def arms_table(source: str, control: str = "") -> str:
-    """Every arm from few floats to many: rate, metric, floats; what it scores on held-out data at
-    the rate that most arms chose; and the arm minus controls of one kind at its floats.
+    """Every arm from few floats to many: rate, metric, floats, and the arm minus controls of one
+    kind at its floats.
 
     Args:
         control: that kind; none: the table lacks these columns.
@@ -57,9 +56,6 @@ def arms_table(source: str, control: str = "") -> str:
         ),
         "floats, % of dense": lambda row: f"{100 * row['floats_of_dense']:.1f}",
     }
-    if choices.has_trials(source):
-        rate, scores = choices.at_one_rate(source)
-        columns[f"held out, all at {rate:g}"] = _of_arm(scores)
     if control:
         pairs = _pairs(source)
         against = pairs[(pairs["control"] == control) & (pairs["n"] > 0)].set_index("arm")

@@ -221,7 +221,7 @@ def paper_table() -> str:
     for row in (dict(zip(found.heads, cells, strict=True)) for cells in found.rows):
         said = f"{row['claim']}: *{row['the claim is'].removesuffix(' at this scale')}*"
         if row["item"]:
-            lines.append(f"- **{row['item']}** (n = {row['n']}). {said}")
+            lines.append(f"- **{row['item']}**, n = {row['n']}: {said}")
         else:
             lines[-1] += f"; {said}"
     return "\n".join(lines)

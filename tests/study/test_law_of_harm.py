@@ -122,7 +122,6 @@ def test_two_trees_say_the_level_of_two_others() -> None:
     found = NUMBERS["law_two_trees"](joined(trees), 1.0, 3)
     assert found == pytest.approx([min(scores), np.mean(scores), max(scores)])
     assert found == pytest.approx([0.60, 0.67, 0.73], abs=0.02)
-    assert NUMBERS["law_right_after"](joined(trees), 6) == pytest.approx([0.38, 0.89], abs=0.02)
 
 
 # -- the page ----------------------------------------------------------------------------------

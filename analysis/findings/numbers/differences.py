@@ -136,13 +136,6 @@ def chosen_rate(source: str, arm: str) -> float:
 
 
 @number
-def last_train_loss(source: str, arm: str) -> float:
-    """Training loss of the last three epochs, mean over runs."""
-    runs = [run for run in records(source) if run.name == arm]
-    return fmean(run.epochs["train_loss"].tail(3).mean() for run in runs)
-
-
-@number
 def last_values(source: str, arm: str) -> list[float]:
     """The metric of each run's last three evaluations, as recorded, in ascending order."""
     runs = [run for run in records(source) if run.name == arm]
@@ -153,12 +146,6 @@ def last_values(source: str, arm: str) -> list[float]:
 def last_value(source: str, arm: str) -> Interval:
     """The mean over runs of `last_values`, with its interval."""
     return mean_of(last_values(source, arm))
-
-
-@number
-def value_in_epoch(source: str, arm: str, epoch: int) -> float:
-    """The metric in one epoch, as recorded, mean over runs."""
-    return fmean(float(run.epochs["metric"][epoch]) for run in records(source) if run.name == arm)
 
 
 # -- the same runs, made again ---------------------------------------------------------------

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from statistics import fmean
 
 import numpy as np
 import pandas as pd
@@ -75,17 +73,6 @@ def mean_ranks(source: str, arm: str) -> list[float]:
             rows = run.layers[run.layers["level"] != "dense"]
             ranks.append(rows["level"].str[1:].astype(int).groupby(rows["epoch"]).mean())
     return [float(x) for x in pd.concat(ranks, axis=1).mean(axis=1)]
-
-
-@number
-def changes_of_rank(source: str, arm: str) -> int:
-    return sum(a != b for a, b in itertools.pairwise(mean_ranks(source, arm)))
-
-
-@number
-def mean_rank(source: str, arm: str, first: int, stop: int) -> float:
-    """Over units ``first`` to ``stop`` - 1."""
-    return fmean(mean_ranks(source, arm)[first:stop])
 
 
 @number

@@ -9,9 +9,8 @@ import pandas as pd
 from regimes.console.tables import Table
 from regimes.console.units import p_text
 
-from ...criticality import layers, scores, settings
+from ...criticality import scores, settings
 from ..sources import number, record_read, records
-from ..values import Interval, mean_of
 from ..verdicts import ALPHA
 from .pulses import curve, signal_of_harm
 
@@ -103,15 +102,3 @@ def settings_fallen(sources: str) -> list[int]:
         if harms[settings.FALLEN] == harms[settings.FALLEN]:  # not nan
             both.append(bool(harms[settings.FALLEN] < harms[settings.HIGH]))
     return [sum(both), len(both)]
-
-
-@functools.cache
-def _layers(source: str) -> pd.DataFrame:
-    return layers.scores(layers.pulses(records(source)))
-
-
-@number
-def layers_rank(source: str, signal: str, column: str) -> Interval:
-    """Rank correlation with harm of a group's signal: over "all" pulses, "when" or "where"."""
-    record_read(f"{source}.tar.xz")
-    return mean_of(_layers(source).query("signal == @signal")[column].dropna().to_list())

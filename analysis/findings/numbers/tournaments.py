@@ -19,7 +19,6 @@ from ...tournament import events, tournament
 from ...tournament.equal_floats import comparisons, timings
 from ..sources import entries, number, record_read, records, row_of, trials
 from ..values import Interval, mean_of
-from .differences import effect
 
 FASTER, MIDDLE, SLOWER = tournament.NETWORKS
 
@@ -85,13 +84,6 @@ def arm(source: str, name: str) -> dict[str, Any]:
         "bytes_minus_floats_share": float(row["bytes_of_dense"] - row["floats_of_dense"]),
         "seconds": [float(row[network]) for network in tournament.NETWORKS],
     }
-
-
-@number
-def extreme_arm(source: str, network: int, slowest: bool = False) -> str:
-    """The fastest arm, or the slowest, on the n-th network."""
-    seconds = arms(source)[tournament.NETWORKS[network]]
-    return str(seconds.idxmax() if slowest else seconds.idxmin())
 
 
 @number
@@ -242,14 +234,6 @@ def validation_difference(source: str, a: str, b: str) -> Interval:
         if row["rate"] == rates.get(row["schedule"])
     }
     return mean_of([100 * (x - y) for x, y in zip(at[a], at[b], strict=True)])
-
-
-@number
-def means_above(source: str, base: str) -> list[float]:
-    """The least and the most by which the other arms' means are above that of ``base``."""
-    arms_ = {run.name for run in records(source)} - {base}
-    above = [effect(source, name, base).mean for name in arms_]
-    return [min(above), max(above)]
 
 
 # -- events ----------------------------------------------------------------------------------

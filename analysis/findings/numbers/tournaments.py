@@ -20,8 +20,6 @@ from ...tournament.equal_floats import comparisons, timings
 from ..sources import entries, number, record_read, records, row_of, trials
 from ..values import Interval, mean_of
 
-FASTER, MIDDLE, SLOWER = tournament.NETWORKS
-
 # -- one arm ---------------------------------------------------------------------------------
 
 

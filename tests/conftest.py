@@ -20,7 +20,11 @@ import shapes
 from hypothesis import settings
 
 shapes.install()  # before any test imports a regimes module
+import read_once  # noqa: E402
+
 from benchmarks import trainers  # noqa: E402
+
+read_once.install()
 
 # All processes of a worker are forked from one server, which imports what its first user names.
 trainers.PRELOAD = ("ddp_scripts.preload",)

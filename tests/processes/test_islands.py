@@ -24,12 +24,12 @@ TOPK = (("low", 40), ("high", 5))
 WAYS = [  # one compressor for each way to meet shards
     Case(side=True, accumulate=2, clip=0.5, reshard=False),  # joins them
     Case("topk", TOPK, side=True, blocks="checkpoint"),  # sees each by itself
-    Case("randomk", TOPK),  # draws the same on all islands
-    Case("low-pass", (("low", 0.5), ("high", 0.1)), adamw=True),
     Case("threshold", (("low", 1e-4), ("high", 1e-3)), decay=0.5),  # reads the rate
     Case({"name": "quantised-all-reduce", "block": 16}, (("low", 8), ("high", 4))),  # in buckets
 ]
 OTHERS = [
+    Case("randomk", TOPK),  # draws the same on all islands
+    Case("low-pass", (("low", 0.5), ("high", 0.1)), adamw=True),
     Case({"name": "powersgd", "wire": "bf16"}),
     Case("acp-sgd"),
     Case("quantise", (("low", 8), ("high", 4))),

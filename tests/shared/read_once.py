@@ -1,5 +1,5 @@
-"""What every run reads anew and no test changes is read once in each process: the checkout's commit,
-by a process of git, and the entry points of the installed packages. A short run takes a tenth less.
+"""What every run reads anew and no test changes, read once in each process: the
+commit of the checkout, which git says, and the entry points of the installed packages.
 """
 
 from __future__ import annotations

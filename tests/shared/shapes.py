@@ -15,7 +15,7 @@ from jaxtyping import config, install_import_hook
 ROOT = Path(__file__).parents[2]
 SHAPES = re.compile(r"jaxtyping|\b(Features|Hidden|Images|Index|Operator|Stacks|Stream|Targets)\b")
 # A check costs 50 us and a run calls thousands: `make test-all` checks every call.
-CHECKED_CALLS = float(os.environ.get("CHECKED_CALLS", "300"))
+CHECKED_CALLS = float(os.environ.get("CHECKED_CALLS", "100"))
 _calls = 0
 
 

@@ -66,7 +66,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """The server of processes and what each optimizer imports are there before the first test is
     measured, which would pay for them."""
     if session.config.getoption("--record-durations"):
-        import torch._dynamo
         from ddp_scripts import group
 
         group.run(operator.index, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import os
 import subprocess
 import sys
@@ -20,7 +21,11 @@ import shapes
 from hypothesis import settings
 
 shapes.install()  # before any test imports a regimes module
+import read_once  # noqa: E402
+
 from benchmarks import trainers  # noqa: E402
+
+read_once.install()
 
 # All processes of a worker are forked from one server, which imports what its first user names.
 trainers.PRELOAD = ("ddp_scripts.preload",)
@@ -55,6 +60,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         running = [name for name in names if name not in left_out]  # in one order on all workers
         files = durations.seconds_of_files(seconds, running)
         items.sort(key=lambda item: -files.get(item.nodeid.partition("::")[0], 0.0))
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """The server of processes and what each optimizer imports are there before the first test is
+    measured, which would pay for them."""
+    if session.config.getoption("--record-durations"):
+        from ddp_scripts import group
+
+        group.run(operator.index, 1)
 
 
 _measured = pytest.StashKey[dict[str, float]]()

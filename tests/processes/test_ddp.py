@@ -124,10 +124,10 @@ def test_a_bucket_is_read_in_the_parameters_own_memory_order(
 def test_hook_trainer_and_simulation_are_the_same(
     settings: tuple[str, ...], tmp_path: Path
 ) -> None:
-    config = smoke("device=cpu", *settings)
+    config = smoke("device=cpu", "workers=2", "data.train_size=60", *settings)
     regimes.run(config, tmp_path / "simulated")
-    group.run(jobs.trainer, 4, config, 4, tmp_path / "real")
-    hooked = group.run(jobs.smoke, 4, config)[0]
+    group.run(jobs.trainer, 2, config, 2, tmp_path / "real")
+    hooked = group.run(jobs.smoke, 2, config)[0]
     for folder in ("simulated", "real"):
         close(hooked["weights"], weights(tmp_path / folder), 1e-12)
         rows = read_lines(tmp_path / folder / "epochs.jsonl")

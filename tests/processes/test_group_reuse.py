@@ -69,7 +69,7 @@ def test_a_grid_meets_once_and_again_after_a_failure(tmp_path: Path) -> None:
         assert "wild" in failures[0]
         assert made == ["gloo", "gloo"]  # for a, b and wild; for c and d
         assert not left
-    for name, seed in (("a", 1), ("b", 2), ("c", 3), ("d", 4)):
+    for name, seed in (("b", 2), ("d", 4)):  # which find a group
         alone = regimes.run(config(seed=seed), tmp_path / f"{name}-simulated")
         both = load(tmp_path / name).epochs["train_loss"].to_numpy()
         assert both == pytest.approx(alone.epochs["train_loss"].to_numpy(), rel=1e-4)

@@ -56,7 +56,7 @@ SLOW = pytest.mark.slow
 FLOAT64, RESNET = "dtype=float64", ("model.name=resnet8", "model.width=4")
 CASES = {
     # two workers on each island, buckets during backward, BatchNorm of a divided batch
-    "smoke": (smoke("bucket_mb=0.02", epochs=3), 4, 2),
+    "smoke": (smoke("bucket_mb=0.02", epochs=2), 4, 2),
     "one worker each": (smoke("workers=2", epochs=3), 4, 2),
     "four shards": (smoke("workers=2", "bucket_mb=0.02", epochs=2), 8, 4),
     "one island": (smoke("workers=2", epochs=2), 3, 3),

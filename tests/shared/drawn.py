@@ -1,15 +1,15 @@
-"""What a figure shows, read from its artists, held against the table that is saved beside it.
+"""What a figure shows, read from its artists, held against the tables that are saved beside it.
 
-`complaints` has a sentence for each row that is not drawn, for each line, bar or band that no row
-has, and for what is missing or out of place around them. An invisible artist counts as none, so
-that a test can take one away and see that it is missed.
+`complaints` has a sentence for each line, bar, band and cell with numbers that no row has, for
+entries of a legend that nothing is drawn like, and for axes without a quantity. An invisible artist
+counts as none.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,10 +25,8 @@ from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.offsetbox import DrawingArea
 from matplotlib.patches import Patch
-from matplotlib.text import Annotation, Text
+from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator
-
-from regimes.plotting.looks import style_of
 
 Frame = pd.DataFrame
 KNOWN = (  # an axis is of one of these, with its unit or what it is a share of
@@ -37,113 +35,88 @@ KNOWN = (  # an axis is of one of these, with its unit or what it is a share of
     r"|kappa|probability|share|coordinates|speed-up|workers|bit/s|batch per worker|stable rate"
     r"|\bMB\b|λ|σ|trace|called critical|harm"
 )
-SHADE = "#ececec"  # of a hand-made window
 NARROW = 1e-9  # of its value: an interval that is none
 THIN = 0.8  # points, of lines that are not of one seed
 
 
-@dataclass(frozen=True)
-class Panel:
-    """Rows of the table as points of one axes.
+def complaints(
+    figure: Figure, tables: Sequence[Frame], computed: Collection[int] = ()
+) -> list[str]:
+    """All that is wrong; without what only a rendered figure says (`misplaced`).
 
-    Attributes:
-        at: which axes of the figure.
-        x, y: columns.
-        rows: which rows, or what is made of them.
-        by: one line for each of their values; the first is what the legend tells apart.
-        label: what the legend says of such a value; None: nothing.
-        ends: columns of the interval of y; None: none is drawn.
-        xends: of x.
-        bands: the intervals are a band, not bars.
-        thin: a line has the colour of its legend entry alone.
-        own: the axes have a legend of their own.
-        steps: where a line between two rows changes its value: "mid", "post"; else it is straight.
-        ticks: what stands at the y of a row.
+    Args:
+        computed: axes with means or medians of the rows.
     """
-
-    at: int
-    x: str
-    y: str
-    rows: Callable[[Frame], Frame] = lambda table: table
-    by: tuple[str, ...] = ()
-    label: Callable[[Any], str] | None = lambda name: style_of(name).label
-    ends: tuple[str, str] | None = None
-    xends: tuple[str, str] | None = None
-    bands: bool = False
-    thin: bool = False
-    own: bool = False
-    steps: str = ""
-    ticks: Callable[[Any], str] | None = None
-
-
-@dataclass(frozen=True)
-class Image:
-    """Rows of the table as cells of colour.
-
-    Attributes:
-        cells: lines (what is at their left) by columns (x).
-        colour: what the legend says of a cell that is a word; None: cells are numbers.
-    """
-
-    at: int
-    cells: Callable[[Frame], Frame]
-    name: Callable[[Any], str] = str
-    colour: Callable[[Any], str] | None = None
-
-
-@dataclass
-class Shown:
-    """A figure and what it should show.
-
-    Attributes:
-        words: its caption.
-        says: what the caption has to say.
-        unit: what an axis is called along which the run's decays are marked.
-        decays: units that are the first at a lower rate.
-        windows: hand-made ones, ``[first, stop)``.
-        cut: axes whose limits leave out points on purpose.
-    """
-
-    figure: Figure
-    table: Frame
-    panels: Sequence[Panel | Image]
-    words: str
-    says: Sequence[str] = ()
-    unit: str = "epoch"
-    decays: Sequence[int] = ()
-    windows: Sequence[Sequence[int]] = ()
-    cut: Sequence[int] = ()
-    explained: set[int] = field(default_factory=set)  # ids of artists
-    known: list[dict[str, Seen]] = field(default_factory=list)  # of each axes, by its legend
-    parts: list[Parts] = field(default_factory=list)  # of each axes
-
-
-def complaints(shown: Shown) -> list[str]:
-    """All that is wrong; without what only a rendered figure says (`misplaced`)."""
-    shown.parts = [Parts.of(ax) for ax in shown.figure.axes]
-    shown.explained, shown.known = set(), entries(shown)
-    found = [*_legends(shown), *_labels(shown.figure), *_caption(shown)]
-    for panel in shown.panels:
-        check = _image if isinstance(panel, Image) else _panel
-        found += [f"axes {panel.at}: {words}" for words in check(shown, panel)]
-    for at, ax in enumerate(shown.figure.axes):
-        wrong = [*_unexplained(shown, at), *_marks(shown, ax)]
-        wrong += [] if at in shown.cut else _outside(ax, shown.parts[at])
-        found += [f"axes {at}: {words}" for words in wrong]
+    found = [*_legends(figure), *_labels(figure)]
+    columns = [_numbers(table) for table in tables]
+    for at, ax in enumerate(figure.axes):
+        if at not in computed and ax.get_label() != "<colorbar>":
+            found += [f"axes {at}: no row has {words}" for words in _strange(ax, columns)]
     return found
 
 
+# -- rows ------------------------------------------------------------------------------------
+
+Rows = dict[str, list[float]]  # numbers by column, of 7 digits
+
+
+def _numbers(table: Frame) -> Rows:
+    flat = table.reset_index(drop=True).select_dtypes(["number", "bool"]).astype(float)
+    return {str(name): _digits(flat.iloc[:, i]) for i, name in enumerate(flat.columns)}
+
+
+def _digits(numbers: Any) -> list[float]:
+    return [float(f"{x:.6e}") for x in numbers]
+
+
+def _strange(ax: Axes, tables: Sequence[Rows]) -> Iterator[str]:
+    """What is drawn of numbers that stand in no row together. Along an axis of names stand places,
+    and a logarithmic axis has no room for all of an interval's lower end."""
+    shared = ax.get_shared_y_axes().get_siblings(ax)
+    parts, named = Parts.of(ax), any(_written(one.yaxis) for one in shared)
+    found = [("a line", line.points) for line in parts.lines]
+    for bar in parts.bars:
+        found += (
+            [("a bar", end) for end in np.moveaxis(bar.points, 1, 0)] if len(bar.points) else []
+        )
+    logarithmic = ax.get_yscale() == "log"
+    found += [
+        ("a band", band.points[:, [0, i]]) for band in parts.bands for i in (1, 2)[logarithmic:]
+    ]
+    for kind, xy in found:
+        x, y = _digits(xy[:, 0]), _digits(xy[:, 1])
+        if not any(_together(rows, x, None if named else y) for rows in tables):
+            yield f"{kind} of {len(xy)} points from {xy[0]}"
+    for image in ax.images:
+        cells = np.ma.asarray(image.get_array(), float)
+        cells = _digits(cells.compressed()[np.isfinite(cells.compressed())])
+        if not any({*cells} <= {x for column in rows.values() for x in column} for rows in tables):
+            yield "the cells of an image"
+
+
+def _together(rows: Rows, x: Sequence[float], y: Sequence[float] | None) -> bool:
+    """Are there two columns whose rows have all these pairs?"""
+    first = [column for column in rows.values() if {*x} <= {*column}]
+    if y is None:
+        return bool(first)
+    second = [column for column in rows.values() if {*y} <= {*column}]
+    pairs = {*zip(x, y, strict=True)}
+    return any(pairs <= {*zip(a, b, strict=True)} for a in first for b in second)
+
+
 def colour_alone(figure: Figure) -> list[str]:
-    """Lines of one axes that only their colour tells apart; those of each seed are thin."""
+    """Lines of one axes that only their colour tells apart: neither dash, marker nor width. Those
+    of each seed are thin."""
     found = []
     for at, ax in enumerate(figure.axes):
-        looks: dict[tuple[str | None, str | None, str | None], dict[str, None]] = {}
+        looks: dict[tuple[Any, ...], dict[str, None]] = {}
         for part in Parts.of(ax).lines:
-            if part.artist.get_linewidth() >= THIN and len(part.points) > 1:  # type: ignore[attr-defined]
+            width = part.artist.get_linewidth()  # type: ignore[attr-defined]
+            if width >= THIN and len(part.points) > 1:
                 seen = part.seen
                 filled = seen.fill and str(seen.fill == "#ffffff")
-                looks.setdefault((seen.dash, seen.marker, filled), {})[seen.colour] = None
-        for (dash, marker, _), colours in looks.items():
+                looks.setdefault((seen.dash, seen.marker, filled, width), {})[seen.colour] = None
+        for (dash, marker, *_), colours in looks.items():
             if len(colours) > 1:
                 found.append(f"axes {at}: {len(colours)} lines of dash {dash}, marker {marker}")
     return found
@@ -161,10 +134,8 @@ class Seen:
     marker: str | None = None
     fill: str | None = None
 
-    def fits(self, other: Seen, thin: bool) -> bool:
+    def fits(self, other: Seen) -> bool:
         """May both be of one series?"""
-        if thin:
-            return self.colour == other.colour
         pairs = ((self.dash, other.dash), (self.marker, other.marker), (self.fill, other.fill))
         return self.colour == other.colour and all(a == b or None in (a, b) for a, b in pairs)
 
@@ -258,45 +229,11 @@ def legends(figure: Figure) -> list[Legend]:
     return [legend for legend in found if legend.get_visible()]
 
 
-def names(figure: Figure) -> list[Annotation]:
-    """Names that are joined to what they name: they have its colour. An arrow has none."""
-    return [
-        text
-        for ax in figure.axes
-        for text in ax.texts
-        if isinstance(text, Annotation)
-        and text.arrow_patch
-        and text.get_visible()
-        and text.get_text()
-    ]
-
-
 def title(figure: Figure) -> str:
     """Of the whole figure: by itself, above a legend or above its first axes; the longest."""
     found = [figure.get_suptitle(), *(legend.get_title().get_text() for legend in figure.legends)]
     found.append(figure.axes[0].get_title(loc="left"))  # where a legend stands at the right
     return " ".join(max(found, key=len).split())
-
-
-def entries(shown: Shown) -> list[dict[str, Seen]]:
-    """How a text of the legends, at the left of a line of its own, or joined to a line, is drawn:
-    for each axes, by its own legend, or by all of them."""
-    shared = {
-        " ".join(t.get_text().split()): Seen(to_hex(t.get_color())) for t in names(shown.figure)
-    }
-    for ax, parts in zip(shown.figure.axes, shown.parts, strict=True):
-        at = _written(ax.yaxis)
-        for line in sorted(parts.lines, key=lambda part: len(part.points)) if at else ():
-            if len(y := {*line.points[:, 1]}) == 1 and (text := at.get(y.pop())):
-                shared[text] = line.seen
-    own: dict[Any, dict[str, Seen]] = {}
-    for legend in legends(shown.figure):
-        boxes = zip(legend.get_texts(), legend.findobj(DrawingArea), strict=True)
-        told = {text.get_text(): _entry(box.get_children()) for text, box in boxes}
-        own[legend.axes] = own.get(legend.axes, {}) | told
-        shared |= told
-    owners = {panel.at for panel in shown.panels if isinstance(panel, Panel) and panel.own}
-    return [own.get(ax, {} if at in owners else shared) for at, ax in enumerate(shown.figure.axes)]
 
 
 def _written(axis: Axis) -> dict[float, str]:
@@ -309,7 +246,7 @@ def _written(axis: Axis) -> dict[float, str]:
     return dict(zip(map(float, axis.get_ticklocs()), texts, strict=True))
 
 
-def _entry(parts: Sequence[Artist]) -> Seen:
+def entry(parts: Sequence[Artist]) -> Seen:
     drawn = [seen_of(part) for part in parts if isinstance(part, Line2D)]
     if any(isinstance(part, LineCollection) for part in parts):  # caps, then the line, its marker
         drawn = drawn[-2:]
@@ -324,177 +261,7 @@ def _sorted(xy: np.ndarray) -> np.ndarray:
     return xy[np.lexsort((xy[:, 1], xy[:, 0]))]
 
 
-def _close(a: Any, b: Any) -> bool:
-    return np.shape(a) == np.shape(b) and bool(np.allclose(a, b, rtol=1e-7, atol=1e-12))
-
-
-# -- rows ------------------------------------------------------------------------------------
-
-
-def _panel(shown: Shown, panel: Panel) -> Iterator[str]:
-    ax, rows = shown.figure.axes[panel.at], panel.rows(shown.table)
-    rows = rows[np.isfinite(rows[[panel.x, panel.y]].to_numpy(float)).all(1)]
-    known = shown.known[panel.at]
-    if rows.empty:
-        yield "no row of the table is for it"
-    for key, group in rows.groupby(list(panel.by), sort=False) if panel.by else [((), rows)]:
-        text = panel.label(key[0]) if panel.label and panel.by else ""
-        if text and text not in known:
-            yield f"no legend says {text!r}"
-            continue
-        look = known.get(text)
-        wanted = _sorted(group[[panel.x, panel.y]].to_numpy(float))
-        hit = next(
-            (
-                part
-                for part in shown.parts[panel.at].lines
-                if id(part.artist) not in shown.explained
-                and _close(part.points, wanted)
-                and (look is None or look.fits(part.seen, panel.thin))
-            ),
-            None,
-        )
-        if hit is None:
-            yield f"{len(group)} rows of {text or key} are not a line of theirs"
-            continue
-        shown.explained.add(id(hit.artist))
-        if hit.artist.get_drawstyle().removeprefix("steps-").replace("default", "") != panel.steps:
-            yield f"the line of {text or key} goes by {hit.artist.get_drawstyle()}"
-        for ends, upright in ((panel.ends, True), (panel.xends, False)):
-            if ends:
-                yield from _ends(shown, panel, group, ends, upright, hit.seen.colour)
-    yield from _ticks(ax, panel, rows)
-
-
-def _ends(
-    shown: Shown, panel: Panel, group: Frame, ends: tuple[str, str], upright: bool, colour: str
-) -> Iterator[str]:
-    parts = shown.parts[panel.at]
-    drawn = [
-        part for part in (parts.bands if panel.bands else parts.bars) if part.seen.colour == colour
-    ]
-    logarithmic = shown.figure.axes[panel.at].get_yscale() == "log"
-    for row in group.to_dict("records"):
-        low, high = (float(row[end]) for end in ends)
-        if not high - low > NARROW * abs(high):  # also: there is none
-            continue
-        at = (float(row[panel.x]), float(row[panel.y]))
-        if panel.bands:
-            hits = [part for part in drawn if _in_band(part, at, low, high, logarithmic)]
-        else:
-            wanted = [(at[0], e) if upright else (e, at[1]) for e in (low, high)]
-            hits = [
-                part
-                for part in drawn
-                if np.isclose(part.points, wanted, rtol=1e-7).all((1, 2)).any()
-            ]
-        shown.explained |= {id(part.artist) for part in hits}
-        if not hits:
-            value = panel.y if upright else panel.x
-            yield f"nothing from {low:.6g} to {high:.6g} around {value} {row[value]:.6g}"
-
-
-def _in_band(
-    part: Part, at: tuple[float, float], low: float, high: float, logarithmic: bool
-) -> bool:
-    """A logarithmic axis has no room for all of an interval's lower end."""
-    for _, bottom, top in part.points[np.isclose(part.points[:, 0], at[0], rtol=1e-9)]:
-        least = _close(bottom, low) or (logarithmic and low < bottom <= at[1])
-        if least and _close(top, high):
-            return True
-    return False
-
-
-def _ticks(ax: Axes, panel: Panel, rows: Frame) -> Iterator[str]:
-    if panel.ticks:
-        at = _written(ax.yaxis)
-        for row in rows.to_dict("records"):
-            if at.get(float(row[panel.y])) != panel.ticks(row):
-                yield f"at {row[panel.y]} stands {at.get(row[panel.y])!r}, not {panel.ticks(row)!r}"
-
-
-def _image(shown: Shown, panel: Image) -> Iterator[str]:
-    ax, cells = shown.figure.axes[panel.at], panel.cells(shown.table)
-    drawn = [image for image in ax.images if image.get_visible()]
-    if len(drawn) != 1:
-        yield f"{len(drawn)} images"
-        return
-    array = np.ma.filled(np.ma.asarray(drawn[0].get_array(), float), np.nan)
-    if array.shape != cells.shape:
-        yield f"{array.shape} cells, the table has {cells.shape}"
-    elif panel.colour is None:
-        if not np.allclose(array, cells.to_numpy(float), equal_nan=True):
-            yield "the cells are not those of the table"
-    else:
-        known = {text: seen.colour for text, seen in shown.known[panel.at].items()}
-        wanted = cells.map(lambda word: known.get(panel.colour(word)))
-        colours = drawn[0].cmap(drawn[0].norm(array))
-        if [[to_hex(c) for c in line] for line in colours] != wanted.to_numpy().tolist():
-            yield "the cells have not the colours that the legend says"
-    names = [panel.name(name) for name in cells.index]
-    if [*_written(ax.yaxis).values()] != names:
-        yield f"its lines are not called {', '.join(names)}"
-    if not _close(drawn[0].get_extent()[:2], (cells.columns[0] - 0.5, cells.columns[-1] + 0.5)):
-        yield "its columns stand elsewhere"
-
-
-def _unexplained(shown: Shown, at: int) -> Iterator[str]:
-    parts = shown.parts[at]
-    if shown.figure.axes[at].get_label() != "<colorbar>":
-        for kind in ("lines", "bars", "bands"):
-            strange = [
-                part for part in getattr(parts, kind) if id(part.artist) not in shown.explained
-            ]
-            if strange:
-                yield f"no row has {len(strange)} {kind}, e.g. {strange[0]}"
-
-
 # -- around them -----------------------------------------------------------------------------
-
-
-def _outside(ax: Axes, parts: Parts) -> Iterator[str]:
-    ends = [each for bar in parts.bars for each in bar.points]
-    if ax.get_yscale() == "log":  # has no room for all of an interval's lower end
-        ends = [each[each[:, 1] == each[:, 1].max()] for each in ends]
-    low, high = np.sort([ax.get_xlim(), ax.get_ylim()]).T
-    slack = 1e-9 * (high - low)
-    for xy in (*(line.points for line in parts.lines), *ends):
-        if len(beyond := xy[((xy < low - slack) | (xy > high + slack)).any(1)]):
-            yield f"{len(beyond)} points are outside, e.g. {beyond[0]} of {low} to {high}"
-
-
-def _marks(shown: Shown, ax: Axes) -> Iterator[str]:
-    """Decays and windows."""
-    if not along(ax, shown.unit):
-        return
-    low, high = ax.get_xlim()
-    there = [float(line.get_xdata()[0]) for line in uprights(ax)]  # type: ignore[index]
-    there = [x for x in there if low <= x <= high]
-    if there != [first - 0.5 for first in shown.decays]:
-        yield f"the decays {[*shown.decays]} are marked at {there}"
-    words = [
-        text.get_position()[0]
-        for text in ax.texts
-        if text.get_visible() and text.get_text().startswith("lr ")
-    ]
-    if {*words} - {*there}:
-        yield f"what is said of decays stands at {words}"
-    shaded = [
-        p.get_extents().intervalx
-        for p in (
-            patch.get_path().transformed(patch.get_patch_transform())
-            for patch in ax.patches
-            if patch.get_visible() and to_hex(patch.get_facecolor()) == SHADE
-        )
-    ]
-    if not _close(shaded, [[a - 0.5, b - 0.5] for a, b in shown.windows]):
-        yield f"the windows {[*shown.windows]} are shaded at {shaded}"
-
-
-def along(ax: Axes, unit: str) -> bool:
-    """Is its x axis of the units of a record?"""
-    label = _label(ax, "x")
-    return label == unit or label.startswith(f"{unit} (")
 
 
 def _labels(figure: Figure) -> Iterator[str]:
@@ -542,32 +309,20 @@ def _named(ax: Axes, axis: str) -> bool:
     return bool(texts) and not numbers
 
 
-def _legends(shown: Shown) -> Iterator[str]:
-    drawn = [line.seen for parts in shown.parts for line in parts.lines]
-    colours = {
-        to_hex(c)
-        for ax in shown.figure.axes
-        for image in ax.images
-        for c in image.cmap(np.arange(image.cmap.N))
-    }
-    known = {text: seen for each in shown.known for text, seen in each.items()}
-    for legend in legends(shown.figure):
+def _legends(figure: Figure) -> Iterator[str]:
+    drawn = [line.seen for ax in figure.axes for line in Parts.of(ax).lines]
+    images = [image for ax in figure.axes for image in ax.images]
+    colours = {to_hex(c) for image in images for c in image.cmap(np.arange(image.cmap.N))}
+    for legend in legends(figure):
         texts = [text.get_text() for text in legend.get_texts()]
         if len({*texts}) < len(texts) or not texts:
             yield f"a legend says {texts}"
-        for text in texts:
+        for text, box in zip(texts, legend.findobj(DrawingArea), strict=True):
             if not text.strip() or text.startswith("_"):
                 yield f"an empty entry of a legend: {text!r}"
-            look = known[text]
-            if look.colour not in colours and not any(look.fits(one, False) for one in drawn):
+            look = entry(box.get_children())
+            if look.colour not in colours and not any(look.fits(one) for one in drawn):
                 yield f"the legend's {text!r} is not drawn"
-
-
-def _caption(shown: Shown) -> Iterator[str]:
-    words = " ".join(shown.words.split())
-    for said in shown.says:
-        if not re.search(said, words):
-            yield f"the caption does not say {said!r}"
 
 
 # -- rendered --------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 FILE = TESTS / "durations.txt"
-BUDGET = 40.0  # CPU seconds of `make test` for the cases of the file
+BUDGET = 20.0  # CPU seconds of `make test` for the cases of the file
 WORTH_A_LINE = 0.25  # CPU seconds
 CHEAP = 0.05  # CPU seconds of a test without a line
 HEADER = f"""\

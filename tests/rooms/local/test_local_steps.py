@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,10 +12,10 @@ import pytest
 import torch
 from configs import smoke as images
 from copied_models import ADAMW, DENSE, DILOCO, SGD, clip, close, every, step_each, steps, text
-from runs import resumed_alike, same_bits, same_run, stop_after, wait, weights
+from runs import resumed_alike, same_run, stop_after, weights
 
 import regimes
-from regimes.config import RunConfig, override, to_toml
+from regimes.config import RunConfig, override
 from regimes.errors import ConfigError
 from regimes.records import read_lines
 from regimes.training.build import prepare
@@ -236,55 +232,6 @@ def test_resumed_on_another_number_of_processes(
     monkeypatch.undo()
     forked.train(c, tmp_path / "broken", 2)
     same_run(tmp_path / "whole", tmp_path / "broken")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("unit", [2, 3, 5, 6, 9])
-def test_killed_and_resumed(unit: int, tmp_path: Path) -> None:
-    """Rounds of 5 steps, units of 2: killed within rounds and right after synchronisations."""
-    c = text(every(5), "unit_steps=2", "epochs=8", *ADAMW, "dtype=float32")
-    regimes.run(c, tmp_path / "whole")
-    (tmp_path / "c.toml").write_text(to_toml(c))
-    command = [
-        sys.executable,
-        "-m",
-        "regimes",
-        "run",
-        str(tmp_path / "c.toml"),
-        "--quiet",
-        "--out",
-        str(tmp_path / "broken"),
-    ]
-    child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    wait(lambda: len(read_lines(tmp_path / "broken/epochs.jsonl")) >= unit)
-    child.send_signal(signal.SIGKILL)
-    child.wait()
-    regimes.run(c, tmp_path / "broken", resume=True)
-    same_bits(tmp_path / "whole", tmp_path / "broken")
-
-
-@pytest.mark.slow
-def test_a_process_that_dies_is_named(tmp_path: Path) -> None:
-    (tmp_path / "c.toml").write_text(to_toml(text(every(50), "unit_steps=5", "epochs=500")))
-    command = [
-        sys.executable,
-        "-m",
-        "regimes",
-        "run",
-        str(tmp_path / "c.toml"),
-        "--quiet",
-        "--out",
-        str(tmp_path / "run"),
-        "--processes",
-        "2",
-    ]
-    parent = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    wait(lambda: len(read_lines(tmp_path / "run/epochs.jsonl")) >= 2)
-    children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
-    os.kill(int(children[1]), signal.SIGKILL)
-    _, said = parent.communicate(timeout=60)
-    assert parent.returncode == 3
-    assert "process 1 of 2 was killed by SIGKILL" in said
 
 
 def test_instruments_see_what_is_exchanged_and_leave_no_trace(tmp_path: Path) -> None:

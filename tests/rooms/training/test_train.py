@@ -18,13 +18,14 @@ import forked
 import pytest
 import torch
 from configs import smoke as config
+from copied_models import ADAMW, every, text
 from runs import resumed_alike, same_bits, same_run, stop_after, wait, weights
 from torch import nn
 
 import regimes
 from benchmarks.trainers import Training
 from regimes.collectives.world import World
-from regimes.config import override, to_toml
+from regimes.config import RunConfig, override, to_toml
 from regimes.data import classification, images
 from regimes.errors import ConfigError, DataError, RecordError, TrainingError
 from regimes.launch import sweep
@@ -249,9 +250,23 @@ def test_a_whole_file_of_another_checkpoint_is_damage(tmp_path: Path) -> None:
     assert found[0] == 1
 
 
-@pytest.mark.parametrize("kill_at", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 5))])
-def test_kill_9_and_resume(kill_at: int, tmp_path: Path) -> None:
-    c = config("dtype=float32", epochs=8 + 4 * kill_at)
+SLOW = pytest.mark.slow
+UNITS = ("dtype=float32", "unit_steps=2")
+ROUNDS = (every(5), *UNITS, "epochs=8", *ADAMW)
+
+
+@pytest.mark.parametrize(
+    ("c", "kill_at"),
+    [
+        pytest.param(config("dtype=float32", epochs=12), 1, id="1"),
+        pytest.param(config("dtype=float32", epochs=16), 2, id="2", marks=SLOW),
+        pytest.param(config("dtype=float32", epochs=28), 5, id="5", marks=SLOW),
+        pytest.param(config(*UNITS, epochs=12), 4, id="within an epoch", marks=SLOW),
+        pytest.param(text(*ROUNDS), 3, id="within a round", marks=SLOW),
+        pytest.param(text(*ROUNDS), 5, id="after a synchronisation", marks=SLOW),
+    ],
+)
+def test_kill_9_and_resume(c: RunConfig, kill_at: int, tmp_path: Path) -> None:
     regimes.run(c, tmp_path / "whole")
     run = Training([c], tmp_path / "broken")
     run.reached(kill_at)

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import forked
@@ -15,10 +11,9 @@ import torch
 from configs import lstm as text_config
 from configs import smoke as config
 from corpora import random_walk
-from runs import resumed_alike, same_bits, same_run, wait, weights
+from runs import resumed_alike, same_run, weights
 
 import regimes
-from regimes.config import to_toml
 from regimes.detectors import NormChange
 from regimes.errors import ConfigError
 from regimes.policies import policy
@@ -96,30 +91,6 @@ def test_a_text_resumed_within_an_epoch(
 ) -> None:
     c = text_config(text, "unit_steps=3", f"model.dropout={dropout}")
     resumed_alike(c, tmp_path, 2, monkeypatch)
-
-
-@pytest.mark.slow
-def test_kill_9_within_a_unit_within_an_epoch(tmp_path: Path) -> None:
-    c = config("dtype=float32", "unit_steps=2", epochs=12)
-    regimes.run(c, tmp_path / "whole")
-    (tmp_path / "c.toml").write_text(to_toml(c))
-    command = [
-        sys.executable,
-        "-m",
-        "regimes",
-        "run",
-        str(tmp_path / "c.toml"),
-        "--quiet",
-        "--out",
-        str(tmp_path / "broken"),
-    ]
-    child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    wait(lambda: len(read_lines(tmp_path / "broken/epochs.jsonl")) >= 4)
-    time.sleep(0.01)
-    child.send_signal(signal.SIGKILL)
-    child.wait()
-    regimes.run(c, tmp_path / "broken", resume=True)
-    same_bits(tmp_path / "whole", tmp_path / "broken")
 
 
 def test_processes_equal_simulation(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from regimes.policies import policy
 from regimes.policies.history import history
 from regimes.training.gradients import layer_table
 
-UNITS, STEPS, RATE, BATCH = 3, 3, 0.05, 8
+UNITS, STEPS, RATE, BATCH = 3, 2, 0.05, 8
 RULE = {"name": "accordion", "interval": 1, "eta": 0.2}
 
 
@@ -42,7 +42,7 @@ class Case:
 
     compressor: Any = "powersgd"
     levels: tuple[tuple[str, Any], ...] = (("low", 2), ("high", 1))
-    side: bool = False  # a branch that steps 1, 4 and 7 use
+    side: bool = False  # a branch that the second step of each unit uses
     accumulate: int = 1
     clip: float | None = None
     adamw: bool = False
@@ -101,7 +101,7 @@ def batch(step: int, part: int, worker: int) -> tuple[Tensor, Tensor]:
 def loss_of(net: nn.Module, case: Case, step: int, part: int, worker: int, rows: slice) -> Tensor:
     x, y = batch(step, part, worker)
     like = torch.float32 if case.half == "reduce" else next(net.parameters()).dtype
-    answer = net(x[rows].to(like), case.side and step % 3 == 1)
+    answer = net(x[rows].to(like), case.side and step % STEPS == 1)
     return F.cross_entropy(answer.to(torch.float64), y[rows]) / case.accumulate
 
 

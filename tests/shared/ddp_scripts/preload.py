@@ -25,8 +25,12 @@ for name in (
 ):
     importlib.import_module(name)
 
-# Reads the metadata of all packages once, not in each process.
-sys.modules["regimes.config.entry_points"].entry_points("regimes.compressors")
+# Once, not in each process: the metadata of all packages, and the commit.
+read_once = importlib.import_module("read_once")
+read_once.install()
+for group in sys.modules["regimes.records.provenance"].OFFERED:
+    sys.modules["regimes.config.entry_points"].entry_points(group)
+sys.modules["regimes.records.provenance"].commit()
 
 # A collection would write to each object that is shared with the server, and so copy its page.
 gc.collect()

@@ -50,8 +50,8 @@ def run_in_lockstep(
     turn = 0
     while answers or plain:
         waiting: dict[str, dict[int, Any]] = {kind: {} for kind in KIND.values()}
-        asked = {**plain, **_advance(running, answers, results, batched)}
-        for i in sorted(asked):
+        asked = {**plain, **_advance_programs(running, answers, results, batched)}
+        for i in sorted(asked):  # by program, the same order on all processes
             waiting[count(i, asked[i], turn)][i] = asked[i]
         answers = {}
         for kind, alike in waiting.items():  # in one order, which must be that of all processes
@@ -87,7 +87,7 @@ def _run_one(i: int, program: Program, answer: Answer, count: Count) -> Any:
         turn += 1
 
 
-def _advance(
+def _advance_programs(
     programs: Mapping[int, Program], answers: dict[int, Any], results: list[Any], batched: bool
 ) -> dict[int, Collective]:
     """Run programs until each asks for a collective, or ends and leaves its result."""

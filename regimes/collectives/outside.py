@@ -1,4 +1,4 @@
-"""Notices that the script of this process waits in a collective of its own.
+"""Notices that this process's script waits in its own collective.
 
 A process whose loader is shorter goes on to the all-reduce of a metric, where it waits for the
 others, which wait for it in the gradients of the next step: nothing would be said until a timeout.
@@ -47,7 +47,7 @@ def waiting_in() -> tuple[str, list[int], int] | None:
     return found.f_code.co_name, list(ranks), id(found)
 
 
-def watch(guard: Any, seconds: float, end: threading.Event) -> None:
+def watch_script(guard: Any, seconds: float, end: threading.Event) -> None:
     """Look every so many seconds, in a thread, until the event, and let the guard post a collective
     that lasts."""
     me = weakref.ref(guard, lambda _: end.set())

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regimes.errors import ConfigError, is_whole, nearest, require, unexpected
 from regimes.instruments import instruments
-from regimes.reduction import tensors
+from regimes.reduction import tensors_in
 
 ON_DATA = ("curvature", "sharpness")  # instruments that a hook can read on a probe
 # of what is exchanged, without any
@@ -34,27 +34,27 @@ class Probe:
     weight: Callable[[Any], Any] | None = None
 
     @property
-    def samples(self) -> int:
+    def sample_count(self) -> int:
         """How many this process has; all must have as many."""
         from regimes.curvature.probe import batch_size  # a hook without a probe has no curvature
 
         return sum(batch_size(batch) for batch in self.batches)
 
-    def take(self, images: int, batch: int) -> list[tuple[Any]]:
+    def take_batches(self, images: int, batch: int) -> list[tuple[Any]]:
         """The batches in the form that instruments take; ``images`` and ``batch`` are not used."""
         return [(batch,) for batch in self.batches]
 
     @property
-    def weigh(self) -> Callable[[Any], Any] | None:
+    def weigh_batch(self) -> Callable[[Any], Any] | None:
         """``weight`` of a batch in the form that instruments take."""
         weight = self.weight
         return None if weight is None else lambda batch: weight(*batch)
 
-    def mean(self, model: nn.Module, batch: Any) -> Tensor:
+    def mean_loss(self, model: nn.Module, batch: Any) -> Tensor:
         return self.loss(model, batch)
 
 
-def pick(
+def pick_probe(
     given: Any, tables: Any, check_every: Any = None, check_cosine: Any = None
 ) -> tuple[Probe | None, dict[str, Any]]:
     """The arguments ``probe``, ``instruments``, ``check_every`` and ``check_cosine`` of ``attach``.
@@ -62,14 +62,14 @@ def pick(
     Raises:
         ConfigError: they do not go together, or one is wrong.
     """
-    found = _tables(tables, given) | _guard(check_every, check_cosine)
+    found = _check_tables(tables, given) | _cosine_table(check_every, check_cosine)
     instruments(found)  # refuses wrong fields
     if given is None and not {*ON_DATA} & {*found}:
         return None, found
     return as_probe(given), found
 
 
-def _tables(tables: Any, probe: Any) -> dict[str, Any]:
+def _check_tables(tables: Any, probe: Any) -> dict[str, Any]:
     if tables is None and probe is None:
         return {}
     if isinstance(tables, set | list | tuple) and all(isinstance(name, str) for name in tables):
@@ -90,7 +90,7 @@ def _tables(tables: Any, probe: Any) -> dict[str, Any]:
     return {name: dict(table) for name, table in tables.items()}
 
 
-def _guard(every: Any, least: Any) -> dict[str, Any]:
+def _cosine_table(every: Any, least: Any) -> dict[str, Any]:
     """The instrument that ``check_every`` stands for."""
     if every is None:
         if least is not None:
@@ -112,6 +112,6 @@ def as_probe(given: Any) -> Probe:
     loss: Callable[..., Any]
     loss, batches, *weight = given
     probe = Probe(loss, tuple(batches) if isinstance(batches, list) else (batches,), *weight)
-    samples = probe.samples if any(True for _ in tensors(probe.batches)) else 0
+    samples = probe.sample_count if any(True for _ in tensors_in(probe.batches)) else 0
     require(samples > 0, "probe", f"{samples} samples", f"{FORM}, with tensors in it")
     return probe

@@ -82,7 +82,7 @@ class GracefulShutdown:
         _check_remembered()
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGALRM):
-                self._before[number] = signal.signal(number, self._signal)
+                self._before[number] = signal.signal(number, self._handle_signal)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -98,7 +98,7 @@ class GracefulShutdown:
         if self.asked and callable(handler):
             handler(signal.SIGTERM, None)
 
-    def _signal(self, number: int, frame: FrameType | None) -> None:
+    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGTERM:
             if not self.asked:
                 self.asked, self._since = True, time.monotonic()

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from regimes.errors import ConfigError
-from regimes.job.state import FORMAT, State, by_layer, joined
+from regimes.job.state import FORMAT, State, by_layer, join_states
 
 EMPTY_METER: dict[str, Any] = {"layers": {}, "calls": {}, "sent": {}}
 OWN = ("sums", "traffic", "meter")  # of a process, in states of hooks and local steps
 _OF_RUN = {"model", "optimizer", "momentum", "gauges", "union", "memories", "local"}
 
 
-def upgraded(saved: Any) -> Any:
+def upgrade_state(saved: Any) -> Any:
     """A state of any version in the present form; what is no state, as it is.
 
     Raises:
@@ -38,7 +38,7 @@ def upgraded(saved: Any) -> Any:
     if "shards" in saved:
         return _of_sharded_hook(saved)
     if saved.get("processes"):
-        return joined([_of_hook(part) for part in saved["processes"]])
+        return join_states([_of_hook(part) for part in saved["processes"]])
     if "common" in saved:
         return _of_local_steps(saved)
     return _of_hook(saved) if {"worker", "residuals", "rows"} <= saved.keys() else saved

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from regimes import capabilities
-from regimes.capabilities import LEVEL_BYTES, WORKER_SCORES, required
+from regimes.capabilities import LEVEL_BYTES, WORKER_SCORES, declared_needs
 from regimes.compression import Compressor, compressor
 from regimes.compression.base import check_level
 from regimes.config import DENSE, OuterConfig, RunConfig, check_bounds
@@ -43,8 +43,8 @@ class PlugIns:
     deficit: deficits.Deficit
 
     @classmethod
-    def of(cls, config: RunConfig) -> PlugIns:
-        """Build those of a configuration.
+    def from_config(cls, config: RunConfig) -> PlugIns:
+        """Build the plug-ins of a configuration.
 
         Raises:
             ConfigError: a number outside its bounds, an unknown name, fields or levels that do not
@@ -79,22 +79,22 @@ class PlugIns:
         return {name: rule for name, rule in rules.items() if rule is not None}
 
     @property
-    def needs(self) -> list[str]:
+    def policy_needs(self) -> list[str]:
         """The statistics that the policies read."""
         return [need for rule in self.policies.values() for need in rule.needs]
 
 
 def _whole_policy(config: RunConfig, kind: str, more: str, less: str) -> Policy | None:
-    """The ``batch_policy`` or ``sync_policy``, whose levels fit it and are in order; None without
-    one."""
+    """The ``batch_policy`` or ``sync_policy``, with levels that fit it and are in order; None
+    without one."""
     field, levels = f"{kind}_policy", getattr(config, f"{kind}_levels")
     if (table := getattr(config, field)) is None:
         return None
     rule = policy(table, field)
     link_of(rule, field)
     others = "another: this one chooses levels of a compressor, no periods or batches"
-    require(LEVEL_BYTES not in required(rule), field, table["name"], others)
-    require(WORKER_SCORES not in required(rule), field, table["name"], NO_PERIOD)
+    require(LEVEL_BYTES not in declared_needs(rule), field, table["name"], others)
+    require(WORKER_SCORES not in declared_needs(rule), field, table["name"], NO_PERIOD)
     check_levels(rule, levels, field)
     if {"low", "high"} <= set(levels) and levels["low"] > levels["high"]:
         raise ConfigError(

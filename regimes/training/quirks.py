@@ -25,7 +25,7 @@ IMAGES: dict[str, Any] = {"nesterov": False, "weight_decay": 1e-4}
 LSTM: dict[str, Any] = {"nesterov": True, "weight_decay": 0.0}
 
 
-def resolve(config: RunConfig) -> RunConfig:
+def resolve_quirks(config: RunConfig) -> RunConfig:
     """The configuration with the fields that its ``quirks`` stand for."""
     if config.quirks == "none":
         return config

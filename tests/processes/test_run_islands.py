@@ -22,7 +22,7 @@ from benchmarks.trainers import Training
 from regimes.cli.train import run as run_command
 from regimes.config import RunConfig, to_toml
 from regimes.errors import ConfigError
-from regimes.training.sharded import blocks
+from regimes.training.sharded import _find_blocks
 
 WITHIN = ("sum", "join")
 
@@ -249,6 +249,6 @@ def test_blocks_are_those_that_stand_alone() -> None:
         }
     )
     model["body"][1][0].weight = model["stem"].weight  # shared with another module: not alone
-    found = blocks(model)
+    found = _find_blocks(model)
     expected = [model["body"][0], model["body"][2], model["tail"][1]]
     assert [id(x) for x in found] == [id(x) for x in expected]

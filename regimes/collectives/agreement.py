@@ -18,10 +18,10 @@ from torch import Tensor
 
 from regimes.errors import TrainingError
 
-NAMED = 3  # differences in a sentence; the others are counted
-LONGEST = 60  # letters of a value in a sentence
-ROW = 256  # words of 8 bytes that are added without weights; rows are weighted by their index
-ODD = 0x9E3779B97F4A7C15 - 2**64  # 2^64 / golden ratio
+_NAMED = 3  # differences in a sentence; the others are counted
+_LONGEST = 60  # letters of a value in a sentence
+_ROW = 256  # words of 8 bytes that are added without weights; rows are weighted by their index
+_ODD = 0x9E3779B97F4A7C15 - 2**64  # 2^64 / golden ratio
 
 
 def digest(facts: Any) -> str:
@@ -43,12 +43,12 @@ def describe_difference(everyone: Sequence[Any]) -> str | None:
         other = dict(_flatten_leaves(facts))
         names = [n for n in {**first, **other} if first.get(n) != other.get(n)]
         if names:
-            more = len(names) - NAMED
+            more = len(names) - _NAMED
             verb = "s" if more == 1 else ""
             rest = f"; and {more} other{'s' * (more > 1)} differ{verb}" if more > 0 else ""
             return (
-                f"process {rank} has {_format_values(other, names[:NAMED])}, "
-                f"process 0 has {_format_values(first, names[:NAMED])}{rest}"
+                f"process {rank} has {_format_values(other, names[:_NAMED])}, "
+                f"process 0 has {_format_values(first, names[:_NAMED])}{rest}"
             )
     return None
 
@@ -61,7 +61,7 @@ def _format_value(name: str, value: str | None) -> str:
     if value is None:
         return f"no {name}"
     text = repr(json.loads(value))
-    return f"{name} = {text if len(text) <= LONGEST else f'{text[:LONGEST]}...'}"
+    return f"{name} = {text if len(text) <= _LONGEST else f'{text[:_LONGEST]}...'}"
 
 
 def _flatten_leaves(facts: Any, name: str = "") -> Iterator[tuple[str, str]]:
@@ -92,7 +92,7 @@ def fingerprint(tensors: Sequence[Tensor]) -> int:
     """
     words = torch.cat([part for tensor in tensors for part in _row_sums(tensor)])
     places = torch.arange(1, 2 * len(words), 2, device=words.device)
-    return int((words * (places * ODD)).sum())
+    return int((words * (places * _ODD)).sum())
 
 
 def check_same_weights(fingerprints: Sequence[int | None], unit: str, shards: int = 1) -> None:
@@ -119,5 +119,5 @@ def _row_sums(tensor: Tensor) -> tuple[Int64[Tensor, " rows"], Int64[Tensor, " r
     if flat.storage_offset() * flat.element_size() % 8:  # where 8 bytes cannot be read at once
         flat = flat.clone()
     words = flat.view(torch.int32)
-    whole = len(words) // (2 * ROW) * 2 * ROW
-    return words[:whole].view(torch.int64).view(-1, ROW).sum(1), words[whole:].long()
+    whole = len(words) // (2 * _ROW) * 2 * _ROW
+    return words[:whole].view(torch.int64).view(-1, _ROW).sum(1), words[whole:].long()

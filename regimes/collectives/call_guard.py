@@ -28,8 +28,8 @@ from regimes.errors import ConfigError, TrainingError
 
 SOON = 5.0  # seconds after which a waiting process posts its position
 PATIENCE = 15.0  # seconds after which a warning names the processes that are missing in a call
-LONGEST = 64  # bytes of a process's number and the name of its call, which are compared
-SAME = "every process makes the same calls and takes the same number of steps"
+_LONGEST = 64  # bytes of a process's number and the name of its call, which are compared
+_SAME = "every process makes the same calls and takes the same number of steps"
 
 
 class Position(TypedDict):
@@ -162,7 +162,7 @@ class CallGuard:
 
     def _compare_calls(self, call: str, patience: float, group: Group) -> None:
         """Wait for all; ConfigError unless they have entered the same call."""
-        everyone = [torch.empty(LONGEST, dtype=torch.uint8) for _ in group.ranks]
+        everyone = [torch.empty(_LONGEST, dtype=torch.uint8) for _ in group.ranks]
         # The work keeps the group: it stays in this frame, which no raised error keeps.
         work = gather_bytes(everyone, _encode_call(self.rank, call), group)
         self._wait_for_all(call, patience, functools.partial(done_within, work))
@@ -170,7 +170,7 @@ class CallGuard:
             other, _, name = card.decode(errors="ignore").rstrip().partition(" ")
             if card != _encode_call(int(other), call):
                 raise ConfigError(
-                    f"process {self.rank} is in {call}, process {other} in {name}: {SAME}"
+                    f"process {self.rank} is in {call}, process {other} in {name}: {_SAME}"
                 )
 
     def _all_posted(self, seconds: float) -> bool:
@@ -230,7 +230,7 @@ class CallGuard:
 
 def _encode_call(rank: int, call: str) -> bytes:
     """Who enters what, in as many bytes for any call."""
-    return f"{rank} {call}".encode()[:LONGEST].ljust(LONGEST)
+    return f"{rank} {call}".encode()[:_LONGEST].ljust(_LONGEST)
 
 
 def gather_bytes(everyone: list[torch.Tensor], own: bytes, group: Group) -> Any:
@@ -265,5 +265,5 @@ def _describe_mismatch(caller: int, position: Position, other: int, steps: int) 
     """Why a step of ``other`` and a call of ``caller`` wait for each other."""
     return (
         f"process {caller} is in {position['call']} after {position['steps']} steps, but process "
-        f"{other} is in step {steps + 1} without it: {SAME}"
+        f"{other} is in step {steps + 1} without it: {_SAME}"
     )

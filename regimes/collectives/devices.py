@@ -13,7 +13,7 @@ import torch
 from regimes.collectives.launcher import read_launch
 from regimes.errors import ConfigError
 
-LEAVE = timedelta(seconds=10)  # until all processes have read the store and raise
+_LEAVE = timedelta(seconds=10)  # until all processes have read the store and raise
 
 
 def pick_device(wanted: str) -> torch.device:
@@ -65,7 +65,7 @@ def refuse_together(store: Any, rank: int, count: int, why: str) -> NoReturn:
     """Raise ConfigError once all processes have read the store and do the same."""
     with contextlib.suppress(RuntimeError):  # the store may end with the first process
         store.set(f"refused/{rank}", "")
-        store.wait([f"refused/{other}" for other in range(count)], LEAVE)
+        store.wait([f"refused/{other}" for other in range(count)], _LEAVE)
     raise ConfigError(why)
 
 

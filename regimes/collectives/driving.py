@@ -31,12 +31,12 @@ KIND = {
     SumShards: "sum",
     JoinShards: "join",
 }
-Answer = Callable[[str, Sequence[Any]], Sequence[Tensor]]  # a kind and its requests: their answers
-Count = Callable[[int, Collective, int], str]  # a program's request in a round: its kind
+_Answer = Callable[[str, Sequence[Any]], Sequence[Tensor]]  # a kind and its requests: their answers
+_Count = Callable[[int, Collective, int], str]  # a program's request in a round: its kind
 
 
 def run_in_lockstep(
-    programs: Sequence[Program | Mean], answer: Answer, count: Count, batched: bool
+    programs: Sequence[Program | Mean], answer: _Answer, count: _Count, batched: bool
 ) -> list[Any]:
     """The results of programs that run round by round.
 
@@ -63,7 +63,7 @@ def run_in_lockstep(
     return results
 
 
-def run_one_by_one(programs: Sequence[Program | Mean], answer: Answer, count: Count) -> list[Any]:
+def run_one_by_one(programs: Sequence[Program | Mean], answer: _Answer, count: _Count) -> list[Any]:
     """The results of programs that run one after the other; plain means are taken together."""
     means = {i: program for i, program in enumerate(programs) if isinstance(program, Mean)}
     for i, mean in means.items():
@@ -75,7 +75,7 @@ def run_one_by_one(programs: Sequence[Program | Mean], answer: Answer, count: Co
     ]
 
 
-def _run_one(i: int, program: Program, answer: Answer, count: Count) -> Any:
+def _run_one(i: int, program: Program, answer: _Answer, count: _Count) -> Any:
     """Run a single program: the bookkeeping for several would take twice as long."""
     turn, answered = 0, None
     while True:

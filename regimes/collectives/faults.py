@@ -21,7 +21,7 @@ from regimes.collectives.process_group import Group, abort_nccl
 from regimes.collectives.watcher import Presence, Watcher
 from regimes.errors import TrainingError
 
-ROLL_CALL = 3.0  # seconds in which a living process answers when contact is lost
+_ROLL_CALL = 3.0  # seconds in which a living process answers when contact is lost
 
 
 class Faults:
@@ -109,7 +109,7 @@ def name_silent(store: dist.Store | None, rank: int, processes: int) -> str:
     try:
         assert store is not None
         store.set(f"roll call/{rank}", "here")
-        deadline = time.monotonic() + ROLL_CALL
+        deadline = time.monotonic() + _ROLL_CALL
         while others and time.monotonic() < deadline:
             others = {r: key for r, key in others.items() if not store.check([key])}
             time.sleep(0.05)

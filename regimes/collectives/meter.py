@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regimes.collectives.requests import NO_LAYER, Traffic
 
-KINDS = ("mean", "gather", "broadcast")  # others join them where they are asked for
+_KINDS = ("mean", "gather", "broadcast")  # others join them where they are asked for
 
 
 @dataclass
@@ -34,8 +34,8 @@ class Meter:
     dtype: torch.dtype
     workers: int
     layers: dict[int, Traffic] = field(default_factory=lambda: defaultdict(lambda: Traffic(0, 0)))
-    calls: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
-    sent: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
+    calls: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_KINDS, 0))
+    sent: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_KINDS, 0))
     dense: dict[str, int] = field(default_factory=dict)
 
     def count_request(

@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 # that end on all processes at about the same time; the root of a broadcast is done earlier
-ALIKE = {
+_ALIKE = {
     "all_gather",
     "all_gather_into_tensor",
     "all_gather_object",
@@ -26,19 +26,19 @@ ALIKE = {
     "reduce_scatter",
     "reduce_scatter_tensor",
 }
-OWN = __name__.partition(".")[0]
+_OWN = __name__.partition(".")[0]
 
 
-def waiting_in() -> tuple[str, list[int], int] | None:
+def _waiting_in() -> tuple[str, list[int], int] | None:
     """The collective of the script in which the main thread is now: its name, its processes by
     their ranks in the default group, and what tells it from the next call. None: in none."""
     frame: Any = sys._current_frames().get(threading.main_thread().ident or 0)
     found = None
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
-        if module.partition(".")[0] == OWN:
+        if module.partition(".")[0] == _OWN:
             return None  # the hook's own
-        if module == "torch.distributed.distributed_c10d" and frame.f_code.co_name in ALIKE:
+        if module == "torch.distributed.distributed_c10d" and frame.f_code.co_name in _ALIKE:
             found = frame
         frame = frame.f_back
     if found is None:
@@ -58,7 +58,7 @@ def watch_script(guard: Any, seconds: float, end: threading.Event) -> None:
             if (alive := me()) is None:
                 return
             try:
-                now = waiting_in()
+                now = _waiting_in()
                 alive.post_outside(now if now == before else None)
             except (RuntimeError, ValueError):  # the group has ended
                 return

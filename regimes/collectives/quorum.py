@@ -28,7 +28,7 @@ from regimes.collectives.process_group import Group
 from regimes.collectives.world import World
 from regimes.errors import ConfigError, unexpected
 
-USED = ("start_quorum", "is_participating", "report_error", "should_commit")  # of a manager
+_USED = ("start_quorum", "is_participating", "report_error", "should_commit")  # of a manager
 
 
 class StepLost(Exception):
@@ -133,7 +133,7 @@ class Quorum:
         Raises:
             ConfigError: it is no manager, or its group is not of gloo.
         """
-        if not all(callable(getattr(manager, name, None)) for name in USED):
+        if not all(callable(getattr(manager, name, None)) for name in _USED):
             raise unexpected("manager", manager, "a Manager of torchft")
         self.manager, self.group = manager, ManagedGroup(manager)
         if "gloo" not in (kind := str(self.group.torch_group.getBackendName())):

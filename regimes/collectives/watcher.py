@@ -29,11 +29,11 @@ import torch
 
 from regimes.errors import RegimesError, TrainingError
 
-POLL = 0.1  # seconds between two looks at the oldest collective
+_POLL = 0.1  # seconds between two looks at the oldest collective
 DOUBT = 1.0  # seconds that it may take before the processes are looked at
 BEAT = 2.0  # seconds between two signs of life in the store
 SILENCE = 30.0  # seconds without a sign after which a process on another machine is missing
-AT_ONCE = timedelta(milliseconds=1)  # to wait for a finished collective, which raises its error
+_AT_ONCE = timedelta(milliseconds=1)  # to wait for a finished collective, which raises its error
 
 
 class Place(TypedDict):
@@ -101,7 +101,7 @@ class Watcher:
         label: names this process in errors.
         abort: aborts the communicators, which ends what hangs in a stream.
         limit: seconds that a collective may take once it is the oldest.
-        suspect: called each ``POLL`` while the oldest collective takes longer than ``patience``
+        suspect: called each ``_POLL`` while the oldest collective takes longer than ``patience``
             seconds; raises what it finds.
         settled: called when a collective has ended that had taken longer.
     """
@@ -196,7 +196,7 @@ class Watcher:
             if not work.is_completed():  # True of a failed one
                 continue
             try:
-                work.wait(AT_ONCE)
+                work.wait(_AT_ONCE)
             except RuntimeError as error:
                 self._stop_as_lost(name, str(error).splitlines()[0])
                 return True
@@ -240,7 +240,7 @@ def _watch_loop(reference: weakref.ref[Watcher], closed: threading.Event) -> Non
     if (watcher := reference()) is not None and watcher.device.type == "cuda":
         torch.cuda.set_device(watcher.device)  # or it would have a context on GPU 0
     del watcher
-    while not closed.wait(POLL):
+    while not closed.wait(_POLL):
         if (watcher := reference()) is None:
             return
         if time.monotonic() - beaten > BEAT:

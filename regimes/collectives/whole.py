@@ -30,7 +30,7 @@ from regimes.collectives.islands import (
 from regimes.collectives.world import World
 from regimes.errors import ConfigError
 
-HOOKS = ("_forward_pre_hooks", "_forward_hooks")  # of a module, those of the user among them
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks")  # of a module, those of the user among them
 
 
 @contextmanager
@@ -133,7 +133,7 @@ def _by_itself(module: nn.Module, replaced: dict[int, nn.Parameter], stack: Exit
         if id(now) in replaced:
             module._parameters[name] = replaced[id(now)]
             stack.callback(module._parameters.__setitem__, name, now)
-    for kind in HOOKS:
+    for kind in _HOOKS:
         hooks = getattr(module, kind)
         own = OrderedDict((key, hook) for key, hook in hooks.items() if not _is_of_torch(hook))
         if len(own) < len(hooks):

@@ -19,7 +19,7 @@ from regimes.ddp.sharded import CHECKPOINT
 from regimes.ddp.source import plain_names
 from regimes.errors import ConfigError
 
-ROOT = "(root)"  # the name of a group without a path of its own
+_ROOT = "(root)"  # the name of a group without a path of its own
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class ParameterGroup:
         result is the mean over the processes."""
         given = self.factor()
         factor = float(shards) if given is None else given
-        return factor / (shards * divided_before(dtype, factor))
+        return factor / (shards * _divided_before(dtype, factor))
 
     def make_layout(self, shards: int) -> Layout:
         """Where the trained parameters' numbers are, among so many processes."""
@@ -182,10 +182,10 @@ def groups_of(network: nn.Module) -> list[ParameterGroup]:
     """
     found = fully_shard_calls(network)
     groups = []
-    paths = [path or ROOT for _, several, _ in found for path in several]
+    paths = [path or _ROOT for _, several, _ in found for path in several]
     plain = plain_names(paths)
     for state, several, module in found:
-        name = "+".join(plain[path or ROOT].replace(CHECKPOINT, "") for path in several)
+        name = "+".join(plain[path or _ROOT].replace(CHECKPOINT, "") for path in several)
         kept = param_groups(state)
         if len(kept) > 1:
             raise ConfigError(
@@ -219,7 +219,7 @@ def _unsharded(trained: Sequence[Any]) -> list[nn.Parameter]:
     return [x._unsharded_param for x in trained if hasattr(x, "_unsharded_param")]
 
 
-def divided_before(dtype: torch.dtype, factor: float) -> float:
+def _divided_before(dtype: torch.dtype, factor: float) -> float:
     """What FSDP2 divides a gradient by before its reduce-scatter in a type that overflows early,
     as it sees it: about the root of ``factor``, the divisor of the sum; the rest comes after. 1 in
     other types."""

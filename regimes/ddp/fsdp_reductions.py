@@ -18,7 +18,7 @@ from regimes.config import DENSE, AnyLevel
 from regimes.ddp.fsdp_groups import Arrivals, Layout, ParameterGroup
 from regimes.precision import full_precision
 
-Memory = Callable[[int, float], State]  # a layer and its scale: what the step may change
+_Memory = Callable[[int, float], State]  # a layer and its scale: what the step may change
 
 
 class ModuleReduction(Protocol):
@@ -31,7 +31,7 @@ class ModuleReduction(Protocol):
     layers: Sequence[int]
 
     def reduce_module(
-        self, flat: Float[Tensor, " numbers"], levels: Sequence[AnyLevel], memory: Memory
+        self, flat: Float[Tensor, " numbers"], levels: Sequence[AnyLevel], memory: _Memory
     ) -> Float[Tensor, " part"] | None:
         """The sum over all processes of what this one owns, in float32 at least.
 
@@ -68,7 +68,7 @@ class QuantisedReduction:
         self.layers, self.group, self.layout, self.reducer = [layer], group, layout, reducer
 
     def reduce_module(
-        self, flat: Float[Tensor, " numbers"], levels: Sequence[AnyLevel], memory: Memory
+        self, flat: Float[Tensor, " numbers"], levels: Sequence[AnyLevel], memory: _Memory
     ) -> Float[Tensor, " part"] | None:
         (layer,), world = self.layers, self.reducer.world
         compressor, level = self.reducer.at(layer, levels[layer])
@@ -114,7 +114,7 @@ class MatrixReduction:
         self.arrivals = arrivals
 
     def reduce_module(
-        self, flat: Float[Tensor, " numbers"], levels: Sequence[AnyLevel], memory: Memory
+        self, flat: Float[Tensor, " numbers"], levels: Sequence[AnyLevel], memory: _Memory
     ) -> Float[Tensor, " part"] | None:
         world, shards = self.reducer.world, self.layout.shards
         if (present := self.arrivals.take_places()) is None:

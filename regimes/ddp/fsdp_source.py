@@ -24,7 +24,7 @@ from regimes.ddp.own_hooks import attached_models
 from regimes.ddp.sharded import ShardedGradients, check_rows, named_trainable
 from regimes.errors import ConfigError
 
-WRITE = (
+_WRITE = (
     "mesh = init_device_mesh(device, (gpus,)), fully_shard(block, mesh=mesh) for each block, "
     "fully_shard(model, mesh=mesh), regimes.attach(model, shards=mesh)"
 )
@@ -54,7 +54,7 @@ class FSDPModules:
             ConfigError: the hook cannot serve the model, or it has a hook already.
         """
         network = getattr(model, "_orig_mod", model)
-        _check_mesh(shards, WRITE)
+        _check_mesh(shards, _WRITE)
         if not isinstance(network, nn.Module):
             raise ConfigError(f"model: got {type(model).__name__}, expected a torch.nn.Module")
         if network in attached_models:
@@ -244,7 +244,7 @@ def _check_divided(network: nn.Module, shards: Any) -> None:
                 break
             raise ConfigError(
                 f"parameter {name!r} is whole on each process: leave no parameter to "
-                f"ignored_params, and attach before the first step: {WRITE}"
+                f"ignored_params, and attach before the first step: {_WRITE}"
             )
         mesh, ways = found
         if mesh.ndim > 1:
@@ -256,7 +256,7 @@ def _check_divided(network: nn.Module, shards: Any) -> None:
         if ways == ["copies"]:
             raise ConfigError(
                 f"parameter {name!r} has copies on all processes: shards= compresses what "
-                f"fully_shard exchanges: {WRITE}"
+                f"fully_shard exchanges: {_WRITE}"
             )
         if mesh.mesh.tolist() != shards.mesh.tolist():  # its names are nothing to us
             raise ConfigError(
@@ -266,5 +266,5 @@ def _check_divided(network: nn.Module, shards: Any) -> None:
     if not sharded:
         raise ConfigError(
             f"attach needs a model of fully_shard (FSDP2), got {type(network).__name__}: call "
-            f"fully_shard on the whole model as well, after its blocks: {WRITE}"
+            f"fully_shard on the whole model as well, after its blocks: {_WRITE}"
         )

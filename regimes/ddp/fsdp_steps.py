@@ -37,7 +37,7 @@ from regimes.job.clock import Clock
 from regimes.precision import full_precision
 
 
-class ModuleCollectives:
+class _ModuleCollectives:
     """What replaces FSDP2's collectives: parts of the steps of a hook.
 
     Attributes:
@@ -101,7 +101,7 @@ class ModuleCollectives:
         self.clock.move_seconds(time.perf_counter() - start, "compute", "communicate")
 
 
-class ModuleSteps(ModuleCollectives, UnitSteps):
+class ModuleSteps(_ModuleCollectives, UnitSteps):
     """Backward passes in which FSDP2 reduces gradients. One without a reduce-scatter, after
     ``set_requires_gradient_sync(False)``, is no step."""
 
@@ -318,7 +318,7 @@ def _copy_to_host(flag: Float[Tensor, ""]) -> tuple[Tensor, Any]:
     return host, event
 
 
-class ReplicaSteps(ModuleCollectives, HookSteps):
+class ReplicaSteps(_ModuleCollectives, HookSteps):
     """The steps of replicas that FSDP2 divides, where its collectives within a replica are replaced
     as well. What these send is counted for no layer: a layer's traffic is between replicas."""
 
@@ -362,10 +362,10 @@ class ReplicaSteps(ModuleCollectives, HookSteps):
             memory.load_shared_state(state.get("within", {}).get(layer.name, {"step": 0}))
 
 
-class ReduceScatter:
+class _ReduceScatter:
     """The reduce-scatter of one module, for ``FSDPModule.set_custom_reduce_scatter``."""
 
-    def __init__(self, place: int, steps: ModuleCollectives, usual: Any) -> None:
+    def __init__(self, place: int, steps: _ModuleCollectives, usual: Any) -> None:
         self.place, self.steps, self.usual = place, steps, usual
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -390,7 +390,7 @@ class ReduceScatter:
         )
 
 
-class AllGather:
+class _AllGather:
     """The all-gather of one module's weights, for ``FSDPModule.set_custom_all_gather``.
 
     All processes compute with the rounded weights, their own included; the sharded weights, which
@@ -398,7 +398,7 @@ class AllGather:
     see the same weights.
     """
 
-    def __init__(self, steps: ModuleCollectives, weights: Weights, usual: Any) -> None:
+    def __init__(self, steps: _ModuleCollectives, weights: Weights, usual: Any) -> None:
         self.steps, self.weights, self.usual = steps, weights, usual
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -433,14 +433,14 @@ class AllGather:
 
 
 def replace_collectives(
-    groups: Sequence[ParameterGroup], steps: ModuleCollectives, weights: Weights
+    groups: Sequence[ParameterGroup], steps: _ModuleCollectives, weights: Weights
 ) -> None:
     """Let modules call the steps in place of torch's collectives."""
     places = iter(range(len(groups)))
     for group in groups:
-        group.module.set_custom_all_gather(AllGather(steps, weights, group.gather))
+        group.module.set_custom_all_gather(_AllGather(steps, weights, group.gather))
         if group.trained:
-            scatter = ReduceScatter(next(places), steps, group.scatter)
+            scatter = _ReduceScatter(next(places), steps, group.scatter)
             group.module.set_custom_reduce_scatter(scatter)
 
 

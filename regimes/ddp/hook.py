@@ -53,8 +53,8 @@ from regimes.policies.history import Ahead, level_costs
 from regimes.precision import full_precision
 from regimes.records import Header, Row
 
-FIRST_STEP = 120.0  # seconds before a warning that a process is missing; one may still evaluate
-LAST_VALUES = 3.0  # seconds for what other groups have logged, as a job ends
+_FIRST_STEP = 120.0  # seconds before a warning that a process is missing; one may still evaluate
+_LAST_VALUES = 3.0  # seconds for what other groups have logged, as a job ends
 MANY_STEPS = 1000  # without the end of an epoch: then a warning
 
 
@@ -395,7 +395,7 @@ class Hook(Job):
     def _agree_on_unit(self) -> None:
         """At a unit's first bucket, in the thread that sends the buckets: processes at different
         steps would wait for each other, and at different rates they would have other weights."""
-        self.world.guard.enter_call("the first step of an epoch", FIRST_STEP)
+        self.world.guard.enter_call("the first step of an epoch", _FIRST_STEP)
         b = self.steps
         place = {
             "units": len(self.rows),
@@ -490,7 +490,7 @@ class Hook(Job):
                 said.append(self._describe_no_end())
             for sentence in said:
                 print(f"regimes: {sentence}", file=sys.stderr)
-        self._write_rows(0.0 if why else LAST_VALUES)
+        self._write_rows(0.0 if why else _LAST_VALUES)
         if self.recorder is not None:
             self.recorder.end_record(len(self.rows), why)
         if not why:

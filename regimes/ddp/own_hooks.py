@@ -215,7 +215,7 @@ class BareGradients(OwnHooks):
         Raises:
             ConfigError: the hook cannot serve the model, or it has a hook already.
         """
-        network, parameters = bare_parameters(model, "with a manager")
+        network, parameters = _bare_parameters(model, "with a manager")
         super().__init__(network, parameters, [p.data for p in parameters.values()])
         self.manager = manager
 
@@ -227,7 +227,7 @@ class BareGradients(OwnHooks):
         return {}
 
 
-def bare_parameters(model: nn.Module, where: str) -> tuple[nn.Module, dict[str, nn.Parameter]]:
+def _bare_parameters(model: nn.Module, where: str) -> tuple[nn.Module, dict[str, nn.Parameter]]:
     """A bare model, not compiled, and its trained parameters by name.
 
     Args:

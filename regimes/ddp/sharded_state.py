@@ -29,7 +29,7 @@ from regimes.job.upgrade import upgrade_state
 if TYPE_CHECKING:
     from regimes.ddp.hook import Hook
 
-SHARED = "shared"  # the key of the bytes
+_SHARED = "shared"  # the key of the bytes
 _RESIDUAL = re.compile(r"(?:^|\.)residuals/(\d+)/")
 
 
@@ -94,7 +94,7 @@ class ShardedState:
                 tensors[f"residuals/{replica}/{layer.name}"] = self._as_sharded(rows, layer.matrix)
             total = self._new_zeros(part.shape) if sums is None else sums[i]
             tensors[f"sums/{layer.name}"] = self._as_sharded(total.view(part.shape), layer.shape)
-        return {**tensors, SHARED: everything}
+        return {**tensors, _SHARED: everything}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue where it was saved; all processes call this, through ``dcp.load``.
@@ -104,7 +104,7 @@ class ShardedState:
         """
         hook, world = self.hook, self.hook.world
         with damage_refused():
-            state = upgrade_state(unpack_state(saved[SHARED]))
+            state = upgrade_state(unpack_state(saved[_SHARED]))
             count, shards, by_shard = state["workers"], state.pop("shards"), state["parts"]
             if count != self.replicas and state["layers"].keys() & self._with_residual():
                 refuse_state(

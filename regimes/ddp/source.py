@@ -25,28 +25,28 @@ from regimes.ddp.applied import remove_hooks
 from regimes.errors import ConfigError
 from regimes.precision import HALF
 
-SAME = (  # attributes of DDP that decide the collectives, or which layers a step leaves alone
+_SAME = (  # attributes of DDP that decide the collectives, or which layers a step leaves alone
     "bucket_bytes_cap",
     "find_unused_parameters",
     "static_graph",
     "gradient_as_bucket_view",
 )
-WRAP = "wrap it first, model = DistributedDataParallel(model)"
-SHARDED = (
+_WRAP = "wrap it first, model = DistributedDataParallel(model)"
+_SHARDED = (
     "it keeps a part of the parameters on each process: shard it with fully_shard(model, "
     'mesh=mesh["shard"]) of a mesh with two dimensions, and attach(model, replicas=mesh['
     '"replicate"]) compresses what islands exchange'
 )
-NOT_DDP = {  # by the name of a class, so that none is imported
+_NOT_DDP = {  # by the name of a class, so that none is imported
     "compiled DDP": "attach before compiling, hook = regimes.attach(ddp), then torch.compile(ddp)",
-    "FullyShardedDataParallel": SHARDED,
+    "FullyShardedDataParallel": _SHARDED,
     "FSDPModule": "it keeps a part of the parameters on each process: attach(model, shards=mesh) "
     'compresses what these exchange, attach(model, replicas=mesh["replicate"]) what islands do',
     "DataParallel": "it is one process with several devices, between which nothing is exchanged "
     "that could be compressed: start a process per device (torchrun) and use "
     "DistributedDataParallel",
     "DeepSpeedEngine": "it exchanges gradients by itself: use DistributedDataParallel",
-    "OptimizedModule": WRAP,
+    "OptimizedModule": _WRAP,
 }
 
 
@@ -162,7 +162,7 @@ class DDPGradients:
         """
         # Weak: DDP keeps the hook in C++, where the garbage collector sees no cycle. A strong
         # reference would keep the model, and its process group, for ever.
-        self.model, self._model = proxy(ddp := ddp_model(model)), ref(ddp)
+        self.model, self._model = proxy(ddp := _ddp_model(model)), ref(ddp)
         self.parameters = _ddp_parameters(ddp)
         self.layers = layers_of(self.parameters)
         self.local: list[Tensor] = list(self.parameters.values())
@@ -182,7 +182,7 @@ class DDPGradients:
         return on_group(self.model.process_group, self.device, timeout, tensor=tensor)
 
     def shared_facts(self) -> dict[str, Any]:
-        return {"ddp": {name: getattr(self.model, name) for name in SAME}}
+        return {"ddp": {name: getattr(self.model, name) for name in _SAME}}
 
     def connect_receiver(self, receiver: Receiver) -> None:
         """Give DDP the hook, which then lives as long as the model: DDP keeps the closure."""
@@ -306,7 +306,7 @@ def _in_memory_order(flat: Tensor, parameter: nn.Parameter) -> Tensor:
     return flat.as_strided(parameter.shape, parameter.stride(), flat.storage_offset())
 
 
-def ddp_model(model: nn.Module) -> DistributedDataParallel:
+def _ddp_model(model: nn.Module) -> DistributedDataParallel:
     """The model itself, a DDP model without a communication hook.
 
     Raises:
@@ -317,7 +317,7 @@ def ddp_model(model: nn.Module) -> DistributedDataParallel:
         inner = getattr(model, "_orig_mod", None)
         if isinstance(inner, DistributedDataParallel):
             kinds = {"compiled DDP"}
-        advice = next((words for kind, words in NOT_DDP.items() if kind in kinds), WRAP)
+        advice = next((words for kind, words in _NOT_DDP.items() if kind in kinds), _WRAP)
         raise ConfigError(
             f"attach needs a DistributedDataParallel model, got {_describe_kind(model)}: {advice}"
         )

@@ -35,23 +35,23 @@ from regimes.policies.controller import Controller
 from regimes.records import kinds
 from regimes.records.kinds import Items, Nullable, Object
 
-CLOCKS = Object(extra=kinds.SECONDS)
-PENDING = Object({"epoch": kinds.COUNT, "seconds": CLOCKS, "details": kinds.FREE})
-RATE = Nullable(kinds.AMOUNT)
-ROW = Object(
+_CLOCKS = Object(extra=kinds.SECONDS)
+_PENDING = Object({"epoch": kinds.COUNT, "seconds": _CLOCKS, "details": kinds.FREE})
+_RATE = Nullable(kinds.AMOUNT)
+_ROW = Object(
     {"lr": kinds.AMOUNT, "next_lr": kinds.AMOUNT}, {"epoch": kinds.COUNT, "steps": kinds.STEPS}
 )
-SCHEDULE = Object(
-    {}, {"first": RATE, "epoch": Nullable(kinds.WHOLE), "groups": Nullable(kinds.NUMBERS)}
+_SCHEDULE = Object(
+    {}, {"first": _RATE, "epoch": Nullable(kinds.WHOLE), "groups": Nullable(kinds.NUMBERS)}
 )
-PLAIN = {  # entries whose form is checked, because the file may be damaged
+_PLAIN = {  # entries whose form is checked, because the file may be damaged
     "steps": Items(kinds.COUNT),
     "total": kinds.COUNT,
-    "lr": RATE,
-    "pace": SCHEDULE,  # UnitSchedule.state_dict()
-    "seconds": CLOCKS,
-    "logged": Object({}, {"waiting": Items(PENDING)}),
-    "rows": Items(ROW),
+    "lr": _RATE,
+    "pace": _SCHEDULE,  # UnitSchedule.state_dict()
+    "seconds": _CLOCKS,
+    "logged": Object({}, {"waiting": Items(_PENDING)}),
+    "rows": Items(_ROW),
     "branched": Nullable(kinds.COUNT),
     "set": Object({"level": kinds.NAME, "unit": kinds.COUNT, "why": kinds.TEXT}),
     "traffic": kinds.AMOUNTS,  # of a part
@@ -327,8 +327,8 @@ class StateCodec:
     def _check_plain(self, state: State) -> None:
         """Raise if the state was saved for another model, or has damaged numbers."""
         self._check_shapes(state)
-        plain = {k: v for k, v in {**own_part(state), **state}.items() if k in PLAIN}
-        if problem := kinds.fault(plain, Object({}, PLAIN)):
+        plain = {k: v for k, v in {**own_part(state), **state}.items() if k in _PLAIN}
+        if problem := kinds.fault(plain, Object({}, _PLAIN)):
             raise ValueError(problem)
         for number, row in enumerate(state["rows"]):
             if row.get("epoch", number) != number:  # rows of version 0.1 have no number

@@ -40,7 +40,7 @@ from regimes.job.probe import Probe
 from regimes.policies import Policy
 from regimes.policies.link import link_of
 
-CONSTANT = "constant"  # the name of the only level, where no policy chooses
+_CONSTANT = "constant"  # the name of the only level, where no policy chooses
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def choose_constant(
                     f"level = {level!r}: it is one level throughout, which no {name} can change: "
                     f"leave {name} out, or level"
                 )
-        return {"name": "static", "level": CONSTANT}, {CONSTANT: level}
+        return {"name": "static", "level": _CONSTANT}, {_CONSTANT: level}
     table = policy if isinstance(policy, Mapping) else {}
     named = table.get("level", "")
     if table.get("name") == "static" and isinstance(named, Real):
@@ -162,7 +162,7 @@ def choose_constant(
     return "accordion" if policy is None else policy, levels
 
 
-SCATTERS: dict[str, type[Compressor]] = {
+_SCATTERS: dict[str, type[Compressor]] = {
     "quantised": QuantisedScatter,
     "powersgd": ScatteredPowerSGD,
 }
@@ -248,10 +248,10 @@ def _build_scatter(table: Any) -> Compressor:
     """The compressor of a table ``scatter``, which has its name and fields beside the levels."""
     if not isinstance(table, Mapping):
         raise unexpected("scatter", table, 'a table like {"level": 4}')
-    if (name := table.get("name", "quantised")) not in SCATTERS:
-        raise ConfigError(f"scatter.name = {name!r}: {nearest(str(name), SCATTERS)}")
+    if (name := table.get("name", "quantised")) not in _SCATTERS:
+        raise ConfigError(f"scatter.name = {name!r}: {nearest(str(name), _SCATTERS)}")
     given = {key: value for key, value in table.items() if key not in ("name", "level", "levels")}
-    kind: Any = SCATTERS[name]
+    kind: Any = _SCATTERS[name]
     known = {field.name for field in dataclasses.fields(kind) if field.init}
     if kind is QuantisedScatter:
         known -= {"residual"}  # its unit
@@ -299,7 +299,7 @@ def _check_known(rule: Policy, compressor: Compressor, known: Mapping[str, AnyLe
         if (value := _suggest_level(compressor, name, values)) is not None:
             values[name] = value
     pairs = ", ".join(f'"{name}": {x if x == "..." else repr(x)}' for name, x in values.items())
-    scattered = isinstance(compressor, tuple(SCATTERS.values()))
+    scattered = isinstance(compressor, tuple(_SCATTERS.values()))
     written = f'scatter={{"levels": {{{pairs}}}}}' if scattered else f"levels={{{pairs}}}"
     raise ConfigError(
         f"the policy asks for level {missing[0]!r}, and levels has only "

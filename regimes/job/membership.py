@@ -27,7 +27,7 @@ from regimes.job.residuals import without_residuals
 from regimes.job.state import own_part
 from regimes.records.schema import Cost
 
-KEY = "regimes"  # of the state that a replica sends to one that joins
+_KEY = "regimes"  # of the state that a replica sends to one that joins
 
 
 def inner_optimizer(optimizer: Any) -> Any:
@@ -87,7 +87,7 @@ class Membership(ABC):
         )
         self._job, self._reducer, self._chosen = job, reducer, chosen
         self.attendance = Attendance()
-        self.manager.register_state_dict_fn(KEY, self.load_from_replica, self.save_for_replica)
+        self.manager.register_state_dict_fn(_KEY, self.load_from_replica, self.save_for_replica)
 
     def take_column(self) -> dict[str, Any]:
         """The column "replicas" of the unit that ends."""

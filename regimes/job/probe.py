@@ -13,10 +13,10 @@ from regimes.errors import ConfigError, is_whole, nearest, require, unexpected
 from regimes.instruments import instruments
 from regimes.reduction import tensors_in
 
-ON_DATA = ("curvature", "sharpness")  # instruments that a hook can read on a probe
+_ON_DATA = ("curvature", "sharpness")  # instruments that a hook can read on a probe
 # of what is exchanged, without any
 OF_EXCHANGE = ("error", "residual", "cosine", "disagreement")
-FORM = "a pair (loss, batches), or with a weight(batch) third: loss(model, batch) is a mean"
+_FORM = "a pair (loss, batches), or with a weight(batch) third: loss(model, batch) is a mean"
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def pick_probe(
     """
     found = _check_tables(tables, given) | _cosine_table(check_every, check_cosine)
     instruments(found)  # refuses wrong fields
-    if given is None and not {*ON_DATA} & {*found}:
+    if given is None and not {*_ON_DATA} & {*found}:
         return None, found
     return as_probe(given), found
 
@@ -74,7 +74,7 @@ def _check_tables(tables: Any, probe: Any) -> dict[str, Any]:
         return {}
     if isinstance(tables, set | list | tuple) and all(isinstance(name, str) for name in tables):
         tables = {name: {} for name in sorted(tables)}
-    known = (*ON_DATA, *OF_EXCHANGE)
+    known = (*_ON_DATA, *OF_EXCHANGE)
     if not isinstance(tables, Mapping) or not tables:
         form = '{"error"}, or a table like ' if probe is None else "a table like "
         form += '{"error": {}}' if probe is None else '{"curvature": {}} with the probe'
@@ -84,7 +84,7 @@ def _check_tables(tables: Any, probe: Any) -> dict[str, Any]:
             raise ConfigError(f"instruments: {name!r}: {nearest(str(name), known)}")
         if not isinstance(table, Mapping):
             raise unexpected(f"instruments.{name}", table, "a table of its fields, or {}")
-        unused = sorted({"images", "batch"} & {*table}) if name in ON_DATA else []
+        unused = sorted({"images", "batch"} & {*table}) if name in _ON_DATA else []
         if unused:
             raise ConfigError(f"instruments.{name}.{unused[0]}: the probe has its own batches")
     return {name: dict(table) for name, table in tables.items()}
@@ -108,10 +108,10 @@ def as_probe(given: Any) -> Probe:
     """A script's loss and batches; ConfigError if they are none."""
     several = isinstance(given, tuple | list) and len(given) in (2, 3)
     if not several or not all(map(callable, (given[0], *given[2:]))):
-        raise unexpected("probe", given, FORM)
+        raise unexpected("probe", given, _FORM)
     loss: Callable[..., Any]
     loss, batches, *weight = given
     probe = Probe(loss, tuple(batches) if isinstance(batches, list) else (batches,), *weight)
     samples = probe.sample_count if any(True for _ in tensors_in(probe.batches)) else 0
-    require(samples > 0, "probe", f"{samples} samples", f"{FORM}, with tensors in it")
+    require(samples > 0, "probe", f"{samples} samples", f"{_FORM}, with tensors in it")
     return probe

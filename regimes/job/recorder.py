@@ -39,9 +39,9 @@ from regimes.records import (
 )
 from regimes.records.schema import FileState
 
-LOSSES = ("train_loss", "test_loss")
-REGISTRIES = {"compressor": compression.REGISTRY, "policy": policies.REGISTRY}
-SAME = (  # of the configuration, in a job that is continued
+_LOSSES = ("train_loss", "test_loss")
+_REGISTRIES = {"compressor": compression.REGISTRY, "policy": policies.REGISTRY}
+_SAME = (  # of the configuration, in a job that is continued
     "name",
     "seed",
     "workers",
@@ -101,14 +101,14 @@ def record_options(record: Any) -> RecordOptions | None:
 def _same_entry(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     """Do two plain configurations agree in an entry? A version before may have known fewer fields
     of a plug-in: they have their defaults."""
-    table, registry = old.get(key), REGISTRIES.get(key)
+    table, registry = old.get(key), _REGISTRIES.get(key)
     if table != new.get(key) and registry is not None and table is not None:
         with suppress(ConfigError):
             table = registry.table(registry.make(table))
     return table == new.get(key)
 
 
-class PendingRow(NamedTuple):
+class _PendingRow(NamedTuple):
     """What ``RecordWriter.epoch`` takes."""
 
     row: Row
@@ -136,10 +136,10 @@ class JobRecorder:
             varying: the number of workers may change, so one that starts again may have another.
         """
         self.options, self.header, self.folder = options, header, Path(options.folder)
-        self.same = [name for name in SAME if not (varying and name == "workers")]
+        self.same = [name for name in _SAME if not (varying and name == "workers")]
         self.writer: RecordWriter | None = None
         self.reporters = Reporters(())
-        self.pending: list[PendingRow] = []
+        self.pending: list[_PendingRow] = []
         self.sums: dict[str, float | Tensor] = {}
         self.counts: dict[str, int] = {}
         self.restored: dict[int, tuple[dict[str, float], dict[str, Any]]] = {}
@@ -180,7 +180,7 @@ class JobRecorder:
         else:  # also in place of a job that ended before its first unit did
             self.writer = RecordWriter.create(self.folder, self.header)
         self.pending = [
-            PendingRow(_check_row(row), *self.restored.get(row["epoch"], ({}, {})))
+            _PendingRow(_check_row(row), *self.restored.get(row["epoch"], ({}, {})))
             for row in rows[len(written) :]
         ]
         self.reporters.event_log = self.writer.event
@@ -243,7 +243,7 @@ class JobRecorder:
 
     def add_row(self, row: Row, seconds: dict[str, float], details: dict[str, Any]) -> None:
         """A unit is over; its row stays open until ``flush``."""
-        self.pending.append(PendingRow(row, seconds, details))
+        self.pending.append(_PendingRow(row, seconds, details))
         self.row_is_open = True
 
     def write_pending(self) -> None:
@@ -269,7 +269,7 @@ class JobRecorder:
             return
         row: dict[str, Any] = cast("dict[str, Any]", self.pending[-1].row)
         logged = {k: x if math.isfinite(x) else None for k, x in self.take_logged().items()}
-        for name in LOSSES:
+        for name in _LOSSES:
             row[name] = logged.pop(name, row[name])
         if self.options.metric == "loss":  # a value named metric stays among the logged
             row["metric"] = row["test_loss"]

@@ -19,7 +19,7 @@ from regimes.collectives.requests import Layer
 from regimes.errors import ConfigError
 from regimes.policies.controller import Row
 
-NAMED = 3  # layers that a sentence names; it counts the others
+_NAMED = 3  # layers that a sentence names; it counts the others
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,9 @@ class LayerMatch:
 
 def list_names(names: Sequence[str]) -> str:
     """The first few names, and how many more there are."""
-    more = len(names) - NAMED
+    more = len(names) - _NAMED
     rest = f" and {more} other{'s' * (more > 1)}" if more > 0 else ""
-    return ", ".join(map(repr, names[:NAMED])) + rest
+    return ", ".join(map(repr, names[:_NAMED])) + rest
 
 
 @contextmanager

@@ -48,9 +48,9 @@ class CellLine:
         left = ""
         if self._units is not None:
             seconds = spent / (now - self._first) * max(0.0, self._units - now)
-            left = f", {in_minutes(seconds)} left"
+            left = f", {_in_minutes(seconds)} left"
         self._line.show(
-            f"{self._unit} {epoch + 1}{of}, step {done} of {steps}: {in_minutes(spent)}{left}"
+            f"{self._unit} {epoch + 1}{of}, step {done} of {steps}: {_in_minutes(spent)}{left}"
             f"{self._last}"
         )
 
@@ -63,10 +63,10 @@ class CellLine:
         self._line.clear("" if interrupted else message)  # `stoppable` says how to go on
 
 
-def in_minutes(seconds: float) -> str:
+def _in_minutes(seconds: float) -> str:
     """Minutes and seconds.
 
-    >>> in_minutes(75.2)
+    >>> _in_minutes(75.2)
     '1:15'
     """
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

@@ -24,7 +24,7 @@ from regimes.records.lines import complete_lines
 if TYPE_CHECKING:
     from regimes.job.job import Job
 
-FILE = "epochs.jsonl"
+_FILE = "epochs.jsonl"
 
 
 def saved_units(job: Job) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def _of_process_0(saved: Any, recorder: JobRecorder | None) -> list[Any] | str:
         expected = {"lines": place["lines"], "sha256": place["sha256"]}
         own = [] if recorder is None else [recorder.folder]
         for folder in (*own, Path(place["folder"])):
-            lines = complete_lines(folder / FILE)[: place["lines"]]
+            lines = complete_lines(folder / _FILE)[: place["lines"]]
             if Sum(line + b"\n" for line in lines).state == expected:
                 return [*map(json.loads, lines), *saved["rows"]]
     except RegimesError as error:

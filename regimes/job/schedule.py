@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regimes.errors import ConfigError, is_whole, require, unexpected
 
 
-class JoinedOptimizers:
+class _JoinedOptimizers:
     """Several optimisers of one model, as one with the parameter groups of all."""
 
     def __init__(self, optimizers: Sequence[Any]) -> None:
@@ -32,7 +32,7 @@ class JoinedOptimizers:
         return " and ".join(type(one).__name__ for one in self.optimizers)
 
 
-LEFT_OUT = ("params", "lr")  # of a group's options: the rate is each unit's own
+_LEFT_OUT = ("params", "lr")  # of a group's options: the rate is each unit's own
 
 
 @dataclass
@@ -183,7 +183,7 @@ def unit_schedule(every: Any, optimizer: Any, model: nn.Module) -> UnitSchedule:
     if not several or not all(getattr(one, "param_groups", None) for one in several):
         expected = "an optimiser of torch, with param_groups, or a list of such"
         raise unexpected("optimizer", optimizer, expected)
-    optimizer = several[0] if len(several) == 1 else JoinedOptimizers(several)
+    optimizer = several[0] if len(several) == 1 else _JoinedOptimizers(several)
     trained = {id(p) for p in model.parameters()}
     if not any(id(p) in trained for group in optimizer.param_groups for p in group["params"]):
         raise ConfigError(
@@ -205,7 +205,7 @@ def describe_optimizer(optimizer: Any) -> dict[str, Any]:
     """
     groups = [_group_options(optimizer, group) for group in optimizer.param_groups]
     shared = {k: v for k, v in groups[0].items() if all(k in g and g[k] == v for g in groups)}
-    name = optimizer.name if isinstance(optimizer, JoinedOptimizers) else type(optimizer).__name__
+    name = optimizer.name if isinstance(optimizer, _JoinedOptimizers) else type(optimizer).__name__
     result: dict[str, Any] = {"name": name, "options": shared}
     if len(groups) > 1:
         result["groups"] = [
@@ -220,7 +220,7 @@ def _group_options(optimizer: Any, group: Mapping[str, Any]) -> dict[str, Any]:
     """A group's hyper-parameters: those for which its class has defaults. Schedulers add keys of
     their own, such as "initial_lr"."""
     known = getattr(optimizer, "defaults", None) or group
-    names = [name for name in group if name in known and name not in LEFT_OUT]
+    names = [name for name in group if name in known and name not in _LEFT_OUT]
     return {name: _as_plain(group[name]) for name in names if group[name] is not None}
 
 

@@ -37,8 +37,8 @@ from regimes.training.checks import check_outer, check_periods
 from regimes.training.needs import outer_parts
 from regimes.training.trials import trial_of
 
-CALL = "local_steps()"
-PERIODS = {"low": 1, "high": 32}
+_CALL = "local_steps()"
+_PERIODS = {"low": 1, "high": 32}
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def choose_local(
         varied: levels, and the policy that decides them.
     """
     require(is_whole(every, 1), "every", every, "a number of steps from 1 up")
-    words = _check_periods(PERIODS if periods is None else periods)
+    words = _check_periods(_PERIODS if periods is None else periods)
     exchange = _choose_exchange(compressor, level, *varied, measured)
     rule, after = _choose_rule(policy, words), _choose_outer(outer)
     check_periods(after, {period_of(name, words) for name in rule.names})
@@ -183,8 +183,8 @@ class Trained:
         if manager is not None:
             return on_manager(manager, self.local[0].device)
         if self.sharded is not None:
-            return self.sharded.make_world(timeout, CALL)
-        return on_group(default_group(), self.local[0].device, timeout, CALL)
+            return self.sharded.make_world(timeout, _CALL)
+        return on_group(default_group(), self.local[0].device, timeout, _CALL)
 
     def start_alike(self, world: World, model: nn.Module) -> None:
         """Let all begin with the parameters, frozen ones too, and the buffers of process 0, or of

@@ -36,7 +36,7 @@ from regimes.training.build import Run
 from regimes.training.learning_rate import LearningRate
 from regimes.training.units import Units
 
-Table = dict[str, dict[str, Any]]  # by layer
+_Table = dict[str, dict[str, Any]]  # by layer
 Notes = dict[str, str]  # what became of each part of the state
 
 
@@ -81,7 +81,7 @@ def _fit_compressor(run: Run, state: State, before: RunConfig, notes: Notes) -> 
     same = type(old) is type(new)
     fresh, _ = run.reducer.state_dict()
 
-    def fit(table: Table) -> Table:
+    def fit(table: _Table) -> _Table:
         memories = upgraded(get_column(table, "memory"), old.residual)
         return with_column(table, "memory", memories if same else restarted(memories, fresh))
 

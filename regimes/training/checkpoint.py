@@ -33,21 +33,21 @@ from regimes.records import write_atomically
 from regimes.records.files import make_folder, opened_to_read
 
 log = logging.getLogger(__name__)
-KEEP = 2
-PART_ALONE = ("format", "parts")  # keys of the files of processes other than 0
+_KEEP = 2
+_PART_ALONE = ("format", "parts")  # keys of the files of processes other than 0
 # Errors of a file that may be whole: rights, a device or a network that fails, too many open files.
-FOR_NOW = {
+_FOR_NOW = {
     getattr(errno, name)
     for name in ("EACCES", "EPERM", "EIO", "ESTALE", "ETIMEDOUT", "EMFILE", "ENFILE", "ENOMEM")
     if hasattr(errno, name)
 }
-NAME, PART = re.compile(r"epoch-\d{4,}"), re.compile(r"process-\d+\.pt")
+_NAME, _PART = re.compile(r"epoch-\d{4,}"), re.compile(r"process-\d+\.pt")
 
 
-Keep = str | tuple[int, ...] | None  # ``checkpoint_keep`` of a configuration
+_Keep = str | tuple[int, ...] | None  # ``checkpoint_keep`` of a configuration
 
 
-def is_asked(keep: Keep, epochs: int) -> bool:
+def is_asked(keep: _Keep, epochs: int) -> bool:
     """Is the checkpoint after ``epochs`` epochs in a list of those to write and keep?"""
     return isinstance(keep, tuple) and epochs in keep
 
@@ -57,7 +57,7 @@ def save_checkpoint(
     epochs: int,
     state: State,
     world: World,
-    keep: Keep = None,
+    keep: _Keep = None,
 ) -> None:
     """Write the checkpoint after ``epochs`` epochs; every process calls this together.
 
@@ -120,7 +120,7 @@ def _publish_folder(partial: Path, final: Path, manifest: dict[str, Any]) -> str
         if final.exists():
             shutil.rmtree(final)
         os.replace(partial, final)
-        for old in _list_folder(final.parent)[:-KEEP]:
+        for old in _list_folder(final.parent)[:-_KEEP]:
             if not old.is_symlink() and not _is_kept(old):
                 shutil.rmtree(old)
     except OSError as error:
@@ -143,7 +143,7 @@ def _list_folder(folder: Path) -> list[Path]:
         names = os.listdir(folder)
     except FileNotFoundError:
         return []
-    return sorted((folder / name for name in names if NAME.fullmatch(name)), key=_epochs_of)
+    return sorted((folder / name for name in names if _NAME.fullmatch(name)), key=_epochs_of)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -179,7 +179,7 @@ def load(folder: Path) -> tuple[int, State] | None:
         try:
             return _read_file(path)
         except OSError as error:
-            if error.errno in FOR_NOW:  # it may be whole, and a run must not go back behind it
+            if error.errno in _FOR_NOW:  # it may be whole, and a run must not go back behind it
                 raise _unreadable(path, error) from None
             log.warning("checkpoint %s is damaged and passed over: %s", path, error)
         except Exception as error:  # torch and json raise anything for a file of unknown content
@@ -223,7 +223,7 @@ def _read_file(path: Path) -> tuple[int, State]:
         raise ValueError(f"its manifest is not of a checkpoint after {_epochs_of(path)} epochs")
     states: list[State] = []
     for name, digest in manifest["files"].items():
-        if not PART.fullmatch(name):  # nor may a name lead out of the folder
+        if not _PART.fullmatch(name):  # nor may a name lead out of the folder
             raise ValueError(f"{name} is no file of a checkpoint")
         content = _read_content(path / name)
         if hashlib.sha256(content).hexdigest() != digest:
@@ -233,7 +233,7 @@ def _read_file(path: Path) -> tuple[int, State]:
         if not isinstance(state, dict) or len(state.get("parts", ())) != 1:
             raise ValueError("a process file has unexpected keys")
         states.append(state)
-    if [len(state) > len(PART_ALONE) for state in states].count(True) != 1:
+    if [len(state) > len(_PART_ALONE) for state in states].count(True) != 1:
         raise ValueError("expected the shared state in exactly one process file")
-    whole = next(state for state in states if len(state) > len(PART_ALONE))
+    whole = next(state for state in states if len(state) > len(_PART_ALONE))
     return manifest["epochs"], {**whole, "parts": join_states(states)["parts"]}

@@ -24,7 +24,7 @@ from regimes.policies.trial import NO_PERIOD
 from regimes.training.interventions import Circumstances, check_interventions
 from regimes.training.needs import modes_of, parts_of, periods_of
 
-POLICIES = "policy", "batch_policy", "sync_policy"
+_POLICIES = "policy", "batch_policy", "sync_policy"
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class PlugIns:
     @property
     def policies(self) -> dict[str, Policy]:
         """The policies that there are, by field."""
-        rules = {name: getattr(self, name) for name in POLICIES}
+        rules = {name: getattr(self, name) for name in _POLICIES}
         return {name: rule for name, rule in rules.items() if rule is not None}
 
     @property
@@ -126,7 +126,7 @@ def check_fields(config: RunConfig) -> None:
                 'effect: set optimizer.per = "step"'
             )
     if config.unit_steps is None and config.steps is None:  # a unit is an epoch
-        for field, first in _window_starts(config, *POLICIES, "deficit"):
+        for field, first in _window_starts(config, *_POLICIES, "deficit"):
             if first >= config.epochs:
                 raise ConfigError(
                     f"{field}: a window starts in epoch {first}, but the run ends after "
@@ -166,7 +166,7 @@ def check_windows_fit(config: RunConfig, units: int) -> None:
         for unit in config.checkpoint_keep:
             require(unit <= units, "checkpoint_keep", unit, f"units up to {units}, the run's last")
     expected = f"a window that starts within the run's {units} units"
-    for field, first in _window_starts(config, *POLICIES):
+    for field, first in _window_starts(config, *_POLICIES):
         require(first < units, field, first, expected)
 
 

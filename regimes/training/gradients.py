@@ -99,7 +99,7 @@ class Gradients:
         self._to_widen: set[int] = set()
         if is_half(self._sum.dtype):
             self.stack = self._sum.float()
-            self.layers = layer_views(self.stack, self.local)
+            self.layers = _layer_views(self.stack, self.local)
         self._whole = self._sum, self.stack
 
     def set_rows(self, count: int) -> None:
@@ -108,10 +108,10 @@ class Gradients:
             return
         summed, stack = self._whole
         self._sum = self.stack = summed[:count]
-        self._summed = self.layers = layer_views(self._sum, self.local)
+        self._summed = self.layers = _layer_views(self._sum, self.local)
         if stack is not summed:
             self.stack = stack[:count]
-            self.layers = layer_views(self.stack, self.local)
+            self.layers = _layer_views(self.stack, self.local)
 
     def on_layer_complete(self, callback: Callable[[Iterable[int]], None]) -> None:
         """Call ``callback([layer])`` from now on during the last backward pass of each step, as
@@ -298,10 +298,10 @@ def new_stack(parameters: Sequence[Tensor], rows: int) -> tuple[Tensor, list[Ten
     """Zeros ``[rows, N]`` for all parameters end to end, and their views ``[rows, *shape]``."""
     sizes = [p.numel() for p in parameters]
     stack = parameters[0].detach().new_zeros(rows, sum(sizes))
-    return stack, layer_views(stack, parameters)
+    return stack, _layer_views(stack, parameters)
 
 
-def layer_views(stack: Float[Tensor, "rows N"], parameters: Sequence[Tensor]) -> list[Tensor]:
+def _layer_views(stack: Float[Tensor, "rows N"], parameters: Sequence[Tensor]) -> list[Tensor]:
     """The layers of a stack, ``[rows, *shape]``."""
     parts = stack.split([p.numel() for p in parameters], dim=1)
     return [part.view(len(stack), *p.shape) for part, p in zip(parts, parameters, strict=True)]

@@ -41,11 +41,11 @@ from regimes.training.gradients import Gradients
 from regimes.training.step import Reduced, TrainingStep
 
 WARM_UP = 3  # steps of a kind before it is captured, as torch advises
-SEEDS = 4  # at most for each layer and hosted worker
+_SEEDS = 4  # at most for each layer and hosted worker
 # fields that decide no launch
-PASSING = {"key", "first_worker", "workers", "shard", "step", "rate", "residual_rate"}
+_PASSING = {"key", "first_worker", "workers", "shard", "step", "rate", "residual_rate"}
 T = TypeVar("T")
-Field = tuple[State, str]
+_Field = tuple[State, str]
 
 
 class _Graph:
@@ -204,7 +204,7 @@ class Graphs:
         world, states = self.reducer.world, self.reducer.states
         fields = _tensor_fields(states)
         inputs = [getattr(state, name) for state, name in fields]
-        seeds = SeedTable(SEEDS * len(states) * world.hosted_count, self._losses.device)
+        seeds = SeedTable(_SEEDS * len(states) * world.hosted_count, self._losses.device)
         before = world.meter.take_counts()
 
         def work() -> Reduced:
@@ -225,7 +225,7 @@ class Graphs:
         return graph
 
     @staticmethod
-    def _put_back(fields: list[Field], inputs: list[Tensor]) -> None:
+    def _put_back(fields: list[_Field], inputs: list[Tensor]) -> None:
         """Copy what a step has left of a memory to where the next one reads it, if it has the same
         layout; in ACP-SGD, where two factors take turns, it has not."""
         new = [getattr(state, name) for state, name in fields]
@@ -262,7 +262,7 @@ def _copy_moved(places: list[Tensor], values: list[Tensor]) -> None:
 
 
 def _remembered(state: State) -> dict[str, Any]:
-    return {name: value for name, value in vars(state).items() if name not in PASSING}
+    return {name: value for name, value in vars(state).items() if name not in _PASSING}
 
 
 def _decisive(state: State) -> tuple[Any, ...]:
@@ -273,7 +273,7 @@ def _decisive(state: State) -> tuple[Any, ...]:
     )
 
 
-def _tensor_fields(states: list[State]) -> list[Field]:
+def _tensor_fields(states: list[State]) -> list[_Field]:
     """The tensors of all memories, by name."""
     return [
         (state, name)

@@ -71,7 +71,7 @@ def run(
     out = record_folder(out)
     good = isinstance(resume, bool) or resume == "auto"
     require(good, "resume", resume, 'True, False or "auto"')
-    resumed = has_epoch(out) if resume == "auto" else resume
+    resumed = _has_epoch(out) if resume == "auto" else resume
     reporters = default_reporters() if reporters is None else reporters
     with stoppable(lambda: _describe_kept(out, resume == "auto")):
         for phase in remaining_phases(list_phases(resolve_quirks(config), out), out, resumed):
@@ -85,14 +85,14 @@ def _describe_kept(out: Path, again: bool) -> str:
     Args:
         again: by the same call.
     """
-    if not has_epoch(out):
+    if not _has_epoch(out):
         return "nothing is kept, since no epoch had ended; run the cell again to begin anew"
     run, how = load(out), "" if again else ' with resume="auto"'
     kept = progress(run.header, run.rows, " of ")
     return f"{kept} are kept in {out}; run the cell again{how} to go on"
 
 
-def has_epoch(out: Path) -> bool:
+def _has_epoch(out: Path) -> bool:
     """Is there a run to go on with? A record without an epoch, such as one that its first loss has
     stopped, is replaced."""
     rows = out / "epochs.jsonl"

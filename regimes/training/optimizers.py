@@ -94,7 +94,7 @@ def build_optimizers(
     """The configured optimiser over the trainable parameters of a model.
 
     Args:
-        classes: outputs of the model, see ``output_layer``.
+        classes: outputs of the model, see ``_output_layer``.
         fused: SGD and AdamW step in one kernel, as torch offers on a GPU: other last bits.
 
     Raises:
@@ -149,7 +149,7 @@ def _build_muon(
     fused: bool,
 ) -> list[torch.optim.Optimizer]:
     """Muon for hidden matrices, AdamW for the rest; ``options`` are AdamW's betas and eps."""
-    output = output_layer(model, classes)
+    output = _output_layer(model, classes)
     outer = {
         id(parameter)
         for module in model.modules()
@@ -172,7 +172,7 @@ def _build_muon(
     return [muon, *others]
 
 
-def output_layer(model: nn.Module, classes: int) -> nn.Linear | None:
+def _output_layer(model: nn.Module, classes: int) -> nn.Linear | None:
     """The linear layer that gives the logits.
 
     The last linear layer of the attribute ``head``; None where that is None (logits are products

@@ -20,8 +20,8 @@ from regimes.errors import ConfigError
 from regimes.precision import is_half
 from regimes.reduction import Coupled, SampleMean
 
-TRIED = 16  # samples
-LOSS = "leave it out, or say in loss_weight of simulate what a batch's loss is divided by"
+_TRIED = 16  # samples
+_LOSS = "leave it out, or say in loss_weight of simulate what a batch's loss is divided by"
 ONE_VALUE = "Expected more than 1 value per channel"  # how torch's sentence begins
 ONE_SAMPLE = (
     "BatchNorm cannot normalise one value per channel, and a worker has {} of one sample: set "
@@ -41,14 +41,14 @@ def check_parts(
         return
     joins = reduction.declared_reduction(task.loss)
     if joins is None:
-        x, y = (t[0, :TRIED] for t in next(iter(batches.epoch(0, [0]))))
+        x, y = (t[0, :_TRIED] for t in next(iter(batches.epoch(0, [0]))))
         if is_half(batches.dtype):
             model, x = copy.deepcopy(model).float(), x.float() if x.is_floating_point() else x
         joins = reduction.measure_reduction(task.loss, model, x, y, [SampleMean()])
     if isinstance(joins, Coupled):
         one = f"{config.batch_size}, one pass,"
         parts = [Part(field, {DIVISIBLE_BATCHES}, size, one) for field, size in more]
-        loss = Mode("with this loss", {DIVISIBLE_BATCHES: f"{joins.why}; {LOSS}"})
+        loss = Mode("with this loss", {DIVISIBLE_BATCHES: f"{joins.why}; {_LOSS}"})
         capabilities.check([*shard_parts(shards), *parts], [loss])
 
 

@@ -38,11 +38,11 @@ from regimes.records import phases as recorded_phases
 from regimes.training.interventions import Circumstances, check_interventions
 
 # Fields and tables that a branch shares with its trunk: its state or its units depend on them.
-FIXED = ("seed", "workers", "unit_steps", "dtype", "data", "model")
-FREE = ("data.augment", "model.dropout")
-LENGTH = ("epochs", "steps", "budget")  # a pulse returns to its trunk's
+_FIXED = ("seed", "workers", "unit_steps", "dtype", "data", "model")
+_FREE = ("data.augment", "model.dropout")
+_LENGTH = ("epochs", "steps", "budget")  # a pulse returns to its trunk's
 # kept from the branch after a pulse
-HARDWARE_FIELDS = (*SAVING, "device", "graphs", "bucket_mb", "name", "role")
+_HARDWARE_FIELDS = (*SAVING, "device", "graphs", "bucket_mb", "name", "role")
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def list_phases(config: RunConfig, out: Path) -> list[Phase]:
         (first, from_dict(RunConfig, resolved(plain)))
         for first, plain in spliced(recorded_phases(trunk), to_dict(config))
     ]
-    at, kept = config.branch.at, {name: getattr(config, name) for name in HARDWARE_FIELDS}
+    at, kept = config.branch.at, {name: getattr(config, name) for name in _HARDWARE_FIELDS}
     every = [(first, replace(c, branch=None, **kept) if first > at else c) for first, c in every]
     made = []
     for i, (first, own) in enumerate(every):
@@ -144,8 +144,8 @@ def _check_branch(before: RunConfig, after: RunConfig, units: int | None) -> Non
     changed, parts = differing_fields(before, after), []
     for field, old in changed.items():
         table = field.partition(".")[0]
-        fixed = table in FIXED and field not in FREE
-        needs = {*([NEW_START] if fixed else []), *([OWN_LENGTH] if table in LENGTH else [])}
+        fixed = table in _FIXED and field not in _FREE
+        needs = {*([NEW_START] if fixed else []), *([OWN_LENGTH] if table in _LENGTH else [])}
         parts.append(
             Part(field, needs, _field_value(after, field), "none" if old is None else repr(old))
         )

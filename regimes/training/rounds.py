@@ -30,7 +30,7 @@ from regimes.training.replicas import Replicas
 from regimes.training.streaming import Fragment, SyncRounds
 from regimes.training.trials import Trials
 
-Loss = tuple[Tensor, Tensor, int, int]  # mean of all workers; [rows] of this process; epoch, step
+_Loss = tuple[Tensor, Tensor, int, int]  # mean of all workers; [rows] of this process; epoch, step
 
 
 class Rounds:
@@ -115,7 +115,7 @@ class Rounds:
 
     def synchronize(
         self, levels: Sequence[AnyLevel], clock: Clock, panel: Panel, *, last: bool = False
-    ) -> list[Loss]:
+    ) -> list[_Loss]:
         """Send what has completed its period, and apply what has come back: at the ``last`` step
         all. ``panel`` sees what is exchanged before it is applied. Returns the losses that were
         averaged on the way."""
@@ -140,9 +140,9 @@ class Rounds:
         self.sync.measure_pseudo_gradients(fragment, self.replicas)
         self.sync.send_fragment(fragment, levels, losses)
 
-    def _receive_fragments(self, clock: Clock, panel: Panel, last: bool) -> list[Loss]:
+    def _receive_fragments(self, clock: Clock, panel: Panel, last: bool) -> list[_Loss]:
         assert self.replicas is not None
-        losses: list[Loss] = []
+        losses: list[_Loss] = []
         if self.sync.exchange.background is not None:
             with clock("communicate"):
                 self.sync.wait_for_sent()
@@ -157,7 +157,7 @@ class Rounds:
                 self.sync.apply_fragment(fragment, flight, self.replicas)
         return losses
 
-    def flush_losses(self) -> list[Loss]:
+    def flush_losses(self) -> list[_Loss]:
         """The losses of steps that are in no list so far; at the end of a unit, which records its
         mean loss."""
         losses = self._delivered_losses()
@@ -175,7 +175,7 @@ class Rounds:
     def _pending_losses(self) -> Float[Tensor, "rows steps"]:
         return torch.stack([rows for rows, *_ in self.pending], 1)
 
-    def _delivered_losses(self) -> list[Loss]:
+    def _delivered_losses(self) -> list[_Loss]:
         """Losses with means that have come back."""
         return [
             (mean, *step)

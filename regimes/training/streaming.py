@@ -48,7 +48,7 @@ def divide_layers(sizes: Sequence[int], count: int) -> list[list[int]]:
 
 
 @dataclass(eq=False)
-class Flight:
+class _Flight:
     """Pseudo-gradients that were sent, and what came back.
 
     Attributes:
@@ -76,7 +76,7 @@ class Fragment:
     layers: list[int]
     period: int = 1
     since: int = 0
-    flight: Flight | None = None
+    flight: _Flight | None = None
     unseen: bool = False
 
 
@@ -184,7 +184,7 @@ class SyncRounds:
             if fragment.since >= fragment.period or (last and fragment.since):
                 yield fragment
 
-    def arriving_fragments(self, last: bool) -> Iterator[tuple[Fragment, Flight]]:
+    def arriving_fragments(self, last: bool) -> Iterator[tuple[Fragment, _Flight]]:
         """Fragments that are to be applied, and what came back: at the ``last`` step all, in the
         order of sending, so that instruments see what they would have seen without an end."""
         flights = [(f, f.flight) for f in self.fragments if f.flight is not None]
@@ -235,7 +235,7 @@ class SyncRounds:
         transfer = self.exchange.begin_transfer(levels, fragment.layers)
         if self.exchange.memories is not None:
             self.unsettled.append((fragment, fragment.since, transfer))
-        fragment.flight, fragment.since = Flight(self.config.delay, transfer), 0
+        fragment.flight, fragment.since = _Flight(self.config.delay, transfer), 0
         self.exchange.send_transfer({i: self.parts[i] for i in fragment.layers}, transfer, losses)
 
     def settle_sent(self) -> None:
@@ -290,7 +290,7 @@ class SyncRounds:
     def apply_fragment(
         self,
         fragment: Fragment,
-        flight: Flight,
+        flight: _Flight,
         replicas: Replicas,
         means: Mapping[int, Tensor] | None = None,
     ) -> None:
@@ -388,7 +388,7 @@ class SyncRounds:
             fragment.flight = None
             if saved["left"] is not None:
                 updates = {i: update.to(device) for i, update in saved["updates"].items()}
-                fragment.flight = Flight(saved["left"], Transfer((), [], updates=updates))
+                fragment.flight = _Flight(saved["left"], Transfer((), [], updates=updates))
             unseen = saved.get("unseen", {})
             fragment.unseen = bool(unseen)
             for layer, update in unseen.items():

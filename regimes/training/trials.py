@@ -70,7 +70,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @dataclass(eq=False)
-class UnderWay:
+class _UnderWay:
     """A trial that has begun.
 
     Attributes:
@@ -129,7 +129,7 @@ class Trials:
         rule.check_workers(self.world.workers)
         rule.check_levels(self.levels)
         self.synced = self.begun = 0
-        self.current: UnderWay | None = None
+        self.current: _UnderWay | None = None
         self.ended: list[dict[str, Any]] = []
         self.over = False
 
@@ -148,7 +148,7 @@ class Trials:
             if not trial.left:
                 self._score_trial(trial, replicas)
 
-    def _score_trial(self, trial: UnderWay, replicas: Replicas) -> None:
+    def _score_trial(self, trial: _UnderWay, replicas: Replicas) -> None:
         own = self.probe.score_models(replicas, trial.number)
         before = self._bytes_sent()
         scores = self.world.ask(Gather(own))[0].tolist()
@@ -234,7 +234,7 @@ class Trials:
         level, treated = self.rule.assignment(base, self.begun, self.world.workers, self.seed)
         optimizer = outer_optimizer(offset, self.outer)
         rounds = self.rule.rounds
-        self.current = UnderWay(self.begun, level, base, treated, rounds, 0, offset, optimizer)
+        self.current = _UnderWay(self.begun, level, base, treated, rounds, 0, offset, optimizer)
         self.begun += 1
 
     def drop_trial(self) -> None:
@@ -252,7 +252,7 @@ class Trials:
         value = self.levels[name]
         return [value if layer.compressed else DENSE for layer in self.reducer.layers]
 
-    def _treated_rows(self, trial: UnderWay) -> list[int]:
+    def _treated_rows(self, trial: _UnderWay) -> list[int]:
         return [row for row, worker in enumerate(self.world.hosted) if worker in trial.treated]
 
     def _bytes_sent(self) -> int:
@@ -295,7 +295,7 @@ class Trials:
         optimizer.load_state_dict(saved["optimizer"])
         plain = {key: saved[key] for key in ("number", "level", "base", "left", "bytes")}
         treated = tuple(saved["treated"])
-        self.current = UnderWay(**plain, treated=treated, offset=offset, optimizer=optimizer)
+        self.current = _UnderWay(**plain, treated=treated, offset=offset, optimizer=optimizer)
 
 
 def trial_of(rule: Policy) -> Trial | None:

@@ -7,8 +7,8 @@ batch. With the weight of a batch, a function of its targets, the losses of the 
     loss(batch) = sum over parts of loss(part) x weight(part) / weight(batch).
 
 A mean over samples weighs their number, a mean over tokens the tokens that are not ignored, a mean
-over classes with weights the weights of the targets' classes; a sum weighs 1 whatever the batch.
-A loss says how it joins terms by an attribute ``reduction``. `measured` finds out by trying.
+over classes with weights the weights of the targets' classes; a sum weighs 1 whatever the batch. A
+loss says how it joins terms by an attribute ``reduction``. `measure_reduction` finds out by trying.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Detects mismatched calls: each process posts its position in the store of its group.
 
 A process that skips a call which all must make waits in one collective while the others wait in
-another, for ten minutes and without a cause. Therefore each such call begins with ``enter``, an
-all-gather on a communicator that nothing else uses, where the death of a process is noticed at
+another, for ten minutes and without a cause. Therefore each such call begins with ``enter_call``,
+an all-gather on a communicator that nothing else uses, where the death of a process is noticed at
 once. A process that has waited for ``SOON``, there or in a collective of a step, posts its call and
 its number of steps. Two positions that cannot both be reached are the cause; both processes raise.
 """

@@ -30,13 +30,13 @@ class Claims:
         return Claims(world.everyone.ranks[0])
 
     def post_claim(self, what: str) -> None:
-        """Claim something for this group; see ``claimants``."""
+        """Claim something for this group; see ``list_claimants``."""
         self._claim_store(what).set(str(self.first), "")
 
     def list_claimants(self, what: str) -> list[int]:
         """The first processes of the groups that claim it, this one included, in order. Call it in
-        a backward pass, with ``post`` before the forward pass: groups that share a forward pass (a
-        mesh of data and tensor parallel processes) have then all posted their claims."""
+        a backward pass, with ``post_claim`` before the forward pass: groups that share a forward
+        pass (a mesh of data and tensor parallel processes) have then all posted their claims."""
         store, others = self._claim_store(what), range(dist.get_world_size())
         return sorted({self.first, *(rank for rank in others if store.check([str(rank)]))})
 

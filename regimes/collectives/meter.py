@@ -17,7 +17,7 @@ _KINDS = ("mean", "gather", "broadcast")  # others join them where they are aske
 
 @dataclass
 class Meter:
-    """What was passed to the collectives since the last ``take``.
+    """What was passed to the collectives since the last ``take_counts``.
 
     Attributes:
         layers: traffic per layer index; ``NO_LAYER``: of no layer (loss, buffers).

@@ -261,7 +261,8 @@ class Quorum:
             self.changes.append(change | {"joined": joined, "left": gone})
 
     def remember_facts(self, facts: Mapping[str, Any]) -> None:
-        """Outside of a step there is no quorum to ask: each ``meet`` compares these facts."""
+        """Outside of a step there is no quorum to ask: each ``agree_on_facts`` compares these
+        facts."""
         self._facts |= facts
 
     def refuse_collecting(self) -> NoReturn:

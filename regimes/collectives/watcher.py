@@ -4,8 +4,8 @@ NCCL runs a collective in the order of a stream: the call returns at once, and s
 If a process dies, the others' streams stand still without an error, and any later wait of a host
 does not end. A thread therefore asks in the background: is the oldest collective done, has it
 failed, is its time over, and does every process still live? What it finds is kept for the next
-``check``; then it aborts the communicator, so that the streams, and a host that waits for one, go
-on with results that ``check`` keeps from being used.
+``raise_failure``; then it aborts the communicator, so that the streams, and a host that waits for
+one, go on with results that ``raise_failure`` keeps from being used.
 
 That a process lives is posted in the group's store: on one machine its number and start, which
 ``/proc`` confirms or refutes at once; from other machines a count that grows each ``BEAT`` seconds.
@@ -37,7 +37,8 @@ _AT_ONCE = timedelta(milliseconds=1)  # to wait for a finished collective, which
 
 
 class Place(TypedDict):
-    """Where a process runs: ``machine`` from ``_machine``, ``started`` from ``_started``."""
+    """Where a process runs: ``machine`` from ``_machine_identity``, ``started`` from
+    ``_process_start``."""
 
     machine: str | None
     pid: int
@@ -245,7 +246,7 @@ def _watch_loop(reference: weakref.ref[Watcher], closed: threading.Event) -> Non
             return
         if time.monotonic() - beaten > BEAT:
             beaten = time.monotonic()
-            with contextlib.suppress(RuntimeError):  # the store has ended: ``look`` says it
+            with contextlib.suppress(RuntimeError):  # of a store that has ended
                 watcher.presence.post_beat()
         watcher.examine_collectives()
         del watcher

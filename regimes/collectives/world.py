@@ -107,7 +107,7 @@ class World:
 
     @property
     def leader(self) -> int:
-        """The worker whose buffers all take over: the first one that is present."""
+        """The worker that gives all processes its buffers: the first one that is present."""
         return self.hosted[0] if self.rank == 0 else 0
 
     @property

@@ -33,7 +33,7 @@ class AppliedSteps:
 
     Attributes:
         known: layers that one of these optimisers steps.
-        stepped: layers that were stepped since ``begin``.
+        stepped: layers that were stepped since ``note_exchange``.
     """
 
     def __init__(
@@ -100,8 +100,8 @@ class AppliedSteps:
         return [_local_gradient(g) for g in grads if g is not None and _local_gradient(g).numel()]
 
     def has_moved(self, layers: Collection[int]) -> bool:
-        """Has anything written to a parameter of these layers since ``begin``, such as a step
-        written by hand? (Fused optimisers leave no such trace.)"""
+        """Has anything written to a parameter of these layers since ``note_exchange``, such as a
+        step written by hand? (Fused optimisers leave no such trace.)"""
         return any(
             p._version != version
             for i in layers

@@ -86,7 +86,7 @@ class Layout:
         return torch.cat(columns, dim=1)
 
     def own_row(self, tensors: Sequence[Tensor], shard: int) -> Float[Tensor, " part"]:
-        """The row of ``parts`` that a process owns."""
+        """The row of ``from_parameters`` that a process owns."""
         found = []
         for tensor, dim, piece in zip(tensors, self.dims, self.piece_shapes, strict=True):
             start = min(shard * piece[dim], tensor.shape[dim])

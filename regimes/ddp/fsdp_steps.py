@@ -369,7 +369,7 @@ class _ReduceScatter:
         self.place, self.steps, self.usual = place, steps, usual
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """As torch's own, whose memory it may need."""
+        """Allocate as torch's own collective does, which may need special memory."""
         return self.usual.allocate(size, dtype=dtype, device=device)
 
     def __call__(
@@ -402,7 +402,7 @@ class _AllGather:
         self.steps, self.weights, self.usual = steps, weights, usual
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """As torch's own, whose memory it may need."""
+        """Allocate as torch's own collective does, which may need special memory."""
         return self.usual.allocate(size, dtype=dtype, device=device)
 
     def __call__(

@@ -412,8 +412,9 @@ class Hook(Job):
                 self.recorder.note_branch(self.branched)
 
     def _continue_from(self, fitted: Fitted) -> None:
-        """Go on from a state, at the levels that were in use. If a part that ``fit`` does not check
-        is damaged, the hook is put back, unless it is within an epoch that cannot be saved."""
+        """Go on from a state, at the levels that were in use. If a part that ``fit_state`` does not
+        check is damaged, the hook is put back, unless it is within an epoch that cannot be
+        saved."""
         self._resolve_last_step()
         self.steps.forget_step()
         before = None

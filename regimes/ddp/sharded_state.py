@@ -245,13 +245,13 @@ def _saved_replicas(saved: Any) -> int:
 
 
 def pack_state(state: Mapping[str, Any]) -> bytes:
-    """A saved state as bytes, for ``unpacked``."""
+    """A saved state as bytes, for ``unpack_state``."""
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
     return buffer.getvalue()
 
 
 def unpack_state(saved: bytes) -> dict[str, Any]:
-    """A state that was ``packed``, with its tensors on the CPU; damaged bytes raise ConfigError."""
+    """A state from ``pack_state``, with its tensors on the CPU; damaged bytes raise ConfigError."""
     with damage_refused():
         return torch.load(io.BytesIO(saved), weights_only=True, map_location="cpu")

@@ -179,7 +179,7 @@ class StateCodec:
     # -- fit ---------------------------------------------------------------------------------
 
     def fit_state(self, saved: Mapping[str, Any], branch: bool = False) -> Fitted:
-        """A copy of what ``save`` gave, made to fit the hook's layers.
+        """A copy of what ``save_state`` gave, made to fit the hook's layers.
 
         Args:
             branch: the state may have been saved with another compressor, level or policy.

@@ -37,7 +37,7 @@ class UnitSteps:
         finite_in_unit: how many had a finite gradient, as far as that is known.
         before_step: called at the first gradients of a backward pass.
         check: called once, before the next gradient is reduced.
-        clock: where the time since ``restart`` went.
+        clock: where the time since ``restart_unit`` went.
         gauges: see every finite step, in units of the unscaled loss; a ``Gauge`` with
             ``reversible`` each.
         applied: tells whether the last step was applied; None: a quorum does (``ddp.membership``).
@@ -85,7 +85,7 @@ class UnitSteps:
             check()
 
     def keep_for_undo(self, finite: bool) -> None:
-        """Keep what a step that counts now may change, so that ``undo`` can take it back."""
+        """Keep what a step that counts now may change, so that ``undo_step`` can take it back."""
         gauges = [(gauge, dict(vars(gauge))) for gauge in self.gauges]
         self._last = Undo(gauges, finite)
 

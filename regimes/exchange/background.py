@@ -22,7 +22,7 @@ class Background:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.error: BaseException | None = None  # set by the thread, read after ``finish``
+        self.error: BaseException | None = None  # set by the thread, read after ``synchronize``
         self.tasks: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
         # The thread gets the queue alone: a reference to self would keep this alive, and the
         # finalizer, which ends the thread, would never run. A daemon, because a thread that is
@@ -72,7 +72,7 @@ class Background:
                     self.stream.wait_event(event)
                 if not self.error:
                     task()
-        except BaseException as error:  # raised in the main thread, by ``idle``
+        except BaseException as error:  # raised in the main thread, by ``wait_idle``
             self.error = error
 
 

@@ -2,18 +2,19 @@
 
 Trainer, hook and local steps use this one; what differs is a value:
 
-- *tentative*: a transfer changes copies of the compressors' memories, which ``settle`` adopts and
-  ``drop`` forgets; ``undo`` takes the last adopted ones back (the hook: its caller may skip a step,
-  or throw it away; replicas that come and go: a quorum may not commit). Otherwise memories change
-  in place, and an error ends the run (the trainer: W simulated workers need no second residual).
+- *tentative*: a transfer changes copies of the compressors' memories, which ``settle_transfer``
+  adopts and ``drop_transfer`` forgets; ``undo_transfer`` takes the last adopted ones back (the
+  hook: its caller may skip a step, or throw it away; replicas that come and go: a quorum may not
+  commit). Otherwise memories change in place, and an error ends the run (the trainer: W simulated
+  workers need no second residual).
 - *in the background*: a thread exchanges a bucket as soon as it is complete, while backward or the
-  next local steps go on. Otherwise ``finish`` exchanges all buckets in their order.
+  next local steps go on. Otherwise ``finish_transfer`` exchanges all buckets in their order.
 - *written*: updates are written over the rows, and a step that is not finite over all of them, so
   that an optimiser, or its GradScaler, sees what it would see without compression.
 
-The way of a gradient: its source hands it over (``add``); ``_leave`` passes on a bucket that is
-complete; ``compression.reducer`` runs the compressors' programs, whose requests
-``collectives.world`` answers.
+The way of a gradient: its source hands it over (``add_rows``); ``_exchange_complete`` passes on a
+bucket that is complete; ``compression.reducer`` runs the compressors' programs, and
+``collectives.world`` answers their requests.
 
 Layers are divided, last ones first, into fixed *buckets* of bounded size. One thread exchanges them
 in that order, all rounds of one before the next.
@@ -88,7 +89,7 @@ class Transfer:
         scale: what the loss was multiplied by.
         flags: by bucket, 0 or NaN where a gradient is not finite; of a written exchange.
         marks: by bucket, its layers and the means of the source's marks.
-        finite: no gradient is NaN or infinite; known after ``finish``.
+        finite: no gradient is NaN or infinite; known after ``finish_transfer``.
         failed: an error has ended it.
         lost: a replica has left in it, so that it does not count.
     """
@@ -124,7 +125,7 @@ class Listener:
         return None
 
     def note_marks(self, means: Mapping[int, float]) -> None:
-        """The means of a step's marks, by layer, once ``finish`` has read them."""
+        """The means of a step's marks, by layer, once ``finish_transfer`` has read them."""
 
     def refuse_missing(self, layers: Sequence[int]) -> None:
         """Raise: these layers have not arrived, so that some buckets have never left."""
@@ -139,10 +140,10 @@ class Exchange:
     Attributes:
         reducer: the compressors, and the layers' memories.
         buckets: layers that are exchanged together, in order; ``NO_LAYER`` stands for ``extra``.
-        background: the thread that exchanges; None: ``finish`` does.
+        background: the thread that exchanges; None: ``finish_transfer`` does.
         memories: of a tentative exchange; None: memories change in place.
         copies: by layer, where a row is copied before it is overwritten; None: nowhere.
-        transfer: the one under way, of those that ``begin`` without ``layers``.
+        transfer: the one under way, of those that ``begin_transfer`` without ``layers``.
     """
 
     def __init__(
@@ -254,7 +255,7 @@ class Exchange:
     def send_transfer(
         self, rows: Mapping[int, Tensor], transfer: Transfer, extra: Tensor | None = None
     ) -> None:
-        """Let a transfer of one bucket leave: ``wait`` until it has come back."""
+        """Let a transfer of one bucket leave: ``wait_for_transfers`` until it has come back."""
         if extra is not None:
             transfer.extra, transfer.left = extra, [[NO_LAYER, *transfer.left[0]]]
         transfer.rows.update(rows)

@@ -38,7 +38,7 @@ class TentativeMemories:
     Attributes:
         scales: per layer, the scale of the loss in which its residual is stored.
         spare: per layer, the residual before the last step: the next step writes to its memory.
-        before: what ``undo`` needs; None: there is nothing to undo.
+        before: what ``undo_step`` needs; None: there is nothing to undo.
     """
 
     def __init__(self, reducer: Reducer) -> None:

@@ -83,7 +83,7 @@ class Choice:
             yield Part(f"instruments.{name}", needs_of(tool))
 
     def instrument_facts(self) -> dict[str, Any]:
-        """The instruments as an entry of ``facts``, if there are any."""
+        """The instruments as an entry of ``shared_facts``, if there are any."""
         return {"instruments": dict(self.instruments)} if self.instruments else {}
 
     def shared_facts(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 "compute", "compress" and "communicate" are the time that the loop itself spends or waits. The time
 of a thread that exchanges in the background is left out. They add up to the time of a step. A loop
 of our own says what it does (``clock(name)``). Of a script's loop the waits for an exchange are
-known (``waiting``); "compute" is all the rest.
+known (``count_waiting``); "compute" is all the rest.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ LOOP = ("compute", "compress", "communicate")
 class Clock:
     """Adds up seconds by name.
 
-    A GPU runs behind the loop, so events in its stream take the times there; ``settle`` reads them,
-    which is a wait for the GPU. ``waiting`` never waits for it.
+    A GPU runs behind the loop, so events in its stream take the times there; ``read_events`` reads
+    them, which is a wait for the GPU. ``count_waiting`` never waits for it.
 
     Attributes:
-        seconds: by name, as of the last ``settle``.
+        seconds: by name, as of the last ``read_events``.
         since: of a script's loop, the end of the iteration before; None: not known.
         clocked: iterations with a known beginning.
         marked: seconds of collectives for which the host has not waited.

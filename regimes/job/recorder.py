@@ -217,7 +217,8 @@ class JobRecorder:
             )
 
     def close_files(self) -> None:
-        """Let go of the files until ``open``, because a loaded state may be an earlier one."""
+        """Let go of the files until ``open_record``, because a loaded state may be an earlier
+        one."""
         if self.writer is not None:
             self.writer.close()
             self.reporters.stop("")
@@ -242,7 +243,7 @@ class JobRecorder:
         return means
 
     def add_row(self, row: Row, seconds: dict[str, float], details: dict[str, Any]) -> None:
-        """A unit is over; its row stays open until ``flush``."""
+        """A unit is over; its row stays open until ``write_pending``."""
         self.pending.append(_PendingRow(row, seconds, details))
         self.row_is_open = True
 

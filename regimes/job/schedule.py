@@ -81,7 +81,7 @@ class UnitSchedule:
         return getattr(self.every, "epoch", None) != self.epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """The values that ``begin`` has noted for the current unit."""
+        """The values that ``begin_unit`` has noted for the current unit."""
         return {"first": self.first, "groups": self.groups, "epoch": self.epoch}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -104,7 +104,7 @@ class UnitSchedule:
     def named_rates(
         self, lr: SupportsFloat | None, next_lr: SupportsFloat | None
     ) -> tuple[float, float]:
-        """The rates of the unit (see ``rates``), from the arguments of ``epoch_end``.
+        """The rates of the unit (see ``unit_rates``), from the arguments of ``epoch_end``.
 
         Raises:
             ConfigError: a rate that is no number from zero up, or none at all.

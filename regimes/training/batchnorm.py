@@ -20,7 +20,7 @@ ONE_VALUE = "Expected more than 1 value per channel when training, got input siz
 
 class PerWorkerBatchNorm:
     """The BatchNorm layers of one model, in training; evaluation and the state dictionary do not
-    change. Outside of ``during`` a layer normalises one batch and updates nothing.
+    change. Outside of ``set_pass`` a layer normalises one batch and updates nothing.
 
     Buffers for a pass of several workers are prepared for all layers at once: on a GPU each kernel
     launch costs more than the copy.
@@ -185,7 +185,7 @@ def _merge_groups(x: Tensor, groups: int) -> Tensor:
 
 
 def _split_groups(y: Tensor, x: Tensor) -> Tensor:
-    """The inverse of `_merge`; ``x`` is its input."""
+    """The inverse of `_merge_groups`; ``x`` is its input."""
     if not _channels_last(x):
         return y.reshape(x.shape)
     pixels = y.permute(0, 2, 3, 1).unflatten(3, (-1, x.shape[1]))  # [n, h, w, groups, C]

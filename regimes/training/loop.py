@@ -1,6 +1,6 @@
 """The training loop: train under a communication schedule, measure, record.
 
-Reads top to bottom: ``run`` goes through the units (epochs, or a number of steps), ``_unit``
+Reads top to bottom: ``run`` goes through the units (epochs, or a number of steps), ``_train_unit``
 through the steps of one.
 """
 

@@ -87,7 +87,7 @@ def _map_tensors(tree: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def load_model(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
-    """The inverse of ``gathered``, of a model's state; one without shards loads as always."""
+    """The inverse of ``gather_state``, of a model's state; one without shards loads as always."""
     here = model.state_dict()
     model.load_state_dict(
         {key: as_stored(here[key], value) if key in here else value for key, value in saved.items()}

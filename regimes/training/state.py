@@ -255,7 +255,7 @@ def save_run(run: Run, out: Path) -> None:
 
 
 def _restore_run(run: Run, state: State) -> None:
-    """The inverse of ``save``, from the state of any number of processes."""
+    """The inverse of ``save_run``, from the state of any number of processes."""
     load_model(run.model, state["model"])
     if "optimizer" in state:
         load_optimizer(run.optimizer, state["optimizer"])

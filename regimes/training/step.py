@@ -67,7 +67,7 @@ class TrainingStep:
         self.exchange.add_rows({i: self.gradients.layers[i] for i in layers})
 
     def finish_step(self, losses: Float[Tensor, " rows"]) -> Reduced:
-        """What ``take`` returns, from the gradients and their losses."""
+        """What ``take_step`` returns, from the gradients and their losses."""
         layers = self.gradients.layers
         # also those that backward has not reported, because this pass did not use them
         self.exchange.add_rows(dict(enumerate(layers)))

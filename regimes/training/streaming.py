@@ -106,7 +106,7 @@ class SyncRounds:
     ) -> None:
         """
         Args:
-            tentative: what leaves may be taken back, until ``settle``.
+            tentative: what leaves may be taken back, until ``settle_sent``.
             trials: of other levels; only where all workers are alike after each synchronisation.
             storage: of ``stack`` and ``parts``. Nothing else may use it between a fragment's
                 leaving and the return of the last one, so unless ``config.streams`` that of
@@ -200,7 +200,8 @@ class SyncRounds:
     # -- what is sent ------------------------------------------------------------------------
 
     def end_round(self, replicas: Replicas, last: bool) -> None:
-        """Before ``measure``: score the trial that ends with the round, if there is one."""
+        """Before ``measure_pseudo_gradients``: score the trial that ends with the round, if there
+        is one."""
         if self.trials is not None and any(self.leaving_fragments(last)):
             self.trials.end_round(replicas, last)
 
@@ -248,8 +249,8 @@ class SyncRounds:
         self.exchange.memories.free_spare()
 
     def undo_sent(self) -> None:
-        """Take back what has left since ``settle``: rounds and memories are as before it, so that
-        it can be measured and sent again."""
+        """Take back what has left since ``settle_sent``: rounds and memories are as before it, so
+        that it can be measured and sent again."""
         self.wait_for_sent()
         for fragment, since, transfer in self.unsettled:
             self.exchange.drop_transfer(transfer)

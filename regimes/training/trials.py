@@ -100,7 +100,7 @@ class Trials:
         synced: synchronisations so far.
         begun: trials so far.
         current: the one under way.
-        ended: those that have ended since ``take``, as a record has them.
+        ended: those that have ended since ``take_ended``, as a record has them.
         over: no round follows.
     """
 

@@ -2,11 +2,9 @@
 
 torchft's ``Manager`` says who takes part in a step (``start_quorum``) and whether the step counts
 (``should_commit``). Its ``ManagedProcessGroup`` has the group that the manager makes anew for each
-quorum. Only public names of both are used. These do not say whether a quorum is new, so replicas
-ask each other once per step, with a mean of one number.
+quorum. Only public names of both are used.
 
-A collective that fails ends the step, not the job: the group is left at once, so that the other
-replicas' collectives fail as well and do not wait for the timeout.
+A collective that fails ends the step, not the job.
 """
 
 from __future__ import annotations
@@ -67,10 +65,10 @@ class ManagedGroup(Group):
     def leave_step(self, why: str) -> None:
         """This step does not count; the others need not wait for this replica."""
         self.manager.report_error(RuntimeError(why))
-        self.torch_group.abort()
+        self.torch_group.abort()  # or the others would wait in their collectives until the timeout
 
     def all_reduce(self, flat: Tensor, **options: Any) -> Any:
-        if not self.contributes:
+        if not self.contributes:  # the others' collective waits for this replica as well
             flat.zero_()
         # ``Manager.allreduce`` would hand each call to a thread that watches its time
         return self.torch_group.parent.allreduce([flat], dist.AllreduceOptions())
@@ -183,6 +181,7 @@ class Quorum:
     def must_agree(self, world: World, wanted: bool) -> bool:
         """Whether some replica wants all to agree, or others are here than when they last did."""
         wanted |= self.healed or self._agreed != (world.processes, world.rank)
+        # No public name of torchft says whether a quorum is new, so the replicas ask each other.
         (share,) = world.mean_over_workers([torch.tensor([[float(wanted)]])])
         return bool(share)
 
@@ -235,7 +234,7 @@ class Quorum:
         self, world: World, cards: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]
     ) -> NoReturn:
         """Some replica has other facts: one that joins with them ends, the others go on."""
-        everyone = world.gather_object(facts)
+        everyone = world.gather_object(facts)  # all come here: all have the same cards
         before = [i for i, card in enumerate(cards) if not card["new"]]
         if not before or len({cards[i]["facts"] for i in before}) > 1:
             differ = agreement.describe_difference(everyone)

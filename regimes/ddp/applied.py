@@ -54,6 +54,7 @@ class AppliedSteps:
         for one in getattr(optimizer, "optimizers", [optimizer]):
             if isinstance(one, Optimizer) and getattr(type(one).step, "hooked", False):
                 self.known |= {layer for layer, _ in self._with_layers(one)}
+        # torch calls these hooks for all optimisers, for ever: a strong reference would keep self
         me = weakref.ref(self)
         before = register_optimizer_step_pre_hook(
             lambda *call: _call_if_alive(me, _before_step, *call)

@@ -109,6 +109,8 @@ class HookSteps(UnitSteps, Listener):
         """Adopt the step's memories, except for layers that the optimiser will not step."""
         step = self.exchange.transfer
         assert step is not None
+        # The optimiser skips a step that is not finite: then no layer adopts its residual, which
+        # would forget an update that was never applied.
         unapplied = set(step.states)
         if step.finite and not step.lost:
             unapplied = self.source.unwritten_layers()

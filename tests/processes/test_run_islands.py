@@ -210,7 +210,7 @@ def test_what_needs_whole_layers_is_refused_before_any_work(case: str, tmp_path:
         (4, 3, 4, "--shards = 3: expected a divisor of the number of processes, 4"),
         (4, 0, 4, "--shards = 0: expected at least 1"),
         (1, 2, 4, "--shards = 2: expected a divisor of the number of processes, 1"),
-        (4, 2, 3, "workers = 3: expected a multiple of the number of islands, 4 processes / 2 = 2"),
+        (4, 2, 3, "workers = 3: expected a multiple of the number of replicas, 4 processes / 2"),
     ],
 )
 def test_processes_that_are_no_islands_start_nothing(

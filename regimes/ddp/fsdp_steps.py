@@ -130,7 +130,7 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
         applied = AppliedSteps(source.members, optimizer)
         super().__init__(reducer, source.device, dense_start, gauges, applied)
         self.source, self.within = source, cast(ProcessWorld, reducer.world)
-        self.sizes = [layout.part for layout in source.layer_layouts]
+        self.sizes = [layout.owned_size for layout in source.layer_layouts]
         self.reductions: list[ModuleReduction] = source.make_reductions(reducer)
         self.gathered = Meter(self.within.meter.dtype, self.within.workers)
         self._memories = TentativeMemories(reducer)
@@ -335,7 +335,7 @@ class ReplicaSteps(_ModuleCollectives, HookSteps):
 
     def reduce_module(self, place: int, flat: Tensor) -> Tensor | None:
         levels, states = [self.level] * len(self.inner.states), self.inner.states
-        return self.reductions[place].reduce(flat, levels, lambda layer, _: states[layer])
+        return self.reductions[place].reduce_module(flat, levels, lambda layer, _: states[layer])
 
     def leave_dense(self, place: int, output: Tensor) -> None:
         self.reductions[place].count_dense(output, ())

@@ -129,7 +129,7 @@ def test_a_wait_that_began_before_what_it_is_moved_out_of_leaves_no_time_below_z
 def test_who_looks_at_losses_has_the_clock_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     settled = []
     time = clock.Clock(torch.device("cpu"))
-    monkeypatch.setattr(time, "settle", lambda: settled.append(1))
+    monkeypatch.setattr(time, "read_events", lambda: settled.append(1))
     seen = step.Losses(prepare_run(config()).gradients, time)
     seen.every = 2
     for number, looks in ((0, 0), (1, 1)):

@@ -27,9 +27,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from regimes.config import RunConfig, from_dict
-from regimes.training.build import Run, prepare
+from regimes.training.build import Run, prepare_run
 from regimes.training.loop import run
-from regimes.training.optimizers import build
+from regimes.training.optimizers import build_optimizers
 
 Wrapped = tuple[nn.Module, Any, Callable[[], nn.Module]]  # model, optimiser, what is evaluated
 BEFORE = 0.1  # share of the steps before torch's PowerSGD compresses
@@ -133,7 +133,7 @@ def _hsdp(parts: Run) -> Wrapped:
         for part in block:
             fully_shard(part, mesh=mesh)
     fully_shard(parts.model, mesh=mesh)
-    optimizer = build(parts.config.optimizer, parts.model, parts.task.classes)
+    optimizer = build_optimizers(parts.config.optimizer, parts.model, parts.task.classes)
 
     def gathered() -> nn.Module:
         state = {k: v.full_tensor() for k, v in parts.model.state_dict().items()}
@@ -155,7 +155,7 @@ PEERS: dict[str, Callable[[Run], Wrapped]] = {
 
 def _peer(kind: str, config: RunConfig) -> dict[str, Any]:
     """One of torch's methods, in a loop like any script's."""
-    parts = prepare(config)
+    parts = prepare_run(config)
     found: dict[str, list[Any]] = {"steps": [], "loss": [], "validation": [], "seconds": []}
     with parts.numerics.training():
         network, optimizer, evaluated = PEERS[kind](parts)
@@ -165,7 +165,7 @@ def _peer(kind: str, config: RunConfig) -> dict[str, Any]:
         epochs = (parts.batches.epoch(i, parts.world.hosted) for i in itertools.count())
         batches = itertools.chain.from_iterable(epochs)
         for unit in range(len(parts.units)):
-            first, stop = parts.units.span(unit)
+            first, stop = parts.units.step_span(unit)
             dist.barrier()
             start = time.perf_counter()
             network.train()

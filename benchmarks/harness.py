@@ -31,7 +31,7 @@ from regimes.data.classification import classification_loss
 from regimes.exchange.exchange import Exchange
 from regimes.models import build
 from regimes.records.provenance import processor
-from regimes.training.gradients import Gradients, install, layer_table
+from regimes.training.gradients import Gradients, layer_table, set_gradients
 
 Seconds = dict[str, list[float]]
 
@@ -139,7 +139,7 @@ def resnet18() -> list[Layer]:
 
 @dataclass
 class Step:
-    """Our public path from stacked gradients to updates: ``Exchange.step``."""
+    """Our public path from stacked gradients to updates: ``Exchange.exchange_step``."""
 
     reducer: Reducer
     level: Level
@@ -155,7 +155,7 @@ class Step:
         self.exchange = Exchange(self.reducer)
 
     def __call__(self) -> list[Tensor]:
-        return self.exchange.step(self.gradients, self.levels, self.losses, self.stack)[0]
+        return self.exchange.exchange_step(self.gradients, self.levels, self.losses, self.stack)[0]
 
 
 @dataclass(frozen=True)
@@ -229,11 +229,11 @@ class Loop:
         self.updates: list[Tensor] = []
 
     def __call__(self) -> float:
-        own = self.gradients.compute(self.x, self.y, 0, 0)
-        self.updates, loss = self.exchange.step(
+        own = self.gradients.compute_gradients(self.x, self.y, 0, 0)
+        self.updates, loss = self.exchange.exchange_step(
             self.gradients.layers, self.levels, own, self.gradients.stack
         )
-        install(self.gradients.parameters, self.updates)
+        set_gradients(self.gradients.parameters, self.updates)
         self.optimizer.step()
         return loss.item()
 

@@ -32,7 +32,15 @@ OTHER_ROOMS = (
     *("precision", "presets", "records", "reduction", "replay", "report", "seeding", "statistics"),
     *("errors", "inputs", "__init__", "__main__"),
 )
-REFUSES = ("require", "require_of", "require_reading", "refuse", "check_bounds", "check_needs")
+REFUSES = (
+    "require",
+    "require_of",
+    "require_reading",
+    "refuse",
+    "refuse_state",
+    "check_bounds",
+    "check_needs",
+)
 
 
 # -- definitions, by syntax trees ------------------------------------------------------------
@@ -158,7 +166,7 @@ def using(*ends: str) -> Rule:
 
 def headers(every: Sequence[Definition]) -> list[Definition]:
     """Functions that write entries of a header themselves, not by `build_header`."""
-    found = named("header", "build_header")(every)
+    found = named("header", "local_header", "build_header")(every)
     own = [x for x in found if x.writes_table and "build_header" not in x.uses]
     return [x for x in own if x.returns == "Header"]
 
@@ -168,14 +176,16 @@ def layouts(every: Sequence[Definition]) -> list[Definition]:
     functions of `regimes.job.state`."""
     found = named(
         "SharedState",  # a run's checkpoint
-        "StateCodec.save",  # of one process of a hook
-        "StateCodec.collect",  # of all processes, in one file
+        *("StateCodec.save", "StateCodec.save_state"),  # of one process of a hook
+        *("StateCodec.collect", "StateCodec.collect_states"),  # of all processes, in one file
         "ShardedState",  # in the layout of torch.distributed.checkpoint
         "LocalSteps.state_dict",  # of one process of local steps
         "ProcessState",  # in the layout of torch.distributed.checkpoint
-        *("HookQuorum.save", "Membership.save"),  # for a replica that joins
+        # for a replica that joins
+        *("HookQuorum.save", "Membership.save", "Membership.save_for_replica"),
     )(every)
-    common = [x for x in found if x.uses & {"by_layer", "joined", "own_part", "packed"}]
+    by = {"by_layer", "own_part", *("joined", "join_states"), *("packed", "pack_state")}
+    common = [x for x in found if x.uses & by]
     if not any("by_layer" in x.uses for x in every):  # a tree without one layout
         return found
     return [x for x in found if x not in common] + common[:1]

@@ -313,13 +313,13 @@ def _echo(times: int, size: int = 1) -> float:
     """Median seconds of an all-reduce of ``size`` numbers."""
     import torch
 
-    from regimes.collectives.connect import connect
+    from regimes.collectives.connect import connect_world
 
-    world = connect(NODES, torch.device("cpu"))
+    world = connect_world(NODES, torch.device("cpu"))
     taken = []
     for _ in range(times):
         start = time.perf_counter()
-        world.mean([torch.ones(1, size)])
+        world.mean_over_workers([torch.ones(1, size)])
         taken.append(time.perf_counter() - start)
     world.close()
     return statistics.median(taken)
@@ -339,9 +339,9 @@ def _collectives(
     import torch.distributed as dist
 
     from regimes.config import RunConfig, from_dict
-    from regimes.training.build import prepare
+    from regimes.training.build import prepare_run
 
-    run = prepare(from_dict(RunConfig, config))
+    run = prepare_run(from_dict(RunConfig, config))
     world = run.world
     x, y = next(iter(run.batches.epoch(0, world.hosted)))
     groups = [dist.new_group([i, i + NODES // 2]) for i in range(NODES // 2)]
@@ -351,17 +351,17 @@ def _collectives(
 
     def after(numbers: torch.Tensor) -> None:
         run.task.loss(run.model, x[0], y[0]).backward()
-        world.mean([numbers])
+        world.mean_over_workers([numbers])
 
     def quantised(numbers: torch.Tensor) -> None:
-        world.exchange([numbers.view(1, NODES, -1)])
-        world.gather([numbers[:, : numbers.numel() // NODES]])
-        world.mean([numbers[:, :FEW]])
+        world.all_to_all([numbers.view(1, NODES, -1)])
+        world.all_gather([numbers[:, : numbers.numel() // NODES]])
+        world.mean_over_workers([numbers[:, :FEW]])
 
     kinds: dict[str, Callable[[torch.Tensor], Any]] = {
-        "mean": lambda x: world.mean([x]),
-        "gather": lambda x: world.gather([x]),
-        "exchange": lambda x: world.exchange([x.view(1, NODES, -1)]),
+        "mean": lambda x: world.mean_over_workers([x]),
+        "gather": lambda x: world.all_gather([x]),
+        "exchange": lambda x: world.all_to_all([x.view(1, NODES, -1)]),
         "pairs": lambda x: dist.all_reduce(x, group=own),
         "after": after,
         "quantised": quantised,

@@ -98,9 +98,9 @@ def train(config: dict[str, Any], options: dict[str, Any], rounds: int, pace: fl
     import torch
 
     import regimes
-    from regimes.training.build import prepare
+    from regimes.training.build import prepare_run
 
-    parts = prepare(from_dict(RunConfig, config))
+    parts = prepare_run(from_dict(RunConfig, config))
     (optimizer,) = parts.optimizer.parts
     local = regimes.local_steps(parts.model, optimizer, policy=PERIOD, **options)
     batches = parts.batches.epoch(0, parts.world.hosted)

@@ -327,8 +327,8 @@ def hook_checkpoint(folder: Path, units: int) -> tuple[float, float]:
     first = hook.rows[-1]
     for unit in range(len(hook.rows), units):  # as units end, without their steps
         hook.rows.append({**first, "epoch": unit, "unit": {"first": unit, "stop": unit + 1}})
-        hook.recorder.flush()
-        hook.recorder.add(hook.rows[-1], {"compute": 1.0}, {})
+        hook.recorder.write_pending()
+        hook.recorder.add_row(hook.rows[-1], {"compute": 1.0}, {})
     began, buffer = time.process_time(), io.BytesIO()
     torch.save(hook.state_dict(), buffer)
     taken = time.process_time() - began

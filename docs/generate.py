@@ -228,7 +228,7 @@ def commands(_: str = "") -> str:
 def works(what: str) -> str:
     """Lists from `regimes.capabilities`: "parts", with the ways to train in which each works;
     "modes", what each lacks; "capabilities", what each means. Equal answers are one line."""
-    from regimes.capabilities import CONDITIONS, MEANING, WAYS, missing
+    from regimes.capabilities import CONDITIONS, MEANING, WAYS, find_missing
 
     if what == "capabilities":
         return "\n".join(f"- `{name}`: {meaning}" for name, meaning in MEANING.items())
@@ -245,9 +245,9 @@ def works(what: str) -> str:
         works = [
             way
             for way, modes in WAYS.items()
-            if way.split(",")[0] in calls and missing(needs, modes) is None
+            if way.split(",")[0] in calls and find_missing(needs, modes) is None
         ]
-        but = [mode.name for mode in CONDITIONS if missing(needs, [mode]) is not None]
+        but = [mode.name for mode in CONDITIONS if find_missing(needs, [mode]) is not None]
         answers.append((where([*WAYS], works) + "".join(f"; not {name}" for name in but), name))
     return "\n".join(f"- {by_kind(names)}: {said}" for said, names in merged(answers).items())
 
@@ -310,7 +310,7 @@ EXAMPLES = ("compressor.residual=update", "dtype=bfloat16", "data.augment=true",
 
 def all_parts() -> dict[str, tuple[frozenset[str], tuple[str, ...]]]:
     """By part: what it needs, and the calls that can ask for it."""
-    from regimes.capabilities import OWN_COLLECTIVES, PROBE, required
+    from regimes.capabilities import OWN_COLLECTIVES, PROBE, declared_needs
     from regimes.compression.needs import compressors
     from regimes.config import OuterConfig, RunConfig, override
     from regimes.config.interventions import interventions
@@ -323,7 +323,7 @@ def all_parts() -> dict[str, tuple[frozenset[str], tuple[str, ...]]]:
     from regimes.training.needs import FIELDS, outer_parts, parts_of
 
     def asked(config: RunConfig) -> frozenset[str]:
-        return frozenset().union(*(p.needs for p in parts_of(config, PlugIns.of(config))))
+        return frozenset().union(*(p.needs for p in parts_of(config, PlugIns.from_config(config))))
 
     usual, parts = RunConfig(), {}
     for name, needs in compressors().items():
@@ -340,14 +340,14 @@ def all_parts() -> dict[str, tuple[frozenset[str], tuple[str, ...]]]:
             calls = ("attach",) * (known or PROBE in needs) + ("local_steps",) * known
             parts[f"instrument `{name}`"] = needs, TRAINER + calls
     for name in deficits.REGISTRY:
-        parts[f"deficit `{name}`"] = required(deficits.REGISTRY.load(name)()), TRAINER
+        parts[f"deficit `{name}`"] = declared_needs(deficits.REGISTRY.load(name)()), TRAINER
     for field, (needs, _) in FIELDS.items():
         if field != "sync_policy":  # a column
             parts[f"`{field}`"] = needs, TRAINER
     for name in RunConfig.known_beside():
-        parts[f"`{name}`"] = required(RunConfig.known_beside().dataclass(name)), TRAINER
+        parts[f"`{name}`"] = declared_needs(RunConfig.known_beside().dataclass(name)), TRAINER
     for name in interventions():
-        parts[f"`{name}`"] = required(interventions().load(name)), TRAINER
+        parts[f"`{name}`"] = declared_needs(interventions().load(name)), TRAINER
     for setting in EXAMPLES:
         needs = asked(override(usual, [setting])) - asked(usual)
         calls = EVERYWHERE if setting.startswith("compressor") else TRAINER

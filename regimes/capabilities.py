@@ -152,7 +152,7 @@ class Mode:
         return frozenset(MEANING) - self.lacks.keys()
 
 
-def required(plug_in: Any, usual: Collection[str] = ()) -> frozenset[str]:
+def declared_needs(plug_in: Any, usual: Collection[str] = ()) -> frozenset[str]:
     """What a plug-in, or its class, declares to need; ``usual`` where it declares nothing.
 
     Raises:
@@ -184,7 +184,7 @@ def _check_known(plug_in: Any, attribute: str, names: Iterable[str]) -> None:
             raise ConfigError(f"{kind.__name__}.{attribute}: {name!r}: {nearest(name, MEANING)}")
 
 
-def missing(needs: Collection[str], modes: Iterable[Mode]) -> tuple[Mode, str] | None:
+def find_missing(needs: Collection[str], modes: Iterable[Mode]) -> tuple[Mode, str] | None:
     """The first mode that lacks one of these capabilities, and which; None: it works.
 
     >>> missing({WHOLE_LAYERS}, [LOCAL, SHARDS])[1]
@@ -200,16 +200,16 @@ def check(parts: Iterable[Part], modes: Collection[Mode]) -> None:
         ConfigError: the first part that needs what a mode lacks.
     """
     for part in parts:
-        if (found := missing(part.needs, modes)) is not None:
+        if (found := find_missing(part.needs, modes)) is not None:
             mode, need = found
             value = "" if part.value is ABSENT else f" = {part.value!r}"
-            expected = f"expected {_instead(part, modes)} {mode.name}"
+            expected = f"expected {_list_alternatives(part, modes)} {mode.name}"
             raise ConfigError(f"{part.field}{value}: {expected}: {mode.lacks[need]}")
 
 
-def _instead(part: Part, modes: Collection[Mode]) -> str:
+def _list_alternatives(part: Part, modes: Collection[Mode]) -> str:
     others = {} if part.others is None else part.others()
-    works = [name for name, needs in others.items() if missing(needs, modes) is None]
+    works = [name for name, needs in others.items() if find_missing(needs, modes) is None]
     return (
         " or ".join([", ".join(works[:-1]), works[-1]][len(works) < 2 :]) if works else part.instead
     )

@@ -7,8 +7,8 @@ batch. With the weight of a batch, a function of its targets, the losses of the 
     loss(batch) = sum over parts of loss(part) x weight(part) / weight(batch).
 
 A mean over samples weighs their number, a mean over tokens the tokens that are not ignored, a mean
-over classes with weights the weights of the targets' classes; a sum weighs 1 whatever the batch.
-A loss says how it joins terms by an attribute ``reduction``. `measured` finds out by trying.
+over classes with weights the weights of the targets' classes; a sum weighs 1 whatever the batch. A
+loss says how it joins terms by an attribute ``reduction``. `measure_reduction` finds out by trying.
 """
 
 from __future__ import annotations
@@ -56,8 +56,11 @@ class Reduction(ABC):
         return weights
 
     def share(self, targets: Tensor, part: slice) -> Share:
-        """The weight of samples ``part`` in that of their workers' batches, whose targets are
-        ``[L, b, ...]``."""
+        """The weight of samples ``part`` divided by the weight of their workers' batches, ``[L]``.
+
+        Args:
+            targets: of the batches, ``[L, b, ...]``.
+        """
         weights = [self.weight(row[part]) / self.weight(row) for row in targets]
         return torch.stack(weights)
 
@@ -75,7 +78,7 @@ class SampleMean(Reduction):
 
 class TargetMean(Reduction):
     """A mean over the targets (classes, tokens) that are not ``ignored``, by the weights of their
-    ``classes`` where there are some. In samples: 1 for one whose targets all count by 1."""
+    ``classes`` where there are some. In samples: 1 if all targets of a sample count by 1."""
 
     def __init__(self, ignored: int = IGNORED, classes: Tensor | None = None) -> None:
         self.ignored, self.classes = ignored, classes
@@ -105,7 +108,7 @@ class Sum(Reduction):
 
 
 class OwnMean(Reduction):
-    """A mean by weights whose sum is a function of a batch's targets."""
+    """A mean by weights; their sum is a function of a batch's targets."""
 
     def __init__(self, function: Callable[[Tensor], Any]) -> None:
         self.function = function
@@ -125,13 +128,13 @@ class Coupled(Reduction):
         raise ConfigError(self.why)
 
 
-def of(loss: Any) -> Reduction | None:
+def declared_reduction(loss: Any) -> Reduction | None:
     """What a loss says of itself; None: nothing."""
     stated = getattr(loss, "reduction", None)
     return stated if isinstance(stated, Reduction) else None
 
 
-def stated(reduction: Reduction) -> Callable[[LossT], LossT]:
+def declare_reduction(reduction: Reduction) -> Callable[[LossT], LossT]:
     """A decorator: the loss joins its terms by ``reduction``."""
 
     def state(loss: LossT) -> LossT:
@@ -141,9 +144,9 @@ def stated(reduction: Reduction) -> Callable[[LossT], LossT]:
     return state
 
 
-def scaled(loss: Tensor, share: Share) -> Tensor:
-    """A part's loss times its share. A part that does not count adds 0, also where its loss is a
-    mean over nothing (NaN); a batch that does not count has NaN for a share, which stays."""
+def scale_loss(loss: Tensor, share: Share) -> Tensor:
+    """Multiply a part's loss by its share. A part that does not count adds 0, also where its loss
+    is a mean over nothing (NaN); a batch that does not count has NaN for a share, which stays."""
     if isinstance(share, Tensor):
         return torch.where(share == 0, 0.0, loss * share.to(loss.dtype))
     return loss * share
@@ -186,37 +189,37 @@ def of_torch(loss: Any, targets: Tensor) -> Reduction | None:
 # -- what a loss of the user's does ----------------------------------------------------------------
 
 
-def parts(count: int) -> list[slice]:
+def split_samples(count: int) -> list[slice]:
     """Samples in parts of 1, 2, 4, ... and the rest: two parts by chance alike hide nothing."""
     ends = [0, *(2**k - 1 for k in range(1, count.bit_length()) if 2**k - 1 < count), count]
     return [slice(a, b) for a, b in itertools.pairwise(ends)]
 
 
-def measured(
+def measure_reduction(
     loss: Callable[[nn.Module, Tensor, Tensor], Tensor],
     model: nn.Module,
     x: Tensor,
     y: Tensor,
     candidates: Sequence[Reduction],
 ) -> Reduction:
-    """The first candidate by which the losses of parts of a batch ``x [n, ...]``, ``y [n, ...]``
-    give its loss; else `Coupled`. The model is copied, and evaluated."""
+    """The first candidate that joins the losses of parts to the loss of a batch ``x [n, ...]``, ``y
+    [n, ...]``; else `Coupled`. The model is copied, and evaluated."""
     copied = copy.deepcopy(model).eval()
-    pieces = parts(len(y))
-    with torch.no_grad(), nudged(copied), torch.random.fork_rng(devices=[]):
+    pieces = split_samples(len(y))
+    with torch.no_grad(), nudge_parameters(copied), torch.random.fork_rng(devices=[]):
         whole = float(loss(copied, x, y))
         values = [float(loss(copied, x[part], y[part])) for part in pieces]
     seen = ""
     for candidate in candidates:
         weights = [float(candidate.weight(y[part])) for part in pieces]
-        joined = join(values, weights, float(candidate.weight(y)))
+        joined = join_losses(values, weights, float(candidate.weight(y)))
         if is_near(joined, whole, values, x, *copied.parameters()):
             return candidate
         seen = seen or f" ({whole:.6g}; {joined:.6g} from {len(pieces)} parts)"
     return Coupled(f"the loss of {len(y)} samples is no mean or sum of its parts' losses{seen}")
 
 
-def join(losses: Sequence[float], weights: Sequence[float], weight: float) -> float:
+def join_losses(losses: Sequence[float], weights: Sequence[float], weight: float) -> float:
     """The loss of a batch of a weight, from the losses and weights of its parts."""
     pairs = zip(losses, weights, strict=True)
     total = math.fsum(loss * own for loss, own in pairs if own != 0)
@@ -230,9 +233,10 @@ def is_near(joined: float, whole: float, values: Sequence[float], *numbers: Tens
 
 
 @contextmanager
-def nudged(model: nn.Module) -> Iterator[None]:
-    """Parameters with small random numbers added: where a new model gives all samples the same
-    output, as one whose last layer is zero does, any weights would seem right."""
+def nudge_parameters(model: nn.Module) -> Iterator[None]:
+    """Add small random numbers to the parameters inside."""
+    # A new model may give all samples the same output (a last layer of zeros): any weights of the
+    # parts would then seem right.
     draws = torch.Generator().manual_seed(0)
     kept = [(p, p.data) for p in model.parameters() if p.is_floating_point()]
     for p, numbers in kept:
@@ -249,17 +253,17 @@ def nudged(model: nn.Module) -> Iterator[None]:
 # -- batches of any kind --------------------------------------------------------------------------
 
 
-def tensors(batch: Any) -> Iterator[Tensor]:
+def tensors_in(batch: Any) -> Iterator[Tensor]:
     """The tensors in a batch: a tensor, or tuples, lists, mappings (BatchEncoding, too) and objects
     with attributes that hold some."""
     if isinstance(batch, Tensor):
         yield batch
     elif not isinstance(batch, str | bytes):
-        for value in _values(batch):
-            yield from tensors(value)
+        for value in _values_of(batch):
+            yield from tensors_in(value)
 
 
-def _values(batch: Any) -> list[Any]:
+def _values_of(batch: Any) -> list[Any]:
     if isinstance(batch, Mapping):
         return list(batch.values())
     if isinstance(batch, tuple | list):
@@ -267,18 +271,18 @@ def _values(batch: Any) -> list[Any]:
     return list(getattr(batch, "__dict__", {}).values())
 
 
-def cut(batch: Any, count: int, part: slice) -> Any:
+def cut_batch(batch: Any, count: int, part: slice) -> Any:
     """A part of a batch of ``count`` samples: of its tensors and lists of that length."""
     if isinstance(batch, Tensor):
         return batch[part] if batch.ndim and len(batch) == count else batch
-    if isinstance(batch, str | bytes) or not _values(batch):
+    if isinstance(batch, str | bytes) or not _values_of(batch):
         return batch
-    if isinstance(batch, tuple | list) and not any(True for _ in tensors(batch)):
+    if isinstance(batch, tuple | list) and not any(True for _ in tensors_in(batch)):
         return batch[part] if len(batch) == count else batch
-    return _rebuilt(batch, [cut(value, count, part) for value in _values(batch)])
+    return _rebuild_batch(batch, [cut_batch(value, count, part) for value in _values_of(batch)])
 
 
-def merge(batches: Sequence[Any], counts: Sequence[int]) -> Any:
+def merge_batches(batches: Sequence[Any], counts: Sequence[int]) -> Any:
     """Batches of so many samples as one; None where their samples differ in shape."""
     first = batches[0]
     if isinstance(first, Tensor):
@@ -286,19 +290,19 @@ def merge(batches: Sequence[Any], counts: Sequence[int]) -> Any:
         if all(sized):
             return torch.cat(list(batches)) if len({b.shape[1:] for b in batches}) == 1 else None
         return first if all(b.shape == first.shape and b.equal(first) for b in batches) else None
-    if isinstance(first, str | bytes) or not _values(first):
+    if isinstance(first, str | bytes) or not _values_of(first):
         return first
-    if isinstance(first, tuple | list) and not any(True for _ in tensors(first)):
+    if isinstance(first, tuple | list) and not any(True for _ in tensors_in(first)):
         sized = [len(b) == n for b, n in zip(batches, counts, strict=True)]
         return type(first)(x for b in batches for x in b) if all(sized) else first
-    columns = zip(*map(_values, batches), strict=True)
-    values = [merge(column, counts) for column in columns]
+    columns = zip(*map(_values_of, batches), strict=True)
+    values = [merge_batches(column, counts) for column in columns]
     if any(value is None for value in values):
         return None
-    return _rebuilt(first, values)
+    return _rebuild_batch(first, values)
 
 
-def _rebuilt(batch: Any, values: Sequence[Any]) -> Any:
+def _rebuild_batch(batch: Any, values: Sequence[Any]) -> Any:
     """A batch of the same kind with other values."""
     if isinstance(batch, tuple | list):
         return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)

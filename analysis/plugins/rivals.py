@@ -93,7 +93,7 @@ class Rival:
 
     def _sent(self, reducer: Reducer, gradients: Sequence[Tensor]) -> Float[Tensor, " N"]:
         updates = reducer.reduce(range(len(gradients)), gradients, self.levels)
-        layers = reducer.world.meter.take().layers
+        layers = reducer.world.meter.take_counts().layers
         if self.counted is not None and reducer is self.summed:
             sent = sum(layers.values(), Traffic(0, 0))
             self.counted = [

@@ -115,7 +115,7 @@ class OverlapGauge(EndOfEpochGauge):
         world, kinds = self.context.world, 1 + self.options.layers
         rows, width = -(-count // world.workers), -(-kinds * self.size // 8)
         device = self.context.parameters[0].device
-        packed = torch.zeros(world.local, rows, width, dtype=torch.uint8, device=device)
+        packed = torch.zeros(world.hosted_count, rows, width, dtype=torch.uint8, device=device)
         with drawn_gradients(self.context, epoch, count, batch) as gradient:
             for row, worker in enumerate(world.hosted):
                 for place, draw in enumerate(range(worker, count, world.workers)):

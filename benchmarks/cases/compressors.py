@@ -1,8 +1,9 @@
 """A step of every compressor over three copies of the gradients
 
 CPU time of all processes together, one worker in each, gloo over loopback; at W = 1 the world of
-one process, as in training. A step takes stacked gradients to updates (`Exchange.step`), with the
-compressor's own defaults, and with compiled kernels where it has them (compiling not counted).
+one process, as in training. A step takes stacked gradients to updates
+(`Exchange.exchange_step`), with the compressor's own defaults, and with compiled kernels where it
+has them (compiling not counted).
 The floor is what must be read and written: each process copies its gradients three times. Each
 compressor has rounds of its own, in which it and the floor take turns. Peers, where they are
 installed: torch's hooks, and block quantisation (to codes and back) by bitsandbytes and torchao.

@@ -41,17 +41,17 @@ def attached(rank: int, mesh: Any) -> Any:
 def step(hook: Any, gradients: list[Tensor]) -> None:
     """What the hook does in a backward pass, last layers first."""
     steps = hook.steps
-    steps.begin()
+    steps.begin_step()
     for i in reversed(range(len(gradients))):
-        steps.add({i: gradients[i]})
-    steps.finish()
-    steps.settle()
+        steps.add_gradients({i: gradients[i]})
+    steps.finish_step()
+    steps.settle_step()
 
 
 def collectives(hook: Any, gradients: list[Tensor]) -> list[Callable[[], Any]]:
     """Those of a step, to be called again with tensors of the same size."""
     found: list[Callable[[], Any]] = []
-    original = ProcessWorld._wait
+    original = ProcessWorld._wait_for
 
     def noted(world: ProcessWorld, collective: Any, *args: Any, **options: Any) -> None:
         if all(isinstance(x, Tensor) for x in args):
@@ -59,9 +59,9 @@ def collectives(hook: Any, gradients: list[Tensor]) -> list[Callable[[], Any]]:
             found.append(lambda: collective(*copies).wait())
         original(world, collective, *args, **options)
 
-    ProcessWorld._wait = noted  # type: ignore[method-assign]
+    ProcessWorld._wait_for = noted  # type: ignore[method-assign]
     step(hook, gradients)
-    ProcessWorld._wait = original  # type: ignore[method-assign]
+    ProcessWorld._wait_for = original  # type: ignore[method-assign]
     return found
 
 

@@ -18,8 +18,8 @@ from benchmarks.harness import Limits, Row, compare, interleaved
 from regimes.config import override
 from regimes.job.clock import Clock
 from regimes.presets import get_preset
-from regimes.training.build import prepare
-from regimes.training.gradients import install
+from regimes.training.build import prepare_run
+from regimes.training.gradients import set_gradients
 
 SETTINGS = [
     "policy=static",
@@ -32,18 +32,20 @@ SETTINGS = [
 
 def ours(measured: bool) -> Callable[[], None]:
     """A step as the trainer takes it."""
-    run = prepare(override(get_preset("lm-small"), [*SETTINGS, "device=cpu"]))
+    run = prepare_run(override(get_preset("lm-small"), [*SETTINGS, "device=cpu"]))
     x, y = next(iter(run.batches.epoch(0, run.world.hosted)))
-    levels: list[Any] = [run.value("low") if layer.compressed else "dense" for layer in run.layers]
+    levels: list[Any] = [
+        run.level_value("low") if layer.compressed else "dense" for layer in run.layers
+    ]
     clock, optimizer = Clock(run.device), run.optimizer
     optimizer.lr = 1e-4
 
     def step() -> None:
-        updates, loss, _ = run.step.take(x, y, 0, 0, levels, clock)
+        updates, loss, _ = run.step.take_step(x, y, 0, 0, levels, clock)
         loss.item()
         if measured:
             run.panel.step(run.gradients.stack, updates)
-        install(run.gradients.parameters, updates)
+        set_gradients(run.gradients.parameters, updates)
         optimizer.step()
 
     return step
@@ -53,7 +55,7 @@ class Bare:
     """What one would write without any of this."""
 
     def __init__(self) -> None:
-        run = prepare(override(get_preset("lm-small"), [*SETTINGS, "device=cpu"]))
+        run = prepare_run(override(get_preset("lm-small"), [*SETTINGS, "device=cpu"]))
         self.model, self.loss = run.model.train(), run.task.loss
         x, y = next(iter(run.batches.epoch(0, run.world.hosted)))
         self.batch = x.flatten(0, 1).contiguous(), y.flatten(0, 1).contiguous()

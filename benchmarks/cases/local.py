@@ -70,8 +70,8 @@ class Local:
         self.clock = Clock(torch.device("cpu"))
 
     def __call__(self) -> None:
-        self.rounds.begin(FAR)
-        self.rounds.step(self.x, self.y, 0, 1, 0.01, self.clock)
+        self.rounds.begin_step(FAR)
+        self.rounds.step_workers(self.x, self.y, 0, 1, 0.01, self.clock)
         self.rounds.pending.clear()  # the losses of a round that has no end
 
     def synchronize(self) -> None:

@@ -58,7 +58,7 @@ def timed_run(config: RunConfig) -> Iterator[dict[str, list[float]]]:
     watch = Stopwatch()
     with (
         tempfile.TemporaryDirectory() as folder,
-        patch.object(loop, "_advance", watch("epoch", loop._advance)),
+        patch.object(loop, "_advance", watch("epoch", loop._advance_unit)),
         patch.object(RecordWriter, "epoch", watch("row", RecordWriter.epoch)),
         patch.object(loop, "save", watch("checkpoint", loop.save)),
         contextlib.redirect_stdout(io.StringIO()),

@@ -27,7 +27,7 @@ from regimes.config import DENSE, DataConfig
 from regimes.data.classification import classification_loss
 from regimes.data.images import CIFAR_MEAN, CIFAR_STD, PADDING, ImageBatches, Images
 from regimes.exchange.exchange import Exchange
-from regimes.training.gradients import Gradients, install, layer_table
+from regimes.training.gradients import Gradients, layer_table, set_gradients
 
 WHY = (
     "ResNet-18: its forward and backward pass are nearly all of the peer's step on one core (see "
@@ -82,10 +82,12 @@ def ours(net: Net, data: Images, channels_last: bool) -> Callable[[], None]:
     feed = stream()
 
     def step() -> None:
-        own = gradients.compute(*next(feed), 0, 0)
-        updates, loss = exchange.step(gradients.layers, [DENSE] * len(layers), own, gradients.stack)
+        own = gradients.compute_gradients(*next(feed), 0, 0)
+        updates, loss = exchange.exchange_step(
+            gradients.layers, [DENSE] * len(layers), own, gradients.stack
+        )
         loss.item()
-        install(gradients.parameters, updates)
+        set_gradients(gradients.parameters, updates)
         optimizer.step()
 
     return step

@@ -60,10 +60,10 @@ def alone(folder: str) -> None:
     def connect(workers: int, device: torch.device, timeout: float, shards: int) -> World:
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        membership = connecting.join(device, timedelta(seconds=timeout), "alone")
+        membership = connecting.join_group(device, timedelta(seconds=timeout), "alone")
         return connecting.world_of(workers, device, membership)
 
-    build.connect = connect  # type: ignore[attr-defined]
+    build.connect_world = connect  # type: ignore[attr-defined]
     train(folder)
 
 

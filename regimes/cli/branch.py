@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from regimes.cli.app import Settings, app, welcome_plug_ins
-from regimes.collectives.launcher import launched
+from regimes.collectives.launcher import read_launch
 from regimes.config import BranchConfig
 
 
@@ -43,7 +43,7 @@ def branch(
     welcome_plug_ins()
     config = branch_config(record, BranchConfig(at=at, length=length, skip=skip or None), set, out)
     resume = (out / "run.json").exists()
-    if processes == 1 or launched().count > 1:
+    if processes == 1 or read_launch().count > 1:
         train(config, out, resume, quiet)
     else:
         spawn(config, out, processes, resume=resume, quiet=quiet)

@@ -215,10 +215,10 @@ def doctor(
         links: of a launched group, file for the bandwidth and latency within and between machines,
             which regimes cost --links reads.
     """
-    from regimes.collectives.launcher import launched
+    from regimes.collectives.launcher import read_launch
     from regimes.monitor.doctor import check, group_report, report
 
-    alone = launched().count == 1
+    alone = read_launch().count == 1
     if links and (records or alone):
         raise ConfigError(
             "--links measures the links between launched processes: torchrun ... -m regimes doctor "

@@ -9,7 +9,7 @@ import tyro
 
 from regimes import presets as _presets
 from regimes.cli.app import Settings, app, configuration, refuse_seed, welcome_plug_ins
-from regimes.collectives.launcher import check_islands, launched
+from regimes.collectives.launcher import check_islands, read_launch
 from regimes.config import read_value, to_dict, to_toml
 from regimes.console import stdout
 from regimes.console.tables import Table
@@ -48,9 +48,9 @@ def run(
     given = (("seed", seed), ("workers", workers))
     config = configuration(preset, (*set, *(f"{k}={x}" for k, x in given if x is not None)))
     out = out or Path("runs", _stem(preset), f"seed-{config.seed}")
-    if (note := sibling_difference(to_dict(config), out)) and not quiet and launched().rank == 0:
+    if (note := sibling_difference(to_dict(config), out)) and not quiet and read_launch().rank == 0:
         stdout.try_print(f"note: {note}")
-    if launched().count > 1:
+    if read_launch().count > 1:
         train(config, out, resume, quiet, shards)
     elif processes == 1:
         check_islands(1, shards, config.workers)

@@ -1,5 +1,5 @@
-"""What must be the same on all processes: facts, of which those that differ are named, and weights,
-of which a hash is compared once per unit.
+"""What must be the same on all processes: facts, and weights. Facts that differ are named; of
+weights a hash is compared once per unit.
 
 Every process applies the shared updates by itself. A single bit that one computes differently would
 stay and grow until its decisions differ, and then its collectives no longer match the others'.
@@ -18,18 +18,18 @@ from torch import Tensor
 
 from regimes.errors import TrainingError
 
-NAMED = 3  # differences in a sentence; the others are counted
-LONGEST = 60  # letters of a value in a sentence
-ROW = 256  # words of 8 bytes that are added without weights; rows are weighted by their index
-ODD = 0x9E3779B97F4A7C15 - 2**64  # 2^64 / golden ratio
+_NAMED = 3  # differences in a sentence; the others are counted
+_LONGEST = 60  # letters of a value in a sentence
+_ROW = 256  # words of 8 bytes that are added without weights; rows are weighted by their index
+_ODD = 0x9E3779B97F4A7C15 - 2**64  # 2^64 / golden ratio
 
 
 def digest(facts: Any) -> str:
     """SHA-256 of nested plain types."""
-    return hashlib.sha256(_text(facts).encode()).hexdigest()
+    return hashlib.sha256(_to_json(facts).encode()).hexdigest()
 
 
-def difference(everyone: Sequence[Any]) -> str | None:
+def describe_difference(everyone: Sequence[Any]) -> str | None:
     """How the first process that differs from process 0 does; None if all are the same.
 
     Args:
@@ -38,46 +38,46 @@ def difference(everyone: Sequence[Any]) -> str | None:
     >>> difference([{"seed": 0, "levels": {"low": 4}}, {"seed": 1, "levels": {"low": 4}}])
     'process 1 has seed = 1, process 0 has seed = 0'
     """
-    first = dict(_leaves(everyone[0]))
+    first = dict(_flatten_leaves(everyone[0]))
     for rank, facts in enumerate(everyone):
-        other = dict(_leaves(facts))
+        other = dict(_flatten_leaves(facts))
         names = [n for n in {**first, **other} if first.get(n) != other.get(n)]
         if names:
-            more = len(names) - NAMED
+            more = len(names) - _NAMED
             verb = "s" if more == 1 else ""
             rest = f"; and {more} other{'s' * (more > 1)} differ{verb}" if more > 0 else ""
             return (
-                f"process {rank} has {_words(other, names[:NAMED])}, "
-                f"process 0 has {_words(first, names[:NAMED])}{rest}"
+                f"process {rank} has {_format_values(other, names[:_NAMED])}, "
+                f"process 0 has {_format_values(first, names[:_NAMED])}{rest}"
             )
     return None
 
 
-def _words(leaves: Mapping[str, str], names: Sequence[str]) -> str:
-    return ", ".join(_word(name, leaves.get(name)) for name in names)
+def _format_values(leaves: Mapping[str, str], names: Sequence[str]) -> str:
+    return ", ".join(_format_value(name, leaves.get(name)) for name in names)
 
 
-def _word(name: str, value: str | None) -> str:
+def _format_value(name: str, value: str | None) -> str:
     if value is None:
         return f"no {name}"
     text = repr(json.loads(value))
-    return f"{name} = {text if len(text) <= LONGEST else f'{text[:LONGEST]}...'}"
+    return f"{name} = {text if len(text) <= _LONGEST else f'{text[:_LONGEST]}...'}"
 
 
-def _leaves(facts: Any, name: str = "") -> Iterator[tuple[str, str]]:
+def _flatten_leaves(facts: Any, name: str = "") -> Iterator[tuple[str, str]]:
     """Every single value as JSON (in which NaN is equal to itself), by its place."""
     if isinstance(facts, Mapping) and facts:
         pairs = [(str(key), value) for key, value in facts.items()]
     elif isinstance(facts, list | tuple) and facts:
         pairs = [(str(i), value) for i, value in enumerate(facts)]
     else:
-        yield name, _text(facts)
+        yield name, _to_json(facts)
         return
     for key, value in pairs:
-        yield from _leaves(value, f"{name}.{key}" if name else key)
+        yield from _flatten_leaves(value, f"{name}.{key}" if name else key)
 
 
-def _text(facts: Any) -> str:
+def _to_json(facts: Any) -> str:
     return json.dumps(facts, sort_keys=True)
 
 
@@ -88,16 +88,16 @@ def fingerprint(tensors: Sequence[Tensor]) -> int:
     """A 64-bit hash of the tensors (4 or 8 bytes per entry), computed on their device.
 
     Sums modulo 2^64 do not depend on the order of additions. A change of one entry always changes
-    the hash, changes in several rows almost always; two changes in one row can cancel.
+    the hash, and changes in several rows almost always do; two changes in one row can cancel.
     """
-    words = torch.cat([part for tensor in tensors for part in _sums(tensor)])
+    words = torch.cat([part for tensor in tensors for part in _row_sums(tensor)])
     places = torch.arange(1, 2 * len(words), 2, device=words.device)
-    return int((words * (places * ODD)).sum())
+    return int((words * (places * _ODD)).sum())
 
 
 def check_same_weights(fingerprints: Sequence[int | None], unit: str, shards: int = 1) -> None:
-    """Raise TrainingError unless all processes have the fingerprint of process 0, or of ``shards``
-    that divide a model, all replicas that of the first.
+    """Raise TrainingError unless all processes have the fingerprint of process 0. Where ``shards``
+    divide a model, a shard is compared with the same shard of the first replica.
 
     Args:
         unit: what has just ended, e.g. "epoch 3".
@@ -107,17 +107,17 @@ def check_same_weights(fingerprints: Sequence[int | None], unit: str, shards: in
     if odd:
         raise TrainingError(
             f"process {', '.join(odd)} holds other weights than "
-            f"{'process 0' if shards == 1 else 'the first island'} at the end of {unit}: "
+            f"{'process 0' if shards == 1 else 'the first replica'} at the end of {unit}: "
             "the replicas have drifted apart; the record up to there is intact, continue with "
             "--resume, on equal processors and with deterministic = true"
         )
 
 
-def _sums(tensor: Tensor) -> tuple[Int64[Tensor, " rows"], Int64[Tensor, " rest"]]:
+def _row_sums(tensor: Tensor) -> tuple[Int64[Tensor, " rows"], Int64[Tensor, " rest"]]:
     """Sums of whole rows, and the rest word by word."""
     flat = tensor.detach().reshape(-1)
     if flat.storage_offset() * flat.element_size() % 8:  # where 8 bytes cannot be read at once
         flat = flat.clone()
     words = flat.view(torch.int32)
-    whole = len(words) // (2 * ROW) * 2 * ROW
-    return words[:whole].view(torch.int64).view(-1, ROW).sum(1), words[whole:].long()
+    whole = len(words) // (2 * _ROW) * 2 * _ROW
+    return words[:whole].view(torch.int64).view(-1, _ROW).sum(1), words[whole:].long()

@@ -1,8 +1,8 @@
 """Detects mismatched calls: each process posts its position in the store of its group.
 
 A process that skips a call which all must make waits in one collective while the others wait in
-another, for ten minutes and without a cause. Therefore each such call begins with ``enter``, an
-all-gather on a communicator that nothing else uses, where the death of a process is noticed at
+another, for ten minutes and without a cause. Therefore each such call begins with ``enter_call``,
+an all-gather on a communicator that nothing else uses, where the death of a process is noticed at
 once. A process that has waited for ``SOON``, there or in a collective of a step, posts its call and
 its number of steps. Two positions that cannot both be reached are the cause; both processes raise.
 """
@@ -28,8 +28,8 @@ from regimes.errors import ConfigError, TrainingError
 
 SOON = 5.0  # seconds after which a waiting process posts its position
 PATIENCE = 15.0  # seconds after which a warning names the processes that are missing in a call
-LONGEST = 64  # bytes of a process's number and the name of its call, which are compared
-SAME = "every process makes the same calls and takes the same number of steps"
+_LONGEST = 64  # bytes of a process's number and the name of its call, which are compared
+_SAME = "every process makes the same calls and takes the same number of steps"
 
 
 class Position(TypedDict):
@@ -47,7 +47,7 @@ class CallGuard:
     """The guard of one process.
 
     Attributes:
-        others: of which processes; empty: nothing is compared.
+        others: the other processes; empty: nothing is compared.
         done: gives the steps that this process has finished.
         group: the guard's own communicator; None until there is one.
     """
@@ -64,17 +64,17 @@ class CallGuard:
         self.seen_outside: dict[int, Position] = {}
         self.entering = False  # then the thread that watches collectives must not post
 
-    def meet_over(self, group: Group) -> None:
+    def use_group(self, group: Group) -> None:
         """From now on processes meet over a communicator that nothing else uses; and collectives of
         the script are seen."""
         self.group = group
-        outside.watch(self, SOON / 2, self.closed)
+        outside.watch_script(self, SOON / 2, self.closed)
 
     def close(self) -> None:
         """Look at the script no more."""
         self.closed.set()
 
-    def enter(self, call: str, patience: float | None = None) -> None:
+    def enter_call(self, call: str, patience: float | None = None) -> None:
         """Wait until all processes have entered the same call.
 
         Args:
@@ -92,15 +92,15 @@ class CallGuard:
         self.entering = True
         try:
             if self.group is None:
-                self._wait(call, patience, self._all_posted)
+                self._wait_for_all(call, patience, self._all_posted)
             else:
-                self._compare(call, patience, self.group)
+                self._compare_calls(call, patience, self.group)
         except RuntimeError as error:
             # without a traceback, whose frames would keep the group and its threads
-            raise self._lost(call, error) from error.with_traceback(None)
+            raise self._explain_error(call, error) from error.with_traceback(None)
         finally:
             self.entering = False
-        self.leave()
+        self.stop_waiting()
 
     def report_wait(self) -> None:
         """Post that this process waits in a collective of the current step.
@@ -110,13 +110,13 @@ class CallGuard:
         """
         if self.entering or not self.others:
             return
-        self._post(None)
+        self._post_position(None)
         for other in self.others:
-            position = self._position(other)
+            position = self._read_position(other)
             self._check_outside(other, position)
             late = position["count"] > self.count and position["steps"] <= self.done()
             if position["call"] and late:
-                raise ConfigError(_skipped(other, position, self.rank, self.done()))
+                raise ConfigError(_describe_mismatch(other, position, self.rank, self.done()))
 
     def post_outside(self, waits: tuple[str, list[int], int] | None) -> None:
         """Post the collective of the script in which this process has been for a while; None: it is
@@ -125,9 +125,9 @@ class CallGuard:
             name, ranks, _ = waits
             call = f"{name}() of the script"
             here: Position = {"call": call, "steps": self.done(), "count": self.count}
-            self._write({**here, "outside": ranks})
+            self._write_position({**here, "outside": ranks})
         elif waits is None and self.outside and not self.posted:
-            self._write({"call": None, "steps": -1, "count": self.count})
+            self._write_position({"call": None, "steps": -1, "count": self.count})
         self.outside = waits is not None
 
     def _check_outside(self, other: int, position: Position) -> None:
@@ -136,89 +136,90 @@ class CallGuard:
         if "outside" not in position or dist.get_rank() not in position["outside"]:
             self.seen_outside.pop(other, None)
         elif self.seen_outside.get(other) == position:
-            raise ConfigError(_skipped(other, position, self.rank, self.done()))
+            raise ConfigError(_describe_mismatch(other, position, self.rank, self.done()))
         else:
             self.seen_outside[other] = position
 
-    def leave(self) -> None:
+    def stop_waiting(self) -> None:
         """This process no longer waits."""
         self.seen_outside.clear()
         if self.posted:
             with contextlib.suppress(RuntimeError):  # the store may have ended
-                self._write({"call": None, "steps": -1, "count": self.count})
+                self._write_position({"call": None, "steps": -1, "count": self.count})
             self.posted = False
 
-    def _wait(self, call: str, patience: float, arrived: Callable[[float], bool]) -> None:
+    def _wait_for_all(self, call: str, patience: float, arrived: Callable[[float], bool]) -> None:
         """Wait for all; ``arrived`` waits for so many seconds and returns whether all are there."""
         start, warned = time.monotonic(), False
         while not arrived(min(SOON, patience)):
-            self._post(call)
-            missing, waited = self._missing(call), time.monotonic() - start
+            self._post_position(call)
+            missing, waited = self._find_missing(call), time.monotonic() - start
             if waited > self.timeout:
-                raise TrainingError(_absent(self.rank, call, missing, waited))
+                raise TrainingError(_describe_absent(self.rank, call, missing, waited))
             if waited >= patience and missing and not warned:
-                warnings.warn(_absent(self.rank, call, missing, waited), stacklevel=2)
+                warnings.warn(_describe_absent(self.rank, call, missing, waited), stacklevel=2)
                 warned = True
 
-    def _compare(self, call: str, patience: float, group: Group) -> None:
+    def _compare_calls(self, call: str, patience: float, group: Group) -> None:
         """Wait for all; ConfigError unless they have entered the same call."""
-        everyone = [torch.empty(LONGEST, dtype=torch.uint8) for _ in group.ranks]
+        everyone = [torch.empty(_LONGEST, dtype=torch.uint8) for _ in group.ranks]
         # The work keeps the group: it stays in this frame, which no raised error keeps.
-        work = gather_bytes(everyone, _card(self.rank, call), group)
-        self._wait(call, patience, functools.partial(done_within, work))
+        work = gather_bytes(everyone, _encode_call(self.rank, call), group)
+        self._wait_for_all(call, patience, functools.partial(done_within, work))
         for card in (bytes(row.tolist()) for row in everyone):
             other, _, name = card.decode(errors="ignore").rstrip().partition(" ")
-            if card != _card(int(other), call):
+            if card != _encode_call(int(other), call):
                 raise ConfigError(
-                    f"process {self.rank} is in {call}, process {other} in {name}: {SAME}"
+                    f"process {self.rank} is in {call}, process {other} in {name}: {_SAME}"
                 )
 
     def _all_posted(self, seconds: float) -> bool:
         """Has every process posted that it has entered? Asked where no communicator exists yet."""
         until, pause = time.monotonic() + min(seconds, self.timeout), 0.001
-        self._post("attach()")
-        while any(self._position(other)["count"] < self.count for other in self.others):
+        self._post_position("attach()")
+        while any(self._read_position(other)["count"] < self.count for other in self.others):
             if time.monotonic() > until:
                 return False
             time.sleep(pause)
             pause = min(0.1, 2 * pause)
         return True
 
-    def _missing(self, call: str) -> list[int]:
+    def _find_missing(self, call: str) -> list[int]:
         """Processes that have not posted this call; ConfigError if one can no longer reach it."""
         missing = []
         for other in self.others:
-            position = self._position(other)
+            position = self._read_position(other)
             self._check_outside(other, position)
             if position["count"] < self.count:
                 missing.append(other)
                 if "outside" not in position and position["steps"] >= self.done():
                     here = Position(call=call, steps=self.done(), count=self.count)
-                    raise ConfigError(_skipped(self.rank, here, other, position["steps"]))
+                    raise ConfigError(_describe_mismatch(self.rank, here, other, position["steps"]))
         return missing
 
-    def _position(self, other: int) -> Position:
+    def _read_position(self, other: int) -> Position:
         key = f"place/{other}"
         if not self.store.check([key]):
             return Position(call=None, steps=-1, count=0)
         position: Position = json.loads(self.store.get(key))
         return position
 
-    def _post(self, call: str | None) -> None:
+    def _post_position(self, call: str | None) -> None:
         """Post where this process waits, once for each wait."""
         if not self.posted:
-            self._write({"call": call, "steps": self.done(), "count": self.count})
+            self._write_position({"call": call, "steps": self.done(), "count": self.count})
         self.posted = True
 
-    def _write(self, position: Position) -> None:
+    def _write_position(self, position: Position) -> None:
         self.store.set(f"place/{self.rank}", json.dumps(position))
 
-    def _lost(self, call: str, error: RuntimeError) -> Exception:
-        """The exception to raise in place of an error of the store or the communicator. (Not a
-        context manager: its frame would keep the traceback, whose frames keep the group.)"""
+    def _explain_error(self, call: str, error: RuntimeError) -> Exception:
+        """The exception to raise in place of an error of the store or the communicator."""
+        # Not a context manager: its frame would keep the traceback, and so the frames with the
+        # group.
         try:
             with contextlib.suppress(RuntimeError):  # the store may have ended, too
-                self._missing(call)
+                self._find_missing(call)
         except ConfigError as cause:  # a process that has left may have posted why
             return cause
         return TrainingError(
@@ -227,15 +228,15 @@ class CallGuard:
         )
 
 
-def _card(rank: int, call: str) -> bytes:
+def _encode_call(rank: int, call: str) -> bytes:
     """Who enters what, in as many bytes for any call."""
-    return f"{rank} {call}".encode()[:LONGEST].ljust(LONGEST)
+    return f"{rank} {call}".encode()[:_LONGEST].ljust(_LONGEST)
 
 
 def gather_bytes(everyone: list[torch.Tensor], own: bytes, group: Group) -> Any:
     """Begin to gather as many bytes from each process of a group."""
     mine = torch.tensor([*own], dtype=torch.uint8)
-    return dist.all_gather(everyone, mine, group=group.now, async_op=True)
+    return dist.all_gather(everyone, mine, group=group.torch_group, async_op=True)
 
 
 def done_within(work: Any, seconds: float) -> bool:
@@ -252,7 +253,7 @@ def done_within(work: Any, seconds: float) -> bool:
     return True
 
 
-def _absent(rank: int, call: str, missing: list[int], waited: float) -> str:
+def _describe_absent(rank: int, call: str, missing: list[int], waited: float) -> str:
     names = ", ".join(map(str, missing)) or "another one"
     return (
         f"process {rank} has waited {waited:.0f} s in {call} for process {names}: all processes "
@@ -260,9 +261,9 @@ def _absent(rank: int, call: str, missing: list[int], waited: float) -> str:
     )
 
 
-def _skipped(caller: int, position: Position, other: int, steps: int) -> str:
+def _describe_mismatch(caller: int, position: Position, other: int, steps: int) -> str:
     """Why a step of ``other`` and a call of ``caller`` wait for each other."""
     return (
         f"process {caller} is in {position['call']} after {position['steps']} steps, but process "
-        f"{other} is in step {steps + 1} without it: {SAME}"
+        f"{other} is in step {steps + 1} without it: {_SAME}"
     )

@@ -23,40 +23,41 @@ class Claims:
         self.first = first
 
     @staticmethod
-    def of(world: ProcessWorld) -> Claims | None:
-        """Those of a world; None: it is the only group of its job."""
+    def of_world(world: ProcessWorld) -> Claims | None:
+        """The claims of a world's group; None: it is the only group of its job."""
         if world.quorum is not None or world.processes == dist.get_world_size():
             return None
         return Claims(world.everyone.ranks[0])
 
-    def post(self, what: str) -> None:
-        """Claim something for this group; see ``claimants``."""
-        self._store(what).set(str(self.first), "")
+    def post_claim(self, what: str) -> None:
+        """Claim something for this group; see ``list_claimants``."""
+        self._claim_store(what).set(str(self.first), "")
 
-    def claimants(self, what: str) -> list[int]:
+    def list_claimants(self, what: str) -> list[int]:
         """The first processes of the groups that claim it, this one included, in order. Call it in
-        a backward pass, with ``post`` before the forward pass: groups that share a forward pass (a
-        mesh of data and tensor parallel processes) have then all posted their claims."""
-        store, others = self._store(what), range(dist.get_world_size())
+        a backward pass, with ``post_claim`` before the forward pass: groups that share a forward
+        pass (a mesh of data and tensor parallel processes) have then all posted their claims."""
+        store, others = self._claim_store(what), range(dist.get_world_size())
         return sorted({self.first, *(rank for rank in others if store.check([str(rank)]))})
 
-    def take(self, what: str) -> int:
+    def take_ownership(self, what: str) -> int:
         """Take what is claimed, for good; the first process of the group that has it, which may be
         another one that was earlier."""
-        return int(self._store(what).compare_set("owner", "", str(self.first)))
+        # atomic: of groups that ask at the same time, one gets it
+        return int(self._claim_store(what).compare_set("owner", "", str(self.first)))
 
-    def leave(self, what: str, key: str, text: str) -> None:
+    def leave_text(self, what: str, key: str, text: str) -> None:
         """Leave a text for the group that has what this one claims too."""
-        self._store(what).set(f"{key}/{self.first}", text)
+        self._claim_store(what).set(f"{key}/{self.first}", text)
 
-    def left(self, what: str, key: str, wait: float = 0.0) -> list[str]:
+    def read_texts(self, what: str, key: str, wait: float = 0.0) -> list[str]:
         """What the other groups that claim it have left under a key, in order.
 
         Args:
             wait: seconds for those that have not.
         """
-        store, texts = self._store(what), []
-        for other in self.claimants(what):
+        store, texts = self._claim_store(what), []
+        for other in self.list_claimants(what):
             place = [f"{key}/{other}"]
             if other == self.first:
                 continue
@@ -68,5 +69,5 @@ class Claims:
         return texts
 
     @staticmethod
-    def _store(what: str) -> dist.Store:
+    def _claim_store(what: str) -> dist.Store:
         return job_store(f"claim/{what}")

@@ -16,8 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from regimes.collectives import devices
 from regimes.collectives.faults import Faults, name_silent
-from regimes.collectives.launcher import Launched, attempt, check_islands, launched
-from regimes.collectives.process_group import Group, backends, errors_are_raised
+from regimes.collectives.launcher import Launched, attempt_name, check_islands, read_launch
+from regimes.collectives.process_group import Group, backend_string, errors_are_raised
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.world import World
 from regimes.errors import TrainingError
@@ -25,27 +25,29 @@ from regimes.errors import TrainingError
 _connections = itertools.count()  # the same on all processes, which connect in one order
 
 
-def connect(workers: int, device: torch.device, timeout: float = 600.0, shards: int = 1) -> World:
+def connect_world(
+    workers: int, device: torch.device, timeout: float = 600.0, shards: int = 1
+) -> World:
     """The world of this process: simulated when alone, else joined to the launched group.
 
     NCCL carries the tensors if every process has a GPU for itself, gloo otherwise. A process's GPU
     becomes torch's current one.
 
     Args:
-        shards: processes that hold a worker together, whose model FSDP2 divides.
+        shards: processes that hold a worker together; FSDP2 divides its model among them.
 
     Raises:
         ConfigError: W is not a multiple of the number of replicas; the processes ask for different
             numbers of shards; some are on a CPU, others on a GPU.
         TrainingError: the other processes do not connect in time.
     """
-    count, us = next(_connections), launched()
+    count, us = next(_connections), read_launch()
     if shards > 1:
         check_islands(us.count, shards, workers)
     if us.count == 1:
         return World(workers)
     World(workers, processes=us.count, shards=shards)  # checks the division, before any waits
-    membership = join(device, timedelta(seconds=timeout), f"{attempt()}/{count}", shards)
+    membership = join_group(device, timedelta(seconds=timeout), f"{attempt_name()}/{count}", shards)
     return world_of(workers, device, membership, shards)
 
 
@@ -54,11 +56,14 @@ def world_of(
 ) -> ProcessWorld:
     """The world of all processes of the default group, which all call this."""
     store, limit = membership.run_store, membership.nccl_limit
-    everyone = Group.default("gloo" if limit is None else "nccl")
+    everyone = Group.of_default("gloo" if limit is None else "nccl")
     faults, groups = Faults(everyone.index, len(everyone), store), [everyone]
     parts: dict[str, Any] = {}
     if shards > 1:
         replicas = torch.arange(len(everyone)).view(-1, shards)
+        # Making a group is a collective: all processes make these in one order. ``in_model`` is a
+        # second group of the same processes: sums within a pass and the thread of the buckets would
+        # mix their collectives on one communicator.
         for name, rows in ("within", replicas), ("in_model", replicas), ("across", replicas.T):
             parts[name] = Group.of_row(rows, everyone.backend)
             groups.append(parts[name])
@@ -66,7 +71,7 @@ def world_of(
         mesh = init_device_mesh(device.type, tuple(replicas.shape), mesh_dim_names=names)
         parts["mesh"] = mesh["shard"]
     if limit is not None:
-        faults.watch(store, limit, device, groups)
+        faults.watch_streams(store, limit, device, groups)
     return ProcessWorld(workers, device, everyone, **parts, faults=faults, owner=membership)
 
 
@@ -98,12 +103,12 @@ class Membership:
     def abort(self) -> None:
         """Wait for no other process from here on."""
         self.lost = True
-        leave(at_once=True)
+        leave_group(at_once=True)
 
     def close(self) -> None:
         """Leave the group, or release it to the next run."""
         if self.lost or not _shared or _shared[-1] is None:
-            leave()
+            leave_group()
         else:
             self.released = True
 
@@ -115,35 +120,35 @@ _shared: list[Membership | None] = []  # of each ``shared_group``, the inner one
 def shared_group() -> Iterator[None]:
     """Runs inside, one after the other, share a group: a grid has hundreds of runs, and making a
     group takes as long as a short run. The next run takes the group if all processes have ended the
-    last one well and want the same of it; otherwise they leave it and make a new one."""
+    last one well and want the same group; otherwise they leave it and make a new one."""
     _shared.append(None)
     try:
         yield
     finally:
         if _shared.pop() is not None:
-            _end()
+            _end_group()
 
 
-def join(device: torch.device, timeout: timedelta, name: str, shards: int = 1) -> Membership:
-    """Make a group for a run of this name, or use that of the run before again."""
-    us, wants = launched(), (device, timeout)
+def join_group(device: torch.device, timeout: timedelta, name: str, shards: int = 1) -> Membership:
+    """Make a group for a run of this name, or use the group of the run before again."""
+    us, wants = read_launch(), (device, timeout)
     group = _shared[-1] if _shared else None
     store: dist.Store | None = None
     try:
         if group is not None:
             usable = group.released and group.wants == wants
             group.released, group.prefix, store = False, name, dist.PrefixStore(name, group.store)
-            if {*_exchange(store, us, "whole", "yes" if usable else "no")} == {"yes"}:
+            if {*_exchange_value(store, us, "whole", "yes" if usable else "no")} == {"yes"}:
                 _check_shards(store, us, shards)
                 return group
-        _end()  # the group of a run in this process that has failed
+        _end_group()  # the group of a run in this process that has failed
         if device.type == "cuda":
             torch.cuda.set_device(device)
         job, _, _ = next(dist.rendezvous(us.rendezvous, us.rank, us.count, timeout=timeout))
         job.set_timeout(timeout)  # rendezvous does not pass it to a store in a file
         store = dist.PrefixStore(name, job)
         _check_shards(store, us, shards)
-        group = Membership(job, wants, _make(store, us, device, timeout), name)
+        group = Membership(job, wants, _init_process_group(store, us, device, timeout), name)
     except (RuntimeError, ValueError) as error:  # ValueError: the launcher names no address
         raise TrainingError(
             f"process {us.rank} of {us.count} lost contact with the others at the start "
@@ -154,7 +159,7 @@ def join(device: torch.device, timeout: timedelta, name: str, shards: int = 1) -
     return group
 
 
-def _make(
+def _init_process_group(
     store: dist.Store, us: Launched, device: torch.device, timeout: timedelta
 ) -> float | None:
     """Make torch's default group; the limit of ``Membership``."""
@@ -163,7 +168,7 @@ def _make(
     own_gpus = devices.one_gpu_each(store, us.rank, us.count, device)
     with errors_are_raised():
         dist.init_process_group(
-            backends("nccl", device) if own_gpus else "gloo",
+            backend_string("nccl", device) if own_gpus else "gloo",
             store=store,
             world_size=us.count,
             rank=us.rank,
@@ -179,30 +184,33 @@ def _make(
 def _check_shards(store: dist.Store, us: Launched, shards: int) -> None:
     """Raise ConfigError, on all processes, unless they want the same: before groups are made, in
     which others would wait."""
-    asked = [int(number) for number in _exchange(store, us, "shards", str(shards))]
+    asked = [int(number) for number in _exchange_value(store, us, "shards", str(shards))]
     if len({*asked}) > 1:
         why = f"--shards: the processes ask for {asked}, expected one number"
-        devices.refuse(store, us.rank, us.count, why)
+        devices.refuse_together(store, us.rank, us.count, why)
 
 
-def _exchange(store: dist.Store, us: Launched, key: str, value: str) -> list[str]:
+def _exchange_value(store: dist.Store, us: Launched, key: str, value: str) -> list[str]:
     """The value of every process, through a store."""
     store.set(f"{key}/{us.rank}", value)
     return [store.get(f"{key}/{other}").decode() for other in range(us.count)]
 
 
-def _end() -> None:
+def _end_group() -> None:
     """Leave the group, if there is one, even where other processes have died."""
-    leave(at_once=True)
-    leave()
+    leave_group(at_once=True)
+    leave_group()
 
 
-def leave(*, at_once: bool = False) -> None:
-    """Leave the group, if there is one. ``at_once``: abort NCCL, whose orderly end waits for the
-    other processes, dead or not; a gloo group stays."""
+def leave_group(*, at_once: bool = False) -> None:
+    """Leave the group, if there is one.
+
+    Args:
+        at_once: abort NCCL, and leave a gloo group as it is.
+    """
     if not dist.is_initialized():
         return
     if not at_once:
-        dist.destroy_process_group()
+        dist.destroy_process_group()  # of NCCL: it waits for the other processes, dead or not
     elif "nccl" in dist.get_backend_config():
         dist.distributed_c10d._abort_process_group()

@@ -1,4 +1,4 @@
-"""The device of this process, and those of a group, compared through its store."""
+"""The device of this process, and a group's devices, compared through its store."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, NoReturn
 
 import torch
 
-from regimes.collectives.launcher import launched
+from regimes.collectives.launcher import read_launch
 from regimes.errors import ConfigError
 
-LEAVE = timedelta(seconds=10)  # until all processes have read the store and raise
+_LEAVE = timedelta(seconds=10)  # until all processes have read the store and raise
 
 
 def pick_device(wanted: str) -> torch.device:
@@ -22,7 +22,7 @@ def pick_device(wanted: str) -> torch.device:
     Raises:
         ConfigError: there is no such device.
     """
-    local_rank = launched().local_rank
+    local_rank = read_launch().local_rank
     if wanted in ("auto", "cuda"):
         if torch.cuda.is_available():
             return torch.device("cuda", local_rank % torch.cuda.device_count())
@@ -56,14 +56,16 @@ def check_kinds(store: Any, rank: int, count: int) -> None:
     if odd is None:
         return
     why = f"process 0 computes on {kinds[0]!r}, process {odd} on {kinds[odd]!r}"
-    refuse(store, rank, count, f'{why}: give every process a GPU, or set the device "cpu" for all')
+    refuse_together(
+        store, rank, count, f'{why}: give every process a GPU, or set the device "cpu" for all'
+    )
 
 
-def refuse(store: Any, rank: int, count: int, why: str) -> NoReturn:
+def refuse_together(store: Any, rank: int, count: int, why: str) -> NoReturn:
     """Raise ConfigError once all processes have read the store and do the same."""
     with contextlib.suppress(RuntimeError):  # the store may end with the first process
         store.set(f"refused/{rank}", "")
-        store.wait([f"refused/{other}" for other in range(count)], LEAVE)
+        store.wait([f"refused/{other}" for other in range(count)], _LEAVE)
     raise ConfigError(why)
 
 

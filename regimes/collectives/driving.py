@@ -31,12 +31,12 @@ KIND = {
     SumShards: "sum",
     JoinShards: "join",
 }
-Answer = Callable[[str, Sequence[Any]], Sequence[Tensor]]  # a kind and its requests: their answers
-Count = Callable[[int, Collective, int], str]  # a program's request in a round: its kind
+_Answer = Callable[[str, Sequence[Any]], Sequence[Tensor]]  # a kind and its requests: their answers
+_Count = Callable[[int, Collective, int], str]  # a program's request in a round: its kind
 
 
 def run_in_lockstep(
-    programs: Sequence[Program | Mean], answer: Answer, count: Count, batched: bool
+    programs: Sequence[Program | Mean], answer: _Answer, count: _Count, batched: bool
 ) -> list[Any]:
     """The results of programs that run round by round.
 
@@ -50,8 +50,8 @@ def run_in_lockstep(
     turn = 0
     while answers or plain:
         waiting: dict[str, dict[int, Any]] = {kind: {} for kind in KIND.values()}
-        asked = {**plain, **_advance(running, answers, results, batched)}
-        for i in sorted(asked):
+        asked = {**plain, **_advance_programs(running, answers, results, batched)}
+        for i in sorted(asked):  # by program, the same order on all processes
             waiting[count(i, asked[i], turn)][i] = asked[i]
         answers = {}
         for kind, alike in waiting.items():  # in one order, which must be that of all processes
@@ -63,7 +63,7 @@ def run_in_lockstep(
     return results
 
 
-def run_one_by_one(programs: Sequence[Program | Mean], answer: Answer, count: Count) -> list[Any]:
+def run_one_by_one(programs: Sequence[Program | Mean], answer: _Answer, count: _Count) -> list[Any]:
     """The results of programs that run one after the other; plain means are taken together."""
     means = {i: program for i, program in enumerate(programs) if isinstance(program, Mean)}
     for i, mean in means.items():
@@ -75,7 +75,7 @@ def run_one_by_one(programs: Sequence[Program | Mean], answer: Answer, count: Co
     ]
 
 
-def _run_one(i: int, program: Program, answer: Answer, count: Count) -> Any:
+def _run_one(i: int, program: Program, answer: _Answer, count: _Count) -> Any:
     """Run a single program: the bookkeeping for several would take twice as long."""
     turn, answered = 0, None
     while True:
@@ -87,7 +87,7 @@ def _run_one(i: int, program: Program, answer: Answer, count: Count) -> Any:
         turn += 1
 
 
-def _advance(
+def _advance_programs(
     programs: Mapping[int, Program], answers: dict[int, Any], results: list[Any], batched: bool
 ) -> dict[int, Collective]:
     """Run programs until each asks for a collective, or ends and leaves its result."""

@@ -21,7 +21,7 @@ from regimes.collectives.process_group import Group, abort_nccl
 from regimes.collectives.watcher import Presence, Watcher
 from regimes.errors import TrainingError
 
-ROLL_CALL = 3.0  # seconds in which a living process answers when contact is lost
+_ROLL_CALL = 3.0  # seconds in which a living process answers when contact is lost
 
 
 class Faults:
@@ -50,7 +50,7 @@ class Faults:
         self.label = f"process {rank} of {processes}"
         self.guard = guard or CallGuard(dist.HashStore(), 0, 1, 0.0)
 
-    def watch(
+    def watch_streams(
         self, store: dist.Store, limit: float, device: torch.device, groups: Sequence[Group]
     ) -> None:
         """From now on collectives on a GPU run in the order of streams.
@@ -67,15 +67,15 @@ class Faults:
             device=device,
             patience=call_guard.SOON,
             suspect=self.guard.report_wait,
-            settled=self.guard.leave,
+            settled=self.guard.stop_waiting,
         )
 
-    def check(self) -> None:
+    def raise_failure(self) -> None:
         """Raise what the watcher has found."""
         if self.watcher is not None:
-            self.watcher.check()
+            self.watcher.raise_failure()
 
-    def wait(self, work: Any) -> None:
+    def wait_for_work(self, work: Any) -> None:
         """Wait for a collective of gloo; RuntimeError if it fails."""
         if not self.guard.others:
             work.wait()
@@ -86,9 +86,9 @@ class Faults:
         except RuntimeError:
             self.guard.report_wait()  # a process that has left may have posted why
             raise
-        self.guard.leave()
+        self.guard.stop_waiting()
 
-    def lost(self, name: str, error: RuntimeError) -> Exception:
+    def explain_loss(self, name: str, error: RuntimeError) -> Exception:
         """What to raise in place of the error of a collective."""
         silent = name_silent(self.store, self.rank, self.processes)
         reason = str(error).splitlines()[0]
@@ -109,7 +109,7 @@ def name_silent(store: dist.Store | None, rank: int, processes: int) -> str:
     try:
         assert store is not None
         store.set(f"roll call/{rank}", "here")
-        deadline = time.monotonic() + ROLL_CALL
+        deadline = time.monotonic() + _ROLL_CALL
         while others and time.monotonic() < deadline:
             others = {r: key for r, key in others.items() if not store.check([key])}
             time.sleep(0.05)

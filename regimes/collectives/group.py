@@ -1,8 +1,4 @@
-"""Worlds on process groups that the user has made: those of the hook and of local steps.
-
-But for those of a manager they have communicators of their own: on shared ones their collectives,
-which a thread issues, would mix with DDP's and the user's in another order on each process.
-"""
+"""Worlds on process groups that the user has made, for the hook and for local steps."""
 
 from __future__ import annotations
 
@@ -45,10 +41,10 @@ def on_group(
     groups = _Groups(group, dist.get_process_group_ranks(group), device, timeout, call)
     parallel = None
     if tensor is not None:
-        members = groups.add(dist.get_process_group_ranks(tensor[0]))
+        members = groups.add_group(dist.get_process_group_ranks(tensor[0]))
         shares = torch.tensor(tensor[1], dtype=torch.float64, device=device)
         parallel = TensorParallel(members, shares)
-    return groups.world(len(groups.everyone), tensor=parallel, mesh=mesh)
+    return groups.make_world(len(groups.everyone), tensor=parallel, mesh=mesh)
 
 
 def on_mesh(
@@ -65,7 +61,9 @@ def on_mesh(
     within = dist.get_process_group_ranks(replica)
     ranks = _all_ranks(across, within, timeout, call)
     groups = _Groups(replicas, ranks, device, timeout, call)
-    return groups.world(len(across), across=groups.add(across), within=groups.add(within))
+    return groups.make_world(
+        len(across), across=groups.add_group(across), within=groups.add_group(within)
+    )
 
 
 def on_manager(manager: Any, device: torch.device) -> ProcessWorld:
@@ -78,13 +76,16 @@ def on_manager(manager: Any, device: torch.device) -> ProcessWorld:
     faults = StepFaults(quorum.group)
     world = ProcessWorld(2, device, quorum.group, faults=faults, quorum=quorum)
     # two workers until the first quorum, because formulas of costs need a number
-    world.place(1, 0, workers=2, hosted=0)
+    world.set_processes(1, 0, workers=2, hosted=0)
     return world
 
 
 class _Groups:
     """The own groups of a world. They end when the user destroys the default group, with ``close``,
     or when Python ends."""
+
+    # Own groups, not the user's: a thread issues the world's collectives. On a shared communicator
+    # they would mix with DDP's and the user's in another order on each process, and deadlock.
 
     def __init__(
         self, group: Any, ranks: Sequence[int], device: torch.device, timeout: float, call: str
@@ -96,26 +97,28 @@ class _Groups:
         self.store = job_store(f"hook/{next(_groups)}/{ranks[0]}")
         self.guard = CallGuard(self.store, place, count, timeout)
         devices.post_kind(self.store, place, device)
-        self.guard.enter(call)
+        # Before a group is made: making one waits for all processes, and would say nothing about a
+        # process that never calls this.
+        self.guard.enter_call(call)
         devices.check_kinds(self.store, place, count)
         own = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
         self.backend, self.made = own[device.type], list[Group]()
-        self.everyone = self.add(ranks)
+        self.everyone = self.add_group(ranks)
         if self.guard.others:
-            self.guard.meet_over(self.add(ranks, "gloo"))
+            self.guard.use_group(self.add_group(ranks, "gloo"))
 
-    def add(self, ranks: Sequence[int], backend: str | None = None) -> Group:
+    def add_group(self, ranks: Sequence[int], backend: str | None = None) -> Group:
         """A new group of some processes, which all call this."""
         limit = timedelta(seconds=self.timeout)
         group = Group.of_some(ranks, backend or self.backend, self.device, limit)
         self.made.append(group)
         return group
 
-    def world(self, workers: int, **parts: Any) -> ProcessWorld:
+    def make_world(self, workers: int, **parts: Any) -> ProcessWorld:
         """The world; no group may be added to it."""
         faults = Faults(self.everyone.index, len(self.everyone), guard=self.guard)
         if self.backend == "nccl":
-            faults.watch(self.store, self.timeout, self.device, self.made)
+            faults.watch_streams(self.store, self.timeout, self.device, self.made)
         return ProcessWorld(workers, self.device, self.everyone, **parts, faults=faults, owner=self)
 
     def abort(self) -> None:
@@ -143,12 +146,12 @@ def _all_ranks(
                 f"{rank}: all processes must call it"
             ) from error.with_traceback(None)
         columns.append(json.loads(store.get(str(rank))))
-    ranks = [rank for island in zip(*columns, strict=False) for rank in island]
+    ranks = [rank for replica in zip(*columns, strict=False) for rank in replica]
     alike = len({*map(len, columns)}) == 1
     if not alike or len({*ranks}) < len(ranks) or set(inside) - set(ranks):
         raise ConfigError(
             f"replicas: the processes {sorted({*across})} hold the same rows as process "
-            f"{dist.get_rank()}, and {sorted({*inside})} are in its island: `replicas` "
+            f"{dist.get_rank()}, and {sorted({*inside})} are in its replica: `replicas` "
             'must be the mesh\'s other dimension, replicas=mesh["replicate"] of a model sharded '
             'over mesh["shard"]'
         )

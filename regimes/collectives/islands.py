@@ -14,11 +14,11 @@ from regimes.collectives.requests import Shard
 from regimes.errors import ConfigError
 
 
-def divide(module: nn.Module, mesh: Any) -> None:
-    """Let FSDP2 divide a module's parameters, but for those of parts that are divided already.
-    They are whole during its passes alone: one of an evaluation has no backward to end it."""
+def shard_module(module: nn.Module, mesh: Any) -> None:
+    """Let FSDP2 divide a module's parameters, except in parts that are divided already."""
     from torch.distributed.fsdp import fully_shard  # its import is slow
 
+    # reshard: a forward pass of an evaluation has no backward pass that would do it
     fully_shard(module, mesh=mesh, reshard_after_forward=True)
 
 
@@ -31,7 +31,7 @@ def mesh_fault(mesh: Any) -> str | None:
     return None if mesh.ndim == 1 else f"a mesh of {mesh.ndim} dimensions"
 
 
-def sharding(tensor: Tensor) -> tuple[Any, list[str]] | None:
+def describe_sharding(tensor: Tensor) -> tuple[Any, list[str]] | None:
     """The mesh of a sharded parameter (a DTensor) and how each of its dimensions divides it, like
     "rows" or "copies"; None of a plain tensor."""
     from torch.distributed.tensor import DTensor, Placement
@@ -60,7 +60,7 @@ def local_part(tensor: Any) -> Tensor:
 
 
 def sharded_tensor(rows: Tensor, mesh: Any, shape: Sequence[int]) -> Tensor:
-    """A DTensor of a whole shape, of which this process holds some rows."""
+    """A DTensor of a whole shape; this process holds ``rows``."""
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor import Shard as Rows
 
@@ -89,7 +89,7 @@ def as_stored(parameter: Tensor, whole: Tensor) -> Tensor:
 
 
 def as_whole(tensor: Any) -> Tensor:
-    """The full tensor of a DTensor (``full_tensor()``, a collective: all processes of the island
+    """The full tensor of a DTensor (``full_tensor()``, a collective: all processes of the replica
     must call it); any other tensor as it is."""
     with torch.no_grad():
         return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
@@ -100,9 +100,9 @@ def is_divided(module: nn.Module) -> bool:
     return any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__)
 
 
-def divisions(model: nn.Module) -> list[tuple[Any, list[str], Any]]:
-    """The calls of ``fully_shard`` that have divided a model: each one's state, the names of its
-    modules ("" is the model's), and the first of them, in the order of the modules."""
+def fully_shard_calls(model: nn.Module) -> list[tuple[Any, list[str], Any]]:
+    """The calls of ``fully_shard`` that have divided a model, in the order of the modules: each
+    one's state, the names of its modules ("" is the model's), and its first module."""
     found: dict[int, tuple[Any, list[str], Any]] = {}
     for path, module in model.named_modules(remove_duplicate=True):
         if is_divided(module):
@@ -118,17 +118,17 @@ def param_groups(state: Any) -> list[Any]:
     return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
-def present(one: Any) -> Any:
+def current_parameter(one: Any) -> Any:
     """A parameter of a group as its module has it. torch keeps the one that ``fully_shard`` has
     made, until the first step, where another has taken its place since, as in a library that loads
     the weights of a model that was divided on the meta device."""
     return getattr(one._module_info.module, one._module_info.param_name)
 
 
-def stored(one: Any) -> Any:
+def optimizer_rows(one: Any) -> Any:
     """The rows of a parameter that the optimiser steps; its module may have others, after a forward
     pass that no backward pass has followed."""
-    return present(one) if one.sharded_state.name == "SHARDED" else one.sharded_param
+    return current_parameter(one) if one.sharded_state.name == "SHARDED" else one.sharded_param
 
 
 def join_rows(parts: Sequence[Any], count: Callable[[Tensor, int], None]) -> list[Tensor]:
@@ -146,7 +146,7 @@ def join_rows(parts: Sequence[Any], count: Callable[[Tensor, int], None]) -> lis
     if divider is None or mesh.size(divider) == 1:
         return [rows.clone() for rows in local]
     ranks, joined = mesh.size(divider), dict[int, Tensor]()
-    group = Group.of(mesh.get_group(divider))
+    group = Group.of_torch(mesh.get_group(divider))
     for kind in sorted({rows.dtype for rows in local}, key=str):
         ids = [i for i, rows in enumerate(local) if rows.dtype == kind]
         dims = [parts[i].placements[divider].dim for i in ids]
@@ -178,7 +178,7 @@ def mean_over(mesh: Any, flat: Tensor) -> Tensor:
 
     total = flat.clone()
     for dim in range(mesh.ndim):
-        Group.of(mesh.get_group(dim)).all_reduce(total).wait()
+        Group.of_torch(mesh.get_group(dim)).all_reduce(total).wait()
     return total / mesh.size()
 
 
@@ -199,10 +199,10 @@ def as_reduced(total: Tensor, op: Any, count: int) -> Tensor:
     raise ConfigError(f"reduce-scatter: torch asks for {op}, expected a sum or a mean")
 
 
-def divided(model: nn.Module) -> tuple[nn.Module, Any]:
-    """What FSDP2 has divided of a model, and over which mesh: the model, or the only part of it
-    that has parameters; the mesh is None if no parameter is divided."""
-    found = filter(None, map(sharding, model.parameters()))
+def find_divided(model: nn.Module) -> tuple[nn.Module, Any]:
+    """What FSDP2 has divided, and over which mesh: the model, or its only part with parameters. The
+    mesh is None if no parameter is divided."""
+    found = filter(None, map(describe_sharding, model.parameters()))
     mesh = next((mesh for mesh, _ in found), None)
     while not is_divided(model):
         parts = [part for part in model.children() if any(True for _ in part.parameters())]

@@ -14,7 +14,7 @@ from regimes.errors import require
 
 @dataclass(frozen=True)
 class Launched:
-    """One process of a group; the defaults are those of a process without a launcher.
+    """One process of a group; by default a process without a launcher.
 
     Attributes:
         rank, count: this process's rank, and the number of processes.
@@ -30,41 +30,41 @@ class Launched:
     restarts: int = 0
 
 
-def launched(env: Mapping[str, str] | None = None) -> Launched:
+def read_launch(env: Mapping[str, str] | None = None) -> Launched:
     """This process. Where a task of Slurm runs torchrun, the processes of torchrun count, not the
     task. A batch script is not a task and counts as one process."""
     env = os.environ if env is None else env
-    tasks = 1 if "WORLD_SIZE" in env else _number(env, "SLURM_STEP_NUM_TASKS", "1", least=1)
+    tasks = 1 if "WORLD_SIZE" in env else _read_number(env, "SLURM_STEP_NUM_TASKS", "1", least=1)
     if tasks > 1:
         return Launched(
-            _rank(env, "SLURM_PROCID", "", tasks),
+            _read_rank(env, "SLURM_PROCID", "", tasks),
             tasks,
-            _number(env, "SLURM_LOCALID", ""),
+            _read_number(env, "SLURM_LOCALID", ""),
             _slurm_rendezvous(env),
-            _number(env, "SLURM_RESTART_COUNT", "0"),
+            _read_number(env, "SLURM_RESTART_COUNT", "0"),
         )
-    count = _number(env, "WORLD_SIZE", "1", least=1)
+    count = _read_number(env, "WORLD_SIZE", "1", least=1)
     return Launched(
-        _rank(env, "RANK", "0", count),
+        _read_rank(env, "RANK", "0", count),
         count,
-        _number(env, "LOCAL_RANK", "0"),
+        _read_number(env, "LOCAL_RANK", "0"),
         env.get("REGIMES_RENDEZVOUS", "env://"),
-        _number(env, "TORCHELASTIC_RESTART_COUNT", "0"),
+        _read_number(env, "TORCHELASTIC_RESTART_COUNT", "0"),
     )
 
 
 def check_islands(count: int, shards: int, workers: int) -> None:
-    """Raise ConfigError unless so many processes are islands of ``shards``, which can share the
-    workers."""
+    """Raise ConfigError unless so many processes are replicas of ``shards`` processes, and the
+    replicas can share the workers equally."""
     require(shards >= 1, "--shards", shards, "at least 1")
     expected = f"a divisor of the number of processes, {count} (--processes, or of the launcher)"
     require(count % shards == 0, "--shards", shards, expected)
-    islands = count // shards
-    expected = f"a multiple of the number of islands, {count} processes / {shards} = {islands}"
-    require(workers % islands == 0, "workers", workers, expected)
+    replicas = count // shards
+    expected = f"a multiple of the number of replicas, {count} processes / {shards} = {replicas}"
+    require(workers % replicas == 0, "workers", workers, expected)
 
 
-def _number(env: Mapping[str, str], name: str, default: str, least: int = 0) -> int:
+def _read_number(env: Mapping[str, str], name: str, default: str, least: int = 0) -> int:
     """A variable's value; ConfigError if it is not a number."""
     text = env.get(name, default)
     good = re.fullmatch(r"[0-9]{1,9}", text) is not None and int(text) >= least
@@ -72,8 +72,8 @@ def _number(env: Mapping[str, str], name: str, default: str, least: int = 0) -> 
     return int(text)
 
 
-def _rank(env: Mapping[str, str], name: str, default: str, count: int) -> int:
-    rank = _number(env, name, default)
+def _read_rank(env: Mapping[str, str], name: str, default: str, count: int) -> int:
+    rank = _read_number(env, name, default)
     require(rank < count, name, rank, f"less than the {count} process{'es' * (count > 1)}")
     return rank
 
@@ -95,7 +95,7 @@ def first_host(nodes: str) -> str:
     return re.sub(r"\[([^],-]*)[^]]*\]", r"\1", first)
 
 
-def attempt() -> str:
+def attempt_name() -> str:
     """A name that a restart by torchrun changes, because its store keeps the addresses of the
     dead. The agents of several nodes count restarts apart: there the environment variable
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 must be set (docs/how-to/cluster.md).

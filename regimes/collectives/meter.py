@@ -12,33 +12,33 @@ from torch import Tensor
 
 from regimes.collectives.requests import NO_LAYER, Traffic
 
-KINDS = ("mean", "gather", "broadcast")  # others join them where they are asked for
+_KINDS = ("mean", "gather", "broadcast")  # others join them where they are asked for
 
 
 @dataclass
 class Meter:
-    """What was passed to the collectives since the last ``take``.
+    """What was passed to the collectives since the last ``take_counts``.
 
     Attributes:
-        layers: traffic per layer index; ``NO_LAYER`` has that of none (loss, buffers).
+        layers: traffic per layer index; ``NO_LAYER``: of no layer (loss, buffers).
         calls: number of collectives, per kind ("mean", "gather", "broadcast", and where
             they are asked for "exchange"; between shards of a worker "sum" and "join"; of FSDP2
             "scatter" and "weights").
         sent: bytes that one worker had for others, per kind (see `Traffic`); for "sum" and "join",
             that one shard had; for "weights", an all-gather of sharded weights, its shard once for
             each other process.
-        dense: bytes that the same would have had without compression, per kind; of FSDP2's own
-            collectives alone, whose types and number only it knows.
+        dense: bytes that the same would have had without compression, per kind. Only FSDP2's own
+            collectives are counted here, because only it knows their types and number.
     """
 
     dtype: torch.dtype
     workers: int
     layers: dict[int, Traffic] = field(default_factory=lambda: defaultdict(lambda: Traffic(0, 0)))
-    calls: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
-    sent: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
+    calls: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_KINDS, 0))
+    sent: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_KINDS, 0))
     dense: dict[str, int] = field(default_factory=dict)
 
-    def count(
+    def count_request(
         self,
         layer: int | Sequence[int],
         kind: str,
@@ -53,13 +53,15 @@ class Meter:
         """
         numbers = tensor.numel() // tensor.shape[0]
         if isinstance(layer, int):
-            self._count(layer, kind, tensor, numbers, convention)
+            self._count_layer(layer, kind, tensor, numbers, convention)
             return
         assert sum(sizes) == numbers, f"{numbers} numbers, of layers {sum(sizes)}"
         for one, size in zip(layer, sizes, strict=True):
-            self._count(one, kind, tensor, size, convention)
+            self._count_layer(one, kind, tensor, size, convention)
 
-    def _count(self, layer: int, kind: str, tensor: Tensor, numbers: int, convention: bool) -> None:
+    def _count_layer(
+        self, layer: int, kind: str, tensor: Tensor, numbers: int, convention: bool
+    ) -> None:
         if kind in ("exchange", "scatter"):  # a worker keeps the part that is for itself
             numbers -= numbers // self.workers
         size = numbers * tensor.element_size()
@@ -93,13 +95,13 @@ class Meter:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse; replaces the counts."""
-        self.take()
+        self.take_counts()
         self.layers.update({i: Traffic(*counts) for i, counts in state["layers"].items()})
         self.calls.update(state["calls"])
         self.sent.update(state["sent"])
         self.dense.update(state.get("dense", {}))
 
-    def add(self, other: Meter) -> None:
+    def add_counts(self, other: Meter) -> None:
         """Count what another one has counted."""
         for i, traffic in other.layers.items():
             self.layers[i] = self.layers[i] + traffic
@@ -108,7 +110,7 @@ class Meter:
             for kind, count in more.items():
                 own[kind] = own.get(kind, 0) + count
 
-    def take(self) -> Meter:
+    def take_counts(self) -> Meter:
         """Return the counts so far and start again from zero."""
         taken = Meter(self.dtype, self.workers, self.layers, self.calls, self.sent, self.dense)
         fresh = Meter(self.dtype, self.workers)

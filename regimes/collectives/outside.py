@@ -1,4 +1,4 @@
-"""Notices that the script of this process waits in a collective of its own.
+"""Notices that this process's script waits in its own collective.
 
 A process whose loader is shorter goes on to the all-reduce of a metric, where it waits for the
 others, which wait for it in the gradients of the next step: nothing would be said until a timeout.
@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 # that end on all processes at about the same time; the root of a broadcast is done earlier
-ALIKE = {
+_ALIKE = {
     "all_gather",
     "all_gather_into_tensor",
     "all_gather_object",
@@ -26,19 +26,19 @@ ALIKE = {
     "reduce_scatter",
     "reduce_scatter_tensor",
 }
-OWN = __name__.partition(".")[0]
+_OWN = __name__.partition(".")[0]
 
 
-def waiting_in() -> tuple[str, list[int], int] | None:
+def _waiting_in() -> tuple[str, list[int], int] | None:
     """The collective of the script in which the main thread is now: its name, its processes by
     their ranks in the default group, and what tells it from the next call. None: in none."""
     frame: Any = sys._current_frames().get(threading.main_thread().ident or 0)
     found = None
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
-        if module.partition(".")[0] == OWN:
+        if module.partition(".")[0] == _OWN:
             return None  # the hook's own
-        if module == "torch.distributed.distributed_c10d" and frame.f_code.co_name in ALIKE:
+        if module == "torch.distributed.distributed_c10d" and frame.f_code.co_name in _ALIKE:
             found = frame
         frame = frame.f_back
     if found is None:
@@ -47,7 +47,7 @@ def waiting_in() -> tuple[str, list[int], int] | None:
     return found.f_code.co_name, list(ranks), id(found)
 
 
-def watch(guard: Any, seconds: float, end: threading.Event) -> None:
+def watch_script(guard: Any, seconds: float, end: threading.Event) -> None:
     """Look every so many seconds, in a thread, until the event, and let the guard post a collective
     that lasts."""
     me = weakref.ref(guard, lambda _: end.set())
@@ -58,7 +58,7 @@ def watch(guard: Any, seconds: float, end: threading.Event) -> None:
             if (alive := me()) is None:
                 return
             try:
-                now = waiting_in()
+                now = _waiting_in()
                 alive.post_outside(now if now == before else None)
             except (RuntimeError, ValueError):  # the group has ended
                 return

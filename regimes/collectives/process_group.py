@@ -1,8 +1,8 @@
 """Process groups of torch, held weakly.
 
 A gloo group that is still referenced after its end keeps its threads, and they may abort the
-process when Python ends. Therefore no reference to a group, and no traceback whose frames hold one,
-may outlive it.
+process when Python ends. So no reference to a group may outlive it, and no traceback either,
+because its frames hold the group.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from regimes.collectives.launcher import attempt
+from regimes.collectives.launcher import attempt_name
 from regimes.errors import TrainingError
 
 GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
@@ -68,12 +68,12 @@ class Group:
     made: weakref.ref[Any] | None = None
 
     @staticmethod
-    def default(backend: str = "gloo") -> Group:
+    def of_default(backend: str = "gloo") -> Group:
         """All processes, in torch's default group."""
         return Group(tuple(range(dist.get_world_size())), backend)
 
     @staticmethod
-    def of(made: Any) -> Group:
+    def of_torch(made: Any) -> Group:
         """A group of torch that lives as long as its owner has it."""
         return Group(tuple(dist.get_process_group_ranks(made)), made=weakref.ref(made))
 
@@ -85,7 +85,7 @@ class Group:
         user destroys the default group, or when Python ends."""
         with contextlib.nullcontext() if backend == "gloo" else errors_are_raised():
             made = dist.new_group(
-                ranks, limit, backends(backend, device), use_local_synchronization=True
+                ranks, limit, backend_string(backend, device), use_local_synchronization=True
             )
         group = Group(tuple(ranks), backend, weakref.ref(made))
         if backend == "gloo":
@@ -96,6 +96,7 @@ class Group:
     def of_row(rows: torch.Tensor, backend: str) -> Group:
         """The new group of the row of ranks that has this process; all processes of the default
         group call this."""
+        # all of them, also those without this process: ``new_group`` waits for every process
         made = {tuple(row): dist.new_group(row) for row in rows.tolist()}
         mine = next(ranks for ranks in made if dist.get_rank() in ranks)
         return Group(mine, backend, weakref.ref(made[mine]))
@@ -109,7 +110,7 @@ class Group:
         return self.ranks.index(dist.get_rank())
 
     @property
-    def now(self) -> Any:
+    def torch_group(self) -> Any:
         """The group as an argument of torch's functions. Not to be stored.
 
         Raises:
@@ -127,35 +128,35 @@ class Group:
 
     def all_reduce(self, flat: Tensor, **options: Any) -> Any:
         """Overwrite with the sum over all, or another ``op``."""
-        return dist.all_reduce(flat, group=self.now, async_op=True, **options)
+        return dist.all_reduce(flat, group=self.torch_group, async_op=True, **options)
 
     def all_gather(self, everyone: Tensor, flat: Tensor) -> Any:
         """All processes' tensors, end to end."""
-        return getattr(dist, GATHER)(everyone, flat, group=self.now, async_op=True)
+        return getattr(dist, GATHER)(everyone, flat, group=self.torch_group, async_op=True)
 
     def all_to_all(self, received: Tensor, sent: Tensor) -> Any:
         """Each process's part for this one, of tensors with a part for each."""
-        return dist.all_to_all_single(received, sent, group=self.now, async_op=True)
+        return dist.all_to_all_single(received, sent, group=self.torch_group, async_op=True)
 
     def reduce_scatter(self, mine: Tensor, flat: Tensor) -> Any:
         """This process's part of the sum over all."""
-        return getattr(dist, SCATTER)(mine, flat, group=self.now, async_op=True)
+        return getattr(dist, SCATTER)(mine, flat, group=self.torch_group, async_op=True)
 
     def broadcast(self, flat: Tensor) -> Any:
         """Overwrite with the first process's."""
-        return dist.broadcast(flat, self.ranks[0], group=self.now, async_op=True)
+        return dist.broadcast(flat, self.ranks[0], group=self.torch_group, async_op=True)
 
     def all_gather_object(self, everyone: list[Any], value: Any) -> None:
         """All processes' objects."""
-        dist.all_gather_object(everyone, value, group=self.now)
+        dist.all_gather_object(everyone, value, group=self.torch_group)
 
     def gather_object(self, everyone: list[Any] | None, value: Any) -> None:
         """The same on the first process; the others pass None."""
-        dist.gather_object(value, everyone, self.ranks[0], group=self.now)
+        dist.gather_object(value, everyone, self.ranks[0], group=self.torch_group)
 
     def scatter_object(self, mine: list[Any], values: list[Any] | None) -> None:
         """This process's entry of what the first one passes, in place of ``mine[0]``."""
-        dist.scatter_object_list(mine, values, self.ranks[0], group=self.now)
+        dist.scatter_object_list(mine, values, self.ranks[0], group=self.torch_group)
 
     def destroy(self) -> None:
         """Destroy a group that was made here and is still there."""
@@ -174,10 +175,10 @@ def abort_nccl(groups: Iterable[Group]) -> None:
 
 def job_store(name: str) -> dist.Store:
     """A part of the default group's store; ``name`` is the same on all processes of a group."""
-    return dist.PrefixStore(f"{attempt()}/{name}", dist.distributed_c10d._get_default_store())
+    return dist.PrefixStore(f"{attempt_name()}/{name}", dist.distributed_c10d._get_default_store())
 
 
-def backends(own: str, device: torch.device) -> str:
+def backend_string(own: str, device: torch.device) -> str:
     """``own`` for tensors on a GPU; with gloo for Python objects, if ``own`` cannot carry both."""
     return own if own == "gloo" or device.type == "cpu" else f"cpu:gloo,{device.type}:{own}"
 

@@ -1,16 +1,16 @@
 """W workers on several processes of torch.distributed, and the shards of a worker.
 
-A worker (a replica) may be divided among processes, each of which holds some rows of every layer
-(``Shard``). Means and gathers then go between the processes that hold the same rows (``across``),
-``sum_shards`` and ``join_shards`` between those of one replica (``within``). Other collectives
-(checks of agreement, the guard of calls) use all processes.
+A worker (a replica) may be divided among processes: each holds some rows of every layer
+(``Shard``). Means and gathers then go between the processes with the same rows (``across``),
+``sum_shards`` and ``join_shards`` between the processes of one replica (``within``). Other
+collectives (checks of agreement, the guard of calls) use all processes.
 
-A matrix whose rows are divided is compressed as one (PowerSGD): sums over shards are
-reduce-scattered first, and each process then sends only its part to other replicas, so that a
-replica sends each number once, whatever its number of shards.
+PowerSGD compresses a matrix with divided rows as one: sums over shards are reduce-scattered first,
+and each process then sends only its part to other replicas. So a replica sends each number once,
+whatever its number of shards.
 
-What differs between worlds is a value: ``connect`` makes that of launched processes, ``group``
-those of a user's process groups, and of replicas that come and go (``quorum``).
+Worlds differ in values alone: ``connect`` makes the world of launched processes, ``group`` the
+worlds of a user's process groups, and of replicas that come and go (``quorum``).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TensorParallel:
     Attributes:
         group: these processes.
         shares: of each layer, how much of the group's sum of squares is the layer's: 1, or
-            1 / processes where each of them has a copy.
+            1 / processes where each process has a copy.
     """
 
     group: Group
@@ -102,7 +102,7 @@ class ProcessWorld(World):
                 shared one their collectives would mix in another order on each process.
             owner: None: the groups are the caller's.
         """
-        everyone = everyone or Group.default()
+        everyone = everyone or Group.of_default()
         count, rank, shards = len(everyone), everyone.index, 1 if within is None else len(within)
         super().__init__(workers, processes=count, rank=rank, shards=shards)
         self.device, self.everyone, self.across = device, everyone, across or everyone
@@ -113,38 +113,38 @@ class ProcessWorld(World):
 
     # -- requests ----------------------------------------------------------------------------
 
-    def mean(self, tensors: list[Tensor]) -> list[Tensor]:
+    def mean_over_workers(self, tensors: list[Tensor]) -> list[Tensor]:
         answers: list[Tensor] = [torch.empty(0)] * len(tensors)
         for ids in by_type(tensors):
-            parts = super().mean([tensors[i] for i in ids])
+            parts = super().mean_over_workers([tensors[i] for i in ids])
             flat = torch.cat([p.flatten() for p in parts])
             if len(flat):  # a share may be empty, on all peers alike
-                self._wait(self.across.all_reduce, flat)
+                self._wait_for(self.across.all_reduce, flat)
             flat /= len(self.across)
             pieces = flat.split([p.numel() for p in parts])
             for i, piece, part in zip(ids, pieces, parts, strict=True):
                 answers[i] = piece.view(part.shape)
         return answers
 
-    def gather(self, tensors: list[Tensor]) -> list[Tensor]:
-        wires = [without_gaps(t.reshape(self.local, -1)).view(torch.uint8) for t in tensors]
+    def all_gather(self, tensors: list[Tensor]) -> list[Tensor]:
+        wires = [without_gaps(t.reshape(self.hosted_count, -1)).view(torch.uint8) for t in tensors]
         flat = torch.cat(wires, dim=1)  # [L, bytes]
         everyone = flat.new_empty((self.workers, flat.shape[1]))
-        self._wait(self.across.all_gather, everyone, flat)
+        self._wait_for(self.across.all_gather, everyone, flat)
         pieces = everyone.split([w.shape[1] for w in wires], dim=1)
         return [
             from_bytes(p, t.dtype, (self.workers, *t.shape[1:]))
             for p, t in zip(pieces, tensors, strict=True)
         ]
 
-    def exchange(self, tensors: list[Tensor]) -> list[Tensor]:
+    def all_to_all(self, tensors: list[Tensor]) -> list[Tensor]:
         """The parts for one process, of all its workers and tensors, travel together."""
-        shape = self.local, self.workers, -1
+        shape = self.hosted_count, self.workers, -1
         wires = [without_gaps(t.reshape(shape)).view(torch.uint8) for t in tensors]
         flat = torch.cat(wires, dim=2)  # [L, W, bytes]
-        flat = flat.unflatten(1, (len(self.across), self.local)).transpose(0, 1).contiguous()
+        flat = flat.unflatten(1, (len(self.across), self.hosted_count)).transpose(0, 1).contiguous()
         received = torch.empty_like(flat)  # [P, L of the sender, L of ours, bytes]
-        self._wait(self.across.all_to_all, received, flat)
+        self._wait_for(self.across.all_to_all, received, flat)
         everyone = received.flatten(0, 1).transpose(0, 1)  # [L, W, bytes]
         pieces = everyone.split([w.shape[2] for w in wires], dim=2)
         return [from_bytes(p, t.dtype, t.shape) for p, t in zip(pieces, tensors, strict=True)]
@@ -158,17 +158,17 @@ class ProcessWorld(World):
         for ids in by_type(tensors):
             chunks = [-(-tensors[i].shape[1] // self.shards) for i in ids]
             columns = [
-                _padded(tensors[i], chunk, self.shards)
+                _pad_shards(tensors[i], chunk, self.shards)
                 for i, chunk in zip(ids, chunks, strict=True)
             ]
             whole = torch.cat(columns, dim=1)  # [shards, numbers]
             if self.within.backend == "gloo":
                 # The Work of gloo's reduce_scatter never becomes completed, for which we poll.
-                self._wait(self.within.all_reduce, whole)
+                self._wait_for(self.within.all_reduce, whole)
                 mine = whole[self.shard]
             else:
                 mine = whole.new_empty(whole.shape[1])
-                self._wait(self.within.reduce_scatter, mine, whole.flatten())
+                self._wait_for(self.within.reduce_scatter, mine, whole.flatten())
             rows = [len(tensors[i]) for i in ids]
             pieces = mine.split([n * chunk for n, chunk in zip(rows, chunks, strict=True)])
             for i, n, piece in zip(ids, rows, pieces, strict=True):
@@ -183,9 +183,9 @@ class ProcessWorld(World):
         tensors = [part.tensor for part in parts]
         for ids in by_type(tensors):
             chunks = [parts[i].chunk for i in ids]
-            mine = torch.cat([_filled(tensors[i], parts[i].chunk) for i in ids])
+            mine = torch.cat([_pad_to(tensors[i], parts[i].chunk) for i in ids])
             everyone = mine.new_empty((self.shards, len(mine)))
-            self._wait(self.within.all_gather, everyone.view(-1), mine)
+            self._wait_for(self.within.all_gather, everyone.view(-1), mine)
             for i, piece in zip(ids, everyone.split(chunks, dim=1), strict=True):
                 joined[i] = piece.reshape(-1)[: parts[i].size]
         return [joined[i] for i in range(len(tensors))]
@@ -195,7 +195,7 @@ class ProcessWorld(World):
 
     def sum_over(self, group: Group, tensor: Tensor) -> Tensor:
         """Overwrite a tensor with its sum over a group."""
-        self._wait(group.all_reduce, tensor)
+        self._wait_for(group.all_reduce, tensor)
         return tensor
 
     def sum_in_model(self, tensor: Tensor) -> Tensor:
@@ -203,13 +203,13 @@ class ProcessWorld(World):
         return summed
 
     def take_meter(self, count: int) -> Meter:
-        meter = self.meter.take()
+        meter = self.meter.take_counts()
         if self.within is None:
             return meter
         layers = [NO_LAYER, *range(count)]
         counts = [x for i in layers for x in (meter.layers[i].floats, meter.layers[i].bytes)]
         # float64 holds whole numbers up to 2^53
-        tables = (meter.sent, meter.dense)
+        tables = (meter.sent, meter.dense)  # sorted below: the shards add up equal kinds
         numbers = [*counts, *(float(table[kind]) for table in tables for kind in sorted(table))]
         total = torch.tensor(numbers, dtype=torch.float64, device=self.device)
         sums = iter(self.add_shards(total).tolist())
@@ -219,11 +219,11 @@ class ProcessWorld(World):
             table.update({kind: int(next(sums)) for kind in sorted(table)})
         return meter
 
-    def copy_first(self, tensors: Sequence[Tensor]) -> None:
-        """Overwrite the tensors of all replicas with those of the first, not counted as traffic."""
+    def broadcast_first(self, tensors: Sequence[Tensor]) -> None:
+        """Overwrite all replicas' tensors with the first replica's, not counted as traffic."""
         for ids in by_type(tensors):
             flat = torch.cat([tensors[i].detach().flatten() for i in ids])
-            self._wait(self.across.broadcast, flat)
+            self._wait_for(self.across.broadcast, flat)
             overwrite([tensors[i] for i in ids], flat)
 
     # -- norms of whole layers ------------------------------------------------------------------
@@ -234,30 +234,30 @@ class ProcessWorld(World):
             return self.sum_over(self.tensor.group, squares).sqrt()
         return norms if self.shards == 1 else self.add_shards(norms.square()).sqrt()
 
-    def fewest(self, count: int) -> int:
+    def min_count(self, count: int) -> int:
         if self.tensor is None:
             return count
         least = torch.tensor([count], device=self.device)
-        self._wait(self.tensor.group.all_reduce, least, op=dist.ReduceOp.MIN)
+        self._wait_for(self.tensor.group.all_reduce, least, op=dist.ReduceOp.MIN)
         return int(least)
 
     # -- all processes ---------------------------------------------------------------------------
 
     def _broadcast(self, flat: Tensor) -> None:
-        self._wait(self.everyone.broadcast, flat)
+        self._wait_for(self.everyone.broadcast, flat)
 
     def gather_object(self, value: Any) -> list[Any]:
         everyone: list[Any] = [None] * self.processes
-        self._wait(self.everyone.all_gather_object, everyone, value)
+        self._wait_for(self.everyone.all_gather_object, everyone, value)
         return everyone
 
-    def agree(self, **facts: Any) -> None:
+    def check_agreement(self, **facts: Any) -> None:
         if self.quorum is None:
-            super().agree(**facts)
+            super().check_agreement(**facts)
         else:
-            self.quorum.remember(facts)
+            self.quorum.remember_facts(facts)
 
-    def collect(self, value: Any) -> list[Any] | None:
+    def gather_to_first(self, value: Any) -> list[Any] | None:
         """Every process's value on process 0, in rank order; None elsewhere.
 
         Raises:
@@ -266,10 +266,10 @@ class ProcessWorld(World):
         if self.quorum is not None:
             self.quorum.refuse_collecting()
         everyone = [None] * self.processes if self.rank == 0 else None
-        self._wait(self.everyone.gather_object, everyone, value)
+        self._wait_for(self.everyone.gather_object, everyone, value)
         return everyone
 
-    def scatter(self, values: Sequence[Any] | None) -> Any:
+    def scatter_from_first(self, values: Sequence[Any] | None) -> Any:
         """This process's entry of the values that process 0 passes, one for each process.
 
         Raises:
@@ -278,7 +278,7 @@ class ProcessWorld(World):
         if self.quorum is not None:
             self.quorum.refuse_collecting()
         mine = [None]
-        self._wait(self.everyone.scatter_object, mine, values)
+        self._wait_for(self.everyone.scatter_object, mine, values)
         return mine[0]
 
     def abort(self) -> None:
@@ -293,13 +293,13 @@ class ProcessWorld(World):
 
     # -- waiting ---------------------------------------------------------------------------------
 
-    def _wait(self, collective: Any, *args: Any, **options: Any) -> None:
+    def _wait_for(self, collective: Any, *args: Any, **options: Any) -> None:
         """Call a collective, a method of a ``Group``, and wait: the host, or with NCCL the current
         stream alone."""
-        self.faults.check()
+        self.faults.raise_failure()
         on_gpu = any(isinstance(x, Tensor) and x.device.type == "cuda" for x in args)
         if self.faults.watcher is not None and on_gpu:
-            self._launch(collective, *args, **options)
+            self._launch_in_stream(collective, *args, **options)
             return
         spent, start = self._clock[0], time.perf_counter()
         self._clock = spent, start
@@ -307,43 +307,47 @@ class ProcessWorld(World):
         try:
             work = collective(*args, **options)
             if work is not None:
-                self.faults.wait(work)
+                self.faults.wait_for_work(work)
         except torch.OutOfMemoryError:
             raise  # also a RuntimeError, but of this process alone
         except RuntimeError as error:
             # The traceback of what is raised holds this frame, and a failed work holds the group.
             del work
             self._clock = spent + time.perf_counter() - start, None
-            raise self.faults.lost(collective.__name__, error) from error.with_traceback(None)
+            raise self.faults.explain_loss(collective.__name__, error) from error.with_traceback(
+                None
+            )
         if self.device.type == "cuda":
             # A sync point of this thread's stream alone: else waiting would count as computing.
             torch.cuda.current_stream(self.device).synchronize()
         self._clock = spent + time.perf_counter() - start, None
 
-    def _launch(self, collective: Any, *args: Any, **options: Any) -> None:
+    def _launch_in_stream(self, collective: Any, *args: Any, **options: Any) -> None:
         """Call a collective of NCCL: later work in the current stream waits for it."""
-        start = self._mark()
+        start = self._record_event()
         try:
             work = collective(*args, **options)
             work.wait()  # of the stream, not of the host
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            self.faults.check()  # where the watcher has aborted it, it knows why
-            raise self.faults.lost(collective.__name__, error) from error.with_traceback(None)
-        end = self._mark()
+            self.faults.raise_failure()  # where the watcher has aborted it, it knows why
+            raise self.faults.explain_loss(collective.__name__, error) from error.with_traceback(
+                None
+            )
+        end = self._record_event()
         watcher = self.faults.watcher
         assert watcher is not None
-        watcher.follow(work, end, collective.__name__, id(collective.__self__))
+        watcher.follow_collective(work, end, collective.__name__, id(collective.__self__))
         self._marks.append((start, end))
 
-    def _mark(self) -> Any:
+    def _record_event(self) -> Any:
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self.device))
         return event
 
     @contextlib.contextmanager
-    def contact(self, where: str) -> Iterator[None]:
+    def explain_loss(self, where: str) -> Iterator[None]:
         failed: RuntimeError | None = None
         try:
             yield
@@ -354,11 +358,11 @@ class ProcessWorld(World):
                 raise
             failed = error
         if failed is not None:  # outside of the handler: a chained error would keep the group
-            raise self.faults.lost(where, failed)
+            raise self.faults.explain_loss(where, failed)
 
 
 class _SumInModel(torch.autograd.Function):
-    """A sum over the shards, whose gradient is summed in the same way; not counted as traffic."""
+    """A sum over the shards, in forward and backward; not counted as traffic."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, world: ProcessWorld) -> Tensor:
@@ -385,7 +389,7 @@ def from_bytes(wire: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> Tensor
     return wire.clone(memory_format=torch.contiguous_format).view(dtype).view(shape)
 
 
-def _padded(tensor: Tensor, chunk: int, shards: int) -> Tensor:
+def _pad_shards(tensor: Tensor, chunk: int, shards: int) -> Tensor:
     """``[L, k]`` with zeros at the end of k, as ``[shards, L * chunk]``: for each shard its share
     of each row."""
     if (room := shards * chunk - tensor.shape[1]) > 0:
@@ -393,7 +397,7 @@ def _padded(tensor: Tensor, chunk: int, shards: int) -> Tensor:
     return tensor.view(-1, shards, chunk).transpose(0, 1).reshape(shards, -1)
 
 
-def _filled(tensor: Tensor, size: int) -> Tensor:
+def _pad_to(tensor: Tensor, size: int) -> Tensor:
     """A tensor as one vector of a size, with zeros at its end."""
     flat = tensor.reshape(-1)
     return torch.nn.functional.pad(flat, (0, size - len(flat))) if len(flat) < size else flat

@@ -2,11 +2,9 @@
 
 torchft's ``Manager`` says who takes part in a step (``start_quorum``) and whether the step counts
 (``should_commit``). Its ``ManagedProcessGroup`` has the group that the manager makes anew for each
-quorum. Only public names of both are used. These do not say whether a quorum is new, so replicas
-ask each other once per step, with a mean of one number.
+quorum. Only public names of both are used.
 
-A collective that fails ends the step, not the job: the group is left at once, so that the other
-replicas' collectives fail as well and do not wait for the timeout.
+A collective that fails ends the step, not the job.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from regimes.collectives.process_group import Group
 from regimes.collectives.world import World
 from regimes.errors import ConfigError, unexpected
 
-USED = ("start_quorum", "is_participating", "report_error", "should_commit")  # of a manager
+_USED = ("start_quorum", "is_participating", "report_error", "should_commit")  # of a manager
 
 
 class StepLost(Exception):
@@ -38,8 +36,8 @@ class StepLost(Exception):
 class ManagedGroup(Group):
     """The replicas of the quorum of this step.
 
-    Tensors are those of the replicas that have something to exchange, ``ranks``. One that has
-    joined between two synchronisations of local steps takes part in the collectives and has none.
+    Tensors come from the replicas that have something to exchange, ``ranks``. A replica that has
+    joined between two synchronisations of local steps takes part in the collectives without one.
 
     Attributes:
         replicas, rank: of the quorum, and this one's place among them.
@@ -59,24 +57,24 @@ class ManagedGroup(Group):
         return self.rank
 
     @property
-    def now(self) -> Any:
+    def torch_group(self) -> Any:
         from torchft.process_group import ManagedProcessGroup
 
         return ManagedProcessGroup(self.manager)
 
-    def leave(self, why: str) -> None:
+    def leave_step(self, why: str) -> None:
         """This step does not count; the others need not wait for this replica."""
         self.manager.report_error(RuntimeError(why))
-        self.now.abort()
+        self.torch_group.abort()  # or the others would wait in their collectives until the timeout
 
     def all_reduce(self, flat: Tensor, **options: Any) -> Any:
-        if not self.contributes:
+        if not self.contributes:  # the others' collective waits for this replica as well
             flat.zero_()
         # ``Manager.allreduce`` would hand each call to a thread that watches its time
-        return self.now.parent.allreduce([flat], dist.AllreduceOptions())
+        return self.torch_group.parent.allreduce([flat], dist.AllreduceOptions())
 
     def all_gather(self, everyone: Tensor, flat: Tensor) -> None:
-        rows = self._rows(flat)
+        rows = self._gather_rows(flat)
         torch.cat([rows[i] for i in self.ranks], out=everyone)
 
     def all_to_all(self, received: Tensor, sent: Tensor) -> Any:
@@ -84,19 +82,19 @@ class ManagedGroup(Group):
         some = slice(None if self.contributes else 0)
         sizes = [int(self.contributes and i in self.ranks) for i in range(self.replicas)]
         options = dist.AllToAllOptions()
-        return self.now.alltoall_base(received[some], sent[some], sizes, sizes, options)
+        return self.torch_group.alltoall_base(received[some], sent[some], sizes, sizes, options)
 
     def all_gather_object(self, everyone: list[Any], value: Any) -> None:
         own = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-        sizes = [int(size) for size in self._rows(torch.tensor([len(own)]))]
+        sizes = [int(size) for size in self._gather_rows(torch.tensor([len(own)]))]
         padded = torch.cat([own, own.new_zeros(max(sizes) - len(own))])
-        rows = zip(self._rows(padded), sizes, strict=True)
+        rows = zip(self._gather_rows(padded), sizes, strict=True)
         everyone[:] = [pickle.loads(row[:size].numpy().tobytes()) for row, size in rows]
 
-    def _rows(self, own: Tensor) -> list[Tensor]:
+    def _gather_rows(self, own: Tensor) -> list[Tensor]:
         """The tensors of all replicas of the quorum."""
         rows = [torch.empty_like(own) for _ in range(self.replicas)]
-        self.now.allgather([rows], [own], AllgatherOptions()).wait()
+        self.torch_group.allgather([rows], [own], AllgatherOptions()).wait()
         return rows
 
 
@@ -108,13 +106,13 @@ class StepFaults(Faults):
         super().__init__(0, 1)
         self.group = group
 
-    def check(self) -> None:
+    def raise_failure(self) -> None:
         """Raise StepLost: a collective of this step has failed."""
         if (failed := self.group.manager.errored()) is not None:
             raise StepLost(str(failed.original_exception))
 
-    def lost(self, name: str, error: RuntimeError) -> StepLost:
-        self.group.leave(why := str(error).splitlines()[0])
+    def explain_loss(self, name: str, error: RuntimeError) -> StepLost:
+        self.group.leave_step(why := str(error).splitlines()[0])
         return StepLost(why)
 
 
@@ -133,10 +131,10 @@ class Quorum:
         Raises:
             ConfigError: it is no manager, or its group is not of gloo.
         """
-        if not all(callable(getattr(manager, name, None)) for name in USED):
+        if not all(callable(getattr(manager, name, None)) for name in _USED):
             raise unexpected("manager", manager, "a Manager of torchft")
         self.manager, self.group = manager, ManagedGroup(manager)
-        if "gloo" not in (kind := str(self.group.now.getBackendName())):
+        if "gloo" not in (kind := str(self.group.torch_group.getBackendName())):
             raise ConfigError(
                 f"manager: its process group is {kind}: compressed means over a quorum go over "
                 "gloo, Manager(pg=torchft.ProcessGroupGloo(...), ...)"
@@ -151,16 +149,16 @@ class Quorum:
 
     @property
     def contributors(self) -> Sequence[int]:
-        """Ranks of the replicas whose tensors are averaged."""
+        """Ranks of the replicas that contribute tensors to a mean."""
         return self.group.ranks
 
     @property
     def contributes(self) -> bool:
-        """Whether this replica's tensors are."""
+        """Whether this replica does."""
         return self.group.contributes
 
-    def enter(self, world: World) -> None:
-        """A quorum was started: count its replicas, those of the world from now on.
+    def enter_quorum(self, world: World) -> None:
+        """Take over the replicas of a quorum that was started; they are the world's from now on.
 
         Raises:
             ConfigError: none was started, or this replica does not take part in it.
@@ -172,22 +170,25 @@ class Quorum:
                 "before each forward pass"
             )
         if not manager.is_participating():
-            self.group.leave(why := "this replica would send nothing in its first step")
+            self.group.leave_step(why := "this replica would send nothing in its first step")
             raise ConfigError(
                 f"manager: {why} (an asynchronous quorum, or a spare), and compressed means need "
                 "the data of all: Manager(..., use_async_quorum=False), without world_size_mode"
             )
         self.group.replicas, self.group.rank = count, manager.participating_rank()
-        self._contribute(world, range(count))
+        self._set_contributors(world, range(count))
 
-    def must_meet(self, world: World, wanted: bool) -> bool:
+    def must_agree(self, world: World, wanted: bool) -> bool:
         """Whether some replica wants all to agree, or others are here than when they last did."""
         wanted |= self.healed or self._agreed != (world.processes, world.rank)
-        (share,) = world.mean([torch.tensor([[float(wanted)]])])
+        # No public name of torchft says whether a quorum is new, so the replicas ask each other.
+        (share,) = world.mean_over_workers([torch.tensor([[float(wanted)]])])
         return bool(share)
 
-    def meet(self, world: World, residual: float, moved: bool = True, **facts: Any) -> None:
-        """The replicas of a quorum agree on the same facts, and on whose tensors count.
+    def agree_on_facts(
+        self, world: World, residual: float, moved: bool = True, **facts: Any
+    ) -> None:
+        """Let the replicas of a quorum agree on the same facts, and on who contributes tensors.
 
         Args:
             residual: the norm of this replica's residual.
@@ -208,15 +209,15 @@ class Quorum:
         }
         cards = world.gather_object(card)
         if len({card["facts"] for card in cards}) > 1:
-            self._refuse(world, cards, facts)
-        self._contribute(world, [i for i, card in enumerate(cards) if card["moved"]])
+            self._refuse_other_facts(world, cards, facts)
+        self._set_contributors(world, [i for i, card in enumerate(cards) if card["moved"]])
         self._note_changes(cards)
         self.members = {card["name"]: card["residual"] for card in cards}
         self._agreed = world.processes, world.rank
         self.healed, self.dropped = False, 0.0
 
-    def heal(self, members: Mapping[str, float], dropped: float) -> None:
-        """Another replica's state was loaded.
+    def note_loaded_state(self, members: Mapping[str, float], dropped: float) -> None:
+        """Note that another replica's state was loaded.
 
         Args:
             members: that replica's.
@@ -224,28 +225,27 @@ class Quorum:
         """
         self.healed, self.members, self.dropped = True, dict(members), dropped
 
-    def _contribute(self, world: World, ranks: Sequence[int]) -> None:
+    def _set_contributors(self, world: World, ranks: Sequence[int]) -> None:
         self.group.ranks = tuple(ranks)
         place = self.group.ranks.index(self.group.rank) if self.contributes else 0
-        world.place(self.group.replicas, self.group.rank, max(1, len(ranks)), place)
+        world.set_processes(self.group.replicas, self.group.rank, max(1, len(ranks)), place)
 
-    def _refuse(
+    def _refuse_other_facts(
         self, world: World, cards: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]
     ) -> NoReturn:
         """Some replica has other facts: one that joins with them ends, the others go on."""
-        everyone = world.gather_object(facts)
+        everyone = world.gather_object(facts)  # all come here: all have the same cards
         before = [i for i, card in enumerate(cards) if not card["new"]]
         if not before or len({cards[i]["facts"] for i in before}) > 1:
-            raise ConfigError(
-                f"{agreement.difference(everyone)}: start all replicas with the same arguments"
-            )
+            differ = agreement.describe_difference(everyone)
+            raise ConfigError(f"{differ}: start all replicas with the same arguments")
         if cards[world.rank]["facts"] != cards[before[0]]["facts"]:
-            differ = agreement.difference([everyone[before[0]], facts])
+            differ = agreement.describe_difference([everyone[before[0]], facts])
             raise ConfigError(
                 f"{differ}: process 1 is this replica, process 0 one that it joins: start it with "
                 "the same arguments"
             )
-        self.group.leave(why := "a replica has joined with another configuration")
+        self.group.leave_step(why := "a replica has joined with another configuration")
         raise StepLost(why)
 
     def _note_changes(self, cards: Sequence[Mapping[str, Any]]) -> None:
@@ -259,8 +259,9 @@ class Quorum:
             change = {"step": self.manager.current_step(), "replicas": len(cards)}
             self.changes.append(change | {"joined": joined, "left": gone})
 
-    def remember(self, facts: Mapping[str, Any]) -> None:
-        """Outside of a step there is no quorum to ask: each ``meet`` compares these facts."""
+    def remember_facts(self, facts: Mapping[str, Any]) -> None:
+        """Outside of a step there is no quorum to ask: each ``agree_on_facts`` compares these
+        facts."""
         self._facts |= facts
 
     def refuse_collecting(self) -> NoReturn:

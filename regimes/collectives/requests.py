@@ -1,8 +1,8 @@
 """What a compressor asks of the other workers, and how it is counted.
 
 A program is a generator that yields ``Mean``, ``Gather`` or ``Exchange`` requests, receives their
-results, and returns a tensor. It never calls a collective; ``World.drive`` does. Where several
-processes hold shards of a worker's layers (``collectives.islands``), ``SumShards`` and
+results, and returns a tensor. It never calls a collective; ``World.run_programs`` does. Where
+several processes hold shards of a worker's layers (``collectives.islands``), ``SumShards`` and
 ``JoinShards`` ask among them.
 """
 
@@ -49,7 +49,7 @@ class Layer:
     """One named parameter tensor: the unit at which compressors and policies decide.
 
     Attributes:
-        shard: where ``shape`` is that of a shard, which one; None: the layer is whole.
+        shard: the shard that ``shape`` describes; None: the layer is whole.
     """
 
     name: str
@@ -101,8 +101,8 @@ class Gather:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Ask for the parts that all workers have for each hosted one, an all-to-all: ``[L, W, ...]``,
-    of which part w is for worker w, to ``[L, W, ...]``, of which part w is from worker w."""
+    """Ask for the parts that all workers have for each hosted one, an all-to-all of ``[L, W,
+    ...]``: part w is for worker w before it, and from worker w after it."""
 
     tensor: Tensor
     sizes: Sequence[int] = ()

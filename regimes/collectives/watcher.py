@@ -4,8 +4,8 @@ NCCL runs a collective in the order of a stream: the call returns at once, and s
 If a process dies, the others' streams stand still without an error, and any later wait of a host
 does not end. A thread therefore asks in the background: is the oldest collective done, has it
 failed, is its time over, and does every process still live? What it finds is kept for the next
-``check``; then it aborts the communicator, so that the streams, and a host that waits for one, go
-on with results that ``check`` keeps from being used.
+``raise_failure``; then it aborts the communicator, so that the streams, and a host that waits for
+one, go on with results that ``raise_failure`` keeps from being used.
 
 That a process lives is posted in the group's store: on one machine its number and start, which
 ``/proc`` confirms or refutes at once; from other machines a count that grows each ``BEAT`` seconds.
@@ -29,15 +29,16 @@ import torch
 
 from regimes.errors import RegimesError, TrainingError
 
-POLL = 0.1  # seconds between two looks at the oldest collective
+_POLL = 0.1  # seconds between two looks at the oldest collective
 DOUBT = 1.0  # seconds that it may take before the processes are looked at
 BEAT = 2.0  # seconds between two signs of life in the store
 SILENCE = 30.0  # seconds without a sign after which a process on another machine is missing
-AT_ONCE = timedelta(milliseconds=1)  # to wait for a finished collective, which raises its error
+_AT_ONCE = timedelta(milliseconds=1)  # to wait for a finished collective, which raises its error
 
 
 class Place(TypedDict):
-    """Where a process runs: ``machine`` from ``_machine``, ``started`` from ``_started``."""
+    """Where a process runs: ``machine`` from ``_machine_identity``, ``started`` from
+    ``_process_start``."""
 
     machine: str | None
     pid: int
@@ -55,29 +56,29 @@ class Presence:
     def __init__(self, store: Any, rank: int, processes: int) -> None:
         self.store, self.rank = store.clone(), rank
         self.others = [other for other in range(processes) if other != rank]
-        self.machine = _machine()
+        self.machine = _machine_identity()
         self.beats = 0
         self.known: dict[int, Place] = {}
         self.seen: dict[int, tuple[bytes, float]] = {}  # the last count, and when it was new
         self.asked = 0.0  # when counts were read
         pid = os.getpid()
-        own = Place(machine=self.machine, pid=pid, started=_started(pid))
+        own = Place(machine=self.machine, pid=pid, started=_process_start(pid))
         self.store.set(f"process/{rank}", json.dumps(own))
-        self.beat()
+        self.post_beat()
 
-    def beat(self) -> None:
+    def post_beat(self) -> None:
         """Post a sign of life."""
         self.beats += 1
         self.store.set(f"beat/{self.rank}", str(self.beats))
 
-    def missing(self) -> list[int]:
+    def find_missing(self) -> list[int]:
         """Processes that have died, or give no sign."""
         fresh = time.monotonic() - self.asked > BEAT
         if fresh:
             self.asked = time.monotonic()
-        return [other for other in self.others if not self._lives(other, fresh)]
+        return [other for other in self.others if not self._is_alive(other, fresh)]
 
-    def _lives(self, other: int, fresh: bool) -> bool:
+    def _is_alive(self, other: int, fresh: bool) -> bool:
         """``fresh``: read the count of a process on another machine anew."""
         if other not in self.known:
             if not self.store.check([f"process/{other}"]):
@@ -85,7 +86,7 @@ class Presence:
             self.known[other] = json.loads(self.store.get(f"process/{other}"))
         its = self.known[other]
         if its["machine"] == self.machine is not None:
-            return its["started"] == _started(its["pid"])
+            return its["started"] == _process_start(its["pid"])
         now = time.monotonic()
         if fresh or other not in self.seen:
             count = self.store.get(f"beat/{other}")
@@ -101,7 +102,7 @@ class Watcher:
         label: names this process in errors.
         abort: aborts the communicators, which ends what hangs in a stream.
         limit: seconds that a collective may take once it is the oldest.
-        suspect: called each ``POLL`` while the oldest collective takes longer than ``patience``
+        suspect: called each ``_POLL`` while the oldest collective takes longer than ``patience``
             seconds; raises what it finds.
         settled: called when a collective has ended that had taken longer.
     """
@@ -130,11 +131,11 @@ class Watcher:
         self.closed = threading.Event()
         # Weak, so that the thread ends when the last reference to the watcher is gone.
         self.thread = threading.Thread(
-            target=_watch, args=(weakref.ref(self), self.closed), daemon=True, name="watcher"
+            target=_watch_loop, args=(weakref.ref(self), self.closed), daemon=True, name="watcher"
         )
         self.thread.start()
 
-    def follow(self, work: Any, event: Any, name: str, communicator: int = 0) -> None:
+    def follow_collective(self, work: Any, event: Any, name: str, communicator: int = 0) -> None:
         """Watch a collective until the event that was recorded after it has come."""
         with self.lock:
             if not self.pending:
@@ -142,7 +143,7 @@ class Watcher:
             self.pending.append((event, name))
             self.last[communicator] = work, name
 
-    def check(self) -> None:
+    def raise_failure(self) -> None:
         """
         Raises:
             TrainingError: a collective has failed, or a process of one is missing.
@@ -156,25 +157,25 @@ class Watcher:
         self.closed.set()
         if self.thread is not threading.current_thread():
             self.thread.join()
-        self._clear()
+        self._clear_pending()
 
-    def look(self) -> None:
+    def examine_collectives(self) -> None:
         """One look; called by the thread."""
         if self.error is not None:
             return
         name = ""
         try:
-            if self._failed():
+            if self._has_failed():
                 return
-            name = self._oldest()
+            name = self._oldest_pending()
             if name:
-                self._doubt(name, time.monotonic() - self.since)
+                self._examine_delay(name, time.monotonic() - self.since)
         except RegimesError as error:
-            self._stop(error)
+            self._stop_with(error)
         except RuntimeError as error:  # of a store that has ended
-            self._fail(name, str(error).splitlines()[0])
+            self._stop_as_lost(name, str(error).splitlines()[0])
 
-    def _oldest(self) -> str:
+    def _oldest_pending(self) -> str:
         """Forget the collectives that have ended; the name of the oldest other one, or ""."""
         with self.lock:
             count, waited = len(self.pending), time.monotonic() - self.since
@@ -188,7 +189,7 @@ class Watcher:
             self.settled()
         return name
 
-    def _failed(self) -> bool:
+    def _has_failed(self) -> bool:
         """Has a communicator failed? Each of its works knows, so the last one is asked."""
         with self.lock:
             last = list(self.last.items())
@@ -196,60 +197,62 @@ class Watcher:
             if not work.is_completed():  # True of a failed one
                 continue
             try:
-                work.wait(AT_ONCE)
+                work.wait(_AT_ONCE)
             except RuntimeError as error:
-                self._fail(name, str(error).splitlines()[0])
+                self._stop_as_lost(name, str(error).splitlines()[0])
                 return True
             with self.lock:
                 if self.last.get(communicator) == (work, name):
                     del self.last[communicator]
         return False
 
-    def _doubt(self, name: str, waited: float) -> None:
+    def _examine_delay(self, name: str, waited: float) -> None:
         """The oldest collective has not ended for so many seconds."""
         if waited < min(DOUBT, self.limit):
             return
-        if missing := self.presence.missing():
+        if missing := self.presence.find_missing():
             numbers = ", ".join(map(str, missing))
-            self._fail(name, f"no sign of process {numbers}, which has died")
+            self._stop_as_lost(name, f"no sign of process {numbers}, which has died")
         elif waited > self.limit:
-            self._fail(name, f"it has taken longer than {self.limit:g} s")
+            self._stop_as_lost(name, f"it has taken longer than {self.limit:g} s")
         elif waited > self.patience:
             self.suspect()
 
-    def _fail(self, name: str, reason: str) -> None:
-        self._stop(TrainingError(f"{self.label} lost contact with the others in {name} ({reason})"))
+    def _stop_as_lost(self, name: str, reason: str) -> None:
+        self._stop_with(
+            TrainingError(f"{self.label} lost contact with the others in {name} ({reason})")
+        )
 
-    def _stop(self, error: RegimesError) -> None:
+    def _stop_with(self, error: RegimesError) -> None:
         # in this order: a thread that goes on after the abort must find the error
         self.error = error.with_traceback(None)  # its frames hold the collective, and so the group
-        self._clear()
+        self._clear_pending()
         self.abort()
 
-    def _clear(self) -> None:
+    def _clear_pending(self) -> None:
         with self.lock:
             self.pending.clear()
             self.last.clear()
 
 
-def _watch(reference: weakref.ref[Watcher], closed: threading.Event) -> None:
+def _watch_loop(reference: weakref.ref[Watcher], closed: threading.Event) -> None:
     """The thread's loop."""
     beaten = time.monotonic()
     if (watcher := reference()) is not None and watcher.device.type == "cuda":
         torch.cuda.set_device(watcher.device)  # or it would have a context on GPU 0
     del watcher
-    while not closed.wait(POLL):
+    while not closed.wait(_POLL):
         if (watcher := reference()) is None:
             return
         if time.monotonic() - beaten > BEAT:
             beaten = time.monotonic()
-            with contextlib.suppress(RuntimeError):  # the store has ended: ``look`` says it
-                watcher.presence.beat()
-        watcher.look()
+            with contextlib.suppress(RuntimeError):  # of a store that has ended
+                watcher.presence.post_beat()
+        watcher.examine_collectives()
         del watcher
 
 
-def _machine() -> str | None:
+def _machine_identity() -> str | None:
     """An identity of the machine, equal for processes that see each other in ``/proc``; None where
     there is no ``/proc``."""
     try:
@@ -259,7 +262,7 @@ def _machine() -> str | None:
         return None
 
 
-def _started(pid: int) -> str | None:
+def _process_start(pid: int) -> str | None:
     """When a process was started, in ticks of the kernel; None if it has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()

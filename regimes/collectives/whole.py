@@ -18,19 +18,19 @@ import torch
 from torch import Tensor, nn
 
 from regimes.collectives.islands import (
-    divisions,
+    current_parameter,
+    fully_shard_calls,
     is_dtensor,
     join_rows,
     local_part,
     mean_over,
+    optimizer_rows,
     param_groups,
-    present,
-    stored,
 )
 from regimes.collectives.world import World
 from regimes.errors import ConfigError
 
-HOOKS = ("_forward_pre_hooks", "_forward_hooks")  # of a module, those of the user among them
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks")  # of a module, those of the user among them
 
 
 @contextmanager
@@ -45,12 +45,12 @@ def whole_model(model: nn.Module, mesh: Any = None) -> Iterator[Callable[[Tensor
 
     Weights are gathered once, in their own type (a ``MixedPrecisionPolicy`` has no effect inside),
     by one all-gather for each group of parameters. A process holds the whole model until the end.
-    The trained parameters, their gradients, and what FSDP2 knows of them stay as they are. Compiled
+    The trained parameters, their gradients, and FSDP2's notes about them stay as they are. Compiled
     modules run uncompiled inside. All processes of the mesh call it.
 
     Args:
-        mesh: all processes that have samples of their own, islands of replicas included; None:
-            those among which the parameters are divided.
+        mesh: all processes that have samples of their own, in all replicas; None: the processes
+            that divide the parameters.
 
     Yields:
         the mean of a tensor over the processes of the mesh, the argument ``mean`` of
@@ -60,7 +60,7 @@ def whole_model(model: nn.Module, mesh: Any = None) -> Iterator[Callable[[Tensor
         ConfigError: no module is divided by ``fully_shard``, or a parameter is divided otherwise,
             as by tensor parallelism, or is on the device meta.
     """
-    groups = _groups(model)
+    groups = _list_groups(model)
     if not groups:
         raise ConfigError("whole_model: no module of the model is divided by fully_shard")
     with whole_weights(model, World(1)):
@@ -75,14 +75,14 @@ def whole_weights(model: nn.Module, world: World) -> Iterator[None]:
     Raises:
         TrainingError: a process is lost while weights are gathered.
     """
-    groups = _groups(model)
+    groups = _list_groups(model)
     if not groups:
         yield
         return
-    _check(model, groups)
+    _check_division(model, groups)
     replaced: dict[int, nn.Parameter] = {}
     for group in groups:
-        with world.contact("an all-gather of weights"):
+        with world.explain_loss("an all-gather of weights"):
             wholes = join_rows([rows for _, rows in group], world.instruments.count_weights)
         for (now, rows), whole in zip(group, wholes, strict=True):
             replaced[id(now)] = nn.Parameter(whole, rows.requires_grad)
@@ -94,13 +94,17 @@ def whole_weights(model: nn.Module, world: World) -> Iterator[None]:
         yield
 
 
-def _groups(model: nn.Module) -> list[list[tuple[Any, Any]]]:
+def _list_groups(model: nn.Module) -> list[list[tuple[Any, Any]]]:
     """By group of parameters: each as its module has it now, and as it is trained."""
-    found = [group.fsdp_params for state, *_ in divisions(model) for group in param_groups(state)]
-    return [[(present(one), stored(one)) for one in group] for group in found if group]
+    found = [
+        group.fsdp_params for state, *_ in fully_shard_calls(model) for group in param_groups(state)
+    ]
+    return [
+        [(current_parameter(one), optimizer_rows(one)) for one in group] for group in found if group
+    ]
 
 
-def _check(model: nn.Module, groups: Sequence[Sequence[tuple[Any, Any]]]) -> None:
+def _check_division(model: nn.Module, groups: Sequence[Sequence[tuple[Any, Any]]]) -> None:
     """Raise ConfigError where a parameter is divided otherwise than by FSDP2."""
     known = {id(now): rows for group in groups for now, rows in group}
     for name, parameter in model.named_parameters():
@@ -129,7 +133,7 @@ def _by_itself(module: nn.Module, replaced: dict[int, nn.Parameter], stack: Exit
         if id(now) in replaced:
             module._parameters[name] = replaced[id(now)]
             stack.callback(module._parameters.__setitem__, name, now)
-    for kind in HOOKS:
+    for kind in _HOOKS:
         hooks = getattr(module, kind)
         own = OrderedDict((key, hook) for key, hook in hooks.items() if not _is_of_torch(hook))
         if len(own) < len(hooks):

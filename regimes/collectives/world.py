@@ -60,11 +60,11 @@ class World:
     Attributes:
         workers: W, fixed by the run's configuration; of simulated ones, how many are present.
         processes, rank: P and this process's place among them: one replica's after the other.
-        hosted: the workers of this process, consecutive ones, less those that are absent.
-        meter: the traffic so far, without that of ``ask_apart``.
-        instruments: that of ``ask_apart``.
-        shards, shard: processes that hold one worker together, each some rows of every layer, and
-            which of them this one is.
+        hosted: the workers of this process, consecutive ones; absent ones are left out.
+        meter: the traffic so far, except in ``ask_apart``.
+        instruments: the traffic of ``ask_apart``.
+        shards, shard: how many processes hold one worker together, each some rows of every layer,
+            and which one this is.
         mesh: these processes, for ``fully_shard``; None: a run does not divide its model.
         divided: layers are also divided among processes of another group (tensor parallel).
         lockstep: programs run round by round, so that a round of all travels as one collective.
@@ -101,13 +101,13 @@ class World:
         return marks
 
     @property
-    def local(self) -> int:
+    def hosted_count(self) -> int:
         """L, the number of hosted workers."""
         return len(self.hosted)
 
     @property
     def leader(self) -> int:
-        """The worker whose buffers all take over: the first one that is present."""
+        """The worker that gives all processes its buffers: the first one that is present."""
         return self.hosted[0] if self.rank == 0 else 0
 
     @property
@@ -128,15 +128,15 @@ class World:
         self.workers = len(workers)
         self.meter.workers = self.workers
 
-    def place(self, processes: int, rank: int, workers: int, hosted: int) -> None:
-        """Other processes take part from now on, each of which hosts one worker, or none."""
+    def set_processes(self, processes: int, rank: int, workers: int, hosted: int) -> None:
+        """Let other processes take part from now on; each hosts one worker, or none."""
         self.processes, self.rank = processes, rank
         self.workers = self.meter.workers = workers
         self.hosted = range(hosted, hosted + 1)
 
     # -- requests ----------------------------------------------------------------------------
 
-    def drive(
+    def run_programs(
         self,
         programs: Sequence[Program | Mean],
         layers: Sequence[int | Sequence[int]],
@@ -153,8 +153,8 @@ class World:
         layer stays in the cache; it counts the same collectives.
 
         Args:
-            programs: generators that yield requests and return a tensor; or a mean, whose answer is
-                the result: a generator costs more than the mean of a small tensor.
+            programs: generators that yield requests and return a tensor; or a mean, which is its
+                own result: a generator costs more than the mean of a small tensor.
             layers: the layer index that each one's traffic is counted for, or ``NO_LAYER``; of a
                 program for several layers, theirs.
             signal: these are a detector's statistics: bytes, but no floats of the paper's count.
@@ -169,30 +169,30 @@ class World:
             if isinstance(request, SumShards | JoinShards):
                 self.meter.count_within(kind, tensor)
             else:
-                self.meter.count(layers[i], kind, tensor, convention, request.sizes)
+                self.meter.count_request(layers[i], kind, tensor, convention, request.sizes)
             as_bytes = kind in ("gather", "exchange", "scatter")
             collectives.add((turn, kind, torch.uint8 if as_bytes else tensor.dtype))
             return kind
 
         if batched or self.lockstep:
-            results = run_in_lockstep(programs, self._answer, count, batched)
+            results = run_in_lockstep(programs, self._answer_requests, count, batched)
         else:
-            results = run_one_by_one(programs, self._answer, count)
+            results = run_one_by_one(programs, self._answer_requests, count)
         made = [kind for _, kind, _ in collectives]
         for kind in KIND.values():  # a set's order, and so a record's bytes, differ between runs
             if kind in made:
                 self.meter.calls[kind] = self.meter.calls.get(kind, 0) + made.count(kind)
         return results
 
-    def _answer(self, kind: str, requests: Sequence[Any]) -> list[Tensor]:
+    def _answer_requests(self, kind: str, requests: Sequence[Any]) -> list[Tensor]:
         """Answers to requests of one kind."""
         if kind == "join":
             return self.join_shards(requests)
         collectives = {
-            "mean": self.mean,
-            "gather": self.gather,
-            "exchange": self.exchange,
-            "scatter": self.exchange,
+            "mean": self.mean_over_workers,
+            "gather": self.all_gather,
+            "exchange": self.all_to_all,
+            "scatter": self.all_to_all,
             "sum": self.sum_shards,
         }
         return collectives[kind]([request.tensor for request in requests])
@@ -203,13 +203,13 @@ class World:
         Args:
             layers: which layer each is counted for; default none.
         """
-        programs = [_single(request) for request in requests]
-        return self.drive(programs, layers or [NO_LAYER] * len(programs), signal=True)
+        programs = [_as_program(request) for request in requests]
+        return self.run_programs(programs, layers or [NO_LAYER] * len(programs), signal=True)
 
     def ask_apart(self, *requests: Request) -> list[Tensor]:
         """``ask`` for an instrument that only watches: a job without it would send none of this,
         so it is counted in ``instruments``."""
-        with self._apart():
+        with self._counting_apart():
             return self.ask(*requests)
 
     def mean_apart(self, flat: Tensor) -> Tensor:
@@ -217,12 +217,12 @@ class World:
         as in ``ask_apart``."""
         if self.shards == 1:
             return self.ask_apart(Mean(flat[None]))[0]
-        with self._apart():
+        with self._counting_apart():
             sums = mean_of_sums(flat[None], self.shards)
-            return self.drive([sums], [NO_LAYER], signal=True)[0] / self.shards
+            return self.run_programs([sums], [NO_LAYER], signal=True)[0] / self.shards
 
     @contextlib.contextmanager
-    def _apart(self) -> Iterator[None]:
+    def _counting_apart(self) -> Iterator[None]:
         """Count in ``instruments``."""
         own, self.meter = self.meter, self.instruments
         try:
@@ -230,7 +230,7 @@ class World:
         finally:
             self.meter = own
 
-    def mean(self, tensors: list[Tensor]) -> list[Tensor]:
+    def mean_over_workers(self, tensors: list[Tensor]) -> list[Tensor]:
         """Means over all workers: each ``[L, ...] -> [...]``."""
         if all(t.shape[0] == 1 for t in tensors):
             return [t[0] for t in tensors]
@@ -248,13 +248,13 @@ class World:
                     means[i] = piece.view(rest[i].shape[1:])
         return [means[i] for i in range(len(tensors))]
 
-    def gather(self, tensors: list[Tensor]) -> list[Tensor]:
+    def all_gather(self, tensors: list[Tensor]) -> list[Tensor]:
         """All workers' rows, in worker order: each ``[L, ...] -> [W, ...]``."""
         if self.processes == 1:
             return tensors
         return [t[:1].expand(self.workers, *t.shape[1:]).contiguous() for t in tensors]
 
-    def exchange(self, tensors: list[Tensor]) -> list[Tensor]:
+    def all_to_all(self, tensors: list[Tensor]) -> list[Tensor]:
         """All workers' parts for each hosted worker: each ``[L, W, ...] -> [L, W, ...]``."""
         if self.processes == 1:
             return [t.transpose(0, 1).contiguous() for t in tensors]
@@ -262,7 +262,7 @@ class World:
 
     # -- shards of a worker: here there is one -------------------------------------------------
 
-    def parts(self, layers: Sequence[Layer]) -> list[Layer]:
+    def local_layers(self, layers: Sequence[Layer]) -> list[Layer]:
         """What this process holds of each layer."""
         if self.shards == 1:
             return list(layers)
@@ -285,32 +285,31 @@ class World:
         return tensor
 
     def whole_norms(self, norms: Tensor) -> Tensor:
-        """Norms of whole layers, ``[layers]``, from those of what this process holds of each."""
+        """Norms of whole layers, ``[layers]``, from the norms of this process's parts."""
         return norms
 
-    def fewest(self, count: int) -> int:
+    def min_count(self, count: int) -> int:
         """The least of the counts of the processes among which layers are divided."""
         return count
 
     def take_meter(self, count: int) -> Meter:
         """The counts of a whole worker since the last time, of ``count`` layers; with several
         shards all processes call this."""
-        return self.meter.take()
+        return self.meter.take_counts()
 
-    def contact(self, where: str) -> contextlib.AbstractContextManager[None]:
+    def explain_loss(self, where: str) -> contextlib.AbstractContextManager[None]:
         """Around what may contain torch's own collectives: TrainingError where one fails."""
         return contextlib.nullcontext()
 
     # -- plain services ----------------------------------------------------------------------
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        """Overwrite every process's tensors with those of the leader: one collective per type,
-        counted for no layer. The shards of a worker send them once, so that the first one counts
-        them."""
+        """Overwrite every process's tensors with the leader's: one collective per type, counted for
+        no layer. The shards of a worker send them once, so that the first one counts them."""
         for ids in by_type(tensors):
             flat = torch.cat([tensors[i].detach().flatten() for i in ids])
             if self.shard == 0:
-                self.meter.count(NO_LAYER, "broadcast", flat[None], convention=False)
+                self.meter.count_request(NO_LAYER, "broadcast", flat[None], convention=False)
             self._broadcast(flat)
             overwrite([tensors[i] for i in ids], flat)
 
@@ -325,14 +324,15 @@ class World:
         """Wait for all processes."""
         self.gather_object(None)
 
-    def agree(self, **facts: Any) -> None:
+    def check_agreement(self, **facts: Any) -> None:
         """Check that all processes hold the same facts (nested plain types).
 
         Raises:
             ConfigError: naming the first fields that differ, their values, and the process.
         """
+        # All see the same digests, so that all of them or none enter the second collective.
         if len({*self.gather_object(agreement.digest(facts))}) > 1:
-            differ = agreement.difference(self.gather_object(facts))
+            differ = agreement.describe_difference(self.gather_object(facts))
             raise ConfigError(
                 f"{differ}: start all processes with the same configuration, code and data"
             )
@@ -346,7 +346,7 @@ class World:
 
 def by_type(tensors: Sequence[Tensor]) -> list[list[int]]:
     """Places of the tensors that can travel together, the same order on all processes."""
-    kinds = sorted({t.dtype for t in tensors}, key=str)
+    kinds = sorted({t.dtype for t in tensors}, key=str)  # a set's order differs between processes
     return [[i for i, t in enumerate(tensors) if t.dtype == kind] for kind in kinds]
 
 
@@ -361,5 +361,5 @@ def _joins_others(tensor: Tensor) -> bool:
     return len(tensor) > 1 and tensor.device.type == "cuda" and tensor.numel() < FEW
 
 
-def _single(request: Request) -> Program:
+def _as_program(request: Request) -> Program:
     return (yield request)

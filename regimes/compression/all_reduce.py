@@ -111,7 +111,7 @@ class QuantisedAllReduce(CompiledRounding):
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         """The parts of other owners to them, and the mean of one part to all. In floats only the
         all-gather of the means is counted (``workers * size / 4``), not the exchange (see
-        `Meter.count`)."""
+        `Meter.count_request`)."""
         part = -(-layer.size // workers)
         size = wire_bytes(part, int(level), self.block, itemsize)
         return Traffic(workers * size / 4, workers * size)

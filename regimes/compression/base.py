@@ -1,8 +1,9 @@
 """The contract of a compressor: turn worker gradients into one shared update.
 
 ``send`` is a generator that yields requests (``collectives.requests``) and receives their results;
-``World.drive`` sends those of a bucket's layers together. Gradients carry a leading axis of hosted
-workers, ``[L, n, m]``: a convolution is viewed as ``[out, in * kh * kw]`` (PowerSGD, section 3).
+``World.run_programs`` sends the requests of a bucket's layers together. Gradients carry a leading
+axis of hosted workers, ``[L, n, m]``: a convolution is viewed as ``[out, in * kh * kw]`` (PowerSGD,
+section 3).
 Error feedback (Stich & Karimireddy, 2019) and the level "dense" are handled here for all.
 """
 

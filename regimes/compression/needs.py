@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 
-from regimes.capabilities import GRADIENT_UNIT, LEARNING_RATE, Part, required
+from regimes.capabilities import GRADIENT_UNIT, LEARNING_RATE, Part, declared_needs
 from regimes.compression import REGISTRY, Compressor, compressor
 from regimes.errors import ConfigError
 
 
 def compressor_parts(chosen: Compressor, field: str = "compressor") -> Iterator[Part]:
     """The compressor, and the unit of its residual where that is another than usual."""
-    needs, name = required(chosen), REGISTRY.table(chosen)["name"]
+    needs, name = declared_needs(chosen), REGISTRY.table(chosen)["name"]
     if chosen.residual != type(chosen).residual:
         of_residual = needs & {GRADIENT_UNIT, LEARNING_RATE}
         usual = repr(type(chosen).residual)
@@ -26,5 +26,5 @@ def compressors() -> dict[str, frozenset[str]]:
     found = {}
     for name in REGISTRY:
         with suppress(ConfigError):  # a package's compressor that cannot be imported
-            found[name] = required(compressor({"name": name}))
+            found[name] = declared_needs(compressor({"name": name}))
     return found

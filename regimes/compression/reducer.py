@@ -94,7 +94,7 @@ class Reducer:
         memories: Any = self.states if states is None else states
         self.set_rates(bucket, memories)
         joint = self._layers_together(bucket, gradients, levels)
-        # Generators: a compressor's code runs in `World.drive`, one collective after another.
+        # Generators: a compressor runs in `World.run_programs`, one collective after another.
         programs: list[Any] = []
         places: list[int | list[int]] = []
         for i in bucket:
@@ -112,7 +112,7 @@ class Reducer:
                 places.append(joint[i])
         before = self.traffic_check.before(bucket, gradients, levels)
         batched = any(on_gpu(gradients[i]) for i in bucket if i != NO_LAYER)
-        results = self.world.drive(programs, places, batched=batched)
+        results = self.world.run_programs(programs, places, batched=batched)
         self.traffic_check.after(before, gradients, levels, memories)
         updates: dict[int, Tensor] = {}
         for place, result in zip(places, results, strict=True):

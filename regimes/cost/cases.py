@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from regimes.capabilities import LEVEL_BYTES, LINK_SECONDS, required
+from regimes.capabilities import LEVEL_BYTES, LINK_SECONDS, declared_needs
 from regimes.config import DENSE, RunConfig, as_level
 from regimes.errors import RecordError
 from regimes.network import Work, mean
@@ -241,15 +241,19 @@ def planned(config: RunConfig, per_epoch: int) -> list[tuple[int, str, int]] | N
     link."""
     rule = policy(config.policy)
     sync = policy(config.sync_policy, "sync_policy") if config.sync_policy else Static("1")
-    if rule.needs or sync.needs or {LEVEL_BYTES, LINK_SECONDS} & (required(rule) | required(sync)):
+    if (
+        rule.needs
+        or sync.needs
+        or {LEVEL_BYTES, LINK_SECONDS} & (declared_needs(rule) | declared_needs(sync))
+    ):
         return None
-    units = Units.of(config, per_epoch)
+    units = Units.from_config(config, per_epoch)
     rate = LearningRate(config.optimizer, units.per_epoch, units.total)
     past: list[PastEpoch] = []
     past_sync: list[PastEpoch] = []
     plan = []
     for unit in range(len(units)):
-        first, stop = units.span(unit)
+        first, stop = units.step_span(unit)
         level = rule.decide(past, ["all"])[0].level
         period = sync.decide(past_sync, ["sync"])[0].level
         rates = rate(first), rate(stop)

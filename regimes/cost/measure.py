@@ -18,7 +18,7 @@ from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, RunConfig
 from regimes.exchange.exchange import Exchange
 from regimes.network import Work
-from regimes.training.build import Run, prepare
+from regimes.training.build import Run, prepare_run
 
 if TYPE_CHECKING:
     from regimes.collectives.requests import Layer
@@ -49,7 +49,7 @@ def timed(config: RunConfig, workers: int, steps: int = 5, task: Task | None = N
     """
     dense = {"name": "static", "level": DENSE}
     alone = replace(config, workers=1, instruments={}, reporters=(), policy=dense)
-    parts = prepare(alone, task)
+    parts = prepare_run(alone, task)
     with contextlib.closing(parts), parts.numerics.training():
         full, rest = divmod(len(parts.batches), workers)
         per_epoch = max(1, full + (rest > 0 and not config.data.drop_last))
@@ -64,7 +64,7 @@ def _levels(parts: Run, workers: int, steps: int, per_epoch: int) -> dict[str, W
 
     def step() -> None:
         nonlocal losses
-        losses = parts.gradients.compute(*next(stream), 0, 0)
+        losses = parts.gradients.compute_gradients(*next(stream), 0, 0)
         parts.optimizer.step()
 
     compute = median_seconds(step, steps, parts.device)
@@ -82,14 +82,14 @@ def _work(
 ) -> Work:
     reducer = Reducer(run.plug_ins.compressor, run.layers, world, run.config.seed)
     exchange = Exchange(reducer, run.exchange.buckets)
-    values = [run.value(level) if layer.compressed else DENSE for layer in run.layers]
+    values = [run.level_value(level) if layer.compressed else DENSE for layer in run.layers]
     layers, stack = run.gradients.layers, run.gradients.stack
     compress = median_seconds(
-        lambda: exchange.step(layers, values, losses, stack), steps, run.device
+        lambda: exchange.exchange_step(layers, values, losses, stack), steps, run.device
     )
-    reduction = world.meter.take()  # of all steps, the warm-up step included
+    reduction = world.meter.take_counts()  # of all steps, the warm-up step included
     world.broadcast(list(run.model.buffers()))  # once per epoch
-    broadcast = world.meter.take()
+    broadcast = world.meter.take_counts()
 
     def per_step(reduced: dict[str, int], sent: dict[str, int]) -> dict[str, float]:
         return {

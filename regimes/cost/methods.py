@@ -136,8 +136,8 @@ def _collectives(method: Method, workers: int) -> tuple[dict[str, float], dict[s
     generator = torch.Generator().manual_seed(0)
     gradient = torch.randn(1, SIDE, SIDE, generator=generator)
     for _ in range(chosen.phases):
-        exchange.step([gradient], [method.level], torch.zeros(1), gradient.flatten(1))
-    meter = world.meter.take()
+        exchange.exchange_step([gradient], [method.level], torch.zeros(1), gradient.flatten(1))
+    meter = world.meter.take_counts()
     sent: dict[str, float] = {kind: size for kind, size in meter.sent.items() if size}
     sent["mean"] -= WIDE * chosen.phases  # the loss, which is sent with it
     if "exchange" in sent:  # a worker gathers the sums of its own part, and sends all others

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from regimes.errors import ConfigError
-from regimes.reduction import tensors
+from regimes.reduction import tensors_in
 
 ProbeLoss = Callable[[nn.Module, Any], Tensor]  # mean loss of the model over one batch
 ProcessMean = Callable[[Tensor], Tensor]  # mean of a flat tensor over all processes
@@ -56,7 +56,7 @@ def batch_size(batch: Any) -> int:
     Raises:
         ConfigError: there is no tensor, or two lengths are as frequent.
     """
-    lengths = Counter(len(tensor) for tensor in tensors(batch) if tensor.ndim)
+    lengths = Counter(len(tensor) for tensor in tensors_in(batch) if tensor.ndim)
     (length, most), *others = [*lengths.most_common(2), (0, 0)]
     if others and others[0][1] == most:
         given = f"tensors of length {length} and {others[0][0]}" if most else "no tensor"

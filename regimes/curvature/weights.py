@@ -16,7 +16,16 @@ from torch import Tensor, nn
 from regimes import reduction
 from regimes.curvature.probe import ProbeLoss, ProcessMean, batch_size, cross_entropy, preserved
 from regimes.errors import ConfigError
-from regimes.reduction import IGNORED, cut, is_near, join, merge, nudged, parts, tensors
+from regimes.reduction import (
+    IGNORED,
+    cut_batch,
+    is_near,
+    join_losses,
+    merge_batches,
+    nudge_parameters,
+    split_samples,
+    tensors_in,
+)
 
 Weight = Callable[[Any], Any] | Literal["samples"] | None  # of a batch; None: found by trying
 Check = tuple[float, list[float], list[Any]]  # a batch's loss, those of its parts, and the parts
@@ -95,7 +104,7 @@ def _labels(batch: Any) -> Tensor:
     """``labels``, or the last tensor."""
     batch = _inner(batch)
     named = batch.get("labels") if isinstance(batch, Mapping) else None
-    return named if isinstance(named, Tensor) else [*tensors(batch)][-1]
+    return named if isinstance(named, Tensor) else [*tensors_in(batch)][-1]
 
 
 def _inner(batch: Any) -> Any:
@@ -115,7 +124,7 @@ def _tried(
         return [1.0]
     checks, why = list[Check](), ""
     try:
-        with preserved(model, "eval"), nudged(model), torch.enable_grad():
+        with preserved(model, "eval"), nudge_parameters(model), torch.enable_grad():
             checks = [*_checks(model, loss, batches)]
     except Exception as error:  # of the user's loss, which may raise anything
         why = str(error).partition("\n")[0] or type(error).__name__
@@ -148,12 +157,12 @@ def _checks(model: nn.Module, loss: ProbeLoss, batches: Sequence[Any]) -> Iterat
 
     counts = [batch_size(batch) for batch in batches]
     for batch, count in zip(batches, counts, strict=True):
-        pieces = [cut(batch, count, part) for part in parts(count)]
+        pieces = [cut_batch(batch, count, part) for part in split_samples(count)]
         if len(pieces) > 1:
             yield value(batch), [value(piece) for piece in pieces], pieces
     few = max(1, max(counts) // len(batches))
-    firsts = [cut(b, n, slice(0, few)) for b, n in zip(batches, counts, strict=True)]
-    together = merge(firsts, [min(few, n) for n in counts]) if len(batches) > 1 else None
+    firsts = [cut_batch(b, n, slice(0, few)) for b, n in zip(batches, counts, strict=True)]
+    together = merge_batches(firsts, [min(few, n) for n in counts]) if len(batches) > 1 else None
     if together is not None:
         yield value(together), [value(first) for first in firsts], firsts
 
@@ -166,7 +175,7 @@ def _fitting(
         weights = [weigh(batch) for batch in batches]
         for whole, values, pieces in checks:
             own = [weigh(piece) for piece in pieces]
-            if not is_near(join(values, own, sum(own)), whole, values, *model.parameters()):
+            if not is_near(join_losses(values, own, sum(own)), whole, values, *model.parameters()):
                 return []
     except (TypeError, ValueError, IndexError, RuntimeError):
         return []

@@ -16,10 +16,10 @@ from regimes.data.deficits import deficit
 from regimes.data.images import ImageBatches, Split
 from regimes.errors import ConfigError
 from regimes.precision import full_precision
-from regimes.reduction import Batch, Loss, SampleMean, stated
+from regimes.reduction import Batch, Loss, SampleMean, declare_reduction
 
 
-@stated(SampleMean())
+@declare_reduction(SampleMean())
 def classification_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Mean cross-entropy of a batch."""
     return F.cross_entropy(full_precision(model(x)), y)

@@ -33,7 +33,7 @@ from regimes.data.tokens import Split
 from regimes.data.windows import Layout, Streams, Windows, count_windows, covering, cut, take
 from regimes.errors import DataError, require
 from regimes.precision import full_precision
-from regimes.reduction import Batch, Loss, SampleMean, stated
+from regimes.reduction import Batch, Loss, SampleMean, declare_reduction
 
 TEST_STREAMS = 10  # side by side in the evaluation
 MAX_LOGITS = 2**22  # of an evaluation batch of windows
@@ -59,7 +59,7 @@ class NextWord:
         return loss, hidden and tuple(state.detach() for state in hidden)
 
 
-@stated(SampleMean())
+@declare_reduction(SampleMean())
 def window_loss(model: nn.Module, x: Tensor, y: Tensor) -> Float[Tensor, ""]:
     """`NextWord` without ``carry``: the loss of independent windows."""
     return NextWord()(model, x, y)

@@ -292,7 +292,7 @@ class ObjectTask:
             probe, dtype = copy.deepcopy(probe).float(), torch.float32
         x, y = (t.to(dtype) if t.is_floating_point() else t for t in samples)
         try:
-            return reduction.measured(self.loss, probe, x, y, candidates)
+            return reduction.measure_reduction(self.loss, probe, x, y, candidates)
         except Exception as error:  # the user's code may raise anything
             why = str(error).partition("\n")[0] or type(error).__name__
             return Coupled(f"the loss does not take the parts of {len(y)} samples: {why}")

@@ -1,8 +1,8 @@
 """Whether an optimiser has applied what a backward pass exchanged.
 
 A pass is thrown away where its gradients are cleared before a step: a generator's loss through the
-discriminator, the first pass of SAM, the trial closures of L-BFGS. What compression has held back
-of them must not come later. ``ddp.steps`` then takes the pass back.
+discriminator, the first pass of SAM, the trial closures of L-BFGS. Compression must not send later
+what it has held back from such a pass. ``ddp.steps`` then takes the pass back.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class AppliedSteps:
 
     Attributes:
         known: layers that one of these optimisers steps.
-        stepped: layers that were stepped since ``begin``.
+        stepped: layers that were stepped since ``note_exchange``.
     """
 
     def __init__(
@@ -53,29 +53,34 @@ class AppliedSteps:
         # ``Optimizer.__init__`` wraps the class's step, without which no hook is called
         for one in getattr(optimizer, "optimizers", [optimizer]):
             if isinstance(one, Optimizer) and getattr(type(one).step, "hooked", False):
-                self.known |= {layer for layer, _ in self._of(one)}
+                self.known |= {layer for layer, _ in self._with_layers(one)}
+        # torch calls these hooks for all optimisers, for ever: a strong reference would keep self
         me = weakref.ref(self)
-        before = register_optimizer_step_pre_hook(lambda *call: _tell(me, _before, *call))
-        after = register_optimizer_step_post_hook(lambda *call: _tell(me, _after, *call))
-        weakref.finalize(self, remove, [before, after])
+        before = register_optimizer_step_pre_hook(
+            lambda *call: _call_if_alive(me, _before_step, *call)
+        )
+        after = register_optimizer_step_post_hook(
+            lambda *call: _call_if_alive(me, _after_step, *call)
+        )
+        weakref.finalize(self, remove_hooks, [before, after])
 
-    def begin(self) -> None:
+    def note_exchange(self) -> None:
         """A pass has been exchanged; ``.grad`` has what will be applied."""
         self.stepped = set()
-        self._marks = [[_mark(p.grad) for p in several] for several in self.parameters]
+        self._marks = [[_read_version(p.grad) for p in several] for several in self.parameters]
         self._versions = [[p._version for p in several] for several in self.parameters]
 
-    def cleared(self, layers: Collection[int], arriving: int | None = None) -> set[int]:
-        """Those of some layers whose gradients are no longer those of ``begin``: each is None, or
+    def find_cleared(self, layers: Collection[int], arriving: int | None = None) -> set[int]:
+        """The layers that have lost the gradients of the last exchange: each gradient is None, or
         was overwritten with zeros. On a GPU the host waits only if one was overwritten.
 
         Args:
-            arriving: a layer whose new gradient has replaced the old one, or was added to it; it
-                was cleared if all others were.
+            arriving: the new gradient of this layer has replaced the old one, or was added to it;
+                it was cleared if all others were.
         """
         others = [i for i in layers if i != arriving]
-        gone = {i: self._gone(i) for i in others}
-        written = {i: changed for i in others if (changed := self._written(i))}
+        gone = {i: self._count_missing(i) for i in others}
+        written = {i: changed for i in others if (changed := self._find_overwritten(i))}
         flat = [tensor for tensors in written.values() for tensor in tensors]
         sizes = iter(torch.stack(torch._foreach_norm(flat, torch.inf)).tolist() if flat else ())
         zeros = {i: sum(not next(sizes) for _ in tensors) for i, tensors in written.items()}
@@ -84,65 +89,65 @@ class AppliedSteps:
             return set(layers)
         return {i for i in found if i in zeros or any(p.grad is None for p in self.parameters[i])}
 
-    def _gone(self, layer: int) -> int:
+    def _count_missing(self, layer: int) -> int:
         """How many gradients are None, or have no number here."""
         grads = [p.grad for p in self.parameters[layer]]
-        return sum(g is None or not _local(g).numel() for g in grads)
+        return sum(g is None or not _local_gradient(g).numel() for g in grads)
 
-    def _written(self, layer: int) -> list[Tensor]:
+    def _find_overwritten(self, layer: int) -> list[Tensor]:
         """The gradients that were replaced or written to, as far as they are here."""
         pairs = zip(self.parameters[layer], self._marks[layer], strict=True)
-        grads = [p.grad for p, mark in pairs if _mark(p.grad) != mark]
-        return [_local(g) for g in grads if g is not None and _local(g).numel()]
+        grads = [p.grad for p, mark in pairs if _read_version(p.grad) != mark]
+        return [_local_gradient(g) for g in grads if g is not None and _local_gradient(g).numel()]
 
-    def moved(self, layers: Collection[int]) -> bool:
-        """Has anything written to a parameter of these layers since ``begin``, such as a step
-        written by hand? (Fused optimisers leave no such trace.)"""
+    def has_moved(self, layers: Collection[int]) -> bool:
+        """Has anything written to a parameter of these layers since ``note_exchange``, such as a
+        step written by hand? (Fused optimisers leave no such trace.)"""
         return any(
             p._version != version
             for i in layers
             for p, version in zip(self.parameters[i], self._versions[i], strict=True)
         )
 
-    def _of(self, optimizer: Any) -> list[tuple[int, Any]]:
+    def _with_layers(self, optimizer: Any) -> list[tuple[int, Any]]:
         """The parameters of an optimiser, each with its layer."""
         held = (p for group in optimizer.param_groups for p in group["params"])
         return [(self._layers[id(p)], p) for p in held if id(p) in self._layers]
 
 
-def _before(applied: AppliedSteps, optimizer: Any, args: Any, kwargs: Any) -> None:
+def _before_step(applied: AppliedSteps, optimizer: Any, args: Any, kwargs: Any) -> None:
     """Before a step: some optimisers clear the gradients in it. A closure makes its own."""
     if len(args) < 2 and kwargs.get("closure") is None:
-        _after(applied, optimizer, args, kwargs)
+        _after_step(applied, optimizer, args, kwargs)
 
 
-def _after(applied: AppliedSteps, optimizer: Any, args: Any, kwargs: Any) -> None:
+def _after_step(applied: AppliedSteps, optimizer: Any, args: Any, kwargs: Any) -> None:
     """A step has been taken of all parameters that have a gradient."""
-    own = applied._of(optimizer)
+    own = applied._with_layers(optimizer)
     applied.known |= {i for i, _ in own}
     applied.stepped |= {i for i, p in own if p.grad is not None}
 
 
-def _tell(who: weakref.ref[AppliedSteps], what: Any, *call: Any) -> None:
+def _call_if_alive(who: weakref.ref[AppliedSteps], what: Any, *call: Any) -> None:
     if (applied := who()) is not None:
         what(applied, *call)
 
 
-def _local(gradient: Any) -> Tensor:
+def _local_gradient(gradient: Any) -> Tensor:
     """The part of a gradient that is on this process."""
     part: Tensor = getattr(gradient, "_local_tensor", gradient)
     return part
 
 
-def _mark(gradient: Any) -> tuple[int, int] | None:
+def _read_version(gradient: Any) -> tuple[int, int] | None:
     """Changes if a gradient is replaced or written to."""
     if gradient is None:
         return None
-    part = _local(gradient)
+    part = _local_gradient(gradient)
     return part.data_ptr(), part._version
 
 
-def remove(handles: Sequence[RemovableHandle]) -> None:
+def remove_hooks(handles: Sequence[RemovableHandle]) -> None:
     """Remove hooks."""
     for handle in handles:
         handle.remove()

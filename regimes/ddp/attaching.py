@@ -31,8 +31,8 @@ from regimes.ddp.steps import HookSteps
 from regimes.ddp.unit_steps import UnitSteps
 from regimes.errors import ConfigError, is_whole, require, unexpected
 from regimes.job import choices
-from regimes.job.membership import inner
-from regimes.job.probe import pick
+from regimes.job.membership import inner_optimizer
+from regimes.job.probe import pick_probe
 from regimes.job.recorder import RecordOptions, record_options
 from regimes.job.schedule import UnitSchedule, unit_schedule
 
@@ -72,7 +72,7 @@ def attach(
     check_cosine: float | None = None,
     summary: bool = True,
 ) -> Hook:
-    """Let a DDP model, a sharded one (FSDP2), or islands of a sharded one exchange gradients
+    """Let a DDP model, a sharded one (FSDP2), or replicas of a sharded one exchange gradients
     compressed, at a constant level, or at levels that a policy decides.
 
     Call it on every process, right after wrapping the model. ``.grad`` then holds the shared
@@ -82,8 +82,8 @@ def attach(
     Args:
         model: a DistributedDataParallel model; with ``replicas`` one that ``fully_shard`` (FSDP2)
             has divided over another dimension of the same mesh.
-        replicas: the mesh dimension between islands, ``mesh["replicate"]``, over which gradients
-            are then averaged. The islands begin with the first one's parameters and buffers.
+        replicas: the mesh dimension between replicas, ``mesh["replicate"]``: gradients are averaged
+            over it. All replicas begin with the first one's parameters and buffers.
             To accumulate gradients, use ``set_requires_gradient_sync(False)``. PowerSGD compresses
             whole matrices, whatever the number of shards; other compressors each shard.
         shards: the mesh of one dimension that was given to ``fully_shard``. FSDP2's own collectives
@@ -97,11 +97,11 @@ def attach(
             Without it FSDP2's own reduce-scatter runs.
         gather: with ``shards``, how weights are gathered, in forward and backward: ``{"level":
             8}`` (or 4 bits), "block". Without it FSDP2's own all-gather runs.
-        manager: a ``Manager`` of torchft, whose replicas come and go; ``model`` is then the bare
+        manager: a ``Manager`` of torchft: its replicas come and go. ``model`` is then the bare
             model, and ``optimizer`` ``torchft.Optimizer``. Model, optimiser and hook are
             registered with it. See docs/how-to/sites.md.
         policy, compressor: a name, a table like ``{"name": "accordion", "interval": 5}``, or an
-            object. With neither of them and without levels every step sends 8 bits a number
+            object. With neither, and without levels, every step sends 8 bits a number
             ("quantised-all-reduce"), and process 0 warns that nothing was chosen. Beside a
             policy the default compressor is "powersgd", beside a compressor without ``level`` the
             default policy "accordion".
@@ -121,21 +121,21 @@ def attach(
             ``set_epoch`` names another epoch. The last two need the optimiser.
         record: a folder for a record of the job, as the trainer writes one; process 0 writes it.
         scaler: the GradScaler that scales the loss, if one does. The hook then works in units of
-            the unscaled loss, so that a change of scale changes neither residuals nor norms.
+            the unscaled loss: another scale changes neither residuals nor norms.
         instruments: what else is measured: ``{"error", "residual"}``, or a table of their fields;
             with ``probe``, at the end of each unit, ``{"curvature": {}, "sharpness": {}}`` (fields
             of `instruments.curvature`). The training ends in the same bits with and without them.
         probe: a pair (loss, batches): ``loss(model, batch)`` is the mean over a batch, and batches
-            is one batch or a list of them, this process's share of the samples, which all
-            processes have as many of. ``model`` is the one inside DistributedDataParallel; one
-            that FSDP2 divides has all of its weights then (`whole_model`). What the
-            loss averages over is found by trying it on parts of batches; where that does not show
-            it, a third part says it: ``weight(batch)``, say the number of tokens that count.
+            is one batch or a list: this process's share of the samples, equally many on each
+            process. ``model`` is the one inside DistributedDataParallel; one that FSDP2 divides has
+            all weights then (`whole_model`). What the loss averages over is found by trying it on
+            parts of batches; where that does not show it, a third part says it: ``weight(batch)``,
+            say the number of tokens that count.
         timeout: seconds until a process that the others wait for counts as lost; with a manager
             its own count.
         check_every: every so many steps the gradient is exchanged once more, uncompressed, and
-            compared: the record has the cosine per layer, and process 0 warns where that of the
-            model is less than ``check_cosine``, by default 0.3. Nothing else changes.
+            compared: the record has the cosine per layer, and process 0 warns where the model's
+            cosine is less than ``check_cosine``, by default 0.3. Nothing else changes.
         summary: as the job ends, process 0 prints to stderr what was sent and waited for.
 
     Raises:
@@ -159,9 +159,11 @@ def attach(
         source, steps = ShardedReplicas(model, replicas, shards, inside), ReplicaSteps
     elif shards is not None:
         capabilities.check(asked, [capabilities.SHARDED_COLLECTIVES])
-        compressor, level, levels = choices.of_scatter(scatter, policy, compressor, level, levels)
+        compressor, level, levels = choices.choose_scatter(
+            scatter, policy, compressor, level, levels
+        )
         whole = not isinstance(compressor, QuantisedScatter)
-        source = FSDPModules(model, shards, choices.of_gather(gather), whole)
+        source = FSDPModules(model, shards, choices._choose_gather(gather), whole)
         steps = ModuleSteps
     elif replicas is not None:
         source = ShardedGradients(model, replicas)
@@ -172,16 +174,18 @@ def attach(
         raise unexpected("scaler", scaler, "a GradScaler of torch, with get_scale(), or None")
     good = is_whole(seed, -(2**63)) and seed < 2**63  # as in a configuration
     require(good, "seed", seed, "a whole number of at most 63 bits")
-    schedule = unit_schedule(every, inner(optimizer), model)
-    probed = pick(probe, instruments, check_every, check_cosine)
+    schedule = unit_schedule(every, inner_optimizer(optimizer), model)
+    probed = pick_probe(probe, instruments, check_every, check_cosine)
     chosen_by_none = policy is compressor is level is levels is None
     if chosen_by_none:
         compressor, level = choices.UNNAMED
-    policy, levels = choices.constant(policy, level, levels)
+    policy, levels = choices.choose_constant(policy, level, levels)
     compressor = "powersgd" if compressor is None else compressor
-    chosen = choices.choose(policy, compressor, levels, signal, start_compressing_after, probed)
-    modes = _modes(replicas, shards, manager, optimizer, schedule, chosen.probe)
-    capabilities.check([*asked, *chosen.parts()], modes)
+    chosen = choices.choose_exchange(
+        policy, compressor, levels, signal, start_compressing_after, probed
+    )
+    modes = _list_modes(replicas, shards, manager, optimizer, schedule, chosen.probe)
+    capabilities.check([*asked, *chosen.needed_parts()], modes)
     options = record_options(record)
     require(isinstance(summary, bool), "summary", summary, "true or false")
     hook = Hook(
@@ -201,7 +205,7 @@ def attach(
     return hook
 
 
-def _modes(
+def _list_modes(
     replicas: Any, shards: Any, manager: Any, optimizer: Any, schedule: UnitSchedule, probe: Any
 ) -> list[Mode]:
     """The modes in which a hook with these arguments works."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from regimes.compression.base import restarted
-from regimes.job.refit import refuse, several
-from regimes.job.state import State, by_layer, column, own_part, shapes, with_column
+from regimes.job.refit import list_names, refuse_state
+from regimes.job.state import State, by_layer, get_column, layer_shapes, own_part, with_column
 
 if TYPE_CHECKING:
     from regimes.ddp.unit_steps import UnitSteps
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from regimes.job.job import Job
 
 
-def changed(
+def continue_as_branch(
     state: State, here: dict[str, Any], job: Job, chosen: Choice, hook_steps: UnitSteps
 ) -> State:
     """A saved state as this hook continues it, which has another policy, level or compressor.
@@ -27,25 +27,29 @@ def changed(
         here: what the hook would save of itself.
 
     Raises:
-        ConfigError: it was saved within a unit, its layers are others, or the policy reads what
-            that of the trunk did not.
+        ConfigError: it was saved within a unit, its layers are others, or the policy reads a
+            statistic that the trunk's policy did not.
     """
     steps, rows = state["steps"][0], state["rows"]
     if steps and not job.schedule.is_over(steps):
-        refuse(f"it was saved after {steps} steps of a unit; branch where a unit has just ended")
-    saved, own = column(state["layers"], "shape"), own_part(state)
-    if saved != (mine := shapes(job.layers)):
+        refuse_state(
+            f"it was saved after {steps} steps of a unit; branch where a unit has just ended"
+        )
+    saved, own = get_column(state["layers"], "shape"), own_part(state)
+    if saved != (mine := layer_shapes(job.layers)):
         odd = sorted(saved.keys() ^ mine.keys())
-        refuse(f"branch and trunk must train the same layers, one has frozen {several(odd)}")
+        refuse_state(
+            f"branch and trunk must train the same layers, one has frozen {list_names(odd)}"
+        )
     if (rows or steps) and (unread := sorted(job.panel.gauges.keys() - state["gauges"].keys())):
-        refuse(f"the policy reads {', '.join(unread)}, which the trunk's policy did not read")
+        refuse_state(f"the policy reads {', '.join(unread)}, which the trunk's policy did not read")
     same_values = here["compressor"] == state["compressor"] and chosen.values == state["values"]
     gauges = job.panel.state_dict()
     for name in gauges.keys() & state["gauges"].keys():
         if same_values or name != "error":  # that of the levels
             gauges[name] = state["gauges"][name]
-    memories = column(state["layers"], "memory")
-    residuals = column(own["layers"], "residual")
+    memories = get_column(state["layers"], "memory")
+    residuals = get_column(own["layers"], "residual")
     kind = type(chosen.compressor).__qualname__
     if state["compressor"].partition("(")[0] != kind:
         memories = restarted(memories, hook_steps.reducer.state_dict()[0])
@@ -55,7 +59,7 @@ def changed(
         residuals[name] is not None and memory["residual_rate"] is not None
         for name, memory in memories.items()
     ):
-        refuse(
+        refuse_state(
             "its residuals are movements of the weights, and the learning rate makes gradients of "
             "them: attach with optimizer=optimizer"
         )

@@ -13,11 +13,19 @@ from torch import Tensor
 from regimes.collectives.islands import saved_names
 from regimes.collectives.requests import Layer
 from regimes.compression.scatter import QuantisedScatter
-from regimes.ddp.sharded_state import packed, unpacked
+from regimes.ddp.sharded_state import pack_state, unpack_state
 from regimes.errors import ConfigError
-from regimes.job.refit import damage_refused, refuse, several
+from regimes.job.refit import damage_refused, list_names, refuse_state
 from regimes.job.residuals import Residuals, residuals_for
-from regimes.job.state import State, by_layer, column, own_part, placed, shapes, with_column
+from regimes.job.state import (
+    State,
+    by_layer,
+    get_column,
+    layer_shapes,
+    own_part,
+    place_state,
+    with_column,
+)
 from regimes.precision import full_precision
 
 if TYPE_CHECKING:
@@ -35,24 +43,26 @@ class DividedState:
     preserved, and what it owns of the sums of a unit under way.
 
     Attributes:
-        processes: of the checkpoint that is loaded next; those of the job once it is loaded.
+        processes: of the checkpoint that is loaded next; once it is loaded, of the job.
     """
 
     def __init__(self, hook: Hook, branch: bool = False, saved: Any = None) -> None:
         self.hook, self.branch = hook, branch
-        self.processes = hook.world.processes if saved is None else saved_processes(saved)
+        self.processes = hook.world.processes if saved is None else _saved_processes(saved)
 
     def state_dict(self) -> dict[str, bytes]:
         """All of this process; of another number of processes the names of what it loads."""
         world, count = self.hook.world, self.processes
         if count != world.processes:
-            names = [_name("process", count, i) for i in range(count)]
-            return dict.fromkeys([*names, *(_name("owed", count, i) for i in self._sources())], b"")
+            names = [_entry_name("process", count, i) for i in range(count)]
+            return dict.fromkeys(
+                [*names, *(_entry_name("owed", count, i) for i in self._saved_sources())], b""
+            )
         state = self.hook.state_dict()
-        owed = column(own_part(state)["layers"], "residual")
+        owed = get_column(own_part(state)["layers"], "residual")
         rest = _with_residuals(state, dict.fromkeys(owed))
-        found = {"process": packed(rest), "owed": packed(owed)}
-        return {_name(what, count, world.rank): data for what, data in found.items()}
+        found = {"process": pack_state(rest), "owed": pack_state(owed)}
+        return {_entry_name(what, count, world.rank): data for what, data in found.items()}
 
     def load_state_dict(self, saved: Mapping[str, bytes]) -> None:
         """Continue where it was saved; through ``dcp.load``, on all processes, once the model and
@@ -64,82 +74,90 @@ class DividedState:
         world, count = self.hook.world, self.processes
         with damage_refused():
             if count == world.processes:
-                owed = unpacked(saved[_name("owed", count, world.rank)])
-                state = unpacked(saved[_name("process", count, world.rank)])
+                owed = unpack_state(saved[_entry_name("owed", count, world.rank)])
+                state = unpack_state(saved[_entry_name("process", count, world.rank)])
                 state = _with_residuals(state, owed)
             else:
-                states = [unpacked(saved[_name("process", count, i)]) for i in range(count)]
-                held = {i: unpacked(saved[_name("owed", count, i)]) for i in self._sources()}
-                state = self._regrouped(states, held)
+                states = [
+                    unpack_state(saved[_entry_name("process", count, i)]) for i in range(count)
+                ]
+                held = {
+                    i: unpack_state(saved[_entry_name("owed", count, i)])
+                    for i in self._saved_sources()
+                }
+                state = self._regroup_states(states, held)
         self.hook.load_state_dict(state, branch=self.branch)
         self.processes = world.processes
 
-    def _sources(self) -> range:
-        """The saved processes of which this one takes over what they owe."""
+    def _saved_sources(self) -> range:
+        """The saved processes from which this one takes over what they owe."""
         rank, processes = self.hook.world.rank, self.hook.world.processes
         first, stop = rank * self.processes, (rank + 1) * self.processes
         return range(first // processes, -(-stop // processes))
 
-    def _regrouped(self, states: Sequence[State], held: Mapping[int, Residuals]) -> State:
-        """The state of this process, from those of another number of processes."""
+    def _regroup_states(self, states: Sequence[State], held: Mapping[int, Residuals]) -> State:
+        """The state of this process, from the states of another number of processes."""
         world, layers, first = self.hook.world, self.hook.layers, states[0]
-        was = column(first["layers"], "shape")
+        was = get_column(first["layers"], "shape")
         if odd := was.keys() ^ {layer.name for layer in layers}:
-            refuse(f"{several(sorted(odd))} is trained by one of the two jobs alone")
+            refuse_state(f"{list_names(sorted(odd))} is trained by one of the two jobs alone")
         for i, layer in enumerate(layers):
-            if was[layer.name] != self._shape(i, len(states)):
-                refuse(
+            if was[layer.name] != self._layer_shape(i, len(states)):
+                refuse_state(
                     f"it was saved for another model: layer {layer.name!r} has shape "
-                    f"{was[layer.name]} in the state, expected {self._shape(i, len(states))}"
+                    f"{was[layer.name]} in the state, expected {self._layer_shape(i, len(states))}"
                 )
         parts = []
         for process, owed in held.items():
-            numbers = {x.name: self._numbers(i, owed[x.name]) for i, x in enumerate(layers)}
+            numbers = {x.name: self._to_numbers(i, owed[x.name]) for i, x in enumerate(layers)}
             parts.append({"workers": [process], "layers": by_layer(residual=numbers)})
         mine = residuals_for(world.hosted, world.workers, parts, len(states), was)
-        residuals = {x.name: self._held(i, mine[x.name]) for i, x in enumerate(layers)}
-        table = with_column(first["layers"], "shape", shapes(layers))
+        residuals = {x.name: self._from_numbers(i, mine[x.name]) for i, x in enumerate(layers)}
+        table = with_column(first["layers"], "shape", layer_shapes(layers))
         part = {**own_part(first), "layers": by_layer(residual=residuals)}
         if part["sums"]:
             places = {name: i for i, name in enumerate(was)}
             every = [own_part(state)["sums"]["update"] for state in states]
             columns = [[sums[places[x.name]] for sums in every] for x in layers]
-            part["sums"] = {"update": [self._own(i, rows) for i, rows in enumerate(columns)]}
+            part["sums"] = {"update": [self._owned_sum(i, rows) for i, rows in enumerate(columns)]}
         state = {**first, "workers": world.workers, "layers": table, "parts": [part]}
-        return placed(state, world.rank, world.processes, world.hosted)
+        return place_state(state, world.rank, world.processes, world.hosted)
 
     # -- one layer: as each process has it, and as the numbers of whole parameters ---------------
 
-    def _shape(self, layer: int, processes: int) -> list[int]:
+    def _layer_shape(self, layer: int, processes: int) -> list[int]:
         """The shape of a layer where so many processes divide the model."""
         if self._quantiser() is None:
             return list(self.hook.layers[layer].shape)
-        return [processes, self._layout(layer).on(processes).part]
+        return [processes, self._layer_layout(layer).with_shards(processes).owned_size]
 
-    def _numbers(self, layer: int, residual: Tensor | None) -> Tensor | None:
+    def _to_numbers(self, layer: int, residual: Tensor | None) -> Tensor | None:
         """A saved process's residual as numbers, ``[1, numbers]``."""
         if residual is None or (quantiser := self._quantiser()) is None:
             return None if residual is None else residual.flatten(1)
-        layout = self._layout(layer).on(self.processes)
-        was = Layer("", (layout.shards, layout.part))
+        layout = self._layer_layout(layer).with_shards(self.processes)
+        was = Layer("", (layout.shards, layout.owned_size))
         parts = full_precision(quantiser.numbers(residual, was))
-        return torch.cat([x.flatten() for x in layout.whole(parts[0])])[None]
+        return torch.cat([x.flatten() for x in layout.to_parameters(parts[0])])[None]
 
-    def _held(self, layer: int, numbers: Tensor | None) -> Tensor | None:
+    def _from_numbers(self, layer: int, numbers: Tensor | None) -> Tensor | None:
         """The inverse, on this job's number of processes."""
         if numbers is None or (quantiser := self._quantiser()) is None:
             return None if numbers is None else numbers.view(1, *self.hook.layers[layer].matrix)
-        layout = self._layout(layer)
+        layout = self._layer_layout(layer)
         flat = numbers[0].split([math.prod(shape) for shape in layout.shapes])
         tensors = [x.view(shape) for x, shape in zip(flat, layout.shapes, strict=True)]
-        return quantiser.stored(layout.parts(tensors)[None])
+        return quantiser.stored(layout.from_parameters(tensors)[None])
 
-    def _own(self, layer: int, rows: Sequence[Tensor]) -> Tensor:
+    def _owned_sum(self, layer: int, rows: Sequence[Tensor]) -> Tensor:
         """What this process owns of a sum, from what each saved one owned."""
-        layout = self._layout(layer)
-        return layout.own(layout.on(len(rows)).whole(torch.stack(list(rows))), self.hook.world.rank)
+        layout = self._layer_layout(layer)
+        return layout.own_row(
+            layout.with_shards(len(rows)).to_parameters(torch.stack(list(rows))),
+            self.hook.world.rank,
+        )
 
-    def _layout(self, layer: int) -> Any:
+    def _layer_layout(self, layer: int) -> Any:
         source: Any = self.hook.source
         return source.layer_layouts[layer]
 
@@ -149,7 +167,7 @@ class DividedState:
         return compressor if isinstance(compressor, QuantisedScatter) else None
 
 
-def saved_processes(saved: Any) -> int:
+def _saved_processes(saved: Any) -> int:
     """How many processes have saved a checkpoint.
 
     Args:
@@ -166,7 +184,7 @@ def saved_processes(saved: Any) -> int:
     return found.pop()
 
 
-def _name(what: str, processes: int, process: int) -> str:
+def _entry_name(what: str, processes: int, process: int) -> str:
     return f"{what}/{processes}/{process}"
 
 

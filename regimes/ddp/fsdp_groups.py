@@ -14,18 +14,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regimes.collectives.islands import divisions, param_groups, present
+from regimes.collectives.islands import current_parameter, fully_shard_calls, param_groups
 from regimes.ddp.sharded import CHECKPOINT
 from regimes.ddp.source import plain_names
 from regimes.errors import ConfigError
 
-ROOT = "(root)"  # the name of a group without a path of its own
+_ROOT = "(root)"  # the name of a group without a path of its own
 
 
 @dataclass(frozen=True)
 class Layout:
     """Where the numbers of a group's trained parameters are in FSDP2's flat tensors, ``[shards,
-    part]``: for each owner its pieces of them, end to end, padded to the size of the first owner's.
+    part]``: each owner's pieces, end to end, padded to the size of the first owner's.
 
     Attributes:
         shapes: of the whole parameters.
@@ -37,17 +37,17 @@ class Layout:
     dims: tuple[int, ...]
     shards: int
 
-    def on(self, shards: int) -> Layout:
-        """That of the same parameters on another number of processes."""
+    def with_shards(self, shards: int) -> Layout:
+        """The layout of the same parameters on another number of processes."""
         return Layout(self.shapes, self.dims, shards)
 
-    def of(self, places: Sequence[int]) -> Layout:
-        """That of some of the parameters alone."""
+    def select_parameters(self, places: Sequence[int]) -> Layout:
+        """The layout of some of the parameters."""
         shapes = tuple(self.shapes[i] for i in places)
         return Layout(shapes, tuple(self.dims[i] for i in places), self.shards)
 
     @property
-    def pieces(self) -> list[tuple[int, ...]]:
+    def piece_shapes(self) -> list[tuple[int, ...]]:
         """The shape of the first owner's piece of each parameter."""
         return [
             (*shape[:dim], -(-shape[dim] // self.shards), *shape[dim + 1 :])
@@ -55,40 +55,40 @@ class Layout:
         ]
 
     @property
-    def sizes(self) -> list[int]:
+    def piece_sizes(self) -> list[int]:
         """How many numbers a piece of each parameter has."""
-        return [math.prod(piece) for piece in self.pieces]
+        return [math.prod(piece) for piece in self.piece_shapes]
 
     @property
-    def part(self) -> int:
+    def owned_size(self) -> int:
         """The numbers that each process owns."""
-        return sum(self.sizes)
+        return sum(self.piece_sizes)
 
-    def whole(self, flat: Float[Tensor, "shards part"]) -> list[Tensor]:
+    def to_parameters(self, flat: Float[Tensor, "shards part"]) -> list[Tensor]:
         """The parameters' numbers, in their shapes; copies where a parameter has several owners."""
         found = []
-        columns = flat.split(self.sizes, dim=1)
+        columns = flat.split(self.piece_sizes, dim=1)
         for numbers, shape, dim, piece in zip(
-            columns, self.shapes, self.dims, self.pieces, strict=True
+            columns, self.shapes, self.dims, self.piece_shapes, strict=True
         ):
             by_owner = numbers.unflatten(1, piece).movedim(0, dim)
             found.append(by_owner.flatten(dim, dim + 1).narrow(dim, 0, shape[dim]))
         return found
 
-    def parts(self, tensors: Sequence[Tensor]) -> Float[Tensor, "shards part"]:
+    def from_parameters(self, tensors: Sequence[Tensor]) -> Float[Tensor, "shards part"]:
         """The inverse, a copy; the padding is zero."""
         columns = []
-        for tensor, dim, piece in zip(tensors, self.dims, self.pieces, strict=True):
+        for tensor, dim, piece in zip(tensors, self.dims, self.piece_shapes, strict=True):
             room = self.shards * piece[dim] - tensor.shape[dim]
             padded = torch.nn.functional.pad(tensor, (0, 0) * (tensor.ndim - 1 - dim) + (0, room))
             by_owner = padded.unflatten(dim, (self.shards, piece[dim])).movedim(dim, 0)
             columns.append(by_owner.flatten(1))
         return torch.cat(columns, dim=1)
 
-    def own(self, tensors: Sequence[Tensor], shard: int) -> Float[Tensor, " part"]:
-        """The row of ``parts`` that a process owns."""
+    def own_row(self, tensors: Sequence[Tensor], shard: int) -> Float[Tensor, " part"]:
+        """The row of ``from_parameters`` that a process owns."""
         found = []
-        for tensor, dim, piece in zip(tensors, self.dims, self.pieces, strict=True):
+        for tensor, dim, piece in zip(tensors, self.dims, self.piece_shapes, strict=True):
             start = min(shard * piece[dim], tensor.shape[dim])
             here = tensor.narrow(dim, start, min(piece[dim], tensor.shape[dim] - start))
             room = piece[dim] - here.shape[dim]
@@ -98,7 +98,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Group:
+class ParameterGroup:
     """The parameters that one call of ``fully_shard`` has divided.
 
     Attributes:
@@ -107,8 +107,8 @@ class Group:
         trained: its parameters that have a gradient, in the order of the flat input.
         frozen: the others.
         scatter, gather: torch's own collectives.
-        unsharded: gives the trained parameters as they are whole, in forward and backward; before
-            the first forward pass it has none of them.
+        unsharded: gives the whole trained parameters, in forward and backward; before the first
+            forward pass it gives none.
         factor: what the sum of gradients is divided by, where the user has set that
             (``set_gradient_divide_factor``); None: by the number of processes.
     """
@@ -122,14 +122,14 @@ class Group:
     unsharded: Callable[[], Sequence[nn.Parameter]]
     factor: Callable[[], float | None]
 
-    def scale(self, dtype: torch.dtype, shards: int) -> float:
+    def gradient_scale(self, dtype: torch.dtype, shards: int) -> float:
         """What a gradient is multiplied by before its reduce-scatter, in units in which FSDP2's
         result is the mean over the processes."""
         given = self.factor()
         factor = float(shards) if given is None else given
-        return factor / (shards * divided_before(dtype, factor))
+        return factor / (shards * _divided_before(dtype, factor))
 
-    def layout(self, shards: int) -> Layout:
+    def make_layout(self, shards: int) -> Layout:
         """Where the trained parameters' numbers are, among so many processes."""
         trained: Sequence[Any] = self.trained
         dims = tuple(p.placements[-1].dim for p in trained)
@@ -139,23 +139,23 @@ class Group:
 class Arrivals:
     """Which trained parameters of a group have a gradient that is not reduced yet."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: ParameterGroup) -> None:
         self.group, self.handles = group, list[Any]()
         self._arrived: set[int] = set()
 
-    def take(self) -> list[int] | None:
+    def take_places(self) -> list[int] | None:
         """Their places, once for each reduction, in order; None: it is not known yet, at the first
         one."""
         if not self.handles:
             for i, parameter in enumerate(self.group.unsharded()):
-                note = partial(self._note, i)
+                note = partial(self._note_arrival, i)
                 self.handles.append(parameter.register_post_accumulate_grad_hook(note))
             return None
         found = sorted(self._arrived)
         self._arrived.clear()
         return found
 
-    def _note(self, place: int, _: Tensor) -> None:
+    def _note_arrival(self, place: int, _: Tensor) -> None:
         self._arrived.add(place)
 
     def close(self) -> None:
@@ -174,18 +174,18 @@ def check_root(network: Any) -> None:
         )
 
 
-def groups_of(network: nn.Module) -> list[Group]:
+def groups_of(network: nn.Module) -> list[ParameterGroup]:
     """All groups that have a parameter, in the order of the modules.
 
     Raises:
         ConfigError: a module has several groups, one for each mesh, or is offloaded.
     """
-    found = divisions(network)
+    found = fully_shard_calls(network)
     groups = []
-    paths = [path or ROOT for _, several, _ in found for path in several]
+    paths = [path or _ROOT for _, several, _ in found for path in several]
     plain = plain_names(paths)
     for state, several, module in found:
-        name = "+".join(plain[path or ROOT].replace(CHECKPOINT, "") for path in several)
+        name = "+".join(plain[path or _ROOT].replace(CHECKPOINT, "") for path in several)
         kept = param_groups(state)
         if len(kept) > 1:
             raise ConfigError(
@@ -198,14 +198,14 @@ def groups_of(network: nn.Module) -> list[Group]:
                     f"module {name!r} keeps its parameters on the CPU (CPUOffloadPolicy), which "
                     "the hook does not serve: leave offload_policy out"
                 )
-            trained = [x for x in group.fsdp_params if present(x).requires_grad]
-            frozen = [x for x in group.fsdp_params if not present(x).requires_grad]
+            trained = [x for x in group.fsdp_params if current_parameter(x).requires_grad]
+            frozen = [x for x in group.fsdp_params if not current_parameter(x).requires_grad]
             groups.append(
-                Group(
+                ParameterGroup(
                     name,
                     module,
-                    [*map(present, trained)],
-                    [*map(present, frozen)],
+                    [*map(current_parameter, trained)],
+                    [*map(current_parameter, frozen)],
                     group._reduce_scatter_comm,
                     group._all_gather_comm,
                     partial(_unsharded, trained),
@@ -219,7 +219,7 @@ def _unsharded(trained: Sequence[Any]) -> list[nn.Parameter]:
     return [x._unsharded_param for x in trained if hasattr(x, "_unsharded_param")]
 
 
-def divided_before(dtype: torch.dtype, factor: float) -> float:
+def _divided_before(dtype: torch.dtype, factor: float) -> float:
     """What FSDP2 divides a gradient by before its reduce-scatter in a type that overflows early,
     as it sees it: about the root of ``factor``, the divisor of the sum; the rest comes after. 1 in
     other types."""

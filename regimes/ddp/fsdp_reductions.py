@@ -1,5 +1,5 @@
-"""How the gradients of one module are reduced in place of FSDP2's reduce-scatter: all as one layer
-whose numbers are quantised, or each parameter as a layer that PowerSGD compresses.
+"""How the gradients of one module are reduced in place of FSDP2's reduce-scatter: all as one
+quantised layer, or each parameter as a layer that PowerSGD compresses.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from regimes.compression.base import State
 from regimes.compression.reducer import Reducer
 from regimes.compression.scatter import QuantisedScatter
 from regimes.config import DENSE, AnyLevel
-from regimes.ddp.fsdp_groups import Arrivals, Group, Layout
+from regimes.ddp.fsdp_groups import Arrivals, Layout, ParameterGroup
 from regimes.precision import full_precision
 
-Memory = Callable[[int, float], State]  # a layer and its scale: what the step may change
+_Memory = Callable[[int, float], State]  # a layer and its scale: what the step may change
 
 
-class Reduction(Protocol):
+class ModuleReduction(Protocol):
     """The reduction of one module.
 
     Attributes:
@@ -30,13 +30,13 @@ class Reduction(Protocol):
 
     layers: Sequence[int]
 
-    def reduce(
-        self, flat: Float[Tensor, " numbers"], levels: Sequence[AnyLevel], memory: Memory
+    def reduce_module(
+        self, flat: Float[Tensor, " numbers"], levels: Sequence[AnyLevel], memory: _Memory
     ) -> Float[Tensor, " part"] | None:
         """The sum over all processes of what this one owns, in float32 at least.
 
         Args:
-            flat: ``[shards * part]``; parameters without a gradient are left out of it.
+            flat: ``[shards * part]``, without parameters that have no gradient.
             levels: of all layers.
 
         Returns:
@@ -53,7 +53,7 @@ class Reduction(Protocol):
         """
         ...
 
-    def updates(
+    def updates_by_layer(
         self, output: Float[Tensor, " part"], arrived: Sequence[int]
     ) -> dict[int, Float[Tensor, " size"]]:
         """What this process owns of the reduced gradient, by layer, in float32 at least; arguments
@@ -64,24 +64,24 @@ class Reduction(Protocol):
 class QuantisedReduction:
     """All parameters of a module as one layer ``[shards, part]``."""
 
-    def __init__(self, layer: int, group: Group, layout: Layout, reducer: Reducer) -> None:
+    def __init__(self, layer: int, group: ParameterGroup, layout: Layout, reducer: Reducer) -> None:
         self.layers, self.group, self.layout, self.reducer = [layer], group, layout, reducer
 
-    def reduce(
-        self, flat: Float[Tensor, " numbers"], levels: Sequence[AnyLevel], memory: Memory
+    def reduce_module(
+        self, flat: Float[Tensor, " numbers"], levels: Sequence[AnyLevel], memory: _Memory
     ) -> Float[Tensor, " part"] | None:
         (layer,), world = self.layers, self.reducer.world
         compressor, level = self.reducer.at(layer, levels[layer])
         parts = flat.view(1, self.layout.shards, -1)
-        kept = memory(layer, self.group.scale(flat.dtype, self.layout.shards))
+        kept = memory(layer, self.group.gradient_scale(flat.dtype, self.layout.shards))
         state = kept
-        if parts.shape[2] != self.layout.part:  # its residual is of another order of numbers
+        if parts.shape[2] != self.layout.owned_size:  # its residual is of another order of numbers
             state = kept.twin()
             state.residual = None
         total = None
         if level != DENSE and isinstance(compressor, QuantisedScatter):
             program = compressor.reduce(parts, state, level)
-            total = world.drive([program], [layer])[0]
+            total = world.run_programs([program], [layer])[0]
         else:
             if state.residual is not None and isinstance(compressor, QuantisedScatter):
                 parts.copy_(compressor.add_residual(parts, state))
@@ -91,12 +91,12 @@ class QuantisedReduction:
 
     def count_dense(self, output: Float[Tensor, " part"], arrived: Sequence[int]) -> None:
         sent = output.expand(1, self.layout.shards, -1)
-        self.reducer.world.meter.count(self.layers[0], "scatter", sent)
+        self.reducer.world.meter.count_request(self.layers[0], "scatter", sent)
 
-    def updates(
+    def updates_by_layer(
         self, output: Float[Tensor, " part"], arrived: Sequence[int]
     ) -> dict[int, Float[Tensor, " size"]]:
-        update, missing = full_precision(output), self.layout.part - len(output)
+        update, missing = full_precision(output), self.layout.owned_size - len(output)
         if missing > 0:
             update = torch.nn.functional.pad(update, (0, missing))
         return {self.layers[0]: update}
@@ -113,37 +113,37 @@ class MatrixReduction:
         self.layers, self.layout, self.reducer = layers, layout, reducer
         self.arrivals = arrivals
 
-    def reduce(
-        self, flat: Float[Tensor, " numbers"], levels: Sequence[AnyLevel], memory: Memory
+    def reduce_module(
+        self, flat: Float[Tensor, " numbers"], levels: Sequence[AnyLevel], memory: _Memory
     ) -> Float[Tensor, " part"] | None:
         world, shards = self.reducer.world, self.layout.shards
-        if (present := self.arrivals.take()) is None:
+        if (present := self.arrivals.take_places()) is None:
             present = [*range(len(self.layers))]
-        layout, layers = self.layout.of(present), [self.layers[i] for i in present]
-        if flat.numel() != shards * layout.part:
+        layout, layers = self.layout.select_parameters(present), [self.layers[i] for i in present]
+        if flat.numel() != shards * layout.owned_size:
             return None
-        scale = self.arrivals.group.scale(flat.dtype, shards)
+        scale = self.arrivals.group.gradient_scale(flat.dtype, shards)
         states = {i: memory(i, scale) for i in layers}
         if all(self._is_dense(i, levels[i]) and states[i].residual is None for i in layers):
             for state in states.values():
                 state.step += 1
             return None
-        tensors = layout.whole(full_precision(flat).view(shards, -1))
+        tensors = layout.to_parameters(full_precision(flat).view(shards, -1))
         gradients = {i: x[None] for i, x in zip(layers, tensors, strict=True)}
         means = self.reducer.reduce(layers, gradients, levels, states=states)
-        return layout.own([means[i] for i in layers], world.rank).mul_(shards)
+        return layout.own_row([means[i] for i in layers], world.rank).mul_(shards)
 
     def _is_dense(self, layer: int, level: AnyLevel) -> bool:
         return self.reducer.at(layer, level)[1] == DENSE
 
     def count_dense(self, output: Float[Tensor, " part"], arrived: Sequence[int]) -> None:
         for i in arrived:
-            sent = output.new_empty(1).expand(1, self.layout.shards, self.layout.sizes[i])
-            self.reducer.world.meter.count(self.layers[i], "scatter", sent)
+            sent = output.new_empty(1).expand(1, self.layout.shards, self.layout.piece_sizes[i])
+            self.reducer.world.meter.count_request(self.layers[i], "scatter", sent)
 
-    def updates(
+    def updates_by_layer(
         self, output: Float[Tensor, " part"], arrived: Sequence[int]
     ) -> dict[int, Float[Tensor, " size"]]:
-        sizes = [self.layout.sizes[i] for i in arrived]
+        sizes = [self.layout.piece_sizes[i] for i in arrived]
         columns = full_precision(output).split(sizes)
         return {self.layers[i]: column for i, column in zip(arrived, columns, strict=True)}

@@ -1,4 +1,4 @@
-"""Models of FSDP2 whose own reduce-scatter and all-gather the hook replaces by compressed ones:
+"""Models of FSDP2 in which the hook replaces reduce-scatter and all-gather by compressed ones:
 without replicas, and within the replicas of `ShardedGradients`.
 """
 
@@ -12,19 +12,19 @@ from weakref import ref
 from torch import Tensor, nn
 
 from regimes.collectives.group import on_group
-from regimes.collectives.islands import is_divided, local_part, mesh_fault, sharding
+from regimes.collectives.islands import describe_sharding, is_divided, local_part, mesh_fault
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.requests import Layer
 from regimes.compression.reducer import Reducer
 from regimes.compression.scatter import Weights, WithinReplicas
-from regimes.ddp.fsdp_groups import Arrivals, Group, Layout, check_root, groups_of
-from regimes.ddp.fsdp_reductions import MatrixReduction, QuantisedReduction, Reduction
+from regimes.ddp.fsdp_groups import Arrivals, Layout, ParameterGroup, check_root, groups_of
+from regimes.ddp.fsdp_reductions import MatrixReduction, ModuleReduction, QuantisedReduction
 from regimes.ddp.fsdp_steps import ModuleSteps, replace_collectives, restore_collectives
 from regimes.ddp.own_hooks import attached_models
 from regimes.ddp.sharded import ShardedGradients, check_rows, named_trainable
 from regimes.errors import ConfigError
 
-WRITE = (
+_WRITE = (
     "mesh = init_device_mesh(device, (gpus,)), fully_shard(block, mesh=mesh) for each block, "
     "fully_shard(model, mesh=mesh), regimes.attach(model, shards=mesh)"
 )
@@ -34,13 +34,13 @@ class FSDPModules:
     """The modules of a sharded model, an ``Attached`` of a hook.
 
     Attributes:
-        groups: all of them; ``trained`` are those with a trained parameter.
-        layers: without ``by_parameter`` one for each of these, of shape ``[ranks, numbers of a
-            rank]``; with it one for each of their parameters, of its shape.
+        groups: all parameter groups; ``trained``: the groups with a trained parameter.
+        layers: without ``by_parameter`` one for each trained group, ``[ranks, numbers of a rank]``;
+            with it one for each parameter, of its shape.
         layouts: of each of ``trained``.
         layer_layouts: of each layer.
         members: the parameters of each layer.
-        mesh: the processes among which they are divided.
+        mesh: the processes that divide the parameters.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class FSDPModules:
             ConfigError: the hook cannot serve the model, or it has a hook already.
         """
         network = getattr(model, "_orig_mod", model)
-        check_mesh(shards, WRITE)
+        _check_mesh(shards, _WRITE)
         if not isinstance(network, nn.Module):
             raise ConfigError(f"model: got {type(model).__name__}, expected a torch.nn.Module")
         if network in attached_models:
@@ -64,25 +64,25 @@ class FSDPModules:
         self._network, self.mesh, self.weights = ref(network), shards, weights
         self.groups = groups_of(network)
         self.trained = [group for group in self.groups if group.trained]
-        self.layouts = [group.layout(shards.size()) for group in self.trained]
+        self.layouts = [group.make_layout(shards.size()) for group in self.trained]
         self.by_parameter, self._undo = by_parameter, list[Callable[[], None]]()
         self.parameters = named_trainable(network)
         check_rows(self.parameters, [*map(local_part, self.parameters.values())], shards)
-        self._divide()
+        self._make_layers()
         self.local: list[Tensor] = [local_part(members[0]) for members in self.members]
         self.device = self.local[0].device
         self.config: dict[str, Any] = {"gather": weights.table()}
 
-    def _divide(self) -> None:
+    def _make_layers(self) -> None:
         """The layers, and what each has."""
         if not self.by_parameter:
             pairs = list(zip(self.trained, self.layouts, strict=True))
-            self.layers = [Layer(one.name, (self.mesh.size(), x.part)) for one, x in pairs]
+            self.layers = [Layer(one.name, (self.mesh.size(), x.owned_size)) for one, x in pairs]
             self.members = [list(one.trained) for one in self.trained]
             self.layer_layouts = self.layouts
             return
         found = {
-            id(p): layout.of([i])
+            id(p): layout.select_parameters([i])
             for group, layout in zip(self.trained, self.layouts, strict=True)
             for i, p in enumerate(group.trained)
         }
@@ -105,35 +105,35 @@ class FSDPModules:
         pairs = zip(self.layers, self.members, strict=True)
         return {layer.name: [names[id(p)] for p in members] for layer, members in pairs}
 
-    def world(self, timeout: float) -> ProcessWorld:
+    def make_world(self, timeout: float) -> ProcessWorld:
         group = self.mesh.get_group()
         # each process sees its part of a module's reduced gradient; a norm is of all parts
         parts = group, [1.0] * len(self.layers)
         return on_group(group, self.device, timeout, tensor=parts, mesh=self.mesh)
 
-    def facts(self) -> dict[str, Any]:
+    def shared_facts(self) -> dict[str, Any]:
         kinds = {str(p.dtype) for p in self.parameters.values()}
-        return {"shards": {"types": sorted(kinds), **described(self.groups), **self.config}}
+        return {"shards": {"types": sorted(kinds), **_describe_modules(self.groups), **self.config}}
 
-    def reductions(self, reducer: Reducer) -> list[Reduction]:
+    def make_reductions(self, reducer: Reducer) -> list[ModuleReduction]:
         """How each of the trained groups is reduced."""
         if not self.by_parameter:
-            return quantised(self.trained, self.layouts, reducer)
+            return _quantised_reductions(self.trained, self.layouts, reducer)
         place = {id(p): i for i, p in enumerate(self.parameters.values())}
-        made: list[Reduction] = []
+        made: list[ModuleReduction] = []
         for group, layout in zip(self.trained, self.layouts, strict=True):
             arrivals, layers = Arrivals(group), [place[id(p)] for p in group.trained]
             made.append(MatrixReduction(layers, layout, reducer, arrivals))
             self._undo.append(arrivals.close)
         return made
 
-    def connect(self, receiver: ModuleSteps) -> None:
+    def connect_receiver(self, receiver: ModuleSteps) -> None:
         """Replace torch's collectives."""
         attached_models.add(self.network)
         replace_collectives(self.groups, receiver, self.weights)
         for place, group in enumerate(self.trained if self.by_parameter else ()):
             for i, p in enumerate(group.trained):
-                arrive = partial(receiver.arrive, place, i)
+                arrive = partial(receiver.note_gradient, place, i)
                 handle = p.register_post_accumulate_grad_hook(arrive)
                 self._undo.append(handle.remove)
 
@@ -150,12 +150,13 @@ class FSDPModules:
 
 
 class ShardedReplicas(ShardedGradients):
-    """The gradients of replicas, whose processes reduce-scatter and all-gather compressed.
+    """The gradients of replicas; the processes of a replica reduce-scatter and all-gather
+    compressed.
 
     Attributes:
         inside: how they do.
-        modules: the layers of that: of each group with a trained parameter, ``[ranks, numbers of a
-            rank]``.
+        modules: the layers within a replica: of each group with a trained parameter ``[ranks,
+            numbers of a rank]``.
         within: the processes of this replica, once ``world`` is made.
     """
 
@@ -172,7 +173,7 @@ class ShardedReplicas(ShardedGradients):
             ConfigError: the hook cannot serve the model, or it has a hook already.
         """
         write = 'fully_shard(model, mesh=mesh["shard"]), attach(model, replicas=mesh["replicate"], '
-        check_mesh(shards, f'{write}shards=mesh["shard"])')
+        _check_mesh(shards, f'{write}shards=mesh["shard"])')
         super().__init__(model, replicas)
         if self.mesh.mesh.tolist() != shards.mesh.tolist():
             raise ConfigError(
@@ -181,45 +182,52 @@ class ShardedReplicas(ShardedGradients):
             )
         self.inside, self.groups = inside, groups_of(self.network)
         self.trained = [group for group in self.groups if group.trained]
-        self.layouts = [group.layout(shards.size()) for group in self.trained]
+        self.layouts = [group.make_layout(shards.size()) for group in self.trained]
         pairs = zip(self.trained, self.layouts, strict=True)
-        self.modules = [Layer(one.name, (shards.size(), layout.part)) for one, layout in pairs]
+        self.modules = [
+            Layer(one.name, (shards.size(), layout.owned_size)) for one, layout in pairs
+        ]
         self.config = {"within": inside.table()}
 
-    def world(self, timeout: float, call: str = "attach()") -> ProcessWorld:
-        world = super().world(timeout, call)
+    def make_world(self, timeout: float, call: str = "attach()") -> ProcessWorld:
+        world = super().make_world(timeout, call)
         # FSDP2's streams and the thread of the buckets need a communicator each
         group = self.mesh.get_group()
         self.within = on_group(group, self.device, timeout, call, mesh=self.mesh)
         self.within.meter.dtype = world.meter.dtype
         return world
 
-    def facts(self) -> dict[str, Any]:
-        return {**super().facts(), "within": {**described(self.groups), **self.config["within"]}}
+    def shared_facts(self) -> dict[str, Any]:
+        return {
+            **super().shared_facts(),
+            "within": {**_describe_modules(self.groups), **self.config["within"]},
+        }
 
-    def inner_reductions(self, reducer: Reducer) -> list[Reduction]:
+    def inner_reductions(self, reducer: Reducer) -> list[ModuleReduction]:
         """How each module is reduced within the replica."""
-        return quantised(self.trained, self.layouts, reducer)
+        return _quantised_reductions(self.trained, self.layouts, reducer)
 
-    def connect(self, receiver: Any) -> None:
+    def connect_receiver(self, receiver: Any) -> None:
         """Replace torch's collectives, make the replicas' models the same, and take their
         gradients."""
-        super().connect(receiver)
+        super().connect_receiver(receiver)
         replace_collectives(self.groups, receiver, self.inside.weights)
 
 
-def quantised(groups: list[Group], layouts: list[Layout], reducer: Reducer) -> list[Reduction]:
+def _quantised_reductions(
+    groups: list[ParameterGroup], layouts: list[Layout], reducer: Reducer
+) -> list[ModuleReduction]:
     """A reduction of a layer for each module."""
     pairs = enumerate(zip(groups, layouts, strict=True))
     return [QuantisedReduction(i, group, layout, reducer) for i, (group, layout) in pairs]
 
 
-def described(groups: list[Group]) -> dict[str, Any]:
+def _describe_modules(groups: list[ParameterGroup]) -> dict[str, Any]:
     """The modules, with how many parameters each trains and has frozen."""
     return {"modules": {group.name: [len(group.trained), len(group.frozen)] for group in groups}}
 
 
-def check_mesh(shards: Any, write: str) -> None:
+def _check_mesh(shards: Any, write: str) -> None:
     """Raise ConfigError unless it is a mesh of one dimension and several processes."""
     if (got := mesh_fault(shards)) is not None:
         raise ConfigError(f"shards: got {got}, expected a mesh of one dimension: {write}")
@@ -231,12 +239,12 @@ def _check_divided(network: nn.Module, shards: Any) -> None:
     """Raise ConfigError unless ``fully_shard`` has divided all parameters over this mesh."""
     sharded = is_divided(network)
     for name, parameter in network.named_parameters():
-        if (found := sharding(parameter)) is None:
+        if (found := describe_sharding(parameter)) is None:
             if not sharded:
                 break
             raise ConfigError(
                 f"parameter {name!r} is whole on each process: leave no parameter to "
-                f"ignored_params, and attach before the first step: {WRITE}"
+                f"ignored_params, and attach before the first step: {_WRITE}"
             )
         mesh, ways = found
         if mesh.ndim > 1:
@@ -248,7 +256,7 @@ def _check_divided(network: nn.Module, shards: Any) -> None:
         if ways == ["copies"]:
             raise ConfigError(
                 f"parameter {name!r} has copies on all processes: shards= compresses what "
-                f"fully_shard exchanges: {WRITE}"
+                f"fully_shard exchanges: {_WRITE}"
             )
         if mesh.mesh.tolist() != shards.mesh.tolist():  # its names are nothing to us
             raise ConfigError(
@@ -258,5 +266,5 @@ def _check_divided(network: nn.Module, shards: Any) -> None:
     if not sharded:
         raise ConfigError(
             f"attach needs a model of fully_shard (FSDP2), got {type(network).__name__}: call "
-            f"fully_shard on the whole model as well, after its blocks: {WRITE}"
+            f"fully_shard on the whole model as well, after its blocks: {_WRITE}"
         )

@@ -26,18 +26,18 @@ from regimes.compression.reducer import Reducer
 from regimes.compression.scatter import Weights
 from regimes.config import DENSE
 from regimes.ddp.applied import AppliedSteps
-from regimes.ddp.fsdp_groups import Group, check_root
-from regimes.ddp.fsdp_reductions import Reduction
+from regimes.ddp.fsdp_groups import ParameterGroup, check_root
+from regimes.ddp.fsdp_reductions import ModuleReduction
 from regimes.ddp.source import after_backward
 from regimes.ddp.steps import HookSteps
 from regimes.ddp.unit_steps import UnitSteps
-from regimes.exchange.nonfinite import blank, finite_flag
+from regimes.exchange.nonfinite import fill_if_nonfinite, finite_flag
 from regimes.exchange.tentative import TentativeMemories
 from regimes.job.clock import Clock
 from regimes.precision import full_precision
 
 
-class ModuleCollectives:
+class _ModuleCollectives:
     """What replaces FSDP2's collectives: parts of the steps of a hook.
 
     Attributes:
@@ -57,16 +57,16 @@ class ModuleCollectives:
         Args:
             place: which module.
             output: ``[part]``, overwritten with the reduced gradient.
-            flat: ``[ranks * part]``; parameters without a gradient are left out of it.
+            flat: ``[ranks * part]``, without parameters that have no gradient.
             op: what torch wants of the sum.
             usual: calls torch's own collective.
         """
         others = flat.numel() - output.numel()
         self.within.meter.count_dense("scatter", others, flat.element_size())
-        with self.clock.waiting(self.within):
-            total = self.reduce(place, flat)
+        with self.clock.count_waiting(self.within):
+            total = self.reduce_module(place, flat)
         if total is not None:
-            self.write(place, output, as_reduced(total, op, self.within.workers), usual)
+            self.write_output(place, output, as_reduced(total, op, self.within.workers), usual)
             return None
         calls = self.within.meter.calls
         calls["scatter"] = calls.get("scatter", 0) + 1
@@ -74,15 +74,17 @@ class ModuleCollectives:
         with self.communicating("FSDP2's reduce-scatter"):
             return usual()
 
-    def reduce(self, place: int, flat: Tensor) -> Tensor | None:
-        """See ``Reduction.reduce``."""
+    def reduce_module(self, place: int, flat: Tensor) -> Tensor | None:
+        """See ``ModuleReduction.reduce``."""
         raise NotImplementedError
 
     def leave_dense(self, place: int, output: Tensor) -> None:
         """Torch's own reduce-scatter will write the output; count what it sends."""
         raise NotImplementedError
 
-    def write(self, place: int, output: Tensor, reduced: Tensor, usual: Callable[[], Any]) -> None:
+    def write_output(
+        self, place: int, output: Tensor, reduced: Tensor, usual: Callable[[], Any]
+    ) -> None:
         """Overwrite the output with what was reduced."""
         output.copy_(reduced)
 
@@ -94,12 +96,12 @@ class ModuleCollectives:
             TrainingError: a process is lost in it.
         """
         start = time.perf_counter()
-        with self.within.contact(what):
+        with self.within.explain_loss(what):
             yield
-        self.clock.move(time.perf_counter() - start, "compute", "communicate")
+        self.clock.move_seconds(time.perf_counter() - start, "compute", "communicate")
 
 
-class ModuleSteps(ModuleCollectives, UnitSteps):
+class ModuleSteps(_ModuleCollectives, UnitSteps):
     """Backward passes in which FSDP2 reduces gradients. One without a reduce-scatter, after
     ``set_requires_gradient_sync(False)``, is no step."""
 
@@ -128,8 +130,8 @@ class ModuleSteps(ModuleCollectives, UnitSteps):
         applied = AppliedSteps(source.members, optimizer)
         super().__init__(reducer, source.device, dense_start, gauges, applied)
         self.source, self.within = source, cast(ProcessWorld, reducer.world)
-        self.sizes = [layout.part for layout in source.layer_layouts]
-        self.reductions: list[Reduction] = source.reductions(reducer)
+        self.sizes = [layout.owned_size for layout in source.layer_layouts]
+        self.reductions: list[ModuleReduction] = source.make_reductions(reducer)
         self.gathered = Meter(self.within.meter.dtype, self.within.workers)
         self._memories = TentativeMemories(reducer)
         self._states: dict[int, State] = {}
@@ -152,21 +154,23 @@ class ModuleSteps(ModuleCollectives, UnitSteps):
     def reduce_scatter(
         self, place: int, output: Tensor, flat: Tensor, op: Any, usual: Callable[[], Any]
     ) -> Any:
-        self._begin()
-        self._collect(place)  # of an earlier call in the same pass
+        self._begin_pass()
+        self._collect_update(place)  # of an earlier call in the same pass
         self._pending[place] = output, False
         return super().reduce_scatter(place, output, flat, op, usual)
 
-    def reduce(self, place: int, flat: Tensor) -> Tensor | None:
-        return self.reductions[place].reduce(flat, self.present_levels, self._memory)
+    def reduce_module(self, place: int, flat: Tensor) -> Tensor | None:
+        return self.reductions[place].reduce_module(flat, self.present_levels, self._copy_memory)
 
     def leave_dense(self, place: int, output: Tensor) -> None:
         self._pending[place] = output, True  # counted once it is known what has arrived
 
-    def write(self, place: int, output: Tensor, reduced: Tensor, usual: Callable[[], Any]) -> None:
+    def write_output(
+        self, place: int, output: Tensor, reduced: Tensor, usual: Callable[[], Any]
+    ) -> None:
         if self._due:
             exact = self._uncompressed(output, usual)
-        super().write(place, output, reduced, usual)
+        super().write_output(place, output, reduced, usual)
         if self._due:
             self._exact[place] = exact, full_precision(output).norm()
 
@@ -176,15 +180,15 @@ class ModuleSteps(ModuleCollectives, UnitSteps):
             if (work := usual()) is not None:
                 work.wait()
         meter, sent = self.within.meter, output.expand(1, self.within.workers, -1)
-        meter.count(NO_LAYER, "scatter", sent, convention=False)
+        meter.count_request(NO_LAYER, "scatter", sent, convention=False)
         meter.calls["scatter"] = meter.calls.get("scatter", 0) + 1
         return output.clone()
 
-    def arrive(self, place: int, parameter: int, _: Tensor) -> None:
+    def note_gradient(self, place: int, parameter: int, _: Tensor) -> None:
         """FSDP2 has written a gradient of the module's last reduce-scatter."""
         self._arrived.setdefault(place, []).append(parameter)
 
-    def _begin(self) -> None:
+    def _begin_pass(self) -> None:
         """The first reduce-scatter of a backward pass."""
         now = torch._C._current_graph_task_id()
         if self._pass == now:
@@ -192,24 +196,24 @@ class ModuleSteps(ModuleCollectives, UnitSteps):
         check_root(self.source.network)
         # Twice, so that it comes after the callback of FSDP2's root, which may be queued during
         # backward and may reduce the gradients of the root's own parameters.
-        after_backward(lambda: after_backward(self._finish))
+        after_backward(lambda: after_backward(self._finish_pass))
         self.take_back()
-        self.forget()  # from here on .grad may be the sum of several passes
+        self.forget_step()  # from here on .grad may be the sum of several passes
         self._pass, self._pending, self._arrived, self._states = now, {}, {}, {}
         self._updates, self._flags, self._exact, self._means = {}, [], {}, {}
         self.before_step()
         self._due = any(getattr(gauge, "due", True) for gauge in self.readers)
-        self.within.meter.add(self.gathered.take())
-        self.clock.start()
+        self.within.meter.add_counts(self.gathered.take_counts())
+        self.clock.start_step()
         self.run_check()
 
-    def _memory(self, layer: int, scale: float) -> State:
+    def _copy_memory(self, layer: int, scale: float) -> State:
         """A layer's memory as this pass changes it."""
         if layer not in self._states:
-            self._states[layer] = self.memories.copy(layer, scale)
+            self._states[layer] = self.memories.copy_state(layer, scale)
         return self._states[layer]
 
-    def _collect(self, place: int) -> None:
+    def _collect_update(self, place: int) -> None:
         """Add a module's reduced gradient to the step's, once FSDP2 has divided it."""
         if (pending := self._pending.pop(place, None)) is None:
             return
@@ -225,44 +229,49 @@ class ModuleSteps(ModuleCollectives, UnitSteps):
             exact, norm = self._exact.pop(place, (output, now))
             # FSDP2 has divided the output, and not what it would be without compression
             divided = torch.where(norm > 0, now / norm, 1.0)
-            _add(self._means, reduction.updates(full_precision(exact) * divided, arrived))
-        _add(self._updates, reduction.updates(output, arrived))
+            _add_updates(
+                self._means, reduction.updates_by_layer(full_precision(exact) * divided, arrived)
+            )
+        _add_updates(self._updates, reduction.updates_by_layer(output, arrived))
 
     @torch.no_grad()
-    def _finish(self) -> None:
+    def _finish_pass(self) -> None:
         """The end of backward: FSDP2 has waited for all its streams."""
         for place in list(self._pending):
-            self._collect(place)
-        with self.clock.waiting(self.within):
-            flag = self._anywhere(torch.stack(self._flags).sum())
-        self.memories.adopt(self._states)
-        self.within.meter.add(self.gathered.take())  # of this step: after its first reduce-scatter
+            self._collect_update(place)
+        with self.clock.count_waiting(self.within):  # a collective, whatever this process has found
+            flag = self._combine_flags(torch.stack(self._flags).sum())
+        # before the host knows whether the step is finite: ``_judge_last_step`` takes it back
+        self.memories.adopt_states(self._states)
+        self.within.meter.add_counts(
+            self.gathered.take_counts()
+        )  # of this step: after its first reduce-scatter
         self.keep_for_undo(True)
         self.in_unit += 1
         self.finite_in_unit += 1  # as far as is known
         self.total += 1
         if self.gauges:
-            self._observe(flag)
-        self._flag, self._pass = on_its_way(flag), None
+            self._show_gauges(flag)
+        self._flag, self._pass = _copy_to_host(flag), None
         self._states, self._updates = {}, {}
         if self.applied is not None:
-            self.applied.begin()
-        self.clock.stop()
+            self.applied.note_exchange()
+        self.clock.stop_step()
 
-    def _anywhere(self, flag: Float[Tensor, ""]) -> Float[Tensor, ""]:
+    def _combine_flags(self, flag: Float[Tensor, ""]) -> Float[Tensor, ""]:
         """NaN where a process has one, else 0."""
         assert self.within.tensor is not None
         return self.within.sum_over(self.within.tensor.group, flag)
 
-    def _observe(self, flag: Tensor) -> None:
+    def _show_gauges(self, flag: Tensor) -> None:
         """Show a step to the gauges; one that is not finite adds nothing."""
-        rows = self._all(self._updates)
-        stack = torch.cat(self._all(self._means)) if self._due else rows[0].new_zeros(0)
-        blank([*rows, stack], flag, 0.0)
+        rows = self._fill_layers(self._updates)
+        stack = torch.cat(self._fill_layers(self._means)) if self._due else rows[0].new_zeros(0)
+        fill_if_nonfinite([*rows, stack], flag, 0.0)
         for gauge in self.gauges:
             gauge.step(stack[None], rows)
 
-    def _all(self, found: dict[int, Tensor]) -> list[Tensor]:
+    def _fill_layers(self, found: dict[int, Tensor]) -> list[Tensor]:
         """What this process owns of each layer, zero where the step has not used it."""
         like = next(iter(found.values()))
         return [found.get(i, like.new_zeros(size)) for i, size in enumerate(self.sizes)]
@@ -270,14 +279,14 @@ class ModuleSteps(ModuleCollectives, UnitSteps):
     # -- a step that has not counted -------------------------------------------------------------
 
     def take_back(self, arriving: int | None = None) -> None:
-        self._judge()
+        self._judge_last_step()
         super().take_back(arriving)
 
-    def forget(self) -> None:
-        self._judge()
-        super().forget()
+    def forget_step(self) -> None:
+        self._judge_last_step()
+        super().forget_step()
 
-    def _judge(self) -> None:
+    def _judge_last_step(self) -> None:
         """Was every gradient of the last step finite? If not, it leaves no memory. Asked late, when
         a GPU has the answer."""
         if self._flag is None:
@@ -286,20 +295,20 @@ class ModuleSteps(ModuleCollectives, UnitSteps):
         if event is not None:
             event.synchronize()
         if not bool(flag.isfinite()):
-            self.memories.undo()
+            self.memories.undo_step()
             self._last = None
             self.finite_in_unit -= 1
 
 
-def _add(table: dict[int, Tensor], updates: Mapping[int, Tensor]) -> None:
-    """Add updates by layer to those of earlier calls."""
+def _add_updates(table: dict[int, Tensor], updates: Mapping[int, Tensor]) -> None:
+    """Add updates by layer to the updates of earlier calls."""
     for layer, update in updates.items():
         before = table.get(layer)
         # a copy, because .grad may be a view of it, to which a later call is added
         table[layer] = update.clone() if before is None else before + update
 
 
-def on_its_way(flag: Float[Tensor, ""]) -> tuple[Tensor, Any]:
+def _copy_to_host(flag: Float[Tensor, ""]) -> tuple[Tensor, Any]:
     """A number's copy on the host, and the event after which it is there; None: it is."""
     if flag.device.type == "cpu":
         return flag, None
@@ -309,9 +318,9 @@ def on_its_way(flag: Float[Tensor, ""]) -> tuple[Tensor, Any]:
     return host, event
 
 
-class ReplicaSteps(ModuleCollectives, HookSteps):
+class ReplicaSteps(_ModuleCollectives, HookSteps):
     """The steps of replicas that FSDP2 divides, where its collectives within a replica are replaced
-    as well. What these send has no place among the layers, whose traffic is between replicas."""
+    as well. What these send is counted for no layer: a layer's traffic is between replicas."""
 
     def __init__(self, source: Any, reducer: Reducer, gauges: Collection[Any], **more: Any) -> None:
         """``source``: a ``ShardedReplicas``."""
@@ -324,26 +333,26 @@ class ReplicaSteps(ModuleCollectives, HookSteps):
         self.reductions = source.inner_reductions(self.inner)
         self.gathered = Meter(reducer.world.meter.dtype, self.within.workers)
 
-    def reduce(self, place: int, flat: Tensor) -> Tensor | None:
+    def reduce_module(self, place: int, flat: Tensor) -> Tensor | None:
         levels, states = [self.level] * len(self.inner.states), self.inner.states
-        return self.reductions[place].reduce(flat, levels, lambda layer, _: states[layer])
+        return self.reductions[place].reduce_module(flat, levels, lambda layer, _: states[layer])
 
     def leave_dense(self, place: int, output: Tensor) -> None:
         self.reductions[place].count_dense(output, ())
 
-    def begin(self) -> None:
-        super().begin()
-        self._count()
+    def begin_step(self) -> None:
+        super().begin_step()
+        self._count_within()
 
-    def settle(self) -> None:
-        self._count()
-        super().settle()
+    def settle_step(self) -> None:
+        self._count_within()
+        super().settle_step()
 
-    def _count(self) -> None:
+    def _count_within(self) -> None:
         """Count what was sent within the replica so far."""
-        for meter in (self.within.meter.take(), self.gathered.take()):
+        for meter in (self.within.meter.take_counts(), self.gathered.take_counts()):
             meter.layers.clear()
-            self.reducer.world.meter.add(meter)
+            self.reducer.world.meter.add_counts(meter)
 
     def state_dict(self) -> dict[str, Any]:
         return {"within": self.inner.state_dict()[0]}
@@ -353,14 +362,14 @@ class ReplicaSteps(ModuleCollectives, HookSteps):
             memory.load_shared_state(state.get("within", {}).get(layer.name, {"step": 0}))
 
 
-class ReduceScatter:
+class _ReduceScatter:
     """The reduce-scatter of one module, for ``FSDPModule.set_custom_reduce_scatter``."""
 
-    def __init__(self, place: int, steps: ModuleCollectives, usual: Any) -> None:
+    def __init__(self, place: int, steps: _ModuleCollectives, usual: Any) -> None:
         self.place, self.steps, self.usual = place, steps, usual
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """As torch's own, whose memory it may need."""
+        """Allocate as torch's own collective does, which may need special memory."""
         return self.usual.allocate(size, dtype=dtype, device=device)
 
     def __call__(
@@ -381,7 +390,7 @@ class ReduceScatter:
         )
 
 
-class AllGather:
+class _AllGather:
     """The all-gather of one module's weights, for ``FSDPModule.set_custom_all_gather``.
 
     All processes compute with the rounded weights, their own included; the sharded weights, which
@@ -389,11 +398,11 @@ class AllGather:
     see the same weights.
     """
 
-    def __init__(self, steps: ModuleCollectives, weights: Weights, usual: Any) -> None:
+    def __init__(self, steps: _ModuleCollectives, weights: Weights, usual: Any) -> None:
         self.steps, self.weights, self.usual = steps, weights, usual
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """As torch's own, whose memory it may need."""
+        """Allocate as torch's own collective does, which may need special memory."""
         return self.usual.allocate(size, dtype=dtype, device=device)
 
     def __call__(
@@ -412,11 +421,11 @@ class AllGather:
             meter.count_weights(input_tensor, others)
             with steps.communicating("FSDP2's all-gather"):
                 return self.usual(output_tensor, input_tensor, group, async_op)
-        with steps.clock.waiting(world):
+        with steps.clock.count_waiting(world):
             exact = full_precision(input_tensor)
             wire = quantise(exact[None], int(level), block, 0.5)
             meter.count_weights(wire, others)
-            (wires,) = world.gather([wire])
+            (wires,) = world.all_gather([wire])
             size = len(input_tensor)
             rows = dequantise(wires, int(level), block, size, exact.dtype)  # [ranks, part]
             output_tensor.view(rows.shape).copy_(rows)
@@ -424,18 +433,18 @@ class AllGather:
 
 
 def replace_collectives(
-    groups: Sequence[Group], steps: ModuleCollectives, weights: Weights
+    groups: Sequence[ParameterGroup], steps: _ModuleCollectives, weights: Weights
 ) -> None:
     """Let modules call the steps in place of torch's collectives."""
     places = iter(range(len(groups)))
     for group in groups:
-        group.module.set_custom_all_gather(AllGather(steps, weights, group.gather))
+        group.module.set_custom_all_gather(_AllGather(steps, weights, group.gather))
         if group.trained:
-            scatter = ReduceScatter(next(places), steps, group.scatter)
+            scatter = _ReduceScatter(next(places), steps, group.scatter)
             group.module.set_custom_reduce_scatter(scatter)
 
 
-def restore_collectives(groups: Sequence[Group]) -> None:
+def restore_collectives(groups: Sequence[ParameterGroup]) -> None:
     """Give torch its own collectives back."""
     for group in groups:
         group.module.set_custom_all_gather(group.gather)

@@ -1,9 +1,8 @@
 """The hook of a model (of DDP, of FSDP2, or bare): its units, the levels decided between them, and
 its state.
 
-Compressors, policies and gauges are those of the trainer (``training.loop``). All processes of the
-model's group do the same with the same configuration, which is checked at the first bucket of each
-unit.
+Compressors, policies and gauges are shared with the trainer (``training.loop``). All processes of
+the model's group do the same with the same configuration; the first bucket of each unit checks it.
 """
 
 from __future__ import annotations
@@ -46,16 +45,16 @@ from regimes.job.run_warnings import run_warnings
 from regimes.job.saved_units import with_all_units
 from regimes.job.schedule import UnitSchedule
 from regimes.job.set_level import as_set, was_set
-from regimes.job.state import State, column
-from regimes.job.upgrade import upgraded
+from regimes.job.state import State, get_column
+from regimes.job.upgrade import upgrade_state
 from regimes.policies import Decision
 from regimes.policies.controller import Controller, Levels
 from regimes.policies.history import Ahead, level_costs
 from regimes.precision import full_precision
 from regimes.records import Header, Row
 
-FIRST_STEP = 120.0  # seconds before a warning that a process is missing; one may still evaluate
-LAST_VALUES = 3.0  # seconds for what other groups have logged, as a job ends
+_FIRST_STEP = 120.0  # seconds before a warning that a process is missing; one may still evaluate
+_LAST_VALUES = 3.0  # seconds for what other groups have logged, as a job ends
 MANY_STEPS = 1000  # without the end of an epoch: then a warning
 
 
@@ -85,12 +84,12 @@ class Hook(Job):
         """``made``: the class of the steps, `HookSteps` or another `UnitSteps`."""
         self.source = source
         layers, network = source.layers, source.network
-        super().__init__(source.world(timeout), layers, schedule)
+        super().__init__(source.make_world(timeout), layers, schedule)
         world, self.summarizes = self.world, summarizes
         check_order(chosen.compressor, chosen.levels, layers, world.workers, world.shards)
-        self.chosen, self.controller = chosen, _controller(chosen, layers, world)
+        self.chosen, self.controller = chosen, _make_controller(chosen, layers, world)
         world.meter.dtype = full_precision(source.local[0].new_empty(0)).dtype
-        self.reducer = Reducer(chosen.compressor, world.parts(layers), world, seed)
+        self.reducer = Reducer(chosen.compressor, world.local_layers(layers), world, seed)
         needs = chosen.policy.needs
         signal = chosen.signal if any(Statistic.parse(need).is_norm for need in needs) else None
         self.panel = self._choose_gauges(
@@ -125,18 +124,22 @@ class Hook(Job):
         probed: dict[str, Any] = {}
         if chosen.probe is not None:
             weighed = chosen.probe.weight is not None
-            probed = {"probe": chosen.probe.samples, "probe_weight": weighed}
+            probed = {"probe": chosen.probe.sample_count, "probe_weight": weighed}
         scaled = scaler is not None
-        self._agree_on_start(chosen.facts(), seed, scaler=scaled, **source.facts(), **probed)
+        self._agree_on_start(
+            chosen.shared_facts(), seed, scaler=scaled, **source.shared_facts(), **probed
+        )
         about = options or RecordOptions("")
-        self._prepare_record(options, self._header(about, chosen, network, seed, **source.config))
+        self._prepare_record(
+            options, self._make_header(about, chosen, network, seed, **source.config)
+        )
         self.membership: HookMembership | None = None
         self.diverged = False  # has a whole unit had no finite gradient?
         if (quorum := world.quorum) is not None:
             self.membership = HookMembership(self, quorum, optimizer)
-        self._decide()
+        self._decide_next()
         steps.before_step = self._begin_step
-        source.connect(steps)
+        source.connect_receiver(steps)
         # weak, or no hook would be deleted before Python ends
         atexit.register(_at_exit, weakref.ref(self))
 
@@ -158,10 +161,10 @@ class Hook(Job):
         unless the hook ends its units by itself.
 
         Args:
-            lr: the learning rate now. Call this after ``scheduler.step()``: then it is that of the
-                next epoch, and the policy sees a decay in time. Not needed if the hook has the
+            lr: the learning rate now. Call this after ``scheduler.step()``: then it is the next
+                epoch's rate, and the policy sees a decay in time. Not needed if the hook has the
                 optimiser.
-            next_lr: that of the next epoch, if ``lr`` is still that of the epoch just trained.
+            next_lr: the next epoch's rate, if ``lr`` is still the rate of the epoch just trained.
 
         Returns:
             The decision for each compressed layer.
@@ -176,20 +179,20 @@ class Hook(Job):
                 "epoch_end: this hook ends its units by itself, because of attach(..., every=...): "
                 "leave epoch_end() out"
             )
-        self._resolve()
+        self._resolve_last_step()
         if not self.steps.in_unit:
             raise ConfigError(
                 "epoch_end: no gradient has been reduced since the epoch began: call it once per "
                 "epoch, after the training steps (backward under no_sync() reduces nothing)"
             )
-        return self._end(*schedule.named_rates(lr, next_lr))
+        return self._finish_unit(*schedule.named_rates(lr, next_lr))
 
     def close(self) -> None:
         """End the record; all processes call this, or none: when Python ends, it ends as well.
 
         The steps since the last unit are its last, shorter unit, if the hook ends units by itself.
         """
-        self._close(together=True)
+        self._end_job(together=True)
 
     def state_dict(self) -> dict[str, Any]:
         """This process's state, which ``torch.load(weights_only=True)`` reads back. Each process
@@ -198,8 +201,8 @@ class Hook(Job):
         Raises:
             ConfigError: within an epoch, when the policy reads more than the norm.
         """
-        self._resolve()
-        return self._codec.save(self.levels)
+        self._resolve_last_step()
+        return self._codec.save_state(self.levels)
 
     def load_state_dict(self, saved: Mapping[str, Any], *, branch: bool = False) -> None:
         """Continue where ``saved`` was taken; all processes call this.
@@ -217,18 +220,18 @@ class Hook(Job):
             ConfigError: it is of another model, process or number of processes; without ``branch``,
                 of another compressor or policy; with it, see there.
         """
-        self.world.guard.enter("load_state_dict()")
+        self.world.guard.enter_call("load_state_dict()")
         with damage_refused():
-            state = upgraded(saved)
+            state = upgrade_state(saved)
         if self.membership is not None:
             state = self.membership.as_mine(state)
         else:
             state = with_all_units(state, self.world, self.recorder)
-        self._continue(self._codec.fit(state, branch))
+        self._continue_from(self._codec.fit_state(state, branch))
 
     def full_state_dict(self) -> dict[str, Any] | None:
-        """The states of all processes in one, on process 0 (None on the others), from which any
-        number of processes can continue. All processes call this. Its tensors are on the CPU;
+        """The states of all processes in one, on process 0 (None on the others). Any number of
+        processes can continue from it. All processes call this. Its tensors are on the CPU;
         ``torch.load(weights_only=True)`` reads it back.
 
         Statistics other than the norm cannot be saved within a unit. A counted unit that has had
@@ -238,11 +241,11 @@ class Hook(Job):
         Raises:
             ConfigError: as ``state_dict`` does, on all processes.
         """
-        self._resolve()
-        self.world.guard.enter("full_state_dict()")
+        self._resolve_last_step()
+        self.world.guard.enter_call("full_state_dict()")
         if not self._codec.within_unit and self.schedule.is_over(self.steps.in_unit):
-            self._end(*self.schedule.rates())
-        return self._codec.collect(self.levels)
+            self._finish_unit(*self.schedule.unit_rates())
+        return self._codec.collect_states(self.levels)
 
     def load_full_state_dict(self, full: Mapping[str, Any] | None, *, branch: bool = False) -> None:
         """Continue where ``full`` was taken; all processes call this, and process 0 passes what
@@ -250,7 +253,7 @@ class Hook(Job):
 
         On as many processes as then it is ``load_state_dict`` of each one's own state. On another
         number the residuals are divided such that their mean over the processes is preserved, and
-        ``traffic`` goes on from that of process 0. Layers are matched as in ``load_state_dict``.
+        ``traffic`` goes on from process 0's. Layers are matched as in ``load_state_dict``.
 
         Args:
             branch: as there.
@@ -259,8 +262,8 @@ class Hook(Job):
             ConfigError: on all processes: as ``load_state_dict`` does; or, on another number of
                 processes, it was saved within an epoch and the signal is not "update".
         """
-        self.world.guard.enter("load_full_state_dict()")
-        self._continue(self._codec.scatter(full, branch))
+        self.world.guard.enter_call("load_full_state_dict()")
+        self._continue_from(self._codec.scatter_states(full, branch))
 
     def sharded_state(
         self, *, branch: bool = False, saved: Any = None
@@ -272,7 +275,7 @@ class Hook(Job):
             branch: what is loaded may be of another policy, level or compressor, as in
                 ``load_state_dict``.
             saved: to load: the checkpoint's folder, or its ``StorageReader``. From another number
-                of islands, or of processes with ``shards``, the residuals are then divided such
+                of replicas, or of processes with ``shards``, the residuals are then divided such
                 that their mean over them is preserved; without it torch finds a "Missing key"
                 there.
 
@@ -293,27 +296,27 @@ class Hook(Job):
         """For a bare model: backward passes inside add up gradients, and exchange nothing.
 
         Raises:
-            ConfigError: the model has its own way, as those of DDP and FSDP2 have.
+            ConfigError: the model has its own way, as with DDP and FSDP2.
         """
         return self.source.no_sync()
 
-    def _resolve(self) -> None:
+    def _resolve_last_step(self) -> None:
         """Take back a last step that has not counted."""
         if self.membership is not None:
-            self.membership.resolve()
+            self.membership.resolve_step()
         else:
             self.steps.take_back()
 
     def _begin_step(self) -> None:
         """The first bucket of a backward pass is full; on every process."""
         if self.membership is not None:
-            self.membership.begin()
+            self.membership.begin_step()
         steps = self.steps.in_unit
         if self.schedule.is_over(steps):
-            self._end(*self.schedule.rates())
-        self._flush()
+            self._finish_unit(*self.schedule.unit_rates())
+        self._write_rows()
         if not self.steps.in_unit:
-            self.schedule.begin()
+            self.schedule.begin_unit()
         if self.reducer.reads_rates:
             parameters = list(self.source.parameters.values())
             self.reducer.rates = self.schedule.rates_of(parameters)
@@ -321,18 +324,18 @@ class Hook(Job):
             self.membership.wanted |= self.steps.check is not None
             self.steps.check = self._agree_on_unit
         if steps == MANY_STEPS and not self.rows and self.world.rank == 0:
-            warnings.warn(self._no_end(), stacklevel=2)
+            warnings.warn(self._describe_no_end(), stacklevel=2)
 
-    def _end(self, lr: float, next_lr: float) -> dict[str, Decision]:
+    def _finish_unit(self, lr: float, next_lr: float) -> dict[str, Decision]:
         """End a unit: its row, without statistics if every step was skipped, and the levels of the
         next."""
         b = self.steps
-        b.forget()
+        b.forget_step()
         if self.sends_at_end:
-            self.world.guard.enter("the end of an epoch")
+            self.world.guard.enter_call("the end of an epoch")
         with b.on_hook_stream():
             # a norm is read by all processes that share a layer, or by none
-            seen = self.world.fewest(b.finite_in_unit) if self.sends_at_end else b.finite_in_unit
+            seen = self.world.min_count(b.finite_in_unit) if self.sends_at_end else b.finite_in_unit
             if b.in_unit and not b.finite_in_unit and not self.diverged and self.world.rank == 0:
                 self.diverged = True
                 warnings.warn(
@@ -353,8 +356,8 @@ class Hook(Job):
             skipped=b.in_unit - b.finite_in_unit,
             **({} if self.membership is None else {"replicas": self.membership.take_column()}),
         )
-        b.restart()
-        return self._decide()
+        b.restart_unit()
+        return self._decide_next()
 
     def _residuals(self) -> list[Tensor | None]:
         """What is owed per layer, in units in which the shared gradient is a mean, of the unscaled
@@ -368,22 +371,22 @@ class Hook(Job):
         return found
 
     def _in_unit(self) -> bool:
-        self._resolve()
+        self._resolve_last_step()
         return self.steps.in_unit > 0
 
     def _level_names(self) -> Collection[str]:
         return self.chosen.levels.keys()
 
-    def _decide(self) -> dict[str, Decision]:
-        self._use(self._decided())
+    def _decide_next(self) -> dict[str, Decision]:
+        self._use_levels(self._decide_levels())
         return {self.layers[i].name: d for i, d in self.decided.decisions.items()}
 
-    def _decided(self) -> Levels:
+    def _decide_levels(self) -> Levels:
         """What the policy decides, or the script has set."""
-        decided = self.controller.decide(self._past())
+        decided = self.controller.decide(self._policy_history())
         return as_set(self.set, len(self.rows), decided, self.controller.compressed)
 
-    def _use(self, decided: Levels) -> None:
+    def _use_levels(self, decided: Levels) -> None:
         self.decided, values = decided, {DENSE: DENSE, **self.chosen.levels}
         # a trunk's unit that is over but for its row may have levels that are not known here
         self.steps.levels = [values.get(name, DENSE) for name in decided.names]
@@ -392,7 +395,7 @@ class Hook(Job):
     def _agree_on_unit(self) -> None:
         """At a unit's first bucket, in the thread that sends the buckets: processes at different
         steps would wait for each other, and at different rates they would have other weights."""
-        self.world.guard.enter("the first step of an epoch", FIRST_STEP)
+        self.world.guard.enter_call("the first step of an epoch", _FIRST_STEP)
         b = self.steps
         place = {
             "units": len(self.rows),
@@ -400,47 +403,48 @@ class Hook(Job):
             "levels": self.decided.names,
         }
         if self.membership is not None:
-            self.membership.agree(place)
+            self.membership.agree_in_step(place)
             return
-        self.world.agree(state=place, lr=self.schedule.all_rates())
+        self.world.check_agreement(state=place, lr=self.schedule.all_rates())
         if not self.record_opened:
             self._open_record()
             if self.recorder is not None and self.branched == len(self.rows):
-                self.recorder.changed(self.branched)
+                self.recorder.note_branch(self.branched)
 
-    def _continue(self, fitted: Fitted) -> None:
-        """Go on from a state, at the levels that were in use. If a part that ``fit`` does not check
-        is damaged, the hook is put back, unless it is within an epoch that cannot be saved."""
-        self._resolve()
-        self.steps.forget()
+    def _continue_from(self, fitted: Fitted) -> None:
+        """Go on from a state, at the levels that were in use. If a part that ``fit_state`` does not
+        check is damaged, the hook is put back, unless it is within an epoch that cannot be
+        saved."""
+        self._resolve_last_step()
+        self.steps.forget_step()
         before = None
         with suppress(ConfigError):
-            before = self._codec.fit(self._codec.save(self.levels, whole=True)).state
+            before = self._codec.fit_state(self._codec.save_state(self.levels, whole=True)).state
         try:
             with damage_refused():
-                self._restore(fitted.state)
+                self._restore_state(fitted.state)
         except ConfigError:
             if before is not None:
-                self._restore(before)
+                self._restore_state(before)
             raise
         if fitted.warning is not None and self.world.rank == 0:
             warnings.warn(fitted.warning, stacklevel=3)
         self.continued, self.record_opened = True, False
 
-    def _restore(self, fitted: State) -> None:
-        self._codec.restore(fitted)
+    def _restore_state(self, fitted: State) -> None:
+        self._codec.restore_state(fitted)
         self.branched, self._seen = fitted["branched"], []
         if self.branched == len(self.rows):
-            self._decide()
+            self._decide_next()
             return
-        levels = column(fitted["layers"], "level")
+        levels = get_column(fitted["layers"], "level")
         names = [levels[layer.name] for layer in self.layers]
-        decided = self._decided()
+        decided = self._decide_levels()
         if self.branched is not None and self.branched > len(self.rows):
             decided = Levels(names, [None] * len(names), {})  # not this policy's
-        self._use(replace(decided, names=names))
+        self._use_levels(replace(decided, names=names))
 
-    def _past(self) -> list[Row]:
+    def _policy_history(self) -> list[Row]:
         """The units so far as the policy sees them: with levels of its own, also where it was a
         trunk's or the script that chose them."""
         branched = self.branched or 0
@@ -455,7 +459,7 @@ class Hook(Job):
 
     # -- the end -----------------------------------------------------------------------------
 
-    def _no_end(self) -> str:
+    def _describe_no_end(self) -> str:
         missing = (
             "epoch_end() was not called"
             if self.schedule.every == "epoch"
@@ -467,7 +471,7 @@ class Hook(Job):
             "by itself: attach(..., optimizer=optimizer, every=STEPS)"
         )
 
-    def _close(self, together: bool, why: str = "") -> None:
+    def _end_job(self, together: bool, why: str = "") -> None:
         """End the job, once.
 
         Args:
@@ -476,20 +480,20 @@ class Hook(Job):
         """
         if self.closed:
             return
-        self._resolve()
+        self._resolve_last_step()
         self.closed, steps = True, self.steps.in_unit
         if self.schedule.automatic and steps and not why and (together or not self.sends_at_end):
-            self._end(*self.schedule.rates())
+            self._finish_unit(*self.schedule.unit_rates())
         if self.world.rank == 0 and not why:
             at_end = cast("Header", {**self.header, "units": len(self.rows)})
             said = run_warnings(at_end, self.rows)
             if steps and not self.rows and type(self.controller.policy).__name__ != "Static":
-                said.append(self._no_end())
+                said.append(self._describe_no_end())
             for sentence in said:
                 print(f"regimes: {sentence}", file=sys.stderr)
-        self._flush(0.0 if why else LAST_VALUES)
+        self._write_rows(0.0 if why else _LAST_VALUES)
         if self.recorder is not None:
-            self.recorder.close(len(self.rows), why)
+            self.recorder.end_record(len(self.rows), why)
         if not why:
             self._summarize()
         self.source.close()
@@ -499,10 +503,10 @@ class Hook(Job):
         may delete theirs at another time."""
         recorder = getattr(self, "recorder", None)  # none where ``__init__`` has raised early
         if recorder is not None and recorder.writer is not None:
-            self._close(together=False)
+            self._end_job(together=False)
 
 
-def _controller(chosen: Choice, layers: list[Layer], world: World) -> Controller:
+def _make_controller(chosen: Choice, layers: list[Layer], world: World) -> Controller:
     """Applies the policy to the layers that are compressed."""
     compressed = [i for i, layer in enumerate(layers) if layer.compressed]
     per_step = costs_per_step(chosen.compressor, layers, chosen.levels, world.workers, world.shards)
@@ -515,4 +519,4 @@ def _at_exit(reference: weakref.ref[Hook]) -> None:
     """End the record when Python ends: well, unless an error has ended Python."""
     if (hook := reference()) is not None:
         error = getattr(sys, "last_value", None)
-        hook._close(False, "" if error is None else f"{type(error).__name__} {error}".strip())
+        hook._end_job(False, "" if error is None else f"{type(error).__name__} {error}".strip())

@@ -1,4 +1,4 @@
-"""A hook whose replicas come and go: a step counts if torchft's optimiser has committed it."""
+"""A hook with replicas that come and go: a step counts if torchft's optimiser has committed it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from regimes.collectives.quorum import Quorum
 from regimes.job.membership import Membership
-from regimes.job.state import State, placed
-from regimes.job.upgrade import upgraded
+from regimes.job.state import State, place_state
+from regimes.job.upgrade import upgrade_state
 
 if TYPE_CHECKING:
     from regimes.ddp.hook import Hook
@@ -31,43 +31,43 @@ class HookMembership(Membership):
         self.hook = hook
         hook.steps.applied = None  # the manager says what has counted
 
-    def begin(self) -> None:
+    def begin_step(self) -> None:
         """The first gradient of a backward pass is there."""
-        self.resolve()
-        self.quorum.enter(self.world)
+        self.resolve_step()
+        self.quorum.enter_quorum(self.world)
         self.step = self.manager.current_step()
 
-    def resolve(self) -> None:
+    def resolve_step(self) -> None:
         """Undo the last exchange unless the step has counted, which the manager's number says."""
         before, self.step = self.step, None
         if before is None:
             return
         if self.manager.current_step() > before:
-            self.attendance.note(self.world.workers)
+            self.attendance.note_step(self.world.workers)
         else:
-            self.hook.steps.undo()
+            self.hook.steps.undo_step()
             self.attendance.uncommitted += 1
-        self.hook.steps.forget()
+        self.hook.steps.forget_step()
 
-    def agree(self, place: Mapping[str, Any]) -> None:
+    def agree_in_step(self, place: Mapping[str, Any]) -> None:
         """In each step, before anything else is sent."""
-        if self.quorum.must_meet(self.world, self.wanted):
-            self.meet(place, begun=self.hook.steps.total > 0)
+        if self.quorum.must_agree(self.world, self.wanted):
+            self.agree_in_quorum(place, begun=self.hook.steps.total > 0)
         self.wanted = False
 
-    def _save(self) -> dict[str, Any]:
-        self.resolve()
+    def _save_job(self) -> dict[str, Any]:
+        self.resolve_step()
         hook = self.hook
         model = copy.deepcopy(hook.source.network.state_dict())
-        return {"job": hook._codec.save(hook.levels), "model": model}
+        return {"job": hook._codec.save_state(hook.levels), "model": model}
 
-    def _load(self, state: Mapping[str, Any]) -> None:
+    def _load_job(self, state: Mapping[str, Any]) -> None:
         hook = self.hook
         self.step = None
-        hook.steps.forget()
+        hook.steps.forget_step()
         hook.source.network.load_state_dict(state["model"])
-        hook._continue(hook._codec.fit(self.as_mine(upgraded(state["job"]))))
+        hook._continue_from(hook._codec.fit_state(self.as_mine(upgrade_state(state["job"]))))
 
     def as_mine(self, state: Mapping[str, Any]) -> State:
         """A hook's state in the place that this replica has now; places change with the quorum."""
-        return placed(state, self.world.rank, self.world.processes, self.world.hosted)
+        return place_state(state, self.world.rank, self.world.processes, self.world.hosted)

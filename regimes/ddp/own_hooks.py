@@ -27,7 +27,7 @@ from regimes.ddp.source import (
     plain_names,
 )
 from regimes.errors import ConfigError
-from regimes.job.refit import several
+from regimes.job.refit import list_names
 
 BUCKET = 25 * 2**20  # bytes, as DDP's, of a shard if there are several
 attached_models: WeakSet[nn.Module] = WeakSet()
@@ -39,7 +39,7 @@ class OwnHooks:
 
     Attributes:
         advice: what to do when a gradient comes twice in one backward pass.
-        arrived: layers whose gradient this backward pass has completed.
+        arrived: layers with a gradient that this backward pass has completed.
         idle: layers that no process has used in it.
     """
 
@@ -72,7 +72,7 @@ class OwnHooks:
         assert network is not None
         return network
 
-    def gradient(self, parameter: Any) -> Tensor:
+    def local_gradient(self, parameter: Any) -> Tensor:
         """This process's part of a gradient that is complete."""
         gradient: Tensor = parameter.grad
         return gradient
@@ -81,54 +81,56 @@ class OwnHooks:
         """Note that this model has a hook."""
         attached_models.add(self.network)
 
-    def connect(self, receiver: Receiver) -> None:
+    def connect_receiver(self, receiver: Receiver) -> None:
         """Take the gradients from now on; the hooks live as long as the parameters."""
         self.receiver = receiver
         self.mark_attached()
         for i, parameter in enumerate(self.parameters.values()):
-            parameter.register_post_accumulate_grad_hook(lambda p, i=i: self._receive(i, p))
+            parameter.register_post_accumulate_grad_hook(
+                lambda p, i=i: self._receive_gradient(i, p)
+            )
 
     @torch.no_grad()
-    def _receive(self, layer: int, parameter: Any) -> None:
+    def _receive_gradient(self, layer: int, parameter: Any) -> None:
         """A gradient is complete."""
         if self.paused:
             return
         now = torch._C._current_graph_task_id()
         if now != self.backward or not self.arrived:
-            self.receiver.approach(layer)
-            self._begin(now)
+            self.receiver.approach_pass(layer)
+            self._begin_pass(now)
         if layer in self.arrived:
             raise ConfigError(
                 f"the gradient of {self.names[layer]!r} came twice in one backward pass, because "
                 f"its module is called several times in a step: {self.advice}"
             )
         self.arrived.add(layer)
-        self.receiver.add({layer: self.gradient(parameter)})
+        self.receiver.add_gradients({layer: self.local_gradient(parameter)})
 
-    def _begin(self, now: int) -> None:
+    def _begin_pass(self, now: int) -> None:
         # Twice, so that it comes after the callbacks of all FSDP2 modules, the last of which are
         # queued during backward: they may complete gradients.
-        after_backward(lambda: after_backward(self._finish))
+        after_backward(lambda: after_backward(self._finish_pass))
         self.backward, self.arrived, self.idle, self.missing = now, set(), set(), set()
-        self.receiver.begin()
+        self.receiver.begin_step()
 
     @torch.no_grad()
-    def _finish(self) -> None:
+    def _finish_pass(self) -> None:
         self.end_exchange()
         self.arrived = set()
-        self.receiver.settle()
+        self.receiver.settle_step()
 
     def end_exchange(self) -> None:
         """The end of backward: wait until the aggregated gradients are in ``.grad``."""
         self.missing = set(range(len(self.names))) - self.arrived
         if self.missing:  # all processes exchange all layers, used or not
-            self.receiver.add({i: torch.zeros_like(self.local[i]) for i in self.missing})
-        self.receiver.finish()
+            self.receiver.add_gradients({i: torch.zeros_like(self.local[i]) for i in self.missing})
+        self.receiver.finish_step()
 
-    def release(self) -> None:
+    def release_gradients(self) -> None:
         pass
 
-    def unused(self, layers: Sequence[int]) -> Tensor | None:
+    def mark_unused(self, layers: Sequence[int]) -> Tensor | None:
         marks = torch.zeros(len(layers), dtype=self._world.meter.dtype, device=self.device)
         for place, i in enumerate(layers):
             if i in self.missing:
@@ -139,12 +141,12 @@ class OwnHooks:
         some = [self.names[i] for i, x in shares.items() if 0 < x < 1]
         if some:
             raise ConfigError(
-                f"some processes have used {several(some)} in this step and others have not: all "
-                "take the same path through the model, or add 0 times its output to the loss"
+                f"some processes have used {list_names(some)} in this step and others have not: "
+                "all take the same path through the model, or add 0 times its output to the loss"
             )
         self.idle |= {i for i, x in shares.items() if x > 0}
 
-    def unwritten(self) -> set[int]:
+    def unwritten_layers(self) -> set[int]:
         return self.idle
 
     @contextmanager
@@ -160,7 +162,7 @@ class OwnHooks:
 
 
 class DividedGradients(OwnHooks):
-    """The gradients of replicas of several processes, each of which has its rows of every layer."""
+    """The gradients of replicas of several processes; each process has its rows of every layer."""
 
     _world: ProcessWorld
 
@@ -182,7 +184,7 @@ class DividedGradients(OwnHooks):
         super().__init__(network, parameters, local)
         self._replicas, self.mesh = replicas, mesh
 
-    def world(self, timeout: float, call: str = "attach()") -> ProcessWorld:
+    def make_world(self, timeout: float, call: str = "attach()") -> ProcessWorld:
         groups = self._replicas.get_group(), self.mesh.get_group()
         self._world = on_mesh(*groups, self.device, timeout, call)
         return self._world
@@ -190,18 +192,18 @@ class DividedGradients(OwnHooks):
     def start_alike(self) -> None:
         """Make the replicas' models the same; from now on this model has a hook."""
         state = [*self.network.parameters(), *self.network.buffers()]  # frozen parameters, too
-        self._world.copy_first([local_part(t) for t in state])
+        self._world.broadcast_first([local_part(t) for t in state])
         self.mark_attached()
 
-    def connect(self, receiver: Receiver) -> None:
+    def connect_receiver(self, receiver: Receiver) -> None:
         """Make the replicas' models the same, and take their gradients from now on."""
         self.start_alike()
-        super().connect(receiver)
+        super().connect_receiver(receiver)
 
 
 class BareGradients(OwnHooks):
-    """The gradients of a bare model, one for each layer; a ``Source``, whose layers are whole. Its
-    replicas come and go, as a manager of torchft says."""
+    """The gradients of a bare model, one for each whole layer; a ``Source``. Its replicas come and
+    go, as a manager of torchft says."""
 
     advice = (
         "call it through one module, or use hook.no_sync() for all backward passes but the last"
@@ -213,20 +215,20 @@ class BareGradients(OwnHooks):
         Raises:
             ConfigError: the hook cannot serve the model, or it has a hook already.
         """
-        network, parameters = bare(model, "with a manager")
+        network, parameters = _bare_parameters(model, "with a manager")
         super().__init__(network, parameters, [p.data for p in parameters.values()])
         self.manager = manager
 
-    def world(self, timeout: float) -> ProcessWorld:
+    def make_world(self, timeout: float) -> ProcessWorld:
         self._world = world = on_manager(self.manager, self.device)
         return world
 
-    def facts(self) -> dict[str, Any]:
+    def shared_facts(self) -> dict[str, Any]:
         return {}
 
 
-def bare(model: nn.Module, where: str) -> tuple[nn.Module, dict[str, nn.Parameter]]:
-    """A bare model, not compiled, and what is trained of it, by name.
+def _bare_parameters(model: nn.Module, where: str) -> tuple[nn.Module, dict[str, nn.Parameter]]:
+    """A bare model, not compiled, and its trained parameters by name.
 
     Args:
         where: a bare model is expected, for the sentence: "with a manager".

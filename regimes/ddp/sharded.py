@@ -1,7 +1,7 @@
-"""The gradients of a model that ``fully_shard`` (FSDP2) has divided within an island.
+"""The gradients of a model that ``fully_shard`` (FSDP2) has divided within a replica (HSDP).
 
-FSDP2 reduces a gradient over the processes of an island and calls the hooks of the sharded
-parameter. There each process has its rows of the island's mean; the exchange between islands is
+FSDP2 reduces a gradient over the processes of a replica and calls the hooks of the sharded
+parameter. There each process has its rows of the replica's mean; the exchange between replicas is
 ours. ``.grad`` is overwritten with the aggregated gradient before backward ends.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from regimes.collectives.islands import local_part, mesh_fault, sharding
+from regimes.collectives.islands import describe_sharding, local_part, mesh_fault
 from regimes.ddp.own_hooks import BUCKET, DividedGradients
 from regimes.ddp.source import plain_names
 from regimes.errors import ConfigError
@@ -35,7 +35,7 @@ class ShardedGradients(DividedGradients):
     def __init__(self, model: nn.Module, replicas: Any) -> None:
         """
         Args:
-            replicas: the mesh dimension between islands.
+            replicas: the mesh dimension between replicas.
 
         Raises:
             ConfigError: the hook cannot serve the model, or it has a hook already.
@@ -45,18 +45,18 @@ class ShardedGradients(DividedGradients):
             raise ConfigError(
                 f'replicas: got {got}, expected one dimension of a mesh, mesh["replicate"]: {WRITE}'
             )
-        parameters = trainable(network)
+        parameters = _sharded_parameters(network)
         mesh, local = _one_mesh(parameters), [local_part(p) for p in parameters.values()]
         super().__init__(network, parameters, local, replicas, mesh)
         check_rows(parameters, self.local, self.mesh)
         self.bucket_bytes = BUCKET * self.mesh.size()
 
-    def facts(self) -> dict[str, Any]:
+    def shared_facts(self) -> dict[str, Any]:
         kinds = [str(p.dtype) for p in self.parameters.values()]
         return {"islands": {"shards": self.mesh.size(), "types": sorted({*kinds})}}
 
-    def gradient(self, parameter: Any) -> Tensor:
-        """FSDP2 has reduced it within the island."""
+    def local_gradient(self, parameter: Any) -> Tensor:
+        """This process's rows of a gradient that FSDP2 has reduced within the replica."""
         return local_part(parameter.grad)
 
     def no_sync(self) -> NoReturn:
@@ -73,15 +73,15 @@ def named_trainable(network: nn.Module) -> dict[str, nn.Parameter]:
     return {plain[name].replace(CHECKPOINT, ""): p for name, p in named.items()}
 
 
-def trainable(network: nn.Module) -> dict[str, nn.Parameter]:
-    """`named_trainable`, of a model that is divided within islands.
+def _sharded_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
+    """`named_trainable`, of a model that is divided within replicas.
 
     Raises:
         ConfigError: it is not, or otherwise than by ``fully_shard`` over one dimension of a mesh.
     """
     parameters = named_trainable(network)
     for name, parameter in parameters.items():
-        found = sharding(parameter)
+        found = describe_sharding(parameter)
         if found is None:
             raise ConfigError(
                 f"parameter {name!r} is not sharded: call fully_shard on the whole model as well, "
@@ -91,7 +91,7 @@ def trainable(network: nn.Module) -> dict[str, nn.Parameter]:
         if ways == ["copies", "rows"]:
             raise ConfigError(
                 f"parameter {name!r} is sharded over a mesh of {mesh.ndim} dimensions, where FSDP2 "
-                f"exchanges between islands itself, uncompressed: write {WRITE}"
+                f"exchanges between replicas itself, uncompressed: write {WRITE}"
             )
         if ways == ["copies"] and mesh.size() > 1:
             raise ConfigError(
@@ -104,7 +104,7 @@ def trainable(network: nn.Module) -> dict[str, nn.Parameter]:
         if mesh.ndim > 1:
             raise ConfigError(
                 f"parameter {name!r} is divided over {mesh.ndim} dimensions of a mesh, as by "
-                "tensor parallelism within an island, which the hook does not serve: divide it by "
+                "tensor parallelism within a replica, which the hook does not serve: divide it by "
                 "fully_shard alone, or use tensor parallelism with DistributedDataParallel: "
                 f"{WRITE}"
             )
@@ -120,8 +120,8 @@ CHECKPOINT = "_checkpoint_wrapped_module."  # of torch's checkpoint_wrapper
 
 
 def _one_mesh(parameters: Mapping[str, nn.Parameter]) -> Any:
-    """The island's mesh, which all parameters share."""
-    meshes = {name: (sharding(p) or [None])[0] for name, p in parameters.items()}
+    """The mesh within a replica, which all parameters share."""
+    meshes = {name: (describe_sharding(p) or [None])[0] for name, p in parameters.items()}
     first = next(iter(meshes.values()))
     for name, mesh in meshes.items():
         if mesh != first:

@@ -1,9 +1,9 @@
 """The state of a hook on a sharded model, for ``torch.distributed.checkpoint`` (DCP).
 
-It is the state of ``job.state`` with its large parts as sharded tensors, which DCP divides anew
-where the number of shards has changed: an island's residuals, and the norm's sums, which all
-islands have alike. All else is saved as bytes, those of process 0, with a part for each shard of
-the first island: the record's pending rows are there.
+It is the state of ``job.state`` with its large parts as sharded tensors: a replica's residuals, and
+the norm's sums, which all replicas have alike. DCP divides them anew where the number of shards has
+changed. All else is saved as the bytes of process 0, with a part for each shard of the first
+replica: the record's pending rows are there.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from regimes.collectives.islands import local_part, saved_names, sharded_tensor
 from regimes.collectives.requests import Layer
 from regimes.compression.base import restarted
 from regimes.errors import ConfigError
-from regimes.job.refit import damage_refused, refuse
+from regimes.job.refit import damage_refused, refuse_state
 from regimes.job.residuals import Residuals, residuals_for
-from regimes.job.state import Part, by_layer, column, own_part, placed, with_column
-from regimes.job.upgrade import upgraded
+from regimes.job.state import Part, by_layer, get_column, own_part, place_state, with_column
+from regimes.job.upgrade import upgrade_state
 
 if TYPE_CHECKING:
     from regimes.ddp.hook import Hook
 
-SHARED = "shared"  # the key of the bytes
+_SHARED = "shared"  # the key of the bytes
 _RESIDUAL = re.compile(r"(?:^|\.)residuals/(\d+)/")
 
 
@@ -40,30 +40,30 @@ class ShardedState:
 
     Loaded on the same mesh, the job goes on bit for bit; on another number of shards with the same
     numbers, but that compressors which see each shard by itself begin with an empty memory. On
-    another number of islands, which ``saved`` tells, each island takes over a part of the saved
-    ones' residuals such that their mean over islands is preserved.
+    another number of replicas, which ``saved`` tells, each replica takes over a part of the saved
+    ones' residuals such that their mean over replicas is preserved.
 
     Attributes:
-        islands: of the checkpoint that is loaded next; those of the job once it is loaded.
+        replicas: of the checkpoint that is loaded next; once it is loaded, of the job.
     """
 
     def __init__(self, hook: Hook, branch: bool = False, saved: Any = None) -> None:
         self.hook, self.branch = hook, branch
-        self.islands = hook.world.workers
+        self.replicas = hook.world.workers
         if saved is not None and any(map(self._keeps_residual, hook.layers)):
-            self.islands = saved_islands(saved)
+            self.replicas = _saved_replicas(saved)
 
     def state_dict(self) -> dict[str, Any]:
-        """The sharded tensors, by island and layer, and the bytes of all else; all processes call
+        """The sharded tensors, by replica and layer, and the bytes of all else; all processes call
         this.
 
         Raises:
             ConfigError: within a unit, when the signal is not "update".
         """
         hook, world = self.hook, self.hook.world
-        world.guard.enter("sharded_state()")
+        world.guard.enter_call("sharded_state()")
         if not self._sums_known() and hook.schedule.is_over(hook.steps.in_unit):
-            hook._end(*hook.schedule.rates())
+            hook._finish_unit(*hook.schedule.unit_rates())
         if not self._sums_known():
             raise ConfigError(
                 "sharded_state: the sums of this signal cannot be saved within a unit: save after "
@@ -71,12 +71,12 @@ class ShardedState:
             )
         state = hook.state_dict()
         own = own_part(state)
-        residuals, sums = column(own["layers"], "residual"), own["sums"].get("update")
+        residuals, sums = get_column(own["layers"], "residual"), own["sums"].get("update")
         # a shard's memories may be its own; the tensors stand beside these bytes
-        memories = by_layer(memory=column(state["layers"], "memory"))
+        memories = by_layer(memory=get_column(state["layers"], "memory"))
         mine = {**own, "layers": memories, "sums": {}}
-        first = world.gather_object(mine)[: world.shards]  # the processes of the first island
-        table = {key: column(state["layers"], key) for key in ("shape", "level")}
+        first = world.gather_object(mine)[: world.shards]  # the processes of the first replica
+        table = {key: get_column(state["layers"], key) for key in ("shape", "level")}
         plain = {
             **state,
             "layers": by_layer(**table),
@@ -84,32 +84,32 @@ class ShardedState:
             "summed": sums is not None,
             "parts": first,
         }
-        everything = world.gather_object(packed(plain) if world.rank == 0 else None)[0]
-        parts = world.parts(hook.layers)
+        everything = world.gather_object(pack_state(plain) if world.rank == 0 else None)[0]
+        parts = world.local_layers(hook.layers)
         tensors = {}
         for i, (layer, part) in enumerate(zip(hook.layers, parts, strict=True)):
-            for island in self._sources() if self._keeps_residual(layer) else ():
-                kept = residuals[layer.name] if self.islands == world.workers else None
-                rows = self._zeros(part.matrix) if kept is None else kept[0].view(part.matrix)
-                tensors[f"residuals/{island}/{layer.name}"] = self._sharded(rows, layer.matrix)
-            total = self._zeros(part.shape) if sums is None else sums[i]
-            tensors[f"sums/{layer.name}"] = self._sharded(total.view(part.shape), layer.shape)
-        return {**tensors, SHARED: everything}
+            for replica in self._saved_sources() if self._keeps_residual(layer) else ():
+                kept = residuals[layer.name] if self.replicas == world.workers else None
+                rows = self._new_zeros(part.matrix) if kept is None else kept[0].view(part.matrix)
+                tensors[f"residuals/{replica}/{layer.name}"] = self._as_sharded(rows, layer.matrix)
+            total = self._new_zeros(part.shape) if sums is None else sums[i]
+            tensors[f"sums/{layer.name}"] = self._as_sharded(total.view(part.shape), layer.shape)
+        return {**tensors, _SHARED: everything}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue where it was saved; all processes call this, through ``dcp.load``.
 
         Raises:
-            ConfigError: it is of another model, compressor, policy or number of islands.
+            ConfigError: it is of another model, compressor, policy or number of replicas.
         """
         hook, world = self.hook, self.hook.world
         with damage_refused():
-            state = upgraded(unpacked(saved[SHARED]))
+            state = upgrade_state(unpack_state(saved[_SHARED]))
             count, shards, by_shard = state["workers"], state.pop("shards"), state["parts"]
-            if count != self.islands and state["layers"].keys() & self._with_residual():
-                refuse(
-                    f"it was saved with {count} islands, this job has {self.islands}: load it with "
-                    "hook.sharded_state(saved=FOLDER)"
+            if count != self.replicas and state["layers"].keys() & self._with_residual():
+                refuse_state(
+                    f"it was saved with {count} replicas, this job has {self.replicas}: load it "
+                    "with hook.sharded_state(saved=FOLDER)"
                 )
             owed = dict.fromkeys(state["layers"]) | self._residuals(saved, count)
             here, alike = world.rank % world.shards, shards == world.shards
@@ -118,7 +118,7 @@ class ShardedState:
                 **own,
                 "layers": by_layer(residual=owed),
                 "sums": {},
-                "meter": own["meter"] if alike else _redistributed(by_shard, here),
+                "meter": own["meter"] if alike else _redistribute_meters(by_shard, here),
             }
             if state.pop("summed"):
                 sums = [local_part(saved[f"sums/{x.name}"]) for x in hook.layers]
@@ -126,18 +126,18 @@ class ShardedState:
                 ordered = [torch.empty_like(t, dtype=sums[0].dtype) for t in hook.source.local]
                 torch._foreach_copy_(ordered, sums)
                 part["sums"] = {"update": ordered}
-            memories = self._memories([column(p["layers"], "memory") for p in by_shard])
+            memories = self._shard_memories([get_column(p["layers"], "memory") for p in by_shard])
             table = with_column(state["layers"], "memory", memories)
             state |= {"workers": world.workers, "layers": table, "parts": [part]}
-            state = placed(state, world.rank, world.processes, world.hosted)
+            state = place_state(state, world.rank, world.processes, world.hosted)
         hook.load_state_dict(state, branch=self.branch)
-        self.islands = world.workers
+        self.replicas = world.workers
 
     def _residuals(self, saved: Mapping[str, Any], count: int) -> Residuals:
-        """This shard's rows of what its island owes; ``count`` islands have saved theirs."""
+        """This shard's rows of what its replica owes; ``count`` replicas have saved theirs."""
         world, found = self.hook.world, dict[str, Tensor | None]()
         for layer in self.hook.layers:
-            old = {i: saved.get(f"residuals/{i}/{layer.name}") for i in self._sources()}
+            old = {i: saved.get(f"residuals/{i}/{layer.name}") for i in self._saved_sources()}
             parts = [
                 {"workers": [i], "layers": {layer.name: {"residual": local_part(t)[None].clone()}}}
                 for i, t in old.items()
@@ -147,20 +147,20 @@ class ShardedState:
                 found |= residuals_for(world.hosted, world.workers, parts, count, [layer.name])
         return found
 
-    def _sources(self) -> list[int]:
-        """The saved islands that this one continues: itself, if there were as many."""
+    def _saved_sources(self) -> list[int]:
+        """The saved replicas that this one continues: itself, if there were as many."""
         world = self.hook.world
-        first, stop = (x * self.islands for x in (world.hosted[0], world.hosted[-1] + 1))
+        first, stop = (x * self.replicas for x in (world.hosted[0], world.hosted[-1] + 1))
         return [*range(first // world.workers, -(-stop // world.workers))]
 
-    def _memories(self, by_shard: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def _shard_memories(self, by_shard: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """This shard's; where there were as many others, or a shard's memory is its own, empty ones
         that count on."""
         hook, world = self.hook, self.hook.world
         if len(by_shard) == world.shards:
             return dict(by_shard[world.rank % world.shards])
         memories = {}
-        for layer, c in zip(world.parts(hook.layers), hook.reducer.compressors, strict=True):
+        for layer, c in zip(world.local_layers(hook.layers), hook.reducer.compressors, strict=True):
             if c.joins_shards:
                 memories[layer.name] = by_shard[0][layer.name]
                 continue
@@ -179,10 +179,10 @@ class ShardedState:
     def _with_residual(self) -> set[str]:
         return {layer.name for layer in self.hook.layers if self._keeps_residual(layer)}
 
-    def _zeros(self, shape: Sequence[int]) -> Tensor:
+    def _new_zeros(self, shape: Sequence[int]) -> Tensor:
         return torch.zeros(shape, dtype=self.hook.world.meter.dtype, device=self.hook.world.device)
 
-    def _sharded(self, rows: Tensor, shape: Sequence[int]) -> Any:
+    def _as_sharded(self, rows: Tensor, shape: Sequence[int]) -> Any:
         return sharded_tensor(rows, self.hook.source.mesh, shape)
 
 
@@ -199,7 +199,7 @@ class ProcessState:
         self.job, self.load, self.key = job, load, str(job.world.rank)
 
     def state_dict(self) -> dict[str, bytes]:
-        return {self.key: packed(self.job.state_dict())}
+        return {self.key: pack_state(self.job.state_dict())}
 
     def load_state_dict(self, saved: Mapping[str, bytes]) -> None:
         """Continue where it was saved; through ``dcp.load``, on all processes, once the model and
@@ -208,10 +208,10 @@ class ProcessState:
         Raises:
             ConfigError: as ``load_state_dict`` of the job.
         """
-        self.load(unpacked(saved[self.key]))
+        self.load(unpack_state(saved[self.key]))
 
 
-def _redistributed(by_shard: Sequence[Part], here: int) -> dict[str, Any]:
+def _redistribute_meters(by_shard: Sequence[Part], here: int) -> dict[str, Any]:
     """Meters saved with another number of shards, for one of this job's: the sum for the first,
     zero for the others."""
     first = by_shard[0]["meter"]
@@ -226,8 +226,8 @@ def _redistributed(by_shard: Sequence[Part], here: int) -> dict[str, Any]:
     return {"layers": layers, "calls": first["calls"], "sent": dict(sent)}
 
 
-def saved_islands(saved: Any) -> int:
-    """How many islands have saved a checkpoint.
+def _saved_replicas(saved: Any) -> int:
+    """How many replicas have saved a checkpoint.
 
     Args:
         saved: its folder, or a ``StorageReader`` of ``torch.distributed.checkpoint``.
@@ -236,22 +236,22 @@ def saved_islands(saved: Any) -> int:
         ConfigError: it holds no residual of a hook, or cannot be read.
     """
     found = [_RESIDUAL.search(name) for name in saved_names(saved)]
-    islands = {int(match[1]) for match in found if match is not None}
-    if not islands:
+    replicas = {int(match[1]) for match in found if match is not None}
+    if not replicas:
         raise ConfigError(
             f"saved: {saved} has no residuals of a hook: save hook.sharded_state() in it"
         )
-    return 1 + max(islands)
+    return 1 + max(replicas)
 
 
-def packed(state: Mapping[str, Any]) -> bytes:
-    """A saved state as bytes, for ``unpacked``."""
+def pack_state(state: Mapping[str, Any]) -> bytes:
+    """A saved state as bytes, for ``unpack_state``."""
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
     return buffer.getvalue()
 
 
-def unpacked(saved: bytes) -> dict[str, Any]:
-    """A state that was ``packed``, with its tensors on the CPU; damaged bytes raise ConfigError."""
+def unpack_state(saved: bytes) -> dict[str, Any]:
+    """A state from ``pack_state``, with its tensors on the CPU; damaged bytes raise ConfigError."""
     with damage_refused():
         return torch.load(io.BytesIO(saved), weights_only=True, map_location="cpu")

@@ -1,8 +1,8 @@
-"""Where a hook's gradients come from, and which group they meet: what a ``Source`` is, and that of
-DistributedDataParallel.
+"""Where a hook's gradients come from, and which group exchanges them: what a ``Source`` is, and the
+source of a DistributedDataParallel model.
 
-``ddp.sharded`` has the source of a model that FSDP2 divides, ``ddp.own_hooks`` that of a bare one.
-Each calls a ``Receiver`` (``ddp.steps``) in one order.
+``ddp.sharded`` has the source of a model that FSDP2 divides, ``ddp.own_hooks`` the source of a bare
+model. Each calls a ``Receiver`` (``ddp.steps``) in one order.
 """
 
 from __future__ import annotations
@@ -21,52 +21,52 @@ from torch.nn.parallel import DistributedDataParallel
 from regimes.collectives.group import on_group
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.requests import Layer
-from regimes.ddp.applied import remove
+from regimes.ddp.applied import remove_hooks
 from regimes.errors import ConfigError
 from regimes.precision import HALF
 
-SAME = (  # attributes of DDP that decide the collectives, or which layers a step leaves alone
+_SAME = (  # attributes of DDP that decide the collectives, or which layers a step leaves alone
     "bucket_bytes_cap",
     "find_unused_parameters",
     "static_graph",
     "gradient_as_bucket_view",
 )
-WRAP = "wrap it first, model = DistributedDataParallel(model)"
-SHARDED = (
+_WRAP = "wrap it first, model = DistributedDataParallel(model)"
+_SHARDED = (
     "it keeps a part of the parameters on each process: shard it with fully_shard(model, "
     'mesh=mesh["shard"]) of a mesh with two dimensions, and attach(model, replicas=mesh['
     '"replicate"]) compresses what islands exchange'
 )
-NOT_DDP = {  # by the name of a class, so that none is imported
+_NOT_DDP = {  # by the name of a class, so that none is imported
     "compiled DDP": "attach before compiling, hook = regimes.attach(ddp), then torch.compile(ddp)",
-    "FullyShardedDataParallel": SHARDED,
+    "FullyShardedDataParallel": _SHARDED,
     "FSDPModule": "it keeps a part of the parameters on each process: attach(model, shards=mesh) "
     'compresses what these exchange, attach(model, replicas=mesh["replicate"]) what islands do',
     "DataParallel": "it is one process with several devices, between which nothing is exchanged "
     "that could be compressed: start a process per device (torchrun) and use "
     "DistributedDataParallel",
     "DeepSpeedEngine": "it exchanges gradients by itself: use DistributedDataParallel",
-    "OptimizedModule": WRAP,
+    "OptimizedModule": _WRAP,
 }
 
 
 class Receiver(Protocol):
     """What a source calls in each backward pass, in this order and in the thread of backward."""
 
-    def approach(self, arriving: int | None = None) -> None:
-        """A backward pass has begun, synchronised or not. ``.grad`` is still as the script has left
-        it, but that of ``arriving``."""
+    def approach_pass(self, arriving: int | None = None) -> None:
+        """A backward pass has begun, synchronised or not. Every ``.grad`` is still as the script
+        has left it, except in layer ``arriving``."""
 
-    def begin(self) -> None:
+    def begin_step(self) -> None:
         """The first gradients of a step are complete."""
 
-    def add(self, gradients: Mapping[int, Tensor]) -> None:
+    def add_gradients(self, gradients: Mapping[int, Tensor]) -> None:
         """These gradients are complete, by layer; the aggregated ones will overwrite them."""
 
-    def finish(self) -> None:
+    def finish_step(self) -> None:
         """Wait until all are overwritten."""
 
-    def settle(self) -> None:
+    def settle_step(self) -> None:
         """The parameters' ``.grad`` has what will be applied."""
 
 
@@ -95,15 +95,15 @@ class Attached(Protocol):
     @property
     def network(self) -> nn.Module: ...
 
-    def world(self, timeout: float) -> ProcessWorld:
+    def make_world(self, timeout: float) -> ProcessWorld:
         """A world of the processes among which gradients are shared; all create it."""
         ...
 
-    def facts(self) -> dict[str, Any]:
+    def shared_facts(self) -> dict[str, Any]:
         """What must be the same on all processes, in plain types."""
         ...
 
-    def connect(self, receiver: Any) -> None:
+    def connect_receiver(self, receiver: Any) -> None:
         """From now on the steps, a ``Receiver`` where gradients are handed over, are called in each
         backward pass."""
         ...
@@ -126,11 +126,11 @@ class Source(Attached, Protocol):
 
     bucket_bytes: int
 
-    def release(self) -> None:
+    def release_gradients(self) -> None:
         """All gradients of a step are overwritten, or will never be. In any thread."""
         ...
 
-    def unused(self, layers: Sequence[int]) -> Tensor | None:
+    def mark_unused(self, layers: Sequence[int]) -> Tensor | None:
         """1 for each layer that this process has not used in the step, else 0, ``[layers]``, to be
         averaged over all; None where DDP knows."""
         ...
@@ -140,8 +140,8 @@ class Source(Attached, Protocol):
         same layers."""
         ...
 
-    def unwritten(self) -> set[int]:
-        """Layers whose ``.grad`` the step leaves as it was, because no process has used them."""
+    def unwritten_layers(self) -> set[int]:
+        """Layers that no process has used: the step leaves their ``.grad`` as it was."""
         ...
 
 
@@ -151,7 +151,7 @@ def layers_of(parameters: Mapping[str, nn.Parameter]) -> list[Layer]:
 
 
 class DDPGradients:
-    """The gradients of a DDP model, one for each layer; a ``Source``, whose layers are whole."""
+    """The gradients of a DDP model, one for each whole layer; a ``Source``."""
 
     mesh: None = None
 
@@ -162,8 +162,8 @@ class DDPGradients:
         """
         # Weak: DDP keeps the hook in C++, where the garbage collector sees no cycle. A strong
         # reference would keep the model, and its process group, for ever.
-        self.model, self._model = proxy(ddp := wrapped(model)), ref(ddp)
-        self.parameters = trainable(ddp)
+        self.model, self._model = proxy(ddp := _ddp_model(model)), ref(ddp)
+        self.parameters = _ddp_parameters(ddp)
         self.layers = layers_of(self.parameters)
         self.local: list[Tensor] = list(self.parameters.values())
         self.index = {parameter: i for i, parameter in enumerate(self.parameters.values())}
@@ -177,41 +177,41 @@ class DDPGradients:
     def network(self) -> nn.Module:
         return self.model.module
 
-    def world(self, timeout: float) -> ProcessWorld:
-        tensor = tensor_parallel([*self.parameters.values()])
+    def make_world(self, timeout: float) -> ProcessWorld:
+        tensor = _tensor_parallel([*self.parameters.values()])
         return on_group(self.model.process_group, self.device, timeout, tensor=tensor)
 
-    def facts(self) -> dict[str, Any]:
-        return {"ddp": {name: getattr(self.model, name) for name in SAME}}
+    def shared_facts(self) -> dict[str, Any]:
+        return {"ddp": {name: getattr(self.model, name) for name in _SAME}}
 
-    def connect(self, receiver: Receiver) -> None:
+    def connect_receiver(self, receiver: Receiver) -> None:
         """Give DDP the hook, which then lives as long as the model: DDP keeps the closure."""
-        self.receiver, receive = receiver, self._receive
+        self.receiver, receive = receiver, self._receive_bucket
         _before_accumulation([*self.parameters.values()], receiver)
         self.model.register_comm_hook(self._model, lambda state, bucket: receive(bucket))
 
-    def _receive(self, bucket: Any) -> Future[Tensor]:
+    def _receive_bucket(self, bucket: Any) -> Future[Tensor]:
         """Take one bucket (``torch.distributed.GradBucket``); its buffer is overwritten with the
         aggregated gradient, which the future announces."""
         if bucket.index() == 0:
-            self._begin()
+            self._begin_pass()
         gradients = {
-            self.index[p]: in_memory_order(g, p)
+            self.index[p]: _in_memory_order(g, p)
             for g, p in zip(bucket.gradients(), bucket.parameters(), strict=True)
         }
         future: Future[Tensor] = Future(
             devices=[self.device] if self.device.type == "cuda" else None
         )
         self.pending.append((future, bucket.buffer()))
-        self.receiver.add(gradients)
+        self.receiver.add_gradients(gradients)
         return future
 
-    def _begin(self) -> None:
+    def _begin_pass(self) -> None:
         uneven = self.model._join_config.enable
         try:
             # Queued at the first bucket, so before DDP queues its own callback at the last: the
             # results are complete when DDP copies them to the parameters.
-            after_backward(self._finish)
+            after_backward(self._finish_pass)
         except RuntimeError:  # not within backward: join() replays collectives outside of it
             uneven = True
         if uneven:
@@ -219,28 +219,30 @@ class DDPGradients:
                 "the hook works inside backward() only: uneven inputs (model.join()) are not "
                 "supported, let every process take the same number of steps"
             )
-        self.receiver.begin()
+        self.receiver.begin_step()
         self.pending.clear()  # of a backward pass that has failed
 
-    def _finish(self) -> None:
+    def _finish_pass(self) -> None:
         """The end of backward, just before DDP copies the results to the parameters."""
-        self.receiver.finish()
-        after_backward(self.receiver.settle)  # queued after DDP's callback
+        self.receiver.finish_step()
+        after_backward(self.receiver.settle_step)  # queued after DDP's callback
 
-    def release(self) -> None:
-        """Resolve all futures. In any thread: after an error also in that of backward."""
+    def release_gradients(self) -> None:
+        """Resolve all futures. Any thread may call it: after an error the thread of backward,
+        too."""
+        # Two threads may come at once after an error; a future takes one result only.
         with self.lock:
             while self.pending:
                 future, buffer = self.pending.pop()
                 future.set_result(buffer)
 
-    def unused(self, layers: Sequence[int]) -> Tensor | None:
+    def mark_unused(self, layers: Sequence[int]) -> Tensor | None:
         return None
 
     def note_unused(self, shares: Mapping[int, float]) -> None:
         pass
 
-    def unwritten(self) -> set[int]:
+    def unwritten_layers(self) -> set[int]:
         """Layers that no process has used: DDP does not write their ``.grad``, unless it is a view
         of the bucket."""
         model = self.model
@@ -259,7 +261,7 @@ class DDPGradients:
         pass  # DDP keeps a hook for as long as it lives
 
 
-def tensor_parallel(parameters: Sequence[Any]) -> tuple[Any, list[float]] | None:
+def _tensor_parallel(parameters: Sequence[Any]) -> tuple[Any, list[float]] | None:
     """The group among which layers are divided and each layer's share, see ``TensorParallel``;
     None without tensor parallelism. DDP trains the local tensors of DTensors, and notes in each
     which part it is."""
@@ -277,13 +279,14 @@ def tensor_parallel(parameters: Sequence[Any]) -> tuple[Any, list[float]] | None
 def _before_accumulation(parameters: Sequence[nn.Parameter], receiver: Receiver) -> None:
     """Call ``approach`` in each backward pass, before the first gradient is added to ``.grad``:
     a tensor's own hooks come before that, in any order of the layers."""
-    approach = WeakMethod(receiver.approach)
+    # weak, or the parameters' hooks would keep the receiver, and its process group, for ever
+    approach = WeakMethod(receiver.approach_pass)
 
     def call(_: Tensor) -> None:
         if (alive := approach()) is not None:
             alive()
 
-    finalize(receiver, remove, [parameter.register_hook(call) for parameter in parameters])
+    finalize(receiver, remove_hooks, [parameter.register_hook(call) for parameter in parameters])
 
 
 def after_backward(callback: Callable[[], None]) -> None:
@@ -292,7 +295,7 @@ def after_backward(callback: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
-def in_memory_order(flat: Tensor, parameter: nn.Parameter) -> Tensor:
+def _in_memory_order(flat: Tensor, parameter: nn.Parameter) -> Tensor:
     """A parameter's part of the bucket, ``[*shape]``. It is stored in the parameter's own memory
     order if that has no gaps; ``bucket.gradients()`` gives it as if it were contiguous."""
     if parameter.is_contiguous():
@@ -303,7 +306,7 @@ def in_memory_order(flat: Tensor, parameter: nn.Parameter) -> Tensor:
     return flat.as_strided(parameter.shape, parameter.stride(), flat.storage_offset())
 
 
-def wrapped(model: nn.Module) -> DistributedDataParallel:
+def _ddp_model(model: nn.Module) -> DistributedDataParallel:
     """The model itself, a DDP model without a communication hook.
 
     Raises:
@@ -314,9 +317,9 @@ def wrapped(model: nn.Module) -> DistributedDataParallel:
         inner = getattr(model, "_orig_mod", None)
         if isinstance(inner, DistributedDataParallel):
             kinds = {"compiled DDP"}
-        advice = next((words for kind, words in NOT_DDP.items() if kind in kinds), WRAP)
+        advice = next((words for kind, words in _NOT_DDP.items() if kind in kinds), _WRAP)
         raise ConfigError(
-            f"attach needs a DistributedDataParallel model, got {_kind(model)}: {advice}"
+            f"attach needs a DistributedDataParallel model, got {_describe_kind(model)}: {advice}"
         )
     if getattr(model, "_use_python_reducer", False):
         raise ConfigError(
@@ -334,7 +337,7 @@ def wrapped(model: nn.Module) -> DistributedDataParallel:
     return model
 
 
-def _kind(model: nn.Module) -> str:
+def _describe_kind(model: nn.Module) -> str:
     inner = getattr(model, "_orig_mod", None)
     if inner is not None:
         return f"a compiled {type(inner).__name__}"
@@ -359,7 +362,7 @@ def check_parameters(parameters: Mapping[str, nn.Parameter], half: bool = True) 
             )
 
 
-def trainable(model: DistributedDataParallel) -> dict[str, nn.Parameter]:
+def _ddp_parameters(model: DistributedDataParallel) -> dict[str, nn.Parameter]:
     """The parameters that DDP reduces, by their names in the bare model, compiled or not. A tensor
     that several modules share appears once.
 
@@ -385,7 +388,7 @@ def trainable(model: DistributedDataParallel) -> dict[str, nn.Parameter]:
 
 def plain_names(names: Iterable[str], wrappers: Collection[str] = ()) -> dict[str, str]:
     """Each name without the parts that wrappers add: "_orig_mod" of torch.compile, and "module"
-    right below a wrapper, whose path is given. Names stay as they are if two would become one."""
+    right below a path in ``wrappers``. Names stay as they are if two would become one."""
     plain = {}
     for name in names:
         parts = name.split(".")

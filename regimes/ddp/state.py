@@ -11,39 +11,47 @@ from typing import Any
 
 from regimes.compression.base import upgraded as with_present_units
 from regimes.config import DENSE
-from regimes.ddp.branching import changed
+from regimes.ddp.branching import continue_as_branch
 from regimes.ddp.source import plain_names
 from regimes.ddp.unit_steps import UnitSteps
 from regimes.detectors.statistics import Statistic
 from regimes.errors import ConfigError
 from regimes.instruments.compression_loss import CompressionLossGauge
 from regimes.job.choices import Choice
-from regimes.job.full_state import collected, divided
+from regimes.job.full_state import collect_full_state, divide_full_state
 from regimes.job.job import Job, on_all_processes
-from regimes.job.refit import LayerMatch, damage_refused, refuse, several
-from regimes.job.state import FORMAT, State, by_layer, column, own_part, shapes, with_column
-from regimes.job.upgrade import EMPTY_METER, upgraded
+from regimes.job.refit import LayerMatch, damage_refused, list_names, refuse_state
+from regimes.job.state import (
+    FORMAT,
+    State,
+    by_layer,
+    get_column,
+    layer_shapes,
+    own_part,
+    with_column,
+)
+from regimes.job.upgrade import EMPTY_METER, upgrade_state
 from regimes.policies.controller import Controller
 from regimes.records import kinds
 from regimes.records.kinds import Items, Nullable, Object
 
-CLOCKS = Object(extra=kinds.SECONDS)
-PENDING = Object({"epoch": kinds.COUNT, "seconds": CLOCKS, "details": kinds.FREE})
-RATE = Nullable(kinds.AMOUNT)
-ROW = Object(
+_CLOCKS = Object(extra=kinds.SECONDS)
+_PENDING = Object({"epoch": kinds.COUNT, "seconds": _CLOCKS, "details": kinds.FREE})
+_RATE = Nullable(kinds.AMOUNT)
+_ROW = Object(
     {"lr": kinds.AMOUNT, "next_lr": kinds.AMOUNT}, {"epoch": kinds.COUNT, "steps": kinds.STEPS}
 )
-SCHEDULE = Object(
-    {}, {"first": RATE, "epoch": Nullable(kinds.WHOLE), "groups": Nullable(kinds.NUMBERS)}
+_SCHEDULE = Object(
+    {}, {"first": _RATE, "epoch": Nullable(kinds.WHOLE), "groups": Nullable(kinds.NUMBERS)}
 )
-PLAIN = {  # entries whose form is checked, because the file may be damaged
+_PLAIN = {  # entries whose form is checked, because the file may be damaged
     "steps": Items(kinds.COUNT),
     "total": kinds.COUNT,
-    "lr": RATE,
-    "pace": SCHEDULE,  # UnitSchedule.state_dict()
-    "seconds": CLOCKS,
-    "logged": Object({}, {"waiting": Items(PENDING)}),
-    "rows": Items(ROW),
+    "lr": _RATE,
+    "pace": _SCHEDULE,  # UnitSchedule.state_dict()
+    "seconds": _CLOCKS,
+    "logged": Object({}, {"waiting": Items(_PENDING)}),
+    "rows": Items(_ROW),
     "branched": Nullable(kinds.COUNT),
     "set": Object({"level": kinds.NAME, "unit": kinds.COUNT, "why": kinds.TEXT}),
     "traffic": kinds.AMOUNTS,  # of a part
@@ -73,7 +81,7 @@ class StateCodec:
 
     # -- save and restore --------------------------------------------------------------------
 
-    def save(self, levels: Mapping[str, str], whole: bool = False) -> State:
+    def save_state(self, levels: Mapping[str, str], whole: bool = False) -> State:
         """See ``Hook.state_dict``.
 
         Args:
@@ -92,10 +100,10 @@ class StateCodec:
                 )
             )
         memories, residuals = b.reducer.state_dict()
-        here = shapes(job.layers)
+        here = layer_shapes(job.layers)
         state = copy.deepcopy(
             {
-                **self._identity(),
+                **self._own_identity(),
                 "layers": by_layer(shape=here, memory=memories, level=levels),
                 "gauges": job.panel.state_dict(),  # by instrument
                 "steps": [b.in_unit, b.finite_in_unit],  # of the unit under way
@@ -116,7 +124,7 @@ class StateCodec:
                 ],
             }
         )
-        owed = column(state["parts"][0]["layers"], "residual")
+        owed = get_column(state["parts"][0]["layers"], "residual")
         for residual, scale in zip(owed.values(), b.scales, strict=True):
             if residual is not None and scale != 1:
                 residual /= scale  # in units of the unscaled loss
@@ -124,22 +132,22 @@ class StateCodec:
 
     @property
     def within_unit(self) -> bool:
-        """Whether the gauges can be saved within a unit, as the norms can be, whose running sums
-        are saved apart."""
+        """Whether the gauges can be saved within a unit. The norms can: their running sums are
+        saved apart."""
         gauges = self.job.panel.gauges.items()
         return all(
             name == "norms" or getattr(gauge, "saves_within_unit", False) for name, gauge in gauges
         )
 
-    def restore(self, state: State) -> None:
+    def restore_state(self, state: State) -> None:
         """Restore everything from a fitted state except the levels."""
         job, b = self.job, self.steps
-        residuals = column(own_part(state)["layers"], "residual")
-        b.reducer.load_state_dict(column(state["layers"], "memory"), residuals)
+        residuals = get_column(own_part(state)["layers"], "residual")
+        b.reducer.load_state_dict(get_column(state["layers"], "memory"), residuals)
         b.reducer.to(job.world.device)
         b.load_state_dict(state)
         b.scales = [1.0] * len(job.layers)
-        b.restart()
+        b.restart_unit()
         b.clock.seconds |= state["seconds"]
         b.in_unit, b.finite_in_unit = state["steps"]
         b.total = state["total"]
@@ -149,17 +157,17 @@ class StateCodec:
 
     # -- all processes -----------------------------------------------------------------------
 
-    def collect(self, levels: Mapping[str, str]) -> State | None:
+    def collect_states(self, levels: Mapping[str, str]) -> State | None:
         """See ``Hook.full_state_dict``."""
         self._check_whole("full_state_dict")
-        return collected(self.job.world, lambda: self.save(levels))
+        return collect_full_state(self.job.world, lambda: self.save_state(levels))
 
-    def scatter(self, full: Mapping[str, Any] | None, branch: bool = False) -> Fitted:
+    def scatter_states(self, full: Mapping[str, Any] | None, branch: bool = False) -> Fitted:
         """This process's part of the full state of process 0, see ``Hook.load_full_state_dict``."""
         world = self.job.world
         self._check_whole("load_full_state_dict")
-        mine = divided(world, self.job.recorder, full)
-        return on_all_processes(world, lambda: self.fit(mine, branch))
+        mine = divide_full_state(world, self.job.recorder, full)
+        return on_all_processes(world, lambda: self.fit_state(mine, branch))
 
     def _check_whole(self, call: str) -> None:
         if self.job.world.shards > 1 or self.steps.by_process:
@@ -170,8 +178,8 @@ class StateCodec:
 
     # -- fit ---------------------------------------------------------------------------------
 
-    def fit(self, saved: Mapping[str, Any], branch: bool = False) -> Fitted:
-        """A copy of what ``save`` gave, made to fit the hook's layers.
+    def fit_state(self, saved: Mapping[str, Any], branch: bool = False) -> Fitted:
+        """A copy of what ``save_state`` gave, made to fit the hook's layers.
 
         Args:
             branch: the state may have been saved with another compressor, level or policy.
@@ -181,21 +189,23 @@ class StateCodec:
                 ``branch``, also if it was saved with another compressor or policy.
         """
         with damage_refused():
-            here = self._identity()
-            state = upgraded(saved)
+            here = self._own_identity()
+            state = upgrade_state(saved)
             self._check_process(state)
-            state = self._fitting(copy.deepcopy(state))
+            state = self._with_own_names(copy.deepcopy(state))
             self._check_plain(state)
             if branch:
                 state.pop("set", None)  # levels are another configuration's from here on
-                return Fitted(changed(state, here, self.job, self.chosen, self.steps), None)
+                return Fitted(
+                    continue_as_branch(state, here, self.job, self.chosen, self.steps), None
+                )
             self._check_kind(here, state)
-            match = LayerMatch(column(state["layers"], "shape"), self.job.layers)
-            if not match.same:
-                state = state | self._matched(match, state)
+            match = LayerMatch(get_column(state["layers"], "shape"), self.job.layers)
+            if not match.is_same:
+                state = state | self._match_layers(match, state)
             return Fitted(state, match.warning)
 
-    def _identity(self) -> dict[str, Any]:
+    def _own_identity(self) -> dict[str, Any]:
         """Facts that must be the same in the hook that loads the state."""
         world, compressor = self.job.world, self.chosen.compressor
         # the text of a dataclass is the same on all processes
@@ -207,14 +217,14 @@ class StateCodec:
             "compressor": repr(compressor) if plain else type(compressor).__qualname__,
         }
 
-    def _fitting(self, state: State) -> State:
-        """A state with this hook's names: without the parts of a compiled model's wrapper that
-        those of its layers had, and with fields that its compressor did not have yet."""
+    def _with_own_names(self, state: State) -> State:
+        """A state with this hook's names: layers without the parts that the wrapper of a compiled
+        model adds, and the compressor with fields that it did not have yet."""
         known = {layer.name for layer in self.job.layers}
-        state["compressor"] = with_defaults(state["compressor"], self.chosen.compressor)
+        state["compressor"] = _with_defaults(state["compressor"], self.chosen.compressor)
         moves = "residual='update'" in state["compressor"]
         memories = with_present_units(
-            column(state["layers"], "memory"), "update" if moves else "gradient"
+            get_column(state["layers"], "memory"), "update" if moves else "gradient"
         )
         state["layers"] = with_column(state["layers"], "memory", memories)
         plain = plain_names(name for name in state["layers"] if name not in known)
@@ -228,20 +238,20 @@ class StateCodec:
         values = self.chosen.values
         if state["compressor"] != here["compressor"]:
             saved, mine = state["compressor"], here["compressor"]
-            refuse(f"it was saved with compressor {saved}, this hook has {mine}")
-        levels = column(state["layers"], "level")
+            refuse_state(f"it was saved with compressor {saved}, this hook has {mine}")
+        levels = get_column(state["layers"], "level")
         used = {*levels.values(), state.get("set", {"level": DENSE})["level"]}
         if unknown := used - {*values, DENSE}:
             mine = ", ".join(values) or "none"
-            refuse(f"it uses level {min(unknown)!r}, this hook's levels are: {mine}")
+            refuse_state(f"it uses level {min(unknown)!r}, this hook's levels are: {mine}")
         for level, value in state["values"].items():
             if values.get(level, value) != value:
-                refuse(f"its level {level} is {value!r}, this hook's is {values[level]!r}")
+                refuse_state(f"its level {level} is {value!r}, this hook's is {values[level]!r}")
         read = {Statistic.parse(need).instrument for need in self.chosen.policy.needs}
         if read & (state["gauges"].keys() ^ self.job.panel.gauges.keys()):
-            refuse("it was saved with a policy that reads other statistics than this hook's")
+            refuse_state("it was saved with a policy that reads other statistics than this hook's")
 
-    def _matched(self, match: LayerMatch, state: dict[str, Any]) -> dict[str, Any]:
+    def _match_layers(self, match: LayerMatch, state: dict[str, Any]) -> dict[str, Any]:
         """The state's per-layer entries, reordered and completed for the hook's layers.
 
         In past units a new layer has the level that the policy gives at the very start; now, the
@@ -251,30 +261,30 @@ class StateCodec:
         parts = zip(self.job.layers, reducer.compressors, reducer.states, strict=True)
         fresh = {x.name: c.init(x, s.key[0], s.first_worker).shared_state() for x, c, s in parts}
         table, own = state["layers"], own_part(state)
-        rows, levels = match.rows(state["rows"], decide([]).names), column(table, "level")
-        if match.new:
+        rows, levels = match.match_rows(state["rows"], decide([]).names), get_column(table, "level")
+        if match.new_layers:
             levels = dict(zip(fresh, decide(rows).names, strict=True)) | levels
-        memories = fresh | column(table, "memory")
-        owed = dict.fromkeys(fresh) | column(own["layers"], "residual")
-        here = shapes(self.job.layers)
+        memories = fresh | get_column(table, "memory")
+        owed = dict.fromkeys(fresh) | get_column(own["layers"], "residual")
+        here = layer_shapes(self.job.layers)
         # The meter counts by a layer's place, which has changed: its counts become past traffic.
         floats, sent = own["traffic"]
         counts = own["meter"]["layers"].values()
         part = {
             **own,
             "layers": {name: {"residual": owed[name]} for name in here},
-            "sums": match.sums(own["sums"]),
+            "sums": match.match_sums(own["sums"]),
             "traffic": [floats + sum(f for f, _ in counts), sent + sum(b for _, b in counts)],
             "meter": EMPTY_METER,
         }
         return {
             "layers": by_layer(shape=here, memory=memories, level=levels),
-            "gauges": self._matched_gauges(match, state["gauges"]),
+            "gauges": self._match_gauges(match, state["gauges"]),
             "rows": rows,
             "parts": [part],
         }
 
-    def _matched_gauges(self, match: LayerMatch, gauges: dict[str, Any]) -> dict[str, Any]:
+    def _match_gauges(self, match: LayerMatch, gauges: dict[str, Any]) -> dict[str, Any]:
         """The gauges' state for matched layers; only ``error:<level>`` keeps one per layer, beside
         the cosines of a step that was measured in the unit under way."""
         if "cosine" in gauges:
@@ -285,7 +295,9 @@ class StateCodec:
         seed = self.steps.reducer.states[0].key[0]
         fresh = [error.compressor.init(layer, seed).shared_state() for layer in self.job.layers]
         levels = gauges["error"].items()
-        return gauges | {"error": {level: match.values(saved, fresh) for level, saved in levels}}
+        return gauges | {
+            "error": {level: match.match_values(saved, fresh) for level, saved in levels}
+        }
 
     # -- refuse ----------------------------------------------------------------------------------
 
@@ -293,15 +305,15 @@ class StateCodec:
         """Raise unless this is a hook's state, saved by this process."""
         world = self.job.world
         if not isinstance(state, Mapping) or not {"layers", "compressor", "rows"} <= state.keys():
-            refuse("it was not returned by hook.state_dict()")
+            refuse_state("it was not returned by hook.state_dict()")
         if len(state["parts"]) != 1:
-            refuse(
+            refuse_state(
                 "it was not returned by hook.state_dict(): it is the state of all processes, load "
                 "it with hook.load_full_state_dict()"
             )
         saved = own_part(state)["process"], state["processes"]
         if saved != (world.rank, world.processes):
-            refuse(
+            refuse_state(
                 f"it was saved by process {saved[0]} of {saved[1]}, this is process {world.rank} "
                 f"of {world.processes}: every process loads its own file, on the same number of "
                 "processes, or its residuals would be lost"
@@ -315,8 +327,8 @@ class StateCodec:
     def _check_plain(self, state: State) -> None:
         """Raise if the state was saved for another model, or has damaged numbers."""
         self._check_shapes(state)
-        plain = {k: v for k, v in {**own_part(state), **state}.items() if k in PLAIN}
-        if problem := kinds.fault(plain, Object({}, PLAIN)):
+        plain = {k: v for k, v in {**own_part(state), **state}.items() if k in _PLAIN}
+        if problem := kinds.fault(plain, Object({}, _PLAIN)):
             raise ValueError(problem)
         for number, row in enumerate(state["rows"]):
             if row.get("epoch", number) != number:  # rows of version 0.1 have no number
@@ -326,20 +338,22 @@ class StateCodec:
 
     def _check_shapes(self, state: State) -> None:
         """Raise if the state was saved for another model."""
-        here, saved = shapes(self.job.layers), column(state["layers"], "shape")
+        here, saved = layer_shapes(self.job.layers), get_column(state["layers"], "shape")
         parts = zip(
-            self.job.world.parts(self.job.layers), self.steps.reducer.compressors, strict=True
+            self.job.world.local_layers(self.job.layers),
+            self.steps.reducer.compressors,
+            strict=True,
         )
         local = {x.name: math.prod(c.residual_shape(x)) for x, c in parts}
         if not here.keys() & saved.keys():
-            refuse(
+            refuse_state(
                 "it was saved for another model and has no layer in common with this one: the "
-                f"state has {several(list(saved))}, the model has {several(list(here))}"
+                f"state has {list_names(list(saved))}, the model has {list_names(list(here))}"
             )
-        owed = column(own_part(state)["layers"], "residual")
+        owed = get_column(own_part(state)["layers"], "residual")
         for name, shape in here.items():
             if saved.get(name, shape) != shape:
-                refuse(
+                refuse_state(
                     f"it was saved for another model: layer {name!r} has shape {saved[name]} in "
                     f"the state and shape {shape} in this model"
                 )
@@ -348,7 +362,7 @@ class StateCodec:
                 raise ValueError(f"the residual of layer {name!r} has shape {[*residual.shape]}")
 
 
-def with_defaults(saved: str, compressor: Any) -> str:
+def _with_defaults(saved: str, compressor: Any) -> str:
     """The text of a saved compressor, completed by the fields that its version did not have yet,
     where this hook's compressor has their defaults and is the same otherwise."""
     if not is_dataclass(compressor):

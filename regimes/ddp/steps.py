@@ -1,10 +1,10 @@
 """The steps of a hook: each backward pass is an exchange, which counts once it is settled.
 
-The way of a gradient: ``ddp.source`` hands it over (``HookSteps.add``); ``exchange.exchange``
-exchanges it, tentatively, and writes the result over it. After DDP has written the results to the
-parameters the exchange is settled, unless the aggregated gradient is not finite (then a GradScaler
-skips the step) or DDP has not written a parameter because no process used it. The next pass may
-find that the last one was not applied (``ddp.applied``): then it is undone.
+The way of a gradient: ``ddp.source`` hands it over (``HookSteps.add_gradients``);
+``exchange.exchange`` exchanges it, tentatively, and writes the result over it. After DDP has
+written the results to the parameters the exchange is settled, unless the aggregated gradient is not
+finite (then a GradScaler skips the step) or DDP has not written a parameter because no process used
+it. The next pass may find that the last one was not applied (``ddp.applied``): then it is undone.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from regimes.ddp.unit_steps import UnitSteps
 from regimes.errors import ConfigError
 from regimes.exchange.exchange import Exchange, Listener, Transfer, make_buckets
 from regimes.exchange.tentative import TentativeMemories
-from regimes.job.refit import several
+from regimes.job.refit import list_names
 from regimes.precision import full_precision
 
 
 class HookSteps(UnitSteps, Listener):
-    """The backward passes of one model whose gradients the hook exchanges.
+    """The backward passes of one model; the hook exchanges their gradients.
 
     Attributes:
         exchange: of their gradients.
@@ -71,15 +71,15 @@ class HookSteps(UnitSteps, Listener):
 
     # -- in the thread of backward, called by the source -------------------------------------
 
-    def approach(self, arriving: int | None = None) -> None:
+    def approach_pass(self, arriving: int | None = None) -> None:
         if self._last is not None and self.applied is not None:
             self.take_back(arriving)
-            self.forget()  # from here on .grad may be the sum of several passes
+            self.forget_step()  # from here on .grad may be the sum of several passes
 
-    def begin(self) -> None:
+    def begin_step(self) -> None:
         self.before_step()
-        self.clock.start()
-        self.exchange.begin(self.present_levels)
+        self.clock.start_step()
+        self.exchange.begin_transfer(self.present_levels)
         self._keep_gradients(any(getattr(gauge, "due", True) for gauge in self.readers))
 
     def _keep_gradients(self, kept: bool) -> None:
@@ -95,27 +95,29 @@ class HookSteps(UnitSteps, Listener):
         kind = self.reducer.world.meter.dtype
         return torch.zeros((1, size), dtype=kind, device=self.device)
 
-    def add(self, gradients: Mapping[int, Tensor]) -> None:
-        self.exchange.add({i: gradient[None] for i, gradient in gradients.items()})
+    def add_gradients(self, gradients: Mapping[int, Tensor]) -> None:
+        self.exchange.add_rows({i: gradient[None] for i, gradient in gradients.items()})
         if self.exchange.transfer is not None and self.exchange.transfer.failed:
-            self.source.release()
+            self.source.release_gradients()
 
-    def finish(self) -> None:
-        with self.clock.waiting(self.reducer.world):
-            self.exchange.finish()
+    def finish_step(self) -> None:
+        with self.clock.count_waiting(self.reducer.world):
+            self.exchange.finish_transfer()
 
     @torch.no_grad()
-    def settle(self) -> None:
+    def settle_step(self) -> None:
         """Adopt the step's memories, except for layers that the optimiser will not step."""
         step = self.exchange.transfer
         assert step is not None
+        # The optimiser skips a step that is not finite: then no layer adopts its residual, which
+        # would forget an update that was never applied.
         unapplied = set(step.states)
         if step.finite and not step.lost:
-            unapplied = self.source.unwritten()
+            unapplied = self.source.unwritten_layers()
         self._last = None
-        self.exchange.settle(unapplied)
+        self.exchange.settle_transfer(unapplied)
         if step.lost:
-            self.clock.stop()
+            self.clock.stop_step()
             return
         if step.finite or self.applied is None:  # a GradScaler skips others, which count
             self.keep_for_undo(step.finite)
@@ -124,12 +126,12 @@ class HookSteps(UnitSteps, Listener):
         if step.finite:
             self.finite_in_unit += 1
             with self.on_hook_stream():
-                self._observe(step, unapplied)
+                self._show_gauges(step, unapplied)
         if self.applied is not None:
-            self.applied.begin()
-        self.clock.stop()
+            self.applied.note_exchange()
+        self.clock.stop_step()
 
-    def _observe(self, step: Transfer, unapplied: Collection[int]) -> None:
+    def _show_gauges(self, step: Transfer, unapplied: Collection[int]) -> None:
         updates = [full_precision(step.rows[i][0]) for i in range(len(step.rows))]
         for i in unapplied:
             updates[i] = torch.zeros_like(updates[i])
@@ -161,14 +163,14 @@ class HookSteps(UnitSteps, Listener):
 
     # -- what the exchange asks and tells ------------------------------------------------------
 
-    def scale(self) -> float:
+    def loss_scale(self) -> float:
         return self._scale()
 
-    def before(self) -> None:
+    def before_first_bucket(self) -> None:
         self.run_check()
 
-    def marks(self, layers: Sequence[int]) -> Tensor | None:
-        return self.source.unused(layers)
+    def layer_marks(self, layers: Sequence[int]) -> Tensor | None:
+        return self.source.mark_unused(layers)
 
     def note_marks(self, means: Mapping[int, float]) -> None:
         self.source.note_unused(means)
@@ -178,10 +180,10 @@ class HookSteps(UnitSteps, Listener):
         only in the next forward pass, after a step with gradients that are not shared."""
         names = [*self.source.parameters]
         raise ConfigError(
-            f"{several([names[i] for i in layers])} had no gradient in this backward pass, and "
+            f"{list_names([names[i] for i in layers])} had no gradient in this backward pass, and "
             "DistributedDataParallel waits for all that it was given: freeze layers before "
             "wrapping the model, or wrap it with find_unused_parameters=True"
         )
 
-    def release(self) -> None:
-        self.source.release()
+    def release_gradients(self) -> None:
+        self.source.release_gradients()

@@ -31,13 +31,13 @@ class UnitSteps:
 
     Attributes:
         reducer: the compressors, and the layers' memories.
-        levels: per layer, what a backward pass sends after the first ``dense_start`` of them.
+        levels: per layer, what a backward pass sends after the first ``dense_start`` passes.
         total: backward passes since training began.
-        in_unit, finite_in_unit: backward passes since ``restart``, and those whose gradient was
-            finite, as far as that is known.
+        in_unit: backward passes since ``restart_unit``.
+        finite_in_unit: how many had a finite gradient, as far as that is known.
         before_step: called at the first gradients of a backward pass.
         check: called once, before the next gradient is reduced.
-        clock: where the time since ``restart`` went.
+        clock: where the time since ``restart_unit`` went.
         gauges: see every finite step, in units of the unscaled loss; a ``Gauge`` with
             ``reversible`` each.
         applied: tells whether the last step was applied; None: a quorum does (``ddp.membership``).
@@ -66,16 +66,16 @@ class UnitSteps:
         self.total = 0
         self.before_step: Callable[[], Any] = lambda: None
         self.check: Callable[[], Any] | None = None
-        self.restart()
+        self.restart_unit()
 
-    def restart(self) -> None:
+    def restart_unit(self) -> None:
         """Begin a unit: counts and clock start at zero."""
         self.in_unit = self.finite_in_unit = 0
         self.clock = Clock(self.device)
 
     @property
     def present_levels(self) -> Sequence[AnyLevel]:
-        """Those of the step under way."""
+        """The levels of the step under way."""
         return [DENSE] * len(self.levels) if self.total < self.dense_start else self.levels
 
     def run_check(self) -> None:
@@ -85,35 +85,35 @@ class UnitSteps:
             check()
 
     def keep_for_undo(self, finite: bool) -> None:
-        """Keep what a step that counts now may change, so that ``undo`` can take it back."""
+        """Keep what a step that counts now may change, so that ``undo_step`` can take it back."""
         gauges = [(gauge, dict(vars(gauge))) for gauge in self.gauges]
         self._last = Undo(gauges, finite)
 
     # -- a step that has not counted -----------------------------------------------------------
 
-    def forget(self) -> None:
+    def forget_step(self) -> None:
         """The last step counts for good."""
         self._last = self.memories.before = None
 
     def take_back(self, arriving: int | None = None) -> None:
-        """Undo the last step for layers whose gradient was cleared and never applied.
+        """Undo the last step for layers with a gradient that was cleared and never applied.
 
         Args:
-            arriving: a layer whose next gradient is there already.
+            arriving: a layer that has its next gradient already.
         """
         before, applied = self.memories.before, self.applied
         if self._last is None or before is None or applied is None:
             return
-        cleared = applied.cleared(before.layers - applied.stepped, arriving)
+        cleared = applied.find_cleared(before.layers - applied.stepped, arriving)
         if thrown := cleared & applied.known:
-            self.undo(thrown)
-        elif cleared and not applied.stepped and not applied.moved(cleared):
+            self.undo_step(thrown)
+        elif cleared and not applied.stepped and not applied.has_moved(cleared):
             held_back = any(self.reducer.states[i].residual is not None for i in cleared)
             if held_back and not self.warned and self.reducer.world.rank == 0:
                 self.warned = True
                 warnings.warn(UNKNOWN, stacklevel=2)
 
-    def undo(self, layers: Collection[int] | None = None) -> None:
+    def undo_step(self, layers: Collection[int] | None = None) -> None:
         """Take the last step back: states, statistics and counts are as before it. Its traffic
         stays counted, because it was sent.
 
@@ -122,7 +122,7 @@ class UnitSteps:
         """
         if (last := self._last) is None:
             return
-        chosen = self.memories.undo(layers)
+        chosen = self.memories.undo_step(layers)
         if self.memories.before is not None:
             for gauge, before in last.gauges:
                 if isinstance(gauge, NormsGauge):
@@ -152,7 +152,7 @@ class UnitSteps:
     # -- state -----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Entries of a saved state beside those of the reducer, the same on all processes."""
+        """Entries of a saved state beside the reducer's, the same on all processes."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

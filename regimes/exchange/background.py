@@ -15,48 +15,48 @@ import torch
 class Background:
     """A thread and, on a GPU, a stream of its own, which do one task after another.
 
-    Between ``call`` and ``finish`` only tasks may use their communicator: collectives of the main
-    thread would have no fixed order relative to those of this thread.
+    Between ``submit`` and ``synchronize`` only tasks may use their communicator: collectives of the
+    main thread and of this thread would have no fixed order.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.error: BaseException | None = None  # set by the thread, read after ``finish``
+        self.error: BaseException | None = None  # set by the thread, read after ``synchronize``
         self.tasks: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
         # The thread gets the queue alone: a reference to self would keep this alive, and the
         # finalizer, which ends the thread, would never run. A daemon, because a thread that is
         # in a collective with a dead process cannot be joined when Python ends.
         self.thread = threading.Thread(
-            target=_serve, args=(self.tasks, device), daemon=True, name="regimes"
+            target=_serve_tasks, args=(self.tasks, device), daemon=True, name="regimes"
         )
         self.thread.start()
         weakref.finalize(self, self.tasks.put, None)
 
-    def call(self, task: Callable[[], object]) -> None:
+    def submit(self, task: Callable[[], object]) -> None:
         """Let the thread do this after all before it. It sees tensors as the current stream has
         them now."""
         # An event, so that the other stream waits for these tensors and for nothing later.
         event = torch.cuda.current_stream(self.device).record_event() if self.stream else None
-        self.tasks.put(partial(self._do, task, event))
+        self.tasks.put(partial(self._run_task, task, event))
 
-    def finish(self) -> None:
+    def synchronize(self) -> None:
         """Wait until all is done, and let the current stream wait for it.
 
         Raises:
             BaseException: an error of the thread.
         """
-        self.idle()
+        self.wait_idle()
         if self.stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
     def close(self) -> None:
         """End the thread after the current task, or bucket."""
-        self.error = self.error or InterruptedError()
+        self.error = self.error or InterruptedError()  # tasks that still wait do nothing
         self.tasks.put(None)
         self.thread.join()
 
-    def idle(self) -> None:
+    def wait_idle(self) -> None:
         """Wait until the thread has done all tasks so far; raise its error."""
         done = threading.Event()
         self.tasks.put(done.set)
@@ -65,21 +65,22 @@ class Background:
             raise self.error
 
     @torch.no_grad()
-    def _do(self, task: Callable[[], object], event: torch.cuda.Event | None) -> None:
+    def _run_task(self, task: Callable[[], object], event: torch.cuda.Event | None) -> None:
         try:
             with torch.cuda.stream(self.stream):
                 if self.stream is not None and event is not None:
                     self.stream.wait_event(event)
                 if not self.error:
                     task()
-        except BaseException as error:  # raised in the main thread, by ``idle``
+        except BaseException as error:  # raised in the main thread, by ``wait_idle``
             self.error = error
 
 
-def _serve(tasks: SimpleQueue[Callable[[], Any] | None], device: torch.device) -> None:
-    """The thread's loop. A thread begins on GPU 0, to which torch returns where a stream is left:
-    without its own GPU each process would have a context there."""
+def _serve_tasks(tasks: SimpleQueue[Callable[[], Any] | None], device: torch.device) -> None:
+    """The thread's loop."""
     if device.type == "cuda":
+        # A thread begins on GPU 0, and torch returns there when a stream is left: without this each
+        # process would have a context, and memory, on GPU 0.
         torch.cuda.set_device(device)
     while (task := tasks.get()) is not None:
         task()

@@ -2,26 +2,22 @@
 
 Trainer, hook and local steps use this one; what differs is a value:
 
-- *tentative*: a transfer changes copies of the compressors' memories, which ``settle`` adopts and
-  ``drop`` forgets; ``undo`` takes the last adopted ones back (the hook: its caller may skip a step,
-  or throw it away; replicas that come and go: a quorum may not commit). Otherwise memories change
-  in place, and an error ends the run (the trainer: W simulated workers need no second residual).
+- *tentative*: a transfer changes copies of the compressors' memories, which ``settle_transfer``
+  adopts and ``drop_transfer`` forgets; ``undo_transfer`` takes the last adopted ones back (the
+  hook: its caller may skip a step, or throw it away; replicas that come and go: a quorum may not
+  commit). Otherwise memories change in place, and an error ends the run (the trainer: W simulated
+  workers need no second residual).
 - *in the background*: a thread exchanges a bucket as soon as it is complete, while backward or the
-  next local steps go on. Otherwise ``finish`` exchanges all buckets in their order.
+  next local steps go on. Otherwise ``finish_transfer`` exchanges all buckets in their order.
 - *written*: updates are written over the rows, and a step that is not finite over all of them, so
   that an optimiser, or its GradScaler, sees what it would see without compression.
 
-The way of a gradient: its source hands it over (``add``); ``_leave`` passes on a bucket that is
-complete; ``compression.reducer`` runs the compressors' programs, whose requests
-``collectives.world`` answers.
+The way of a gradient: its source hands it over (``add_rows``); ``_exchange_complete`` passes on a
+bucket that is complete; ``compression.reducer`` runs the compressors' programs, and
+``collectives.world`` answers their requests.
 
-*Order.* Backward completes the last layers first. Layers are therefore divided, last ones first,
-into fixed *buckets* of bounded size. One thread exchanges them in that order, all rounds of one
-before the next. Collectives are thus issued in the same order on every process, whatever the
-timing: in different orders they would deadlock or exchange the wrong bytes. And a resumed run adds
-in the same order as an uninterrupted one. (DDP regroups parameters after the first step; and
-chained callbacks would issue a bucket's second round when its first is done, a moment that differs
-between processes.)
+Layers are divided, last ones first, into fixed *buckets* of bounded size. One thread exchanges them
+in that order, all rounds of one before the next.
 """
 
 from __future__ import annotations
@@ -41,7 +37,7 @@ from regimes.compression.reducer import Reducer
 from regimes.config import AnyLevel
 from regimes.exchange.background import Background
 from regimes.exchange.nonfinite import (
-    blank,
+    fill_if_nonfinite,
     finite_flag,
     flag_of_updates,
     loss_with_flag,
@@ -56,6 +52,9 @@ def make_buckets(parameters: Sequence[Tensor], cap: int) -> list[list[int]]:
     type changes."""
     buckets: list[list[int]] = []
     room, dtype = -1, None
+    # Own buckets, and not DDP's: DDP regroups parameters after the first step, so that a resumed
+    # run would add in another order than an uninterrupted one. Last layers first, because backward
+    # completes them first.
     for i in reversed(range(len(parameters))):
         size = parameters[i].numel() * parameters[i].element_size()
         if size > room or parameters[i].dtype != dtype:
@@ -77,7 +76,7 @@ def buckets_with_loss(
 
 @dataclass(eq=False)
 class Transfer:
-    """What is exchanged together: one step's gradients, or the movements of a fragment.
+    """What is exchanged together: one step's gradients, or a fragment's pseudo-gradients.
 
     Attributes:
         levels: by layer.
@@ -90,7 +89,7 @@ class Transfer:
         scale: what the loss was multiplied by.
         flags: by bucket, 0 or NaN where a gradient is not finite; of a written exchange.
         marks: by bucket, its layers and the means of the source's marks.
-        finite: no gradient is NaN or infinite; known after ``finish``.
+        finite: no gradient is NaN or infinite; known after ``finish_transfer``.
         failed: an error has ended it.
         lost: a replica has left in it, so that it does not count.
     """
@@ -114,24 +113,24 @@ class Transfer:
 class Listener:
     """What a written exchange asks its owner, and reports to it, in the thread that exchanges."""
 
-    def scale(self) -> float:
+    def loss_scale(self) -> float:
         """What the loss is multiplied by; asked at a step's first bucket."""
         return 1.0
 
-    def before(self) -> None:
+    def before_first_bucket(self) -> None:
         """A step's first bucket leaves next."""
 
-    def marks(self, layers: Sequence[int]) -> Tensor | None:
+    def layer_marks(self, layers: Sequence[int]) -> Tensor | None:
         """Numbers for each layer of a bucket, to be averaged over all workers, ``[layers]``."""
         return None
 
     def note_marks(self, means: Mapping[int, float]) -> None:
-        """The means of a step's marks, by layer, once ``finish`` has read them."""
+        """The means of a step's marks, by layer, once ``finish_transfer`` has read them."""
 
     def refuse_missing(self, layers: Sequence[int]) -> None:
         """Raise: these layers have not arrived, so that some buckets have never left."""
 
-    def release(self) -> None:
+    def release_gradients(self) -> None:
         """All rows of a step are overwritten, or will never be. In any thread."""
 
 
@@ -141,10 +140,10 @@ class Exchange:
     Attributes:
         reducer: the compressors, and the layers' memories.
         buckets: layers that are exchanged together, in order; ``NO_LAYER`` stands for ``extra``.
-        background: the thread that exchanges; None: ``finish`` does.
+        background: the thread that exchanges; None: ``finish_transfer`` does.
         memories: of a tentative exchange; None: memories change in place.
         copies: by layer, where a row is copied before it is overwritten; None: nowhere.
-        transfer: the one under way, of those that ``begin`` without ``layers``.
+        transfer: the one under way, of those that ``begin_transfer`` without ``layers``.
     """
 
     def __init__(
@@ -171,30 +170,32 @@ class Exchange:
 
     # -- what a client calls -----------------------------------------------------------------
 
-    def begin(self, levels: Sequence[AnyLevel], layers: Sequence[int] | None = None) -> Transfer:
+    def begin_transfer(
+        self, levels: Sequence[AnyLevel], layers: Sequence[int] | None = None
+    ) -> Transfer:
         """Begin an exchange of all layers, or of one bucket of ``layers`` beside others that are
         still on their way."""
         if layers is not None:
             return Transfer(levels, [layers])
         if self.background is not None:
-            self.background.idle()  # an earlier step that has failed
+            self.background.wait_idle()  # raises the error of an earlier step that has failed
         self.transfer = Transfer(levels, list(self.buckets))
         return self.transfer
 
-    def add(self, rows: Mapping[int, Tensor]) -> None:
+    def add_rows(self, rows: Mapping[int, Tensor]) -> None:
         """These layers are complete in the current stream, ``[rows, *shape]`` each. Where a thread
         exchanges, a bucket that is complete leaves at once. In any thread."""
         assert self.transfer is not None
         self.transfer.rows.update(rows)
-        self._complete(self.transfer, rows)
+        self._mark_complete(self.transfer, rows)
 
-    def _complete(self, transfer: Transfer, layers: Iterable[int]) -> None:
+    def _mark_complete(self, transfer: Transfer, layers: Iterable[int]) -> None:
         if self.background is not None:
-            self.background.call(partial(self._leave, transfer, set(layers)))
+            self.background.submit(partial(self._exchange_complete, transfer, set(layers)))
         else:
             transfer.complete.update(layers)
 
-    def finish(
+    def finish_transfer(
         self,
         extra: Float[Tensor, "rows ..."] | None = None,
         stack: Float[Tensor, "rows N"] | None = None,
@@ -203,8 +204,8 @@ class Exchange:
 
         Args:
             extra: losses, which travel with the bucket that has ``NO_LAYER``.
-            stack: the gradients of all layers end to end: ``means`` are NaN where one of any worker
-                is not finite, and ``extra`` of the rows of which one is not.
+            stack: the gradients of all layers end to end. If a gradient is not finite, ``means``
+                are NaN, and ``extra`` is NaN in its row.
         """
         transfer = self.transfer
         assert transfer is not None
@@ -216,11 +217,11 @@ class Exchange:
         else:
             transfer.extra = extra
         if extra is not None:
-            self._complete(transfer, [NO_LAYER])
-        self.wait(transfer)
+            self._mark_complete(transfer, [NO_LAYER])
+        self.wait_for_transfers(transfer)
         if examined and transfer.means is not None:
             layers = range(len(compressors))
-            states, levels = self._states(transfer), transfer.levels
+            states, levels = self._states_of(transfer), transfer.levels
             _, finite = flag_of_updates(layers, compressors, transfer.updates, states, levels)
             if not finite:
                 assert extra is not None
@@ -240,6 +241,7 @@ class Exchange:
         if missing := [i for i in range(len(self.reducer.layers)) if i not in transfer.rows]:
             self.written.refuse_missing(missing)
         failed = ~torch.stack(transfer.flags).isfinite().all()
+        # all shards take part in this sum, so it comes before any branch on the flags
         total = self.world.add_shards(failed.to(self.world.meter.dtype).reshape(1))
         numbers = [failed.to(total.dtype).reshape(1), total, *(t for _, t in transfer.marks)]
         is_here, anywhere, *means = torch.cat(numbers).tolist()
@@ -250,29 +252,31 @@ class Exchange:
         layers = [i for bucket, _ in transfer.marks for i in bucket]
         self.written.note_marks(dict(zip(layers, means, strict=True)))
 
-    def send(
+    def send_transfer(
         self, rows: Mapping[int, Tensor], transfer: Transfer, extra: Tensor | None = None
     ) -> None:
-        """Let a transfer of one bucket leave: ``wait`` until it has come back."""
+        """Let a transfer of one bucket leave: ``wait_for_transfers`` until it has come back."""
         if extra is not None:
             transfer.extra, transfer.left = extra, [[NO_LAYER, *transfer.left[0]]]
         transfer.rows.update(rows)
-        self._complete(transfer, [NO_LAYER, *rows])
+        self._mark_complete(transfer, [NO_LAYER, *rows])
         if self.background is None:
-            self.wait(transfer)
+            self.wait_for_transfers(transfer)
 
-    def wait(self, transfer: Transfer | None = None) -> None:
+    def wait_for_transfers(self, transfer: Transfer | None = None) -> None:
         """Until all that was sent has come back; before any other collective.
 
         Raises:
             BaseException: an error of the thread.
         """
         if self.background is not None:
-            self.background.finish()
+            self.background.synchronize()
         elif transfer is not None:
-            self._leave(transfer, ())
+            self._exchange_complete(transfer, ())
 
-    def settle(self, unapplied: Collection[int] = (), transfer: Transfer | None = None) -> Transfer:
+    def settle_transfer(
+        self, unapplied: Collection[int] = (), transfer: Transfer | None = None
+    ) -> Transfer:
         """Adopt the memories of a transfer, unless it is lost.
 
         Args:
@@ -283,18 +287,18 @@ class Exchange:
             transfer, self.transfer = self.transfer, None
         assert transfer is not None
         if transfer.lost:
-            self.drop(transfer)
+            self.drop_transfer(transfer)
         elif self.memories is not None:
-            self.memories.adopt(transfer.states, unapplied)
+            self.memories.adopt_states(transfer.states, unapplied)
         return transfer
 
-    def drop(self, transfer: Transfer) -> None:
+    def drop_transfer(self, transfer: Transfer) -> None:
         """A tentative transfer that has come back does not count: memories are as before it. Its
         traffic stays counted, because it was sent."""
         assert self.memories is not None
-        self.memories.drop(transfer.states)
+        self.memories.drop_states(transfer.states)
 
-    def undo(self, layers: Collection[int] | None = None) -> set[int]:
+    def undo_transfer(self, layers: Collection[int] | None = None) -> set[int]:
         """Take the last settled step back; its traffic stays counted, because it was sent.
 
         Args:
@@ -304,9 +308,9 @@ class Exchange:
             Those that were taken back.
         """
         assert self.memories is not None
-        return self.memories.undo(layers)
+        return self.memories.undo_step(layers)
 
-    def step(
+    def exchange_step(
         self,
         rows: Sequence[Float[Tensor, "rows ..."]],
         levels: Sequence[AnyLevel],
@@ -315,10 +319,10 @@ class Exchange:
     ) -> tuple[list[Tensor], Tensor]:
         """Exchange a step that is complete: the updates ``[*shape]`` per layer, and the mean loss,
         NaN if any gradient is not finite. Gradients are left as they are."""
-        self.begin(levels)
-        self.add(dict(enumerate(rows)))
-        self.finish(losses, stack)
-        transfer = self.settle()
+        self.begin_transfer(levels)
+        self.add_rows(dict(enumerate(rows)))
+        self.finish_transfer(losses, stack)
+        transfer = self.settle_transfer()
         assert transfer.means is not None
         return [transfer.updates[i] for i in range(len(rows))], transfer.means
 
@@ -329,24 +333,27 @@ class Exchange:
 
     # -- in the thread that exchanges ----------------------------------------------------------
 
-    def _leave(self, transfer: Transfer, layers: Collection[int]) -> None:
+    def _exchange_complete(self, transfer: Transfer, layers: Collection[int]) -> None:
         """Exchange the buckets that are complete with these layers, in their order."""
         transfer.complete.update(layers)
+        # Only the first one left may go, though a later one may be complete: which layers are
+        # complete by now differs between processes, and collectives in different orders would
+        # deadlock or exchange the wrong bytes. For the same reason one bucket goes through all of
+        # its rounds before the next (callbacks at the end of a round come at different moments).
         while transfer.left and transfer.complete.issuperset(transfer.left[0]):
-            self._exchange(transfer, transfer.left.pop(0))
+            self._exchange_bucket(transfer, transfer.left.pop(0))
 
-    def _exchange(self, transfer: Transfer, bucket: Sequence[int]) -> None:
-        """One bucket. After an error it reports to the owner, because DDP's first pass of a static
-        graph waits for the results before ``finish`` can raise it."""
+    def _exchange_bucket(self, transfer: Transfer, bucket: Sequence[int]) -> None:
+        """Exchange one bucket; after an error report to the owner."""
         if transfer.lost:
-            return
+            return  # the group was aborted: a further collective would raise
         try:
             if self.written is None:
                 extra = transfer.extra if NO_LAYER in bucket else None
                 for i in bucket:
                     if self.memories is not None and i != NO_LAYER:
-                        transfer.states[i] = self.memories.copy(i, transfer.scale)
-                states = self._states(transfer)
+                        transfer.states[i] = self.memories.copy_state(i, transfer.scale)
+                states = self._states_of(transfer)
                 results = self.reducer.reduce(bucket, transfer.rows, transfer.levels, extra, states)
                 if extra is not None:
                     transfer.means = results.pop(NO_LAYER)
@@ -354,14 +361,15 @@ class Exchange:
             else:
                 self._reduce_and_write(transfer, bucket, self.written)
         except StepLost:
-            transfer.lost = True
+            transfer.lost = True  # the quorum says whether the step counts
         except BaseException:
             transfer.failed = True
+            # DDP's first pass of a static graph waits for the results, before this can be raised
             if self.written is not None:
-                self.written.release()
+                self.written.release_gradients()
             raise
 
-    def _states(self, transfer: Transfer) -> Sequence[State] | Mapping[int, State]:
+    def _states_of(self, transfer: Transfer) -> Sequence[State] | Mapping[int, State]:
         """The memories that a transfer changes, by layer."""
         return self.reducer.states if self.memories is None else transfer.states
 
@@ -369,28 +377,32 @@ class Exchange:
         """All rounds of one bucket of a single row; the flag of a gradient that is not finite is
         sent with the first."""
         if not transfer.flags:
-            transfer.scale = owner.scale()
-            owner.before()
+            transfer.scale = owner.loss_scale()
+            # Here and not in the caller's thread: it may contain a collective, which must come
+            # before those of the first bucket on all processes.
+            owner.before_first_bucket()
         rows = {i: transfer.rows[i] for i in bucket}
         exact = {i: full_precision(row) for i, row in rows.items()}
         compressors = self.reducer.compressors
         shown = shows_in_updates([compressors[i] for i in bucket], [*rows.values()])
         sent = [] if shown else [finite_flag([*exact.values()])]
         if not shown:
-            blank([*exact.values()], sent[0], 0.0)  # NaN would spread in some compressors' codes
+            fill_if_nonfinite(
+                [*exact.values()], sent[0], 0.0
+            )  # NaN would spread in some compressors' codes
         for i, row in exact.items():
-            if self.copies is not None:
+            if self.copies is not None:  # before the compressor may write to the row's memory
                 self.copies[i].view(row.shape).copy_(row)
             if self.memories is not None:
-                transfer.states[i] = self.memories.copy(i, transfer.scale, row)
-        marks = owner.marks(bucket)
+                transfer.states[i] = self.memories.copy_state(i, transfer.scale, row)
+        marks = owner.layer_marks(bucket)
         numbers = [*(flag[None] for flag in sent), *([] if marks is None else [marks])]
         numbers = [number.to(self.world.meter.dtype) for number in numbers]
         extra, layers = None, bucket
         if numbers:  # of one no copy: on a GPU it is a launch
             extra = (torch.cat(numbers) if len(numbers) > 1 else numbers[0])[None]
             layers = [NO_LAYER, *bucket]
-        states = self._states(transfer)
+        states = self._states_of(transfer)
         updates = self.reducer.reduce(layers, exact, transfer.levels, extra, states)
         means = updates.pop(NO_LAYER) if numbers else torch.zeros(0)
         if marks is not None:
@@ -404,7 +416,7 @@ class Exchange:
         if not shown:  # tested as written: float16 may overflow where float32 does not
             flag = means[0] + finite_flag([full_precision(row) for row in rows.values()])
         # NaN in the gradients, as without compression: a GradScaler then skips the step
-        blank([*rows.values()], flag, torch.nan)
+        fill_if_nonfinite([*rows.values()], flag, torch.nan)
         transfer.flags.append(flag)
         if not transfer.left:  # here: a static graph's first pass waits for it
-            owner.release()
+            owner.release_gradients()

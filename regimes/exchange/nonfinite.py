@@ -68,7 +68,7 @@ def flag_of_updates(
     return flag, bool(flag.isfinite())
 
 
-def blank(tensors: Sequence[Tensor], flag: Tensor, value: float) -> None:
+def fill_if_nonfinite(tensors: Sequence[Tensor], flag: Tensor, value: float) -> None:
     """Fill tensors where the flag is not finite. On a GPU the host does not ask whether it is."""
     broken = ~flag.isfinite()
     if flag.device.type == "cpu" and not broken:

@@ -1,10 +1,9 @@
 """Memories of compressors that change tentatively: a step may be skipped, or thrown away later.
 
 A layer's state belongs to its parameter, not to a place in a bucket. During a step only a copy
-changes. ``adopt`` replaces the states by the copies, of layers that the optimiser will step; error
-feedback would otherwise forget what was never applied. The states before a step stay until the next
-one, which may find that the step was not applied: then ``undo`` brings them back. This costs one
-more residual per process.
+changes. ``adopt_states`` replaces the states by the copies. The states before a step stay until the
+next one, which may find that the step was not applied: then ``undo_step`` brings them back. This
+costs one more residual per process.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class Before:
     """The memories before the last step.
 
     Attributes:
-        layers: whose memories the step has changed, and which are not taken back yet.
+        layers: the step has changed their memories, and they are not taken back yet.
     """
 
     states: list[State]
@@ -39,7 +38,7 @@ class TentativeMemories:
     Attributes:
         scales: per layer, the scale of the loss in which its residual is stored.
         spare: per layer, the residual before the last step: the next step writes to its memory.
-        before: what ``undo`` needs; None: there is nothing to undo.
+        before: what ``undo_step`` needs; None: there is nothing to undo.
     """
 
     def __init__(self, reducer: Reducer) -> None:
@@ -49,12 +48,12 @@ class TentativeMemories:
         self.spare: list[Tensor | None] = [None] * count
         self.before: Before | None = None
 
-    def copy(self, layer: int, scale: float, rows: Tensor | None = None) -> State:
+    def copy_state(self, layer: int, scale: float, rows: Tensor | None = None) -> State:
         """A state that the step may change, its residual in units of the step's scale.
 
         Args:
-            rows: the layer's gradients, ``[rows, *shape]``, whose memory the step may use; None:
-                they stay as they are.
+            rows: the layer's gradients, ``[rows, *shape]``; the step may write to their memory.
+                None: they stay as they are.
         """
         state = self.reducer.states[layer].twin()
         state.scale = scale
@@ -69,49 +68,51 @@ class TentativeMemories:
             state.write_to(room, None if rows is None else _as_matrix(rows))
         return state
 
-    def adopt(self, states: Mapping[int, State], unapplied: Collection[int] = ()) -> None:
-        """The step's states are those of the layers from now on, but of ``unapplied`` ones."""
+    def adopt_states(self, states: Mapping[int, State], unapplied: Collection[int] = ()) -> None:
+        """Make the step's states the layers' own, except in ``unapplied`` layers."""
         own = self.reducer.states
         self.before = Before([*own], [*self.scales], states.keys() - unapplied)
         for i, new in states.items():
             if i in unapplied:
-                self._reuse(i, new)
+                # the optimiser will not step the layer: to adopt this residual would forget the
+                # update that was never applied
+                self._reuse_residual(i, new)
                 continue
-            self._keep(i, own[i].residual)
+            self._keep_spare(i, own[i].residual)  # intact until the next step, for ``undo_step``
             own[i] = new
             if self.reducer.compressors[i].in_place:
                 self.scales[i] = new.scale
 
-    def free(self) -> None:
-        """The last step counts for good, and the next one is far: hold no second residual."""
+    def free_spare(self) -> None:
+        """Free the second residual: the last step counts for good, and the next one is far."""
         self.spare, self.before = [None] * len(self.spare), None
 
-    def drop(self, states: Mapping[int, State]) -> None:
-        """The step has not happened."""
+    def drop_states(self, states: Mapping[int, State]) -> None:
+        """Forget the states of a step that has not counted."""
         for i, new in states.items():
-            self._reuse(i, new)
+            self._reuse_residual(i, new)
         self.before = None
 
-    def undo(self, layers: Collection[int] | None = None) -> set[int]:
-        """Take the last step back, of some layers or of all; returns those of which it was."""
+    def undo_step(self, layers: Collection[int] | None = None) -> set[int]:
+        """Take the last step back in some layers, or in all; returns the layers it had changed."""
         if (before := self.before) is None:
             return set()
         chosen = before.layers if layers is None else before.layers.intersection(layers)
         for i in chosen:
-            self._keep(i, self.reducer.states[i].residual)
+            self._keep_spare(i, self.reducer.states[i].residual)
             self.reducer.states[i], self.scales[i] = before.states[i], before.scales[i]
         before.layers = before.layers - chosen
         if not before.layers:
             self.before = None
         return chosen
 
-    def _reuse(self, layer: int, state: State) -> None:
+    def _reuse_residual(self, layer: int, state: State) -> None:
         """The next step may write to the residual of a state that is not adopted, unless it is the
         present one, because the step has not come to it."""
         if state.residual is not self.reducer.states[layer].residual:
-            self._keep(layer, state.residual)
+            self._keep_spare(layer, state.residual)
 
-    def _keep(self, layer: int, residual: Tensor | None) -> None:
+    def _keep_spare(self, layer: int, residual: Tensor | None) -> None:
         """The next step may write its residual there, if its compressor does."""
         if self.reducer.compressors[layer].in_place:
             self.spare[layer] = residual

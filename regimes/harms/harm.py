@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from regimes.collectives.launcher import launched
+from regimes.collectives.launcher import read_launch
 from regimes.config import RunConfig
 from regimes.config.arguments import checked
 from regimes.console.notebook import kept, stoppable
@@ -77,7 +77,9 @@ def harm(
         RecordError: the folder holds another search.
         TrainingError: a trunk broke, or a process was killed; what is finished is kept.
     """
-    require(launched().count == 1, "harm", "under a launcher", "one process, which starts the runs")
+    require(
+        read_launch().count == 1, "harm", "under a launcher", "one process, which starts the runs"
+    )
     words = [pulse] if isinstance(pulse, str) else [*pulse]
     budget = Budget(10.0 if minutes is None and runs is None else minutes, runs)
     out = record_folder(out)
@@ -108,9 +110,9 @@ def _check(trunk: RunConfig, kinds: Mapping[str, Kind]) -> None:
     """Raise ConfigError unless the trunk and each pulse can be trained."""
     from regimes.training.checks import PlugIns  # torch, so late
 
-    PlugIns.of(trunk)
+    PlugIns.from_config(trunk)
     for name, kind in kinds.items():
         try:
-            PlugIns.of(changed(trunk, kind, [(0, 1)]))
+            PlugIns.from_config(changed(trunk, kind, [(0, 1)]))
         except ConfigError as error:
             raise ConfigError(f"pulse {name!r}: {error}") from None

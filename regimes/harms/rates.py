@@ -26,6 +26,6 @@ def mean_rates(run: Record) -> pd.Series:
     rate, units = schedule
     means = []
     for unit, recorded in enumerate(firsts):
-        each = [rate(step) for step in range(*units.span(unit))]
+        each = [rate(step) for step in range(*units.step_span(unit))]
         means.append(fmean(each) * (recorded / each[0] if each[0] else 1.0))
     return pd.Series(means, index=firsts.index)

@@ -22,7 +22,7 @@ from regimes.launch.budgeted import Budget, Round, rounds_of
 from regimes.launch.sweep import Cell
 from regimes.plotting.groups import tested_by
 from regimes.records import Record, check_same, load, reference, unit_name
-from regimes.training.quirks import resolve
+from regimes.training.quirks import resolve_quirks
 
 if TYPE_CHECKING:
     from regimes.data.task import Task
@@ -88,7 +88,7 @@ class Records(Search):
         require(jobs >= 1, "jobs", jobs, "at least 1")
         done = ended_runs(rounds_of(self.out))
         for run in done:
-            check_same(self.out / self.name(run), to_dict(resolve(self.cell(run)[1])))
+            check_same(self.out / self.name(run), to_dict(resolve_quirks(self.cell(run)[1])))
         if done and self.task is not None:
             self._check_task(self.task)
         with sweep.trainer(jobs, [self.trunk.device], self.task) as trainer:

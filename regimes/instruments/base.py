@@ -70,7 +70,7 @@ class MeasurementContext:
         """What this process sees of each layer's gradient."""
         if self.reduced:
             return [Layer(layer.name, (1, layer.shape[1])) for layer in self.layers]
-        return self.world.parts(self.layers)
+        return self.world.local_layers(self.layers)
 
     def mean_gradient(self, stack: Float[Tensor, "rows N"]) -> Float[Tensor, " N"]:
         """The mean over all workers of a step's gradients, uncompressed."""

@@ -118,10 +118,10 @@ class CompressionLossGauge(StridedGauge):
             if layer.compressed:
                 state.residual = None  # else error feedback would add the last measurement's error
                 programs[i] = compressor.reduce(parts[i][None], state, sent)
-        updates = self.alone.drive(list(programs.values()), list(programs))
+        updates = self.alone.run_programs(list(programs.values()), list(programs))
         for i, update in zip(programs, updates, strict=True):
             errors[i] = parts[i] - update
-        self.alone.meter.take()
+        self.alone.meter.take_counts()
         return errors
 
     def read(self, epoch: int) -> Reading:

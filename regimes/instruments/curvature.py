@@ -83,7 +83,7 @@ class ProbeGauge(EndOfEpochGauge):
         """
         if self.context.weight is not None:
             return self.context.weight
-        joins, own = reduction.of(self.context.loss), len(self.batches)
+        joins, own = reduction.declared_reduction(self.context.loss), len(self.batches)
         if isinstance(joins, TargetMean | OwnMean):
             return lambda batch: joins.weight(batch[1])
         if isinstance(joins, Coupled | Sum):

@@ -70,7 +70,7 @@ class NormsGauge(StatelessGauge):
     def __init__(self, readings: Iterable[Signal], context: MeasurementContext) -> None:
         self.readings = sorted(set(readings), key=ALL.index)
         self.world = context.world
-        self.sizes = [layer.size for layer in context.world.parts(context.layers)]
+        self.sizes = [layer.size for layer in context.world.local_layers(context.layers)]
         self.sums: dict[str, list[Tensor]] = {}
         self._room: dict[str, list[Tensor]] = {}  # the memory of the sums before the last step
         self.movement: Movement | None = None
@@ -148,7 +148,7 @@ class NormsGauge(StatelessGauge):
         if shards == 1:
             return self._means(columns)
         programs = [mean_of_sums(column[:, None], shards) for column in columns]
-        sums = self.world.drive(programs, range(len(programs)), signal=True)
+        sums = self.world.run_programs(programs, range(len(programs)), signal=True)
         return [total[0] for total in sums]
 
     def _squares(self) -> Float[Tensor, "rows layers"]:

@@ -13,7 +13,7 @@ from regimes.capabilities import (
     WHOLE_LAYERS,
     WORKER_GRADIENTS,
     Part,
-    required,
+    declared_needs,
 )
 from regimes.config import Signal
 from regimes.detectors.statistics import INSTRUMENT, Statistic
@@ -27,7 +27,7 @@ UNDECLARED = frozenset({WHOLE_LAYERS, SAMPLES})  # what an instrument without ``
 
 def needs_of(instrument: Any) -> frozenset[str]:
     """What an instrument, or its class, needs."""
-    return required(instrument, UNDECLARED)
+    return declared_needs(instrument, UNDECLARED)
 
 
 def needs_of_statistic(name: str) -> frozenset[str]:
@@ -45,7 +45,7 @@ def policy_parts(rule: Policy, field: str) -> Iterator[Part]:
     for name in rule.needs:
         needs = needs_of_statistic(name)
         yield Part(f"{field}.needs", needs, name, "another statistic", statistics)
-    if needs := required(rule):
+    if needs := declared_needs(rule):
         yield Part(field, needs, type(rule).__name__, "another policy")
     if getattr(rule, "reads_loss", False):
         instead = "one that does not read the training loss"

@@ -55,8 +55,8 @@ class ResidualGauge(EndOfEpochGauge):
         device = getattr(world, "device", torch.device("cpu"))
         for residual in self.residuals():
             if residual is None:
-                columns.append(torch.zeros(world.local, dtype=torch.float64, device=device))
+                columns.append(torch.zeros(world.hosted_count, dtype=torch.float64, device=device))
             else:  # one row stands for all workers of a joint pass
                 squares = residual.flatten(1).double().square().sum(1)
-                columns.append(squares.expand(world.local).to(device))
+                columns.append(squares.expand(world.hosted_count).to(device))
         return torch.stack(columns, dim=1)

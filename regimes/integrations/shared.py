@@ -15,10 +15,10 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from regimes.collectives.islands import divided, load_parts, save_parts
-from regimes.collectives.launcher import launched
+from regimes.collectives.islands import find_divided, load_parts, save_parts
+from regimes.collectives.launcher import read_launch
 from regimes.ddp import Hook, RecordOptions, attach
-from regimes.ddp.sharded_state import packed, unpacked
+from regimes.ddp.sharded_state import pack_state, unpack_state
 from regimes.errors import ConfigError, is_whole, nearest, require
 from regimes.job.recorder import record_options
 
@@ -131,10 +131,10 @@ def wrapped_model(model: nn.Module) -> tuple[nn.Module, dict[str, Any]]:
     inner = getattr(model, "_orig_mod", model)
     if isinstance(inner, DistributedDataParallel):
         return inner, {}
-    network, mesh = divided(inner)
+    network, mesh = find_divided(inner)
     if mesh is not None:
         return network, {"shards": mesh}
-    if launched().count > 1:
+    if read_launch().count > 1:
         return model, {}  # FSDP1 and others: ``attach`` raises the error
     raise ConfigError(
         "the trainer has not wrapped the model in DistributedDataParallel, as it does where there "
@@ -179,7 +179,7 @@ def collected(hook: Hook) -> dict[str, Any] | None:
     """The states of all processes in one value, on process 0; all processes call this."""
     if hook.source.mesh is None:
         return hook.full_state_dict()
-    states = hook.world.collect(packed(hook.state_dict()))
+    states = hook.world.gather_to_first(pack_state(hook.state_dict()))
     return None if states is None else {SHARDED: states}
 
 
@@ -202,4 +202,4 @@ def load_collected(hook: Hook, saved: Mapping[str, Any]) -> None:
             f"the checkpoint was saved on {len(states)} processes, this job has {world.processes}: "
             "the state of a sharded model goes on, in a checkpoint of Lightning, on as many"
         )
-    hook.load_state_dict(unpacked(states[world.rank]))
+    hook.load_state_dict(unpack_state(states[world.rank]))

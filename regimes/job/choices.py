@@ -40,7 +40,7 @@ from regimes.job.probe import Probe
 from regimes.policies import Policy
 from regimes.policies.link import link_of
 
-CONSTANT = "constant"  # the name of the only level, where no policy chooses
+_CONSTANT = "constant"  # the name of the only level, where no policy chooses
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Choice:
 
     Attributes:
         dense_start: the first so many steps send the gradient uncompressed.
-        instruments: tables of those that the script names.
-        probe: what those of curvature are measured on.
+        instruments: tables of the instruments that the script names.
+        probe: what curvature is measured on.
     """
 
     policy: Policy
@@ -71,7 +71,7 @@ class Choice:
         """Has the compressor error feedback, throughout or at one of the levels?"""
         return has_feedback(self.compressor, self.levels.values())
 
-    def parts(self) -> Iterator[Part]:
+    def needed_parts(self) -> Iterator[Part]:
         """What is chosen, with what it needs of a job (``capabilities``)."""
         yield from compressor_parts(self.compressor)
         yield from policy_parts(self.policy, "policy")
@@ -82,11 +82,11 @@ class Choice:
         for name, tool in instruments(self.instruments).items():
             yield Part(f"instruments.{name}", needs_of(tool))
 
-    def measured(self) -> dict[str, Any]:
-        """The instruments as an entry of ``facts``, if there are any."""
+    def instrument_facts(self) -> dict[str, Any]:
+        """The instruments as an entry of ``shared_facts``, if there are any."""
         return {"instruments": dict(self.instruments)} if self.instruments else {}
 
-    def facts(self) -> dict[str, Any]:
+    def shared_facts(self) -> dict[str, Any]:
         """The choice in plain types; it must be the same on all processes."""
         return {
             "policy": policies.REGISTRY.table(self.policy),
@@ -94,11 +94,11 @@ class Choice:
             "levels": self.values,
             "signal": self.signal,
             "start_compressing_after": self.dense_start,
-            **self.measured(),
+            **self.instrument_facts(),
         }
 
 
-def choose(
+def choose_exchange(
     policy: Any,
     compressor: Any,
     levels: Mapping[str, GivenLevel] | None,
@@ -135,7 +135,7 @@ def warn_of_unnamed() -> None:
     )
 
 
-def constant(
+def choose_constant(
     policy: Any, level: GivenLevel | None, levels: Mapping[str, GivenLevel] | None
 ) -> tuple[Any, Mapping[str, GivenLevel] | None]:
     """The policy and its levels for these arguments of ``attach``.
@@ -151,7 +151,7 @@ def constant(
                     f"level = {level!r}: it is one level throughout, which no {name} can change: "
                     f"leave {name} out, or level"
                 )
-        return {"name": "static", "level": CONSTANT}, {CONSTANT: level}
+        return {"name": "static", "level": _CONSTANT}, {_CONSTANT: level}
     table = policy if isinstance(policy, Mapping) else {}
     named = table.get("level", "")
     if table.get("name") == "static" and isinstance(named, Real):
@@ -162,13 +162,13 @@ def constant(
     return "accordion" if policy is None else policy, levels
 
 
-SCATTERS: dict[str, type[Compressor]] = {
+_SCATTERS: dict[str, type[Compressor]] = {
     "quantised": QuantisedScatter,
     "powersgd": ScatteredPowerSGD,
 }
 
 
-def of_scatter(
+def choose_scatter(
     table: Mapping[str, Any] | None,
     policy: Any,
     compressor: Any,
@@ -193,7 +193,7 @@ def of_scatter(
                 '"high": 4}}, or leave it out'
             )
         return QuantisedScatter(), DENSE, None
-    made = _scatter(table)
+    made = _build_scatter(table)
     if policy is None and table.get("level") is None and not table.get("levels"):
         low, high = made.usual.values()
         raise ConfigError(
@@ -220,10 +220,10 @@ def within_replicas(
     Raises:
         ConfigError: an unknown key, or what belongs between replicas.
     """
-    weights = of_gather(gather)
+    weights = _choose_gather(gather)
     if scatter is None:
         return WithinReplicas(QuantisedScatter(), DENSE, weights)
-    made = _scatter(scatter)
+    made = _build_scatter(scatter)
     if not isinstance(made, QuantisedScatter):
         raise ConfigError(
             f'scatter.name = {scatter["name"]!r}: expected "quantised" with replicas: PowerSGD '
@@ -244,14 +244,14 @@ def within_replicas(
     return WithinReplicas(made, scatter["level"], weights)
 
 
-def _scatter(table: Any) -> Compressor:
+def _build_scatter(table: Any) -> Compressor:
     """The compressor of a table ``scatter``, which has its name and fields beside the levels."""
     if not isinstance(table, Mapping):
         raise unexpected("scatter", table, 'a table like {"level": 4}')
-    if (name := table.get("name", "quantised")) not in SCATTERS:
-        raise ConfigError(f"scatter.name = {name!r}: {nearest(str(name), SCATTERS)}")
+    if (name := table.get("name", "quantised")) not in _SCATTERS:
+        raise ConfigError(f"scatter.name = {name!r}: {nearest(str(name), _SCATTERS)}")
     given = {key: value for key, value in table.items() if key not in ("name", "level", "levels")}
-    kind: Any = SCATTERS[name]
+    kind: Any = _SCATTERS[name]
     known = {field.name for field in dataclasses.fields(kind) if field.init}
     if kind is QuantisedScatter:
         known -= {"residual"}  # its unit
@@ -270,7 +270,7 @@ def _scatter(table: Any) -> Compressor:
     return made
 
 
-def of_gather(table: Mapping[str, Any] | None) -> Weights:
+def _choose_gather(table: Mapping[str, Any] | None) -> Weights:
     """How weights are gathered, for the argument ``gather`` of ``attach``.
 
     Raises:
@@ -296,10 +296,10 @@ def _check_known(rule: Policy, compressor: Compressor, known: Mapping[str, AnyLe
         return
     values = {name: known.get(name, "...") for name in rule.names if name != DENSE}
     for name in missing:
-        if (value := _between(compressor, name, values)) is not None:
+        if (value := _suggest_level(compressor, name, values)) is not None:
             values[name] = value
     pairs = ", ".join(f'"{name}": {x if x == "..." else repr(x)}' for name, x in values.items())
-    scattered = isinstance(compressor, tuple(SCATTERS.values()))
+    scattered = isinstance(compressor, tuple(_SCATTERS.values()))
     written = f'scatter={{"levels": {{{pairs}}}}}' if scattered else f"levels={{{pairs}}}"
     raise ConfigError(
         f"the policy asks for level {missing[0]!r}, and levels has only "
@@ -307,7 +307,7 @@ def _check_known(rule: Policy, compressor: Compressor, known: Mapping[str, AnyLe
     )
 
 
-def _between(compressor: Compressor, name: str, values: Mapping[str, Any]) -> Any:
+def _suggest_level(compressor: Compressor, name: str, values: Mapping[str, Any]) -> Any:
     """A level between the neighbours of one that is missing, by a geometric mean; None: the
     compressor has none there."""
     place = list(values).index(name)
@@ -330,7 +330,7 @@ def _is_number(value: Any) -> bool:
 
 def pick_policy(given: Any, expected: str) -> Policy:
     """A policy from a name, a table or an object; ConfigError with what was expected otherwise."""
-    rule = _made(given, policies.policy)
+    rule = _build_from(given, policies.policy)
     if not isinstance(rule, Policy):
         raise unexpected("policy", given, expected)
     return rule
@@ -338,13 +338,13 @@ def pick_policy(given: Any, expected: str) -> Policy:
 
 def pick_compressor(given: Any) -> Compressor:
     """A compressor from a name, a table or an object; ConfigError otherwise."""
-    chosen = _made(given, compression.compressor)
+    chosen = _build_from(given, compression.compressor)
     if not isinstance(chosen, Compressor):
         raise unexpected("compressor", given, "a name, a table with a name, or a Compressor")
     return chosen
 
 
-def _made(given: Any, make: Callable[[dict[str, Any]], Any]) -> Any:
+def _build_from(given: Any, make: Callable[[dict[str, Any]], Any]) -> Any:
     """What ``make`` builds from a name or a table; anything else unchanged."""
     table = {"name": given} if isinstance(given, str) else given
     return make(dict(table)) if isinstance(table, Mapping) else table
@@ -354,7 +354,7 @@ def pick_levels(compressor: Compressor, given: Any) -> dict[str, AnyLevel]:
     """Levels of a compressor by name; ConfigError if it has no such level."""
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise unexpected("levels", given, 'a table of levels by name, like {"low": 4, "high": 1}')
-    levels = {name: _picked(level, f"levels.{name}") for name, level in given.items()}
+    levels = {name: _pick_level(level, f"levels.{name}") for name, level in given.items()}
     if not levels:
         raise ConfigError(
             f"levels: {type(compressor).__name__} has no default levels: say what low and high "
@@ -369,7 +369,7 @@ def pick_levels(compressor: Compressor, given: Any) -> dict[str, AnyLevel]:
     return levels
 
 
-def _picked(given: Any, where: str) -> Any:
+def _pick_level(given: Any, where: str) -> Any:
     if isinstance(given, Mapping) and "level" in given:
         given = {**given, "level": _plain_number(given["level"])}
     return _plain_number(as_level(given, where))

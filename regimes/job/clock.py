@@ -1,9 +1,9 @@
 """Where the time of a unit's steps goes: ``seconds`` of the record.
 
-"compute", "compress" and "communicate" are the time that the loop itself spends or waits, without
-that of a thread that exchanges in the background; they add up to the time of a step. A loop of our
-own says what it does (``clock(name)``). Of a script's loop the waits for an exchange are known
-(``waiting``); "compute" is all the rest.
+"compute", "compress" and "communicate" are the time that the loop itself spends or waits. The time
+of a thread that exchanges in the background is left out. They add up to the time of a step. A loop
+of our own says what it does (``clock(name)``). Of a script's loop the waits for an exchange are
+known (``count_waiting``); "compute" is all the rest.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ LOOP = ("compute", "compress", "communicate")
 class Clock:
     """Adds up seconds by name.
 
-    A GPU runs behind the loop, so events in its stream take the times there; ``settle`` reads them,
-    which is a wait for the GPU. ``waiting`` never waits for it.
+    A GPU runs behind the loop, so events in its stream take the times there; ``read_events`` reads
+    them, which is a wait for the GPU. ``count_waiting`` never waits for it.
 
     Attributes:
-        seconds: by name, as of the last ``settle``.
+        seconds: by name, as of the last ``read_events``.
         since: of a script's loop, the end of the iteration before; None: not known.
-        clocked: iterations of which the beginning is known.
+        clocked: iterations with a known beginning.
         marked: seconds of collectives for which the host has not waited.
     """
 
@@ -43,7 +43,7 @@ class Clock:
         self._marked: list[tuple[str, Any, Any]] = []  # name, two torch.cuda.Event
         self._collectives: list[tuple[Any, Any]] = []  # likewise, within "compress"
 
-    def move(self, seconds: float, source: str, target: str) -> None:
+    def move_seconds(self, seconds: float, source: str, target: str) -> None:
         """Count time spent within ``source`` as ``target`` instead."""
         self.seconds[source] -= seconds
         self.seconds[target] += seconds
@@ -53,20 +53,20 @@ class Clock:
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         if self.device.type == "cuda":
-            start = self._mark()
+            start = self._record_event()
             yield
-            self._marked.append((name, start, self._mark()))
+            self._marked.append((name, start, self._record_event()))
         else:
             begin = time.perf_counter()
             yield
             self.seconds[name] += time.perf_counter() - begin
 
-    def _mark(self) -> Any:
+    def _record_event(self) -> Any:
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self.device))
         return event
 
-    def settle(self) -> None:
+    def read_events(self) -> None:
         """Wait for the GPU, and add up the times of its events."""
         if self._marked:
             self._marked[-1][2].synchronize()
@@ -75,26 +75,26 @@ class Clock:
         self._marked.clear()
         for start, end in self._collectives:
             end.synchronize()  # of another stream, which ends before what waits for it
-            self.move(start.elapsed_time(end) / 1e3, "compress", "communicate")
+            self.move_seconds(start.elapsed_time(end) / 1e3, "compress", "communicate")
             self.marked += start.elapsed_time(end) / 1e3
         self._collectives.clear()
         # A wait counted as communication may have begun in the other thread during backward, and
         # so be longer than the "compress" it was moved out of. No time is negative; the sum stays.
         excess = min(self.seconds["compress"], 0.0)
-        self.move(excess, "compress", "communicate")
+        self.move_seconds(excess, "compress", "communicate")
 
     @contextmanager
-    def exchanging(self, world: World) -> Iterator[None]:
+    def count_exchange(self, world: World) -> Iterator[None]:
         """Count the time of collectives inside as "communicate" and not as "compress"; of those
         without a wait of the host, all since the last ``take_marks``."""
         before = world.seconds
         yield
-        self.move(world.seconds - before, "compress", "communicate")
+        self.move_seconds(world.seconds - before, "compress", "communicate")
         self._collectives += world.take_marks()
 
     # -- a script's loop ---------------------------------------------------------------------
 
-    def start(self) -> None:
+    def start_step(self) -> None:
         """A step's first bucket is full, or the computation of a local step has ended."""
         if self.since is None:
             self.since = time.perf_counter()
@@ -102,7 +102,7 @@ class Clock:
             self.clocked += 1
 
     @contextmanager
-    def waiting(self, world: World) -> Iterator[None]:
+    def count_waiting(self, world: World) -> Iterator[None]:
         """The script waits for what is exchanged."""
         start, before = time.perf_counter(), world.seconds
         yield
@@ -115,14 +115,14 @@ class Clock:
         self.seconds["compress"] += waited - communicated
         self.seconds["compute"] -= waited
 
-    def stop(self) -> None:
+    def stop_step(self) -> None:
         """A step is over."""
         now = time.perf_counter()
         self.seconds["compute"] += now - (now if self.since is None else self.since)
         self.since = now
 
     def of_unit(self, steps: int) -> dict[str, float]:
-        """Seconds of a unit of so many iterations. One whose beginning is not known, like the
+        """Seconds of a unit of so many iterations. An iteration without a known beginning, like the
         first, counts as the mean of the others."""
         share = steps / self.clocked if self.clocked else 1
         return self.seconds | {"compute": self.seconds["compute"] * share}

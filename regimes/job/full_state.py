@@ -1,4 +1,5 @@
-"""The states of all processes of a job in one, on process 0, and back on any number of them."""
+"""The states of all processes of a job in one, on process 0, and back on any number of
+processes."""
 
 from __future__ import annotations
 
@@ -10,21 +11,21 @@ from torch import Tensor
 from regimes.collectives.processes import ProcessWorld
 from regimes.job.job import on_all_processes
 from regimes.job.recorder import JobRecorder
-from regimes.job.refit import damage_refused, refuse
+from regimes.job.refit import damage_refused, refuse_state
 from regimes.job.residuals import on_processes
 from regimes.job.saved_units import with_recorded_units
-from regimes.job.state import State, joined
-from regimes.job.upgrade import upgraded
+from regimes.job.state import State, join_states
+from regimes.job.upgrade import upgrade_state
 
 
-def collected(world: ProcessWorld, save: Callable[[], State]) -> State | None:
+def collect_full_state(world: ProcessWorld, save: Callable[[], State]) -> State | None:
     """What ``save`` gives on each process, in one; None but on process 0."""
     mine = on_all_processes(world, lambda: _on_cpu(save()))
-    states = world.collect(mine if world.rank == 0 else {"parts": mine["parts"]})
-    return None if states is None else joined(states)
+    states = world.gather_to_first(mine if world.rank == 0 else {"parts": mine["parts"]})
+    return None if states is None else join_states(states)
 
 
-def divided(
+def divide_full_state(
     world: ProcessWorld, recorder: JobRecorder | None, full: Any, whose: str = "hook."
 ) -> Any:
     """This process's part of the full state of process 0.
@@ -35,29 +36,33 @@ def divided(
     Raises:
         ConfigError: on all processes: it is no such state, or cannot be divided among as many.
     """
-    return world.scatter(
+    return world.scatter_from_first(
         on_all_processes(
-            world, lambda: _each(world, recorder, full, whose) if world.rank == 0 else None
+            world, lambda: _split_states(world, recorder, full, whose) if world.rank == 0 else None
         )
     )
 
 
-def _each(world: ProcessWorld, recorder: JobRecorder | None, full: Any, whose: str) -> list[State]:
+def _split_states(
+    world: ProcessWorld, recorder: JobRecorder | None, full: Any, whose: str
+) -> list[State]:
     """One state for each process, from the full state."""
     single = f": it is the state of one process, load it with {whose}load_state_dict()"
     if full is None:
-        refuse(f"process 0 must pass the value that {whose}full_state_dict() returned there")
+        refuse_state(f"process 0 must pass the value that {whose}full_state_dict() returned there")
     with damage_refused():
         one = isinstance(full, Mapping) and "residuals" in full  # of a version up to 0.3
-        state = upgraded(full)
+        state = upgrade_state(full)
         if not isinstance(state, Mapping) or not state.get("parts") or one:
             hint = single if one else ""
-            refuse(f"it was not returned by {whose}full_state_dict() on process 0{hint}")
+            refuse_state(f"it was not returned by {whose}full_state_dict() on process 0{hint}")
         saved = [part["process"] for part in state["parts"]]
         if saved != [*range(state["processes"])]:
             if len(saved) == 1:
-                refuse(f"it was not returned by {whose}full_state_dict() on process 0{single}")
-            refuse("it does not hold the states of all processes in their order")
+                refuse_state(
+                    f"it was not returned by {whose}full_state_dict() on process 0{single}"
+                )
+            refuse_state("it does not hold the states of all processes in their order")
         state = with_recorded_units(dict(state), recorder)
         return on_processes(state, world.workers)
 

@@ -1,8 +1,8 @@
 """What a hook and local steps share: a user's training job in units, its record and saved state.
 
-Rows of past units are those of the trainer (``job.rows``), so that a policy sees here what it
-would see there. All processes of a job make the same calls in the same order: most of them contain
-a collective.
+Rows of past units have the trainer's form (``job.rows``), so that a policy sees here what it would
+see there. All processes of a job make the same calls in the same order: most calls contain a
+collective.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from regimes.job.link import LinkMeter
 from regimes.job.recorder import JobRecorder, RecordOptions
 from regimes.job.rows import job_row, layer_entries, traffic_columns
 from regimes.job.saved_units import saved_units
-from regimes.job.schedule import UnitSchedule, described
+from regimes.job.schedule import UnitSchedule, describe_optimizer
 from regimes.job.set_level import set_entry
 from regimes.job.state import State, own_part
-from regimes.job.summary import summary
+from regimes.job.summary import job_summary
 from regimes.policies.controller import Levels
 from regimes.records import Header, Row, provenance
 
@@ -60,8 +60,8 @@ class Job:
             stage knows the loss); None: there is none.
         shared: other groups leave values for this group's record.
         has_record: process 0 writes the units of this job to a record, which has been opened.
-        branched: units that another configuration has trained, the last of which may not have ended
-            yet; None: this job is no branch.
+        branched: units that another configuration has trained; the last one may not have ended yet.
+            None: this job is no branch.
         set: the level that the script has set, see ``job.set_level``; None: the policy decides.
         spent: seconds of the units that were trained since it was made, by name.
         summarizes: process 0 prints a summary as it ends.
@@ -78,7 +78,7 @@ class Job:
         self, world: ProcessWorld, layers: Sequence[Layer], schedule: UnitSchedule
     ) -> None:
         self.world, self.layers, self.schedule = world, list(layers), schedule
-        self.claims = Claims.of(world)
+        self.claims = Claims.of_world(world)
         self.rows: list[Row] = []
         self.past_traffic = Traffic(0, 0)
         self.set: dict[str, Any] | None = None
@@ -119,7 +119,7 @@ class Job:
             ConfigError: a value that is no number.
         """
         if (recorder := self.recorder or self.relay) is not None:
-            recorder.log(values)
+            recorder.log_values(values)
 
     def set_level(self, level: str | None, why: str = "") -> None:
         """Let all compressed layers have one level from now on, in place of what the policy decides
@@ -138,7 +138,7 @@ class Job:
         begun = self._in_unit()
         self.set = set_entry(level, why, self._level_names(), len(self.rows) + begun)
         if not begun:
-            self._decide()
+            self._decide_next()
 
     def _in_unit(self) -> bool:
         """Has the unit under way had a step?"""
@@ -148,11 +148,11 @@ class Job:
         """The names of levels, beside "dense"."""
         raise NotImplementedError
 
-    def _decide(self) -> Any:
+    def _decide_next(self) -> Any:
         """Decide for the unit under way, or for the next one if it is over."""
         raise NotImplementedError
 
-    def _flush(self, wait: float = 0.0) -> None:
+    def _write_rows(self, wait: float = 0.0) -> None:
         """Write the rows of past units, with what other groups have logged; as a step begins. A
         later stage of a pipeline begins its backward pass first, and has then left its values.
 
@@ -162,27 +162,31 @@ class Job:
         unit = f"logged/{len(self.rows) - 1}"
         if self.relay is not None and self.claims is not None and self.unit_is_open:
             with contextlib.suppress(RuntimeError, ValueError):  # the default group has ended
-                self.claims.leave(self.relay.key, unit, json.dumps(self.relay.logged()))
+                self.claims.leave_text(
+                    self.relay.folder_key, unit, json.dumps(self.relay.take_logged())
+                )
         if (recorder := self.recorder) is not None and not recorder.closed:
             if self.shared and self.claims is not None and recorder.row_is_open:
                 texts: list[str] = []
                 with contextlib.suppress(RuntimeError, ValueError):
-                    texts = self.claims.left(recorder.key, unit, wait)
+                    texts = self.claims.read_texts(recorder.folder_key, unit, wait)
                 for values in map(json.loads, texts):
-                    recorder.log({k: x for k, x in values.items() if k not in recorder.counts})
-            recorder.flush()
+                    recorder.log_values(
+                        {k: x for k, x in values.items() if k not in recorder.counts}
+                    )
+            recorder.write_pending()
         self.unit_is_open = False
 
     def _agree_on_start(self, chosen: Mapping[str, Any], seed: int, **more: Any) -> None:
-        """Refuse, on all processes, a job whose processes would compute different numbers.
+        """Refuse, on all processes, a job in which processes would compute different numbers.
 
         Args:
             chosen: the checked arguments in plain types.
             more: other facts that must be the same on all processes.
         """
-        self.world.agree(
+        self.world.check_agreement(
             **chosen,
-            **self.schedule.facts(),
+            **self.schedule.shared_facts(),
             seed=seed,
             dtype=str(self.world.meter.dtype),
             layers=layer_entries(self.layers),
@@ -205,8 +209,8 @@ class Job:
         members: Mapping[str, Sequence[str]] | None = None,
         is_local: Callable[[], bool] | None = None,
     ) -> Panel:
-        """The gauges of the statistics that a policy needs, which see gradients, or movements, and
-        no data; those of the exchange, and those that read the probe of a script.
+        """The gauges of the statistics that a policy needs (they see gradients, or
+        pseudo-gradients, and no data), of the exchange, and of a script's probe.
 
         Args:
             signal: the norm that is read; None: none.
@@ -215,20 +219,22 @@ class Job:
         """
         probe = exchange.probe
         if is_divided(model):  # a probe of one process alone would wait for others' weights
-            self.world.agree(**exchange.measured(), probe=probe.samples if probe else 0)
+            self.world.check_agreement(
+                **exchange.instrument_facts(), probe=probe.sample_count if probe else 0
+            )
         context = MeasurementContext(
             model,
-            loss=cast(Any, probe.mean if probe else no_data),
+            loss=cast(Any, probe.mean_loss if probe else no_data),
             world=self.world,
             layers=self.layers,
             seed=seed,
             union=False,
-            probe=cast(Any, probe.take if probe else no_data),
+            probe=cast(Any, probe.take_batches if probe else no_data),
             samples=no_data,
             compressor=exchange.compressor,
             levels=exchange.levels,
             is_local=is_local,
-            weight=probe.weigh if probe else None,
+            weight=probe.weigh_batch if probe else None,
             residuals=residuals,
             reduced=reduced,
             members=members,
@@ -237,7 +243,7 @@ class Job:
 
     # -- record ------------------------------------------------------------------------------
 
-    def _header(
+    def _make_header(
         self, options: RecordOptions, chosen: Choice, network: nn.Module, seed: int, **more: Any
     ) -> Header:
         """``run.json`` of the record; what is not known is None, or left out.
@@ -254,11 +260,11 @@ class Job:
             "workers": world.workers,
             "batch_size": options.batch_size,
             "data": {"name": options.data},
-            "model": {"name": _name(getattr(network, "_orig_mod", network))},
-            "optimizer": (described(optimizer) if optimizer else {"name": None})
+            "model": {"name": _model_name(getattr(network, "_orig_mod", network))},
+            "optimizer": (describe_optimizer(optimizer) if optimizer else {"name": None})
             | {"lr": None, "schedule": None},  # the rates are those of the rows
             "dtype": str(world.meter.dtype).removeprefix("torch."),
-            **chosen.facts(),
+            **chosen.shared_facts(),
             **more,
         }
         header = build_header(
@@ -285,7 +291,9 @@ class Job:
         if options is not None and self.world.rank == 0:
             self.recorder = JobRecorder(options, header, self.world.quorum is not None)
             if self.claims is not None:
-                self.claims.post(self.recorder.key)
+                # here, before a forward pass: ``_open_record`` is called in a backward pass, by
+                # when all groups that share the forward pass have posted theirs
+                self.claims.post_claim(self.recorder.folder_key)
 
     def _open_record(self) -> None:
         """Start or continue the record. Where several groups of a job have one folder (a group for
@@ -296,10 +304,10 @@ class Job:
         """
         self.record_opened = True
         if self.recorder is not None and self.claims is not None:
-            first, *others = self.claims.claimants(self.recorder.key)
+            first, *others = self.claims.list_claimants(self.recorder.folder_key)
             if first == self.claims.first:
                 # unless another group was there before this one claimed
-                first = self.claims.take(self.recorder.key)
+                first = self.claims.take_ownership(self.recorder.folder_key)
             if first != self.claims.first:
                 # the groups of a tensor-parallel mesh have the same norms, and so the same levels
                 missing = "traffic" if self.world.divided else "levels and traffic"
@@ -315,9 +323,10 @@ class Job:
         recorder = self.recorder
         on_all_processes(
             self.world,
-            lambda: None if recorder is None else recorder.open(self.rows, self.continued),
+            lambda: None if recorder is None else recorder.open_record(self.rows, self.continued),
             RecordError,
         )
+        # a collective: all processes come here, with and without a record
         self.has_record = any(self.world.gather_object(recorder is not None))
 
     def _end_unit(
@@ -352,14 +361,14 @@ class Job:
         self.spent.update(seconds)
         self.unit_is_open = True
         if self.recorder is not None and not self.recorder.closed:
-            self.recorder.add(row, seconds, readings.details)
+            self.recorder.add_row(row, seconds, readings.details)
 
     def _summarize(self) -> None:
         """Print what the job has sent and waited for, once, on process 0."""
         rows = [row for row in self.rows if "collectives" in row]  # version 0.1 had none
         if self.summarizes and rows and self.world.rank == 0:
             folder = None if self.recorder is None else self.recorder.folder
-            print(summary(self.header, rows, self.spent, folder), file=sys.stderr)
+            print(job_summary(self.header, rows, self.spent, folder), file=sys.stderr)
         self.summarizes = False
 
     # -- state -------------------------------------------------------------------------------
@@ -400,7 +409,7 @@ class Job:
             self.link.forget()
         self.schedule.load_state_dict(state["pace"])
         if self.recorder is not None:
-            self.recorder.suspend()
+            self.recorder.close_files()
             self.recorder.load_state_dict(state["logged"])
 
     def _norm_sums(self) -> dict[str, list[Tensor]]:
@@ -432,7 +441,7 @@ def on_all_processes(
     return cast(T, result)
 
 
-def _name(network: nn.Module) -> str:
+def _model_name(network: nn.Module) -> str:
     """The class of a model; ``fully_shard`` gives it a new one with a prefix."""
     name = type(network).__name__
     return name.removeprefix("FSDP") if is_divided(network) else name

@@ -1,5 +1,5 @@
-"""A job whose replicas come and go: torchft decides which of them take part in a step, and whether
-the step counts.
+"""A job with replicas that come and go: torchft decides which replicas take part in a step, and
+whether the step counts.
 
 A replica that joins loads the others' state but for residuals, and begins with none. Policies see
 the same history on all, so their decisions are the same. A replica that leaves takes its residual
@@ -27,10 +27,10 @@ from regimes.job.residuals import without_residuals
 from regimes.job.state import own_part
 from regimes.records.schema import Cost
 
-KEY = "regimes"  # of the state that a replica sends to one that joins
+_KEY = "regimes"  # of the state that a replica sends to one that joins
 
 
-def inner(optimizer: Any) -> Any:
+def inner_optimizer(optimizer: Any) -> Any:
     """The optimiser that ``torchft.Optimizer`` wraps, or the optimiser itself."""
     return getattr(optimizer, "optim", optimizer)
 
@@ -48,11 +48,11 @@ class Attendance:
     uncommitted: int = 0
     changes: list[dict[str, Any]] = field(default_factory=list)
 
-    def note(self, replicas: int) -> None:
+    def note_step(self, replicas: int) -> None:
         """A step has counted."""
         self.counts[replicas] = self.counts.get(replicas, 0) + 1
 
-    def column(self) -> dict[str, Any]:
+    def as_column(self) -> dict[str, Any]:
         """The column "replicas" of a row; see docs/how-to/sites.md."""
         steps = sum(self.counts.values())
         left = [one["residual"] for change in self.changes for one in change["left"]]
@@ -80,17 +80,21 @@ class Membership(ABC):
             reducer, chosen: what the job exchanges.
         """
         self.world: ProcessWorld = job.world
-        self.quorum, self.manager, self.optimizer = quorum, quorum.manager, inner(optimizer)
+        self.quorum, self.manager, self.optimizer = (
+            quorum,
+            quorum.manager,
+            inner_optimizer(optimizer),
+        )
         self._job, self._reducer, self._chosen = job, reducer, chosen
         self.attendance = Attendance()
-        self.manager.register_state_dict_fn(KEY, self.load, self.save)
+        self.manager.register_state_dict_fn(_KEY, self.load_from_replica, self.save_for_replica)
 
     def take_column(self) -> dict[str, Any]:
         """The column "replicas" of the unit that ends."""
         ended, self.attendance = self.attendance, Attendance()
-        return ended.column()
+        return ended.as_column()
 
-    def meet(self, place: Mapping[str, Any], begun: bool, moved: bool = True) -> None:
+    def agree_in_quorum(self, place: Mapping[str, Any], begun: bool, moved: bool = True) -> None:
         """All replicas agree, in the thread that sends.
 
         Args:
@@ -102,7 +106,7 @@ class Membership(ABC):
         if world.rank:  # before the others may open the files
             self.write_or_wait()
         rates = job.schedule.all_rates()
-        quorum.meet(world, self._reducer.residual_norm(), moved, state=place, lr=rates)
+        quorum.agree_on_facts(world, self._reducer.residual_norm(), moved, state=place, lr=rates)
         if not begun and not job.rows:  # the header says how many replicas the job began with
             self._size_header(world.workers)
         self._reducer.place(world.workers, world.hosted[0])
@@ -130,10 +134,10 @@ class Membership(ABC):
         if recorder is None or recorder.closed:
             return
         if self.world.rank and recorder.writer is not None:
-            recorder.suspend()
+            recorder.close_files()
         elif not self.world.rank and recorder.writer is None:
             try:
-                recorder.open(job.rows, job.continued or bool(job.rows))
+                recorder.open_record(job.rows, job.continued or bool(job.rows))
             except RecordError as error:
                 if not self.manager.current_step():
                     raise
@@ -144,9 +148,9 @@ class Membership(ABC):
 
     # -- a replica joins ---------------------------------------------------------------------
 
-    def save(self) -> dict[str, Any]:
+    def save_for_replica(self) -> dict[str, Any]:
         """For a replica that joins; called within ``start_quorum``, in a thread of the manager."""
-        own, header = self._save(), self._job.header
+        own, header = self._save_job(), self._job.header
         own["job"]["parts"] = [without_residuals(own_part(own["job"]))]
         shared = {
             "optimizer": self.optimizer.state_dict(),
@@ -156,20 +160,20 @@ class Membership(ABC):
         }
         return {**own, **copy.deepcopy(shared)}
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load_from_replica(self, state: Mapping[str, Any]) -> None:
         """The inverse, on the replica that joins, or that missed a step which the others took."""
-        self.quorum.heal(state["members"], self._reducer.residual_norm())
+        self.quorum.note_loaded_state(state["members"], self._reducer.residual_norm())
         self.optimizer.load_state_dict(state["optimizer"])
-        self._load(state)
+        self._load_job(state)
         self.attendance = Attendance(**copy.deepcopy(state["attendance"]))
         header = self._job.header
         header["world"], header["per_step"] = state["sizes"]
         header["config"]["workers"] = header["world"]["workers"]
 
     @abstractmethod
-    def _save(self) -> dict[str, Any]:
+    def _save_job(self) -> dict[str, Any]:
         """What else the job needs, with its own state under "job"."""
 
     @abstractmethod
-    def _load(self, state: Mapping[str, Any]) -> None:
+    def _load_job(self, state: Mapping[str, Any]) -> None:
         """The inverse."""

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from regimes.errors import ConfigError, is_whole, nearest, require, unexpected
 from regimes.instruments import instruments
-from regimes.reduction import tensors
+from regimes.reduction import tensors_in
 
-ON_DATA = ("curvature", "sharpness")  # instruments that a hook can read on a probe
+_ON_DATA = ("curvature", "sharpness")  # instruments that a hook can read on a probe
 # of what is exchanged, without any
 OF_EXCHANGE = ("error", "residual", "cosine", "disagreement")
-FORM = "a pair (loss, batches), or with a weight(batch) third: loss(model, batch) is a mean"
+_FORM = "a pair (loss, batches), or with a weight(batch) third: loss(model, batch) is a mean"
 
 
 @dataclass(frozen=True)
@@ -34,27 +34,27 @@ class Probe:
     weight: Callable[[Any], Any] | None = None
 
     @property
-    def samples(self) -> int:
+    def sample_count(self) -> int:
         """How many this process has; all must have as many."""
         from regimes.curvature.probe import batch_size  # a hook without a probe has no curvature
 
         return sum(batch_size(batch) for batch in self.batches)
 
-    def take(self, images: int, batch: int) -> list[tuple[Any]]:
+    def take_batches(self, images: int, batch: int) -> list[tuple[Any]]:
         """The batches in the form that instruments take; ``images`` and ``batch`` are not used."""
         return [(batch,) for batch in self.batches]
 
     @property
-    def weigh(self) -> Callable[[Any], Any] | None:
+    def weigh_batch(self) -> Callable[[Any], Any] | None:
         """``weight`` of a batch in the form that instruments take."""
         weight = self.weight
         return None if weight is None else lambda batch: weight(*batch)
 
-    def mean(self, model: nn.Module, batch: Any) -> Tensor:
+    def mean_loss(self, model: nn.Module, batch: Any) -> Tensor:
         return self.loss(model, batch)
 
 
-def pick(
+def pick_probe(
     given: Any, tables: Any, check_every: Any = None, check_cosine: Any = None
 ) -> tuple[Probe | None, dict[str, Any]]:
     """The arguments ``probe``, ``instruments``, ``check_every`` and ``check_cosine`` of ``attach``.
@@ -62,19 +62,19 @@ def pick(
     Raises:
         ConfigError: they do not go together, or one is wrong.
     """
-    found = _tables(tables, given) | _guard(check_every, check_cosine)
+    found = _check_tables(tables, given) | _cosine_table(check_every, check_cosine)
     instruments(found)  # refuses wrong fields
-    if given is None and not {*ON_DATA} & {*found}:
+    if given is None and not {*_ON_DATA} & {*found}:
         return None, found
     return as_probe(given), found
 
 
-def _tables(tables: Any, probe: Any) -> dict[str, Any]:
+def _check_tables(tables: Any, probe: Any) -> dict[str, Any]:
     if tables is None and probe is None:
         return {}
     if isinstance(tables, set | list | tuple) and all(isinstance(name, str) for name in tables):
         tables = {name: {} for name in sorted(tables)}
-    known = (*ON_DATA, *OF_EXCHANGE)
+    known = (*_ON_DATA, *OF_EXCHANGE)
     if not isinstance(tables, Mapping) or not tables:
         form = '{"error"}, or a table like ' if probe is None else "a table like "
         form += '{"error": {}}' if probe is None else '{"curvature": {}} with the probe'
@@ -84,13 +84,13 @@ def _tables(tables: Any, probe: Any) -> dict[str, Any]:
             raise ConfigError(f"instruments: {name!r}: {nearest(str(name), known)}")
         if not isinstance(table, Mapping):
             raise unexpected(f"instruments.{name}", table, "a table of its fields, or {}")
-        unused = sorted({"images", "batch"} & {*table}) if name in ON_DATA else []
+        unused = sorted({"images", "batch"} & {*table}) if name in _ON_DATA else []
         if unused:
             raise ConfigError(f"instruments.{name}.{unused[0]}: the probe has its own batches")
     return {name: dict(table) for name, table in tables.items()}
 
 
-def _guard(every: Any, least: Any) -> dict[str, Any]:
+def _cosine_table(every: Any, least: Any) -> dict[str, Any]:
     """The instrument that ``check_every`` stands for."""
     if every is None:
         if least is not None:
@@ -108,10 +108,10 @@ def as_probe(given: Any) -> Probe:
     """A script's loss and batches; ConfigError if they are none."""
     several = isinstance(given, tuple | list) and len(given) in (2, 3)
     if not several or not all(map(callable, (given[0], *given[2:]))):
-        raise unexpected("probe", given, FORM)
+        raise unexpected("probe", given, _FORM)
     loss: Callable[..., Any]
     loss, batches, *weight = given
     probe = Probe(loss, tuple(batches) if isinstance(batches, list) else (batches,), *weight)
-    samples = probe.samples if any(True for _ in tensors(probe.batches)) else 0
-    require(samples > 0, "probe", f"{samples} samples", f"{FORM}, with tensors in it")
+    samples = probe.sample_count if any(True for _ in tensors_in(probe.batches)) else 0
+    require(samples > 0, "probe", f"{samples} samples", f"{_FORM}, with tensors in it")
     return probe

@@ -39,9 +39,9 @@ from regimes.records import (
 )
 from regimes.records.schema import FileState
 
-LOSSES = ("train_loss", "test_loss")
-REGISTRIES = {"compressor": compression.REGISTRY, "policy": policies.REGISTRY}
-SAME = (  # of the configuration, in a job that is continued
+_LOSSES = ("train_loss", "test_loss")
+_REGISTRIES = {"compressor": compression.REGISTRY, "policy": policies.REGISTRY}
+_SAME = (  # of the configuration, in a job that is continued
     "name",
     "seed",
     "workers",
@@ -59,8 +59,8 @@ class RecordOptions:
     """What a job cannot find out by itself, for its record.
 
     Attributes:
-        folder: where the record is written; new, or that of the job which is continued.
-        name: of the schedule, by which figures and tables group runs; None: the policy's.
+        folder: where the record is written; new, or the folder of the job that is continued.
+        name: of the schedule; figures and tables group runs by it. None: the policy's.
         data: what the data set is called.
         batch_size: samples per process and step.
         metric: the name under which the script logs what it is judged by; "accuracy" as a share
@@ -98,17 +98,17 @@ def record_options(record: Any) -> RecordOptions | None:
     raise unexpected("record", record, "a folder, or regimes.RecordOptions(folder, ...)")
 
 
-def same_entry(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+def _same_entry(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     """Do two plain configurations agree in an entry? A version before may have known fewer fields
     of a plug-in: they have their defaults."""
-    table, registry = old.get(key), REGISTRIES.get(key)
+    table, registry = old.get(key), _REGISTRIES.get(key)
     if table != new.get(key) and registry is not None and table is not None:
         with suppress(ConfigError):
             table = registry.table(registry.make(table))
     return table == new.get(key)
 
 
-class PendingRow(NamedTuple):
+class _PendingRow(NamedTuple):
     """What ``RecordWriter.epoch`` takes."""
 
     row: Row
@@ -136,28 +136,28 @@ class JobRecorder:
             varying: the number of workers may change, so one that starts again may have another.
         """
         self.options, self.header, self.folder = options, header, Path(options.folder)
-        self.same = [name for name in SAME if not (varying and name == "workers")]
+        self.same = [name for name in _SAME if not (varying and name == "workers")]
         self.writer: RecordWriter | None = None
         self.reporters = Reporters(())
-        self.pending: list[PendingRow] = []
+        self.pending: list[_PendingRow] = []
         self.sums: dict[str, float | Tensor] = {}
         self.counts: dict[str, int] = {}
         self.restored: dict[int, tuple[dict[str, float], dict[str, Any]]] = {}
         self.row_is_open = self.warned = self.closed = False
 
     @property
-    def key(self) -> str:
+    def folder_key(self) -> str:
         """Names the folder in the store of the process group (``collectives.claims``)."""
         return hashlib.sha256(str(self.folder.resolve()).encode()).hexdigest()
 
     @property
-    def written(self) -> FileState | None:
+    def file_state(self) -> FileState | None:
         """The lines of the file of units and their digest; None while it is not open."""
         return None if self.writer is None else self.writer.state("epochs.jsonl")
 
     # -- start and continue ------------------------------------------------------------------
 
-    def open(self, rows: list[Row], continued: bool) -> None:
+    def open_record(self, rows: list[Row], continued: bool) -> None:
         """Start the record, or continue it after ``rows``.
 
         Raises:
@@ -180,13 +180,13 @@ class JobRecorder:
         else:  # also in place of a job that ended before its first unit did
             self.writer = RecordWriter.create(self.folder, self.header)
         self.pending = [
-            PendingRow(_checked(row), *self.restored.get(row["epoch"], ({}, {})))
+            _PendingRow(_check_row(row), *self.restored.get(row["epoch"], ({}, {})))
             for row in rows[len(written) :]
         ]
         self.reporters.event_log = self.writer.event
         self.reporters.start(self.header, written[: len(rows)])
 
-    def changed(self, unit: int) -> None:
+    def note_branch(self, unit: int) -> None:
         """Note that a branch begins at a unit; its trunk's rows come before."""
         if self.writer is not None:
             self.writer.event("changed", epoch=unit)
@@ -208,7 +208,7 @@ class JobRecorder:
 
     def _check_same(self) -> None:
         old, new = read_header(self.folder), self.header
-        differ = [k for k in self.same if not same_entry(k, old["config"], new["config"])]
+        differ = [k for k in self.same if not _same_entry(k, old["config"], new["config"])]
         differ += ["layers"] * (old["layers"] != new["layers"])
         if differ:
             raise RecordError(
@@ -216,8 +216,9 @@ class JobRecorder:
                 "was, or choose another folder"
             )
 
-    def suspend(self) -> None:
-        """Let go of the files until ``open``, because a loaded state may be an earlier one."""
+    def close_files(self) -> None:
+        """Let go of the files until ``open_record``, because a loaded state may be an earlier
+        one."""
         if self.writer is not None:
             self.writer.close()
             self.reporters.stop("")
@@ -225,7 +226,7 @@ class JobRecorder:
 
     # -- while the job trains ----------------------------------------------------------------
 
-    def log(self, values: Mapping[str, Any]) -> None:
+    def log_values(self, values: Mapping[str, Any]) -> None:
         """Add values to the unit under way, or to the open row of the unit before.
 
         Raises:
@@ -235,18 +236,18 @@ class JobRecorder:
             self.sums[name] = self.sums.get(name, 0.0) + logged_number(name, value)
             self.counts[name] = self.counts.get(name, 0) + 1
 
-    def logged(self) -> dict[str, float]:
+    def take_logged(self) -> dict[str, float]:
         """Take the means of the values that were logged since the last call."""
-        means = {name: float(_number(self.sums[name]) / n) for name, n in self.counts.items()}
+        means = {name: float(_to_number(self.sums[name]) / n) for name, n in self.counts.items()}
         self.sums, self.counts = {}, {}
         return means
 
-    def add(self, row: Row, seconds: dict[str, float], details: dict[str, Any]) -> None:
-        """A unit is over; its row stays open until ``flush``."""
-        self.pending.append(PendingRow(row, seconds, details))
+    def add_row(self, row: Row, seconds: dict[str, float], details: dict[str, Any]) -> None:
+        """A unit is over; its row stays open until ``write_pending``."""
+        self.pending.append(_PendingRow(row, seconds, details))
         self.row_is_open = True
 
-    def flush(self) -> None:
+    def write_pending(self) -> None:
         """Write pending rows, as the next unit begins or the job ends."""
         self.merge_logged()
         was_open, self.row_is_open = self.row_is_open, False
@@ -268,8 +269,8 @@ class JobRecorder:
         if not self.row_is_open or not self.counts:
             return
         row: dict[str, Any] = cast("dict[str, Any]", self.pending[-1].row)
-        logged = {k: x if math.isfinite(x) else None for k, x in self.logged().items()}
-        for name in LOSSES:
+        logged = {k: x if math.isfinite(x) else None for k, x in self.take_logged().items()}
+        for name in _LOSSES:
             row[name] = logged.pop(name, row[name])
         if self.options.metric == "loss":  # a value named metric stays among the logged
             row["metric"] = row["test_loss"]
@@ -282,7 +283,7 @@ class JobRecorder:
         """The values logged since the last unit, and clocks and details of pending rows (the rows
         themselves are in the job's state); plain types."""
         return {
-            "sums": {k: _number(v) for k, v in self.sums.items()},
+            "sums": {k: _to_number(v) for k, v in self.sums.items()},
             "counts": dict(self.counts),
             "waiting": [
                 {"epoch": row["epoch"], "seconds": dict(seconds), "details": copy.deepcopy(details)}
@@ -297,14 +298,14 @@ class JobRecorder:
 
     # -- the end -----------------------------------------------------------------------------
 
-    def close(self, units: int, why: str = "") -> None:
+    def end_record(self, units: int, why: str = "") -> None:
         """End the record after so many units.
 
         Args:
             why: the error that has ended the job, if one has.
         """
         self.row_is_open |= bool(self.pending)
-        self.flush()
+        self.write_pending()
         writer, self.writer, self.closed = self.writer, None, True
         if writer is None:
             return
@@ -337,11 +338,11 @@ def _is_scalar(value: Tensor) -> bool:
     return value.numel() == 1 and not value.is_meta and not value.is_complex()
 
 
-def _number(value: float | Tensor) -> Any:
+def _to_number(value: float | Tensor) -> Any:
     return value.item() if isinstance(value, Tensor) else value
 
 
-def _checked(row: Row) -> Row:
+def _check_row(row: Row) -> Row:
     """A row out of a hook's state, in the types of JSON; RecordError if it lacks the traffic."""
     if "floats" not in row:
         raise RecordError(

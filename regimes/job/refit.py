@@ -19,12 +19,12 @@ from regimes.collectives.requests import Layer
 from regimes.errors import ConfigError
 from regimes.policies.controller import Row
 
-NAMED = 3  # layers that a sentence names; it counts the others
+_NAMED = 3  # layers that a sentence names; it counts the others
 
 
 @dataclass(frozen=True)
 class LayerMatch:
-    """The layers of a state and those of a model.
+    """The layers of a state, and a model's layers.
 
     Attributes:
         saved: shape by name of the state's layers, in the order of the state's lists.
@@ -35,12 +35,12 @@ class LayerMatch:
     layers: Sequence[Layer]
 
     @property
-    def same(self) -> bool:
+    def is_same(self) -> bool:
         """Whether the state's lists fit the model unchanged."""
         return list(self.saved) == [layer.name for layer in self.layers]
 
     @property
-    def new(self) -> list[str]:
+    def new_layers(self) -> list[str]:
         """Layers that the state lacks."""
         return [layer.name for layer in self.layers if layer.name not in self.saved]
 
@@ -50,13 +50,15 @@ class LayerMatch:
         here = {layer.name for layer in self.layers}
         left_out = [name for name in self.saved if name not in here]
         parts = []
-        if self.new:
-            parts.append(f"the state has no layer {several(self.new)}: no residual at first")
+        if self.new_layers:
+            parts.append(
+                f"the state has no layer {list_names(self.new_layers)}: no residual at first"
+            )
         if left_out:
-            parts.append(f"the model does not train {several(left_out)} of the state: left out")
+            parts.append(f"the model does not train {list_names(left_out)} of the state: left out")
         return f"hook: {'; '.join(parts)}" if parts else None
 
-    def values(self, saved: Sequence[Any], default: Sequence[Any]) -> list[Any]:
+    def match_values(self, saved: Sequence[Any], default: Sequence[Any]) -> list[Any]:
         """The state's list of one value per layer, in the model's order.
 
         Args:
@@ -65,7 +67,7 @@ class LayerMatch:
         by_name = dict(zip(self.saved, saved, strict=True))
         return [by_name.get(x.name, d) for x, d in zip(self.layers, default, strict=True)]
 
-    def rows(self, rows: Iterable[Row], levels: Sequence[str]) -> list[Row]:
+    def match_rows(self, rows: Iterable[Row], levels: Sequence[str]) -> list[Row]:
         """Rows of past units; what a new layer did not measure is None.
 
         Args:
@@ -76,33 +78,35 @@ class LayerMatch:
             {
                 **row,
                 "layers": {
-                    name: self.values(values, levels if name == "level" else none)
+                    name: self.match_values(values, levels if name == "level" else none)
                     for name, values in row["layers"].items()
                 },
-                "statistics": {k: self.values(v, none) for k, v in row["statistics"].items()},
+                "statistics": {k: self.match_values(v, none) for k, v in row["statistics"].items()},
             }
             for row in rows
         ]
 
-    def sums(self, sums: Mapping[str, list[Tensor]]) -> dict[str, list[Tensor]]:
+    def match_sums(self, sums: Mapping[str, list[Tensor]]) -> dict[str, list[Tensor]]:
         """The norm's sums of a unit under way, zero for a new layer. "update" has a tensor per
-        layer; any other has one tensor whose last dimension holds all layers end to end."""
-        return {name: self._sum(name, tensors) for name, tensors in sums.items()}
+        layer; any other has one tensor with all layers end to end in its last dimension."""
+        return {name: self._match_sum(name, tensors) for name, tensors in sums.items()}
 
-    def _sum(self, name: str, tensors: list[Tensor]) -> list[Tensor]:
+    def _match_sum(self, name: str, tensors: list[Tensor]) -> list[Tensor]:
         like = tensors[0]
         if name == "update":
-            return self.values(tensors, [like.new_zeros(layer.shape) for layer in self.layers])
+            return self.match_values(
+                tensors, [like.new_zeros(layer.shape) for layer in self.layers]
+            )
         parts = like.split([math.prod(shape) for shape in self.saved.values()], -1)
         zeros = [like.new_zeros(*like.shape[:-1], layer.size) for layer in self.layers]
-        return [torch.cat(self.values(parts, zeros), -1)]
+        return [torch.cat(self.match_values(parts, zeros), -1)]
 
 
-def several(names: Sequence[str]) -> str:
+def list_names(names: Sequence[str]) -> str:
     """The first few names, and how many more there are."""
-    more = len(names) - NAMED
+    more = len(names) - _NAMED
     rest = f" and {more} other{'s' * (more > 1)}" if more > 0 else ""
-    return ", ".join(map(repr, names[:NAMED])) + rest
+    return ", ".join(map(repr, names[:_NAMED])) + rest
 
 
 @contextmanager
@@ -111,9 +115,9 @@ def damage_refused() -> Iterator[None]:
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        refuse(f"it is damaged ({type(error).__name__}: {str(error).partition(chr(10))[0]})")
+        refuse_state(f"it is damaged ({type(error).__name__}: {str(error).partition(chr(10))[0]})")
 
 
-def refuse(why: str) -> NoReturn:
+def refuse_state(why: str) -> NoReturn:
     """Raise the ConfigError of a state that cannot be loaded."""
     raise ConfigError(f"cannot load the hook's state: {why}")

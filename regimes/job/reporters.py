@@ -48,9 +48,9 @@ class CellLine:
         left = ""
         if self._units is not None:
             seconds = spent / (now - self._first) * max(0.0, self._units - now)
-            left = f", {in_minutes(seconds)} left"
+            left = f", {_in_minutes(seconds)} left"
         self._line.show(
-            f"{self._unit} {epoch + 1}{of}, step {done} of {steps}: {in_minutes(spent)}{left}"
+            f"{self._unit} {epoch + 1}{of}, step {done} of {steps}: {_in_minutes(spent)}{left}"
             f"{self._last}"
         )
 
@@ -63,16 +63,16 @@ class CellLine:
         self._line.clear("" if interrupted else message)  # `stoppable` says how to go on
 
 
-def in_minutes(seconds: float) -> str:
+def _in_minutes(seconds: float) -> str:
     """Minutes and seconds.
 
-    >>> in_minutes(75.2)
+    >>> _in_minutes(75.2)
     '1:15'
     """
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
-def usual() -> Sequence[Reporter]:
+def default_reporters() -> Sequence[Reporter]:
     """What shows a training where nothing else was chosen: a line in a notebook's cell."""
     return (CellLine(),) if in_notebook() else ()
 
@@ -90,7 +90,7 @@ class Reporters:
         self._active = list(reporters)
         self.event_log: Callable[..., None] | None = None
 
-    def _call(self, method: str, *arguments: Any) -> None:
+    def _call_all(self, method: str, *arguments: Any) -> None:
         for reporter in tuple(self._active):
             try:
                 getattr(reporter, method)(*arguments)
@@ -100,8 +100,8 @@ class Reporters:
                 self._active = [r for r in self._active if r is not reporter]
                 self._report_failure(reporter, method, error)
 
-    start, step = partialmethod(_call, "start"), partialmethod(_call, "step")
-    epoch, stop = partialmethod(_call, "epoch"), partialmethod(_call, "stop")
+    start, step = partialmethod(_call_all, "start"), partialmethod(_call_all, "step")
+    epoch, stop = partialmethod(_call_all, "epoch"), partialmethod(_call_all, "stop")
 
     def _report_failure(self, reporter: Reporter, method: str, error: Exception) -> None:
         name, why = type(reporter).__name__, f"{type(error).__name__} {error}".strip()

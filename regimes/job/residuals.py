@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regimes.collectives.requests import JoinShards, Layer, Shard
 from regimes.collectives.world import World
-from regimes.job.refit import refuse
+from regimes.job.refit import refuse_state
 from regimes.job.state import Part, State, by_layer
 
 Residuals = dict[str, Tensor | None]  # by layer, [rows, ...]
@@ -34,25 +34,27 @@ def residuals_for(
     """The residuals by layer of some of ``count`` workers, a row for each.
 
     Args:
-        parts: with those of ``saved`` workers; they may lack some whose part of [0, 1) is not
-            that of any of ``workers``.
+        parts: with the residuals of ``saved`` workers; a worker may be missing if its part of
+            [0, 1) overlaps with none of ``workers``.
         mean: one row for all, their mean, which is all that a linear compressor depends on.
 
     Raises:
         LookupError: ``parts`` lack a worker or a layer.
     """
     return {
-        name: _rows([*workers], count, [(p["workers"], _of(p, name)) for p in parts], saved, mean)
+        name: _rows_for(
+            [*workers], count, [(p["workers"], _residual_of(p, name)) for p in parts], saved, mean
+        )
         for name in names
     }
 
 
-def _of(part: Part, name: str) -> Tensor | None:
+def _residual_of(part: Part, name: str) -> Tensor | None:
     found: Tensor | None = part["layers"][name]["residual"]
     return found
 
 
-def _rows(
+def _rows_for(
     workers: list[int],
     count: int,
     held: Sequence[tuple[list[int], Tensor | None]],
@@ -82,7 +84,8 @@ def _rows(
 
 
 def residual_of(worker: int, workers: int, old: Sequence[Tensor | None]) -> Tensor | None:
-    """The residual of one of ``workers`` new workers, from those of the old ones; None is zero."""
+    """The residual of one of ``workers`` new workers, from the old workers' residuals; None is
+    zero."""
     known = next((tensor for tensor in old if tensor is not None), None)
     if known is None:
         return None
@@ -100,7 +103,7 @@ def residual_of(worker: int, workers: int, old: Sequence[Tensor | None]) -> Tens
 
 
 def on_processes(state: State, count: int) -> list[State]:
-    """The state of each of ``count`` processes with a worker each, from that of all processes.
+    """The states of ``count`` processes with a worker each, from the state of all processes.
 
     Raises:
         ConfigError: its statistics cannot be divided.
@@ -109,12 +112,12 @@ def on_processes(state: State, count: int) -> list[State]:
     if len(parts) == count:
         return [{**state, "parts": [part]} for part in parts]
     if any(part["sums"].keys() - {"update"} for part in parts):
-        refuse(
+        refuse_state(
             f"it was saved within an epoch, when each of {len(parts)} processes had its own "
             f"sums for the norm's signal; this job has {count}: on another number of "
             "processes load a state that was saved right after epoch_end"
         )
-    local = "outer" in parts[0]  # local steps owe movements
+    local = "outer" in parts[0]  # local steps owe pseudo-gradients
     owed = [{**part, **part["outer"]} for part in parts] if local else parts
     found = []
     for worker in range(count):
@@ -135,12 +138,12 @@ def _of_local_steps(state: State, table: dict[str, Any]) -> Part:
         ConfigError: processes had steps that they had not shared yet.
     """
     if any(f["since"] or f["left"] is not None for f in state["outer"]["fragments"]):
-        refuse(
+        refuse_state(
             "it was saved between two synchronisations, when each process had a model of its own: "
             "on another number of processes load a state that was saved right after one"
         )
     if state["outer"].get("trials", {}).get("current") is not None:
-        refuse(
+        refuse_state(
             "it was saved within a trial of another level, when some processes had parameters of "
             "their own: on another number of processes load a state between two trials"
         )
@@ -154,11 +157,14 @@ def _of_local_steps(state: State, table: dict[str, Any]) -> Part:
 # -- from a row for each worker to one for all, and back --------------------------------------
 
 
-def average(parts: Sequence[Part], *, to_one: bool) -> None:
-    """Each worker's residual becomes the mean over all workers, of which each process has as many;
-    ``to_one``: one row for all workers of a process, their own mean."""
+def average_residuals(parts: Sequence[Part], *, to_one: bool) -> None:
+    """Replace each worker's residual by the mean over all workers; each process has as many.
+
+    Args:
+        to_one: by one row for all workers of a process, their own mean.
+    """
     for name in parts[0]["layers"]:
-        rows = [tensor for part in parts if (tensor := _of(part, name)) is not None]
+        rows = [tensor for part in parts if (tensor := _residual_of(part, name)) is not None]
         if len(rows) < len(parts):
             continue
         means = [tensor.mean(0, keepdim=True) for tensor in rows]
@@ -181,8 +187,8 @@ def whole_residuals(world: World, layers: Iterable[Layer], residuals: Residuals)
 
 
 def _whole_rows(world: World, tensor: Tensor, rows: int) -> Tensor:
-    """A tensor whose dimension 1 is divided as the rows of a layer, ``[L, rows here, ...]``, as
-    one, on the CPU."""
+    """A whole tensor on the CPU, from ``[L, rows here, ...]``: dimension 1 is divided as the rows
+    of a layer are."""
     mine = tensor.transpose(0, 1).contiguous()  # [rows here, L, ...]
     width, chunk = math.prod(mine.shape[1:]), Shard(0, world.shards, rows).chunk
     (joined,) = world.join_shards([JoinShards(mine.flatten(), chunk * width, rows * width)])
@@ -201,7 +207,7 @@ def own_rows(parts: Iterable[Layer], residuals: Residuals) -> Residuals:
 
 
 def without_residuals(part: Part) -> Part:
-    """For a worker that begins with none. Local steps have those of movements alone."""
+    """A part for a worker that begins without residuals. Local steps owe pseudo-gradients alone."""
     tables: dict[str, Any] = {}
     if "layers" in part:
         tables["layers"] = by_layer(residual=dict.fromkeys(part["layers"]))

@@ -44,7 +44,7 @@ def job_row(
     """A unit of a user's own training, without ``traffic_columns``; what is unknown is None.
 
     Args:
-        stop: steps of the job up to the end of this unit, which has ``steps`` of them.
+        stop: steps of the job up to the end of this unit, which has ``steps`` steps.
         rates: at the first step of the unit, and of the unit to come.
         groups: the rates of all parameter groups at the first step, where there are several.
     """

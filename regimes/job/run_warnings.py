@@ -20,7 +20,7 @@ def run_warnings(header: Header, rows: Sequence[Row]) -> list[str]:
     A policy chose one level throughout; its interval is as long as the run; or decays of the
     learning rate decided most of the time, in place of the detector.
     """
-    config, warnings = header["config"], _diverged(rows)
+    config, warnings = header["config"], _warn_of_divergence(rows)
     if len(rows) < 2:
         return warnings
     compressed = [i for i, layer in enumerate(header["layers"]) if layer["compressed"]]
@@ -36,7 +36,7 @@ def run_warnings(header: Header, rows: Sequence[Row]) -> list[str]:
     return warnings
 
 
-def _diverged(rows: Sequence[Row]) -> list[str]:
+def _warn_of_divergence(rows: Sequence[Row]) -> list[str]:
     lost = [row["epoch"] for row in rows if 0 < row.get("steps", 0) <= row.get("skipped", 0)]
     if not lost:
         return []
@@ -57,7 +57,7 @@ def _of_policy(
     name, chosen = table["name"], {level for unit in decided for level, _ in unit}
     if name == "static":
         return []
-    interval = _interval(table)
+    interval = _comparison_interval(table)
     # the first comparison follows unit ``interval``; one after the last unit decides nothing
     compared = None if interval is None or interval < 2 else max(0, units - 2) // interval
     if compared == 0:
@@ -82,7 +82,7 @@ def _of_policy(
     return warnings
 
 
-def _interval(table: dict[str, Any]) -> int | None:
+def _comparison_interval(table: dict[str, Any]) -> int | None:
     """Units between a policy's comparisons, if it has such a field. A user's class, which a reader
     does not import, has what the table says."""
     interval = table.get("interval")

@@ -1,6 +1,6 @@
 """The units of a job in its saved state: by reference to the record, where there is one.
 
-A policy may read every unit so far, so that without a record all of them are saved. With one a
+A policy may read every unit so far, so that without a record all units are saved. With one a
 checkpoint does not grow with the job: the state of process 0 says how many lines the record's file
 of units had and their digest, and has the units that were not written yet; the states of the other
 processes have none.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from regimes.collectives.processes import ProcessWorld
 from regimes.errors import RegimesError
 from regimes.job.recorder import JobRecorder
-from regimes.job.refit import damage_refused, refuse
+from regimes.job.refit import damage_refused, refuse_state
 from regimes.job.state import State
 from regimes.records.chain import Sum
 from regimes.records.lines import complete_lines
@@ -24,15 +24,15 @@ from regimes.records.lines import complete_lines
 if TYPE_CHECKING:
     from regimes.job.job import Job
 
-FILE = "epochs.jsonl"
+_FILE = "epochs.jsonl"
 
 
 def saved_units(job: Job) -> dict[str, Any]:
-    """ "rows", and "recorded" where the record has some of them."""
+    """ "rows", and "recorded" where the record has some rows."""
     if job.world.quorum is not None:  # another replica loads it, which may have no record
         return {"rows": job.rows}
     count, recorder = len(job.rows), job.recorder
-    written = None if recorder is None else recorder.written
+    written = None if recorder is None else recorder.file_state
     if written is not None and recorder is not None:
         place = {"units": count, "folder": str(recorder.folder.resolve()), **written}
         return {"rows": job.rows[written["lines"] :], "recorded": place}
@@ -46,7 +46,7 @@ def with_all_units(saved: Any, world: ProcessWorld, recorder: JobRecorder | None
 
     Raises:
         ConfigError: on all processes: the record is gone, or has changed since; on this one: its
-            state is of another unit than that of process 0.
+            state is of another unit than process 0's.
     """
     if world.quorum is not None:  # one replica loads it, while the others go on
         return saved
@@ -55,12 +55,14 @@ def with_all_units(saved: Any, world: ProcessWorld, recorder: JobRecorder | None
         return saved
     found = world.gather_object(_of_process_0(saved, recorder) if world.rank == 0 else None)[0]
     if isinstance(found, str):
-        refuse(found)
+        refuse_state(found)
     if not refers:
         return saved
     with damage_refused():
         if (units := saved["recorded"]["units"]) != len(found):
-            refuse(f"it was saved after {units} units, the state of process 0 after {len(found)}")
+            refuse_state(
+                f"it was saved after {units} units, the state of process 0 after {len(found)}"
+            )
     return _without_reference(saved) | {"rows": found}
 
 
@@ -73,7 +75,7 @@ def with_recorded_units(state: State, recorder: JobRecorder | None) -> State:
     if "recorded" not in state:
         return state
     if isinstance(found := _of_process_0(state, recorder), str):
-        refuse(found)
+        refuse_state(found)
     return _without_reference(state) | {"rows": found}
 
 
@@ -90,7 +92,7 @@ def _of_process_0(saved: Any, recorder: JobRecorder | None) -> list[Any] | str:
         expected = {"lines": place["lines"], "sha256": place["sha256"]}
         own = [] if recorder is None else [recorder.folder]
         for folder in (*own, Path(place["folder"])):
-            lines = complete_lines(folder / FILE)[: place["lines"]]
+            lines = complete_lines(folder / _FILE)[: place["lines"]]
             if Sum(line + b"\n" for line in lines).state == expected:
                 return [*map(json.loads, lines), *saved["rows"]]
     except RegimesError as error:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regimes.errors import ConfigError, is_whole, require, unexpected
 
 
-class Optimizers:
+class _JoinedOptimizers:
     """Several optimisers of one model, as one with the parameter groups of all."""
 
     def __init__(self, optimizers: Sequence[Any]) -> None:
@@ -32,7 +32,7 @@ class Optimizers:
         return " and ".join(type(one).__name__ for one in self.optimizers)
 
 
-LEFT_OUT = ("params", "lr")  # of a group's options: the rate is each unit's own
+_LEFT_OUT = ("params", "lr")  # of a group's options: the rate is each unit's own
 
 
 @dataclass
@@ -40,13 +40,13 @@ class UnitSchedule:
     """Ends units and reads their learning rates.
 
     Attributes:
-        every: steps of a unit; a sampler, a change of whose ``epoch`` ends the unit; or "epoch":
+        every: steps of a unit; a sampler: the unit ends when ``sampler.epoch`` changes; or "epoch":
             the user calls ``epoch_end``.
         optimizer: has ``param_groups``; the rate of the first is the unit's.
         first: the rate at the unit's first step, if there is an optimiser.
         groups: the rates of all parameter groups at that step, if there are several groups.
         epoch: the sampler's epoch when the unit began.
-        lr: the rate of this unit, as the ``epoch_end`` before has named it.
+        lr: the rate of this unit, as given to the previous ``epoch_end``.
     """
 
     every: Any = "epoch"
@@ -66,9 +66,9 @@ class UnitSchedule:
         """Steps of a unit, if they are counted."""
         return self.every if isinstance(self.every, int) else None
 
-    def begin(self) -> None:
+    def begin_unit(self) -> None:
         """Note the rates and the sampler's epoch at the first step of a unit."""
-        self.first, all_rates = self.rate(), self.all_rates()
+        self.first, all_rates = self.current_rate(), self.all_rates()
         self.groups = all_rates if len(all_rates) > 1 else None
         self.epoch = getattr(self.every, "epoch", None)
 
@@ -81,35 +81,35 @@ class UnitSchedule:
         return getattr(self.every, "epoch", None) != self.epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """The values that ``begin`` has noted for the current unit."""
+        """The values that ``begin_unit`` has noted for the current unit."""
         return {"first": self.first, "groups": self.groups, "epoch": self.epoch}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.first, self.epoch = state.get("first"), state.get("epoch")
         self.groups = state.get("groups")
 
-    def rate(self) -> float | None:
+    def current_rate(self) -> float | None:
         """The optimiser's rate now; None without an optimiser."""
         if self.optimizer is None:
             return None
         lr = self.optimizer.param_groups[0]["lr"]
         return learning_rate(lr, "the optimiser's learning rate")
 
-    def rates(self) -> tuple[float, float]:
-        """The rate at the first step of the unit that has ended, and that of the next unit."""
-        now = self.rate()
+    def unit_rates(self) -> tuple[float, float]:
+        """The rates at the first step of the unit that has ended, and of the next unit."""
+        now = self.current_rate()
         assert now is not None
         return now if self.first is None else self.first, now
 
     def named_rates(
         self, lr: SupportsFloat | None, next_lr: SupportsFloat | None
     ) -> tuple[float, float]:
-        """The rates of the unit (see ``rates``), from the arguments of ``epoch_end``.
+        """The rates of the unit (see ``unit_rates``), from the arguments of ``epoch_end``.
 
         Raises:
             ConfigError: a rate that is no number from zero up, or none at all.
         """
-        given = lr if lr is not None else self.rate()
+        given = lr if lr is not None else self.current_rate()
         if given is None:
             raise ConfigError(
                 "epoch_end: give the learning rate, epoch_end(lr=...), or the optimiser to "
@@ -128,7 +128,7 @@ class UnitSchedule:
         """The rates of all parameter groups now, None for one that is no finite number; empty
         without an optimiser."""
         groups = [] if self.optimizer is None else self.optimizer.param_groups
-        return [_plain(group["lr"]) for group in groups]
+        return [_as_plain(group["lr"]) for group in groups]
 
     def rates_of(self, parameters: Sequence[nn.Parameter]) -> list[float] | None:
         """The rate of each parameter now, 0 for one that the optimiser does not step; None without
@@ -142,10 +142,10 @@ class UnitSchedule:
         }
         return [rate.get(id(p), 0.0) for p in parameters]
 
-    def facts(self) -> dict[str, Any]:
+    def shared_facts(self) -> dict[str, Any]:
         """What must be the same on all processes, in plain types."""
         unit = self.steps or ("sampler" if self.automatic else "epoch")
-        known = None if self.optimizer is None else described(self.optimizer)
+        known = None if self.optimizer is None else describe_optimizer(self.optimizer)
         return {"every": unit, "optimizer": known, "lr": self.all_rates()}
 
 
@@ -155,7 +155,7 @@ def learning_rate(value: Any, what: str) -> float:
     Raises:
         ConfigError: anything else; ``what`` names it.
     """
-    number = _plain(value)
+    number = _as_plain(value)
     good = isinstance(number, int | float) and not isinstance(number, bool) and number >= 0
     require(good, what, value, "a number from zero up")
     return float(number)
@@ -183,18 +183,18 @@ def unit_schedule(every: Any, optimizer: Any, model: nn.Module) -> UnitSchedule:
     if not several or not all(getattr(one, "param_groups", None) for one in several):
         expected = "an optimiser of torch, with param_groups, or a list of such"
         raise unexpected("optimizer", optimizer, expected)
-    optimizer = several[0] if len(several) == 1 else Optimizers(several)
+    optimizer = several[0] if len(several) == 1 else _JoinedOptimizers(several)
     trained = {id(p) for p in model.parameters()}
     if not any(id(p) in trained for group in optimizer.param_groups for p in group["params"]):
         raise ConfigError(
             "optimizer: it has none of the model's parameters: build it from model.parameters()"
         )
     schedule = UnitSchedule(every, optimizer)
-    schedule.rate()  # refuses a rate that is no number before anything is registered
+    schedule.current_rate()  # refuses a rate that is no number before anything is registered
     return schedule
 
 
-def described(optimizer: Any) -> dict[str, Any]:
+def describe_optimizer(optimizer: Any) -> dict[str, Any]:
     """The class and hyper-parameters of an optimiser, in plain types.
 
     Returns:
@@ -203,9 +203,9 @@ def described(optimizer: Any) -> dict[str, Any]:
         option that is None is left out, because torch then takes its own default; one that is no
         plain value is None.
     """
-    groups = [_options(optimizer, group) for group in optimizer.param_groups]
+    groups = [_group_options(optimizer, group) for group in optimizer.param_groups]
     shared = {k: v for k, v in groups[0].items() if all(k in g and g[k] == v for g in groups)}
-    name = optimizer.name if isinstance(optimizer, Optimizers) else type(optimizer).__name__
+    name = optimizer.name if isinstance(optimizer, _JoinedOptimizers) else type(optimizer).__name__
     result: dict[str, Any] = {"name": name, "options": shared}
     if len(groups) > 1:
         result["groups"] = [
@@ -216,15 +216,15 @@ def described(optimizer: Any) -> dict[str, Any]:
     return result
 
 
-def _options(optimizer: Any, group: Mapping[str, Any]) -> dict[str, Any]:
+def _group_options(optimizer: Any, group: Mapping[str, Any]) -> dict[str, Any]:
     """A group's hyper-parameters: those for which its class has defaults. Schedulers add keys of
     their own, such as "initial_lr"."""
     known = getattr(optimizer, "defaults", None) or group
-    names = [name for name in group if name in known and name not in LEFT_OUT]
-    return {name: _plain(group[name]) for name in names if group[name] is not None}
+    names = [name for name in group if name in known and name not in _LEFT_OUT]
+    return {name: _as_plain(group[name]) for name in names if group[name] is not None}
 
 
-def _plain(value: Any) -> Any:
+def _as_plain(value: Any) -> Any:
     """A finite number of Python, a text, or a list of these; None for anything else."""
     number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
     if isinstance(number, str | bool):
@@ -234,5 +234,5 @@ def _plain(value: Any) -> Any:
     if isinstance(number, Real):
         return float(number) if math.isfinite(float(number)) else None
     if isinstance(number, Sequence):
-        return [_plain(one) for one in number]
+        return [_as_plain(one) for one in number]
     return None

@@ -12,7 +12,7 @@ from regimes.policies import Decision
 from regimes.policies.controller import Levels
 from regimes.records import Row
 
-RULE = "set by the script"
+_RULE = "set by the script"
 
 
 def set_entry(level: Any, why: Any, known: Collection[str], unit: int) -> dict[str, Any] | None:
@@ -41,7 +41,7 @@ def as_set(
     """What was decided for a unit, with the level that was set for its ``compressed`` layers."""
     if entry is None or unit < entry["unit"]:
         return decided
-    reason = {"rule": RULE, **({"why": entry["why"]} if entry["why"] else {})}
+    reason = {"rule": _RULE, **({"why": entry["why"]} if entry["why"] else {})}
     names, reasons = list(decided.names), list(decided.why)
     for i in compressed:
         names[i], reasons[i] = entry["level"], reason
@@ -52,4 +52,4 @@ def as_set(
 def was_set(row: Row) -> bool:
     """Did the script set the level of this unit?"""
     reasons: Sequence[Any] = row["layers"]["why"]
-    return any(why is not None and why.get("rule") == RULE for why in reasons)
+    return any(why is not None and why.get("rule") == _RULE for why in reasons)

@@ -42,7 +42,7 @@ def by_layer(**columns: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {name: {key: column[name] for key, column in columns.items()} for name in names}
 
 
-def column(table: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, Any]:
+def get_column(table: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, Any]:
     """One column of a table of layers, where a layer has it."""
     return {name: values[key] for name, values in table.items() if key in values}
 
@@ -57,18 +57,20 @@ def with_column(
     }
 
 
-def shapes(layers: Iterable[Layer]) -> dict[str, list[int]]:
+def layer_shapes(layers: Iterable[Layer]) -> dict[str, list[int]]:
     return {layer.name: list(layer.shape) for layer in layers}
 
 
-def joined(states: Sequence[State]) -> State:
+def join_states(states: Sequence[State]) -> State:
     """The states of several processes as one; the first has what all have alike."""
     parts = [part for state in states for part in state["parts"]]
     return {**states[0], "parts": parts}
 
 
-def placed(state: Mapping[str, Any], process: int, processes: int, workers: Sequence[int]) -> State:
-    """The state of one process as that of another, with other workers of its own."""
+def place_state(
+    state: Mapping[str, Any], process: int, processes: int, workers: Sequence[int]
+) -> State:
+    """The state of one process moved to another process, with other workers of its own."""
     part = {**own_part(state), "process": process, "workers": list(workers)}
     return {**state, "processes": processes, "parts": [part]}
 

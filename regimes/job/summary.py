@@ -10,7 +10,7 @@ from regimes.console.units import human
 from regimes.records import Header, Row, sent
 
 
-def summary(
+def job_summary(
     header: Header, rows: Sequence[Row], seconds: Mapping[str, float], folder: Path | None
 ) -> str:
     """Lines for a terminal.
@@ -28,8 +28,8 @@ def summary(
     lines = {"sent": f"{human(total.bytes, 'B')} by each {whole}{of_dense}"}
     if spent := sum(seconds.values()):
         waited, pressed = seconds.get("communicate", 0.0), seconds.get("compress", 0.0)
-        text = f"{_duration(waited)} of {_duration(spent)} for other processes"
-        lines["waited"] = f"{text}, {_duration(pressed)} for compression"
+        text = f"{_format_seconds(waited)} of {_format_seconds(spent)} for other processes"
+        lines["waited"] = f"{text}, {_format_seconds(pressed)} for compression"
     levels = Counter(rows[-1]["layers"]["level"])
     lines["levels"] = ", ".join(f"{name} for {n}" for name, n in levels.items()) + " of the layers"
     if folder is not None:
@@ -39,7 +39,7 @@ def summary(
     return "\n".join([head, *(f"  {name:8}{text}" for name, text in lines.items())])
 
 
-def _duration(seconds: float) -> str:
+def _format_seconds(seconds: float) -> str:
     """Seconds with three digits, or hours and minutes."""
     if seconds < 600:
         return f"{seconds:.3g} s"

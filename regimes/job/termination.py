@@ -15,12 +15,12 @@ from typing import Any
 
 from regimes.errors import TrainingError, unexpected
 
-GRACE = "REGIMES_GRACE"
-SECONDS = 30.0  # between SIGTERM and the end, at most; REGIMES_GRACE overrides it
-LONGEST = 1e6  # seconds, of REGIMES_GRACE
+_GRACE = "REGIMES_GRACE"
+_SECONDS = 30.0  # between SIGTERM and the end, at most; REGIMES_GRACE overrides it
+_LONGEST = 1e6  # seconds, of REGIMES_GRACE
 # Many schedulers signal every process of a job, and a launcher passes on its own signal. Signals
 # within so many seconds of the first are copies of it, not a second request.
-DUPLICATE_SECONDS = 1.0
+_DUPLICATE_SECONDS = 1.0
 
 
 class Terminated(TrainingError):
@@ -35,15 +35,15 @@ def grace_seconds() -> float:
     Raises:
         ConfigError: ``REGIMES_GRACE`` is not a number of seconds.
     """
-    text = os.environ.get(GRACE)
+    text = os.environ.get(_GRACE)
     if text is None:
-        return SECONDS
+        return _SECONDS
     try:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
-    if not 0 <= seconds <= LONGEST:
-        raise unexpected(GRACE, text, f"a number of seconds, from 0 to {LONGEST:.0f}")
+    if not 0 <= seconds <= _LONGEST:
+        raise unexpected(_GRACE, text, f"a number of seconds, from 0 to {_LONGEST:.0f}")
     return seconds
 
 
@@ -82,7 +82,7 @@ class GracefulShutdown:
         _check_remembered()
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGALRM):
-                self._before[number] = signal.signal(number, self._signal)
+                self._before[number] = signal.signal(number, self._handle_signal)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -98,7 +98,7 @@ class GracefulShutdown:
         if self.asked and callable(handler):
             handler(signal.SIGTERM, None)
 
-    def _signal(self, number: int, frame: FrameType | None) -> None:
+    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGTERM:
             if not self.asked:
                 self.asked, self._since = True, time.monotonic()
@@ -107,7 +107,7 @@ class GracefulShutdown:
                 # SIGALRM enforces the grace time; a timer of 0 would never fire
                 signal.setitimer(signal.ITIMER_REAL, max(self.grace, 1e-6))
                 return
-            if time.monotonic() < self._since + DUPLICATE_SECONDS:
+            if time.monotonic() < self._since + _DUPLICATE_SECONDS:
                 return
         raise Terminated(
             "ended by SIGTERM within an epoch; the record up to the last epoch is intact: "

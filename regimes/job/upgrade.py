@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from regimes.errors import ConfigError
-from regimes.job.state import FORMAT, State, by_layer, joined
+from regimes.job.state import FORMAT, State, by_layer, join_states
 
 EMPTY_METER: dict[str, Any] = {"layers": {}, "calls": {}, "sent": {}}
-OWN = ("sums", "traffic", "meter")  # of a process, in states of hooks and local steps
+_OWN = ("sums", "traffic", "meter")  # of a process, in states of hooks and local steps
 _OF_RUN = {"model", "optimizer", "momentum", "gauges", "union", "memories", "local"}
 
 
-def upgraded(saved: Any) -> Any:
+def upgrade_state(saved: Any) -> Any:
     """A state of any version in the present form; what is no state, as it is.
 
     Raises:
@@ -38,7 +38,7 @@ def upgraded(saved: Any) -> Any:
     if "shards" in saved:
         return _of_sharded_hook(saved)
     if saved.get("processes"):
-        return joined([_of_hook(part) for part in saved["processes"]])
+        return join_states([_of_hook(part) for part in saved["processes"]])
     if "common" in saved:
         return _of_local_steps(saved)
     return _of_hook(saved) if {"worker", "residuals", "rows"} <= saved.keys() else saved
@@ -87,8 +87,8 @@ def _of_run(file: Mapping[str, Any]) -> State:
 def _of_hook(saved: Mapping[str, Any]) -> State:
     """The state of one process of a hook."""
     defaults: State = {"values": {}, "pace": {}, "logged": {}, "seconds": {}, "branched": None}
-    own = {"meter": EMPTY_METER} | {key: saved[key] for key in OWN if key in saved}
-    moved = {"worker", "workers", "shapes", "memories", "residuals", "levels", *OWN}
+    own = {"meter": EMPTY_METER} | {key: saved[key] for key in _OWN if key in saved}
+    moved = {"worker", "workers", "shapes", "memories", "residuals", "levels", *_OWN}
     state = {
         "format": FORMAT,
         "processes": saved["workers"],
@@ -139,7 +139,7 @@ def _of_local_steps(saved: Mapping[str, Any]) -> State:
         total, since, rounds, period = saved["round"]
         fragments = {"begun": True, "fragments": [whole_round(period, since)]}
     synced = dict(zip(shapes, saved["common"], strict=False))
-    own = {key: saved[key] for key in (*OWN, "seconds", "losses") if key in saved}
+    own = {key: saved[key] for key in (*_OWN, "seconds", "losses") if key in saved}
     return {
         "format": FORMAT,
         "processes": processes,

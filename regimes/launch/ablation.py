@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from regimes.collectives.launcher import launched
+from regimes.collectives.launcher import read_launch
 from regimes.config import RunConfig, to_dict
 from regimes.console import stdout
 from regimes.errors import TrainingError
@@ -17,7 +17,7 @@ from regimes.launch import cluster, sweep
 from regimes.monitor.text import metric_text
 from regimes.presets import Grid
 from regimes.records import load, notes, separate, sibling_difference
-from regimes.training.quirks import resolve
+from regimes.training.quirks import resolve_quirks
 
 
 def main(
@@ -33,7 +33,7 @@ def main(
     Args:
         executor, options: see ``cluster.submit``; None: ``jobs`` processes of this machine.
     """
-    console = stdout.console(quiet=launched().rank > 0, highlight=False, markup=False)
+    console = stdout.console(quiet=read_launch().rank > 0, highlight=False, markup=False)
     show = functools.partial(stdout.try_print, on=console)
     cells = sweep.cells(grid, seeds, out)
     todo = [cell for cell in cells if not sweep.done(*cell)]
@@ -80,7 +80,7 @@ def _check(configs: Iterable[RunConfig]) -> None:
     from regimes.training.checks import PlugIns  # torch, so late
 
     for config in configs:
-        PlugIns.of(resolve(config))
+        PlugIns.from_config(resolve_quirks(config))
 
 
 def _progress(show: Callable[[str], None], out: Path, runs: int) -> sweep.Progress:

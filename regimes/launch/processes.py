@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from regimes import capabilities
-from regimes.collectives.launcher import check_islands, launched
+from regimes.collectives.launcher import check_islands, read_launch
 from regimes.config import RunConfig, to_toml
 from regimes.console import stdout
 from regimes.errors import RegimesError, TrainingError, require
@@ -35,7 +35,7 @@ def train(config: RunConfig, out: Path, resume: bool, quiet: bool, shards: int =
     """Train in this process; resume where torchrun restarted it. Process 0 prints the result."""
     from regimes.training.loop import run
 
-    process = launched()
+    process = read_launch()
     resume = resume or (process.restarts > 0 and (out / "run.json").exists())
     if quiet or process.rank > 0:
         named = reporters(config.reporters, out) if process.rank == 0 else ()

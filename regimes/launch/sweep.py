@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regimes.collectives.launcher import launched
+from regimes.collectives.launcher import read_launch
 from regimes.config import RunConfig, to_dict
 from regimes.errors import ConfigError, FolderInUse, RegimesError, TrainingError, require
 from regimes.job import termination
@@ -39,7 +39,7 @@ from regimes.records import (
     read_rows,
     trunk_of,
 )
-from regimes.training.quirks import resolve
+from regimes.training.quirks import resolve_quirks
 
 if TYPE_CHECKING:
     from regimes.data.task import Task
@@ -73,7 +73,7 @@ def done(folder: Path, config: RunConfig) -> bool:
     """
     if not (folder / "run.json").exists():
         return False
-    check_same(folder, to_dict(resolve(config)))
+    check_same(folder, to_dict(resolve_quirks(config)))
     trunk = trunk_of(folder)
     if trunk is not None and not (trunk / "run.json").exists():  # it will be trained again
         return False
@@ -101,7 +101,7 @@ def trainer(jobs: int, devices: Sequence[str], task: Task | None = None) -> Iter
         Terminated: SIGTERM came.
     """
     alone = "1 where a launcher has started several processes, which share each run"
-    require(jobs == 1 or launched().count == 1, "--jobs", jobs, alone)
+    require(jobs == 1 or read_launch().count == 1, "--jobs", jobs, alone)
     termination.grace_seconds()  # a wrong value is an error now, not when the signal comes
     with ends_by_sigterm(), ExitStack() as stack:
         if jobs > 1:
@@ -109,7 +109,7 @@ def trainer(jobs: int, devices: Sequence[str], task: Task | None = None) -> Iter
             pools = [stack.enter_context(_pool(jobs, gpu)) for gpu in gpus.shared(jobs, devices)]
             yield functools.partial(_train_in_parallel, pools, task)
             return
-        if launched().count > 1:  # all processes run each cell together, in one group for all
+        if read_launch().count > 1:  # all processes run each cell together, in one group for all
             from regimes.collectives.connect import shared_group  # torch, so late
 
             stack.enter_context(shared_group())

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from regimes import compression, policies
-from regimes.capabilities import WORKER_SCORES, Part, required
+from regimes.capabilities import WORKER_SCORES, Part, declared_needs
 from regimes.collectives.group import on_group, on_manager
 from regimes.collectives.process_group import default_group
 from regimes.collectives.processes import ProcessWorld
@@ -37,17 +37,17 @@ from regimes.training.checks import check_outer, check_periods
 from regimes.training.needs import outer_parts
 from regimes.training.trials import trial_of
 
-CALL = "local_steps()"
-PERIODS = {"low": 1, "high": 32}
+_CALL = "local_steps()"
+_PERIODS = {"low": 1, "high": 32}
 
 
 @dataclass(frozen=True)
 class LocalChoice:
-    """A rule for the period, what a synchronisation does, and how movements are compressed.
+    """A rule for the period, what a synchronisation does, and how pseudo-gradients are compressed.
 
     Attributes:
         rule: decides the period.
-        exchange: the compressor of movements, its levels and what decides them.
+        exchange: the compressor of pseudo-gradients, its levels and what decides them.
         every: steps of a unit.
         varies: a policy decides the level; else it is the only one.
         probe: what scores the trials of such a policy.
@@ -61,7 +61,7 @@ class LocalChoice:
     varies: bool = False
     probe: Probe | None = None
 
-    def parts(self) -> Iterator[Part]:
+    def needed_parts(self) -> Iterator[Part]:
         """What is chosen, with what it needs of a job (``capabilities``)."""
         yield from compressor_parts(self.exchange.compressor)
         yield from policy_parts(self.rule, "policy")
@@ -70,12 +70,12 @@ class LocalChoice:
         yield from self.exchange.instrument_parts()
 
     @property
-    def rules(self) -> dict[str, Policy]:
+    def policies_by_field(self) -> dict[str, Policy]:
         """The policies that decide something, by the field of a configuration."""
         levels = {"level_policy": self.exchange.policy} if self.varies else {}
         return {"sync_policy": self.rule, **levels}
 
-    def controller(self, layers: Sequence[Layer]) -> Controller | None:
+    def make_controller(self, layers: Sequence[Layer]) -> Controller | None:
         """What decides the level of each layer; None: nothing."""
         if not self.varies:
             return None
@@ -83,38 +83,38 @@ class LocalChoice:
         names = [layer.name for layer in layers]
         return Controller(self.exchange.policy, names, compressed, "update")
 
-    def levels(self, layers: Sequence[Layer]) -> Levels:
+    def constant_levels(self, layers: Sequence[Layer]) -> Levels:
         """The level of each layer, the same throughout; dense if the layer is not compressed."""
         name = next(iter(self.exchange.levels), DENSE)
         names = [name if layer.compressed else DENSE for layer in layers]
         return Levels(names, [None] * len(names), {})
 
-    def values(self, levels: Levels) -> list[AnyLevel]:
+    def level_values(self, levels: Levels) -> list[AnyLevel]:
         """The compressor's level of each layer."""
         return [self.exchange.levels.get(name, DENSE) for name in levels.names]
 
-    def facts(self) -> dict[str, Any]:
+    def shared_facts(self) -> dict[str, Any]:
         """The choice in plain types; it must be the same on all processes."""
         return {
             "policy": policies.REGISTRY.table(self.rule),
             "periods": dict(self.periods),
             "outer": asdict(self.outer),
             "compressor": compression.REGISTRY.table(self.exchange.compressor),
-            **(self._levels() if self.varies else {"level": self._level()}),
-            **self.exchange.measured(),
+            **(self._level_facts() if self.varies else {"level": self._only_level()}),
+            **self.exchange.instrument_facts(),
         }
 
-    def _level(self) -> Any:
+    def _only_level(self) -> Any:
         """The only level, in plain types."""
         return next(iter(self.exchange.values.values()), DENSE)
 
-    def _levels(self) -> dict[str, Any]:
+    def _level_facts(self) -> dict[str, Any]:
         """The levels and their policy, in plain types."""
         rule = policies.REGISTRY.table(self.exchange.policy)
         return {"levels": self.exchange.values, "level_policy": rule}
 
 
-def choose(
+def choose_local(
     policy: Any,
     periods: Mapping[str, int] | None,
     outer: Any,
@@ -131,9 +131,9 @@ def choose(
         varied: levels, and the policy that decides them.
     """
     require(is_whole(every, 1), "every", every, "a number of steps from 1 up")
-    words = _periods(PERIODS if periods is None else periods)
-    exchange = _exchange(compressor, level, *varied, measured)
-    rule, after = _rule(policy, words), _outer(outer)
+    words = _check_periods(_PERIODS if periods is None else periods)
+    exchange = _choose_exchange(compressor, level, *varied, measured)
+    rule, after = _choose_rule(policy, words), _choose_outer(outer)
     check_periods(after, {period_of(name, words) for name in rule.names})
     batches = None if probe is None else as_probe(probe)
     varies = varied[1] is not None
@@ -142,7 +142,7 @@ def choose(
     return LocalChoice(rule, words, after, exchange, every, varies, batches)
 
 
-def _exchange(
+def _choose_exchange(
     compressor: Any,
     level: GivenLevel,
     levels: Mapping[str, GivenLevel] | None,
@@ -157,7 +157,7 @@ def _exchange(
         static = Static(next(iter(known), DENSE))
         return choices.Choice(static, pressed, known, "update", instruments=measured)
     require(level == DENSE, "level", level, "levels with level_policy, not one level")
-    chosen = choices.choose(rule, pressed, levels, "update", 0, (None, measured))
+    chosen = choices.choose_exchange(rule, pressed, levels, "update", 0, (None, measured))
     link_of(chosen.policy, "level_policy")
     if (trial := trial_of(chosen.policy)) is not None:
         trial.check_levels({DENSE: DENSE, **chosen.levels})
@@ -166,41 +166,41 @@ def _exchange(
 
 @dataclass(frozen=True)
 class Trained:
-    """What is trained, of a bare model or of one that is divided within islands.
+    """The trained parameters of a bare model, or of one that is divided within replicas.
 
     Attributes:
         parameters: by name, as the optimiser has them.
         local: this process's part of each.
-        sharded: of islands; None of a bare model.
+        sharded: of a divided model; None of a bare one.
     """
 
     parameters: dict[str, nn.Parameter]
     local: list[Tensor]
     sharded: ShardedGradients | None = None
 
-    def world(self, timeout: float, manager: Any = None) -> ProcessWorld:
+    def make_world(self, timeout: float, manager: Any = None) -> ProcessWorld:
         """A world of all processes, which all create it, or of a manager's replicas."""
         if manager is not None:
             return on_manager(manager, self.local[0].device)
         if self.sharded is not None:
-            return self.sharded.world(timeout, CALL)
-        return on_group(default_group(), self.local[0].device, timeout, CALL)
+            return self.sharded.make_world(timeout, _CALL)
+        return on_group(default_group(), self.local[0].device, timeout, _CALL)
 
     def start_alike(self, world: World, model: nn.Module) -> None:
-        """All begin with the parameters, frozen ones too, and the buffers of process 0, or of the
-        first island."""
+        """Let all begin with the parameters, frozen ones too, and the buffers of process 0, or of
+        the first replica."""
         if self.sharded is not None:
             self.sharded.start_alike()
         else:
             world.broadcast([*(p.data for p in model.parameters()), *model.buffers()])
 
-    def facts(self) -> dict[str, Any]:
+    def shared_facts(self) -> dict[str, Any]:
         """What must be the same on all processes, in plain types."""
-        return {} if self.sharded is None else self.sharded.facts()
+        return {} if self.sharded is None else self.sharded.shared_facts()
 
 
-def trained(model: nn.Module, optimizer: Any, replicas: Any, manager: Any = None) -> Trained:
-    """What is trained; ConfigError unless steps of it can be local."""
+def check_trained(model: nn.Module, optimizer: Any, replicas: Any, manager: Any = None) -> Trained:
+    """The trained parameters; ConfigError unless their steps can be local."""
     if manager is None and default_group() is None:
         raise ConfigError(
             "local_steps: there is no process group: start with torchrun and call "
@@ -212,7 +212,7 @@ def trained(model: nn.Module, optimizer: Any, replicas: Any, manager: Any = None
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise unexpected("optimizer", optimizer, "an optimiser of torch")
     if replicas is None:
-        parameters = _bare(model)
+        parameters = _bare_parameters(model)
         found = Trained(parameters, [p.data for p in parameters.values()])
     else:
         source = ShardedGradients(model, replicas)
@@ -239,17 +239,17 @@ def _check_values(model: nn.Module) -> None:
 
 
 def _check_one_type(parameters: Mapping[str, nn.Parameter]) -> None:
-    """Raise ConfigError unless all movements fit into one tensor."""
+    """Raise ConfigError unless all pseudo-gradients fit into one tensor."""
     kinds = {str(p.dtype).removeprefix("torch."): name for name, p in parameters.items()}
     if len(kinds) > 1:
         listed = ", ".join(f"{kind} ({name})" for kind, name in kinds.items())
         raise ConfigError(
-            f"local_steps: the model's parameters are of several types, {listed}: movements are "
-            "exchanged in one: convert the model, model.float()"
+            f"local_steps: the model's parameters are of several types, {listed}: pseudo-"
+            "gradients are exchanged in one: convert the model, model.float()"
         )
 
 
-def _bare(model: nn.Module) -> dict[str, nn.Parameter]:
+def _bare_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     kinds = {kind.__name__ for kind in type(model).__mro__}
     if "FSDPModule" in kinds:
         raise ConfigError(
@@ -264,7 +264,7 @@ def _bare(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
-def _periods(given: Any) -> dict[str, int]:
+def _check_periods(given: Any) -> dict[str, int]:
     good = isinstance(given, Mapping) and all(
         isinstance(name, str) and is_whole(steps, 1) and steps <= LONGEST
         for name, steps in given.items()
@@ -273,18 +273,18 @@ def _periods(given: Any) -> dict[str, int]:
     return {name: int(steps) for name, steps in given.items()}
 
 
-def _rule(given: Any, periods: dict[str, int]) -> Policy:
+def _choose_rule(given: Any, periods: dict[str, int]) -> Policy:
     if isinstance(given, int) and not isinstance(given, bool):
         require(1 <= given <= LONGEST, "policy", given, "a period from 1 step up, or a policy")
         return Static(str(given))
     rule = choices.pick_policy(given, "a period in steps, or a policy's name, table or object")
-    require(WORKER_SCORES not in required(rule), "policy", type(rule).__name__, NO_PERIOD)
+    require(WORKER_SCORES not in declared_needs(rule), "policy", type(rule).__name__, NO_PERIOD)
     link_of(rule, "sync_policy")
     check_levels(rule, periods, "sync_policy")
     return rule
 
 
-def _outer(given: Any) -> OuterConfig:
+def _choose_outer(given: Any) -> OuterConfig:
     if given is None or isinstance(given, OuterConfig):
         config = given or OuterConfig()
     elif isinstance(given, Mapping):
@@ -296,16 +296,16 @@ def _outer(given: Any) -> OuterConfig:
     return replace(config, period_one="parameters")
 
 
-def header(
+def local_header(
     options: RecordOptions | None, job: Job, chosen: LocalChoice, model: nn.Module, seed: int
 ) -> Header:
-    """``run.json``. The record's default name is that of the policy of levels, or without one of
-    the rule for the period; of the names of periods it has those that the rule can choose."""
+    """``run.json``. The record is named after the policy of levels by default, or without one after
+    the rule for the period. It has the names of the periods that the rule can choose."""
     rule = policies.REGISTRY.table(chosen.rule)
     levels = policies.REGISTRY.table(chosen.exchange.policy)
     options = options or RecordOptions("")
     named = replace(options, name=options.name or (levels if chosen.varies else rule)["name"])
-    return job._header(
+    return job._make_header(
         named,
         chosen.exchange,
         model,

@@ -18,9 +18,9 @@ from regimes.config import DENSE, GivenLevel, OuterConfig
 from regimes.ddp.attaching import NEEDS
 from regimes.errors import ConfigError, require
 from regimes.job.choices import check_timeout
-from regimes.job.probe import pick
+from regimes.job.probe import pick_probe
 from regimes.job.recorder import RecordOptions, record_options
-from regimes.local.arguments import choose, trained
+from regimes.local.arguments import check_trained, choose_local
 from regimes.local.steps import LocalSteps
 
 # the job of each model that trains by local steps
@@ -60,16 +60,16 @@ def local_steps(
         model: the bare model; with ``replicas`` one that ``fully_shard`` (FSDP2) has divided over
             another dimension of the same mesh.
         optimizer: this process's, over its parameters.
-        replicas: the mesh dimension between islands, ``mesh["replicate"]``. The processes of an
-            island then take each step together, and the islands synchronise; all begin with the
-            first island's parameters. Of compressors see ``regimes.attach``.
+        replicas: the mesh dimension between replicas, ``mesh["replicate"]``. The processes of a
+            replica then take each step together, and the replicas synchronise; all begin with the
+            first replica's parameters. For compressors see ``regimes.attach``.
         policy: a period in steps, or a policy that decides it: a name, a table or an object.
         periods: what the policy's levels mean, by default ``{"low": 1, "high": 32}``.
         outer: what a synchronisation does, by default the mean; ``{"lr": 0.7, "momentum": 0.9,
             "nesterov": True}`` is DiLoCo. With ``"fragments": 4, "delay": 5, "mixing": 0.5`` as
             well, Streaming DiLoCo: a quarter of the layers at a time is sent while the next five
             steps are taken, and mixed with the process's own. ``close()`` leaves what all share.
-        compressor, level: of the movement that is exchanged, e.g. "topk" and 1 (per cent).
+        compressor, level: of the pseudo-gradient that is exchanged, e.g. "topk" and 1 (per cent).
         levels, level_policy: in place of ``level``: what the words of a policy mean, by default the
             compressor's usual ones, and the policy, which decides after each unit.
         probe: for ``{"name": "trial"}``, ``(loss, batches)`` with the same batches on all
@@ -79,11 +79,11 @@ def local_steps(
         seed: of the compressor's random numbers.
         timeout: seconds until a process that the others wait for counts as lost; with a manager
             its own count.
-        manager: a ``Manager`` of torchft, whose replicas come and go, in place of a process group.
-            Each synchronisation is a step of its own. See docs/how-to/sites.md.
+        manager: a ``Manager`` of torchft, with replicas that come and go, in place of a process
+            group. Each synchronisation is a step of its own. See docs/how-to/sites.md.
         instruments: ``{"error", "residual"}``, or a table of their fields: what compression takes
-            from the movements that are synchronised, and what is owed; ``"disagreement"``: how far
-            the processes lie apart.
+            from the pseudo-gradients that are synchronised, and what is owed; ``"disagreement"``:
+            how far the processes lie apart.
         check_every, check_cosine: as in ``attach``, counted in synchronisations.
         summary: as the job ends, process 0 prints to stderr what was sent and waited for.
 
@@ -91,12 +91,12 @@ def local_steps(
         ConfigError: one sentence, before anything is sent.
         TrainingError: with a manager: there is no quorum.
     """
-    _, measured = pick(None, instruments, check_every, check_cosine)
+    _, measured = pick_probe(None, instruments, check_every, check_cosine)
     varied = levels, level_policy
-    chosen = choose(policy, periods, outer, compressor, level, every, measured, varied, probe)
+    chosen = choose_local(policy, periods, outer, compressor, level, every, measured, varied, probe)
     given = {"replicas": replicas, "check_every": check_every}
     asked = [Part(name, NEEDS[name]) for name, value in given.items() if value is not None]
-    parts = [*asked, *chosen.parts()]
+    parts = [*asked, *chosen.needed_parts()]
     found = {
         capabilities.LOCAL_STEPS: True,
         capabilities.ISLANDS: replicas is not None,
@@ -105,12 +105,12 @@ def local_steps(
         capabilities.WITHOUT_PROBE: chosen.probe is None,
     }
     capabilities.check(parts, [mode for mode, applies in found.items() if applies])
-    what = trained(model, optimizer, replicas, manager)
+    what = check_trained(model, optimizer, replicas, manager)
     _check_free(model)
     check_timeout(timeout)
     options = record_options(record)
     require(isinstance(summary, bool), "summary", summary, "true or false")
-    world = what.world(float(timeout), manager)
+    world = what.make_world(float(timeout), manager)
     job = LocalSteps(model, optimizer, what, chosen, options, seed, world)
     job.summarizes = summary
     _JOBS[model] = reference = weakref.ref(job)

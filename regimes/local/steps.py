@@ -1,6 +1,6 @@
 """Local steps in a user's own training loop, of a bare model on each process.
 
-Outer step, compressors, policies and rows of past units are those of the trainer
+Outer step, compressors, policies and rows of past units are shared with the trainer
 (``training.rounds``). Gradients are never shared, because there is no DistributedDataParallel: a
 period of 1 averages parameters after each step.
 """
@@ -24,20 +24,20 @@ from regimes.errors import ConfigError, TrainingError
 from regimes.exchange.nonfinite import loss_with_flag
 from regimes.instruments.panel import Readings, finite
 from regimes.job.clock import Clock
-from regimes.job.full_state import collected, divided
+from regimes.job.full_state import collect_full_state, divide_full_state
 from regimes.job.job import Job, on_all_processes
 from regimes.job.link import LinkMeter
 from regimes.job.recorder import RecordOptions, logged_number
 from regimes.job.saved_units import with_all_units
 from regimes.job.schedule import UnitSchedule
 from regimes.job.set_level import as_set
-from regimes.job.state import FORMAT, by_layer, column, own_part, shapes
-from regimes.job.upgrade import upgraded
-from regimes.local.arguments import LocalChoice, Trained, header
+from regimes.job.state import FORMAT, by_layer, get_column, layer_shapes, own_part
+from regimes.job.upgrade import upgrade_state
+from regimes.local.arguments import LocalChoice, Trained, local_header
 from regimes.local.membership import LocalMembership
 from regimes.policies.controller import WholeController, check_reasons
 from regimes.policies.schedules import period_of
-from regimes.reduction import tensors as tensors_of
+from regimes.reduction import tensors_in as tensors_of
 from regimes.training.gradients import new_stack
 from regimes.training.optimizers import Optimizers
 from regimes.training.replicas import Replicas
@@ -81,14 +81,14 @@ class LocalSteps(Job):
         world.meter.dtype = tensors[0].dtype
         world.guard.done = lambda: self.total
         kinds = [[str(t.dtype), *t.shape] for t in buffers]
-        self._agree_on_start(chosen.facts(), seed, buffers=kinds, **what.facts())
+        self._agree_on_start(chosen.shared_facts(), seed, buffers=kinds, **what.shared_facts())
         if world.quorum is None:  # a manager copies a state in the first quorum
             what.start_alike(world, model)
         own, keys = [Optimizers([optimizer], 0.0)], list(what.parameters.values())
         self.replicas = Replicas(tensors, buffers, own, in_place=True, keys=keys)
         exchange = chosen.exchange
-        reducer = Reducer(exchange.compressor, world.parts(layers), world, seed)
-        synced, trials = self.replicas.synced_parameters, self._trials(model, seed)
+        reducer = Reducer(exchange.compressor, world.local_layers(layers), world, seed)
+        synced, trials = self.replicas.synced_parameters, self._make_trials(model, seed)
         storage, tentative = new_stack(tensors, 1), world.quorum is not None
         self.sync = SyncRounds(
             synced, reducer, chosen.outer, storage, tentative=tentative, trials=trials
@@ -103,29 +103,29 @@ class LocalSteps(Job):
             is_local=lambda: True,
         )
         self.clock = Clock(world.device)
-        self.link = LinkMeter.of(world, chosen.rules)
-        self._prepare_record(options, header(options, self, chosen, model, seed))
+        self.link = LinkMeter.of(world, chosen.policies_by_field)
+        self._prepare_record(options, local_header(options, self, chosen, model, seed))
         self.controller = WholeController(chosen.rule, "update", "sync")
-        self.level_controller = chosen.controller(self.layers)
-        self._decide()
+        self.level_controller = chosen.make_controller(self.layers)
+        self._decide_next()
         if (quorum := world.quorum) is not None:  # the others may be in the middle of the job
             self.membership = LocalMembership(self, quorum, optimizer)
             self.membership.synchronize()
 
-    def _trials(self, model: nn.Module, seed: int) -> Trials | None:
+    def _make_trials(self, model: nn.Module, seed: int) -> Trials | None:
         """The trials that the policy of levels makes, if any; ConfigError, on all processes, unless
         all have the same batches."""
         chosen, world = self.chosen, self.world
         rule, own = trial_of(chosen.exchange.policy), chosen.probe
         if rule is None or own is None:
             return None
-        world.agree(probe=fingerprint([t.double() for t in tensors_of(own.batches)]))
+        world.check_agreement(probe=fingerprint([t.double() for t in tensors_of(own.batches)]))
         probe = Probe(
             model,
             lambda number: own.batches[number % len(own.batches)],
             lambda batch: own.loss(model, batch),
         )
-        reducer = Reducer(chosen.exchange.compressor, world.parts(self.layers), world, seed)
+        reducer = Reducer(chosen.exchange.compressor, world.local_layers(self.layers), world, seed)
         synced, levels = self.replicas.synced_parameters, chosen.exchange.levels
         return Trials(rule, levels, synced, reducer, chosen.outer, probe, seed)
 
@@ -159,37 +159,37 @@ class LocalSteps(Job):
                 self.membership.write_or_wait()
         if self.total % self.chosen.every == 0:
             if self.total:
-                self._end()
+                self._finish_unit()
             if self.recorder is not None:
-                self.recorder.flush()
-            self.schedule.begin()
-        self.sync.begin(self.next_period)
+                self.recorder.write_pending()
+            self.schedule.begin_unit()
+        self.sync.begin_step(self.next_period)
         self.total += 1
         if self.membership is not None:
             self.membership.moved = True
-        self.clock.start()
-        if self.sync.advance():
-            with self.clock.waiting(self.world):
+        self.clock.start_step()
+        if self.sync.advance_step():
+            with self.clock.count_waiting(self.world):
                 self._synchronize()
-        self.clock.stop()
+        self.clock.stop_step()
 
     def close(self) -> None:
         """Synchronise the last steps and end the record; all processes call this."""
         if self.closed:
             return
         self.closed = True
-        if self.sync.between:
-            with self.clock.waiting(self.world):
+        if self.sync.is_between:
+            with self.clock.count_waiting(self.world):
                 self._synchronize(last=True)
-            self.clock.stop()
+            self.clock.stop_step()
         self.sync.end_trial(self.replicas)
         if self.chosen.outer.mixing:  # all processes end with the same parameters
-            self.replicas.receive(range(len(self.layers)), 0.0)
+            self.replicas.receive_synced(range(len(self.layers)), 0.0)
         if self.total > len(self.rows) * self.chosen.every:
-            self._end()
+            self._finish_unit()
         self.sync.close()
         if self.recorder is not None:
-            self.recorder.close(len(self.rows))
+            self.recorder.end_record(len(self.rows))
         self._summarize()
 
     def log(self, **values: Any) -> None:
@@ -211,38 +211,38 @@ class LocalSteps(Job):
         if self.membership is not None:
             self.membership.synchronize(last)
             return
-        self.world.guard.enter("a synchronisation")
+        self.world.guard.enter_call("a synchronisation")
         if self.to_agree:
-            self.sync.wait()
+            self.sync.wait_for_sent()  # its thread uses the communicator until then
             place: dict[str, Any] = {"units": len(self.rows), "steps": self.total}
             place |= {"period": self.next_period}
             place |= {} if self.set is None else {"level": self.levels.names}
-            self.world.agree(state=place, lr=self.schedule.all_rates())
+            self.world.check_agreement(state=place, lr=self.schedule.all_rates())
             self.to_agree = False
-        if last:
-            self._apply(last)
+        if last:  # first: to send a fragment again would lose what of it is on its way
+            self._apply_fragments(last)
         self.sync.end_round(self.replicas, last)
-        self._send(last)
-        self._apply(last)
+        self._send_fragments(last)
+        self._apply_fragments(last)
 
-    def _send(self, last: bool) -> None:
+    def _send_fragments(self, last: bool) -> None:
         """Exchange what leaves, with a flag of what is not finite."""
-        for fragment in self.sync.leaving(last):
-            movements = self.sync.measure(fragment, self.replicas)
-            flags = loss_with_flag(movements.new_zeros(1), movements)[:, None]
-            self.sync.send(fragment, self.values, flags)
+        for fragment in self.sync.leaving_fragments(last):
+            pseudo_gradients = self.sync.measure_pseudo_gradients(fragment, self.replicas)
+            flags = loss_with_flag(pseudo_gradients.new_zeros(1), pseudo_gradients)[:, None]
+            self.sync.send_fragment(fragment, self.values, flags)
 
-    def _apply(self, last: bool, means: Mapping[int, Tensor] | None = None) -> None:
+    def _apply_fragments(self, last: bool, means: Mapping[int, Tensor] | None = None) -> None:
         """The outer step of what has come back; ``means`` of the buffers, if they are known."""
-        for fragment, flight in self.sync.arriving(last):
+        for fragment, flight in self.sync.arriving_fragments(last):
             if flight.transfer.extra is not None and flight.transfer.means is not None:
-                self._check(flight.transfer.extra, flight.transfer.means)
+                self._check_finite(flight.transfer.extra, flight.transfer.means)
             if self.sync.is_last(fragment):
-                self.panel.step(*self.sync.seen())
+                self.panel.step(*self.sync.take_seen())
                 self.rounds += 1
-            self.sync.apply(fragment, flight, self.replicas, means)
+            self.sync.apply_fragment(fragment, flight, self.replicas, means)
 
-    def _check(self, flags: Tensor, mean: Tensor) -> None:
+    def _check_finite(self, flags: Tensor, mean: Tensor) -> None:
         """Raise TrainingError if a parameter is not finite, on all processes alike."""
         if not bool(mean.isfinite()):
             finite = self.world.gather_object(bool(flags.isfinite()))
@@ -258,35 +258,35 @@ class LocalSteps(Job):
     def _level_names(self) -> Collection[str]:
         return self.chosen.exchange.levels.keys()
 
-    def _decide(self) -> None:
+    def _decide_next(self) -> None:
         """The period from the next round on, and the level; processes compare them at their next
         synchronisation."""
         self.to_agree = True
         compressed = [i for i, layer in enumerate(self.layers) if layer.compressed]
         if self.level_controller is None:
-            levels = self.chosen.levels(self.layers)
+            levels = self.chosen.constant_levels(self.layers)
         else:
             levels = self.level_controller.decide(self.rows)
             check_reasons(self.level_controller.policy, levels.why)
         self.levels = as_set(self.set, len(self.rows), levels, compressed)
-        self.values = self.chosen.values(self.levels)
+        self.values = self.chosen.level_values(self.levels)
         decision = self.controller.decide(self.rows)
         self.next_period = period_of(decision.level, self.chosen.periods)
         self.decided = {"level": decision.level, "why": decision.why, "period": self.next_period}
 
-    def _end(self) -> None:
+    def _finish_unit(self) -> None:
         """End a unit: its row, and the period from the next round on."""
-        self.sync.wait()  # readings need the communicator that its thread uses
+        self.sync.wait_for_sent()  # readings need the communicator that its thread uses
         seen, rounds = self.panel.steps > 0, self.rounds
         readings = self.panel.read(len(self.rows), seen=seen) if seen else Readings()
         self.rounds = 0
         losses = {"train_loss": self._mean_loss()} if self.reads_loss else {}
         steps = self.total - len(self.rows) * self.chosen.every
         if self.link is not None and self.link.measures:
-            self.world.guard.enter("the end of a unit")
+            self.world.guard.enter_call("the end of a unit")
         self._end_unit(
             (steps, self.total),
-            self.schedule.rates(),
+            self.schedule.unit_rates(),
             readings,
             self.levels,
             self.clock.of_unit(steps),
@@ -297,7 +297,7 @@ class LocalSteps(Job):
             **({} if self.membership is None else {"replicas": self.membership.take_column()}),
         )
         self.clock = self.clock.next_unit(self.chosen.every)
-        self._decide()
+        self._decide_next()
 
     def _mean_loss(self) -> float | None:
         """The mean over processes of what each has logged in the unit: one small collective, at the
@@ -307,7 +307,7 @@ class LocalSteps(Job):
             ConfigError: on all processes: no process has ever logged its loss.
         """
         (total, count), self.losses = self.losses, [0.0, 0]
-        self.world.guard.enter("the end of a unit")
+        self.world.guard.enter_call("the end of a unit")
         gathered = self.world.gather_object(float(total) / count if count else None)
         known = [loss for loss in gathered if loss is not None]
         if known:
@@ -328,7 +328,7 @@ class LocalSteps(Job):
         back. Nothing in it changes afterwards."""
         outer, own = self.sync.state_dict()
         synced = self.replicas.synced_tensors
-        here, count = shapes(self.layers), len(self.layers)
+        here, count = layer_shapes(self.layers), len(self.layers)
         return copy.deepcopy(
             {
                 "format": FORMAT,
@@ -360,24 +360,24 @@ class LocalSteps(Job):
         Raises:
             ConfigError: it is of another process, or of another model.
         """
-        state = upgraded(saved)
+        state = upgrade_state(saved)
         if self.membership is not None:
             state = self.membership.as_mine(state)
         self._check_same(state)
-        self.world.guard.enter("load_state_dict()")
-        self._continue(with_all_units(state, self.world, self.recorder))
+        self.world.guard.enter_call("load_state_dict()")
+        self._continue_from(with_all_units(state, self.world, self.recorder))
 
     def full_state_dict(self) -> dict[str, Any] | None:
-        """The states of all processes in one, on process 0 (None on the others), from which, right
-        after a synchronisation, any number of processes can continue. All processes call this. Its
+        """The states of all processes in one, on process 0 (None on the others). Right after a
+        synchronisation any number of processes can continue from it. All processes call this. Its
         tensors are on the CPU; ``torch.load(weights_only=True)`` reads it back.
 
         Raises:
-            ConfigError: the model is divided within islands.
+            ConfigError: the model is divided within replicas.
         """
         self._check_whole("full_state_dict")
-        self.world.guard.enter("full_state_dict()")
-        return collected(self.world, self.state_dict)
+        self.world.guard.enter_call("full_state_dict()")
+        return collect_full_state(self.world, self.state_dict)
 
     def load_full_state_dict(self, full: Mapping[str, Any] | None) -> None:
         """Continue where ``full`` was taken, once the model and its optimiser have a saved state
@@ -386,18 +386,17 @@ class LocalSteps(Job):
 
         On as many processes as then it is ``load_state_dict`` of each one's own state. On another
         number the residuals are divided such that their mean over the processes is preserved; the
-        parameters are those of the last synchronisation; and ``traffic`` goes on from that of
-        process 0.
+        parameters are as after the last synchronisation; and ``traffic`` goes on from process 0's.
 
         Raises:
             ConfigError: on all processes: it is of another model; or, on another number of
                 processes, it was saved between two synchronisations.
         """
         self._check_whole("load_full_state_dict")
-        self.world.guard.enter("load_full_state_dict()")
-        mine = divided(self.world, self.recorder, full, "local.")
+        self.world.guard.enter_call("load_full_state_dict()")
+        mine = divide_full_state(self.world, self.recorder, full, "local.")
         on_all_processes(self.world, lambda: self._check_same(mine))
-        self._continue(mine)
+        self._continue_from(mine)
 
     def _check_whole(self, call: str) -> None:
         if self.world.shards > 1:
@@ -406,14 +405,14 @@ class LocalSteps(Job):
                 '{"local": local.sharded_state()} with torch.distributed.checkpoint, with the model'
             )
 
-    def _continue(self, saved: Mapping[str, Any]) -> None:
+    def _continue_from(self, saved: Mapping[str, Any]) -> None:
         state = copy.deepcopy(dict(saved))
         own = own_part(state)
-        before = [*column(state["layers"], "synced").values(), *state["buffers"]]
+        before = [*get_column(state["layers"], "synced").values(), *state["buffers"]]
         for tensor, value in zip(self.replicas.synced_tensors, before, strict=True):
             tensor.copy_(value)
-        residuals = column(own["outer"]["layers"], "residual")
-        tried = column(own["outer"].get("trials", {}).get("layers", {}), "residual")
+        residuals = get_column(own["outer"]["layers"], "residual")
+        tried = get_column(own["outer"].get("trials", {}).get("layers", {}), "residual")
         self.sync.load_state_dict(state["outer"], residuals, own["outer"]["movements"], tried)
         self.total, self.rounds = state["round"]
         self.panel.steps = self.rounds
@@ -425,12 +424,12 @@ class LocalSteps(Job):
         self.losses = own.get("losses", [0.0, 0])
         self._restore_job(state)
         self.continued, self.record_opened = True, False
-        self._decide()
+        self._decide_next()
 
     def sharded_state(self) -> ProcessState:
         """The state of all processes, an object for ``torch.distributed.checkpoint``: save and load
         it on all processes of the same mesh. Between two synchronisations the model and the
-        optimiser of each island are its own: save them under a name of the island."""
+        optimiser of each replica are its own: save them under a name of the replica."""
         return ProcessState(self, self.load_state_dict)
 
     def _check_same(self, state: Mapping[str, Any]) -> None:
@@ -438,12 +437,12 @@ class LocalSteps(Job):
         world = self.world
         try:
             place = [own_part(state)["process"], state["processes"]]
-            layers = column(state["layers"], "shape")
+            layers = get_column(state["layers"], "shape")
         except (LookupError, TypeError, ValueError, AttributeError):
             place, layers = [None, None], {}
         for name, saved, here in (
             ("process", place, [world.rank, world.processes]),
-            ("layers", [*layers.items()], [*shapes(self.layers).items()]),
+            ("layers", [*layers.items()], [*layer_shapes(self.layers).items()]),
         ):
             if saved != here:
                 other = "; a state of full_state_dict() loads on any number of processes"

@@ -23,7 +23,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regimes.collectives.launcher import launched
+from regimes.collectives.launcher import read_launch
 from regimes.console.stdout import console, escape_control
 from regimes.console.tables import Table
 from regimes.console.units import human
@@ -235,17 +235,17 @@ def group_report(patience: float = 60.0, links: Path | None = None) -> bool:
     """
     import torch
 
-    from regimes.collectives.connect import connect
+    from regimes.collectives.connect import connect_world
     from regimes.collectives.devices import pick_device
     from regimes.cost.measure import median_seconds
     from regimes.monitor.links import measure, write
 
-    place, device = launched(), pick_device("auto")
-    world, seconds = connect(place.count, device, patience), dict[int, float]()
+    place, device = read_launch(), pick_device("auto")
+    world, seconds = connect_world(place.count, device, patience), dict[int, float]()
     try:
         processes = world.gather_object(_describe(device))
         for count in (1, FLOATS):  # numbers in a mean over all processes
-            mean = functools.partial(world.mean, [torch.ones(1, count, device=device)])
+            mean = functools.partial(world.mean_over_workers, [torch.ones(1, count, device=device)])
             seconds[count] = median_seconds(mean, TIMES, device)
         networks = measure(world, [str(process["host"]) for process in processes], device)
     finally:

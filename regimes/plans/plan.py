@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regimes.collectives.launcher import launched
+from regimes.collectives.launcher import read_launch
 from regimes.config import DENSE, RunConfig, override_fields
 from regimes.config.arguments import checked
 from regimes.console.notebook import kept, stoppable
@@ -90,7 +90,9 @@ def plan(
         RecordError: the folder holds another plan.
         TrainingError: a process was killed; what is finished is kept.
     """
-    require(launched().count == 1, "plan", "under a launcher", "one process, which starts the runs")
+    require(
+        read_launch().count == 1, "plan", "under a launcher", "one process, which starts the runs"
+    )
     require((link is None) != (links is None), "link, links", (link, links), "one of the two")
     good = step is None or 0 < step < float("inf")
     require(good, "step", step, "seconds above 0")

@@ -31,7 +31,7 @@ from regimes.plans.probes import configured, name
 from regimes.plotting.groups import tested_by
 from regimes.plotting.looks import Metric
 from regimes.records import check_same, load
-from regimes.training.quirks import resolve
+from regimes.training.quirks import resolve_quirks
 
 if TYPE_CHECKING:
     from regimes.data.task import Task
@@ -116,7 +116,9 @@ class Probes:
         seeds = [self.config.seed + i for i in range(8)]
         for each in budgeted.rounds_of(self.out):
             for run in each.results:
-                check_same(self.out / run, to_dict(resolve(self._config(_probes_of(each)[run]))))
+                check_same(
+                    self.out / run, to_dict(resolve_quirks(self._config(_probes_of(each)[run])))
+                )
         self._check_task(budgeted.rounds_of(self.out))
         with self._trainer(jobs) as train:
             choose = functools.partial(self._choose, budget, jobs, seeds)

@@ -9,7 +9,7 @@ from functools import cached_property
 from math import inf
 from typing import Annotated, Any, Literal
 
-from regimes.capabilities import required
+from regimes.capabilities import declared_needs
 from regimes.config import DENSE, Bounds
 from regimes.config.bounds import Count
 from regimes.errors import ConfigError, require, unexpected
@@ -119,7 +119,7 @@ class LGreCo(Rungs):
 
     @property
     def requires(self) -> frozenset[str]:
-        return required(self.rule)
+        return declared_needs(self.rule)
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property, partial
 from typing import Any
 
-from regimes.capabilities import required
+from regimes.capabilities import declared_needs
 from regimes.errors import ConfigError, nearest, unexpected
 from regimes.policies.base import Decision, Policy
 from regimes.policies.history import Costs, History, LevelCost, PastEpoch, as_history
@@ -60,7 +60,7 @@ class ByLayer:
 
     @property
     def requires(self) -> frozenset[str]:
-        return frozenset().union(*map(required, self.rules))
+        return frozenset().union(*map(declared_needs, self.rules))
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -60,7 +60,7 @@ class PastEpoch:
         levels: the name of each layer's level.
         model: per statistic, one value for the whole model.
         costs: of a step at each level of the run and dense; empty where the record has none.
-        trials: that have ended in it, as ``Trials.take`` gives them.
+        trials: that have ended in it, as ``Trials.take_ended`` gives them.
         link: seconds of a step, as ``LinkMeter.take`` gives them; empty: not known.
     """
 

@@ -17,7 +17,7 @@ from regimes.capabilities import (
     LINK_SECONDS,
     OWN_COLLECTIVES,
     WORKERS_OF_A_UNIT,
-    required,
+    declared_needs,
 )
 from regimes.config.bounds import InnerShare, NonNegative
 from regimes.errors import ConfigError, require
@@ -246,7 +246,7 @@ def link_of(rule: Any, field: str = "policy") -> LinkLadder | None:
     Raises:
         ConfigError: it is a part of another policy, or chooses what it cannot.
     """
-    if rule is None or LINK_SECONDS not in required(rule):
+    if rule is None or LINK_SECONDS not in declared_needs(rule):
         return None
     if not isinstance(rule, LinkLadder):
         raise ConfigError(

@@ -33,6 +33,6 @@ def ahead_of(run: Record) -> Ahead:
     if (schedule := schedule_of(run)) is None:
         return Ahead(costs=costs, dropping=dropped)
     rate, units = schedule
-    spans = map(units.span, range(len(units)))
+    spans = map(units.step_span, range(len(units)))
     steps = [stop - first for first, stop in spans]
     return Ahead(mean_rates(rate, units), steps, costs, dropped)

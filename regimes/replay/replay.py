@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from regimes.capabilities import LEVEL_BYTES, required
+from regimes.capabilities import LEVEL_BYTES, declared_needs
 from regimes.config import DENSE
 from regimes.detectors import Detector
 from regimes.detectors.statistics import Statistic, setting
@@ -72,7 +72,7 @@ def replay_over(recorded: History, record: Record, rule: Rule) -> pd.DataFrame:
     policy = as_policy(rule)
     layers = [layer["name"] for layer in record.header["layers"] if layer["compressed"]]
     _check_measured(record, policy, recorded)
-    ahead = ahead_of(record) if LEVEL_BYTES in required(policy) else None
+    ahead = ahead_of(record) if LEVEL_BYTES in declared_needs(policy) else None
     return _decisions(policy, recorded, layers, ahead)
 
 

@@ -20,7 +20,7 @@ ONE_VALUE = "Expected more than 1 value per channel when training, got input siz
 
 class PerWorkerBatchNorm:
     """The BatchNorm layers of one model, in training; evaluation and the state dictionary do not
-    change. Outside of ``during`` a layer normalises one batch and updates nothing.
+    change. Outside of ``set_pass`` a layer normalises one batch and updates nothing.
 
     Buffers for a pass of several workers are prepared for all layers at once: on a GPU each kernel
     launch costs more than the copy.
@@ -48,13 +48,13 @@ class PerWorkerBatchNorm:
 
             layer.forward = forward  # type: ignore[method-assign, assignment]
 
-    def divided(self, count: int, here: int) -> None:
-        """Say that the next pass is of ``count`` samples, of which this process has ``here``; with
-        none it runs along with any one."""
+    def set_division(self, count: int, here: int) -> None:
+        """Announce a pass of ``count`` samples; this process has ``here``. With none it runs along
+        with any one sample, because all shards run the model together."""
         self._shares = count, here
 
     @contextmanager
-    def during(self, groups: int, update: bool) -> Iterator[None]:
+    def set_pass(self, groups: int, update: bool) -> Iterator[None]:
         """Set the mode of one forward pass.
 
         Args:
@@ -94,7 +94,7 @@ class PerWorkerBatchNorm:
         for bn in tracked:
             size = self.groups * bn.num_features
             if bn not in self._running or len(self._running[bn][0]) != size:
-                self._running[bn] = [t.new_zeros(size) for t in _running(bn)]
+                self._running[bn] = [t.new_zeros(size) for t in _running_tensors(bn)]
         if tracked:
             torch._foreach_copy_(self._of_worker_0(tracked), _all_running(tracked))
 
@@ -115,7 +115,7 @@ class PerWorkerBatchNorm:
         running: list[Any] = [None, None]
         factor = 0.0
         if self.update and bn.running_mean is not None:
-            running = self._running[bn] if self.groups > 1 else _running(bn)
+            running = self._running[bn] if self.groups > 1 else _running_tensors(bn)
             if bn.momentum is None:  # this batch's weight in the mean over all batches so far
                 factor = 1.0 / float(cast(Tensor, bn.num_batches_tracked).add_(1))
             else:
@@ -127,8 +127,10 @@ class PerWorkerBatchNorm:
         if self.groups == 1:
             return F.batch_norm(x, mean, var, bn.weight, bn.bias, True, factor, bn.eps)
         weight, bias = self._scales.get(bn, [None, None])
-        grouped = _merge(x, self.groups)
-        return _split(F.batch_norm(grouped, mean, var, weight, bias, True, factor, bn.eps), x)
+        grouped = _merge_groups(x, self.groups)
+        return _split_groups(
+            F.batch_norm(grouped, mean, var, weight, bias, True, factor, bn.eps), x
+        )
 
     def _normalise_shards(
         self,
@@ -139,7 +141,7 @@ class PerWorkerBatchNorm:
         running_var: Any,
         factor: float,
     ) -> Tensor:
-        """BatchNorm of a batch of which this process has a part.
+        """BatchNorm of a batch that is divided among processes.
 
         Raises:
             ValueError: torch's own, on all processes, if the whole batch has one value per channel.
@@ -165,15 +167,15 @@ class PerWorkerBatchNorm:
         return y if bn.bias is None else y + bn.bias.view(shape)
 
 
-def _running(bn: _BatchNorm) -> list[Tensor]:
+def _running_tensors(bn: _BatchNorm) -> list[Tensor]:
     return [cast(Tensor, bn.running_mean), cast(Tensor, bn.running_var)]
 
 
 def _all_running(layers: list[_BatchNorm]) -> list[Tensor]:
-    return [t for bn in layers for t in _running(bn)]
+    return [t for bn in layers for t in _running_tensors(bn)]
 
 
-def _merge(x: Tensor, groups: int) -> Tensor:
+def _merge_groups(x: Tensor, groups: int) -> Tensor:
     """``[n * groups, C, ...] -> [n, groups * C, ...]``: free for contiguous input; one copy, of
     whole pixels, for channels_last, which it stays."""
     if not _channels_last(x):
@@ -182,8 +184,8 @@ def _merge(x: Tensor, groups: int) -> Tensor:
     return pixels.permute(0, 2, 3, 1, 4).flatten(3).permute(0, 3, 1, 2)
 
 
-def _split(y: Tensor, x: Tensor) -> Tensor:
-    """The inverse of `_merge`; ``x`` is its input."""
+def _split_groups(y: Tensor, x: Tensor) -> Tensor:
+    """The inverse of `_merge_groups`; ``x`` is its input."""
     if not _channels_last(x):
         return y.reshape(x.shape)
     pixels = y.permute(0, 2, 3, 1).unflatten(3, (-1, x.shape[1]))  # [n, h, w, groups, C]

@@ -17,7 +17,7 @@ from regimes.records import OWN, Record
 from regimes.records.files import record_folder
 from regimes.training.loop import run
 from regimes.training.phases import branch_config
-from regimes.training.simulate import called
+from regimes.training.simulate import _name_of
 
 
 @checked("model", "loss", "metric")
@@ -73,7 +73,7 @@ def branch(
                 f"{folder} was trained by regimes.simulate: pass model, train_data and test_data "
                 "as you did there"
             )
-        called(model)
+        _name_of(model)
         task = own_task(model, train_data, test_data, loss, metric, loss_weight)
     elif any(x is not None for x in (model, train_data, test_data, loss, metric, loss_weight)):
         raise ConfigError(

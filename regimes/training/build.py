@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from regimes import capabilities, reduction
-from regimes.capabilities import FIXED_WORKERS, RATES_AHEAD, Mode, required
-from regimes.collectives.connect import connect
+from regimes.capabilities import FIXED_WORKERS, RATES_AHEAD, Mode, declared_needs
+from regimes.collectives.connect import connect_world
 from regimes.collectives.devices import pick_device
 from regimes.collectives.world import World
 from regimes.compression.base import dropping
@@ -49,12 +49,12 @@ from regimes.training.interventions import Circumstances, Intervention, Job, che
 from regimes.training.learning_rate import LearningRate, mean_rates
 from regimes.training.needs import parts_of
 from regimes.training.numerics import Numerics
-from regimes.training.optimizers import build as build_optimizer
+from regimes.training.optimizers import build_optimizers as build_optimizer
 from regimes.training.parts import check_batch_of_one, check_parts, shard_parts
 from regimes.training.phases import Phase
 from regimes.training.present import set_present
 from regimes.training.rounds import Rounds
-from regimes.training.sharded import shard
+from regimes.training.sharded import shard_model
 from regimes.training.step import Losses, TrainingStep
 from regimes.training.trials import Probe, Trials, trial_of
 from regimes.training.units import Units
@@ -93,7 +93,7 @@ class Run:
         if not self.task.splits:
             capabilities.check(parts_of(config, plug_ins), [capabilities.TEXT])
         check_size(config, self.task)
-        world.agree(
+        world.check_agreement(
             **to_dict(config),
             data_digest=self.task.digest,
             code=provenance.code_digest(),
@@ -113,22 +113,22 @@ class Run:
         check_parts(config, self.task, self.model, self.batches, world.shards)
         check_batch_of_one(config, self.model, self.batches)
         if world.shards > 1:
-            shard(self.model, world)
-        self.gradients = self._gradients()
+            shard_model(self.model, world)
+        self.gradients = self._make_gradients()
         parameters = self.gradients.parameters
         clips = config.optimizer.clip is not None
         buckets = buckets_with_loss(parameters, config.bucket_mb, whole=clips)
-        self.reducer = Reducer(chosen, world.parts(self.layers), world, config.seed)
+        self.reducer = Reducer(chosen, world.local_layers(self.layers), world, config.seed)
         overlaps = world.processes > 1 and buckets is not None
         self.exchange = Exchange(self.reducer, buckets, background=device if overlaps else None)
         batch, sync = plug_ins.batch_policy, plug_ins.sync_policy
         self.batch_controller = None if batch is None else WholeController(batch, signal, "batch")
         self.sync_controller = None if sync is None else WholeController(sync, signal, "sync")
-        self.units = Units.of(config, len(self.batches))
+        self.units = Units.from_config(config, len(self.batches))
         check_windows_fit(config, len(self.units))
         check_interventions(config, Circumstances(units=len(self.units)))
         self.learning_rate = LearningRate(config.optimizer, self.units.per_epoch, self.units.total)
-        self.controller = self._controller()
+        self.controller = self._make_controller()
         self.controller.decide([])  # what a policy refuses, it refuses here
         fused = device.type == "cuda" and not config.deterministic
         settings = config.optimizer, self.model, self.task.classes
@@ -137,27 +137,27 @@ class Run:
         self.local: Rounds | None = None
         if sync is not None:
             late = Reducer(chosen, self.layers, world, config.seed)
-            trials = self._trials()
+            trials = self._make_trials()
             self.local = Rounds(self.gradients, self.optimizer, build, late, config.outer, trials)
         self.link = LinkMeter.of(world, plug_ins.policies)
         self.losses: Losses | None = None
         job: Job = self
         started = {name: table.start(job) for name, table in config.interventions.items()}
         self.interventions: dict[str, Intervention] = started
-        self.context = self._context()
-        self.panel = choose(config.instruments, plug_ins.needs, signal, self.context)
-        self.step = self._step()
+        self.context = self._make_context()
+        self.panel = choose(config.instruments, plug_ins.policy_needs, signal, self.context)
+        self.step = self._make_step()
         self.header = cast("Header", {})
         self.rows: list[Row] = []
         self.saved = time.monotonic()
 
-    def _gradients(self) -> Gradients:
+    def _make_gradients(self) -> Gradients:
         config = self.config
         gradients = Gradients(
             self.model,
             self.task.loss,
             self.world,
-            union=self._union(),
+            union=self._decide_union(),
             seed=config.seed,
             micro_batch=config.batch_size,
             clip=config.optimizer.clip,
@@ -168,7 +168,7 @@ class Run:
             gradients.check_compiles(*next(iter(self.batches.epoch(0, self.world.hosted))))
         return gradients
 
-    def _union(self) -> bool:
+    def _decide_union(self) -> bool:
         """May one pass serve all hosted workers? The configuration alone decides, so that the
         numbers do not depend on how many processes share the workers."""
         config = self.config
@@ -184,7 +184,7 @@ class Run:
         if not config.union_pass or not chosen.linear or per_worker:
             return False
         # In one pass all terms of all workers count alike.
-        joins = reduction.of(self.task.loss)
+        joins = reduction.declared_reduction(self.task.loss)
         if joins is not None and not isinstance(joins, reduction.SampleMean):
             return False
         x, _ = next(iter(self.batches.epoch(0, [0])))
@@ -199,14 +199,14 @@ class Run:
         }
         return [mode for mode, applies in found.items() if applies]
 
-    def _step(self) -> TrainingStep:
+    def _make_step(self) -> TrainingStep:
         if self.config.graphs is None:
             return TrainingStep(self.gradients, self.exchange)
         self.gradients.seeded = False
         graphs = Graphs(self.gradients, self.reducer, self.config.graphs)
         return TrainingStep(self.gradients, self.exchange, graphs)
 
-    def _trials(self) -> Trials | None:
+    def _make_trials(self) -> Trials | None:
         """The trials that the policy makes, if any."""
         config, task, model = self.config, self.task, self.model
         if (rule := trial_of(self.plug_ins.policy)) is None:
@@ -221,19 +221,19 @@ class Run:
         parameters = self.gradients.parameters
         return Trials(rule, config.levels, parameters, reducer, config.outer, probe, config.seed)
 
-    def _controller(self) -> Controller:
+    def _make_controller(self) -> Controller:
         config, layers = self.config, self.layers
         compressed = [i for i, layer in enumerate(layers) if layer.compressed]
         per_step = costs_per_step(self.plug_ins.compressor, layers, config.levels, config.workers)
         costs, names = level_costs(per_step, compressed), [layer.name for layer in layers]
         rule, rates = self.plug_ins.policy, list[float]()
-        if RATES_AHEAD in required(rule):
+        if RATES_AHEAD in declared_needs(rule):
             rates = mean_rates(self.learning_rate, self.units)
-        steps = [stop - first for first, stop in map(self.units.span, range(len(self.units)))]
+        steps = [stop - first for first, stop in map(self.units.step_span, range(len(self.units)))]
         ahead = Ahead(rates, steps, costs, dropping(self.plug_ins.compressor, config.levels))
         return Controller(rule, names, compressed, config.signal, costs, ahead)
 
-    def _context(self) -> MeasurementContext:
+    def _make_context(self) -> MeasurementContext:
         """What instruments see of the run: probes of the training set, and an epoch's batches."""
         task, config, world, local = self.task, self.config, self.world, self.local
         batches, optimizer = self.batches, self.optimizer
@@ -254,7 +254,7 @@ class Run:
             residuals=self.reducer.residuals,
         )
 
-    def value(self, level: str) -> AnyLevel:
+    def level_value(self, level: str) -> AnyLevel:
         """The level that a name stands for: ``levels`` of the configuration."""
         return DENSE if level == DENSE else self.config.levels[level]
 
@@ -283,8 +283,8 @@ class Run:
         if self.local is not None:
             with losses.clock("evaluate"):
                 for loss in self.local.flush_losses():
-                    losses.add(*loss)
-        losses.check()
+                    losses.add_step(*loss)
+        losses.check_finite()
 
     def close(self) -> None:
         """Leave the other processes."""
@@ -293,7 +293,7 @@ class Run:
         self.numerics.close()
 
 
-def prepare(config: RunConfig, task: Task | None = None, shards: int = 1) -> Run:
+def prepare_run(config: RunConfig, task: Task | None = None, shards: int = 1) -> Run:
     """Check the whole configuration and build the parts.
 
     Args:
@@ -303,10 +303,10 @@ def prepare(config: RunConfig, task: Task | None = None, shards: int = 1) -> Run
     Raises:
         ConfigError, DataError: one sentence.
     """
-    plug_ins = PlugIns.of(config)
+    plug_ins = PlugIns.from_config(config)
     check_combined(config, plug_ins, shards=shards)
     device = pick_device(config.device)
-    world = connect(config.workers, device, config.timeout, shards)
+    world = connect_world(config.workers, device, config.timeout, shards)
     numerics = Numerics(config, device)
     try:
         return Run(config, plug_ins, world, device, numerics, task)

@@ -8,11 +8,11 @@ What fits stays as it is: with an unchanged configuration nothing is touched. In
   step, at that step's rate. Where one pass served all workers (a union pass) and now each needs a
   residual of its own, each gets the mean.
 - **Memories** of a compressor (PowerSGD's Q) stay with the same class, at other levels, too.
-  Another class starts its own; the number of steps, by which random numbers are drawn, goes on.
+  Another class starts its own; the number of steps, a key of the random numbers, goes on.
 - **Momenta** stay with the same class of optimiser and the same kind of state.
 - **Local steps**: workers that step alone become one model after a synchronisation, with the mean
-  of their momenta.
-- **Instruments** and **interventions** whose table has changed start anew.
+  momenta.
+- **Instruments** and **interventions** start anew if their table has changed.
 - **Policies** decide from the trunk's statistics and rates as if they had decided the levels so far
   themselves (as `replay` does), so that they meet no level that they do not know.
 """
@@ -29,24 +29,24 @@ from regimes.compression import compressor
 from regimes.compression.base import has_feedback, restarted, upgraded
 from regimes.config import OptimizerConfig, RunConfig
 from regimes.errors import ConfigError
-from regimes.job.residuals import average
-from regimes.job.state import Part, State, by_layer, column, of_workers, with_column
+from regimes.job.residuals import average_residuals
+from regimes.job.state import Part, State, by_layer, get_column, of_workers, with_column
 from regimes.training import optimizers
 from regimes.training.build import Run
 from regimes.training.learning_rate import LearningRate
 from regimes.training.units import Units
 
-Table = dict[str, dict[str, Any]]  # by layer
+_Table = dict[str, dict[str, Any]]  # by layer
 Notes = dict[str, str]  # what became of each part of the state
 
 
-def fitted(run: Run, saved: State, before: RunConfig) -> tuple[State, Notes]:
+def fit_checkpoint(run: Run, saved: State, before: RunConfig) -> tuple[State, Notes]:
     """The state of a checkpoint under configuration ``before``, as ``run`` can restore it.
 
     Raises:
         ConfigError: the workers are between two synchronisations, and would not synchronise again.
     """
-    state: State = {**saved, "parts": [_copied(part) for part in saved["parts"]]}
+    state: State = {**saved, "parts": [_copy_part(part) for part in saved["parts"]]}
     notes: Notes = {"weights": "kept"}
     _end_trial(state, goes_on=run.local is not None and run.local.sync.trials is not None)
     if (before.sync_policy is None) != (run.local is None):
@@ -65,8 +65,8 @@ def fitted(run: Run, saved: State, before: RunConfig) -> tuple[State, Notes]:
     return state, notes
 
 
-def _copied(part: Part) -> Part:
-    """A part, of which tables of layers may be changed."""
+def _copy_part(part: Part) -> Part:
+    """A copy of a part with tables of layers that may be changed."""
     copied = {**part, "layers": {**part["layers"]}}
     if "outer" in part:
         copied["outer"] = {**part["outer"], "layers": {**part["outer"]["layers"]}}
@@ -81,8 +81,8 @@ def _fit_compressor(run: Run, state: State, before: RunConfig, notes: Notes) -> 
     same = type(old) is type(new)
     fresh, _ = run.reducer.state_dict()
 
-    def fit(table: Table) -> Table:
-        memories = upgraded(column(table, "memory"), old.residual)
+    def fit(table: _Table) -> _Table:
+        memories = upgraded(get_column(table, "memory"), old.residual)
         return with_column(table, "memory", memories if same else restarted(memories, fresh))
 
     state["layers"] = fit(state["layers"])
@@ -93,7 +93,7 @@ def _fit_compressor(run: Run, state: State, before: RunConfig, notes: Notes) -> 
     if "outer" in state:
         kinds.append([{**part["outer"], "workers": part["workers"]} for part in state["parts"]])
     tables = [part["layers"] for parts in kinds for part in parts]
-    there = [residual for table in tables for residual in column(table, "residual").values()]
+    there = [residual for table in tables for residual in get_column(table, "residual").values()]
     notes["residuals"] = "none" if all(residual is None for residual in there) else "kept"
     if not has_feedback(new, run.config.levels.values()) and notes["residuals"] == "kept":
         notes["residuals"] = "dropped: the compressor has no error feedback"
@@ -102,7 +102,7 @@ def _fit_compressor(run: Run, state: State, before: RunConfig, notes: Notes) -> 
     elif state["union"] != run.gradients.union and notes["residuals"] == "kept":
         notes["residuals"] = "kept, as the workers' mean"
         for parts in kinds:
-            average(parts, to_one=run.gradients.union)
+            average_residuals(parts, to_one=run.gradients.union)
 
 
 # -- optimisers ------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def _same_kind(old: OptimizerConfig, new: OptimizerConfig) -> bool:
 def _fit_momenta(run: Run, before: OptimizerConfig, saved: dict[str, Any]) -> dict[str, Any]:
     """The state of the run's optimiser with what each parameter has of an old one."""
     old, new = (
-        optimizers.build(config, run.model, run.task.classes)
+        optimizers.build_optimizers(config, run.model, run.task.classes)
         for config in (before, run.config.optimizer)
     )
     old.load_state_dict(saved)
@@ -200,7 +200,7 @@ def _end_trial(state: State, *, goes_on: bool) -> None:
     if trials is None:
         return
     if (current := trials["current"]) is not None:
-        offsets = column(current["layers"], "offset").values()
+        offsets = get_column(current["layers"], "offset").values()
         for part in state["parts"]:
             moved = {
                 worker: [t - offset for t, offset in zip(own["tensors"], offsets, strict=False)]
@@ -229,10 +229,10 @@ def _refuse_between(state: State, field: str) -> None:
 
 
 def rate_after(run: Run, unit: int) -> float:
-    """The learning rate after a unit: that of the next phase, if one begins there."""
+    """The learning rate after a unit: the next phase's, if one begins there."""
     after = run.phase.following
     if after is None or unit + 1 != run.phase.stop or unit + 1 >= len(run.units):
-        return run.learning_rate(run.units.span(unit)[1])
+        return run.learning_rate(run.units.step_span(unit)[1])
     per_epoch = len(run.batches.rebatched(after.batch_size))
-    units = Units.of(after, per_epoch)
-    return LearningRate(after.optimizer, per_epoch, units.total)(units.span(unit + 1)[0])
+    units = Units.from_config(after, per_epoch)
+    return LearningRate(after.optimizer, per_epoch, units.total)(units.step_span(unit + 1)[0])

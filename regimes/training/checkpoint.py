@@ -2,8 +2,8 @@
 killed at any point of writing.
 
 A checkpoint is a folder ``checkpoints/epoch-0012`` (12 epochs are done): one file per process with
-its workers' residuals, the shared state in that of process 0, and ``manifest.json`` with the
-SHA-256 of each. The folder is written under another name and renamed when complete. The last two
+its workers' residuals, the shared state in process 0's file, and ``manifest.json`` with the SHA-256
+of each. The folder is written under another name and renamed when complete. The last two
 stay, and those that ``checkpoint_keep`` asks for: their manifests say so, and no later run of the
 record removes them. Files hold tensors and plain types only and are read with
 ``weights_only=True``. Random numbers depend only on their keys (``seeding``), and policies only on
@@ -27,43 +27,43 @@ import torch
 
 from regimes.collectives.world import World
 from regimes.errors import RecordError
-from regimes.job.state import State, joined
-from regimes.job.upgrade import upgraded
+from regimes.job.state import State, join_states
+from regimes.job.upgrade import upgrade_state
 from regimes.records import write_atomically
 from regimes.records.files import make_folder, opened_to_read
 
 log = logging.getLogger(__name__)
-KEEP = 2
-PART_ALONE = ("format", "parts")  # keys of the files of processes other than 0
+_KEEP = 2
+_PART_ALONE = ("format", "parts")  # keys of the files of processes other than 0
 # Errors of a file that may be whole: rights, a device or a network that fails, too many open files.
-FOR_NOW = {
+_FOR_NOW = {
     getattr(errno, name)
     for name in ("EACCES", "EPERM", "EIO", "ESTALE", "ETIMEDOUT", "EMFILE", "ENFILE", "ENOMEM")
     if hasattr(errno, name)
 }
-NAME, PART = re.compile(r"epoch-\d{4,}"), re.compile(r"process-\d+\.pt")
+_NAME, _PART = re.compile(r"epoch-\d{4,}"), re.compile(r"process-\d+\.pt")
 
 
-Keep = str | tuple[int, ...] | None  # ``checkpoint_keep`` of a configuration
+_Keep = str | tuple[int, ...] | None  # ``checkpoint_keep`` of a configuration
 
 
-def is_asked(keep: Keep, epochs: int) -> bool:
+def is_asked(keep: _Keep, epochs: int) -> bool:
     """Is the checkpoint after ``epochs`` epochs in a list of those to write and keep?"""
     return isinstance(keep, tuple) and epochs in keep
 
 
-def save(
+def save_checkpoint(
     folder: Path,
     epochs: int,
     state: State,
     world: World,
-    keep: Keep = None,
+    keep: _Keep = None,
 ) -> None:
     """Write the checkpoint after ``epochs`` epochs; every process calls this together.
 
     Args:
-        state: that of this process; what all have alike is saved by process 0, and nothing by
-            processes that hold other shards of the same workers.
+        state: this process's. Process 0 saves what all have alike; processes with other shards of
+            the same workers save nothing.
 
     Raises:
         RecordError: the disk is full or not writable; earlier checkpoints are intact.
@@ -77,7 +77,7 @@ def save(
     if world.shard == 0:
         parts = {"format": state["format"], "parts": state["parts"]}
         content = state if world.rank == 0 else parts
-        report = _write(partial, f"process-{world.rank}.pt", content)
+        report = _write_file(partial, f"process-{world.rank}.pt", content)
     reports = world.gather_object(report)
     failure = next((why for *_, why in reports if why), None)
     if world.rank == 0:
@@ -85,7 +85,7 @@ def save(
         manifest = {"epochs": epochs, "files": digests}
         if keep == "all" or is_asked(keep, epochs):
             manifest["kept"] = True
-        failure = failure or _publish(partial, final, manifest)
+        failure = failure or _publish_folder(partial, final, manifest)
     failure = world.gather_object(failure)[0]
     if failure:
         raise RecordError(
@@ -94,7 +94,7 @@ def save(
         )
 
 
-def _write(partial: Path, name: str, state: State) -> list[str | None]:
+def _write_file(partial: Path, name: str, state: State) -> list[str | None]:
     """[name, SHA-256, what went wrong] of one process's file."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
@@ -109,7 +109,7 @@ def _write(partial: Path, name: str, state: State) -> list[str | None]:
     return [name, hashlib.sha256(content).hexdigest(), None]
 
 
-def _publish(partial: Path, final: Path, manifest: dict[str, Any]) -> str | None:
+def _publish_folder(partial: Path, final: Path, manifest: dict[str, Any]) -> str | None:
     """Complete the folder and drop old ones; returns what went wrong."""
     try:
         write_atomically(partial / "manifest.json", json.dumps(manifest, indent=1).encode())
@@ -120,7 +120,7 @@ def _publish(partial: Path, final: Path, manifest: dict[str, Any]) -> str | None
         if final.exists():
             shutil.rmtree(final)
         os.replace(partial, final)
-        for old in _all(final.parent)[:-KEEP]:
+        for old in _list_folder(final.parent)[:-_KEEP]:
             if not old.is_symlink() and not _is_kept(old):
                 shutil.rmtree(old)
     except OSError as error:
@@ -129,28 +129,28 @@ def _publish(partial: Path, final: Path, manifest: dict[str, Any]) -> str | None
 
 
 def _is_kept(path: Path) -> bool:
-    """Was it written to stay? One whose manifest cannot be read was not."""
+    """Was it written to stay? No if its manifest cannot be read."""
     try:
-        return bool(json.loads(_content(path / "manifest.json")).get("kept"))
+        return bool(json.loads(_read_content(path / "manifest.json")).get("kept"))
     except (OSError, ValueError, AttributeError, RecursionError):
         return False
 
 
-def _all(folder: Path) -> list[Path]:
+def _list_folder(folder: Path) -> list[Path]:
     """The checkpoints in a folder, oldest first; other files there, such as copies, are ignored.
     OSError if there is a folder that cannot be read: its checkpoints are not gone."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
         return []
-    return sorted((folder / name for name in names if NAME.fullmatch(name)), key=_epochs)
+    return sorted((folder / name for name in names if _NAME.fullmatch(name)), key=_epochs_of)
 
 
-def saved(folder: Path) -> list[Path]:
+def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a run, oldest first; RecordError if their folder cannot be read."""
     place = folder / "checkpoints"
     try:
-        return _all(place)
+        return _list_folder(place)
     except OSError as error:
         raise _unreadable(place, error) from None
 
@@ -162,7 +162,7 @@ def _unreadable(path: Path, error: OSError) -> RecordError:
     )
 
 
-def _epochs(path: Path) -> int:
+def _epochs_of(path: Path) -> int:
     return int(path.name.removeprefix("epoch-"))
 
 
@@ -174,12 +174,12 @@ def load(folder: Path) -> tuple[int, State] | None:
     Raises:
         RecordError: checkpoints exist, but none is complete, or one cannot be read now.
     """
-    candidates = saved(folder)
+    candidates = list_checkpoints(folder)
     for path in reversed(candidates):
         try:
-            return _read(path)
+            return _read_file(path)
         except OSError as error:
-            if error.errno in FOR_NOW:  # it may be whole, and a run must not go back behind it
+            if error.errno in _FOR_NOW:  # it may be whole, and a run must not go back behind it
                 raise _unreadable(path, error) from None
             log.warning("checkpoint %s is damaged and passed over: %s", path, error)
         except Exception as error:  # torch and json raise anything for a file of unknown content
@@ -198,7 +198,7 @@ def load_at(folder: Path, epochs: int) -> State:
     Raises:
         RecordError: there is none, or it is damaged.
     """
-    there = {_epochs(path): path for path in saved(folder)}
+    there = {_epochs_of(path): path for path in list_checkpoints(folder)}
     if epochs not in there:
         has = ", ".join(map(str, there)) or "none"
         raise RecordError(
@@ -206,34 +206,34 @@ def load_at(folder: Path, epochs: int) -> State:
             f"folder with checkpoint_keep = [{epochs}]"
         )
     try:
-        return _read(there[epochs])[1]
+        return _read_file(there[epochs])[1]
     except Exception as error:  # torch and json raise anything for a file of unknown content
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise RecordError(f"the checkpoint {there[epochs]} is damaged: {reason}") from None
 
 
-def _content(path: Path) -> bytes:
+def _read_content(path: Path) -> bytes:
     with opened_to_read(path) as file:
         return file.read()
 
 
-def _read(path: Path) -> tuple[int, State]:
-    manifest = json.loads(_content(path / "manifest.json"))
-    if not isinstance(manifest, dict) or manifest.get("epochs") != _epochs(path):
-        raise ValueError(f"its manifest is not of a checkpoint after {_epochs(path)} epochs")
+def _read_file(path: Path) -> tuple[int, State]:
+    manifest = json.loads(_read_content(path / "manifest.json"))
+    if not isinstance(manifest, dict) or manifest.get("epochs") != _epochs_of(path):
+        raise ValueError(f"its manifest is not of a checkpoint after {_epochs_of(path)} epochs")
     states: list[State] = []
     for name, digest in manifest["files"].items():
-        if not PART.fullmatch(name):  # nor may a name lead out of the folder
+        if not _PART.fullmatch(name):  # nor may a name lead out of the folder
             raise ValueError(f"{name} is no file of a checkpoint")
-        content = _content(path / name)
+        content = _read_content(path / name)
         if hashlib.sha256(content).hexdigest() != digest:
             raise ValueError(f"{name} does not match its checksum")
         found = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
-        state = upgraded(found)
+        state = upgrade_state(found)
         if not isinstance(state, dict) or len(state.get("parts", ())) != 1:
             raise ValueError("a process file has unexpected keys")
         states.append(state)
-    if [len(state) > len(PART_ALONE) for state in states].count(True) != 1:
+    if [len(state) > len(_PART_ALONE) for state in states].count(True) != 1:
         raise ValueError("expected the shared state in exactly one process file")
-    whole = next(state for state in states if len(state) > len(PART_ALONE))
-    return manifest["epochs"], {**whole, "parts": joined(states)["parts"]}
+    whole = next(state for state in states if len(state) > len(_PART_ALONE))
+    return manifest["epochs"], {**whole, "parts": join_states(states)["parts"]}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from regimes import capabilities
-from regimes.capabilities import LEVEL_BYTES, WORKER_SCORES, required
+from regimes.capabilities import LEVEL_BYTES, WORKER_SCORES, declared_needs
 from regimes.compression import Compressor, compressor
 from regimes.compression.base import check_level
 from regimes.config import DENSE, OuterConfig, RunConfig, check_bounds
@@ -24,7 +24,7 @@ from regimes.policies.trial import NO_PERIOD
 from regimes.training.interventions import Circumstances, check_interventions
 from regimes.training.needs import modes_of, parts_of, periods_of
 
-POLICIES = "policy", "batch_policy", "sync_policy"
+_POLICIES = "policy", "batch_policy", "sync_policy"
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class PlugIns:
     deficit: deficits.Deficit
 
     @classmethod
-    def of(cls, config: RunConfig) -> PlugIns:
-        """Build those of a configuration.
+    def from_config(cls, config: RunConfig) -> PlugIns:
+        """Build the plug-ins of a configuration.
 
         Raises:
             ConfigError: a number outside its bounds, an unknown name, fields or levels that do not
@@ -75,26 +75,26 @@ class PlugIns:
     @property
     def policies(self) -> dict[str, Policy]:
         """The policies that there are, by field."""
-        rules = {name: getattr(self, name) for name in POLICIES}
+        rules = {name: getattr(self, name) for name in _POLICIES}
         return {name: rule for name, rule in rules.items() if rule is not None}
 
     @property
-    def needs(self) -> list[str]:
+    def policy_needs(self) -> list[str]:
         """The statistics that the policies read."""
         return [need for rule in self.policies.values() for need in rule.needs]
 
 
 def _whole_policy(config: RunConfig, kind: str, more: str, less: str) -> Policy | None:
-    """The ``batch_policy`` or ``sync_policy``, whose levels fit it and are in order; None without
-    one."""
+    """The ``batch_policy`` or ``sync_policy``, with levels that fit it and are in order; None
+    without one."""
     field, levels = f"{kind}_policy", getattr(config, f"{kind}_levels")
     if (table := getattr(config, field)) is None:
         return None
     rule = policy(table, field)
     link_of(rule, field)
     others = "another: this one chooses levels of a compressor, no periods or batches"
-    require(LEVEL_BYTES not in required(rule), field, table["name"], others)
-    require(WORKER_SCORES not in required(rule), field, table["name"], NO_PERIOD)
+    require(LEVEL_BYTES not in declared_needs(rule), field, table["name"], others)
+    require(WORKER_SCORES not in declared_needs(rule), field, table["name"], NO_PERIOD)
     check_levels(rule, levels, field)
     if {"low", "high"} <= set(levels) and levels["low"] > levels["high"]:
         raise ConfigError(
@@ -126,7 +126,7 @@ def check_fields(config: RunConfig) -> None:
                 'effect: set optimizer.per = "step"'
             )
     if config.unit_steps is None and config.steps is None:  # a unit is an epoch
-        for field, first in _window_starts(config, *POLICIES, "deficit"):
+        for field, first in _window_starts(config, *_POLICIES, "deficit"):
             if first >= config.epochs:
                 raise ConfigError(
                     f"{field}: a window starts in epoch {first}, but the run ends after "
@@ -166,7 +166,7 @@ def check_windows_fit(config: RunConfig, units: int) -> None:
         for unit in config.checkpoint_keep:
             require(unit <= units, "checkpoint_keep", unit, f"units up to {units}, the run's last")
     expected = f"a window that starts within the run's {units} units"
-    for field, first in _window_starts(config, *POLICIES):
+    for field, first in _window_starts(config, *_POLICIES):
         require(first < units, field, first, expected)
 
 

@@ -1,7 +1,7 @@
 """Gradients of the hosted workers, stacked on a leading axis, by one of two passes.
 
 - *Worker by worker*: one forward and backward pass for each hosted worker, ``[L, *shape]``.
-  Where FSDP2 divides a worker among the processes of an island, each has its part of the worker's
+  Where FSDP2 divides a worker among the processes of a replica, each has its part of the worker's
   samples, and its rows of the gradient.
 - *Union*: one pass over all hosted workers' samples, which gives their mean, ``[1, *shape]``.
   Exact for a compressor that declares itself ``linear`` and a model without randomness, because
@@ -59,8 +59,8 @@ class Gradients:
         stack: ``[G, N]``, all layers' gradients end to end; G is 1 in a union pass, else L. In
             float32 where the parameters are in half precision.
         layers: its views, ``[G, *shape]`` each, in parameter order.
-        seeded: whether generators are seeded before each worker's pass; False for a model that
-            draws no random numbers, whose steps are captured.
+        seeded: whether generators are seeded before each worker's pass; False where steps are
+            captured, of a model that draws no random numbers.
         local: what this process holds of each parameter.
         hidden: by row, the state that a language model carries from batch to batch.
         replicas: the workers' own parameters while they step locally. Each worker then updates its
@@ -81,7 +81,7 @@ class Gradients:
         compiled: bool = False,
     ) -> None:
         self.model, self.loss, self.world, self.seed = model, loss, world, seed
-        self.reduction = reduction.of(loss) or SampleMean()
+        self.reduction = reduction.declared_reduction(loss) or SampleMean()
         self.network: Any = torch.compile(model, dynamic=False) if compiled else model
         self.union, self.micro_batch, self.clip, self.autocast = union, micro_batch, clip, autocast
         self.hidden: dict[int, Any] = {}
@@ -94,12 +94,12 @@ class Gradients:
         self.replicas: Replicas | None = None
         self.batchnorm = PerWorkerBatchNorm(model, world.sum_in_model if world.shards > 1 else None)
         # Backward adds to these, which are of the parameters' type.
-        self._sum, self._summed = new_stack(self.local, 1 if union else world.local)
+        self._sum, self._summed = new_stack(self.local, 1 if union else world.hosted_count)
         self.stack, self.layers = self._sum, self._summed
         self._to_widen: set[int] = set()
         if is_half(self._sum.dtype):
             self.stack = self._sum.float()
-            self.layers = views(self.stack, self.local)
+            self.layers = _layer_views(self.stack, self.local)
         self._whole = self._sum, self.stack
 
     def set_rows(self, count: int) -> None:
@@ -108,10 +108,10 @@ class Gradients:
             return
         summed, stack = self._whole
         self._sum = self.stack = summed[:count]
-        self._summed = self.layers = views(self._sum, self.local)
+        self._summed = self.layers = _layer_views(self._sum, self.local)
         if stack is not summed:
             self.stack = stack[:count]
-            self.layers = views(self.stack, self.local)
+            self.layers = _layer_views(self.stack, self.local)
 
     def on_layer_complete(self, callback: Callable[[Iterable[int]], None]) -> None:
         """Call ``callback([layer])`` from now on during the last backward pass of each step, as
@@ -131,12 +131,14 @@ class Gradients:
                             "bucket has all layers"
                         )
                     self._complete.add(layer)
-                    self._widen(layer)
+                    self._widen_layer(layer)
                     callback([layer])
 
             parameter.register_post_accumulate_grad_hook(accumulated)
 
-    def compute(self, x: Tensor, y: Tensor, epoch: int, step: int) -> Float[Tensor, " rows"]:
+    def compute_gradients(
+        self, x: Tensor, y: Tensor, epoch: int, step: int
+    ) -> Float[Tensor, " rows"]:
         """Fill ``stack`` from a batch ``x [L, b, ...]``, ``y [L, b]``; returns the losses.
 
         ``x.transpose(0, 1)`` should be contiguous (as ``Batches`` yields it): then a union pass
@@ -166,7 +168,7 @@ class Gradients:
                 raise
         self._final_backward = False
         for layer in [*self._to_widen]:
-            self._widen(layer)
+            self._widen_layer(layer)
         if self.clip is not None:
             own = torch.linalg.vector_norm(self.stack, dim=1, keepdim=True)
             norms = self.world.whole_norms(own)
@@ -174,24 +176,28 @@ class Gradients:
         return losses
 
     def _own_part(self, y: Tensor, piece: slice) -> tuple[slice, Share]:
-        """This process's part of the samples ``piece`` of its workers' batches, whose targets are
-        ``[L, b, ...]``, and by what its loss counts in theirs; without a sample any one, which
-        counts 0, because all processes of an island run the model together."""
+        """This process's part of the samples ``piece`` of its workers' batches, and its share of
+        their loss. Without a sample it takes any one, which counts 0, because all processes of an
+        island run the model together.
+
+        Args:
+            y: the batches' targets, ``[L, b, ...]``.
+        """
         shards, count = self.world.shards, piece.stop - piece.start
         part = piece
         if shards > 1:
             at = self.world.rank % shards
             first, stop = (piece.start + place * count // shards for place in (at, at + 1))
-            self.batchnorm.divided(count, stop - first)
+            self.batchnorm.set_division(count, stop - first)
             if stop == first:
                 return slice(piece.start, piece.start + 1), y.new_zeros(len(y), dtype=torch.float64)
             part = slice(first, stop)
         elif count == y.shape[1]:
             return part, 1.0
-        # times shards: an island takes the mean over its processes
+        # times shards: FSDP2 takes the mean over the processes of a replica
         return part, self.reduction.share(y, part) * shards
 
-    def _widen(self, layer: int) -> None:
+    def _widen_layer(self, layer: int) -> None:
         """Copy a layer's final gradient from half precision to the stack, once in each step."""
         if layer in self._to_widen:
             self._to_widen.remove(layer)
@@ -201,19 +207,19 @@ class Gradients:
         self, x: Tensor, y: Tensor, share: Share, key: tuple[int, int], last: bool
     ) -> Float[Tensor, " rows"]:
         """Add one micro-batch's gradient to ``stack``; returns its losses. ``key`` and the worker
-        are those of the random numbers."""
+        give the random numbers."""
         if self.union:
             self._final_backward = last
-            mode = self.batchnorm.during(len(x), update=self.world.leader in self.world.hosted)
+            mode = self.batchnorm.set_pass(len(x), update=self.world.leader in self.world.hosted)
             x, y = x.transpose(0, 1).flatten(0, 1), y.transpose(0, 1).flatten(0, 1)
             return self._forward_backward(0, x, y, share, mode)[None]  # of a mean over samples
         losses, local, hosted = [], self.replicas is not None, self.world.hosted
-        each = hosted if self.replicas is None else self.replicas.each()
+        each = hosted if self.replicas is None else self.replicas.each_worker()
         for row, (worker, _) in enumerate(zip(hosted, each, strict=True)):
             self._final_backward = last and row == len(x) - 1 and not local
             if self.seeded:
                 seed_generators(derive(self.seed, "dropout", *key, worker), x.device)
-            mode = self.batchnorm.during(1, update=local or worker == self.world.leader)
+            mode = self.batchnorm.set_pass(1, update=local or worker == self.world.leader)
             own = share[row] if isinstance(share, Tensor) else share
             losses.append(self._forward_backward(row, x[row], y[row], own, mode))
         return torch.stack(losses)
@@ -234,7 +240,7 @@ class Gradients:
                 loss, self.hidden[row] = self.loss.carry(self.network, x, y, hidden)
             else:
                 loss = self.loss(self.network, x, y)
-        loss = reduction.scaled(loss, share)
+        loss = reduction.scale_loss(loss, share)
         own = isinstance(self.reduction, OwnMean) and isinstance(share, Tensor)
         if own and self.world.shards == 1 and not bool(share):
             # a mean over nothing by a user's own division has NaN for a gradient, also at share 0
@@ -250,7 +256,7 @@ class Gradients:
         x, y = (t.transpose(0, 1).flatten(0, 1) if self.union else t[0] for t in (x, y))
         try:
             gpus = [x.device] if x.device.type == "cuda" else []
-            with torch.random.fork_rng(gpus), self.batchnorm.during(groups, update=False):
+            with torch.random.fork_rng(gpus), self.batchnorm.set_pass(groups, update=False):
                 loss = self.loss(self.network, x, y)
                 torch.autograd.grad(loss, self.parameters, allow_unused=True)
         except torch._dynamo.exc.TorchDynamoException as error:
@@ -261,8 +267,8 @@ class Gradients:
         """Call it before the present workers change; call what it returns after that.
 
         Args:
-            moved: from the states of the workers before to those of the workers after it, None for
-                one that was not there.
+            moved: takes the states of the workers before, and returns the states of the workers
+                after it, None for one that was not there.
         """
         before = self.hidden_states()
         if not before:
@@ -277,8 +283,8 @@ class Gradients:
         if not states or not self.union:
             return states
         # a union pass interleaves the workers' samples: sample i is worker i mod L's
-        rows = [t.unflatten(1, (-1, self.world.local)) for t in states[0]]
-        return [tuple(t[:, :, i].clone() for t in rows) for i in range(self.world.local)]
+        rows = [t.unflatten(1, (-1, self.world.hosted_count)) for t in states[0]]
+        return [tuple(t[:, :, i].clone() for t in rows) for i in range(self.world.hosted_count)]
 
     def load_hidden_states(self, states: Sequence[Any]) -> None:
         """The inverse of ``hidden_states``."""
@@ -292,10 +298,10 @@ def new_stack(parameters: Sequence[Tensor], rows: int) -> tuple[Tensor, list[Ten
     """Zeros ``[rows, N]`` for all parameters end to end, and their views ``[rows, *shape]``."""
     sizes = [p.numel() for p in parameters]
     stack = parameters[0].detach().new_zeros(rows, sum(sizes))
-    return stack, views(stack, parameters)
+    return stack, _layer_views(stack, parameters)
 
 
-def views(stack: Float[Tensor, "rows N"], parameters: Sequence[Tensor]) -> list[Tensor]:
+def _layer_views(stack: Float[Tensor, "rows N"], parameters: Sequence[Tensor]) -> list[Tensor]:
     """The layers of a stack, ``[rows, *shape]``."""
     parts = stack.split([p.numel() for p in parameters], dim=1)
     return [part.view(len(stack), *p.shape) for part, p in zip(parts, parameters, strict=True)]
@@ -320,7 +326,7 @@ def layer_table(model: nn.Module) -> list[Layer]:
     return layers
 
 
-def install(parameters: Sequence[nn.Parameter], updates: Sequence[Tensor]) -> None:
+def set_gradients(parameters: Sequence[nn.Parameter], updates: Sequence[Tensor]) -> None:
     """Set the updates, of the rows that are here, as the gradients that the optimiser reads, in the
     parameters' types."""
     for parameter, update in zip(parameters, updates, strict=True):

@@ -10,8 +10,8 @@ stays a number of the host: inside it would be a tensor of the device, which "ca
 of torch round to float32, so that a run would have other bits. A step of an optimiser is a few
 launches for all layers.
 
-Without a graph are the first `WARM_UP` steps of each kind, a last, smaller batch, and a step at
-whose new rate a residual in the unit of the update is rescaled. They run in the stream in which
+Without a graph are the first `WARM_UP` steps of each kind, a last, smaller batch, and a step with a
+new rate that rescales a residual in the unit of the update. They run in the stream in which
 graphs are captured: libraries prepare a stream at its first use, which a capture does not allow.
 
 What torch asks of a capture (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs), and
@@ -41,11 +41,11 @@ from regimes.training.gradients import Gradients
 from regimes.training.step import Reduced, TrainingStep
 
 WARM_UP = 3  # steps of a kind before it is captured, as torch advises
-SEEDS = 4  # at most for each layer and hosted worker
+_SEEDS = 4  # at most for each layer and hosted worker
 # fields that decide no launch
-PASSING = {"key", "first_worker", "workers", "shard", "step", "rate", "residual_rate"}
+_PASSING = {"key", "first_worker", "workers", "shard", "step", "rate", "residual_rate"}
 T = TypeVar("T")
-Field = tuple[State, str]
+_Field = tuple[State, str]
 
 
 class _Graph:
@@ -69,18 +69,18 @@ class _Graph:
 
 
 class _Graphs:
-    """The graphs of one function by kind, of which the least recently used are dropped."""
+    """The graphs of one function by kind; the least recently used are dropped."""
 
     def __init__(self, most: int, stream: torch.cuda.Stream) -> None:
         self.most, self.stream = most, stream
         # One pool of memory for all: graphs are replayed one after the other, and what one leaves
         # is used before the next. The one exception is a compressor's memory; it is copied to the
-        # inputs of the graph that follows before that runs (`Graphs._move`).
+        # inputs of the graph that follows before that runs (`Graphs._move_memories`).
         self.pool = torch.cuda.graph_pool_handle()
         self.kept: OrderedDict[Hashable, _Graph] = OrderedDict()
         self._seen: OrderedDict[Hashable, int] = OrderedDict()  # steps of a kind without a graph
 
-    def get(self, kind: Hashable) -> _Graph | None:
+    def get_graph(self, kind: Hashable) -> _Graph | None:
         if kind in self.kept:
             self.kept.move_to_end(kind)
         return self.kept.get(kind)
@@ -95,7 +95,7 @@ class _Graphs:
             self._seen.popitem(last=False)
         return False
 
-    def without(self, work: Callable[[], T]) -> T:
+    def run_uncaptured(self, work: Callable[[], T]) -> T:
         """Do it in the stream of captures, in the order of the current one."""
         current = torch.cuda.current_stream(self.stream.device)
         self.stream.wait_stream(current)
@@ -104,7 +104,9 @@ class _Graphs:
         current.wait_stream(self.stream)
         return result
 
-    def capture(self, kind: Hashable, inputs: list[Tensor], work: Callable[[], Any]) -> _Graph:
+    def capture_graph(
+        self, kind: Hashable, inputs: list[Tensor], work: Callable[[], Any]
+    ) -> _Graph:
         """Record what it launches, and keep that; nothing is computed yet.
 
         Raises:
@@ -137,7 +139,7 @@ class Graphs:
     without.
 
     Args:
-        most: vectors of levels of which graphs are kept.
+        most: how many vectors of levels keep their graphs.
     """
 
     def __init__(self, gradients: Gradients, reducer: Reducer, most: int) -> None:
@@ -148,18 +150,20 @@ class Graphs:
 
     # -- forward and backward -------------------------------------------------------------------
 
-    def compute(self, x: Tensor, y: Tensor, epoch: int, step: int) -> Float[Tensor, " rows"]:
-        """``Gradients.compute``."""
-        g, kind = self.gradients, (_layout(x), _layout(y))
-        graph = self.passes.get(kind)
+    def compute_gradients(
+        self, x: Tensor, y: Tensor, epoch: int, step: int
+    ) -> Float[Tensor, " rows"]:
+        """``Gradients.compute_gradients``."""
+        g, kind = self.gradients, (_layout_of(x), _layout_of(y))
+        graph = self.passes.get_graph(kind)
         if graph is None:
             last = g.micro_batch is not None and x.shape[1] % g.micro_batch > 0  # of an epoch
             if last or not self.passes.is_due(kind):
-                work = partial(g.compute, x, y, epoch, step)
-                return self._losses.copy_(self.passes.without(work))
+                work = partial(g.compute_gradients, x, y, epoch, step)
+                return self._losses.copy_(self.passes.run_uncaptured(work))
             inputs = [x.clone(), y.clone()]
-            work = partial(g.compute, inputs[0], inputs[1], epoch, step)
-            graph = self.passes.capture(kind, inputs, work)
+            work = partial(g.compute_gradients, inputs[0], inputs[1], epoch, step)
+            graph = self.passes.capture_graph(kind, inputs, work)
         for place, batch in zip(graph.inputs, (x, y), strict=True):
             place.copy_(batch)
         graph.graph.replay()
@@ -167,25 +171,25 @@ class Graphs:
 
     # -- reduction ------------------------------------------------------------------------------
 
-    def finish(self, step: TrainingStep, losses: Float[Tensor, " rows"]) -> Reduced:
-        """``TrainingStep.finish``."""
+    def finish_step(self, step: TrainingStep, losses: Float[Tensor, " rows"]) -> Reduced:
+        """``TrainingStep.finish_step``."""
         kind = (tuple(step.levels), tuple(map(_decisive, self.reducer.states)))
-        graph = self.reductions.get(kind)
-        if self._rescales() or (graph is None and not self.reductions.is_due(kind)):
-            return self.reductions.without(lambda: step.finish(losses))
+        graph = self.reductions.get_graph(kind)
+        if self._changes_unit() or (graph is None and not self.reductions.is_due(kind)):
+            return self.reductions.run_uncaptured(lambda: step.finish_step(losses))
         if graph is None:
-            graph = self._capture(kind, lambda: step.finish(losses))
+            graph = self._capture_reduction(kind, lambda: step.finish_step(losses))
         else:
-            self._move(graph)
+            self._move_memories(graph)
         if graph.seeds is not None:
             graph.seeds.fill()
         graph.graph.replay()
         if graph.sent is not None:
-            self.reducer.world.meter.add(graph.sent)
+            self.reducer.world.meter.add_counts(graph.sent)
         updates, mean, rows = graph.output
         return list(updates), mean, rows.clone()  # ``Losses`` looks at rows many steps later
 
-    def _rescales(self) -> bool:
+    def _changes_unit(self) -> bool:
         """Does a residual change its unit in this step?"""
         rates, reducer = self.reducer.rates, self.reducer
         return rates is not None and any(
@@ -195,13 +199,13 @@ class Graphs:
             )
         )
 
-    def _capture(self, kind: Hashable, finish: Callable[[], Reduced]) -> _Graph:
-        """Record the reduction. Its work on the host is done in passing, as that of a step."""
+    def _capture_reduction(self, kind: Hashable, finish: Callable[[], Reduced]) -> _Graph:
+        """Record the reduction. Its work on the host is done in passing, as in a step."""
         world, states = self.reducer.world, self.reducer.states
-        fields = _fields(states)
+        fields = _tensor_fields(states)
         inputs = [getattr(state, name) for state, name in fields]
-        seeds = SeedTable(SEEDS * len(states) * world.local, self._losses.device)
-        before = world.meter.take()
+        seeds = SeedTable(_SEEDS * len(states) * world.hosted_count, self._losses.device)
+        before = world.meter.take_counts()
 
         def work() -> Reduced:
             result = finish()
@@ -211,46 +215,46 @@ class Graphs:
         for state in states:
             state.use_seeds_of(seeds)
         try:
-            graph = self.reductions.capture(kind, inputs, work)
+            graph = self.reductions.capture_graph(kind, inputs, work)
         finally:
             for state in states:
                 state.use_seeds_of(None)
-        graph.seeds, graph.sent = seeds, world.meter.take()
-        world.meter.add(before)
+        graph.seeds, graph.sent = seeds, world.meter.take_counts()
+        world.meter.add_counts(before)
         graph.after = [_remembered(state) for state in states]
         return graph
 
     @staticmethod
-    def _put_back(fields: list[Field], inputs: list[Tensor]) -> None:
+    def _put_back(fields: list[_Field], inputs: list[Tensor]) -> None:
         """Copy what a step has left of a memory to where the next one reads it, if it has the same
-        layout; of ACP-SGD, whose two factors take turns, it has not."""
+        layout; in ACP-SGD, where two factors take turns, it has not."""
         new = [getattr(state, name) for state, name in fields]
         back = [
             (field, old, now)
             for field, old, now in zip(fields, inputs, new, strict=True)
-            if isinstance(now, Tensor) and _layout(now) == _layout(old)
+            if isinstance(now, Tensor) and _layout_of(now) == _layout_of(old)
         ]
-        _copy([old for _, old, _ in back], [now for _, _, now in back])
+        _copy_moved([old for _, old, _ in back], [now for _, _, now in back])
         for (state, name), old, _ in back:
             setattr(state, name, old)
 
-    def _move(self, graph: _Graph) -> None:
+    def _move_memories(self, graph: _Graph) -> None:
         """The host's part of a step: copy memories to where the graph reads them, and set their
         fields as after the step."""
         states, reducer = self.reducer.states, self.reducer
-        present = [getattr(state, name) for state, name in _fields(states)]
-        _copy(graph.inputs, present)
+        present = [getattr(state, name) for state, name in _tensor_fields(states)]
+        _copy_moved(graph.inputs, present)
         reducer.set_rates(range(len(states)), states)
         for state, after in zip(states, graph.after, strict=True):
             vars(state).update(after)
             state.step += 1
 
 
-def _layout(tensor: Tensor) -> tuple[Any, ...]:
+def _layout_of(tensor: Tensor) -> tuple[Any, ...]:
     return tuple(tensor.shape), tensor.stride(), tensor.dtype
 
 
-def _copy(places: list[Tensor], values: list[Tensor]) -> None:
+def _copy_moved(places: list[Tensor], values: list[Tensor]) -> None:
     """Copy what is not in its place."""
     pairs = zip(places, values, strict=True)
     if moved := [pair for pair in pairs if pair[0].data_ptr() != pair[1].data_ptr()]:
@@ -258,18 +262,18 @@ def _copy(places: list[Tensor], values: list[Tensor]) -> None:
 
 
 def _remembered(state: State) -> dict[str, Any]:
-    return {name: value for name, value in vars(state).items() if name not in PASSING}
+    return {name: value for name, value in vars(state).items() if name not in _PASSING}
 
 
 def _decisive(state: State) -> tuple[Any, ...]:
-    """The values on which a layer's kernel launches depend, apart from its level."""
+    """The values that decide a layer's kernel launches, apart from its level."""
     return tuple(
-        (name, _layout(value) if isinstance(value, Tensor) else value)
+        (name, _layout_of(value) if isinstance(value, Tensor) else value)
         for name, value in _remembered(state).items()
     )
 
 
-def _fields(states: list[State]) -> list[Field]:
+def _tensor_fields(states: list[State]) -> list[_Field]:
     """The tensors of all memories, by name."""
     return [
         (state, name)

@@ -1,7 +1,8 @@
 """Interventions: plug-ins that act on a run while it trains, at fixed places of the loop. No torch.
 
-A run has those whose tables its configuration has (`regimes.config.interventions`). Each checks by
-itself what it does not go with; a run without them knows nothing of them.
+A run has the interventions that its configuration has tables of (`regimes.config.interventions`).
+Each checks by itself what it does not go with; a run without interventions knows nothing about
+them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from regimes.capabilities import Part, required
+from regimes.capabilities import Part, declared_needs
 from regimes.config import RunConfig, check_bounds
 from regimes.errors import ConfigError
 
@@ -45,7 +46,7 @@ class Job(Protocol):
         """Let workers of a simulated run leave and join (`training.present`).
 
         Returns:
-            By worker that has left: the norms of its residual and movement, which were not sent.
+            By worker that has left: the norms of its residual and of its unsent pseudo-gradient.
         """
         ...
 
@@ -82,7 +83,7 @@ class Circumstances:
 
     Attributes:
         units: of the run; None: not yet known.
-        first: the unit from which on the configuration holds.
+        first: the configuration holds from this unit on.
         before: the configuration of the unit before that, if it is another one.
     """
 
@@ -126,7 +127,7 @@ class InterventionConfig:
 
 def intervention_parts(config: RunConfig) -> list[Part]:
     """What the interventions of a configuration need."""
-    return [Part(name, required(table)) for name, table in config.interventions.items()]
+    return [Part(name, declared_needs(table)) for name, table in config.interventions.items()]
 
 
 def check_interventions(config: RunConfig, known: Circumstances) -> None:

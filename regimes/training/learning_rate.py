@@ -1,12 +1,12 @@
 """The learning rate as a pure function of the step: a linear warm-up, then the schedule.
 
-A rate that changes per epoch is that of the epoch's first step.
+A rate that changes per epoch is the rate at the epoch's first step.
 
 - ``step``: divided at each decay, counted from the start of the run (paper, Table 7).
 - ``cosine``, ``linear``: from the end of the warm-up to the end of the run (Loshchilov & Hutter,
   "SGDR", 2017, eq. 5; Devlin et al., "BERT", 2019).
 - ``wsd``: warm-up, stable, then a linear fall in the last share of the run (Hu et al., "MiniCPM",
-  2024, whose fall is exponential).
+  2024; exponential there).
 - ``cyclic``: cosines of equal length that restart (SGDR).
 """
 
@@ -45,13 +45,13 @@ class LearningRate:
         c = self.config
         if c.per == "epoch":
             step -= step % self.per_epoch
-        held, ramp = self._warmup()
+        held, ramp = self._warmup_steps()
         if step < held + ramp:
             start, done = c.warmup_from or 0.0, max(0, step - held) / ramp
-            return self._decayed(start + (c.lr - start) * done, step)
-        return self._decayed(c.lr, step) * self._schedule(step)
+            return self._decay_rate(start + (c.lr - start) * done, step)
+        return self._decay_rate(c.lr, step) * self._smooth_factor(step)
 
-    def _warmup(self) -> tuple[int, int]:
+    def _warmup_steps(self) -> tuple[int, int]:
         """(steps at the first rate, steps in which the rate rises)."""
         c = self.config
         if c.warmup_steps is not None:
@@ -60,7 +60,7 @@ class LearningRate:
             return 0, 0
         return c.warmup_hold * self.per_epoch, c.warmup_epochs * self.per_epoch
 
-    def _decayed(self, rate: float, step: int) -> float:
+    def _decay_rate(self, rate: float, step: int) -> float:
         """``rate`` after the decays of a step schedule, including those within the warm-up."""
         c = self.config
         if c.schedule != "step":
@@ -71,20 +71,20 @@ class LearningRate:
         except OverflowError:  # no float is as large as the divisor
             return 0.0
 
-    def _schedule(self, step: int) -> float:
+    def _smooth_factor(self, step: int) -> float:
         """The factor of a smooth schedule after the warm-up; 1 for the others."""
-        c, first = self.config, sum(self._warmup())
+        c, first = self.config, sum(self._warmup_steps())
         done = min(1.0, (step - first) / max(1, self.total - first))
         match c.schedule:
             case "cosine":
-                share = _cosine(done)
+                share = _cosine_factor(done)
             case "linear":
                 share = 1 - done
             case "wsd":
                 falling = round(c.decay_share * self.total)
                 share = min(1.0, max(0, self.total - step) / max(1, falling))
             case "cyclic":
-                share = _cosine(self._cycle_position(step - first))
+                share = _cosine_factor(self._cycle_position(step - first))
             case _:
                 return 1.0
         return c.final + (1 - c.final) * share
@@ -98,8 +98,8 @@ class LearningRate:
 
 def mean_rates(rate: LearningRate, units: Units) -> list[float]:
     """The mean over the steps of each unit of a run."""
-    return [fmean(map(rate, range(*units.span(unit)))) for unit in range(len(units))]
+    return [fmean(map(rate, range(*units.step_span(unit)))) for unit in range(len(units))]
 
 
-def _cosine(done: float) -> float:
+def _cosine_factor(done: float) -> float:
     return (1 + math.cos(math.pi * done)) / 2

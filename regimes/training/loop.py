@@ -1,6 +1,6 @@
 """The training loop: train under a communication schedule, measure, record.
 
-Reads top to bottom: ``run`` goes through the units (epochs, or a number of steps), ``_unit``
+Reads top to bottom: ``run`` goes through the units (epochs, or a number of steps), ``_train_unit``
 through the steps of one.
 """
 
@@ -20,22 +20,22 @@ from regimes.data import Task
 from regimes.errors import RegimesError, require
 from regimes.instruments.panel import check_measured
 from regimes.job.clock import LOOP, Clock
-from regimes.job.reporters import Reporter, Reporters, usual
+from regimes.job.reporters import Reporter, Reporters, default_reporters
 from regimes.job.rows import traffic_columns
 from regimes.job.termination import GracefulShutdown, Terminated
 from regimes.records import Record, RecordWriter, Row, complete, load, read_header, unit_name
 from regimes.records.extent import progress
 from regimes.records.files import record_folder
-from regimes.training.build import Run, prepare
+from regimes.training.build import Run, prepare_run
 from regimes.training.changes import rate_after
 from regimes.training.checkpoint import is_asked
-from regimes.training.gradients import install
+from regimes.training.gradients import set_gradients
 from regimes.training.numerics import explain_nondeterminism
-from regimes.training.phases import Phase, phases
-from regimes.training.plan import Minibatch, Plan, decide, minibatches
-from regimes.training.quirks import resolve
+from regimes.training.phases import Phase, list_phases
+from regimes.training.plan import Minibatch, Plan, decide_plan, minibatches
+from regimes.training.quirks import resolve_quirks
 from regimes.training.rounds import Rounds
-from regimes.training.state import open_record, remaining, save
+from regimes.training.state import open_record, remaining_phases, save_run
 from regimes.training.step import Losses
 
 
@@ -60,9 +60,9 @@ def run(
         reporters: called as the run proceeds; an exception in one does not end the training.
             Default one line of progress in a notebook, and none elsewhere.
         task: model and data in place of those that the configuration names.
-        shards: so many consecutive processes are an island that holds each of its workers together:
-            FSDP2 divides the model, its gradients and its optimiser among them. Numbers and record
-            are those of a run without.
+        shards: so many consecutive processes are a replica, which holds each of its workers
+            together: FSDP2 divides the model, its gradients and its optimiser among them. Numbers
+            and record are as without.
 
     Raises:
         ConfigError, DataError, RecordError: before any training, one sentence.
@@ -71,28 +71,28 @@ def run(
     out = record_folder(out)
     good = isinstance(resume, bool) or resume == "auto"
     require(good, "resume", resume, 'True, False or "auto"')
-    resumed = has_epoch(out) if resume == "auto" else resume
-    reporters = usual() if reporters is None else reporters
-    with stoppable(lambda: _kept(out, resume == "auto")):
-        for phase in remaining(phases(resolve(config), out), out, resumed):
+    resumed = _has_epoch(out) if resume == "auto" else resume
+    reporters = default_reporters() if reporters is None else reporters
+    with stoppable(lambda: _describe_kept(out, resume == "auto")):
+        for phase in remaining_phases(list_phases(resolve_quirks(config), out), out, resumed):
             resumed = _run_phase(phase, out, resumed, reporters, task, shards)
     return load(out)
 
 
-def _kept(out: Path, again: bool) -> str:
+def _describe_kept(out: Path, again: bool) -> str:
     """What a stop has left of a run, and how it goes on.
 
     Args:
         again: by the same call.
     """
-    if not has_epoch(out):
+    if not _has_epoch(out):
         return "nothing is kept, since no epoch had ended; run the cell again to begin anew"
     run, how = load(out), "" if again else ' with resume="auto"'
     kept = progress(run.header, run.rows, " of ")
     return f"{kept} are kept in {out}; run the cell again{how} to go on"
 
 
-def has_epoch(out: Path) -> bool:
+def _has_epoch(out: Path) -> bool:
     """Is there a run to go on with? A record without an epoch, such as one that its first loss has
     stopped, is replaced."""
     rows = out / "epochs.jsonl"
@@ -112,19 +112,19 @@ def _run_phase(
 ) -> bool:
     """Train the units of one phase. Returns True, which is ``resume`` for the next one."""
     shutdown = GracefulShutdown()
-    parts = prepare(phase.config, task, shards)
+    parts = prepare_run(phase.config, task, shards)
     parts.phase = phase
     group = Reporters(reporters if parts.world.rank == 0 else ())
-    recorded = _recorded(parts, group, out, resume)
+    recorded = _open_during_run(parts, group, out, resume)
     with recorded as writer, shutdown, explain_nondeterminism():
-        while not complete(parts.header, parts.rows) and not phase.over(len(parts.rows)):
-            _advance(parts, writer, group, out, shutdown)
+        while not complete(parts.header, parts.rows) and not phase.is_over(len(parts.rows)):
+            _advance_unit(parts, writer, group, out, shutdown)
     shutdown.pass_on()
     return True
 
 
 @contextmanager
-def _recorded(
+def _open_during_run(
     run: Run, reporters: Reporters, out: Path, resume: bool
 ) -> Iterator[RecordWriter | None]:
     """The record, open on process 0 during the run; its last event says how the run ended."""
@@ -155,7 +155,7 @@ def _recorded(
         run.close()
 
 
-def _advance(
+def _advance_unit(
     run: Run, writer: RecordWriter | None, reporters: Reporters, out: Path, grace: GracefulShutdown
 ) -> None:
     """Train, record and save one unit.
@@ -165,15 +165,15 @@ def _advance(
         TrainingError: the processes hold different weights.
     """
     unit = len(run.rows)
-    row, seconds, details = _unit(run, unit, reporters)
+    row, seconds, details = _train_unit(run, unit, reporters)
     # before the row is written: a unit after which the weights differ must not be recorded
     stopping, due, processes = _end_of_unit_consensus(run, unit, grace, seconds)
     run.rows.append(row)
     if writer:
         writer.epoch(row, {**seconds, **processes}, details)
     ended = complete(run.header, run.rows)
-    if due or ended or stopping or run.phase.over(len(run.rows)):
-        save(run, out)
+    if due or ended or stopping or run.phase.is_over(len(run.rows)):
+        save_run(run, out)
         run.saved = time.monotonic()
     reporters.epoch(row, seconds)
     if stopping and not ended:
@@ -211,19 +211,19 @@ def _end_of_unit_consensus(
 # -- one unit --------------------------------------------------------------------------------
 
 
-def _unit(
+def _train_unit(
     run: Run, unit: int, reporters: Reporters
 ) -> tuple[Row, dict[str, float], dict[str, Any]]:
     """Train one unit and measure the model after it: its row of the record, where the time went,
     and instruments' details."""
-    plan, clock = decide(run, unit), Clock(run.device)
+    plan, clock = decide_plan(run, unit), Clock(run.device)
     for intervention in run.interventions.values():
         intervention.before_unit(unit)
     train_loss, steps = None, 0
     if not run.phase.left_out:
         if run.link is not None:
             run.link.begin()
-        train_loss, steps = _train(run, plan, clock, reporters)
+        train_loss, steps = _train_steps(run, plan, clock, reporters)
         if run.link is not None:
             run.link.stop(clock)
         with clock("communicate"):
@@ -231,8 +231,8 @@ def _unit(
             run.world.broadcast(list(run.model.buffers()))
     exchanged = run.panel.steps > 0
     readings = run.panel.read(unit, clock, exchanged)
-    evaluation = _evaluate(run, clock, unit)
-    first, stop = run.units.span(unit)
+    evaluation = _evaluate_unit(run, clock, unit)
+    first, stop = run.units.step_span(unit)
     row = {
         "epoch": unit,
         "unit": {"first": first, "stop": stop},
@@ -256,33 +256,33 @@ def _unit(
         "weights": None,  # a column of the first records; nothing fills it
     }
     if exchanged and not any(row["statistics"] for row in run.rows[run.phase.first :]):
-        check_measured(run.plug_ins.needs, readings)
-    clock.settle()
+        check_measured(run.plug_ins.policy_needs, readings)
+    clock.read_events()
     if run.link is not None:
         row["link"] = run.link.take(clock.seconds, row, run.rows)
     return cast("Row", row), dict(clock.seconds), readings.details
 
 
-def _evaluate(run: Run, clock: Clock, unit: int) -> dict[str, Any]:
+def _evaluate_unit(run: Run, clock: Clock, unit: int) -> dict[str, Any]:
     """Columns of the record: loss and metric of the test set, what else the task derives from the
     loss, and both on the samples held out for validation, if there are any."""
     if (unit + 1) % run.config.evaluate_every and unit + 1 < len(run.units):
         return {"test_loss": None, "metric": None}
     where = run.device, run.batches.dtype, run.world.evaluators
-    with clock("evaluate"), run.world.contact("an evaluation"), run.numerics.evaluation():
+    with clock("evaluate"), run.world.explain_loss("an evaluation"), run.numerics.evaluation():
         loss, metric = run.task.evaluate(run.model, *where)
     columns: dict[str, Any] = {"test_loss": loss, "metric": metric}
     columns |= run.task.extra_metrics(loss)
     if run.config.data.validation_size is not None:
-        with clock("evaluate"), run.world.contact("an evaluation"), run.numerics.evaluation():
+        with clock("evaluate"), run.world.explain_loss("an evaluation"), run.numerics.evaluation():
             loss, metric = run.task.validate(run.model, *where)
         columns["validation"] = {"loss": loss, "metric": metric}
     return columns
 
 
-def _train(run: Run, plan: Plan, clock: Clock, reporters: Reporters) -> tuple[float, int]:
+def _train_steps(run: Run, plan: Plan, clock: Clock, reporters: Reporters) -> tuple[float, int]:
     """All steps of a unit; their mean loss and number."""
-    by_layer = [run.value(name) for name in plan.levels.names]
+    by_layer = [run.level_value(name) for name in plan.levels.names]
     own = run.batches.rebatched(plan.batch_size)
     losses = run.losses = Losses(
         run.gradients,
@@ -293,7 +293,7 @@ def _train(run: Run, plan: Plan, clock: Clock, reporters: Reporters) -> tuple[fl
     for done, batch in enumerate(samples, start=1):
         dense = batch.at < run.config.start_compressing_after
         levels: list[AnyLevel] = [DENSE] * len(by_layer) if dense else by_layer
-        if run.local is not None and run.local.begin(plan.sync["period"]):
+        if run.local is not None and run.local.begin_step(plan.sync["period"]):
             _step_alone(run, run.local, batch, levels, losses)
         else:
             _step_together(run, batch, levels, losses)
@@ -310,16 +310,16 @@ def _step_together(run: Run, batch: Minibatch, levels: list[AnyLevel], losses: L
     epoch, step, clock = batch.epoch, batch.step, losses.clock
     run.reducer.rates = [batch.lr] * len(levels)
     with run.numerics.training():
-        updates, loss, own_losses = run.step.take(batch.x, batch.y, epoch, step, levels, clock)
+        updates, loss, own_losses = run.step.take_step(batch.x, batch.y, epoch, step, levels, clock)
     # before the weights change: on the CPU a non-finite loss ends the run here
-    losses.add(loss, own_losses, epoch, step)
+    losses.add_step(loss, own_losses, epoch, step)
     run.optimizer.lr = batch.lr
     if run.plug_ins.deficit.active(epoch):
         updates = run.plug_ins.deficit.updates(updates, run.config.seed, epoch, step)
     run.panel.step(run.gradients.stack, updates, clock)
     with clock("compute"):
-        install(run.gradients.parameters, updates)
-        with run.world.contact("a step of the optimiser"):
+        set_gradients(run.gradients.parameters, updates)
+        with run.world.explain_loss("a step of the optimiser"):
             run.optimizer.step()
 
 
@@ -328,7 +328,7 @@ def _step_alone(
 ) -> None:
     """One step of each worker's own model, and the synchronisation that ends a round."""
     with run.numerics.training():
-        due = local.step(batch.x, batch.y, batch.epoch, batch.step, batch.lr, losses.clock)
+        due = local.step_workers(batch.x, batch.y, batch.epoch, batch.step, batch.lr, losses.clock)
     if due or batch.last:
         for loss in local.synchronize(levels, losses.clock, run.panel, last=batch.last):
-            losses.add(*loss)
+            losses.add_step(*loss)

@@ -51,7 +51,7 @@ def parts_of(config: RunConfig, plug_ins: PlugIns) -> Iterator[Part]:
     """Everything in a configuration that needs something.
 
     Raises:
-        ConfigError: an instrument that is none, or whose fields are wrong.
+        ConfigError: an instrument that does not exist, or has wrong fields.
     """
     for field, (needs, instead) in FIELDS.items():
         value = getattr(config, field)
@@ -74,7 +74,7 @@ def parts_of(config: RunConfig, plug_ins: PlugIns) -> Iterator[Part]:
         yield from policy_parts(rule, field)
     yield from signal_parts(config.signal, *plug_ins.policies.values())
     if config.deficit is not None:
-        needs = capabilities.required(plug_ins.deficit, deficits.UNDECLARED)
+        needs = capabilities.declared_needs(plug_ins.deficit, deficits.UNDECLARED)
         yield Part("deficit", needs, config.deficit["name"])
 
 
@@ -137,7 +137,7 @@ def periods_of(config: RunConfig, plug_ins: PlugIns) -> set[int]:
 
 
 def _mixes_units(config: RunConfig, plug_ins: PlugIns) -> bool:
-    """Are gradients shared at a period of 1 and movements at others?"""
+    """Are gradients shared at a period of 1, and pseudo-gradients at others?"""
     return _shares_gradients(config, plug_ins) and periods_of(config, plug_ins) != {1}
 
 

@@ -69,7 +69,7 @@ def _deterministic() -> Iterator[None]:
     os.environ.setdefault(WORKSPACE, ":4096:8")
     torch.use_deterministic_algorithms(True)
     try:
-        with _set(wanted):
+        with _set_attributes(wanted):
             yield
     finally:
         torch.use_deterministic_algorithms(on, warn_only=warn)
@@ -89,7 +89,9 @@ def _allow_tf32(allowed: bool) -> Iterator[None]:
     cudnn, matmul = backends.cudnn, backends.cuda.matmul
     # wider scopes first: a word "none" inherits from the wider scope, and is read as its word
     words = [backends, cudnn, cudnn.conv, cudnn.rnn, matmul, backends.mkldnn.matmul]
-    with _set([(place, "fp32_precision", "none") for place in words]):  # now no flag contradicts
+    with _set_attributes(
+        [(place, "fp32_precision", "none") for place in words]
+    ):  # now no flag contradicts
         ours, word = ("high", "tf32") if allowed else ("highest", "ieee")
         precision, cudnn_flag = torch.get_float32_matmul_precision(), True
         with contextlib.suppress(RuntimeError):  # the flag contradicts a word that allows TF32
@@ -106,7 +108,7 @@ def _allow_tf32(allowed: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _set(wanted: list[tuple[Any, str, Any]]) -> Iterator[None]:
+def _set_attributes(wanted: list[tuple[Any, str, Any]]) -> Iterator[None]:
     """Set attributes, given as (object, name, value), while inside."""
     before: list[Any] = []
     try:

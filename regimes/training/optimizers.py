@@ -2,8 +2,8 @@
 updates, so that every process takes the same step.
 
 Muon (Jordan et al., "Muon", 2024) updates the matrices of hidden layers; AdamW updates embeddings,
-the output layer and vectors, as its authors advise, and convolutions, of which they give Muon all
-but the first (README of github.com/KellerJordan/Muon). Its step is scaled to the size of AdamW's
+the output layer and vectors, as its authors advise, and convolutions (where they use Muon for all
+but the first: README of github.com/KellerJordan/Muon). Its step is scaled to the size of AdamW's
 (Liu et al., "Muon is scalable for LLM training", 2025), so that one rate serves both.
 Its iteration runs in bfloat16, so runs on different processors agree to that precision only.
 """
@@ -75,26 +75,26 @@ class Optimizers:
 
 def mean_state(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One state for several workers' optimisers: each momentum's mean, all else from the first."""
-    return cast("dict[str, Any]", _mean(states))
+    return cast("dict[str, Any]", _mean_of_states(states))
 
 
-def _mean(values: Sequence[Any]) -> Any:
+def _mean_of_states(values: Sequence[Any]) -> Any:
     first = values[0]
     if isinstance(first, dict):
-        return {key: _mean([value[key] for value in values]) for key in first}
+        return {key: _mean_of_states([value[key] for value in values]) for key in first}
     if isinstance(first, list):
-        return [_mean(list(column)) for column in zip(*values, strict=True)]
+        return [_mean_of_states(list(column)) for column in zip(*values, strict=True)]
     averaged = isinstance(first, Tensor) and first.ndim and first.is_floating_point()
     return torch.stack(list(values)).mean(0) if averaged else first
 
 
-def build(
+def build_optimizers(
     config: OptimizerConfig, model: nn.Module, classes: int, *, fused: bool = False
 ) -> Optimizers:
     """The configured optimiser over the trainable parameters of a model.
 
     Args:
-        classes: outputs of the model, see ``output_layer``.
+        classes: outputs of the model, see ``_output_layer``.
         fused: SGD and AdamW step in one kernel, as torch offers on a GPU: other last bits.
 
     Raises:
@@ -104,12 +104,12 @@ def build(
     try:
         match config.name:
             case "sgd":
-                return Optimizers([_sgd(config, parameters, fused)], config.lr)
+                return Optimizers([_build_sgd(config, parameters, fused)], config.lr)
             case "adamw":
-                return Optimizers([_adamw(config, parameters, fused)], config.lr)
+                return Optimizers([_build_adamw(config, parameters, fused)], config.lr)
             case "muon":
-                return Optimizers(_muon(config, model, parameters, classes, fused), config.lr)
-        groups = _groups(config, parameters, vectors=False)
+                return Optimizers(_build_muon(config, model, parameters, classes, fused), config.lr)
+        groups = _parameter_groups(config, parameters, vectors=False)
         made = CLASSES.load(config.name)(groups, lr=config.lr, **config.options)
     except (TypeError, ValueError) as error:
         why = str(error).splitlines()[0]
@@ -120,11 +120,11 @@ def build(
     return Optimizers([made], config.lr)
 
 
-def _sgd(
+def _build_sgd(
     config: OptimizerConfig, parameters: Sequence[nn.Parameter], fused: bool
 ) -> torch.optim.Optimizer:
     return torch.optim.SGD(
-        _groups(config, parameters, vectors=True),
+        _parameter_groups(config, parameters, vectors=True),
         lr=config.lr,
         momentum=config.momentum,
         nesterov=config.nesterov and config.momentum > 0,
@@ -134,14 +134,14 @@ def _sgd(
     )
 
 
-def _adamw(
+def _build_adamw(
     config: OptimizerConfig, parameters: Sequence[nn.Parameter], fused: bool
 ) -> torch.optim.Optimizer:
-    groups = _groups(config, parameters, vectors=False)
+    groups = _parameter_groups(config, parameters, vectors=False)
     return torch.optim.AdamW(groups, lr=config.lr, foreach=not fused, fused=fused, **config.options)
 
 
-def _muon(
+def _build_muon(
     config: OptimizerConfig,
     model: nn.Module,
     parameters: Sequence[nn.Parameter],
@@ -149,7 +149,7 @@ def _muon(
     fused: bool,
 ) -> list[torch.optim.Optimizer]:
     """Muon for hidden matrices, AdamW for the rest; ``options`` are AdamW's betas and eps."""
-    output = output_layer(model, classes)
+    output = _output_layer(model, classes)
     outer = {
         id(parameter)
         for module in model.modules()
@@ -158,7 +158,7 @@ def _muon(
     }
     hidden = [p for p in parameters if p.ndim == 2 and id(p) not in outer]
     rest = [p for p in parameters if p.ndim != 2 or id(p) in outer]
-    others = [_adamw(config, rest, fused)] if rest else []
+    others = [_build_adamw(config, rest, fused)] if rest else []
     if not hidden:
         return others
     muon = torch.optim.Muon(
@@ -172,8 +172,8 @@ def _muon(
     return [muon, *others]
 
 
-def output_layer(model: nn.Module, classes: int) -> nn.Linear | None:
-    """The linear layer whose outputs are the logits.
+def _output_layer(model: nn.Module, classes: int) -> nn.Linear | None:
+    """The linear layer that gives the logits.
 
     The last linear layer of the attribute ``head``; None where that is None (logits are products
     with the embedding). In a model without the attribute, its last linear layer, if it has
@@ -187,7 +187,7 @@ def output_layer(model: nn.Module, classes: int) -> nn.Linear | None:
     return linear[-1] if linear and (declared or linear[-1].out_features == classes) else None
 
 
-def _groups(
+def _parameter_groups(
     config: OptimizerConfig, parameters: Sequence[nn.Parameter], vectors: bool
 ) -> list[dict[str, Any]]:
     """Two groups, with and without weight decay; one where all have it or none.

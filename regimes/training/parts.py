@@ -20,8 +20,8 @@ from regimes.errors import ConfigError
 from regimes.precision import is_half
 from regimes.reduction import Coupled, SampleMean
 
-TRIED = 16  # samples
-LOSS = "leave it out, or say in loss_weight of simulate what a batch's loss is divided by"
+_TRIED = 16  # samples
+_LOSS = "leave it out, or say in loss_weight of simulate what a batch's loss is divided by"
 ONE_VALUE = "Expected more than 1 value per channel"  # how torch's sentence begins
 ONE_SAMPLE = (
     "BatchNorm cannot normalise one value per channel, and a worker has {} of one sample: set "
@@ -36,24 +36,24 @@ def check_parts(
     """Raise ConfigError where a worker's batch is divided, and the losses of its parts do not give
     its loss. A loss is believed in what it says of itself (``reduction``); of any other it is tried
     whether it is a mean over samples."""
-    more = [(k, n) for k, n in _sizes(config).items() if n > config.batch_size]
+    more = [(k, n) for k, n in _batch_sizes(config).items() if n > config.batch_size]
     if shards == 1 and not more:
         return
-    joins = reduction.of(task.loss)
+    joins = reduction.declared_reduction(task.loss)
     if joins is None:
-        x, y = (t[0, :TRIED] for t in next(iter(batches.epoch(0, [0]))))
+        x, y = (t[0, :_TRIED] for t in next(iter(batches.epoch(0, [0]))))
         if is_half(batches.dtype):
             model, x = copy.deepcopy(model).float(), x.float() if x.is_floating_point() else x
-        joins = reduction.measured(task.loss, model, x, y, [SampleMean()])
+        joins = reduction.measure_reduction(task.loss, model, x, y, [SampleMean()])
     if isinstance(joins, Coupled):
         one = f"{config.batch_size}, one pass,"
         parts = [Part(field, {DIVISIBLE_BATCHES}, size, one) for field, size in more]
-        loss = Mode("with this loss", {DIVISIBLE_BATCHES: f"{joins.why}; {LOSS}"})
+        loss = Mode("with this loss", {DIVISIBLE_BATCHES: f"{joins.why}; {_LOSS}"})
         capabilities.check([*shard_parts(shards), *parts], [loss])
 
 
 def shard_parts(shards: int) -> list[Part]:
-    """A worker whose batch is divided among processes, if it is."""
+    """The need of a worker's batch that is divided among processes, if it is."""
     return [Part("--shards", {DIVISIBLE_BATCHES}, shards, "1")] if shards > 1 else []
 
 
@@ -62,7 +62,7 @@ def check_batch_of_one(config: RunConfig, model: nn.Module, batches: Batches) ->
     BatchNorm that cannot normalise it."""
     if not any(isinstance(module, _BatchNorm) for module in model.modules()):
         return
-    for size in {config.batch_size, *_sizes(config).values()}:
+    for size in {config.batch_size, *_batch_sizes(config).values()}:
         own = batches if size == config.batch_size else batches.rebatched(size)
         for step, what in ((0, "a batch"), (len(own) - 1, "a last batch")):
             x = next(iter(own.epoch(0, [0], step)))[0][0]
@@ -80,7 +80,7 @@ def _try_one(model: nn.Module, x: Tensor, what: str) -> None:
                 raise ConfigError(ONE_SAMPLE.format(what)) from None
 
 
-def _sizes(config: RunConfig) -> dict[str, int]:
+def _batch_sizes(config: RunConfig) -> dict[str, int]:
     """The batch sizes that a batch policy may choose, by field."""
     levels = config.batch_levels if config.batch_policy else {}
     return {f"batch_levels.{name}": size for name, size in levels.items()}

@@ -38,11 +38,11 @@ from regimes.records import phases as recorded_phases
 from regimes.training.interventions import Circumstances, check_interventions
 
 # Fields and tables that a branch shares with its trunk: its state or its units depend on them.
-FIXED = ("seed", "workers", "unit_steps", "dtype", "data", "model")
-FREE = ("data.augment", "model.dropout")
-LENGTH = ("epochs", "steps", "budget")  # a pulse returns to its trunk's
-# a returning trunk has the branch's
-OF_THE_MACHINE = (*SAVING, "device", "graphs", "bucket_mb", "name", "role")
+_FIXED = ("seed", "workers", "unit_steps", "dtype", "data", "model")
+_FREE = ("data.augment", "model.dropout")
+_LENGTH = ("epochs", "steps", "budget")  # a pulse returns to its trunk's
+# kept from the branch after a pulse
+_HARDWARE_FIELDS = (*SAVING, "device", "graphs", "bucket_mb", "name", "role")
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Phase:
         recorded: of the run's record.
         stop: None: to the end of the run.
         following: the configuration from ``stop`` on.
-        earlier: (first unit, configuration) of the phases before, those of the trunk included.
+        earlier: (first unit, configuration) of the phases before, the trunk's included.
         trunk: the folder of the run that a branch continues.
     """
 
@@ -66,11 +66,11 @@ class Phase:
     earlier: tuple[tuple[int, RunConfig], ...] = ()
     trunk: Path | None = None
 
-    def over(self, done: int) -> bool:
+    def is_over(self, done: int) -> bool:
         """Does another phase follow after so many units?"""
         return self.stop is not None and done >= self.stop
 
-    def before(self, done: int) -> RunConfig:
+    def config_before(self, done: int) -> RunConfig:
         """The configuration of the last of so many units."""
         everything = [*self.earlier, (self.first, self.config)]
         return [config for first, config in everything if first < max(done, 1)][-1]
@@ -81,9 +81,9 @@ class Phase:
         return self.config.branch is not None and bool(self.config.branch.skip)
 
     @property
-    def changed(self) -> bool:
-        """Had units before it another configuration?"""
-        return any(differ(config, self.config) for _, config in self.earlier)
+    def has_changed(self) -> bool:
+        """Did earlier units use another configuration?"""
+        return any(differing_fields(config, self.config) for _, config in self.earlier)
 
     def ends_local_steps(self, done: int) -> bool:
         """Must the workers synchronise after so many units, because the next phase has other rules
@@ -94,12 +94,12 @@ class Phase:
         return (after.sync_policy is None) != (self.config.sync_policy is None)
 
 
-def differ(before: RunConfig, after: RunConfig) -> dict[str, Any]:
+def differing_fields(before: RunConfig, after: RunConfig) -> dict[str, Any]:
     """The first one's values of the fields that decide numbers and are others in the second."""
     return changes(to_dict(before), to_dict(after))
 
 
-def phases(config: RunConfig, out: Path) -> list[Phase]:
+def list_phases(config: RunConfig, out: Path) -> list[Phase]:
     """The phases that a run in a folder trains itself.
 
     Raises:
@@ -118,7 +118,7 @@ def phases(config: RunConfig, out: Path) -> list[Phase]:
         (first, from_dict(RunConfig, resolved(plain)))
         for first, plain in spliced(recorded_phases(trunk), to_dict(config))
     ]
-    at, kept = config.branch.at, {name: getattr(config, name) for name in OF_THE_MACHINE}
+    at, kept = config.branch.at, {name: getattr(config, name) for name in _HARDWARE_FIELDS}
     every = [(first, replace(c, branch=None, **kept) if first > at else c) for first, c in every]
     made = []
     for i, (first, own) in enumerate(every):
@@ -126,27 +126,29 @@ def phases(config: RunConfig, out: Path) -> list[Phase]:
             stop, after = every[i + 1] if i + 1 < len(every) else (None, None)
             made.append(Phase(own, config, first, stop, after, tuple(every[:i]), trunk))
     trained = in_force(recorded_phases(trunk), at)
-    _check(from_dict(RunConfig, resolved(trained)), config, header["units"])
+    _check_branch(from_dict(RunConfig, resolved(trained)), config, header["units"])
     for phase in made:
         if phase.first:
-            known = Circumstances(first=phase.first, before=phase.before(phase.first))
+            known = Circumstances(first=phase.first, before=phase.config_before(phase.first))
             check_interventions(phase.config, known)
     return made
 
 
-def _check(before: RunConfig, after: RunConfig, units: int | None) -> None:
+def _check_branch(before: RunConfig, after: RunConfig, units: int | None) -> None:
     """Raise ConfigError unless the second configuration can continue the first one."""
     branch = after.branch
     assert branch is not None
     length = units if after.epochs == before.epochs and after.steps == before.steps else None
     if length is not None:
         require(branch.at < length, "branch.at", branch.at, f"one of the run's {length} units")
-    changed, parts = differ(before, after), []
+    changed, parts = differing_fields(before, after), []
     for field, old in changed.items():
         table = field.partition(".")[0]
-        fixed = table in FIXED and field not in FREE
-        needs = {*([NEW_START] if fixed else []), *([OWN_LENGTH] if table in LENGTH else [])}
-        parts.append(Part(field, needs, _at(after, field), "none" if old is None else repr(old)))
+        fixed = table in _FIXED and field not in _FREE
+        needs = {*([NEW_START] if fixed else []), *([OWN_LENGTH] if table in _LENGTH else [])}
+        parts.append(
+            Part(field, needs, _field_value(after, field), "none" if old is None else repr(old))
+        )
     if branch.skip is not None:
         require(branch.skip, "branch.skip", branch.skip, "true, or no such key")
         require(branch.length is not None, "branch.length", None, "a number with branch.skip")
@@ -162,7 +164,7 @@ def _check(before: RunConfig, after: RunConfig, units: int | None) -> None:
         require(whole, "batch_size", after.batch_size, expected)
 
 
-def _at(config: RunConfig, field: str) -> Any:
+def _field_value(config: RunConfig, field: str) -> Any:
     value: Any = to_dict(config)
     for key in field.split("."):
         value = value.get(key) if isinstance(value, dict) else None
@@ -172,7 +174,7 @@ def _at(config: RunConfig, field: str) -> Any:
 def branch_config(
     trunk: Path, branch: BranchConfig, settings: Mapping[str, Any] | Sequence[str], out: Path
 ) -> RunConfig:
-    """The configuration of a branch in folder ``out``: that of its trunk at the unit, changed.
+    """The configuration of a branch in folder ``out``: its trunk's at the unit, changed.
 
     Raises:
         ConfigError: an unknown key, a wrong type, a setting without "=".

@@ -33,7 +33,7 @@ class Plan:
     sync: dict[str, Any]
 
 
-def decide(run: Run, unit: int) -> Plan:
+def decide_plan(run: Run, unit: int) -> Plan:
     """The plan of unit ``len(rows)``."""
     rows, config, size = run.rows, run.config, run.config.batch_size
     batch: dict[str, Any] = dict(NO_BATCH)
@@ -83,7 +83,7 @@ def minibatches(run: Run, plan: Plan) -> tuple[int, Iterator[Minibatch]]:
     # (epoch, first step, stop) in steps of this batch size; an epoch's last batch may be short
     parts = [
         (epoch, first // multiple, len(batches) if stop == per_epoch else -(-stop // multiple))
-        for epoch, first, stop in run.units.parts(plan.unit)
+        for epoch, first, stop in run.units.epoch_spans(plan.unit)
     ]
     count = sum(stop - first for _, first, stop in parts)
     may_end = plan.unit == len(run.units) - 1 or run.config.budget is not None

@@ -1,10 +1,10 @@
 """Simulated workers leave and join a run.
 
-A mean is over the workers that are present. The samples of an absent one are left out: those of a
-present one are keyed by (seed, epoch, worker), whichever others are there.
+A mean is over the workers that are present. The samples of an absent one are left out. Samples are
+keyed by (seed, epoch, worker), so a present worker's do not depend on the others.
 
 - **One that leaves** takes with it what it has not sent: its residual and, between two
-  synchronisations of local steps, its movement since the last one. What it has sent stays sent, a
+  synchronisations of local steps, its pseudo-gradient so far. What it has sent stays sent, a
   fragment of streaming DiLoCo that is on its way, too.
 - **One that joins** starts with the weights of the last synchronisation, which with shared
   gradients is the last step, from the levels and factors that all share, with a residual of zero
@@ -34,12 +34,12 @@ T = TypeVar("T")
 
 
 def set_present(run: Run, workers: Sequence[int], optimizer: str) -> dict[int, dict[str, float]]:
-    """Rows of the run are those of these workers from now on.
+    """Let a run have the rows of these workers from now on.
 
     Args:
         workers: in ascending order.
-        optimizer: with local steps, the state from which the optimiser of one that joins starts: a
-            "copy" of the state of the first worker that stays, their "average", or "reset".
+        optimizer: with local steps, where the optimiser of one that joins starts: a "copy" of the
+            state of the first worker that stays, their "average", or "reset".
 
     Returns:
         By worker that has left: the norms of its "residual" and "movement", which were not sent.
@@ -55,12 +55,13 @@ def set_present(run: Run, workers: Sequence[int], optimizer: str) -> dict[int, d
     run.flush_losses()  # they are of other workers, whose rows an error would name
     rows = [before.index(w) if w in before else None for w in workers]
     reducers = [run.reducer, *([] if run.local is None else [run.local.sync.reducer])]
-    unsent = {w: _unsent(run, reducers, before.index(w)) for w in before if w not in workers}
+    unsent = {w: _unsent_norms(run, reducers, before.index(w)) for w in before if w not in workers}
     for reducer in reducers:
         _move_residuals(reducer, rows, union)
-    move_hidden = run.gradients.move_hidden(lambda states: _moved(states, rows))
+    # reads the states by the present rows, and writes them once there are other rows
+    move_hidden = run.gradients.move_hidden(lambda states: _move_rows(states, rows))
     if run.local is not None:
-        run.local.change(rows, optimizer)
+        run.local.change_workers(rows, optimizer)
     run.world.set_present(workers)
     run.gradients.set_rows(len(workers))
     for reducer in reducers:
@@ -71,18 +72,18 @@ def set_present(run: Run, workers: Sequence[int], optimizer: str) -> dict[int, d
     return unsent
 
 
-def _unsent(run: Run, reducers: Sequence[Reducer], row: int) -> dict[str, float]:
+def _unsent_norms(run: Run, reducers: Sequence[Reducer], row: int) -> dict[str, float]:
     """Norms of what a worker has not sent."""
     residuals = [r for reducer in reducers for r in reducer.residuals()]
     norms = [r[row if len(r) > 1 else 0].norm() for r in residuals if r is not None]
     replicas = run.gradients.replicas
     return {
         "residual": float(torch.stack(norms).norm()) if norms else 0.0,
-        "movement": 0.0 if replicas is None else float(replicas.movement(row)),
+        "movement": 0.0 if replicas is None else float(replicas.drift_norm(row)),
     }
 
 
-def _moved(states: Sequence[T], rows: Sequence[int | None]) -> list[T | None]:
+def _move_rows(states: Sequence[T], rows: Sequence[int | None]) -> list[T | None]:
     return [None if row is None else states[row] for row in rows]
 
 

@@ -17,20 +17,20 @@ from typing import Any
 
 from regimes.config import RunConfig
 
-COMPRESSOR: dict[str, dict[str, Any]] = {
+_COMPRESSOR: dict[str, dict[str, Any]] = {
     "powersgd": {"reset_on_change": True},
     "topk": {"reduction": "sum", "error_feedback": False, "count": "truncate"},
 }
-IMAGES: dict[str, Any] = {"nesterov": False, "weight_decay": 1e-4}
-LSTM: dict[str, Any] = {"nesterov": True, "weight_decay": 0.0}
+_IMAGES: dict[str, Any] = {"nesterov": False, "weight_decay": 1e-4}
+_LSTM: dict[str, Any] = {"nesterov": True, "weight_decay": 0.0}
 
 
-def resolve(config: RunConfig) -> RunConfig:
+def resolve_quirks(config: RunConfig) -> RunConfig:
     """The configuration with the fields that its ``quirks`` stand for."""
     if config.quirks == "none":
         return config
-    extra = COMPRESSOR.get(config.compressor.get("name", ""), {})
-    sgd = LSTM if config.model.name == "lstm" else IMAGES
+    extra = _COMPRESSOR.get(config.compressor.get("name", ""), {})
+    sgd = _LSTM if config.model.name == "lstm" else _IMAGES
     return dataclasses.replace(
         config,
         optimizer=dataclasses.replace(config.optimizer, **sgd),

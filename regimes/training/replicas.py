@@ -28,12 +28,12 @@ from regimes.training.optimizers import Optimizers
 class Replicas:
     """L models, and the one of the last synchronisation.
 
-    One module serves all workers: its tensors are set to those of one worker after the other. In
-    between they are those of the last synchronisation.
+    One module serves all workers: it has the tensors of one worker after the other, and in between
+    the tensors of the last synchronisation.
 
     Attributes:
         parameters: of the module, or of each this process's part.
-        keys: those parameters of the module by which the optimisers have their states.
+        keys: the module's parameters that key the optimisers' states.
         synced_tensors: parameters, then buffers, of the last synchronisation, ``[*shape]`` each.
         stacks: the workers' own, in the same order, ``[L, *shape]`` each.
         optimizers: one per hosted worker, all over the module's parameters.
@@ -71,7 +71,7 @@ class Replicas:
         """The parameters of the last synchronisation, ``[*shape]`` per layer."""
         return self.synced_tensors[: len(self.parameters)]
 
-    def each(self) -> Iterator[Optimizers]:
+    def each_worker(self) -> Iterator[Optimizers]:
         """The optimiser of each hosted worker in turn, while the module holds its tensors."""
         try:
             for row, optimizer in zip(self._rows, self.optimizers, strict=True):
@@ -88,7 +88,7 @@ class Replicas:
         for tensor, stack in zip(self.synced_tensors, self.stacks, strict=True):
             stack.copy_(tensor.expand_as(stack))
 
-    def change(
+    def change_workers(
         self,
         rows: Sequence[int | None],
         optimizers: Sequence[Optimizers],
@@ -110,12 +110,13 @@ class Replicas:
         for optimizer, state in zip(self.optimizers, states, strict=True):
             optimizer.load_state_dict(state)
 
-    def movement(self, row: int) -> Float[Tensor, ""]:
-        """How far a hosted worker's parameters are from the synchronised ones."""
+    def drift_norm(self, row: int) -> Float[Tensor, ""]:
+        """The norm of a hosted worker's pseudo-gradient: how far it is from the synchronised
+        parameters."""
         pairs = zip(self.synced_parameters, self.stacks, strict=False)
         return torch.stack([(stack[row] - synced).norm() for synced, stack in pairs]).norm()
 
-    def receive(self, layers: Iterable[int], mixing: float) -> None:
+    def receive_synced(self, layers: Iterable[int], mixing: float) -> None:
         """Every worker goes on from these synchronised parameters, mixed with its own."""
         for i in layers:
             synced, stack = self.synced_tensors[i], self.stacks[i]
@@ -128,7 +129,9 @@ class Replicas:
         """The means of all workers' floating-point buffers, by their places in ``stacks``."""
         first, stop = len(self.parameters), len(self._all)
         floating = [i for i in range(first, stop) if self.stacks[i].is_floating_point()]
-        means = world.drive([_mean(self.stacks[i]) for i in floating], [NO_LAYER] * len(floating))
+        means = world.run_programs(
+            [_mean_program(self.stacks[i]) for i in floating], [NO_LAYER] * len(floating)
+        )
         return dict(zip(floating, means, strict=True))
 
     def set_buffers(self, mean_of: Mapping[int, Tensor]) -> None:
@@ -136,7 +139,7 @@ class Replicas:
         first, stop = len(self.parameters), len(self._all)
         for i in range(first, stop):  # integers, counts of batches, are the same on all workers
             self.synced_tensors[i].copy_(mean_of.get(i, self.stacks[i][0]))
-        self.receive(range(first, stop), 0.0)
+        self.receive_synced(range(first, stop), 0.0)
 
     # -- optimisers --------------------------------------------------------------------------
 
@@ -166,7 +169,7 @@ class Replicas:
             if isinstance(value, Tensor) and value.ndim and value.is_floating_point()
         ]
         programs = [self._mean_state(*place) for place in places]
-        world.drive(programs, [layer for layer, *_ in places])
+        world.run_programs(programs, [layer for layer, *_ in places])
 
     def _mean_state(self, layer: int, part: int, key: str) -> Program:
         states = [local_part(o.parts[part].state[self.keys[layer]][key]) for o in self.optimizers]
@@ -192,7 +195,7 @@ class Replicas:
             optimizer.load_state_dict(state["optimizer"])
 
 
-def _mean(stack: Tensor) -> Program:
+def _mean_program(stack: Tensor) -> Program:
     return (yield Mean(stack))
 
 
@@ -221,12 +224,12 @@ class OuterStep:
         out: Sequence[Float[Tensor, "rows ..."]],
         layers: Iterable[int],
     ) -> None:
-        """The movement of each hosted worker in these layers, reversed, into ``out[layer]``,
-        ``[L, *shape]``."""
+        """Write the pseudo-gradient of each hosted worker in these layers, synchronised less own
+        parameters, into ``out[layer]``, ``[L, *shape]``."""
         for i in layers:
             torch.sub(self.parameters[i].data, replicas.stacks[i], out=out[i])
 
-    def step(
+    def step_outer(
         self,
         updates: Mapping[int, Tensor],
         replicas: Replicas,
@@ -251,5 +254,5 @@ class OuterStep:
         if buffers:
             world = self.reducer.world
             replicas.set_buffers(replicas.buffer_means(world) if means is None else means)
-        replicas.receive(updates, self.config.mixing)
+        replicas.receive_synced(updates, self.config.mixing)
         replicas.settle_states(self.config.states, self.reducer.world)

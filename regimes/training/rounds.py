@@ -24,13 +24,13 @@ from regimes.config import AnyLevel, OuterConfig
 from regimes.exchange.nonfinite import loss_with_flag
 from regimes.instruments.panel import Panel
 from regimes.job.clock import Clock
-from regimes.training.gradients import Gradients, install, new_stack
+from regimes.training.gradients import Gradients, new_stack, set_gradients
 from regimes.training.optimizers import Optimizers, mean_state
 from regimes.training.replicas import Replicas
 from regimes.training.streaming import Fragment, SyncRounds
 from regimes.training.trials import Trials
 
-Loss = tuple[Tensor, Tensor, int, int]  # mean of all workers; [rows] of this process; epoch, step
+_Loss = tuple[Tensor, Tensor, int, int]  # mean of all workers; [rows] of this process; epoch, step
 
 
 class Rounds:
@@ -56,15 +56,15 @@ class Rounds:
     ) -> None:
         self.gradients, self.world, self.config = gradients, gradients.world, config
         self.optimizer, self._build = optimizer, build
-        parameters, storage = gradients.parameters, self._storage()
+        parameters, storage = gradients.parameters, self._make_storage()
         self.sync = SyncRounds(parameters, reducer, config, storage, trials=trials)
         self.rounds, self.rates = 0, 0.0
         self.pending: list[tuple[Tensor, int, int]] = []
         self.sent: deque[list[tuple[Tensor, int, int]]] = deque()
 
-    def _storage(self) -> tuple[Tensor, list[Tensor]]:
-        """The tensors in which movements are measured: those of the gradients, unless a fragment's
-        movement must outlive the next gradient."""
+    def _make_storage(self) -> tuple[Tensor, list[Tensor]]:
+        """The tensors in which pseudo-gradients are measured: the gradients' own, unless a
+        fragment's pseudo-gradient must outlive the next gradient."""
         if not self.config.streams:
             return self.gradients.stack, self.gradients.layers
         return new_stack(self.gradients.parameters, len(self.gradients.stack))
@@ -78,9 +78,9 @@ class Rounds:
         """Whether each worker has parameters of its own now."""
         return self.replicas is not None
 
-    def begin(self, wanted: int) -> bool:
+    def begin_step(self, wanted: int) -> bool:
         """A step begins, and after a round also a new period; returns whether the step is local."""
-        if not self.sync.between:
+        if not self.sync.is_between:
             shares = wanted == 1 and self.config.plain and self.config.period_one == "gradients"
             if shares and self.replicas is not None:  # back to one model
                 states = self.config.states
@@ -92,74 +92,77 @@ class Rounds:
                 self.world.broadcast(list(self.gradients.model.buffers()))
                 self._make_replicas().copy_state(self.optimizer)
         if self.is_local:
-            self.sync.begin(wanted)
+            self.sync.begin_step(wanted)
         self.rounds += not self.is_local
         return self.is_local
 
-    def step(self, x: Tensor, y: Tensor, epoch: int, step: int, lr: float, clock: Clock) -> bool:
+    def step_workers(
+        self, x: Tensor, y: Tensor, epoch: int, step: int, lr: float, clock: Clock
+    ) -> bool:
         """One step of each hosted worker on its samples of ``x [L, b, ...]``, ``y [L, b]``; returns
         whether anything is to be synchronised now."""
         assert self.replicas is not None
         g = self.gradients
         with clock("compute"):
-            losses = loss_with_flag(g.compute(x, y, epoch, step), g.stack)
-            for row, own in enumerate(self.replicas.each()):
-                install(g.parameters, [layer[row] for layer in g.layers])
+            losses = loss_with_flag(g.compute_gradients(x, y, epoch, step), g.stack)
+            for row, own in enumerate(self.replicas.each_worker()):
+                set_gradients(g.parameters, [layer[row] for layer in g.layers])
                 own.lr = lr
                 own.step()
         self.pending.append((losses, epoch, step))
         self.rates += lr
-        return self.sync.advance()
+        return self.sync.advance_step()
 
     def synchronize(
         self, levels: Sequence[AnyLevel], clock: Clock, panel: Panel, *, last: bool = False
-    ) -> list[Loss]:
+    ) -> list[_Loss]:
         """Send what has completed its period, and apply what has come back: at the ``last`` step
         all. ``panel`` sees what is exchanged before it is applied. Returns the losses that were
         averaged on the way."""
-        losses = self._receive(clock, panel, last) if last else []
+        # at the last step first: to send a fragment again would lose what of it is on its way
+        losses = self._receive_fragments(clock, panel, last) if last else []
         assert self.replicas is not None
         with clock("evaluate") if self.sync.trials else nullcontext():
             self.sync.end_round(self.replicas, last)
         self.world.take_marks()  # of what came before
-        with clock.exchanging(self.world), clock("compress"):
-            for fragment in self.sync.leaving(last):
-                self._send(fragment, levels)
-        return losses + self._receive(clock, panel, last)
+        with clock.count_exchange(self.world), clock("compress"):
+            for fragment in self.sync.leaving_fragments(last):
+                self._send_fragment(fragment, levels)
+        return losses + self._receive_fragments(clock, panel, last)
 
-    def _send(self, fragment: Fragment, levels: Sequence[AnyLevel]) -> None:
+    def _send_fragment(self, fragment: Fragment, levels: Sequence[AnyLevel]) -> None:
         assert self.replicas is not None
         losses = None
         if self.pending:
-            losses = self._losses()
+            losses = self._pending_losses()
             self.sent.append(self.pending)
             self.pending = []
-        self.sync.measure(fragment, self.replicas)
-        self.sync.send(fragment, levels, losses)
+        self.sync.measure_pseudo_gradients(fragment, self.replicas)
+        self.sync.send_fragment(fragment, levels, losses)
 
-    def _receive(self, clock: Clock, panel: Panel, last: bool) -> list[Loss]:
+    def _receive_fragments(self, clock: Clock, panel: Panel, last: bool) -> list[_Loss]:
         assert self.replicas is not None
-        losses: list[Loss] = []
+        losses: list[_Loss] = []
         if self.sync.exchange.background is not None:
             with clock("communicate"):
-                self.sync.wait()
-        for fragment, flight in self.sync.arriving(last):
-            losses += self._delivered()
+                self.sync.wait_for_sent()
+        for fragment, flight in self.sync.arriving_fragments(last):
+            losses += self._delivered_losses()
             if self.sync.is_last(fragment):
                 self.optimizer.lr = self.rates
-                panel.step(*self.sync.seen(), clock)
+                panel.step(*self.sync.take_seen(), clock)
                 self.rates = 0.0
                 self.rounds += 1
-            with clock.exchanging(self.world), clock("compress"):
-                self.sync.apply(fragment, flight, self.replicas)
+            with clock.count_exchange(self.world), clock("compress"):
+                self.sync.apply_fragment(fragment, flight, self.replicas)
         return losses
 
-    def flush_losses(self) -> list[Loss]:
+    def flush_losses(self) -> list[_Loss]:
         """The losses of steps that are in no list so far; at the end of a unit, which records its
         mean loss."""
-        losses = self._delivered()
+        losses = self._delivered_losses()
         if self.pending:
-            means = self.world.ask(Mean(self._losses()))[0]
+            means = self.world.ask(Mean(self._pending_losses()))[0]
             losses += [(m, *step) for m, step in zip(means.unbind(), self.pending, strict=True)]
             self.pending = []
         return losses
@@ -169,20 +172,20 @@ class Rounds:
         taken, self.rounds = self.rounds, 0
         return taken
 
-    def _losses(self) -> Float[Tensor, "rows steps"]:
+    def _pending_losses(self) -> Float[Tensor, "rows steps"]:
         return torch.stack([rows for rows, *_ in self.pending], 1)
 
-    def _delivered(self) -> list[Loss]:
-        """Losses whose means have come back."""
+    def _delivered_losses(self) -> list[_Loss]:
+        """Losses with means that have come back."""
         return [
             (mean, *step)
-            for means in self.sync.means()
+            for means in self.sync.deliver_means()
             for mean, step in zip(means.unbind(), self.sent.popleft(), strict=True)
         ]
 
     def _make_replicas(self) -> Replicas:
         """Every worker gets a model of its own."""
-        optimizers = [self.optimizer, *(self._build() for _ in range(self.world.local - 1))]
+        optimizers = [self.optimizer, *(self._build() for _ in range(self.world.hosted_count - 1))]
         buffers = list(self.gradients.model.buffers())
         self.gradients.replicas = Replicas(self.gradients.parameters, buffers, optimizers)
         return self.gradients.replicas
@@ -191,15 +194,15 @@ class Rounds:
 
     def set_rows(self, rows: Sequence[int | None]) -> None:
         """The gradients have other rows from now on. What is on its way stays: it was sent; the
-        movements of a worker that has left are no longer shown to instruments.
+        pseudo-gradients of a worker that has left are no longer shown to instruments.
 
         Args:
             rows: where each was before; None: nowhere.
         """
-        self.sync.set_storage(*self._storage(), rows)
+        self.sync.set_storage(*self._make_storage(), rows)
 
-    def change(self, rows: Sequence[int | None], start: str) -> None:
-        """Other workers from now on; see ``Replicas.change``.
+    def change_workers(self, rows: Sequence[int | None], start: str) -> None:
+        """Other workers from now on; see ``Replicas.change_workers``.
 
         Args:
             start: what the optimiser of one that joins continues: a "copy" of the state of the
@@ -216,7 +219,7 @@ class Rounds:
             for row in rows
         ]
         more = [self._build() for _ in range(len(rows) - len(replicas.optimizers))]
-        replicas.change(rows, [*replicas.optimizers, *more][: len(rows)], own)
+        replicas.change_workers(rows, [*replicas.optimizers, *more][: len(rows)], own)
 
     # -- checkpoint --------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
-"""The model, optimiser and residuals of a run whose workers are divided among processes
+"""The model, optimiser and residuals of a run with workers divided among processes
 (``collectives.connect``): sharded by FSDP2 for training, whole in a checkpoint.
 
-A checkpoint is the same as that of a run without shards, so that either can continue the other.
+A checkpoint is the same as without shards, so that a run with and one without can continue each
+other.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from regimes.collectives.islands import as_stored, as_whole, divide
+from regimes.collectives.islands import as_stored, as_whole, shard_module
 from regimes.collectives.world import World
 from regimes.errors import ConfigError
 from regimes.training.optimizers import Optimizers
 
 
-def shard(model: nn.Module, world: World) -> None:
-    """Divide a model's parameters by rows, block by block, among the processes of each island.
+def shard_model(model: nn.Module, world: World) -> None:
+    """Divide a model's parameters by rows, block by block, among the processes of each replica.
 
     Raises:
         ConfigError: FSDP2 cannot divide it.
@@ -30,41 +31,41 @@ def shard(model: nn.Module, world: World) -> None:
                 f"--shards: the model's parameter {name!r} is a single number without rows to "
                 "divide: give it the shape [1]"
             )
-    for part in (*blocks(model), model):
-        divide(part, world.mesh)
+    for part in (*_find_blocks(model), model):
+        shard_module(part, world.mesh)
 
 
-def blocks(model: nn.Module) -> list[nn.Module]:
+def _find_blocks(model: nn.Module) -> list[nn.Module]:
     """The outermost members of sequences and lists that have modules of their own, such as residual
-    or attention blocks: their gradients are reduced while backward goes on. One whose parameters
-    others share stays a part of the model."""
+    or attention blocks: their gradients are reduced while backward goes on. A block that shares
+    parameters with others stays a part of the model."""
     owners = Counter(
         id(p) for m in model.modules() for p in m.parameters(recurse=False) if p is not None
     )
     return [
         block
-        for block in _members(model)
-        if (own := [*block.parameters()]) and all(_alone(block, p, owners) for p in own)
+        for block in _list_members(model)
+        if (own := [*block.parameters()]) and all(_owns_alone(block, p, owners) for p in own)
     ]
 
 
-def _alone(block: nn.Module, parameter: nn.Parameter, owners: Counter[int]) -> bool:
+def _owns_alone(block: nn.Module, parameter: nn.Parameter, owners: Counter[int]) -> bool:
     own = sum(p is parameter for m in block.modules() for p in m.parameters(recurse=False))
     return own == owners[id(parameter)]
 
 
-def _members(module: nn.Module) -> Iterator[nn.Module]:
+def _list_members(module: nn.Module) -> Iterator[nn.Module]:
     for child in module.children():
         if isinstance(module, nn.Sequential | nn.ModuleList) and any(child.children()):
             yield child
         else:
-            yield from _members(child)
+            yield from _list_members(child)
 
 
 # -- a checkpoint ------------------------------------------------------------------------------
 
 
-def gathered(world: World, tree: Any) -> Any:
+def gather_state(world: World, tree: Any) -> Any:
     """A state dictionary with whole tensors on the CPU, on process 0; other processes, which all
     call this, keep none."""
 
@@ -74,19 +75,19 @@ def gathered(world: World, tree: Any) -> Any:
         found = as_whole(value)  # all ask
         return found.detach().cpu() if world.rank == 0 else None
 
-    return _mapped(tree, whole)
+    return _map_tensors(tree, whole)
 
 
-def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
+def _map_tensors(tree: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(tree, Mapping):
-        return {key: _mapped(value, change) for key, value in tree.items()}
+        return {key: _map_tensors(value, change) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return type(tree)(_mapped(value, change) for value in tree)
+        return type(tree)(_map_tensors(value, change) for value in tree)
     return change(tree)
 
 
 def load_model(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
-    """The inverse of ``gathered``, of a model's state; one without shards loads as always."""
+    """The inverse of ``gather_state``, of a model's state; one without shards loads as always."""
     here = model.state_dict()
     model.load_state_dict(
         {key: as_stored(here[key], value) if key in here else value for key, value in saved.items()}

@@ -60,15 +60,15 @@ def simulate(
 ) -> Record:
     """Train a copy of a model on simulated workers, and leave a record.
 
-    The trainer is that of `run`: under torchrun each process calls this, and the workers are
+    The trainer is the one of `run`: under torchrun each process calls this, and the workers are
     shared out over the processes, with the same numbers. Called again after a stop it goes on, and
     after the end it returns the record.
 
     Args:
-        model: a module, whose parameters all seeds begin with; or a function (or class) without
+        model: a module: all seeds begin with its parameters; or a function (or class) without
             arguments that makes one, from the random numbers of ``seed``.
         train_data, test_data: two tensors or arrays, inputs and targets; or any data set with a
-            length whose samples are such a pair, or mappings with ``input_ids`` (tokens; the
+            length and samples that are such a pair, or mappings with ``input_ids`` (tokens; the
             targets are the next ones, of ``labels`` where there are some; padding at the end, which
             ``attention_mask`` marks, is no target). What such a data set draws at random depends on
             seed, epoch, step and worker alone.
@@ -89,8 +89,8 @@ def simulate(
         loss_weight: what divides the sum of a batch's terms in ``loss``: "samples" (a mean over
             samples), "sum" (nothing does), or a function of the batch's targets that returns it,
             like the number of pixels that count. Where a worker's batch or the test set comes in
-            parts, their losses then give that of the whole. Default: known of torch's losses with
-            ignored targets and class weights, of others found by trying.
+            parts, their losses then give the loss of the whole. Default: known of torch's losses
+            with ignored targets and class weights, of others found by trying.
         name: of the schedule in tables and figures; default the policy's.
         set: other fields of `RunConfig`: ``{"unit_steps": 50, "instruments.fisher": {}}``.
         reporters, shards: as of `run`.
@@ -139,8 +139,8 @@ def own_training(
         if name not in defaults:
             raise ConfigError(f"{name}: no argument of a training. {nearest(name, defaults)}")
     own: Any = SimpleNamespace(**defaults | given)
-    rule = _table(policies.REGISTRY, own.policy)
-    chosen, levels = _table(compression.REGISTRY, own.compressor), own.levels
+    rule = _as_table(policies.REGISTRY, own.policy)
+    chosen, levels = _as_table(compression.REGISTRY, own.compressor), own.levels
     if levels is None:
         levels = compression.compressor(dict(chosen)).usual
     config = RunConfig(
@@ -152,18 +152,18 @@ def own_training(
         compressor=chosen,
         levels={name: as_level(x, f"levels.{name}") for name, x in dict(levels).items()},
         policy=rule,
-        optimizer=_optimizer(own.optimizer),
+        optimizer=_optimizer_config(own.optimizer),
         data=DataConfig(name=OWN),
-        model=ModelConfig(name=called(model)),
+        model=ModelConfig(name=_name_of(model)),
         union_pass=False,  # a user's loss may weigh samples by their batch
     )
     config = override_fields(config, dict(own.set or {}))
-    PlugIns.of(config)  # refuses what does not go with a model and data of the user's own
+    PlugIns.from_config(config)  # refuses what does not go with a model and data of the user's own
     made = own_task(model, train_data, test_data, own.loss, own.metric, own.loss_weight)
     return config, made
 
 
-def _table(registry: Registry, given: Any) -> dict[str, Any]:
+def _as_table(registry: Registry, given: Any) -> dict[str, Any]:
     """The table of a configuration for a name, a table or an object."""
     if isinstance(given, str):
         return {"name": given}
@@ -177,11 +177,11 @@ def _table(registry: Registry, given: Any) -> dict[str, Any]:
     return registry.table(given)
 
 
-def _optimizer(given: Any) -> OptimizerConfig:
+def _optimizer_config(given: Any) -> OptimizerConfig:
     """The optimiser's part of the configuration."""
     if isinstance(given, OptimizerConfig):
         return given
-    table = {"lr": 0.1} if given is None else _table(optimizers.CLASSES, given)
+    table = {"lr": 0.1} if given is None else _as_table(optimizers.CLASSES, given)
     if isinstance(given, Optimizer):
         kind = type(given).__name__.lower()
         raise ConfigError(
@@ -200,7 +200,7 @@ def _optimizer(given: Any) -> OptimizerConfig:
     return override_fields(RunConfig(), changes).optimizer
 
 
-def called(model: Any) -> str:
+def _name_of(model: Any) -> str:
     """The name of a module's class, or of the function that makes one.
 
     Raises:

@@ -14,7 +14,7 @@ from regimes.errors import ConfigError, RecordError, RegimesError, require
 from regimes.job.decided import as_decided
 from regimes.job.header import build_header
 from regimes.job.residuals import Residuals, own_rows, residuals_for, whole_residuals
-from regimes.job.state import FORMAT, Part, State, by_layer, column, of_workers, shapes
+from regimes.job.state import FORMAT, Part, State, by_layer, get_column, layer_shapes, of_workers
 from regimes.records import (
     Header,
     RecordWriter,
@@ -30,9 +30,9 @@ from regimes.records import (
 )
 from regimes.training import checkpoint
 from regimes.training.build import Run
-from regimes.training.changes import Notes, fitted
-from regimes.training.phases import Phase, differ
-from regimes.training.sharded import gathered, load_model, load_optimizer
+from regimes.training.changes import Notes, fit_checkpoint
+from regimes.training.phases import Phase, differing_fields
+from regimes.training.sharded import gather_state, load_model, load_optimizer
 
 
 def open_record(run: Run, out: Path, resume: bool) -> RecordWriter | None:
@@ -41,7 +41,7 @@ def open_record(run: Run, out: Path, resume: bool) -> RecordWriter | None:
     Returns:
         The open record, on process 0.
     """
-    notes = _enter(run, out, resume) if resume or run.phase.trunk else None
+    notes = _read_start(run, out, resume) if resume or run.phase.trunk else None
     run.header = _header(run)
     run.world.barrier()  # process 0 changes the record only after all have read it
     failure: RecordError | None = None
@@ -54,7 +54,9 @@ def open_record(run: Run, out: Path, resume: bool) -> RecordWriter | None:
             else:
                 writer = RecordWriter.create(out, run.header)
             if notes is not None:
-                fields = sorted(differ(run.phase.before(len(run.rows)), run.config))
+                fields = sorted(
+                    differing_fields(run.phase.config_before(len(run.rows)), run.config)
+                )
                 writer.event("changed", epoch=len(run.rows), fields=fields, state=notes)
         except RecordError as error:
             failure = error
@@ -64,13 +66,13 @@ def open_record(run: Run, out: Path, resume: bool) -> RecordWriter | None:
     return writer
 
 
-def remaining(phases: list[Phase], out: Path, resume: bool) -> list[Phase]:
+def remaining_phases(phases: list[Phase], out: Path, resume: bool) -> list[Phase]:
     """The phases that a run in a folder has not completed."""
     done = 0
     if resume and len(phases) > 1:
         rows = _if_finished(out)
         done = (checkpoint.load(out) or (0, None))[0] if rows is None else len(rows)
-    return [phase for phase in phases if not phase.over(done)]
+    return [phase for phase in phases if not phase.is_over(done)]
 
 
 def _if_finished(out: Path) -> list[Row] | None:
@@ -82,7 +84,11 @@ def _if_finished(out: Path) -> list[Row] | None:
     header = read_header(out)
     rows = read_rows(out, header)
     whole = complete(header, rows)
-    return rows if whole and (ended(read_events(out)) or not checkpoint.saved(out)) else None
+    return (
+        rows
+        if whole and (ended(read_events(out)) or not checkpoint.list_checkpoints(out))
+        else None
+    )
 
 
 def check_same_task(source: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -108,7 +114,7 @@ def check_same_task(source: Path, before: Mapping[str, Any], now: Mapping[str, A
             raise RecordError(f"{source} was trained with {what}; or choose another folder")
 
 
-def _enter(run: Run, out: Path, resume: bool) -> Notes | None:
+def _read_start(run: Run, out: Path, resume: bool) -> Notes | None:
     """Read the rows so far and the newest checkpoint, of a branch that has none its trunk's; epochs
     after that are trained again.
 
@@ -143,15 +149,15 @@ def _enter(run: Run, out: Path, resume: bool) -> Notes | None:
 
 def _restore_as(run: Run, state: State, source: Path) -> Notes | None:
     """Restore a checkpoint, under this run's configuration if it was written under another."""
-    before, notes = run.phase.before(len(run.rows)), None
+    before, notes = run.phase.config_before(len(run.rows)), None
     for name, table in before.interventions.items():
         if name not in run.config.interventions and (intervention := table.ended(run)) is not None:
             run.interventions[name] = intervention
     try:
-        if differ(before, run.config):
-            state, notes = fitted(run, state, before)
-        _restore(run, state)
-        if run.phase.changed:
+        if differing_fields(before, run.config):
+            state, notes = fit_checkpoint(run, state, before)
+        _restore_run(run, state)
+        if run.phase.has_changed:
             whole = {"batch": run.batch_controller, "sync": run.sync_controller}
             run.rows = as_decided([], run.rows, run.controller, whole)
     except RegimesError:
@@ -167,10 +173,10 @@ def _restore_as(run: Run, state: State, source: Path) -> Notes | None:
 
 def _header(run: Run) -> Header:
     config, steps, budget = run.config, len(run.batches), run.config.budget
-    levels = {name: run.value(name) for name in config.levels}
+    levels = {name: run.level_value(name) for name in config.levels}
     header = build_header(
         to_dict(config),
-        provenance.code(to_dict(config), _classes(run)),
+        provenance.code(to_dict(config), _own_classes(run)),
         run.world,
         run.device,
         run.layers,
@@ -191,7 +197,7 @@ def _header(run: Run) -> Header:
     return header
 
 
-def _classes(run: Run) -> list[Any]:
+def _own_classes(run: Run) -> list[Any]:
     """Classes and functions of the run that its configuration does not name."""
     return [*{type(part) for part in run.model.modules()}, *getattr(run.task, "functions", ())]
 
@@ -201,7 +207,7 @@ def _first_rate(run: Run) -> float:
     at = run.phase.first
     multiple = run.rows[at - 1].get("batch", {}).get("multiple", 1)
     scale = multiple if run.config.optimizer.scale_with_batch else 1
-    return run.learning_rate(run.units.span(at)[0]) * scale
+    return run.learning_rate(run.units.step_span(at)[0]) * scale
 
 
 def _of_trunk(run: Run, trunk: Path) -> dict[str, Any]:
@@ -215,13 +221,13 @@ def _of_trunk(run: Run, trunk: Path) -> dict[str, Any]:
     return table | ({"budget": read_header(trunk).get("budget")} if branch.length else {})
 
 
-def save(run: Run, out: Path) -> None:
+def save_run(run: Run, out: Path) -> None:
     """Write a checkpoint; all processes call this together."""
     memories, residuals = run.reducer.state_dict()
     model, optimizer, world = run.model.state_dict(), run.optimizer.state_dict(), run.world
     if world.shards > 1:
-        with world.contact("a checkpoint"):
-            model, optimizer = gathered(world, model), gathered(world, optimizer)
+        with world.explain_loss("a checkpoint"):
+            model, optimizer = gather_state(world, model), gather_state(world, optimizer)
         residuals = whole_residuals(world, run.layers, residuals)
     part: Part = {
         "process": world.rank,
@@ -233,7 +239,7 @@ def save(run: Run, out: Path) -> None:
         "format": FORMAT,
         "processes": world.processes,
         "workers": run.config.workers,
-        "layers": by_layer(shape=shapes(run.layers), memory=memories),
+        "layers": by_layer(shape=layer_shapes(run.layers), memory=memories),
         "model": model,
         "optimizer": optimizer,
         "gauges": run.panel.state_dict(),
@@ -245,11 +251,11 @@ def save(run: Run, out: Path) -> None:
         outer, own = run.local.state_dict()
         state |= outer
         part |= own
-    checkpoint.save(out, len(run.rows), state, world, run.config.checkpoint_keep)
+    checkpoint.save_checkpoint(out, len(run.rows), state, world, run.config.checkpoint_keep)
 
 
-def _restore(run: Run, state: State) -> None:
-    """The inverse of ``save``, from the state of any number of processes."""
+def _restore_run(run: Run, state: State) -> None:
+    """The inverse of ``save_run``, from the state of any number of processes."""
     load_model(run.model, state["model"])
     if "optimizer" in state:
         load_optimizer(run.optimizer, state["optimizer"])
@@ -260,32 +266,32 @@ def _restore(run: Run, state: State) -> None:
         intervention.load_state_dict(state["interventions"].get(name, {}))
     parts = state["parts"]
     _restore_present(run, sorted(worker for part in parts for worker in part["workers"]))
-    residuals = own_rows(run.reducer.layers, _residuals(run, parts))
-    run.reducer.load_state_dict(column(state["layers"], "memory"), residuals)
+    residuals = own_rows(run.reducer.layers, _own_residuals(run, parts))
+    run.reducer.load_state_dict(get_column(state["layers"], "memory"), residuals)
     run.reducer.to(run.device)
     hosted = run.world.hosted
     if run.local is not None:
         outer = [{**part["outer"], "workers": part["workers"]} for part in parts]
         movements = of_workers(outer, "movements", hosted)
         replicas = of_workers(parts, "replicas", hosted)
-        residuals, tried = _residuals(run, outer), _tried(run, outer)
+        residuals, tried = _own_residuals(run, outer), _trial_residuals(run, outer)
         run.local.load_state_dict(state["outer"], residuals, movements, replicas, tried)
     if hidden := of_workers(parts, "hidden", hosted):
         states = [tuple(part.to(run.device) for part in state) for state in hidden]
         run.gradients.load_hidden_states(states)
 
 
-def _residuals(run: Run, parts: Sequence[Part]) -> Residuals:
+def _own_residuals(run: Run, parts: Sequence[Part]) -> Residuals:
     """Each layer's residual rows of this process's workers, or their mean in a union pass."""
     count, names = run.config.workers, [layer.name for layer in run.layers]
     mean = run.gradients.union
     return residuals_for(run.world.hosted, count, parts, count, names, mean=mean)
 
 
-def _tried(run: Run, outer: Sequence[Part]) -> Residuals:
+def _trial_residuals(run: Run, outer: Sequence[Part]) -> Residuals:
     """Likewise, at the level under trial; empty where there was none."""
     parts = [{**part.get("trials", {"layers": {}}), "workers": part["workers"]} for part in outer]
-    return _residuals(run, parts) if all(part["layers"] for part in parts) else {}
+    return _own_residuals(run, parts) if all(part["layers"] for part in parts) else {}
 
 
 def _restore_present(run: Run, workers: list[int]) -> None:

@@ -42,9 +42,9 @@ class TrainingStep:
         self.gradients, self.exchange, self.graphs = gradients, exchange, graphs
         self.levels: Sequence[AnyLevel] = []
         if exchange.background is not None:
-            gradients.on_layer_complete(self._arrived)
+            gradients.on_layer_complete(self._hand_over)
 
-    def take(
+    def take_step(
         self, x: Tensor, y: Tensor, epoch: int, step: int, levels: Sequence[AnyLevel], clock: Clock
     ) -> Reduced:
         """One batch ``x [L, b, ...]``, ``y [L, b]`` of the hosted workers.
@@ -54,25 +54,25 @@ class TrainingStep:
             process, NaN if a gradient is not finite.
         """
         world, graphs, self.levels = self.exchange.world, self.graphs, levels
-        compute = self.gradients.compute if graphs is None else graphs.compute
+        compute = self.gradients.compute_gradients if graphs is None else graphs.compute_gradients
         world.take_marks()  # of what came before
-        self.exchange.begin(levels)
-        with clock("compute"), world.contact("a pass of the model"):
+        self.exchange.begin_transfer(levels)
+        with clock("compute"), world.explain_loss("a pass of the model"):
             losses = compute(x, y, epoch, step)
-        with clock.exchanging(world), clock("compress"):
-            return self.finish(losses) if graphs is None else graphs.finish(self, losses)
+        with clock.count_exchange(world), clock("compress"):
+            return self.finish_step(losses) if graphs is None else graphs.finish_step(self, losses)
 
-    def _arrived(self, layers: Iterable[int]) -> None:
+    def _hand_over(self, layers: Iterable[int]) -> None:
         """Backward has completed these layers, on all hosted workers."""
-        self.exchange.add({i: self.gradients.layers[i] for i in layers})
+        self.exchange.add_rows({i: self.gradients.layers[i] for i in layers})
 
-    def finish(self, losses: Float[Tensor, " rows"]) -> Reduced:
-        """What ``take`` returns, from the gradients and their losses."""
+    def finish_step(self, losses: Float[Tensor, " rows"]) -> Reduced:
+        """What ``take_step`` returns, from the gradients and their losses."""
         layers = self.gradients.layers
         # also those that backward has not reported, because this pass did not use them
-        self.exchange.add(dict(enumerate(layers)))
-        transfer = self.exchange.finish(losses, self.gradients.stack)
-        self.exchange.settle()
+        self.exchange.add_rows(dict(enumerate(layers)))
+        transfer = self.exchange.finish_transfer(losses, self.gradients.stack)
+        self.exchange.settle_transfer()
         assert transfer.means is not None
         assert transfer.extra is not None
         return [transfer.updates[i] for i in range(len(layers))], transfer.means, transfer.extra
@@ -112,7 +112,7 @@ class Losses:
         self.every = check_interval(gradients.stack.device)
         self._unchecked: list[tuple[Tensor, Tensor, int, int]] = []
 
-    def add(
+    def add_step(
         self, loss: Float[Tensor, ""], rows: Float[Tensor, " rows"], epoch: int, step: int
     ) -> None:
         """Add one step's mean loss, and the losses of this process's rows: NaN for a gradient that
@@ -120,9 +120,9 @@ class Losses:
         # a copy: the mean is a view of the collective's buffer, which the next step overwrites
         self._unchecked.append((loss.clone(), rows, epoch, step))
         if len(self._unchecked) == self.every:
-            self.check()
+            self.check_finite()
 
-    def check(self) -> None:
+    def check_finite(self) -> None:
         """Wait for all steps so far.
 
         Raises:
@@ -137,14 +137,14 @@ class Losses:
                 raise self._not_finite(rows, epoch, step)
             self.total += value
         self._unchecked.clear()
-        self.clock.settle()
+        self.clock.read_events()
 
     def _not_finite(self, rows: Tensor, epoch: int, step: int) -> TrainingError:
         """The error that names the workers; every process calls this together."""
         world, union = self.gradients.world, self.gradients.union
         whole = world.add_shards(rows)
-        weights = self._weights(epoch, step).to(whole)
-        both = world.gather([whole.expand(world.local), weights])
+        weights = self._loss_weights(epoch, step).to(whole)
+        both = world.all_gather([whole.expand(world.hosted_count), weights])
         finite, counts = both[0].isfinite().tolist(), both[1].tolist()
         present = world.hosted if world.processes == 1 else range(world.workers)
         bad = [(w, n) for w, ok, n in zip(present, finite, counts, strict=True) if not ok]
@@ -156,7 +156,7 @@ class Losses:
                 "samples without a target, or raise batch_size; the record up to the last epoch "
                 "is intact"
             )
-        who = "the union of workers" if union and world.local > 1 else "worker"
+        who = "the union of workers" if union and world.hosted_count > 1 else "worker"
         advice = "lower optimizer.lr or lengthen the warm-up"
         if not epoch and not step:
             advice = "before any update: see whether the data or the loss have NaN or infinity"
@@ -165,9 +165,9 @@ class Losses:
             f"{step}: {advice}; the record up to the last epoch is intact"
         )
 
-    def _weights(self, epoch: int, step: int) -> Float[Tensor, " L"]:
+    def _loss_weights(self, epoch: int, step: int) -> Float[Tensor, " L"]:
         """What the hosted workers' batches weigh in their losses; 1 where that is not known."""
         world, joins = self.gradients.world, self.gradients.reduction
         if self.targets is None or isinstance(joins, Coupled):
-            return torch.ones(world.local)
+            return torch.ones(world.hosted_count)
         return torch.stack([joins.weight(own) for own in self.targets(epoch, step)])

@@ -22,12 +22,12 @@ from regimes.compression.reducer import Reducer
 from regimes.config import AnyLevel, OuterConfig
 from regimes.errors import ConfigError, require
 from regimes.exchange.exchange import Exchange, Transfer
-from regimes.job.state import by_layer, column
+from regimes.job.state import by_layer, get_column
 from regimes.training.replicas import OuterStep, Replicas
 from regimes.training.trials import Trials
 
 
-def divide(sizes: Sequence[int], count: int) -> list[list[int]]:
+def divide_layers(sizes: Sequence[int], count: int) -> list[list[int]]:
     """Consecutive layers in ``count`` groups, none empty, of nearly equal size.
 
     >>> divide([10, 10, 5, 5, 10], 2)
@@ -48,13 +48,13 @@ def divide(sizes: Sequence[int], count: int) -> list[list[int]]:
 
 
 @dataclass(eq=False)
-class Flight:
-    """Movements that were sent, and what came back.
+class _Flight:
+    """Pseudo-gradients that were sent, and what came back.
 
     Attributes:
         left: local steps until it is applied.
-        transfer: its updates are the shared pseudo-gradients of the fragment's layers, its means
-            those of the losses that were sent with it, ``[steps]``, until they are delivered.
+        transfer: has the shared pseudo-gradients of the fragment's layers as updates, and as means,
+            until they are delivered, the mean losses that were sent with it, ``[steps]``.
     """
 
     left: int
@@ -68,7 +68,7 @@ class Fragment:
     Attributes:
         layers: their numbers, in order.
         period: local steps of the round under way.
-        since: those taken in it.
+        since: local steps taken in it.
         flight: what was sent and is not applied yet.
         unseen: something has come back that instruments have not seen yet.
     """
@@ -76,7 +76,7 @@ class Fragment:
     layers: list[int]
     period: int = 1
     since: int = 0
-    flight: Flight | None = None
+    flight: _Flight | None = None
     unseen: bool = False
 
 
@@ -84,12 +84,12 @@ class SyncRounds:
     """The fragments of a network, their rounds, and the outer step.
 
     Attributes:
-        exchange: shares movements; among processes a delay lets it go on in the background.
-        stack, parts: the movements that were last sent, ``[L, N]`` and its ``[L, *shape]`` per
-            layer.
-        updates: what came back of them, ``[*shape]`` per layer.
-        older: of layers that were sent again before instruments saw what had come back, the
-            movements, ``[L, *shape]``, which ``stack`` no longer has.
+        exchange: shares pseudo-gradients; among processes a delay lets it go on in the background.
+        stack, parts: the pseudo-gradients that were last sent, ``[L, N]`` and its ``[L, *shape]``
+            per layer.
+        updates: the shared ones that came back, ``[*shape]`` per layer.
+        older: the pseudo-gradients, ``[L, *shape]``, of layers that were sent again before
+            instruments saw what had come back: ``stack`` no longer has them.
         unsettled: what has left tentatively: the fragment, the local steps of the round that it has
             ended, and its transfer.
     """
@@ -106,7 +106,7 @@ class SyncRounds:
     ) -> None:
         """
         Args:
-            tentative: what leaves may be taken back, until ``settle``.
+            tentative: what leaves may be taken back, until ``settle_sent``.
             trials: of other levels; only where all workers are alike after each synchronisation.
             storage: of ``stack`` and ``parts``. Nothing else may use it between a fragment's
                 leaving and the return of the last one, so unless ``config.streams`` that of
@@ -120,7 +120,7 @@ class SyncRounds:
         sizes = [parameter.numel() for parameter in parameters]
         expected = f"at most the number of layers, {len(sizes)}"
         require(config.fragments <= len(sizes), "outer.fragments", config.fragments, expected)
-        self.fragments = [Fragment(layers) for layers in divide(sizes, config.fragments)]
+        self.fragments = [Fragment(layers) for layers in divide_layers(sizes, config.fragments)]
         self.stack, self.parts = storage
         self.updates = list[Tensor](part[0] for part in self.parts)
         self.older: dict[int, Tensor] = {}
@@ -130,11 +130,11 @@ class SyncRounds:
     def set_storage(
         self, stack: Tensor, parts: Sequence[Tensor], rows: Sequence[int | None]
     ) -> None:
-        """Measure movements in these tensors from now on, of other workers.
+        """Measure pseudo-gradients in these tensors from now on, of other workers.
 
         Args:
-            rows: where each worker was before; None: nowhere. Those of a fragment that instruments
-                have not seen yet move with the worker.
+            rows: where each worker was before; None: nowhere. A fragment that instruments have not
+                seen yet moves with the worker.
         """
         if self.config.streams:
             _move_rows(self.stack, stack, rows)
@@ -146,16 +146,16 @@ class SyncRounds:
     # -- rounds ------------------------------------------------------------------------------
 
     @property
-    def places(self) -> list[list[int]]:
+    def fragment_steps(self) -> list[list[int]]:
         """The local steps of each fragment's round, and those taken in it."""
         return [[fragment.period, fragment.since] for fragment in self.fragments]
 
     @property
-    def between(self) -> bool:
+    def is_between(self) -> bool:
         """Has any fragment moved since it was synchronised?"""
         return any(fragment.since or fragment.flight for fragment in self.fragments)
 
-    def begin(self, period: int) -> None:
+    def begin_step(self, period: int) -> None:
         """A step begins. A new period applies to each fragment's next round. The first rounds are
         shorter, so that fragments are sent at equal distances."""
         count = len(self.fragments)
@@ -167,7 +167,7 @@ class SyncRounds:
                 fragment.period = period
         self.begun = True
 
-    def advance(self) -> bool:
+    def advance_step(self) -> bool:
         """A local step was taken; returns whether a fragment is to be sent or applied."""
         for fragment in self.fragments:
             fragment.since += 1
@@ -178,19 +178,19 @@ class SyncRounds:
             for f in self.fragments
         )
 
-    def leaving(self, last: bool) -> Iterator[Fragment]:
+    def leaving_fragments(self, last: bool) -> Iterator[Fragment]:
         """Fragments that are to be sent: at the ``last`` step all that have moved."""
         for fragment in self.fragments:
             if fragment.since >= fragment.period or (last and fragment.since):
                 yield fragment
 
-    def arriving(self, last: bool) -> Iterator[tuple[Fragment, Flight]]:
+    def arriving_fragments(self, last: bool) -> Iterator[tuple[Fragment, _Flight]]:
         """Fragments that are to be applied, and what came back: at the ``last`` step all, in the
         order of sending, so that instruments see what they would have seen without an end."""
         flights = [(f, f.flight) for f in self.fragments if f.flight is not None]
         for fragment, flight in sorted(flights, key=lambda pair: pair[1].left):
             if last or flight.left <= 0:
-                self.wait()
+                self.wait_for_sent()
                 for layer, update in flight.transfer.updates.items():
                     self.updates[layer] = update
                     self.older.pop(layer, None)
@@ -200,12 +200,15 @@ class SyncRounds:
     # -- what is sent ------------------------------------------------------------------------
 
     def end_round(self, replicas: Replicas, last: bool) -> None:
-        """Before ``measure``: score the trial that ends with the round, if there is one."""
-        if self.trials is not None and any(self.leaving(last)):
+        """Before ``measure_pseudo_gradients``: score the trial that ends with the round, if there
+        is one."""
+        if self.trials is not None and any(self.leaving_fragments(last)):
             self.trials.end_round(replicas, last)
 
-    def measure(self, fragment: Fragment, replicas: Replicas) -> Float[Tensor, "rows n"]:
-        """The movements of a fragment since it was synchronised, which are sent next."""
+    def measure_pseudo_gradients(
+        self, fragment: Fragment, replicas: Replicas
+    ) -> Float[Tensor, "rows n"]:
+        """Measure a fragment's pseudo-gradients, ``[L, n]``, which are sent next."""
         for layer in fragment.layers if fragment.unseen else ():
             if layer not in self.older:  # sent again before the last fragment has come back
                 self.older[layer] = self.parts[layer].clone()
@@ -217,50 +220,50 @@ class SyncRounds:
         size = sum(self.parts[layer][0].numel() for layer in fragment.layers)
         return self.stack[:, before : before + size]
 
-    def send(
+    def send_fragment(
         self,
         fragment: Fragment,
         levels: Sequence[AnyLevel],
         losses: Float[Tensor, "rows steps"] | None,
     ) -> None:
-        """Exchange a fragment's measured movements.
+        """Exchange a fragment's measured pseudo-gradients.
 
         Args:
             losses: sent with them; their means come with what comes back.
         """
         if self.trials is not None:
-            self.trials.exchange(self.reducer, self.parts, levels)
-        transfer = self.exchange.begin(levels, fragment.layers)
+            self.trials.exchange_trial(self.reducer, self.parts, levels)
+        transfer = self.exchange.begin_transfer(levels, fragment.layers)
         if self.exchange.memories is not None:
             self.unsettled.append((fragment, fragment.since, transfer))
-        fragment.flight, fragment.since = Flight(self.config.delay, transfer), 0
-        self.exchange.send({i: self.parts[i] for i in fragment.layers}, transfer, losses)
+        fragment.flight, fragment.since = _Flight(self.config.delay, transfer), 0
+        self.exchange.send_transfer({i: self.parts[i] for i in fragment.layers}, transfer, losses)
 
-    def settle(self) -> None:
+    def settle_sent(self) -> None:
         """What has left since the last call counts; of a tentative exchange."""
-        self.wait()
+        self.wait_for_sent()
         for *_, transfer in self.unsettled:
-            self.exchange.settle(transfer=transfer)
+            self.exchange.settle_transfer(transfer=transfer)
         self.unsettled = []
         assert self.exchange.memories is not None
-        self.exchange.memories.free()
+        self.exchange.memories.free_spare()
 
-    def undo(self) -> None:
-        """Take back what has left since ``settle``: rounds and memories are as before it, so that
-        it can be measured and sent again."""
-        self.wait()
+    def undo_sent(self) -> None:
+        """Take back what has left since ``settle_sent``: rounds and memories are as before it, so
+        that it can be measured and sent again."""
+        self.wait_for_sent()
         for fragment, since, transfer in self.unsettled:
-            self.exchange.drop(transfer)
+            self.exchange.drop_transfer(transfer)
             fragment.since, fragment.flight = since, None
         self.unsettled = []
 
-    def wait(self) -> None:
+    def wait_for_sent(self) -> None:
         """Until all that was sent has come back; before any other collective."""
-        self.exchange.wait()
+        self.exchange.wait_for_transfers()
 
-    def means(self) -> Iterator[Tensor]:
+    def deliver_means(self) -> Iterator[Tensor]:
         """Mean losses that have come back and were not delivered, in the order of sending."""
-        self.wait()
+        self.wait_for_sent()
         flights = [f.flight for f in self.fragments if f.flight is not None]
         for flight in sorted(flights, key=lambda flight: flight.left):
             if flight.transfer.means is not None:
@@ -271,44 +274,47 @@ class SyncRounds:
         """Is it the fragment with which all have come back once more?"""
         return fragment is self.fragments[-1]
 
-    def seen(self) -> tuple[Float[Tensor, "rows N"], list[Tensor]]:
-        """For instruments: the movements that have come back last, and the updates that they gave.
-        Called when the last fragment has come back, before it is applied."""
+    def take_seen(self) -> tuple[Float[Tensor, "rows N"], list[Tensor]]:
+        """For instruments: the pseudo-gradients that have come back last, and the updates they
+        gave. Called when the last fragment has come back, before it is applied."""
         stack, older = self.stack, self.older
         if older:
             stack = stack.clone()
             places = stack.split([part[0].numel() for part in self.parts], 1)
-            for layer, movements in older.items():
-                places[layer].copy_(movements.flatten(1))
+            for layer, kept in older.items():
+                places[layer].copy_(kept.flatten(1))
         self.older = {}
         for fragment in self.fragments:
             fragment.unseen = False
         return stack, self.updates
 
-    def apply(
+    def apply_fragment(
         self,
         fragment: Fragment,
-        flight: Flight,
+        flight: _Flight,
         replicas: Replicas,
         means: Mapping[int, Tensor] | None = None,
     ) -> None:
-        """The outer step of a fragment; running statistics go with the first one, whose ``means``
-        may be known already."""
+        """Take the outer step of a fragment. Running statistics go with the first fragment.
+
+        Args:
+            means: of the running statistics, if they are known already.
+        """
         first = fragment is self.fragments[0]
-        self.outer.step(flight.transfer.updates, replicas, buffers=first, means=means)
+        self.outer.step_outer(flight.transfer.updates, replicas, buffers=first, means=means)
         if self.trials is not None:
-            self.trials.start(flight.transfer.updates, replicas)
+            self.trials.start_round(flight.transfer.updates, replicas)
         fragment.flight = None
 
     def end_trial(self, replicas: Replicas) -> None:
         """Right after a synchronisation: all workers go on from the synchronised parameters."""
         if self.trials is not None and self.trials.current is not None:
-            self.trials.drop()
-            replicas.receive(range(len(replicas.parameters)), 0.0)
+            self.trials.drop_trial()
+            replicas.receive_synced(range(len(replicas.parameters)), 0.0)
 
     def take_trials(self) -> dict[str, Any]:
         """The column "trials" of a row; empty without trials."""
-        return {} if self.trials is None else self.trials.take()
+        return {} if self.trials is None else self.trials.take_ended()
 
     def close(self) -> None:
         """End the background thread."""
@@ -318,10 +324,10 @@ class SyncRounds:
 
     def state_dict(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """(shared, own): the entries "outer" of a state and of a process's part (``job.state``):
-        each fragment's round, what is on its way and what instruments have not seen of it; per
-        hosted worker, by layer, the movements of such fragments, and ``older``; the trial under
+        each fragment's round, what is on its way and what instruments have not seen; per hosted
+        worker, by layer, the pseudo-gradients of such fragments, and ``older``; the trial under
         way."""
-        self.wait()  # for the thread that changes memories
+        self.wait_for_sent()  # for the thread that changes memories
         memories, residuals = self.reducer.state_dict()
         fragments = [
             {
@@ -339,17 +345,17 @@ class SyncRounds:
             "begun": self.begun,
             "fragments": fragments,
         }
-        own = {"layers": by_layer(residual=residuals), "movements": self._movements()}
+        own = {"layers": by_layer(residual=residuals), "movements": self._save_pseudo_gradients()}
         if self.trials is not None:
             shared["trials"], own["trials"] = self.trials.state_dict()
         return shared, own
 
-    def _movements(self) -> list[dict[str, dict[int, Tensor]]]:
+    def _save_pseudo_gradients(self) -> list[dict[str, dict[int, Tensor]]]:
         kept = [i for f in self.fragments if f.flight or f.unseen for i in f.layers]
         return [
             {
                 "sent": {i: self.parts[i][row].clone() for i in kept},
-                "older": {i: movements[row].clone() for i, movements in self.older.items()},
+                "older": {i: kept[row].clone() for i, kept in self.older.items()},
             }
             for row in range(len(self.stack))
         ]
@@ -361,8 +367,8 @@ class SyncRounds:
         movements: Sequence[dict[str, dict[int, Tensor]]] = (),
         tried: Mapping[str, Tensor | None] = MappingProxyType({}),
     ) -> None:
-        """The inverse, of ``state`` and this process's residuals, movements and residuals at the
-        level under trial. States of version 0.3 and before have no movements.
+        """The inverse, of ``state`` and this process's residuals, pseudo-gradients and residuals at
+        the level under trial. States of version 0.3 and before have no pseudo-gradients.
 
         Raises:
             ConfigError: the state was saved within a trial, and there are none here.
@@ -375,7 +381,7 @@ class SyncRounds:
                 "trials that has begun it"
             )
         self.outer.optimizer.load_state_dict(state["optimizer"])
-        self.reducer.load_state_dict(column(state["layers"], "memory"), residuals)
+        self.reducer.load_state_dict(get_column(state["layers"], "memory"), residuals)
         self.reducer.to(self.stack.device)
         device = self.stack.device
         for fragment, saved in zip(self.fragments, state["fragments"], strict=True):
@@ -383,7 +389,7 @@ class SyncRounds:
             fragment.flight = None
             if saved["left"] is not None:
                 updates = {i: update.to(device) for i, update in saved["updates"].items()}
-                fragment.flight = Flight(saved["left"], Transfer((), [], updates=updates))
+                fragment.flight = _Flight(saved["left"], Transfer((), [], updates=updates))
             unseen = saved.get("unseen", {})
             fragment.unseen = bool(unseen)
             for layer, update in unseen.items():

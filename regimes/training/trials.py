@@ -1,12 +1,13 @@
 """Trials of a level within local steps (``policies.trial``): some workers start a round from where
 another level would have led, and all are scored at its end.
 
-At a trial's first synchronisation the movements are exchanged at the job's level, which gives the
-update that counts, and once more at the level under trial, on copies of the compressors' memories.
-The outer step is linear in its updates: the same optimiser over zeros, stepped by the difference of
-both updates, gives the *offset* of what the other level would have led to, momentum included. The
-treated workers start the next round there. Their movements are measured from their own start, so
-that of a trial nothing remains in the weights but what the treated have learnt on the way.
+At a trial's first synchronisation the pseudo-gradients are exchanged at the job's level, which
+gives the update that counts, and once more at the level under trial, on copies of the compressors'
+memories. The outer step is linear in its updates: the same optimiser over zeros, stepped by the
+difference of both updates, gives the *offset* of what the other level would have led to, momentum
+included. The treated workers start the next round there. Their pseudo-gradients are measured from
+their own start, so that nothing of a trial remains in the weights but what the treated have learnt
+on the way.
 
 A trial's bytes are counted as its layers' traffic, and recorded.
 """
@@ -22,13 +23,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regimes.capabilities import WORKER_SCORES, required
+from regimes.capabilities import WORKER_SCORES, declared_needs
 from regimes.collectives.requests import Gather
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, AnyLevel, OuterConfig
 from regimes.errors import ConfigError
 from regimes.instruments.panel import finite
-from regimes.job.state import by_layer, column
+from regimes.job.state import by_layer, get_column
 from regimes.policies import Policy, Trial
 from regimes.training.replicas import Replicas, outer_optimizer
 
@@ -46,11 +47,11 @@ class Probe:
     batch: Callable[[int], Any]
     loss: Callable[[Any], Tensor]
 
-    def scores(self, replicas: Replicas, number: int) -> Float[Tensor, " L"]:
+    def score_models(self, replicas: Replicas, number: int) -> Float[Tensor, " L"]:
         """The loss of each hosted worker's model, in evaluation mode, without any trace."""
         with _evaluating(self.model):
             batch = self.batch(number)
-            losses = [self.loss(batch).double().reshape(()) for _ in replicas.each()]
+            losses = [self.loss(batch).double().reshape(()) for _ in replicas.each_worker()]
         return torch.stack(losses)
 
 
@@ -69,13 +70,13 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @dataclass(eq=False)
-class UnderWay:
+class _UnderWay:
     """A trial that has begun.
 
     Attributes:
         left: synchronisations until it is scored.
         bytes: that one worker has sent for it.
-        offset: of the treated workers' start from that of the others, ``[*shape]`` per layer.
+        offset: the treated workers' start less the other workers' start, ``[*shape]`` per layer.
         optimizer: the outer optimiser, over the offset.
         updates: what came back at the trial's level; None: it is no synchronisation's turn.
     """
@@ -99,7 +100,7 @@ class Trials:
         synced: synchronisations so far.
         begun: trials so far.
         current: the one under way.
-        ended: those that have ended since ``take``, as a record has them.
+        ended: those that have ended since ``take_ended``, as a record has them.
         over: no round follows.
     """
 
@@ -128,15 +129,15 @@ class Trials:
         rule.check_workers(self.world.workers)
         rule.check_levels(self.levels)
         self.synced = self.begun = 0
-        self.current: UnderWay | None = None
+        self.current: _UnderWay | None = None
         self.ended: list[dict[str, Any]] = []
         self.over = False
 
     # -- a synchronisation -------------------------------------------------------------------
 
     def end_round(self, replicas: Replicas, last: bool) -> None:
-        """A round of all workers is over, and they are not averaged yet: score the trial whose end
-        this is.
+        """Score the trial that ends here: a round of all workers is over, and they are not averaged
+        yet.
 
         Args:
             last: no round follows, so that no trial may begin.
@@ -145,11 +146,11 @@ class Trials:
         if (trial := self.current) is not None:
             trial.left -= 1
             if not trial.left:
-                self._score(trial, replicas)
+                self._score_trial(trial, replicas)
 
-    def _score(self, trial: UnderWay, replicas: Replicas) -> None:
-        own = self.probe.scores(replicas, trial.number)
-        before = self._bytes()
+    def _score_trial(self, trial: _UnderWay, replicas: Replicas) -> None:
+        own = self.probe.score_models(replicas, trial.number)
+        before = self._bytes_sent()
         scores = self.world.ask(Gather(own))[0].tolist()
         sums = [0.0, 0.0]
         for worker, score in enumerate(scores):
@@ -162,46 +163,46 @@ class Trials:
             "treated": [*trial.treated],
             "scores": [finite(score) for score in scores],
             "difference": finite(sums[1] / treated - sums[0] / others),
-            "bytes": trial.bytes + self._bytes() - before,
+            "bytes": trial.bytes + self._bytes_sent() - before,
         }
         self.ended.append(entry)
 
     def measure_from_own_start(self, parts: Sequence[Float[Tensor, "rows ..."]]) -> None:
-        """Correct the reversed movements since the last synchronisation, per layer, of workers that
-        did not start there; a trial that is over, or cannot end, has no more effect."""
+        """Correct the pseudo-gradients, per layer, of workers that did not start at the last
+        synchronisation; a trial that is over, or cannot end, has no more effect."""
         if (trial := self.current) is None:
             return
         for part, offset in zip(parts, trial.offset, strict=True):
             for row in self._treated_rows(trial):
                 part[row].add_(offset)
         if not trial.left or self.over:
-            self.drop()
+            self.drop_trial()
 
-    def exchange(
+    def exchange_trial(
         self, reducer: Reducer, parts: Sequence[Float[Tensor, "rows ..."]], levels: Sequence[Any]
     ) -> None:
-        """Exchange the movements, which are left as they are, at the level under trial, if there is
-        one now; before the exchange that counts, by ``reducer`` at ``levels``."""
+        """Exchange the pseudo-gradients, which are left as they are, at the level under trial, if
+        there is one now; before the exchange that counts, by ``reducer`` at ``levels``."""
         due = not self.over and self.synced % self.rule.every == 0
         self.synced += 1
-        if self.current is not None and self._values(self.current.base) != [*levels]:
-            self.drop()  # the job's level has changed within the trial
+        if self.current is not None and self._level_values(self.current.base) != [*levels]:
+            self.drop_trial()  # the job's level has changed within the trial
         elif self.current is None and due:
-            self._begin(reducer, levels)
+            self._begin_trial(reducer, levels)
         if (trial := self.current) is None:
             return
-        before = self._bytes()
-        chosen = self._values(trial.level)
+        before = self._bytes_sent()
+        chosen = self._level_values(trial.level)
         updates = self.reducer.reduce(range(len(parts)), parts, chosen)
-        trial.bytes += self._bytes() - before
+        trial.bytes += self._bytes_sent() - before
         # a compressor may write the next update to the same memory
         trial.updates = [updates[i].clone() for i in range(len(parts))]
         if trial.left == 1:
-            self._forget()
+            self._drop_residuals()
 
-    def start(self, updates: Mapping[int, Tensor], replicas: Replicas) -> None:
-        """All workers start the next round from the synchronised parameters, to which ``updates``
-        have led; the treated ones go to their own start."""
+    def start_round(self, updates: Mapping[int, Tensor], replicas: Replicas) -> None:
+        """Let the treated workers start the next round from their own start. All others start from
+        the synchronised parameters, the result of ``updates``."""
         if (trial := self.current) is None or trial.updates is None:
             return
         for i, (offset, update) in enumerate(zip(trial.offset, trial.updates, strict=True)):
@@ -213,16 +214,16 @@ class Trials:
             for row in self._treated_rows(trial):
                 stack[row].add_(offset)
 
-    def take(self) -> dict[str, Any]:
+    def take_ended(self) -> dict[str, Any]:
         """The column "trials" of a row: those that have ended since the last call."""
         taken, self.ended = self.ended, []
         return {"trials": taken}
 
     # -- beginning and end -------------------------------------------------------------------
 
-    def _begin(self, reducer: Reducer, levels: Sequence[Any]) -> None:
+    def _begin_trial(self, reducer: Reducer, levels: Sequence[Any]) -> None:
         """Begin a trial, unless the job has a level that the policy does not know."""
-        known = (name for name in self.rule.levels if self._values(name) == [*levels])
+        known = (name for name in self.rule.levels if self._level_values(name) == [*levels])
         if (base := next(known, None)) is None:
             return
         for i, state in enumerate(reducer.states):
@@ -233,34 +234,34 @@ class Trials:
         level, treated = self.rule.assignment(base, self.begun, self.world.workers, self.seed)
         optimizer = outer_optimizer(offset, self.outer)
         rounds = self.rule.rounds
-        self.current = UnderWay(self.begun, level, base, treated, rounds, 0, offset, optimizer)
+        self.current = _UnderWay(self.begun, level, base, treated, rounds, 0, offset, optimizer)
         self.begun += 1
 
-    def drop(self) -> None:
+    def drop_trial(self) -> None:
         """End the trial under way without a result."""
         self.current = None
-        self._forget()
+        self._drop_residuals()
 
-    def _forget(self) -> None:
+    def _drop_residuals(self) -> None:
         """Hold no residuals: no more is exchanged in this trial."""
         for state in self.reducer.states:
             state.residual = None
 
-    def _values(self, name: str) -> list[AnyLevel]:
+    def _level_values(self, name: str) -> list[AnyLevel]:
         """The level of each layer where the compressed ones have this one."""
         value = self.levels[name]
         return [value if layer.compressed else DENSE for layer in self.reducer.layers]
 
-    def _treated_rows(self, trial: UnderWay) -> list[int]:
+    def _treated_rows(self, trial: _UnderWay) -> list[int]:
         return [row for row, worker in enumerate(self.world.hosted) if worker in trial.treated]
 
-    def _bytes(self) -> int:
+    def _bytes_sent(self) -> int:
         return sum(traffic.bytes for traffic in self.world.meter.layers.values())
 
     # -- checkpoint --------------------------------------------------------------------------
 
     def state_dict(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(shared, own): the entries "trials" of a state's "outer" and of that of a part."""
+        """(shared, own): the entries "trials" of a state's "outer", and of a part's."""
         shared: dict[str, Any] = {"synced": self.synced, "begun": self.begun, "ended": self.ended}
         if (trial := self.current) is None:
             return {**shared, "current": None}, {"layers": {}}
@@ -284,9 +285,9 @@ class Trials:
         self.current = None
         if (saved := state["current"]) is None:
             return
-        self.reducer.load_state_dict(column(saved["layers"], "memory"), dict(residuals))
+        self.reducer.load_state_dict(get_column(saved["layers"], "memory"), dict(residuals))
         self.reducer.to(self.parameters[0].device)
-        values = column(saved["layers"], "offset").values()
+        values = get_column(saved["layers"], "offset").values()
         offset = [torch.zeros_like(tensor) for tensor in self.parameters]
         for tensor, value in zip(offset, values, strict=True):
             tensor.copy_(value)
@@ -294,7 +295,7 @@ class Trials:
         optimizer.load_state_dict(saved["optimizer"])
         plain = {key: saved[key] for key in ("number", "level", "base", "left", "bytes")}
         treated = tuple(saved["treated"])
-        self.current = UnderWay(**plain, treated=treated, offset=offset, optimizer=optimizer)
+        self.current = _UnderWay(**plain, treated=treated, offset=offset, optimizer=optimizer)
 
 
 def trial_of(rule: Policy) -> Trial | None:
@@ -305,7 +306,7 @@ def trial_of(rule: Policy) -> Trial | None:
     """
     if isinstance(rule, Trial):
         return rule
-    if WORKER_SCORES in required(rule):
+    if WORKER_SCORES in declared_needs(rule):
         raise ConfigError(
             f"policy: {type(rule).__name__} has a policy by trials as its part, and trials are of "
             'one level for all compressed layers: let policy.name be "trial"'

@@ -1,6 +1,6 @@
 """The unit at which a run measures, decides and records: an epoch, or a number of steps.
 
-Steps count at the configuration's ``batch_size``; a batch m times larger takes m of them at once.
+Steps count at the configuration's ``batch_size``; a batch m times larger takes m steps at once.
 A unit of steps may begin and end anywhere in an epoch; the last one of a run may be shorter.
 """
 
@@ -33,7 +33,7 @@ class Units:
     total: int
 
     @classmethod
-    def of(cls, config: RunConfig, per_epoch: int) -> Units:
+    def from_config(cls, config: RunConfig, per_epoch: int) -> Units:
         """The units of a configuration; ConfigError if a unit is no multiple of a batch size."""
         total = config.epochs * per_epoch if config.steps is None else config.steps
         size = config.unit_steps
@@ -49,14 +49,14 @@ class Units:
     def __len__(self) -> int:
         return math.ceil(self.total / (self.size or self.per_epoch))
 
-    def span(self, unit: int) -> tuple[int, int]:
+    def step_span(self, unit: int) -> tuple[int, int]:
         """The steps ``[first, stop)`` of a unit."""
         size = self.size or self.per_epoch
         return unit * size, min((unit + 1) * size, self.total)
 
-    def parts(self, unit: int) -> Iterator[tuple[int, int, int]]:
+    def epoch_spans(self, unit: int) -> Iterator[tuple[int, int, int]]:
         """(epoch, first, stop) of each epoch in the unit: its steps ``[first, stop)`` there."""
-        first, stop = self.span(unit)
+        first, stop = self.step_span(unit)
         while first < stop:
             epoch, begin = divmod(first, self.per_epoch)
             end = min(self.per_epoch, begin + stop - first)

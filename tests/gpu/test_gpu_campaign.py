@@ -177,7 +177,7 @@ def test_muon_has_hidden_matrices_to_train(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(correct, "trained", trained)
     correct.CHECKS["optimizer muon"](Place(CPU, tmp_path))
     network = models.build(**vars(configs[0].model), classes=256, sequence=8)
-    built = optimizers.build(configs[0].optimizer, network, 256)
+    built = optimizers.build_optimizers(configs[0].optimizer, network, 256)
     assert [type(p).__name__ for p in built.parts] == ["Muon", "AdamW"]
 
 
@@ -294,7 +294,7 @@ def test_peers_compute_in_the_precision_of_their_row(
 def test_the_setting_is_the_papers(tmp_path: Path) -> None:
     runs = setting.queue(Place("cuda", tmp_path))
     for _, config in runs:
-        PlugIns.of(config)
+        PlugIns.from_config(config)
         assert (config.model.name, config.model.width) == ("resnet18-cifar10", None)
         assert (config.workers, config.batch_size, config.precision) == (4, 128, "bfloat16")
         assert (config.evaluate_precision, config.deterministic) == ("training", False)

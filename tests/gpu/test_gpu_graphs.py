@@ -134,7 +134,7 @@ class Watched:
 
     def __init__(self, diary: pretended.Diary, patch: pytest.MonkeyPatch) -> None:
         self.steps: list[tuple[bool, int, int, set[int]]] = []
-        take = TrainingStep.take
+        take = TrainingStep.take_step
 
         def watched(step: TrainingStep, *args: Any) -> Any:
             before = [c.total() for c in (diary.ops, diary.memory)]
@@ -149,7 +149,7 @@ class Watched:
             self.steps.append((whole, launched, taken, {x.data_ptr() for x in kept}))
             return updates, loss, rows
 
-        patch.setattr(TrainingStep, "take", watched)
+        patch.setattr(TrainingStep, "take_step", watched)
 
 
 def test_a_replayed_step_takes_no_memory_and_stays_in_its_places(
@@ -174,8 +174,8 @@ def test_a_bounded_number_of_graphs_is_kept() -> None:
         made = {}
 
         def use(kind: str) -> None:
-            if graphs.get(kind) is None and graphs.is_due(kind):
-                made[kind] = graphs.capture(kind, [], lambda: x.add_(1))
+            if graphs.get_graph(kind) is None and graphs.is_due(kind):
+                made[kind] = graphs.capture_graph(kind, [], lambda: x.add_(1))
 
         for kind in "aaaabbbbacccc":  # the fourth of a kind is captured; "a" is used after "b"
             use(kind)
@@ -254,7 +254,7 @@ def test_a_cpu_has_no_graphs(tmp_path: Path) -> None:
 
 
 def test_several_processes_have_no_graphs() -> None:
-    plug_ins = PlugIns.of(config(*TINY, *POWERSGD))
+    plug_ins = PlugIns.from_config(config(*TINY, *POWERSGD))
     with pytest.raises(ConfigError, match="graphs = 2: expected none on several processes"):
         check_combined(config("graphs=2"), plug_ins, pretended.GPU, 2)
 

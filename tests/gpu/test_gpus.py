@@ -14,7 +14,7 @@ from ddp_scripts import gpus as jobs
 from ddp_scripts import group
 
 import regimes
-from regimes.collectives.process_group import backends
+from regimes.collectives.process_group import backend_string
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer
@@ -63,7 +63,7 @@ def met(gpu: int) -> list[str]:
 def test_objects_travel_over_gloo_where_the_backend_has_gpu_tensors_only(
     own: str, device: str, expected: str
 ) -> None:
-    assert backends(own, torch.device(device)) == expected
+    assert backend_string(own, torch.device(device)) == expected
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def topk(device: torch.device) -> tuple[torch.Tensor, int]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "index_add_", index_add)
         losses = torch.zeros(6, device=device)
-        updates, _ = Exchange(reducer).step([grads], [40], losses, grads.flatten(1))
+        updates, _ = Exchange(reducer).exchange_step([grads], [40], losses, grads.flatten(1))
     return updates[0], max(most)
 
 
@@ -243,7 +243,7 @@ def test_runs_beside_each_other_share_out_the_gpus(
 def test_the_thread_of_the_exchange_has_a_context_on_its_own_gpu_alone() -> None:
     with pretended.gpu(2) as diary:
         background = Background(torch.device("cuda", 1))
-        background.call(lambda: None)
-        background.finish()
+        background.submit(lambda: None)
+        background.synchronize()
         background.close()
         assert diary.contexts == {("regimes", 1)}

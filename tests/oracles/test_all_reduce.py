@@ -39,7 +39,7 @@ def reducer(world: World, dtype: torch.dtype = torch.float64, **fields: object) 
 
 def step(to: Reducer, grad: Tensor, bits: int) -> Tensor:
     losses = torch.zeros(len(grad), dtype=grad.dtype)
-    return Exchange(to).step([grad], [bits], losses, grad.flatten(1))[0][0].clone()
+    return Exchange(to).exchange_step([grad], [bits], losses, grad.flatten(1))[0][0].clone()
 
 
 def rounded(numbers: list[float], bits: int) -> list[float]:
@@ -132,7 +132,7 @@ def tour(world: World) -> list[Tensor]:
             found += [
                 step(to, gradient(4, t, dtype)[hosted], bits) for t, bits in enumerate((8, 4))
             ]
-            calls = world.meter.take().calls
+            calls = world.meter.take_counts().calls
             assert (calls["exchange"], calls["gather"]) == (2, 2)
             (residual,) = to.residuals()
             found.append(torch.zeros(len(to.world.hosted)) if residual is None else residual)
@@ -174,7 +174,7 @@ def test_half_precision_is_added_in_float32() -> None:
     grad = torch.ones(257, 1, 2, dtype=torch.bfloat16)
     to = Reducer(QuantisedAllReduce(stochastic=False), [Layer("m", (1, 2))], World(257), seed=0)
     losses = torch.zeros(257)
-    ((update,), _) = Exchange(to).step([grad], [8], losses, grad.flatten(1))
+    ((update,), _) = Exchange(to).exchange_step([grad], [8], losses, grad.flatten(1))
     assert update.tolist() == [[1.0, 1.0]]
     assert update.dtype == torch.bfloat16
 

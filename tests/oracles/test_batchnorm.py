@@ -35,7 +35,7 @@ def test_each_worker_has_a_batchnorm_of_its_own(
     nn.init.uniform_(ours.weight), nn.init.uniform_(ours.bias)
     theirs = [copy.deepcopy(ours) for _ in range(groups)]
     norms, x = PerWorkerBatchNorm(ours), sample(groups, last).requires_grad_()
-    with norms.during(groups, update=True):
+    with norms.set_pass(groups, update=True):
         y = ours(x)
     weights = sample(groups, not last)
     (y * weights).sum().backward()
@@ -61,7 +61,7 @@ def test_other_shapes(shape: tuple[int, ...]) -> None:
     kind = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}[len(shape)]
     bn, x = kind(6).double().train(), torch.randn(shape, dtype=torch.float64)
     expected = torch.stack([copy.deepcopy(bn)(x[worker::4]) for worker in range(4)], 1)
-    with PerWorkerBatchNorm(bn).during(4, update=True):
+    with PerWorkerBatchNorm(bn).set_pass(4, update=True):
         found = bn(x)
     torch.testing.assert_close(found, expected.flatten(0, 1), rtol=1e-10, atol=1e-12)
 
@@ -83,7 +83,7 @@ def test_activations_and_their_gradients_stay_channels_last(name: str) -> None:
         if isinstance(module, nn.Conv2d | nn.BatchNorm2d):
             module.register_forward_pre_hook(look)
     x = torch.randn(32, 3, 16, 16).to(memory_format=LAST).unflatten(0, (8, 4)).transpose(0, 1)
-    gradients.compute(x, torch.randint(5, (4, 8)), 0, 0)
+    gradients.compute_gradients(x, torch.randint(5, (4, 8)), 0, 0)
     assert len(formats) > 20
     assert all(formats)
 
@@ -106,15 +106,15 @@ def test_one_value_per_channel_is_refused_in_shards_too(
     """As torch refuses the whole batch; neither it nor its running statistics become NaN."""
     model = nn.Sequential(nn.BatchNorm1d(3)).train()
     norm = PerWorkerBatchNorm(model, halves)
-    norm.divided(samples, here)
+    norm.set_division(samples, here)
     whole = torch.randn(samples, *shape[1:])
     try:
         nn.BatchNorm1d(3)(whole)
     except ValueError as error:
         expected = str(error).partition(", got")[0]
-        with pytest.raises(ValueError, match=expected), norm.during(1, update=True):
+        with pytest.raises(ValueError, match=expected), norm.set_pass(1, update=True):
             model(torch.randn(shape))
         assert model.state_dict()["0.running_var"].isfinite().all()
     else:
-        with norm.during(1, update=True):
+        with norm.set_pass(1, update=True):
             assert model(torch.randn(shape)).isfinite().all()

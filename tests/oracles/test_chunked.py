@@ -47,7 +47,7 @@ def test_it_is_the_naive_one_with_decaying_feedback() -> None:
         sent = torch.tensor([naive(row.tolist()) for row in delta], dtype=F64)
         owed = delta - sent
         losses = torch.zeros(WORKERS, dtype=F64)
-        ((update,), _) = Exchange(to).step([grad], [K], losses, grad.flatten(1))
+        ((update,), _) = Exchange(to).exchange_step([grad], [K], losses, grad.flatten(1))
         torch.testing.assert_close(update, sent.mean(0), rtol=1e-12, atol=1e-12)
         (residual,) = to.residuals()
         torch.testing.assert_close(residual, owed, rtol=1e-12, atol=1e-12)

@@ -72,11 +72,11 @@ def test_it_is_the_authors_loop(
     for step, wanted in enumerate(updates):
         grad = gradients(shape, step)
         losses = torch.zeros(WORKERS, dtype=F64)
-        ((update,), _) = Exchange(reducer).step([grad], [level], losses, grad.flatten(1))
+        ((update,), _) = Exchange(reducer).exchange_step([grad], [level], losses, grad.flatten(1))
         theirs = torch.from_numpy(wanted).view(shape)
         torch.testing.assert_close(update, theirs, rtol=0, atol=1e-12)
         blocks = layer.size // (h * w)
-        meter = world.meter.take()
+        meter = world.meter.take_counts()
         assert meter.layers[0].bytes == blocks * k * (8 + 2)
         assert meter.layers[0].floats == blocks * k * 1.5 * WORKERS
     torch.testing.assert_close(reducer.residuals()[0], torch.from_numpy(owed), rtol=0, atol=1e-12)

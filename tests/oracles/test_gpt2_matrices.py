@@ -80,7 +80,7 @@ def check(layers: Sequence[Layer], workers: int, levels: Sequence[dict[str, Leve
         gradients = [p.view(workers, *x.shape) for p, x in zip(parts, layers, strict=True)]
         given = [_level(x, by_name) for x in layers]
         losses = torch.zeros(workers, dtype=F64)
-        updates, _ = Exchange(reducer).step(gradients, given, losses, stack)
+        updates, _ = Exchange(reducer).exchange_step(gradients, given, losses, stack)
         for layer, gradient, update, level in zip(layers, gradients, updates, given, strict=True):
             expected = gradient.mean(0)
             if layer.compressed:

@@ -37,7 +37,7 @@ def config(dtype: str, *settings: str, epochs: int = 2) -> RunConfig:
 def test_dense_is_the_mean_in_float32_of_each_workers_gradient(dtype: str, tmp_path: Path) -> None:
     c = config(dtype, "policy=static", "policy.level=dense", "optimizer.nesterov=false")
     regimes.run(c, tmp_path / "run")
-    parts = build.prepare(c)
+    parts = build.prepare_run(c)
     half = getattr(torch, dtype)
     model = parts.task.build(c).to(half)
     options = {"momentum": 0.9, "weight_decay": 1e-4, "foreach": True}
@@ -70,14 +70,14 @@ def test_compression_is_in_float32(name: str) -> None:
     rounds is 1e-5 of them; half precision would round 4e-3."""
     level = {"powersgd": 2, "topk": 10, "sign": 1}[name]
     table = f"compressor={{name='{name}'}}", f"levels={{low={level}, high={level}}}"
-    parts = build.prepare(config("bfloat16", "policy=static", "policy.level=low", *table))
+    parts = build.prepare_run(config("bfloat16", "policy=static", "policy.level=low", *table))
     gradients, half = parts.gradients, parts.reducer
     assert not gradients.union
     exact = Reducer(parts.plug_ins.compressor, parts.layers, World(4), parts.config.seed)
     exact.world.meter.dtype = torch.float64
     levels = [level if layer.compressed else "dense" for layer in parts.layers]
     for step, (x, y) in zip(range(3), parts.batches.epoch(0, range(4)), strict=False):
-        losses = gradients.compute(x, y, 0, step)
+        losses = gradients.compute_gradients(x, y, 0, step)
         assert (gradients.stack.dtype, losses.dtype) == (torch.float32, torch.float32)
         wide = [layer.double() for layer in gradients.layers]
         if step == 0 and name == "powersgd":  # random numbers of either type differ
@@ -85,8 +85,10 @@ def test_compression_is_in_float32(name: str) -> None:
                 if isinstance(one, PowerState):
                     one.q = torch.eye(level, one_width(one.key[1], parts.layers))
                     other.q = one.q.double()
-        ours, _ = Exchange(half).step(gradients.layers, levels, losses, gradients.stack)
-        theirs, _ = Exchange(exact).step(wide, levels, losses.double(), gradients.stack.double())
+        ours, _ = Exchange(half).exchange_step(gradients.layers, levels, losses, gradients.stack)
+        theirs, _ = Exchange(exact).exchange_step(
+            wide, levels, losses.double(), gradients.stack.double()
+        )
         for one, other in zip(ours, theirs, strict=True):
             torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-5)
         for one, other in zip(half.residuals(), exact.residuals(), strict=True):
@@ -155,4 +157,4 @@ def test_what_needs_float32_is_refused(dtype: str) -> None:
     }
     for sentence, settings in refused.items():
         with pytest.raises(ConfigError, match=sentence):
-            build.prepare(override(config(dtype), settings))
+            build.prepare_run(override(config(dtype), settings))

@@ -46,7 +46,7 @@ def ours(
         grad = gradients(shape, step)
         losses = torch.zeros(WORKERS, dtype=F64)
         stacked = grad.view(WORKERS, *shape)
-        ((update,), _) = Exchange(reducer).step([stacked], [rank], losses, grad.flatten(1))
+        ((update,), _) = Exchange(reducer).exchange_step([stacked], [rank], losses, grad.flatten(1))
         found.append(update.flatten(1).clone())
     (left,) = reducer.residuals()
     assert left is not None
@@ -193,7 +193,7 @@ def test_factors_lie_in_rows(rank: int, workers: int) -> None:
     for _ in range(2):  # the second has a residual
         with Products() as products:
             grads = [stack.view(workers, *layer.shape)]
-            Exchange(reducer).step(grads, [rank], torch.zeros(workers), stack)
+            Exchange(reducer).exchange_step(grads, [rank], torch.zeros(workers), stack)
         assert len(products.shapes) >= 3
         assert all(shape[-1] in layer.shape for shape in products.shapes)
 

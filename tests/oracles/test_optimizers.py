@@ -27,7 +27,7 @@ from regimes.errors import ConfigError, TrainingError
 from regimes.instruments.gradient_norm import Movement
 from regimes.records import read_lines
 from regimes.training import optimizers
-from regimes.training.build import prepare
+from regimes.training.build import prepare_run
 from regimes.training.learning_rate import LearningRate
 
 torch.set_num_threads(1)
@@ -124,7 +124,7 @@ class TwoLayers(nn.Module):
 
 def test_muon_takes_hidden_matrices_only() -> None:
     model = TwoLayers()
-    found = optimizers.build(OptimizerConfig(name="muon", weight_decay=0.1), model, 7)
+    found = optimizers.build_optimizers(OptimizerConfig(name="muon", weight_decay=0.1), model, 7)
     muon, adamw = found.parts
     assert [p is model.hidden.weight for p in muon.param_groups[0]["params"]] == [True]
     assert isinstance(adamw, torch.optim.AdamW)
@@ -218,7 +218,7 @@ def test_muon_takes_matrices_by_what_they_are_and_steps_as_torchs_own(
     ours = make()
     theirs = copy.deepcopy(ours)
     config = OptimizerConfig(name="muon", lr=0.02, weight_decay=0.1, momentum=0.95)
-    built = optimizers.build(config, ours, classes)
+    built = optimizers.build_optimizers(config, ours, classes)
     named = dict(theirs.named_parameters())
     hidden = [p for name, p in named.items() if re.fullmatch(muons, name)]
     rest = [p for name, p in named.items() if not re.fullmatch(muons, name)]
@@ -295,7 +295,7 @@ def test_movement_is_what_the_weights_did(tmp_path: Path) -> None:
 def test_movement_leaves_decoupled_decay_out() -> None:
     """With gradients of zero AdamW only decays: there is no movement of its own."""
     model = TwoLayers().double()
-    built = optimizers.build(OptimizerConfig(name="adamw", weight_decay=0.5), model, 7)
+    built = optimizers.build_optimizers(OptimizerConfig(name="adamw", weight_decay=0.5), model, 7)
     decays = built.decoupled_decay(list(model.parameters()))
     gauge = Movement(lambda: (built.lr, decays), list(model.parameters()))
     before = [p.detach().clone() for p in model.parameters()]
@@ -336,7 +336,7 @@ def test_measuring_movement_leaves_no_trace(tmp_path: Path) -> None:
 )
 def test_bad_input_is_one_sentence(settings: tuple[str, ...], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        prepare(config(*settings))
+        prepare_run(config(*settings))
 
 
 def test_a_run_of_before_with_a_momentum_resumes(tmp_path: Path) -> None:
@@ -364,7 +364,7 @@ def test_a_run_of_before_with_a_momentum_resumes(tmp_path: Path) -> None:
 
 def test_a_step_that_no_weight_can_take_is_one_sentence() -> None:
     model = nn.Linear(3, 2)
-    optimizer = optimizers.build(OptimizerConfig(), model, 2)
+    optimizer = optimizers.build_optimizers(OptimizerConfig(), model, 2)
     optimizer.lr = 1e300
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -379,7 +379,9 @@ def test_a_fused_step_is_the_same_step(name: str) -> None:
     for fused in (False, True):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)).double()
-        built = optimizers.build(OptimizerConfig(name=name, lr=0.1), model, 3, fused=fused)
+        built = optimizers.build_optimizers(
+            OptimizerConfig(name=name, lr=0.1), model, 3, fused=fused
+        )
         kinds = [part.param_groups[0].get("fused") for part in built.parts]
         assert kinds[-1] is fused
         for step in range(3):

@@ -114,14 +114,14 @@ def test_the_meter_over_real_steps_equals_the_formula(network: str) -> None:
     gradients = Gradients(model, classification_loss, world, union=False, seed=0)
     layers = layer_table(model)
     x, y = torch.randn(2, 4, 3, 32, 32).transpose(0, 1), torch.randint(0, 10, (2, 4)).T
-    losses = gradients.compute(x, y, epoch=0, step=0)
+    losses = gradients.compute_gradients(x, y, epoch=0, step=0)
     rows = {(n, level, name) for _, n, _, name, level, *_ in ROWS if n == network}
     for _, level, name in sorted(rows, key=str):
         chosen = compressor({"name": name})
         reducer = Reducer(chosen, layers, world, seed=0)
         levels = [level if layer.compressed else DENSE for layer in layers]
-        Exchange(reducer).step(gradients.layers, levels, losses, gradients.stack)  # type: ignore[arg-type]
-        meter = world.meter.take()
+        Exchange(reducer).exchange_step(gradients.layers, levels, losses, gradients.stack)  # type: ignore[arg-type]
+        meter = world.meter.take_counts()
         floats, sent = traffic_table(chosen, layers, level, workers=4)
         assert sum(meter.layers[i].floats for i in range(len(layers))) == floats
         assert sum(meter.layers[i].bytes for i in range(len(layers))) == sent

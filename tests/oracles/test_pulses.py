@@ -18,7 +18,7 @@ from torch import Tensor
 import regimes
 from regimes.config import RunConfig
 from regimes.seeding import stream
-from regimes.training.build import prepare
+from regimes.training.build import prepare_run
 
 WORKERS, SEED, MOMENTUM, DECAY = 4, 0, 0.9, 1e-4
 
@@ -137,7 +137,7 @@ def test_a_pulse_is_a_loop_that_copies_its_state(name: str, at: int, tmp_path: P
     record = regimes.branch(trunk, at=at, length=1, set=changed, out=tmp_path / "pulse")
     assert len(record.rows) == 4
 
-    run = prepare(config(*settings))
+    run = prepare_run(config(*settings))
     whole = Loop(run.task.build(run.config).double())
     train(whole, run, range(at), usual)
     branch = copy.deepcopy(whole)
@@ -156,7 +156,7 @@ def test_a_pulse_is_a_loop_that_copies_its_state(name: str, at: int, tmp_path: P
 def test_another_rate_and_momentum(tmp_path: Path) -> None:
     trunk = regimes.run(config(*P2), tmp_path / "trunk")
     regimes.branch(trunk, at=2, set={"optimizer.lr": 0.05}, out=tmp_path / "branch")
-    run = prepare(config(*P2))
+    run = prepare_run(config(*P2))
     loop = Loop(run.task.build(run.config).double())
     train(loop, run, range(2), powersgd(2))
     train(loop, run, range(2, 4), powersgd(2), lr=0.05)

@@ -37,7 +37,7 @@ def step(to: Reducer, t: int, level: Level = LEVEL) -> Tensor:
     world, to.rates = to.world, [RATES[t]]
     grad = gradient(t)[world.hosted.start : world.hosted.stop]
     losses = torch.zeros(len(grad), dtype=F64)
-    return Exchange(to).step([grad], [level], losses, grad.flatten(1))[0][0].clone()
+    return Exchange(to).exchange_step([grad], [level], losses, grad.flatten(1))[0][0].clone()
 
 
 @pytest.mark.parametrize("feedback", [True, False])
@@ -58,7 +58,7 @@ def test_it_is_the_published_algorithm(feedback: bool) -> None:
         update = rate * step(to, t).flatten()
         torch.testing.assert_close(update, torch.tensor(wanted, dtype=F64), rtol=1e-12, atol=1e-12)
         most = max(sum(x != 0 for x in row) for row in sent)
-        assert to.world.meter.take().layers[0].bytes == 4 + 12 * most
+        assert to.world.meter.take_counts().layers[0].bytes == 4 + 12 * most
 
 
 def tour(world: World) -> list[Tensor]:

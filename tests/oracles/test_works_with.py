@@ -73,13 +73,13 @@ def measured(chosen: Any, needs: Any, signal: Any, workers: int, **more: Any) ->
 def trained(mode: str, part: str) -> None:
     _, processes, shards, device = combinations.TRAINER[mode]
     config = configuration(mode, part)
-    plug_ins = PlugIns.of(config)
+    plug_ins = PlugIns.from_config(config)
     check_combined(config, plug_ins, torch.device(device), processes, shards)
     dtype, local = getattr(torch, config.dtype), config.sync_policy is not None
     own = local or shards > 1 or is_half(dtype) or config.signal in PER_WORKER
     measured(
         config.instruments,
-        plug_ins.needs,
+        plug_ins.policy_needs,
         config.signal,
         config.workers,
         dtype=dtype,
@@ -127,14 +127,14 @@ class Made:
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
-    def world(self, timeout: float, manager: Any) -> None: ...
+    def make_world(self, timeout: float, manager: Any) -> None: ...
 
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("Hook", "DDPGradients", "ShardedGradients", "BareGradients", "FSDPModules"):
         monkeypatch.setattr(attaching, name, Made)
-    for name in ("LocalSteps", "trained"):
+    for name in ("LocalSteps", "check_trained"):
         monkeypatch.setattr(starting, name, Made)
 
 
@@ -222,13 +222,13 @@ class Misspelt:
 
 
 def test_a_plug_in_declares_by_attributes() -> None:
-    assert capabilities.required(Quiet()) == frozenset()
-    assert capabilities.required(Quiet(), {"samples"}) == {"samples"}
-    assert capabilities.required(Demanding()) == {"whole_layers"}
+    assert capabilities.declared_needs(Quiet()) == frozenset()
+    assert capabilities.declared_needs(Quiet(), {"samples"}) == {"samples"}
+    assert capabilities.declared_needs(Demanding()) == {"whole_layers"}
     assert capabilities.mode_of(Quiet(), "with it").offers == {*MEANING}
     assert capabilities.mode_of(Demanding(), "with it").lacks == Demanding.takes_away
     with pytest.raises(ConfigError, match=r"Misspelt.requires: 'whole_layer': did you mean 'whole"):
-        capabilities.required(Misspelt())
+        capabilities.declared_needs(Misspelt())
     with pytest.raises(ConfigError, match=r"takes_away: 'one_proces': did you mean 'one_process'"):
         capabilities.mode_of(Misspelt(), "with it")
 
@@ -247,7 +247,7 @@ class Bare:
 @pytest.mark.parametrize("settings", [combinations.LOCAL, ()], ids=["local steps", "shards"])
 def test_a_deficit_that_declares_nothing_may_change_updates(settings: tuple[str, ...]) -> None:
     config = override(RunConfig(), settings)
-    plug_ins = replace(PlugIns.of(config), deficit=Bare())  # type: ignore[arg-type]
+    plug_ins = replace(PlugIns.from_config(config), deficit=Bare())  # type: ignore[arg-type]
     with_it = replace(config, deficit={"name": "package:Bare"})
     sentence = refused(partial(check_combined, with_it, plug_ins, shards=1 if settings else 2))
     assert sentence.startswith("deficit = 'package:Bare': expected none with")

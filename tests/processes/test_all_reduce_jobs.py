@@ -82,7 +82,9 @@ def simulated(turn: int, period: int) -> Tensor:
         assert isinstance(grad, Tensor)
         weight = (
             weight
-            - Exchange(to).step([grad], [4], torch.zeros(2, dtype=F64), grad.flatten(1))[0][0]
+            - Exchange(to).exchange_step([grad], [4], torch.zeros(2, dtype=F64), grad.flatten(1))[
+                0
+            ][0]
         )
     assert isinstance(weight, Tensor)
     return weight

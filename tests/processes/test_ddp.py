@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from runs import weights
 
 import regimes
-from regimes.ddp.source import in_memory_order
+from regimes.ddp.source import _in_memory_order
 from regimes.records import read_lines
 
 VIEW = {"gradient_as_bucket_view": True}
@@ -105,7 +105,7 @@ def test_a_bucket_is_read_in_the_parameters_own_memory_order(
 ) -> None:
     memory = torch.arange(24.0)
     parameter = torch.nn.Parameter(memory.view(shape).permute(order))
-    found = in_memory_order(torch.arange(24.0).view(parameter.shape), parameter)
+    found = _in_memory_order(torch.arange(24.0).view(parameter.shape), parameter)
     assert torch.equal(found, parameter)
 
 

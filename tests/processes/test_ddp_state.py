@@ -25,7 +25,7 @@ from regimes.compression import compressor
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE
 from regimes.ddp.source import plain_names
-from regimes.job.refit import LayerMatch, several
+from regimes.job.refit import LayerMatch, list_names
 from regimes.job.residuals import residual_of
 
 LEVELS = dict(cases.Case().levels)
@@ -85,7 +85,7 @@ def simulated(stage: list[dict[str, Any]]) -> dict[str, Tensor]:
             state.residual = torch.stack(owed).mean(0).repeat(count, 1, 1)
         stack = torch.stack([process["gradients"][layer.name] for process in stage])
         level = LEVELS.get(stage[0]["levels"][layer.name], DENSE)
-        (found[layer.name],) = world.drive(
+        (found[layer.name],) = world.run_programs(
             [reducer.compressors[i].reduce(stack, state, level)], [i]
         )
     return found
@@ -292,10 +292,10 @@ def test_names_lose_what_wrappers_add_unless_two_become_one() -> None:
 def test_a_match_is_by_name_whatever_the_order() -> None:
     layers = [Layer("c", (2,)), Layer("a", (1, 2)), Layer("new", (3,))]
     match = LayerMatch({"a": [1, 2], "b": [1], "c": [2]}, layers)
-    assert match.values([1, 2, 3], [7, 8, 9]) == [3, 1, 9]
-    flat = match.sums({"global": [torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])]})["global"][0]
+    assert match.match_values([1, 2, 3], [7, 8, 9]) == [3, 1, 9]
+    flat = match.match_sums({"global": [torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])]})["global"][0]
     assert flat.tolist() == [4, 5, 1, 2, 0, 0, 0]
-    rows = match.sums({"workers": [torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0]])]})["workers"][0]
+    rows = match.match_sums({"workers": [torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0]])]})["workers"][0]
     assert rows.tolist() == [flat.tolist()]
-    assert not match.same
-    assert several([*"abcde"]) == "'a', 'b', 'c' and 2 others"
+    assert not match.is_same
+    assert list_names([*"abcde"]) == "'a', 'b', 'c' and 2 others"

@@ -42,7 +42,7 @@ class Killed(BaseException):
 @pytest.fixture
 def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run that was killed between its last row and its last checkpoint."""
-    folder, last = tmp_path / "runs/low/seed-0", checkpoint.save
+    folder, last = tmp_path / "runs/low/seed-0", checkpoint.save_checkpoint
 
     def save(folder: Path, epochs: int, *rest: Any) -> None:
         if epochs == 2:
@@ -51,7 +51,7 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         last(folder, epochs, *rest)
 
     with monkeypatch.context() as patched:
-        patched.setattr(loop.save.__globals__["checkpoint"], "save", save)
+        patched.setattr(loop.save_run.__globals__["checkpoint"], "save_checkpoint", save)
         with pytest.raises(Killed):
             regimes.run(config(*SHORT), folder)
     shutil.rmtree(folder)

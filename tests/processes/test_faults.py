@@ -269,10 +269,10 @@ def test_a_signal_in_the_last_epoch_of_a_run_ends_the_ablation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def save(run: Any, out: Path) -> None:
-        state.save(run, out)
+        state.save_run(run, out)
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(loop, "save", save)
+    monkeypatch.setattr(loop, "save_run", save)
     todo = [(tmp_path / name, config("epochs=1")) for name in ("first", "second")]
     with pytest.raises(termination.Terminated, match="start the same command again to go on"):
         sweep.ablate(todo, 1, lambda folder, error: None)

@@ -72,7 +72,7 @@ def nudged(rank: int, c: RunConfig, out: Path, place: str) -> str:
     ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     os.environ.update(ranks, REGIMES_RENDEZVOUS=place)
     dist.destroy_process_group()
-    train = loop._train
+    train = loop._train_steps
 
     def nudge(run: loop.Run, plan: loop.Plan, *rest: object) -> tuple[float, int]:
         trained = train(run, plan, *rest)
@@ -81,7 +81,7 @@ def nudged(rank: int, c: RunConfig, out: Path, place: str) -> str:
             weight[3] = torch.nextafter(weight[3], weight[3] + 1)
         return trained
 
-    loop._train = nudge
+    loop._train_steps = nudge
     try:
         regimes.run(c, out)
     except TrainingError as error:

@@ -13,7 +13,7 @@ import torch
 from ddp_scripts import group as processes
 
 from regimes import cli
-from regimes.collectives.connect import connect
+from regimes.collectives.connect import connect_world
 from regimes.cost.job import read_links
 from regimes.errors import ConfigError, TrainingError
 from regimes.monitor import doctor, links
@@ -68,7 +68,7 @@ def test_a_process_that_does_not_come_is_an_error(
 def measured(rank: int, hosts: list[str]) -> dict[str, dict[str, float]]:
     """The links of a group whose processes count as on these machines."""
     device = torch.device("cpu")
-    world = connect(len(hosts), device, 30)
+    world = connect_world(len(hosts), device, 30)
     try:
         return {name: vars(link) for name, link in links.measure(world, hosts, device).items()}
     finally:

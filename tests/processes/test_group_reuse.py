@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ddp_scripts import group
 
 import regimes
-from regimes.collectives.connect import connect, shared_group
+from regimes.collectives.connect import connect_world, shared_group
 from regimes.config import RunConfig, override
 from regimes.errors import ConfigError, TrainingError
 from regimes.launch import sweep
@@ -80,13 +80,13 @@ def apart(rank: int) -> tuple[list[str], list[float]]:
     made, means = count_meetings(), []
     with shared_group():
         for run, timeout in enumerate((60, 60, 50, 50, 50)):
-            world = connect(2, torch.device("cpu"), timeout)
-            means.append(world.mean([torch.tensor([[float(rank + run)]])])[0].item())
+            world = connect_world(2, torch.device("cpu"), timeout)
+            means.append(world.mean_over_workers([torch.tensor([[float(rank + run)]])])[0].item())
             if not (run == 3 and rank == 1):
                 world.close()
         with pytest.raises(ConfigError, match="multiple of the number of processes"):
-            connect(3, torch.device("cpu"), 50)
-        world = connect(2, torch.device("cpu"), 50)
+            connect_world(3, torch.device("cpu"), 50)
+        world = connect_world(2, torch.device("cpu"), 50)
         world.close()
     return made, means
 
@@ -100,11 +100,11 @@ def test_who_wants_another_group_or_lacks_it_makes_all_meet_anew() -> None:
 def lonely(rank: int) -> str:
     """Process 1 goes away after the first run."""
     with shared_group():
-        connect(2, torch.device("cpu"), 2).close()
+        connect_world(2, torch.device("cpu"), 2).close()
         if rank == 1:
             return ""
         with pytest.raises(TrainingError) as missed:
-            connect(2, torch.device("cpu"), 2)
+            connect_world(2, torch.device("cpu"), 2)
     return str(missed.value)
 
 

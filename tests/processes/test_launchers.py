@@ -10,8 +10,8 @@ import pytest
 import torch
 from ddp_scripts import group
 
-from regimes.collectives.connect import connect
-from regimes.collectives.launcher import Launched, first_host, launched
+from regimes.collectives.connect import connect_world
+from regimes.collectives.launcher import Launched, first_host, read_launch
 from regimes.errors import ConfigError, TrainingError
 
 SRUN = {
@@ -41,27 +41,28 @@ def test_the_first_host_of_slurms_lists(nodes: str, host: str) -> None:
 
 
 def test_nobody_torchrun_and_our_launcher() -> None:
-    assert launched({}) == Launched(0, 1, 0, "env://", 0)
-    assert launched(TORCHRUN) == Launched(3, 4, 1, "env://", 2)
+    assert read_launch({}) == Launched(0, 1, 0, "env://", 0)
+    assert read_launch(TORCHRUN) == Launched(3, 4, 1, "env://", 2)
     ours = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "REGIMES_RENDEZVOUS": "file:///x"}
-    assert launched(ours) == Launched(1, 2, 1, "file:///x", 0)
+    assert read_launch(ours) == Launched(1, 2, 1, "file:///x", 0)
 
 
 def test_srun_and_what_is_not_srun() -> None:
-    found = launched(SRUN | {"SLURM_RESTART_COUNT": "1"})
+    found = read_launch(SRUN | {"SLURM_RESTART_COUNT": "1"})
     assert (found.rank, found.count, found.local_rank, found.restarts) == (5, 8, 1, 1)
     assert found.rendezvous.startswith("tcp://gpu07:")
     assert 2**14 <= int(found.rendezvous.rpartition(":")[2]) < 2**15
     assert (
-        launched(SRUN | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}).rendezvous == found.rendezvous
+        read_launch(SRUN | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}).rendezvous
+        == found.rendezvous
     )
-    assert launched(SRUN | {"SLURM_STEP_ID": "1"}).rendezvous != found.rendezvous
-    chosen = launched(SRUN | {"MASTER_ADDR": "10.0.0.3", "MASTER_PORT": "4000"})
+    assert read_launch(SRUN | {"SLURM_STEP_ID": "1"}).rendezvous != found.rendezvous
+    chosen = read_launch(SRUN | {"MASTER_ADDR": "10.0.0.3", "MASTER_PORT": "4000"})
     assert chosen.rendezvous == "tcp://10.0.0.3:4000"
-    assert launched(SRUN | TORCHRUN) == launched(TORCHRUN)  # srun starts torchrun
+    assert read_launch(SRUN | TORCHRUN) == read_launch(TORCHRUN)  # srun starts torchrun
     batch_script = {"SLURM_JOB_ID": "71", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"}
-    assert launched(batch_script) == Launched()
-    assert launched(SRUN | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) == Launched()
+    assert read_launch(batch_script) == Launched()
+    assert read_launch(SRUN | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) == Launched()
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def test_srun_and_what_is_not_srun() -> None:
 )
 def test_what_no_launcher_says_is_one_sentence(env: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        launched(env)
+        read_launch(env)
 
 
 def test_a_launcher_that_names_no_meeting_place_is_one_sentence(
@@ -91,7 +92,7 @@ def test_a_launcher_that_names_no_meeting_place_is_one_sentence(
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(TrainingError, match=r"at the start.*MASTER_ADDR expected, but not set"):
-        connect(2, torch.device("cpu"), timeout=5)
+        connect_world(2, torch.device("cpu"), timeout=5)
 
 
 def tasks(rank: int, port: int) -> list[float]:
@@ -106,8 +107,8 @@ def tasks(rank: int, port: int) -> list[float]:
     )
     found: list[Any] = []
     for _ in range(2):
-        world = connect(2, torch.device("cpu"), timeout=30)
-        found.append(world.mean([torch.tensor([[float(rank)]])])[0].item())
+        world = connect_world(2, torch.device("cpu"), timeout=30)
+        found.append(world.mean_over_workers([torch.tensor([[float(rank)]])])[0].item())
         world.close()
     return found
 

@@ -10,7 +10,7 @@ import pytest
 from configs import smoke as config
 from ddp_scripts import apart, group
 
-from regimes.collectives.agreement import difference
+from regimes.collectives.agreement import describe_difference
 
 HOOK = {
     "seed": "has seed = 1, process 0 has seed = 0: ",
@@ -98,12 +98,12 @@ def test_trainers_that_differ_are_refused_before_they_train(setting: str) -> Non
 
 
 def test_a_difference_in_words() -> None:
-    assert difference([{"a": {"b": 1}}, {"a": {"b": 1}}]) is None
-    assert difference([{"a": [1, {"b": 2}]}, {"a": [1, {"b": 2}]}, {"a": [1]}]) == (
+    assert describe_difference([{"a": {"b": 1}}, {"a": {"b": 1}}]) is None
+    assert describe_difference([{"a": [1, {"b": 2}]}, {"a": [1, {"b": 2}]}, {"a": [1]}]) == (
         "process 2 has no a.1.b, process 0 has a.1.b = 2"
     )
-    assert difference([dict.fromkeys("abcde", 0), dict.fromkeys("abcde", 1)]) == (
+    assert describe_difference([dict.fromkeys("abcde", 0), dict.fromkeys("abcde", 1)]) == (
         "process 1 has a = 1, b = 1, c = 1, process 0 has a = 0, b = 0, c = 0; and 2 others differ"
     )
-    assert difference([{"a": float("nan")}, {"a": float("nan")}]) is None
-    assert len(str(difference([{"a": "x" * 1000}, {"a": "y" * 1000}]))) < 200
+    assert describe_difference([{"a": float("nan")}, {"a": float("nan")}]) is None
+    assert len(str(describe_difference([{"a": "x" * 1000}, {"a": "y" * 1000}]))) < 200

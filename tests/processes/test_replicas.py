@@ -399,7 +399,7 @@ def test_when_all_have_died_one_begins_again(address: str, tmp_path: Path) -> No
             replica = Replica(manager, i, record=folder)
             replica.until(10)
             if replica.hook.recorder is not None:
-                replica.hook.recorder.suspend()  # as a kill, which writes no end
+                replica.hook.recorder.close_files()  # as a kill, which writes no end
 
     together(2, live)
     before = (folder / "epochs.jsonl").read_text()

@@ -55,7 +55,7 @@ def reducer(world: World, **table: Any) -> Reducer:
 
 def step(to: Reducer, grad: Tensor, level: Level, rate: float) -> Tensor:
     to.rates = [rate]
-    (update,), _ = Exchange(to).step(
+    (update,), _ = Exchange(to).exchange_step(
         [grad], [level], torch.zeros(len(grad), dtype=F64), grad.flatten(1)
     )
     return update.clone()
@@ -117,7 +117,7 @@ def by_trainer(
     unit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """(weights less what they are owed, weights after the uncompressed movements) by layer."""
-    take, moved, parts = TrainingStep.take, [], []
+    take, moved, parts = TrainingStep.take_step, [], []
 
     def watched(self: TrainingStep, *args: Any) -> Any:
         if not parts:
@@ -131,7 +131,7 @@ def by_trainer(
         watched.last = self  # type: ignore[attr-defined]
         return answer
 
-    monkeypatch.setattr(TrainingStep, "take", watched)
+    monkeypatch.setattr(TrainingStep, "take_step", watched)
     plain = ["momentum=0.0", "weight_decay=0.0", "lr=0.05", "warmup_from=0.01", "decay_epochs=[2]"]
     table = f"compressor={{name='topk', residual='{unit}'}}"
     config = smoke("policy=static", "levels={low=20, high=5}", table, epochs=3)

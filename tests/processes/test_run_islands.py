@@ -22,7 +22,7 @@ from benchmarks.trainers import Training
 from regimes.cli.train import run as run_command
 from regimes.config import RunConfig, to_toml
 from regimes.errors import ConfigError
-from regimes.training.sharded import blocks
+from regimes.training.sharded import _find_blocks
 
 WITHIN = ("sum", "join")
 
@@ -210,7 +210,7 @@ def test_what_needs_whole_layers_is_refused_before_any_work(case: str, tmp_path:
         (4, 3, 4, "--shards = 3: expected a divisor of the number of processes, 4"),
         (4, 0, 4, "--shards = 0: expected at least 1"),
         (1, 2, 4, "--shards = 2: expected a divisor of the number of processes, 1"),
-        (4, 2, 3, "workers = 3: expected a multiple of the number of islands, 4 processes / 2 = 2"),
+        (4, 2, 3, "workers = 3: expected a multiple of the number of replicas, 4 processes / 2"),
     ],
 )
 def test_processes_that_are_no_islands_start_nothing(
@@ -249,6 +249,6 @@ def test_blocks_are_those_that_stand_alone() -> None:
         }
     )
     model["body"][1][0].weight = model["stem"].weight  # shared with another module: not alone
-    found = blocks(model)
+    found = _find_blocks(model)
     expected = [model["body"][0], model["body"][2], model["tail"][1]]
     assert [id(x) for x in found] == [id(x) for x in expected]

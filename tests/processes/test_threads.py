@@ -119,7 +119,7 @@ def test_an_error_of_a_lost_process_does_not_hold_the_collective(
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     world = ProcessWorld(2, torch.device("cpu"), Group((0, 1)))
     with pytest.raises(TrainingError, match="lost contact") as held:
-        world._wait(all_reduce)
+        world._wait_for(all_reduce)
     assert held.value.__traceback__ is not None
     assert made[0]() is None
 

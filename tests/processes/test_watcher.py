@@ -76,13 +76,13 @@ def watched(store: dist.Store) -> Iterator[Callable[..., Owner]]:
 
 
 def follow(owner: Owner, work: Work, name: str) -> None:
-    owner.watcher.follow(work, work, name)
+    owner.watcher.follow_collective(work, work, name)
 
 
 def heard(owner: Owner, kind: type[Exception] = TrainingError) -> str:
     wait(lambda: owner.aborted is not None, 10)
     with pytest.raises(kind) as error:
-        owner.watcher.check()
+        owner.watcher.raise_failure()
     assert owner.aborted == str(error.value)  # known before the streams go on
     return str(error.value)
 
@@ -96,7 +96,7 @@ def test_collectives_that_end_leave_nothing_behind(watched: Callable[..., Owner]
     del work, works
     wait(lambda: not owner.watcher.pending, 10)
     wait(lambda: not any(reference() for reference in gone), 10)
-    owner.watcher.check()
+    owner.watcher.raise_failure()
     assert owner.aborted is None
 
 
@@ -129,7 +129,7 @@ def test_a_killed_process_is_named_within_seconds(
         owner = watched()
         follow(owner, Work(), "all_reduce")
         time.sleep(1.5 * module.DOUBT)
-        owner.watcher.check()  # it lives
+        owner.watcher.raise_failure()  # it lives
         peer.kill()  # and is a zombie until its end is read
         killed = time.monotonic()
         assert "no sign of process 1, which has died" in heard(owner)
@@ -145,14 +145,14 @@ def test_a_process_on_another_machine_is_missing_when_it_gives_no_sign(
 ) -> None:
     monkeypatch.setattr(module, "SILENCE", 1.0)
     monkeypatch.setattr(module, "BEAT", 0.1)
-    monkeypatch.setattr(module, "_machine", lambda: "elsewhere")
+    monkeypatch.setattr(module, "_machine_identity", lambda: "elsewhere")
     peer = Presence(store, 1, 2)
-    monkeypatch.setattr(module, "_machine", lambda: "here")
+    monkeypatch.setattr(module, "_machine_identity", lambda: "here")
     owner = watched()
     follow(owner, Work(), "all_reduce")
     for _ in range(35):
         if beating:
-            peer.beat()
+            peer.post_beat()
         time.sleep(0.1)
     assert (owner.aborted is None) == beating
     if not beating:
@@ -163,9 +163,9 @@ def test_of_works_the_last_alone_is_held(watched: Callable[..., Owner]) -> None:
     """A work holds its tensors, which the allocator would give to later steps."""
     owner, first, second, other = watched(), Work(), Work(), Work()
     gone = weakref.ref(first)
-    owner.watcher.follow(first, Work(), "all_reduce", 1)
-    owner.watcher.follow(second, Work(), "all_reduce", 1)
-    owner.watcher.follow(other, Work(), "all_reduce", 2)
+    owner.watcher.follow_collective(first, Work(), "all_reduce", 1)
+    owner.watcher.follow_collective(second, Work(), "all_reduce", 1)
+    owner.watcher.follow_collective(other, Work(), "all_reduce", 2)
     del first
     assert gone() is None
     assert len(owner.watcher.pending) == 3
@@ -190,14 +190,14 @@ def test_looks_do_not_load_the_store(
     machine: str, store: dist.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many processes look ten times a second; a job has one store."""
-    monkeypatch.setattr(module, "_machine", lambda: machine)
+    monkeypatch.setattr(module, "_machine_identity", lambda: machine)
     Presence(store, 1, 2)
-    monkeypatch.setattr(module, "_machine", lambda: "here")
+    monkeypatch.setattr(module, "_machine_identity", lambda: "here")
     counted = Counted(store)
     presence = Presence(counted, 0, 2)
     counted.asked = 0
     for _ in range(100):
-        assert presence.missing() == []
+        assert presence.find_missing() == []
     assert counted.asked <= 3  # where it is, and once its count
 
 

@@ -46,7 +46,7 @@ def sent(name: str, tensors: Any, workers: int) -> tuple[float, float]:
 def counted(rank: int, workers: int) -> list[dict[str, Any]]:
     """By compressor: bytes by the hook, its record and the cost model; and those carried."""
     carried: Counter[str] = Counter()
-    wait = processes.ProcessWorld._wait
+    wait = processes.ProcessWorld._wait_for
 
     def noted(self: Any, collective: Any, *tensors: Any, **options: Any) -> Any:
         name = collective.__name__
@@ -55,7 +55,7 @@ def counted(rank: int, workers: int) -> list[dict[str, Any]]:
             carried.update(held=held, left=left)
         return wait(self, collective, *tensors, **options)
 
-    processes.ProcessWorld._wait = noted
+    processes.ProcessWorld._wait_for = noted
     found = []
     for kind in REGISTRY:
         torch.manual_seed(0)
@@ -91,7 +91,7 @@ def counted(rank: int, workers: int) -> list[dict[str, Any]]:
                 **all_carried,
             }
         )
-    processes.ProcessWorld._wait = wait
+    processes.ProcessWorld._wait_for = wait
     dist.barrier()
     return found
 

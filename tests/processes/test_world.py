@@ -15,7 +15,7 @@ from ddp_scripts import group
 
 from regimes.collectives.agreement import digest
 from regimes.collectives.call_guard import gather_bytes
-from regimes.collectives.connect import connect, leave
+from regimes.collectives.connect import connect_world, leave_group
 from regimes.collectives.group import on_group
 from regimes.collectives.process_group import Group, default_group
 from regimes.collectives.requests import Gather, Mean
@@ -46,15 +46,15 @@ def work(world: World) -> dict[str, Any]:
     world.meter.dtype = torch.float64
     stacked = tensors(world.hosted)
     programs = [program(t, gathers=i == 1) for i, t in enumerate(stacked)]
-    results = world.drive(programs, range(len(programs)))
+    results = world.run_programs(programs, range(len(programs)))
     rows = torch.tensor([[float(w)] for w in world.hosted], dtype=torch.float64)
     first = rows[:1].clone()
     several = [first, first.long() + 5, first.expand(2, 3).clone().T, first.long().bool()]
     world.broadcast(several)  # one collective for each of three types
-    meter = world.meter.take()
+    meter = world.meter.take_counts()
     return {
         "results": [r.tolist() for r in results],
-        "gathered": world.gather([rows])[0].tolist(),
+        "gathered": world.all_gather([rows])[0].tolist(),
         "broadcast": [tensor.tolist() for tensor in several],
         "floats": [meter.layers[i].floats for i in range(3)],
         "bytes": [meter.layers[i].bytes for i in range(3)],
@@ -64,10 +64,10 @@ def work(world: World) -> dict[str, Any]:
 
 def child(rank: int, count: int, workers: int) -> tuple[dict[str, Any], str]:
     """What it reports, and the sentence that refuses the last one's other data."""
-    world = connect(workers, torch.device("cpu"), timeout=60)
+    world = connect_world(workers, torch.device("cpu"), timeout=60)
     report, refusal = work(world), ""
     try:
-        world.agree(configuration="a", data="x" if rank < count - 1 else "y")
+        world.check_agreement(configuration="a", data="x" if rank < count - 1 else "y")
     except ConfigError as error:
         refusal = str(error)
     world.close()
@@ -90,7 +90,7 @@ def test_processes_equal_simulation(workers: int, count: int) -> None:
 
 def other_shards(rank: int) -> str:
     with pytest.raises(ConfigError) as refused:
-        connect(2, torch.device("cpu"), 60, shards=1 + rank)
+        connect_world(2, torch.device("cpu"), 60, shards=1 + rank)
     return str(refused.value)
 
 
@@ -113,8 +113,8 @@ def twice(rank: int, port: int, restarted: bool) -> list[float]:
     found = []
     for late in (False, rank == 0):
         time.sleep(2 * late)
-        world = connect(2, torch.device("cpu"), timeout=60)
-        found.append(world.mean([torch.tensor([[float(rank)]])])[0].item())
+        world = connect_world(2, torch.device("cpu"), timeout=60)
+        found.append(world.mean_over_workers([torch.tensor([[float(rank)]])])[0].item())
         world.close()
     return found
 
@@ -129,7 +129,7 @@ def test_a_second_run_in_the_same_processes_meets_apart_from_the_first() -> None
 def on_a_users_group(rank: int) -> tuple[float, float, float, str]:
     """A mean; when this process came to the barrier and left it; what is said after the end."""
     world = on_group(default_group(), torch.device("cpu"), timeout=60)
-    mean = world.mean([torch.tensor([[float(rank)]])])[0].item()
+    mean = world.mean_over_workers([torch.tensor([[float(rank)]])])[0].item()
     time.sleep(0.3 * rank)
     came = time.monotonic()
     world.barrier()
@@ -163,17 +163,17 @@ def test_what_is_gathered_is_that_of_the_group_itself() -> None:
 def test_only_an_end_that_would_wait_for_others_is_cut_short(tmp_path: Path) -> None:
     """gloo's does not wait: its group ends in order, once."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    leave(at_once=True)
+    leave_group(at_once=True)
     assert dist.is_initialized()
-    leave()
+    leave_group()
     assert not dist.is_initialized()
-    leave()
+    leave_group()
 
 
 def test_means_against_plain_torch() -> None:
     world = World(4)
     stacked = tensors(world.hosted)
-    for mean, tensor in zip(world.mean(stacked), stacked, strict=True):
+    for mean, tensor in zip(world.mean_over_workers(stacked), stacked, strict=True):
         torch.testing.assert_close(mean, tensor.mean(0))
 
 
@@ -195,15 +195,15 @@ def test_every_process_names_the_first_that_holds_something_else(
         lambda own: held if isinstance(own, dict) else [digest(facts) for facts in held],
     )
     with pytest.raises(ConfigError, match="process 2 has data = 'b', process 0 has data = 'a'"):
-        world.agree(**held[rank])
+        world.check_agreement(**held[rank])
     held[2] = held[0]
-    world.agree(**held[rank])
+    world.check_agreement(**held[rank])
 
 
 def test_the_meter_counts_signals_as_bytes_only() -> None:
     world = World(2)
-    world.drive([program(torch.ones(2, 3), gathers=False)], [0], signal=True)
-    meter = world.meter.take()
+    world.run_programs([program(torch.ones(2, 3), gathers=False)], [0], signal=True)
+    meter = world.meter.take_counts()
     assert meter.layers[0].floats == 0
     assert meter.layers[0].bytes == 2 * 3 * 4
-    assert world.meter.take().layers == {}
+    assert world.meter.take_counts().layers == {}

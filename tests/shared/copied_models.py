@@ -12,7 +12,7 @@ from configs import gpt as words
 from torch import nn
 
 from regimes.config import RunConfig
-from regimes.training.build import prepare
+from regimes.training.build import prepare_run
 
 DENSE = ("policy={name='static',level='dense'}", "dtype=float64")
 DILOCO = ("outer.lr=0.7", "outer.momentum=0.9", "outer.nesterov=true")
@@ -32,7 +32,7 @@ def text(*settings: str) -> RunConfig:
 def steps(c: RunConfig) -> tuple[nn.Module, Callable[..., Any], Iterator[Any], Callable[..., Any]]:
     """Of a run: its model, loss, batches [L, b, ...] one after the other, and a maker of its
     optimiser over another model."""
-    parts = prepare(c)
+    parts = prepare_run(c)
 
     def batches() -> Iterator[Any]:
         for epoch in range(c.epochs):

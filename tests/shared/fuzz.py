@@ -38,8 +38,8 @@ from regimes.monitor.doctor import verdict
 from regimes.monitor.watch import watch
 from regimes.records import load
 from regimes.replay import detect
-from regimes.training.build import prepare
-from regimes.training.quirks import resolve
+from regimes.training.build import prepare_run
+from regimes.training.quirks import resolve_quirks
 
 BASE = ["epochs=2", "data.train_size=100", "data.test_size=100", "optimizer.decay_epochs=[]"]
 ODD = [
@@ -169,7 +169,7 @@ def configurations(words: list[str]) -> None:
     """Checked and built, not trained."""
 
     def build() -> None:
-        prepare(resolve(override(regimes.get_preset("smoke"), [*BASE, *words]))).close()
+        prepare_run(resolve_quirks(override(regimes.get_preset("smoke"), [*BASE, *words]))).close()
 
     one_sentence("configurations", build)
 

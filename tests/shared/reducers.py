@@ -66,4 +66,6 @@ def step(reducer: Reducer, grads: list[torch.Tensor], level: object) -> list[tor
     rows = len(grads[0])
     levels = [level if layer.compressed else DENSE for layer in reducer.layers]
     stack = torch.cat([g.flatten(1) for g in grads], dim=1)
-    return Exchange(reducer).step(grads, levels, torch.zeros(rows, dtype=stack.dtype), stack)[0]  # type: ignore[arg-type]
+    return Exchange(reducer).exchange_step(
+        grads, levels, torch.zeros(rows, dtype=stack.dtype), stack
+    )[0]  # type: ignore[arg-type]

@@ -70,14 +70,14 @@ def same_text(a: Path, b: Path, tolerance: float = 1e-9) -> None:
 
 def stop_after(epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupt the trainer, as Ctrl-C does, when this many units are over."""
-    original = loop._unit
+    original = loop._train_unit
 
     def wrapped(parts: Any, unit: int, watchers: Any) -> Any:
         if unit == epochs:
             raise KeyboardInterrupt
         return original(parts, unit, watchers)
 
-    monkeypatch.setattr(loop, "_unit", wrapped)
+    monkeypatch.setattr(loop, "_train_unit", wrapped)
 
 
 def resumed_alike(

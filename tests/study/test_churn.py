@@ -28,9 +28,9 @@ from regimes.errors import ConfigError
 from regimes.launch.processes import spawn
 from regimes.network import Network
 from regimes.training import checkpoint
-from regimes.training.build import prepare
+from regimes.training.build import prepare_run
 from regimes.training.phases import branch_config
-from regimes.training.streaming import divide
+from regimes.training.streaming import divide_layers
 
 torch.set_num_threads(1)
 SLOW = pytest.mark.slow
@@ -126,12 +126,12 @@ def test_what_is_not_sent_is_conserved_but_for_what_leaves(compressor: str) -> N
     level = {"randomk": 30, "low-pass": 0.5}.get(compressor, 1)
     churn = "churn={}"  # changed by hand below
     c = text(f"compressor={compressor}", f"levels={{high={level}}}", churn, "policy.level=high")
-    run = prepare(c)
+    run = prepare_run(c)
     assert not run.gradients.union
-    levels = [run.value("high") if layer.compressed else "dense" for layer in run.layers]
+    levels = [run.level_value("high") if layer.compressed else "dense" for layer in run.layers]
     for step, (x, y) in zip(range(3), run.batches.epoch(0, range(4)), strict=False):
-        losses = run.gradients.compute(x, y, 0, step)
-        run.exchange.step(run.gradients.layers, levels, losses, run.gradients.stack)
+        losses = run.gradients.compute_gradients(x, y, 0, step)
+        run.exchange.exchange_step(run.gradients.layers, levels, losses, run.gradients.stack)
     before = [None if r is None else r.clone() for r in run.reducer.residuals()]
     intervention = run.interventions["churn"]
     assert isinstance(intervention, ChangingWorkers)
@@ -189,9 +189,9 @@ def test_a_network_with_a_memory_goes_on_where_it_stays(tmp_path: Path) -> None:
 def test_stochastic_rounding_has_a_stream_for_each_worker(tmp_path: Path) -> None:
     """Worker 3 alone draws the numbers of worker 3, whatever row it is in."""
     pressed = ("compressor=quantise", "levels={high=4}", "policy.level=high", *SGD)
-    run = prepare(text("churn={absent=[0,1,2]}", *pressed))
+    run = prepare_run(text("churn={absent=[0,1,2]}", *pressed))
     run.set_present((3,))
-    other = prepare(text(*pressed))
+    other = prepare_run(text(*pressed))
     x = torch.randn(4, *run.layers[0].shape, dtype=torch.float64)
     alone, all_four = (
         parts.reducer.reduce([0], [rows], [4], None)[0]
@@ -223,11 +223,11 @@ def test_local_steps_are_the_naive_loop(
     churn = BY_STEP.replace("{", f"{{optimizer='{start}',")
     c = text(churn, every(5), *optimizer, *more, *TOP_HALF, "unit_steps=4")
     regimes.run(c, tmp_path)
-    sizes = [p.numel() for p in prepare(c).model.parameters()]
+    sizes = [p.numel() for p in prepare_run(c).model.parameters()]
     loop = Streaming(
         c,
         5,
-        divide(sizes, c.outer.fragments),
+        divide_layers(sizes, c.outer.fragments),
         present=present(c),
         start=start,
         feedback=Feedback(half),
@@ -320,7 +320,7 @@ def test_a_policy_decides_from_the_record(tmp_path: Path) -> None:
     c = text("unit_steps=3", "policy={name='accordion',interval=1}", "churn={away=[[3,1,4]]}", *SGD)
     c = override(c, ["compressor=powersgd", "levels={low=2,high=1}"])
     record = regimes.run(c, tmp_path)
-    parts = prepare(c)
+    parts = prepare_run(c)
     for unit, row in enumerate(record.rows):
         assert parts.controller.decide(record.rows[:unit]).names == row["layers"]["level"]
     assert {row["churn"]["present"] for row in record.rows} == {3, 4}
@@ -411,7 +411,7 @@ def test_what_does_not_fit_is_a_sentence(
 
 
 def test_one_must_stay() -> None:
-    run = prepare(text("churn={absent=[3]}"))
+    run = prepare_run(text("churn={absent=[3]}"))
     run.set_present((0, 1))
     with pytest.raises(ConfigError, match=r"workers \[0, 1\] all leave, so \[2, 3\] have none"):
         run.set_present((2, 3))

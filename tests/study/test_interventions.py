@@ -18,7 +18,7 @@ import regimes
 from regimes.config import RunConfig, from_dict, override, to_dict
 from regimes.config.interventions import interventions
 from regimes.errors import ConfigError
-from regimes.job.upgrade import upgraded
+from regimes.job.upgrade import upgrade_state
 from regimes.training import checkpoint
 from regimes.training.interventions import Circumstances, Intervention, InterventionConfig, Job
 
@@ -127,7 +127,7 @@ def test_states_of_version_0_3_are_restored(
         assert found is not None
         old = states.as_of_0_3(found[1])
         assert old["shared"]["pruning"]
-        return found[0], upgraded(old)
+        return found[0], upgrade_state(old)
 
     monkeypatch.setattr(checkpoint, "load", older)
     regimes.run(c, tmp_path / "old", resume=True)

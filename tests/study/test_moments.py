@@ -198,7 +198,7 @@ def test_frozen_against_gradients_recomputed_by_hand(tmp_path: Path) -> None:
     """At the final weights, plain autograd in train mode, numpy."""
     c = config(instruments={FROZEN: {"count": 5, "batch": 16}})
     record = regimes.run(c, tmp_path / "run")
-    parts = build.prepare(c)
+    parts = build.prepare_run(c)
     model = parts.task.build(c).double()
     model.load_state_dict(weights(tmp_path / "run"))
     own = []

@@ -140,10 +140,10 @@ def test_chance_by_monte_carlo() -> None:
 def test_gradient_is_that_of_a_worker_with_that_batch() -> None:
     """Also after a union pass of 4 interleaved batches, which do not divide this one; nothing
     moves."""
-    parts = build.prepare(config(INSTRUMENT))
+    parts = build.prepare_run(config(INSTRUMENT))
     gauge = parts.panel.gauges["overlap"]
     x, y = next(iter(parts.batches.epoch(0, range(4))))
-    parts.gradients.compute(x, y, 0, 0)
+    parts.gradients.compute_gradients(x, y, 0, 0)
     (batch,) = parts.context.samples(0, 1, 30)
     plain = copy.deepcopy(parts.task.build(parts.config).double()).train()
     loss = nn.functional.cross_entropy(plain(batch[0]), batch[1])

@@ -151,4 +151,4 @@ def test_a_model_without_matrices_is_refused() -> None:
 
 
 def test_nothing_is_pruned_by_default() -> None:
-    assert not build.prepare(config()).interventions
+    assert not build.prepare_run(config()).interventions

@@ -31,7 +31,7 @@ from regimes.plotting.looks import named
 from regimes.policies import REGISTRY, check_levels, policy
 from regimes.presets import get_grid
 from regimes.records import load_all
-from regimes.training.build import prepare
+from regimes.training.build import prepare_run
 
 REFERENCE = Path(__file__).parents[2] / "data" / "reference"
 OTHERS = {  # of a batch, of a period, and of a grid of its own
@@ -78,7 +78,7 @@ def test_the_rates_are_wide_and_reach_to_half_the_presets() -> None:
 
 
 def _floats(config: RunConfig, level: str) -> float:
-    run = prepare(config)
+    run = prepare_run(config)
     made = compressor(config.compressor)
     cost = costs_per_step(made, run.layers, config.levels, config.workers)[level]["floats"]
     run.close()

@@ -59,14 +59,14 @@ def begin(train: Any, folder: Path, units: int) -> None:
     """A run that is stopped after so many units, as Ctrl-C does it; its trunk is not."""
     from regimes.training import loop
 
-    unit = loop._unit
+    unit = loop._train_unit
 
     def stopped(parts: Any, number: int, *rest: Any) -> Any:
         if number == units and (folder / "run").exists():
             raise KeyboardInterrupt
         return unit(parts, number, *rest)
 
-    loop._unit = stopped
+    loop._train_unit = stopped
     try:
         train(folder)
     except KeyboardInterrupt:

@@ -33,11 +33,11 @@ def test_who_has_come_is_not_missing(absent: int) -> None:
     guards = {rank: CallGuard(store, rank, 3, timeout=1.0) for rank in range(3) if rank != absent}
     for guard in guards.values():  # as each does when it comes
         guard.count = 1
-        guard._post("attach()")
+        guard._post_position("attach()")
         guard.count = 0
     for rank, guard in guards.items():
         with pytest.raises(TrainingError) as ended:
-            guard.enter("attach()", patience=60.0)
+            guard.enter_call("attach()", patience=60.0)
         said = str(ended.value)
         assert said.startswith(f"process {rank} has waited 1 s in attach() for process")
         assert f"for process {absent}: all processes must call it" in said

@@ -23,7 +23,7 @@ from regimes.errors import ConfigError
 
 @pytest.fixture(autouse=True)
 def _without_torchft(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ManagedGroup, "now", property(lambda group: group.manager.group))
+    monkeypatch.setattr(ManagedGroup, "torch_group", property(lambda group: group.manager.group))
 
 
 def replicas(count: int) -> list[ProcessWorld]:
@@ -45,7 +45,7 @@ def together(worlds: list[ProcessWorld], act: Callable[[int, ProcessWorld], Any]
         manager.group, manager.error = Group(len(worlds), i, shared), None
         manager.count, manager.rank = len(worlds), i
         try:
-            quorum(worlds[i]).enter(worlds[i])
+            quorum(worlds[i]).enter_quorum(worlds[i])
             ends[i] = act(i, worlds[i])
         except (ConfigError, StepLost) as error:
             ends[i] = error
@@ -58,7 +58,7 @@ def together(worlds: list[ProcessWorld], act: Callable[[int, ProcessWorld], Any]
     return ends
 
 
-@pytest.mark.parametrize("kind", ["mean", "gather", "exchange"])
+@pytest.mark.parametrize("kind", ["mean_over_workers", "all_gather", "all_to_all"])
 @pytest.mark.parametrize("idle", [None, 0, 1])
 def test_collectives_are_those_of_the_replicas_that_contribute(kind: str, idle: int | None) -> None:
     """Another one takes part in them and contributes nothing."""
@@ -72,7 +72,7 @@ def test_collectives_are_those_of_the_replicas_that_contribute(kind: str, idle: 
     ]
 
     def act(i: int, world: ProcessWorld) -> Any:
-        quorum(world).meet(world, 0.0, moved=i != idle)
+        quorum(world).agree_on_facts(world, 0.0, moved=i != idle)
         assert world.workers == len(there)
         return getattr(world, kind)(given[i])
 
@@ -81,9 +81,9 @@ def test_collectives_are_those_of_the_replicas_that_contribute(kind: str, idle: 
     expected = getattr(World(len(there)), kind)(stacked)
     for place, i in enumerate(there):
         for found, one in zip(ends[i], expected, strict=True):
-            mine = one[place : place + 1] if kind == "exchange" else one
+            mine = one[place : place + 1] if kind == "all_to_all" else one
             torch.testing.assert_close(found, mine, rtol=1e-6, atol=1e-6)
-    if idle is not None and kind != "exchange":  # it hears what the others have sent
+    if idle is not None and kind != "all_to_all":  # it hears what the others have sent
         for found, one in zip(ends[idle], expected, strict=True):
             torch.testing.assert_close(found, one, rtol=1e-6, atol=1e-6)
 
@@ -94,9 +94,9 @@ def test_all_meet_where_one_has_joined_or_left_or_wants_it() -> None:
 
     def step(present: list[int], wants: int | None = None) -> list[bool]:
         def act(i: int, world: ProcessWorld) -> bool:
-            met = quorum(world).must_meet(world, present[i] == wants)
+            met = quorum(world).must_agree(world, present[i] == wants)
             if met:
-                quorum(world).meet(world, float(present[i]))
+                quorum(world).agree_on_facts(world, float(present[i]))
             return met
 
         return together([worlds[i] for i in present], act)
@@ -113,9 +113,9 @@ def test_all_meet_where_one_has_joined_or_left_or_wants_it() -> None:
     assert gone == [[], [names[1]], [names[2]]]
     assert [change["joined"] for change in quorums[0].changes] == [[], [names[2]], []]
     assert quorums[0].changes[2]["left"][0]["residual"] == 2.0
-    quorums[1].heal(quorums[0].members, dropped=0.0)
+    quorums[1].note_loaded_state(quorums[0].members, dropped=0.0)
     assert step([0, 1]) == [True, True]
-    quorums[1].heal(quorums[0].members, dropped=7.0)  # it has missed a step
+    quorums[1].note_loaded_state(quorums[0].members, dropped=7.0)  # it has missed a step
     assert step([0, 1]) == [True, True]
     assert quorums[0].changes[-1]["joined"] == [names[1]]
     assert quorums[0].changes[-1]["left"] == [{"replica": names[1], "residual": 7.0}]
@@ -124,11 +124,15 @@ def test_all_meet_where_one_has_joined_or_left_or_wants_it() -> None:
 
 def test_one_that_joins_with_other_facts_ends_alone() -> None:
     worlds = replicas(3)
-    assert together(worlds[:2], lambda i, world: quorum(world).meet(world, 0.0, seed=0)) == [
+    assert together(
+        worlds[:2], lambda i, world: quorum(world).agree_on_facts(world, 0.0, seed=0)
+    ) == [
         None,
         None,
     ]
-    ends = together(worlds, lambda i, world: quorum(world).meet(world, 0.0, seed=int(i == 2)))
+    ends = together(
+        worlds, lambda i, world: quorum(world).agree_on_facts(world, 0.0, seed=int(i == 2))
+    )
     assert [type(end) for end in ends] == [StepLost, StepLost, ConfigError]
     assert "seed = 1" in str(ends[2])
 
@@ -138,11 +142,13 @@ def test_a_collective_that_fails_ends_the_step_on_all() -> None:
 
     def act(i: int, world: ProcessWorld) -> Any:
         if i == 1:
-            quorum(world).group.leave("it has")
-        return world.mean([torch.ones(1, 2)])
+            quorum(world).group.leave_step("it has")
+        return world.mean_over_workers([torch.ones(1, 2)])
 
     worlds = replicas(3)
     assert [type(end) for end in together(worlds, act)] == [StepLost] * 3
     assert all(quorum(world).manager.errored() is not None for world in worlds)
-    for found in together(worlds, lambda i, world: world.mean([torch.full((1, 2), float(i))])):
+    for found in together(
+        worlds, lambda i, world: world.mean_over_workers([torch.full((1, 2), float(i))])
+    ):
         assert torch.equal(found[0], torch.ones(2))

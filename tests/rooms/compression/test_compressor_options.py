@@ -92,7 +92,9 @@ def step(to: Reducer, grads: list[torch.Tensor], level: Level) -> list[torch.Ten
     wanted = [level if layer.compressed else DENSE for layer in to.layers]
     stack = torch.cat([grad.flatten(1) for grad in grads], dim=1)
     losses = torch.zeros(len(stack), dtype=F64)
-    return [update.clone() for update in Exchange(to).step(grads, wanted, losses, stack)[0]]
+    return [
+        update.clone() for update in Exchange(to).exchange_step(grads, wanted, losses, stack)[0]
+    ]
 
 
 def owed(to: Reducer) -> list[torch.Tensor]:
@@ -171,7 +173,7 @@ def test_the_meter_agrees_with_the_formula(table: dict[str, Any]) -> None:
     for t, level in enumerate(levels(table)):
         for _ in range(steps):
             step(to, gradients(t), level)
-        met = world.meter.take().layers
+        met = world.meter.take_counts().layers
         for i, layer in enumerate(to.layers):
             chosen = compressor(table)
             once = chosen.cost(layer, level, WORKERS, F64.itemsize)

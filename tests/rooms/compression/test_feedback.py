@@ -30,7 +30,7 @@ def reducer(compressor: Compressor) -> Reducer:
 
 def step(to: Reducer, grad: torch.Tensor, level: AnyLevel) -> torch.Tensor:
     losses = torch.zeros(2, dtype=torch.float64)
-    return Exchange(to).step([grad], [level], losses, grad.flatten(1))[0][0].clone()
+    return Exchange(to).exchange_step([grad], [level], losses, grad.flatten(1))[0][0].clone()
 
 
 def gradient(key: int) -> torch.Tensor:

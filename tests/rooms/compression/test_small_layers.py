@@ -20,9 +20,9 @@ class Counting(World):
         super().__init__(workers)
         self.asked: list[int] = []
 
-    def mean(self, tensors: list[Tensor]) -> list[Tensor]:
+    def mean_over_workers(self, tensors: list[Tensor]) -> list[Tensor]:
         self.asked.append(len(tensors))
-        return super().mean(tensors)
+        return super().mean_over_workers(tensors)
 
 
 def test_vectors_and_the_loss_are_one_call() -> None:
@@ -35,7 +35,7 @@ def test_vectors_and_the_loss_are_one_call() -> None:
         for part, layer in zip(stack.split(sizes, 1), LAYERS, strict=True)
     ]
     levels = [2, *[DENSE] * 5]
-    updates, loss = Exchange(reducer).step(gradients, levels, torch.arange(4.0), stack)
+    updates, loss = Exchange(reducer).exchange_step(gradients, levels, torch.arange(4.0), stack)
     assert world.asked == [6, 1, 1]  # the loss with the vectors; P; Q
     for update, gradient in zip(updates[1:], gradients[1:], strict=True):
         assert torch.equal(update, gradient.mean(0))

@@ -37,7 +37,7 @@ def test_metered_equals_computed_at_each_level_and_across_changes(
     for t, level in enumerate([low, high, DENSE, high, low]):
         for _ in range(steps):
             step(reducer, gradients(4, t, dtype), level)
-        meter = w.meter.take()
+        meter = w.meter.take_counts()
         for i, layer in enumerate(reducer.layers):
             once = chosen.cost(layer, level, 4, dtype.itemsize)  # type: ignore[arg-type]
             expected = Traffic(steps * once.floats, steps * once.bytes)
@@ -54,13 +54,13 @@ def test_one_round_is_one_collective_per_kind() -> None:
     """And per type."""
     w, grads = world(2, torch.float32), gradients(2, 0, torch.float32)
     step(Reducer(PowerSGD(), layers(), w, seed=0), grads, 1)
-    assert w.meter.take().calls == {"mean": 2, "gather": 0, "broadcast": 0}
+    assert w.meter.take_counts().calls == {"mean": 2, "gather": 0, "broadcast": 0}
     step(Reducer(TopK(), layers(), w, seed=0), grads, 10)
-    assert w.meter.take().calls == {"mean": 1, "gather": 2, "broadcast": 0}
+    assert w.meter.take_counts().calls == {"mean": 1, "gather": 2, "broadcast": 0}
     step(Reducer(PowerSGD(wire="bf16"), layers(), w, seed=0), grads, 1)  # the loss is float32
-    assert w.meter.take().calls == {"mean": 3, "gather": 0, "broadcast": 0}
+    assert w.meter.take_counts().calls == {"mean": 3, "gather": 0, "broadcast": 0}
     step(Reducer(PowerSGD(), layers(), world_64 := world(2), seed=0), gradients(2, 0), 1)
-    assert world_64.meter.take().calls == {"mean": 2, "gather": 0, "broadcast": 0}
+    assert world_64.meter.take_counts().calls == {"mean": 2, "gather": 0, "broadcast": 0}
 
 
 @pytest.mark.parametrize(("chosen", "low", "high"), EVERY)
@@ -140,7 +140,7 @@ def test_levels_may_differ_between_layers() -> None:
     ]
     reducer = Reducer(PowerSGD(), two, world(2), seed=0)
     stack = torch.cat([g.flatten(1)] * 2, dim=1)
-    together, _ = Exchange(reducer).step([g, g], [1, 3], torch.zeros(2, dtype=F64), stack)
+    together, _ = Exchange(reducer).exchange_step([g, g], [1, 3], torch.zeros(2, dtype=F64), stack)
     for mine, theirs in zip(together, apart, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-14, atol=1e-14)
 
@@ -149,10 +149,14 @@ def test_the_loss_tells_of_a_gradient_that_is_not_finite() -> None:
     reducer = Reducer(PowerSGD(), layers()[:1], world(2), seed=0)
     grads = gradients(2, 0)[:1]
     stack = grads[0].flatten(1)
-    _, loss = Exchange(reducer).step(grads, [1], torch.tensor([1.0, 2.0], dtype=F64), stack)
+    _, loss = Exchange(reducer).exchange_step(
+        grads, [1], torch.tensor([1.0, 2.0], dtype=F64), stack
+    )
     assert loss.item() == 1.5
     stack[1, 3] = math.inf
-    _, loss = Exchange(reducer).step(grads, [1], torch.tensor([1.0, 2.0], dtype=F64), stack)
+    _, loss = Exchange(reducer).exchange_step(
+        grads, [1], torch.tensor([1.0, 2.0], dtype=F64), stack
+    )
     assert math.isnan(loss.item())
 
 
@@ -179,7 +183,7 @@ def test_one_number_that_is_not_finite_is_told_at_every_level(
             parts = stack.split([layer.size for layer in reducer.layers], dim=1)
             grads = [p.view(g.shape) for p, g in zip(parts, grads, strict=True)]
         levels = [level if layer.compressed else DENSE for layer in reducer.layers]
-        _, loss = Exchange(reducer).step(grads, levels, losses, stack)  # type: ignore[arg-type]
+        _, loss = Exchange(reducer).exchange_step(grads, levels, losses, stack)  # type: ignore[arg-type]
         if turn == at:
             assert loss.isnan()
             return
@@ -194,6 +198,10 @@ def test_updates_tell_so_that_gradients_are_not_read_again(chosen: Compressor) -
     unread = torch.full((2, 3), math.nan, dtype=F64)
     for level in (1, DENSE):
         levels = [level if layer.compressed else DENSE for layer in reducer.layers]
-        assert Exchange(reducer).step(grads, levels, torch.ones(2, dtype=F64), unread)[1] == 1
+        assert (
+            Exchange(reducer).exchange_step(grads, levels, torch.ones(2, dtype=F64), unread)[1] == 1
+        )
     (other,) = (Reducer(TopK(), layers()[:1], world(2), seed=0),)
-    assert Exchange(other).step(grads[:1], [50], torch.ones(2, dtype=F64), unread)[1].isnan()
+    assert (
+        Exchange(other).exchange_step(grads[:1], [50], torch.ones(2, dtype=F64), unread)[1].isnan()
+    )

@@ -70,7 +70,7 @@ def test_a_bucket_end_to_end_has_the_numbers_of_its_layers(
         assert all(map(torch.equal, ours, theirs))
         for one, other in zip(together.residuals(), apart.residuals(), strict=True):
             assert (one is None and other is None) or torch.equal(one, other)
-        meters = together.world.meter.take(), apart.world.meter.take()
+        meters = together.world.meter.take_counts(), apart.world.meter.take_counts()
         assert meters[0] == meters[1]
 
 

@@ -133,8 +133,8 @@ def test_bytes_of_each_collective_are_those_of_a_step(text: str, workers: int) -
     levels = [method.level if layer.compressed else "dense" for layer in layers]
     for _ in range(chosen.phases):
         flat = torch.cat([g.flatten(1) for g in gradients], dim=1)
-        Exchange(reducer).step(gradients, levels, torch.zeros(1), flat)
-    meter, predicted = world.meter.take(), work(step, method)
+        Exchange(reducer).exchange_step(gradients, levels, torch.zeros(1), flat)
+    meter, predicted = world.meter.take_counts(), work(step, method)
     meter.sent["mean"] -= 4 * chosen.phases  # the loss
     sent = {kind: size / chosen.phases for kind, size in meter.sent.items() if size}
     assert predicted.bytes == pytest.approx(sent, rel=0.02)

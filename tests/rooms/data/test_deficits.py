@@ -113,8 +113,10 @@ def test_another_task_turns_images_and_moves_labels_on() -> None:
 def test_a_run_sees_changed_images_and_labels_in_the_windows_only(name: str) -> None:
     """Against the batches of the same run without a deficit, worker by worker."""
     base = override(regimes.get_preset("smoke"), ["data.train_size=120", "data.test_size=100"])
-    plain = build.prepare(base).batches
-    worse = build.prepare(override(base, [f'deficit={{name="{name}",windows=[[1,2]]}}'])).batches
+    plain = build.prepare_run(base).batches
+    worse = build.prepare_run(
+        override(base, [f'deficit={{name="{name}",windows=[[1,2]]}}'])
+    ).batches
     for epoch in range(3):
         for (x, y), (worse_x, worse_y) in zip(
             plain.epoch(epoch, [0, 1, 2, 3]), worse.epoch(epoch, [3, 1]), strict=True

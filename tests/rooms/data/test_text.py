@@ -223,8 +223,8 @@ def test_the_union_pass_equals_worker_by_worker(model: str, text: Path, tmp_path
 
 
 def test_dropout_goes_worker_by_worker(text: Path) -> None:
-    assert build.prepare(config(text)).gradients.union
-    assert not build.prepare(config(text, "model.dropout=0.2")).gradients.union
+    assert build.prepare_run(config(text)).gradients.union
+    assert not build.prepare_run(config(text, "model.dropout=0.2")).gradients.union
 
 
 @pytest.mark.slow

@@ -177,7 +177,7 @@ def test_the_union_pass_equals_worker_by_worker(file: Path, tmp_path: Path) -> N
     )
     regimes.run(c, tmp_path / "union")
     regimes.run(replace(c, union_pass=False), tmp_path / "apart")
-    assert build.prepare(c).gradients.union
+    assert build.prepare_run(c).gradients.union
     same_text(tmp_path / "union", tmp_path / "apart")
 
 
@@ -245,6 +245,6 @@ def test_bad_input_is_one_sentence(
     changes: list[str], error: type[Exception], sentence: str, file: Path
 ) -> None:
     with pytest.raises(error) as caught:
-        build.prepare(config(file, *changes))
+        build.prepare_run(config(file, *changes))
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)

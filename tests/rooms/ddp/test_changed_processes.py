@@ -21,20 +21,22 @@ LAYER = Layer("weight", (6, 5))
 def test_the_mean_of_replicas_is_over_steps() -> None:
     attendance = Attendance()
     for replicas in (4, 4, 4, 2, 3):
-        attendance.note(replicas)
-    column = attendance.column()
+        attendance.note_step(replicas)
+    column = attendance.as_column()
     assert (column["least"], column["most"], column["mean"]) == (2, 4, 17 / 5)
-    assert Attendance().column()["mean"] == 0
+    assert Attendance().as_column()["mean"] == 0
 
 
 @pytest.mark.parametrize("name", ["randomk", "powersgd"])
 def test_memories_of_another_number_of_shards_count_on(name: str) -> None:
     """Random numbers must not be drawn again, so the number of steps is the largest saved one."""
     compressor = REGISTRY.make({"name": name})
-    world = SimpleNamespace(shards=2, rank=1, parts=lambda layers: [x.on(1, 2) for x in layers])
+    world = SimpleNamespace(
+        shards=2, rank=1, local_layers=lambda layers: [x.on(1, 2) for x in layers]
+    )
     reducer = Reducer(compressor, [LAYER], World(1), 0)
     state: Any = ShardedState.__new__(ShardedState)
     state.hook = SimpleNamespace(world=world, layers=[LAYER], reducer=reducer)
     saved = [{"weight": reducer.states[0].shared_state() | {"step": n}} for n in (7, 9, 8)]
     expected = saved[0] if compressor.joins_shards else saved[1]
-    assert state._memories(saved)["weight"]["step"] == expected["weight"]["step"]
+    assert state._shard_memories(saved)["weight"]["step"] == expected["weight"]["step"]

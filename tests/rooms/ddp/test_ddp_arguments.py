@@ -92,11 +92,11 @@ def test_what_is_not_named_is_the_measured_method_with_a_warning() -> None:
     with pytest.warns(UserWarning, match=r"no compressor, level or policy .* level=8 says so"):
         bare = regimes.attach(wrapped())
     named = regimes.attach(wrapped(), compressor="quantised-all-reduce", level=8)
-    assert bare.chosen.facts() == named.chosen.facts()
+    assert bare.chosen.shared_facts() == named.chosen.shared_facts()
     name, level = choices.UNNAMED
     assert parse(f"{name}:{level}").verdict == "harmless"  # in the table of measured losses
     dense = regimes.attach(wrapped(), start_compressing_after=1, level="dense")
-    assert dense.chosen.facts()["compressor"]["name"] == "powersgd"
+    assert dense.chosen.shared_facts()["compressor"]["name"] == "powersgd"
 
 
 def test_a_model_that_trains_nothing_is_one_sentence() -> None:
@@ -425,7 +425,7 @@ def test_after_a_rollback_reporters_begin_with_the_rows_that_are_kept(tmp_path: 
         model(torch.ones(4, 5)).square().sum().backward()
         if step == 2:
             state = hook.state_dict()
-    hook.recorder.suspend()  # as a kill does
+    hook.recorder.close_files()  # as a kill does
     assert len(read_lines(tmp_path / "run/epochs.jsonl")) == 4
     model = DistributedDataParallel(model.module)
     hook = regimes.attach(model, **options)
@@ -440,7 +440,7 @@ def test_a_job_that_ended_before_its_first_unit_is_started_again(tmp_path: Path)
     hook = regimes.attach(model, policy="static", record=tmp_path / "run")
     model(torch.ones(4, 5)).square().sum().backward()
     assert (tmp_path / "run/run.json").exists()
-    hook.recorder.suspend()  # as a kill does
+    hook.recorder.close_files()  # as a kill does
     record = job(lambda m: torch.optim.SGD(m.parameters(), lr=0.1), tmp_path / "run")
     assert record.finished
     with pytest.raises(RecordError, match="already holds a run: load the state of its hook"):
@@ -455,7 +455,7 @@ def test_a_job_killed_before_its_first_checkpoint_is_started_again(tmp_path: Pat
     hook = regimes.attach(model, **options)
     for _ in range(3):
         model(torch.ones(4, 5)).square().sum().backward()
-    hook.recorder.suspend()  # as a kill does
+    hook.recorder.close_files()  # as a kill does
     before = read_lines(tmp_path / "run/epochs.jsonl")
     assert len(before) == 2
     model = DistributedDataParallel(model.module)
@@ -484,7 +484,7 @@ def test_a_kill_right_after_saving_keeps_the_time_of_the_unit(within: bool, tmp_
             hook.epoch_end()
     state = io.BytesIO()
     torch.save(hook.full_state_dict(), state)
-    hook.recorder.suspend()
+    hook.recorder.close_files()
     state.seek(0)
     model = DistributedDataParallel(model.module)
     hook = regimes.attach(model, every="epoch" if not within else 4, **options)

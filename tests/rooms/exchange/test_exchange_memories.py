@@ -33,17 +33,19 @@ def take(
     """The updates of a step that is settled."""
     order = list(range(len(rows)))
     random.Random(len(rows)).shuffle(order)
-    exchange.begin([level if layer.compressed else DENSE for layer in exchange.reducer.layers])
+    exchange.begin_transfer(
+        [level if layer.compressed else DENSE for layer in exchange.reducer.layers]
+    )
     for i in order:
-        exchange.add({i: rows[i]})
-    step = exchange.finish()
-    exchange.settle(unapplied)
+        exchange.add_rows({i: rows[i]})
+    step = exchange.finish_transfer()
+    exchange.settle_transfer(unapplied)
     written = exchange.written is not None
     return [step.rows[i][0] if written else step.updates[i].clone() for i in range(len(rows))]
 
 
 def memories(exchange: Exchange) -> list[dict[str, Any]]:
-    exchange.wait()
+    exchange.wait_for_transfers()
     identity = ("key", "hosted", "shard")
     return [
         {name: copy.deepcopy(x) for name, x in vars(state).items() if name not in identity}
@@ -88,9 +90,9 @@ def test_an_undone_step_was_never_taken(compressor: Compressor, low: Level, high
         take(exchange, gradients(1, 0), low)
     before = memories(theirs)
     take(ours, gradients(1, 1), high)
-    assert ours.undo([0, 2]) == {0, 2}
-    assert ours.undo() == {1, 3}
-    assert ours.undo() == set()
+    assert ours.undo_transfer([0, 2]) == {0, 2}
+    assert ours.undo_transfer() == {1, 3}
+    assert ours.undo_transfer() == set()
     assert_same(memories(ours), before)
     expected = take(theirs, gradients(1, 2), high)
     assert_same(take(ours, gradients(1, 2), high), expected)
@@ -108,8 +110,8 @@ def test_a_fragment_that_is_dropped_was_never_sent(
     def send(exchange: Exchange, step: int, level: Level, part: Sequence[int]) -> Transfer:
         rows = gradients(3, step)
         levels = [level if layer.compressed else DENSE for layer in exchange.reducer.layers]
-        transfer = exchange.begin(levels, part)
-        exchange.send({i: rows[i] for i in part}, transfer)
+        transfer = exchange.begin_transfer(levels, part)
+        exchange.send_transfer({i: rows[i] for i in part}, transfer)
         assert_same(rows, gradients(3, step))
         return transfer
 
@@ -117,10 +119,10 @@ def test_a_fragment_that_is_dropped_was_never_sent(
         kept = memories(ours)
         first, second = (send(ours, step, level, part) for part in ([0, 1], [2, 3]))
         assert_same(memories(ours), kept)
-        ours.settle(transfer=first)
-        ours.drop(second)
+        ours.settle_transfer(transfer=first)
+        ours.drop_transfer(second)
         again = send(ours, step, level, [2, 3])
-        ours.settle(transfer=again)
+        ours.settle_transfer(transfer=again)
         expected = [send(theirs, step, level, part).updates for part in ([0, 1], [2, 3])]
         assert_same([first.updates, again.updates], expected)
         assert_same(memories(ours), memories(theirs))
@@ -156,10 +158,10 @@ def test_fragments_on_their_way_at_once_come_back_as_one_by_one() -> None:
     rows, losses = gradients(3, 0), torch.arange(6.0).view(3, 2).double()
     made = Reducer(PowerSGD(), layers(), world(3), seed=3)
     flying = Exchange(made, background=CPU)
-    first, second = (flying.begin([2, 2, DENSE, 2], part) for part in ([0, 1], [2, 3]))
-    flying.send({i: rows[i] for i in (0, 1)}, first, losses)
-    flying.send({i: rows[i] for i in (2, 3)}, second)
-    flying.wait()
+    first, second = (flying.begin_transfer([2, 2, DENSE, 2], part) for part in ([0, 1], [2, 3]))
+    flying.send_transfer({i: rows[i] for i in (0, 1)}, first, losses)
+    flying.send_transfer({i: rows[i] for i in (2, 3)}, second)
+    flying.wait_for_transfers()
     reducer = Reducer(PowerSGD(), layers(), world(3), seed=3)
     expected = {
         **reducer.reduce([0, 1], rows, [2, 2, DENSE, 2]),
@@ -181,7 +183,7 @@ class Told(Listener):
     def __init__(self) -> None:
         self.released = 0
 
-    def release(self) -> None:
+    def release_gradients(self) -> None:
         self.released += 1
 
 
@@ -197,10 +199,12 @@ def test_one_broken_number_fills_its_bucket_and_is_known(
     before = memories(exchange)
     rows = gradients(1, 1)
     rows[broken].view(-1)[2] = torch.inf
-    exchange.begin([low if layer.compressed else DENSE for layer in exchange.reducer.layers])
-    exchange.add(dict(enumerate(rows)))
-    step = exchange.finish()
-    exchange.settle(step.states)
+    exchange.begin_transfer(
+        [low if layer.compressed else DENSE for layer in exchange.reducer.layers]
+    )
+    exchange.add_rows(dict(enumerate(rows)))
+    step = exchange.finish_transfer()
+    exchange.settle_transfer(step.states)
     assert not step.finite
     bucket = next(bucket for bucket in BUCKETS if broken in bucket)
     assert all(rows[i].isnan().all() for i in bucket)
@@ -219,10 +223,10 @@ def test_an_error_in_the_thread_is_raised_where_the_caller_waits(
         raise ArithmeticError("no room")
 
     monkeypatch.setattr(exchange.reducer, "reduce", fails)
-    exchange.begin([2, 2, DENSE, 2])
-    exchange.add(dict(enumerate(gradients(1, 0))))
+    exchange.begin_transfer([2, 2, DENSE, 2])
+    exchange.add_rows(dict(enumerate(gradients(1, 0))))
     with pytest.raises(ArithmeticError, match="no room"):
-        exchange.finish()
+        exchange.finish_transfer()
     assert told.released >= 1
     assert exchange.transfer is not None
     assert exchange.transfer.failed

@@ -128,14 +128,14 @@ def test_a_search_that_was_killed_ends_in_the_same_bytes(
     """Killed after so many units of training, all runs together."""
     from regimes.training import loop
 
-    original, count = loop._unit, iter(range(stop))
+    original, count = loop._train_unit, iter(range(stop))
 
     def unit(*given: Any) -> Any:
         if next(count, None) is None:
             raise KeyboardInterrupt
         return original(*given)
 
-    monkeypatch.setattr(loop, "_unit", unit)
+    monkeypatch.setattr(loop, "_train_unit", unit)
     with pytest.raises(KeyboardInterrupt):
         searched(tmp_path / "killed")
     monkeypatch.undo()

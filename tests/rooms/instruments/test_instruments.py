@@ -79,7 +79,7 @@ def test_every_instrument_on_ends_in_the_same_bits(tmp_path: Path) -> None:
 def test_the_recorded_eigenvalue_is_that_of_the_last_weights(tmp_path: Path) -> None:
     c = small(instruments={"curvature": {"images": 40, "batch": 20, "tolerance": 1e-6}})
     record = regimes.run(c, tmp_path / "run")
-    parts = build.prepare(c)
+    parts = build.prepare_run(c)
     parts.model.load_state_dict(weights(tmp_path / "run"))
     hessian = HessianProduct(
         parts.model,

@@ -184,7 +184,7 @@ def test_against_gradients_recomputed_by_hand(tmp_path: Path) -> None:
     """One step per epoch, plain autograd."""
     c = config("data.train_size=40", "batch_size=10", BOTH, "epochs=1")
     record = regimes.run(c, tmp_path / "run")
-    parts = build.prepare(c)
+    parts = build.prepare_run(c)
     model = parts.task.build(c).double()
     x, y = next(iter(parts.batches.epoch(0, range(4))))
     own = []

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import regimes
 from regimes.config import RunConfig
-from regimes.training.build import prepare
+from regimes.training.build import prepare_run
 
 SIGNALS = ("update", "global", "local-mean", "worker0", "movement", "movement/lr")
 OPTIMIZERS = {
@@ -141,7 +141,7 @@ def moved(model: nn.Module, optimizer: torch.optim.Optimizer, by: list[Tensor], 
 
 def naive(c: RunConfig, case: Case) -> list[dict[str, Any]]:
     """By unit: the readings, absent where no round ended, and the mean training loss."""
-    parts = prepare(c)
+    parts = prepare_run(c)
     shared = parts.model
     own = [copy.deepcopy(shared) for _ in range(c.workers if case.period else 1)]
     optimizers = [made(c, model) for model in own]

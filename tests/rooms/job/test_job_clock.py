@@ -20,8 +20,8 @@ def test_the_pause_between_two_units_is_no_time_of_steps(monkeypatch: pytest.Mon
     def unit(clock: Clock, steps: int) -> float:
         for _ in range(steps):
             now[0] += 2.0
-            clock.start()
-            clock.stop()
+            clock.start_step()
+            clock.stop_step()
         return clock.of_unit(steps)["compute"]
 
     for steps, pause in ((3, 0.0), (1, 100.0)):
@@ -38,11 +38,11 @@ def test_a_wait_is_divided_into_collectives_and_compression(
     collectives; another 3 s of collectives were in the background."""
     now, world, clock = [0.0], World(1), Clock(torch.device("cpu"))
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    clock.start()
+    clock.start_step()
     now[0], world._clock = 6.0, (3.0, None)
-    with clock.waiting(world):
+    with clock.count_waiting(world):
         now[0], world._clock = 10.0, (4.5, None)
-    clock.stop()
+    clock.stop_step()
     assert clock.seconds == {"compute": 6.0, "compress": 2.5, "communicate": 1.5}
 
 
@@ -52,7 +52,7 @@ def test_no_time_of_a_loop_is_negative_and_the_sum_stays(monkeypatch: pytest.Mon
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     with clock("compute"):
         now[0] = 3.0
-    with clock.exchanging(world), clock("compress"):
+    with clock.count_exchange(world), clock("compress"):
         now[0], world._clock = 5.0, (4.0, None)
-    clock.settle()
+    clock.read_events()
     assert clock.seconds == {"compute": 3.0, "compress": 0.0, "communicate": 2.0}

@@ -21,7 +21,7 @@ from regimes.job.link import LinkMeter, predicted
 from regimes.network import Network
 from regimes.policies import LinkLadder
 from regimes.records import load
-from regimes.training.build import prepare
+from regimes.training.build import prepare_run
 
 COMPUTE = 0.02
 LEVELS = "levels={high=1, mid=2, low=4}"
@@ -145,10 +145,10 @@ def test_a_wait_for_a_slower_process_is_none_for_the_link(monkeypatch: pytest.Mo
 def test_one_process_needs_a_trace_and_two_policies_are_one_too_many() -> None:
     torch.set_num_threads(1)
     with pytest.raises(ConfigError, match="in one process without a trace"):
-        prepare(config("policy={name='link'}"))
+        prepare_run(config("policy={name='link'}"))
     both = traced("[[9, 100, 0]]"), traced("[[9, 100, 0]]").replace("policy", "sync_policy")
     words = both[1].replace("name='link'", "name='link', levels=['8', '2']")
     with pytest.raises(ConfigError, match="one of them follows the link"):
-        prepare(config(both[0], words))
+        prepare_run(config(both[0], words))
     with pytest.raises(ConfigError, match="from the longest to the shortest"):
-        prepare(config("sync_policy={name='link'}", "sync_levels={high=8, mid=4, low=2}"))
+        prepare_run(config("sync_policy={name='link'}", "sync_levels={high=8, mid=4, low=2}"))

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regimes.errors import ConfigError
-from regimes.job.residuals import average, on_processes, residuals_for, without_residuals
-from regimes.job.state import FORMAT, by_layer, joined, of_workers
-from regimes.job.upgrade import upgraded
+from regimes.job.residuals import average_residuals, on_processes, residuals_for, without_residuals
+from regimes.job.state import FORMAT, by_layer, join_states, of_workers
+from regimes.job.upgrade import upgrade_state
 
 
 def divided(count: int, cuts: set[int], means: bool = False) -> list[dict[str, Any]]:
@@ -72,7 +72,7 @@ def test_as_many_workers_have_what_they_had(count: int, cuts: set[int], others: 
 def test_one_row_for_all_and_back(each: int, processes: int, means: bool) -> None:
     parts = divided(each * processes, {each * i for i in range(1, processes)}, means)
     before = mean_of(parts)
-    average(parts, to_one=not means)
+    average_residuals(parts, to_one=not means)
     torch.testing.assert_close(mean_of(parts), before, rtol=0, atol=1e-14)
     rows = [len(states.column(part, "residual")["a"]) for part in parts]
     assert rows == [len(part["workers"]) if means else 1 for part in parts]
@@ -87,7 +87,7 @@ def test_a_state_of_each_process_is_the_state_of_all() -> None:
     parts = divided(3, {1, 2})
     whole = {"format": FORMAT, "processes": 3, "layers": {"a": {}, "b": {}}, "parts": parts}
     each = on_processes(whole, 3)
-    assert joined(each) == whole
+    assert join_states(each) == whole
     assert [part["workers"] for state in each for part in state["parts"]] == [[0], [1], [2]]
     begun = without_residuals(parts[0])
     assert states.column(begun, "residual") == {"a": None, "b": None}
@@ -101,4 +101,4 @@ def test_entries_of_workers_are_found_on_any_process() -> None:
 
 def test_a_state_of_a_later_version_is_one_sentence() -> None:
     with pytest.raises(ConfigError, match="the state has the format 5, this version reads 4"):
-        upgraded({"format": 5})
+        upgrade_state({"format": 5})

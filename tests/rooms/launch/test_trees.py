@@ -106,13 +106,13 @@ def test_a_run_of_another_shell_has_not_failed(
 def test_a_tree_is_trained_once_and_resumed(
     grid: str, jobs: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    units, original = [0], loop._unit
+    units, original = [0], loop._train_unit
 
     def counted(*words: object) -> object:
         units[0] += 1
         return original(*words)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(loop, "_unit", counted)
+    monkeypatch.setattr(loop, "_train_unit", counted)
     done = command("ablate", grid, "--out", "tree", "--jobs", jobs)
     assert done.returncode == 0, done.stderr  # type: ignore[attr-defined]
     assert "4 runs in tree, 0 already finished" in done.stdout  # type: ignore[attr-defined]

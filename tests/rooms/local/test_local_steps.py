@@ -18,7 +18,7 @@ import regimes
 from regimes.config import RunConfig, override
 from regimes.errors import ConfigError
 from regimes.records import read_lines
-from regimes.training.build import prepare
+from regimes.training.build import prepare_run
 from regimes.training.rounds import Rounds
 
 torch.set_num_threads(1)
@@ -157,7 +157,7 @@ def test_each_shared_step_is_a_round(tmp_path: Path) -> None:
 
 
 def test_floats_are_those_of_the_rounds(tmp_path: Path) -> None:
-    size = sum(p.numel() for p in prepare(text()).model.parameters())
+    size = sum(p.numel() for p in prepare_run(text()).model.parameters())
     for more, states in (((), 0), (("outer.states=average",), 2)):
         record = regimes.run(text(every(5), *ADAMW, *more), tmp_path / str(states))
         assert [row["floats"] for row in record.rows] == [4 * (1 + states) * size]

@@ -26,7 +26,7 @@ SENT += [{"compressor": "quantised-all-reduce", "level": 4}]
 
 @pytest.fixture(autouse=True)
 def _without_torchft(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ManagedGroup, "now", property(lambda group: group.manager.group))
+    monkeypatch.setattr(ManagedGroup, "torch_group", property(lambda group: group.manager.group))
 
 
 class Breaking(Group):
@@ -88,7 +88,7 @@ def trained(
         optimizer.step()
         local.step()
     local.close()
-    stack, updates = local.sync.seen()
+    stack, updates = local.sync.take_seen()
     return local, model, [stack, *updates]
 
 
@@ -113,7 +113,7 @@ def test_an_attempt_that_does_not_count_leaves_no_trace(sent: dict[str, Any], ou
         assert mine.key == one.key
         both = [{**vars(state), "key": None} for state in (mine, one)]
         torch.testing.assert_close(*both, **exact)
-    assert ours.sync.places == theirs.sync.places
+    assert ours.sync.fragment_steps == theirs.sync.fragment_steps
 
 
 @pytest.mark.parametrize("outer", OUTERS)
@@ -121,11 +121,11 @@ def test_a_replica_that_joins_has_all_but_the_residual(outer: str) -> None:
     options = {"outer": OUTERS[outer], "compressor": "powersgd", "level": 1}
     gave, model, _ = trained(Losing({}), **options)
     got, other, _ = trained(Losing({}), steps=0, **options)
-    got.membership.load(gave.membership.save())
+    got.membership.load_from_replica(gave.membership.save_for_replica())
     exact = {"rtol": 0, "atol": 0}
     torch.testing.assert_close(other.state_dict(), model.state_dict(), **exact)
     assert got.rows == gave.rows
-    assert got.sync.places == gave.sync.places
+    assert got.sync.fragment_steps == gave.sync.fragment_steps
     assert any(r.any() for r in gave.sync.reducer.residuals() if r is not None)
     for mine, one in zip(got.sync.reducer.states, gave.sync.reducer.states, strict=True):
         assert mine.residual is None

@@ -17,9 +17,9 @@ from runs import resumed_alike, rows, same_weights, weights
 import regimes
 from regimes.config import override
 from regimes.errors import ConfigError
-from regimes.training.build import prepare
+from regimes.training.build import prepare_run
 from regimes.training.rounds import Rounds
-from regimes.training.streaming import divide
+from regimes.training.streaming import divide_layers
 
 torch.set_num_threads(1)
 STREAMING = (*DILOCO, "outer.fragments=3", "outer.delay=2", "outer.mixing=0.5")
@@ -34,8 +34,8 @@ def test_it_is_the_naive_loop(
     more = ("outer.fragments=3", f"outer.delay={delay}", f"outer.mixing={mixing}")
     c = text(every(6), *optimizer, *DILOCO, *more)
     regimes.run(c, tmp_path)
-    sizes = [p.numel() for p in prepare(c).model.parameters()]
-    close(weights(tmp_path), Streaming(c, 6, divide(sizes, 3)).run(), 1e-11)
+    sizes = [p.numel() for p in prepare_run(c).model.parameters()]
+    close(weights(tmp_path), Streaming(c, 6, divide_layers(sizes, 3)).run(), 1e-11)
 
 
 def two_bits(delta: torch.Tensor, chunk: int = 4, share: float = 0.25) -> torch.Tensor:
@@ -86,15 +86,17 @@ def test_compressed_fragments_are_the_naive_loop(name: str, tmp_path: Path) -> N
     more = ("outer.fragments=3", "outer.delay=2", "outer.mixing=0.5", "model.width=16")
     c = text(every(6), *ADAMW, *DILOCO, *more, *pressed)
     regimes.run(c, tmp_path)
-    sizes = [p.numel() for p in prepare(c).model.parameters()]
-    close(weights(tmp_path), Streaming(c, 6, divide(sizes, 3), feedback=feedback).run(), 1e-11)
+    sizes = [p.numel() for p in prepare_run(c).model.parameters()]
+    close(
+        weights(tmp_path), Streaming(c, 6, divide_layers(sizes, 3), feedback=feedback).run(), 1e-11
+    )
     assert feedback.residuals
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.integers(1, 12))
 def test_fragments_divide_the_layers(sizes: list[int], count: int) -> None:
     count = min(count, len(sizes))
-    groups = divide(sizes, count)
+    groups = divide_layers(sizes, count)
     assert [i for group in groups for i in group] == list(range(len(sizes)))
     assert len(groups) == count
     assert all(groups)
@@ -111,7 +113,7 @@ def test_fragments_leave_at_equal_distances(tmp_path: Path) -> None:
     assert [row["sync"]["rounds"] for row in record.rows] == [0] * 5 + [1] + [0] * 5 + [1] + [
         0
     ] * 4 + [1]
-    size = sum(p.numel() for p in prepare(text()).model.parameters())
+    size = sum(p.numel() for p in prepare_run(text()).model.parameters())
     assert sum(sent[:6]) == size
     assert max(sent[:16]) < 0.6 * size
 
@@ -176,8 +178,8 @@ def test_the_norm_is_that_of_the_pseudo_gradients(name: str, nesterov: str, tmp_
     outer = ("outer.lr=0.7", "outer.momentum=0.9", f"outer.nesterov={nesterov}")
     c = text(every(6), *SGD, *outer, *place(name), both)
     (row,) = regimes.run(c, tmp_path).rows
-    sizes = [p.numel() for p in prepare(c).model.parameters()]
-    expected = Norms(c, 6, divide(sizes, PLACES[name][0])).seen()
+    sizes = [p.numel() for p in prepare_run(c).model.parameters()]
+    expected = Norms(c, 6, divide_layers(sizes, PLACES[name][0])).seen()
     for reading in ("update", "global"):
         assert row["statistics"][f"norm:{reading}"] == pytest.approx(expected, rel=1e-9)
 
@@ -238,14 +240,14 @@ def test_losses_go_to_the_steps_that_they_are_of(
     second one again after step 13 and the first after 16, so that what the first one brings is
     newer than what the second one does."""
     seen = list[tuple[float, float, int]]()
-    deliver = Rounds._delivered
+    deliver = Rounds._delivered_losses
 
     def watched(local: Rounds) -> list[Any]:
         losses = deliver(local)
         seen.extend((float(mean), float(rows.mean()), step) for mean, rows, _, step in losses)
         return losses
 
-    monkeypatch.setattr(Rounds, "_delivered", watched)
+    monkeypatch.setattr(Rounds, "_delivered_losses", watched)
     rule = "sync_policy={name='windows',windows=[[0,1]],inside='12',outside='5'}"
     regimes.run(text("unit_steps=8", rule, "outer.fragments=3", "outer.delay=4"), tmp_path)
     assert [step for *_, step in seen] == sorted(step for *_, step in seen)

@@ -28,8 +28,8 @@ from regimes.replay.replay import past_epochs
 from regimes.report import content, pictures
 from regimes.seeding import derive
 from regimes.training import checkpoint
-from regimes.training.build import Run, prepare
-from regimes.training.changes import fitted
+from regimes.training.build import Run, prepare_run
+from regimes.training.changes import fit_checkpoint
 
 torch.set_num_threads(1)
 PRESSED = ("compressor={name='quantise',stochastic=false,error_feedback=true}",)
@@ -75,7 +75,7 @@ def scored_on(c: RunConfig, parts: Run, number: int) -> tuple[torch.Tensor, torc
 def naive(c: RunConfig, period: int, other: int) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:
     """Both universes in full: where everybody is but the treated, and where those are."""
     start, loss, batches, make = steps(c)
-    rule, parts = policy(c.policy), prepare(c)
+    rule, parts = policy(c.policy), prepare_run(c)
     assert isinstance(rule, Trial)
     models = [copy.deepcopy(start) for _ in range(c.workers)]
     optimizers = [make(model) for model in models]
@@ -147,7 +147,7 @@ def test_it_is_a_naive_loop_of_two_universes(run: tuple[RunConfig, Path]) -> Non
     c, folder = run
     at, expected = naive(c, 2, 8)
     found = tried(rows(folder))
-    names = [name for name, _ in prepare(c).model.named_parameters()]
+    names = [name for name, _ in prepare_run(c).model.named_parameters()]
     close(weights(folder), dict(zip(names, at, strict=True)), 1e-11)
     assert [(t["level"], t["base"]) for t in found] == [("low", "high")] * 3
     for mine, theirs in zip(found, expected, strict=True):
@@ -164,7 +164,7 @@ def test_processes_equal_simulation_and_the_loop_of_a_user(
     forked.train(c, tmp_path / "two", 2)
     same_run(folder, tmp_path / "two")
     same_trials(rows(tmp_path / "two"), rows(folder))
-    parts = prepare(c)
+    parts = prepare_run(c)
     own = [[(x[w], y[w]) for x, y in parts.batches.epoch(0, range(4))] for w in range(4)]
     probes = [scored_on(c, parts, number) for number in range(3)]
     for parameters, found in group.run(own_loop.trained, 4, c, parts.model, own, probes, 9):
@@ -239,7 +239,7 @@ def test_a_branch_within_a_trial_goes_on_where_all_are(
     assert state is not None
     current = state["outer"]["trials"]["current"]
     branch = override(c, ["policy={name='static',level='high'}"])
-    found, _ = fitted(prepare(branch), state, c)
+    found, _ = fit_checkpoint(prepare_run(branch), state, c)
     assert "trials" not in found["outer"]
     offset = [layer["offset"] for layer in current["layers"].values()]
     assert max(float(t.abs().max()) for t in offset) > 0
@@ -247,7 +247,7 @@ def test_a_branch_within_a_trial_goes_on_where_all_are(
         before, after = (x["parts"][0]["replicas"][worker]["tensors"] for x in (state, found))
         for a, b, moved in zip(before, after, offset, strict=True):
             torch.testing.assert_close(b, a - moved if worker in current["treated"] else a)
-    again, _ = fitted(prepare(override(c, ["policy.samples=4"])), state, c)
+    again, _ = fit_checkpoint(prepare_run(override(c, ["policy.samples=4"])), state, c)
     assert again["outer"]["trials"] == {**state["outer"]["trials"], "current": None}
     (tmp_path / "trunk").symlink_to(folder)
     there = ["branch.of=../trunk", "branch.at=3", "policy={name='static',level='high'}"]

@@ -47,43 +47,43 @@ def same(a: Path, b: Path, tolerance: float = 0.0) -> None:
 @pytest.mark.parametrize("union", [True, False])
 def test_an_accumulated_gradient_is_that_of_the_whole_batch(union: bool) -> None:
     """Without BatchNorm's batch statistics the mean over 24 is the mean of three means over 8."""
-    parts = build.prepare(config(SIZES, GROW, f"union_pass={str(union).lower()}"))
+    parts = build.prepare_run(config(SIZES, GROW, f"union_pass={str(union).lower()}"))
     gradients = parts.gradients
     for module in parts.model.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
             module.momentum = 0.0
             module.forward = lambda x: x  # type: ignore[method-assign, assignment]
     x, y = next(iter(parts.batches.rebatched(24).epoch(0, range(4))))
-    losses = gradients.compute(x, y, 0, 0)
+    losses = gradients.compute_gradients(x, y, 0, 0)
     cut = gradients.stack.clone()
     gradients.micro_batch = None
-    whole_losses = gradients.compute(x, y, 0, 0)
+    whole_losses = gradients.compute_gradients(x, y, 0, 0)
     torch.testing.assert_close(cut, gradients.stack, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(losses, whole_losses, rtol=1e-12, atol=0)
 
 
 def test_a_short_last_micro_batch_weighs_its_share() -> None:
-    parts = build.prepare(config())
+    parts = build.prepare_run(config())
     for module in parts.model.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
             module.forward = lambda x: x  # type: ignore[method-assign, assignment]
     x, y = next(iter(parts.batches.rebatched(20).epoch(0, range(4))))  # 8 + 8 + 4
-    parts.gradients.compute(x, y, 0, 0)
+    parts.gradients.compute_gradients(x, y, 0, 0)
     cut = parts.gradients.stack.clone()
     parts.gradients.micro_batch = None
-    parts.gradients.compute(x, y, 0, 0)
+    parts.gradients.compute_gradients(x, y, 0, 0)
     torch.testing.assert_close(cut, parts.gradients.stack, rtol=1e-10, atol=1e-12)
 
 
 def test_no_two_passes_draw_the_same_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each worker, micro-batch, step and epoch has a seed of its own."""
-    parts = build.prepare(config("union_pass=false"))
+    parts = build.prepare_run(config("union_pass=false"))
     parts.gradients.micro_batch = 4
     x, y = next(iter(parts.batches.epoch(0, range(4))))
     seeds: list[int] = []
     monkeypatch.setattr(gradients, "seed_generators", lambda seed, _: seeds.append(seed))
     for epoch, step in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1)):
-        parts.gradients.compute(x, y, epoch, step)
+        parts.gradients.compute_gradients(x, y, epoch, step)
     assert len(seeds) == len(set(seeds)) == 5 * 4 * math.ceil(x.shape[1] / 4)
 
 

@@ -206,7 +206,7 @@ def test_what_knows_no_rates_or_bytes_refuses_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="in local_steps: the policy chooses periods"):
         capabilities.check(policy_parts(known, "policy"), [capabilities.LOCAL_STEPS])
     within = policy({"name": "l-greco", "levels": ["high", "low"], "base": table})
-    assert capabilities.RATES_AHEAD in capabilities.required(within)
+    assert capabilities.RATES_AHEAD in capabilities.declared_needs(within)
     periods = {"sync_policy": table, "sync_levels": {"low": 1, "high": 4}}
     with pytest.raises(
         ConfigError, match=r"sync_policy = 'harm': .* chooses levels of a compressor"

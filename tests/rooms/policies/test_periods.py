@@ -130,4 +130,4 @@ def test_workers_that_share_a_step_have_no_spread() -> None:
     gauge.step(torch.arange(12.0).view(4, 3), [])  # their gradients, say: they differ
     assert gauge.read(0).layers["spread"] == [0.0, 0.0]
     with pytest.raises(ConfigError, match="have one model: set sync_policy"):
-        PlugIns.of(override(RunConfig(), ["instruments.spread={}"]))
+        PlugIns.from_config(override(RunConfig(), ["instruments.spread={}"]))

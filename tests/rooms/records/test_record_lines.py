@@ -18,7 +18,7 @@ from regimes.errors import RecordError
 from regimes.launch import sweep
 from regimes.monitor.watch import watch
 from regimes.records import RecordWriter, find_edit, kinds, lines, load, load_all, read_lines
-from regimes.training.quirks import resolve
+from regimes.training.quirks import resolve_quirks
 
 Lines = list[bytes]
 DETAILS = {"curvature": {"top": [1.0]}, "noise": {"scale": 2.0}}
@@ -94,7 +94,10 @@ def test_watch_and_ablate_read_by_the_same_rule(tmp_path: Path) -> None:
     ):
         with pytest.raises(RecordError, match=r"epochs\.jsonl line 2 is damaged"):
             read()
-    assert to_dict(resolve(config)) == json.loads((tmp_path / "run/run.json").read_text())["config"]
+    assert (
+        to_dict(resolve_quirks(config))
+        == json.loads((tmp_path / "run/run.json").read_text())["config"]
+    )
 
 
 def test_a_resume_needs_all_that_its_checkpoint_has(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from analysis.findings.sources import records
 from regimes.config import RunConfig, override_fields
 from regimes.console import notebook
 from regimes.errors import ConfigError, RecordError
-from regimes.job.reporters import CellLine, usual
+from regimes.job.reporters import CellLine, default_reporters
 from regimes.presets import get_preset
 from regimes.records import load_all
 
@@ -72,12 +72,12 @@ def test_a_cell_shows_its_training_and_is_empty_at_the_end(
     import IPython.display
 
     cell = Cell()
-    assert usual() == ()
+    assert default_reporters() == ()
     monkeypatch.setattr("regimes.job.reporters.in_notebook", lambda: True)
     monkeypatch.setattr(IPython.display, "display", cell.display)
     monkeypatch.setattr(notebook, "SOON", 0.0)
     monkeypatch.setattr(notebook, "AGAIN", 0.0)
-    assert [type(one) for one in usual()] == [CellLine]
+    assert [type(one) for one in default_reporters()] == [CellLine]
     record = regimes.run(TINY, tmp_path / "run", resume="auto")
     assert "epoch 1 of 2, step 1 of " in cell.texts[0]
     assert "epoch 2 of 2" in cell.texts[-2]

@@ -20,7 +20,7 @@ from regimes.errors import ConfigError, RecordError, RegimesError
 from regimes.job.residuals import residuals_for
 from regimes.job.termination import GracefulShutdown
 from regimes.training import checkpoint, loop
-from regimes.training.build import Run, prepare
+from regimes.training.build import Run, prepare_run
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_checkpoints_by_units_and_by_time(
     settings: list[str], saved: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each unit takes ten seconds."""
-    now, found, unit = [0.0], [], loop._unit
+    now, found, unit = [0.0], [], loop._train_unit
 
     def slow(run: Run, number: int, *rest: Any) -> Any:
         if number == 0:
@@ -46,9 +46,9 @@ def test_checkpoints_by_units_and_by_time(
         now[0] += 10.0
         return unit(run, number, *rest)
 
-    monkeypatch.setattr(loop, "_unit", slow)
+    monkeypatch.setattr(loop, "_train_unit", slow)
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    monkeypatch.setattr(loop, "save", lambda run, out: found.append(len(run.rows)))
+    monkeypatch.setattr(loop, "save_run", lambda run, out: found.append(len(run.rows)))
     c = override(config(epochs=7), ["unit_steps=none", "policy=static", *settings])
     regimes.run(c, tmp_path / "run")
     assert found == saved
@@ -56,7 +56,7 @@ def test_checkpoints_by_units_and_by_time(
 
 @pytest.mark.parametrize("due", [True, False])
 def test_all_processes_save_when_process_0_does(due: bool) -> None:
-    run = prepare(config())
+    run = prepare_run(config())
     run.header["config"] = to_dict(run.config)
     spent = [1.0, 2.0, 3.0], [4.0, 5.0, 6.0]
     run.world.gather_object = lambda mine: [(False, due, 5, spent[0]), (True, not due, 5, spent[1])]

@@ -18,7 +18,7 @@ from regimes.exchange.nonfinite import finite_flag, loss_with_flag
 from regimes.job import clock
 from regimes.records import read_lines
 from regimes.training import checkpoint, step
-from regimes.training.build import prepare
+from regimes.training.build import prepare_run
 
 LOOKS = (1, 2, 16)  # an epoch has 3 steps
 HIGH = ("policy=static", "policy.level=high")
@@ -105,12 +105,12 @@ def test_a_clock_of_a_gpu_waits_once(monkeypatch: pytest.MonkeyPatch) -> None:
             with time(name):
                 now[0] += seconds
             now[0] += 10.0
-    time.move(0.5, "compress", "communicate")
+    time.move_seconds(0.5, "compress", "communicate")
     assert waited == []
-    time.settle()
+    time.read_events()
     assert waited == [40.0]  # the last mark
     assert time.seconds == {"compute": 6.0, "compress": 3.5, "communicate": 0.5}
-    time.settle()
+    time.read_events()
     assert time.seconds["compute"] == 6.0
     assert len(waited) == 1
 
@@ -118,22 +118,22 @@ def test_a_clock_of_a_gpu_waits_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_wait_that_began_before_what_it_is_moved_out_of_leaves_no_time_below_zero() -> None:
     time = clock.Clock(torch.device("cpu"))
     time.seconds.update(compute=3.0, compress=0.2)
-    time.move(0.5, "compress", "communicate")
-    time.settle()
+    time.move_seconds(0.5, "compress", "communicate")
+    time.read_events()
     assert time.seconds == pytest.approx({"compute": 3.0, "compress": 0.0, "communicate": 0.2})
-    time.move(0.1, "compute", "communicate")
-    time.settle()
+    time.move_seconds(0.1, "compute", "communicate")
+    time.read_events()
     assert time.seconds == pytest.approx({"compute": 2.9, "compress": 0.0, "communicate": 0.3})
 
 
 def test_who_looks_at_losses_has_the_clock_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     settled = []
     time = clock.Clock(torch.device("cpu"))
-    monkeypatch.setattr(time, "settle", lambda: settled.append(1))
-    seen = step.Losses(prepare(config()).gradients, time)
+    monkeypatch.setattr(time, "read_events", lambda: settled.append(1))
+    seen = step.Losses(prepare_run(config()).gradients, time)
     seen.every = 2
     for number, looks in ((0, 0), (1, 1)):
-        seen.add(torch.tensor(1.0), torch.ones(4), 0, number)
+        seen.add_step(torch.tensor(1.0), torch.ones(4), 0, number)
         assert len(settled) == looks
 
 

@@ -24,32 +24,34 @@ from regimes.config import RunConfig, from_dict, override, to_dict
 from regimes.errors import ConfigError
 from regimes.exchange.exchange import Exchange
 from regimes.presets import get_grid, get_preset
-from regimes.training.quirks import resolve
+from regimes.training.quirks import resolve_quirks
 
 # -- quirks ----------------------------------------------------------------------------------
 
 
 def test_authors_quirks_are_ordinary_fields() -> None:
-    config = resolve(replace(get_preset("smoke"), quirks="authors"))
+    config = resolve_quirks(replace(get_preset("smoke"), quirks="authors"))
     assert config.signal == "worker0"
     assert config.compressor == {"name": "powersgd", "reset_on_change": True}
     assert not config.data.reshuffle
     assert (config.optimizer.nesterov, config.optimizer.weight_decay) == (False, 1e-4)
-    topk = resolve(replace(get_preset("smoke"), quirks="authors", compressor={"name": "topk"}))
+    topk = resolve_quirks(
+        replace(get_preset("smoke"), quirks="authors", compressor={"name": "topk"})
+    )
     assert topk.compressor == {
         "name": "topk",
         "reduction": "sum",
         "error_feedback": False,
         "count": "truncate",
     }
-    assert resolve(get_preset("smoke")) == get_preset("smoke")
-    assert resolve(config) == config
+    assert resolve_quirks(get_preset("smoke")) == get_preset("smoke")
+    assert resolve_quirks(config) == config
 
 
 def test_the_lstm_of_the_authors_is_near_nesterov_and_not_the_same() -> None:
     """Theirs: m = 0.9 m + g, then g + m. torch's, by hand and by torch: g + 0.9 m. The steps that
     one gradient causes add up to 11 and to 10 of it."""
-    config = resolve(replace(get_preset("paper-lstm"), quirks="authors")).optimizer
+    config = resolve_quirks(replace(get_preset("paper-lstm"), quirks="authors")).optimizer
     assert (config.nesterov, config.weight_decay) == (True, 0.0)
     weight = torch.zeros(1, requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=1.0, momentum=0.9, nesterov=True)
@@ -80,8 +82,8 @@ def test_committed_runs_have_the_quirks_of_their_grid(name: str) -> None:
             file = packed.extractfile(member)
             assert file is not None
             run = json.load(file)["config"]
-            config = to_dict(resolve(grid[run["name"]]))
-            old = to_dict(resolve(from_dict(RunConfig, run)))
+            config = to_dict(resolve_quirks(grid[run["name"]]))
+            old = to_dict(resolve_quirks(from_dict(RunConfig, run)))
             assert config["data"]["reshuffle"] == old["data"]["reshuffle"]
             for each in (config, old):
                 del each["seed"], each["data"], each["quirks"]
@@ -104,7 +106,7 @@ def test_of_less_than_one_coordinate_nothing_is_sent(workers: int, feedback: boo
         grads = [torch.randn(workers, *layer.shape, generator=generator) for layer in layers]
         total += grads[0].sum(0)
         stack = torch.cat([grad.flatten(1) for grad in grads], dim=1)
-        updates = Exchange(reducer).step(grads, [0.3, 0.3], torch.zeros(workers), stack)[0]
+        updates = Exchange(reducer).exchange_step(grads, [0.3, 0.3], torch.zeros(workers), stack)[0]
         assert torch.equal(updates[0], torch.zeros(5, 10))
         assert 0 < int(updates[1].count_nonzero()) <= 3 * workers
     compressor = TopK(count="truncate")

@@ -73,7 +73,7 @@ def test_evaluation_in_the_precision_of_training(precision: str, tmp_path: Path)
     words = ("epochs=1", "dtype=float32", f"precision={precision}")
     c = config(*words, "evaluate_precision=training")
     record = regimes.run(c, tmp_path)
-    parts = build.prepare(c)
+    parts = build.prepare_run(c)
     parts.model.load_state_dict(weights(tmp_path))
     parts.model.eval()
     x, y = parts.task.images.test_x, parts.task.images.test_y
@@ -140,8 +140,8 @@ def test_the_union_pass_equals_worker_by_worker(compressor: str, tmp_path: Path)
     ],
 )
 def test_what_needs_each_workers_gradient_takes_no_union_pass(setting: str) -> None:
-    assert build.prepare(config()).gradients.union
-    assert not build.prepare(config(setting)).gradients.union
+    assert build.prepare_run(config()).gradients.union
+    assert not build.prepare_run(config(setting)).gradients.union
 
 
 def test_a_model_with_dropout_goes_worker_by_worker() -> None:
@@ -173,7 +173,7 @@ def test_one_worker_without_compression_is_plain_sgd(tmp_path: Path) -> None:
     """The oracle is a bare torch loop."""
     c = config("workers=1", "policy=static", "policy.level=dense", epochs=2)
     regimes.run(c, tmp_path / "run")
-    parts = build.prepare(c)
+    parts = build.prepare_run(c)
     model = parts.task.build(c).double()
     sgd = torch.optim.SGD(
         model.parameters(), lr=1.0, momentum=0.9, nesterov=True, weight_decay=1e-4
@@ -241,7 +241,7 @@ def test_a_whole_file_of_another_checkpoint_is_damage(tmp_path: Path) -> None:
     for epochs in (1, 2):
         model = {"w": torch.full((2,), float(epochs))}
         saved = {"format": 4, "model": model, "parts": [{"workers": [0]}]}
-        checkpoint.save(tmp_path, epochs, saved, World(1))
+        checkpoint.save_checkpoint(tmp_path, epochs, saved, World(1))
     assert weights(tmp_path)["w"].tolist() == [2.0, 2.0]
     older, newer = sorted((tmp_path / "checkpoints").iterdir())
     shutil.copy(older / "process-0.pt", newer / "process-0.pt")
@@ -339,7 +339,7 @@ def test_signals_against_gradients_recomputed_by_hand(tmp_path: Path) -> None:
         epochs=1,
     )
     record = regimes.run(c, tmp_path / "run")
-    parts = build.prepare(c)
+    parts = build.prepare_run(c)
     model = parts.task.build(c).double()
     x, y = next(iter(parts.batches.epoch(0, range(4))))
     own = []
@@ -371,7 +371,7 @@ def test_metered_traffic_is_the_formula_times_steps(
     c = config(*compressor, "policy=windows", "policy.windows=[[0, 2]]", "dtype=float32", epochs=3)
     record = regimes.run(c, tmp_path / "run")
     steps = record.header["steps_per_epoch"]
-    buffers = build.prepare(c).model.buffers()  # float32 and, BatchNorm's counts, int64
+    buffers = build.prepare_run(c).model.buffers()  # float32 and, BatchNorm's counts, int64
     beside = 4 * steps + sum(b.numel() * b.element_size() for b in buffers)  # and the mean losses
     for level, row in zip(["low", "low", "high"], record.epochs.itertuples(), strict=True):
         assert row.floats == record.header["per_step"][level]["floats"] * steps
@@ -555,7 +555,7 @@ def test_a_gradient_that_is_not_finite_stops_before_the_weights_have_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of worker 2 in its seventh step; the loss itself is finite."""
-    original, calls = gradients.Gradients.compute, iter(range(100))
+    original, calls = gradients.Gradients.compute_gradients, iter(range(100))
 
     def poisoned(self: Any, *batch: Any) -> torch.Tensor:
         losses = original(self, *batch)
@@ -563,7 +563,7 @@ def test_a_gradient_that_is_not_finite_stops_before_the_weights_have_it(
             self.stack[2, -1] = math.inf
         return losses
 
-    monkeypatch.setattr(gradients.Gradients, "compute", poisoned)
+    monkeypatch.setattr(gradients.Gradients, "compute_gradients", poisoned)
     with pytest.raises(TrainingError, match="of worker 2 is not finite in epoch 2, step 1"):
         regimes.run(config("union_pass=false"), tmp_path / "run")
     assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "run").values())
@@ -606,6 +606,6 @@ def test_a_warm_up_may_start_from_zero(tmp_path: Path) -> None:
     (row,) = read_lines(tmp_path / "epochs.jsonl")
     assert row["lr"] == 0.0
     assert row["next_lr"] > 0.0
-    fresh = build.prepare(config(*settings)).model
+    fresh = build.prepare_run(config(*settings)).model
     for name, parameter in fresh.named_parameters():
         assert torch.equal(weights(tmp_path)[name], parameter)

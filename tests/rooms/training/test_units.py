@@ -20,7 +20,7 @@ from regimes.policies import policy
 from regimes.records import read_lines, unit_name
 from regimes.replay.detect import defaults, rule
 from regimes.replay.replay import replay
-from regimes.training.build import prepare
+from regimes.training.build import prepare_run
 from regimes.training.units import Units
 
 torch.set_num_threads(1)
@@ -40,7 +40,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_units_cover_each_step_once(per_epoch: int, size: int | None, total: int) -> None:
     units = Units(per_epoch, size, total)
-    parts = [part for unit in range(len(units)) for part in units.parts(unit)]
+    parts = [part for unit in range(len(units)) for part in units.epoch_spans(unit)]
     steps = [e * per_epoch + s for e, first, stop in parts for s in range(first, stop)]
     assert steps == list(range(total))
     assert len(units) == math.ceil(total / (size or per_epoch))
@@ -150,15 +150,15 @@ def test_a_batch_policy_within_units(tmp_path: Path) -> None:
 def test_units_that_do_not_fit_the_batches_are_refused() -> None:
     batch = ("batch_levels={low=8,high=16}", 'batch_policy={name="static",level="high"}')
     with pytest.raises(ConfigError, match="unit_steps = 3: expected a multiple of 2"):
-        prepare(config(*batch, "unit_steps=3"))
+        prepare_run(config(*batch, "unit_steps=3"))
 
 
 def test_a_window_after_the_run_is_refused() -> None:
     """It counts units: the run has six."""
     late = ("policy=windows", "policy.windows=[[0,2],[6,8]]")
-    assert len(prepare(config(*late, "unit_steps=1")).units) == 12
+    assert len(prepare_run(config(*late, "unit_steps=1")).units) == 12
     with pytest.raises(ConfigError, match=r"policy\.windows = 6: expected a window"):
-        prepare(config(*late, "unit_steps=2"))
+        prepare_run(config(*late, "unit_steps=2"))
 
 
 # -- a dense start ---------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import regimes
 from regimes.config import RunConfig, override
 from regimes.errors import RegimesError
 from regimes.policies import Decision
-from regimes.training.build import prepare
+from regimes.training.build import prepare_run
 
 CASE = Case()
 
@@ -158,4 +158,4 @@ def local_drifted(rank: int) -> str:
 def trainer(rank: int, config: RunConfig, settings: list[str]) -> str:
     """A run whose process 1 has other settings; it is refused before it trains."""
     own = override(config, settings) if rank else config
-    return heard(lambda: prepare(own).close())
+    return heard(lambda: prepare_run(own).close())

@@ -186,7 +186,7 @@ def simulated(case: Case) -> dict[str, Any]:
                     continue
                 value = values.get(levels[i], DENSE)
                 program = reducer.compressors[i].reduce(stack, reducer.states[i], value)
-                p.grad = world.drive([program], [i])[0]
+                p.grad = world.run_programs([program], [i])[0]
                 sums[i] += p.grad
                 touched.add(i)
             optimizer.step()

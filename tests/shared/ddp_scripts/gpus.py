@@ -31,7 +31,7 @@ from regimes.compression.reducer import Reducer
 from regimes.compression.scatter import QuantisedScatter
 from regimes.config import RunConfig
 from regimes.ddp import fsdp_steps, source
-from regimes.ddp.fsdp_groups import Group, Layout
+from regimes.ddp.fsdp_groups import Layout, ParameterGroup
 from regimes.ddp.fsdp_reductions import QuantisedReduction
 from regimes.ddp.fsdp_steps import ModuleSteps
 from regimes.ddp.sharded import ShardedGradients
@@ -91,15 +91,15 @@ def counted(rank: int, config: RunConfig, out: Path, put: bool) -> dict[str, int
     with pretended.gpu(2) as diary, pytest.MonkeyPatch.context() as patch:
         _gloo_for_nccl(patch, diary.calls)
         if put:
-            leave = Exchange._leave
-            patch.setattr(Exchange, "_leave", lambda *a: (waiting(), leave(*a))[1])
-        made, original = [0], processes.ProcessWorld._wait
+            leave = Exchange._exchange_complete
+            patch.setattr(Exchange, "_exchange_complete", lambda *a: (waiting(), leave(*a))[1])
+        made, original = [0], processes.ProcessWorld._wait_for
 
         def wait(world: Any, collective: Any, *args: Any, **options: Any) -> None:
             made[0] += any(pretended.on_gpu(x) for x in args if isinstance(x, Tensor))
             original(world, collective, *args, **options)
 
-        patch.setattr(processes.ProcessWorld, "_wait", wait)
+        patch.setattr(processes.ProcessWorld, "_wait_for", wait)
         steps = Steps(diary)
         seen, step = [], steps.step
         steps.step = lambda *_: (step(), seen.append(made[0]))
@@ -142,7 +142,7 @@ def chosen(rank: int, gpus: tuple[str | None, ...], meet: str) -> dict[str, Any]
         with warnings.catch_warnings(record=True) as heard:
             warnings.simplefilter("always")
             try:
-                world = connect.connect(len(gpus), devices.pick_device("auto"), timeout=20)
+                world = connect.connect_world(len(gpus), devices.pick_device("auto"), timeout=20)
             except ConfigError as error:
                 return {"refused": str(error)}
         backend = next(call.split()[1] for call in diary.calls if call.startswith("init"))
@@ -201,9 +201,9 @@ def attached(rank: int, kind: str, put: bool) -> list[int]:
         patch.setattr(dist, "new_group", new)
         patch.setattr(dist, process_group.SCATTER, _scatter)  # gloo's own copies to the host
         if put:
-            for owner in (Reducer, QuantisedReduction):
-                reduce = partial(_after_a_wait, owner.reduce)
-                patch.setattr(owner, "reduce", lambda *a, reduce=reduce: reduce(*a))
+            for owner, name in ((Reducer, "reduce"), (QuantisedReduction, "reduce_module")):
+                reduce = partial(_after_a_wait, getattr(owner, name))
+                patch.setattr(owner, name, lambda *a, reduce=reduce: reduce(*a))
         step = {
             "hook": _hook_step,
             "local steps": _local_step,
@@ -268,7 +268,7 @@ def _islands_step(rank: int) -> Iterator[None]:
     ours.bucket_bytes, ours.missing, ours.idle = 100, set(), set()
     ours.local = [torch.randn(4, 6).to(device) for _ in ours.names]
     ours.parameters = dict(zip(ours.names, ours.local, strict=True))
-    layers = world.parts([Layer(name, (8, 6)) for name in ours.names])
+    layers = world.local_layers([Layer(name, (8, 6)) for name in ours.names])
     reducer = Reducer(compressor({"name": "powersgd"}), layers, world, seed=0)
     steps = HookSteps(ours, reducer, (), scale=lambda: 1.0)
     steps.levels = [2, 2]
@@ -276,10 +276,10 @@ def _islands_step(rank: int) -> Iterator[None]:
         gradients = {i: torch.randn(4, 6).to(device) for i in range(2)}
         yield
         ours.missing = {1} if step == 3 else set()
-        steps.begin()
-        steps.add(gradients)
-        steps.finish()
-        steps.settle()
+        steps.begin_step()
+        steps.add_gradients(gradients)
+        steps.finish_step()
+        steps.settle_step()
         yield
     assert ours.idle == {1}
 
@@ -288,19 +288,19 @@ def _shards_step(rank: int) -> Iterator[None]:
     """4 bits at random; modules' gradients as FSDP2 would pass them: its own C++ cannot pretend."""
     device, everyone = torch.device("cuda", rank), dist.group.WORLD
     layouts = [Layout(((8, 6), (6,)), (0, 0), 2)] * 2
-    layers = [Layer(name, (2, x.part)) for name, x in zip("ab", layouts, strict=True)]
+    layers = [Layer(name, (2, x.owned_size)) for name, x in zip("ab", layouts, strict=True)]
     world = group.on_group(everyone, device, 20.0, tensor=(everyone, [1.0] * len(layers)))
     reducer = Reducer(QuantisedScatter(), layers, world, seed=0)
-    module = Mock(spec=Group, scale=lambda dtype, shards: 1.0)
+    module = Mock(spec=ParameterGroup, gradient_scale=lambda dtype, shards: 1.0)
     reductions = [QuantisedReduction(i, module, x, reducer) for i, x in enumerate(layouts)]
-    model = Mock(layer_layouts=layouts, device=device, reductions=lambda reducer: reductions)
+    model = Mock(layer_layouts=layouts, device=device, make_reductions=lambda reducer: reductions)
     model.members = [[torch.nn.Parameter(torch.zeros(4, 6, device=device))] for _ in layers]
     steps, after = ModuleSteps(model, reducer, ()), list[Any]()
     steps.levels = [4] * len(layers)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fsdp_steps, "after_backward", after.append)
         for _ in range(4):
-            flats = [torch.randn(2 * x.part).to(device) for x in layouts]
+            flats = [torch.randn(2 * x.owned_size).to(device) for x in layouts]
             outputs = [flat.new_empty(len(flat) // 2) for flat in flats]
             yield
             for place, (output, flat) in enumerate(zip(outputs, flats, strict=True)):
@@ -373,7 +373,7 @@ class Failed(Stuck):
 
 def _failing(patch: pytest.MonkeyPatch, how: str, calls: list[str]) -> None:
     """From the third all-reduce on: a communicator that has failed stays so."""
-    marked, count = processes.ProcessWorld._mark, [0]
+    marked, count = processes.ProcessWorld._record_event, [0]
 
     def failing(name: str) -> Any:
         original = getattr(dist, name)
@@ -397,7 +397,7 @@ def _failing(patch: pytest.MonkeyPatch, how: str, calls: list[str]) -> None:
 
     for name in ("all_reduce", process_group.GATHER, "broadcast"):
         patch.setattr(dist, name, failing(name))
-    patch.setattr(processes.ProcessWorld, "_mark", mark)
+    patch.setattr(processes.ProcessWorld, "_record_event", mark)
     patch.setattr(faults, "abort_nccl", lambda groups: calls.append("communicator aborted"))
     if how != "memory":  # then the host, too, stands still when it reads the weights
         read = loop.fingerprint

@@ -267,7 +267,7 @@ def simulated(islands: int, shards: int, case: Case) -> dict[str, Any]:
                 for j, part in zip(places, parts, strict=True):
                     at_level, plain = reducer.at(j, level)
                     programs.append(at_level.reduce(part, reducer.states[j], plain))
-                p.grad = torch.cat(world.drive(programs, list(places)))
+                p.grad = torch.cat(world.run_programs(programs, list(places)))
                 sums[i] += p.grad
             if case.clip is not None:
                 nn.utils.clip_grad_norm_(parameters, case.clip)

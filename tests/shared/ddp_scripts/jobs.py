@@ -35,7 +35,7 @@ from regimes.config import Level, RunConfig
 from regimes.data import load as load_task
 from regimes.ddp import attach
 from regimes.errors import RegimesError
-from regimes.job.state import placed
+from regimes.job.state import place_state
 from regimes.policies import Decision, PastEpoch
 from regimes.training.learning_rate import LearningRate
 
@@ -466,7 +466,7 @@ def bad_input(rank: int) -> dict[str, str]:
             "no backward": lambda: hook.epoch_end(lr=0.1),
             "rate": lambda: _trained_once(case).epoch_end(lr=-1.0),
             "rate of truth": lambda: _trained_once(case).epoch_end(lr=True),
-            "state of others": lambda: other.load_state_dict(placed(state, 2, 4, [2])),
+            "state of others": lambda: other.load_state_dict(place_state(state, 2, 4, [2])),
             "state of a model": load(layers=other_shape),
             "state of a compressor": load(compressor="TopK()"),
             "state of levels": load(layers=other_levels),

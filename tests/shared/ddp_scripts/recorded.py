@@ -101,7 +101,7 @@ def resumed(rank: int, folder: Path, stop: int) -> dict[str, Any]:
             if name == "cut" and state and number == stop + 4:  # four steps are lost
                 number, saved, state = stop, state, None
                 if job["hook"].recorder is not None:
-                    job["hook"].recorder.suspend()  # as the end of a process does
+                    job["hook"].recorder.close_files()  # as the end of a process does
                 job = parts(every=STEPS, record=folder / name)
                 for key, value in saved.items():
                     job[key].load_state_dict(value)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from regimes.ddp import Hook, attach
-from regimes.job.state import placed
+from regimes.job.state import place_state
 
 CASE = Case()
 Hooked = tuple[DistributedDataParallel, Hook]
@@ -164,7 +164,7 @@ def refused(rank: int) -> dict[str, str]:
         "nothing in common": lambda: other.load_state_dict(
             {**own, "layers": alien, "parts": [{**own["parts"][0], "layers": alien}]}
         ),
-        "another number": lambda: other.load_state_dict(placed(own, 2, 4, [2])),
+        "another number": lambda: other.load_state_dict(place_state(own, 2, 4, [2])),
         "damaged": lambda: other.load_state_dict(_less(own, "gauges")),
         "fine": load(full),
     }

@@ -42,7 +42,7 @@ from benchmarks.curvature_report import markdown
 from regimes.curvature import Eigenpairs, HessianProduct, cross_entropy, eigenvalues
 from regimes.curvature.lanczos import Krylov, lanczos, random_direction
 from regimes.curvature.spectrum import warm_start
-from regimes.models import build
+from regimes.models import build_model
 from regimes.records import write_output
 from regimes.records.provenance import processor
 from regimes.seeding import derive, stream
@@ -365,7 +365,7 @@ def run(name: str, libraries: dict, between: int) -> Iterator[dict[str, Any]]:
     small = name == "small"
     size, batch_size = (16, 64) if small else (32, 16)
     torch.manual_seed(derive("benchmark", name))
-    model = build(
+    model = build_model(
         "resnet8" if small else "resnet18-cifar10", classes=10, channels=3, image_size=size
     )
     train(model, size, 60, 0, batch_size, 0.05)

@@ -29,7 +29,7 @@ from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, Level
 from regimes.data.classification import classification_loss
 from regimes.exchange.exchange import Exchange
-from regimes.models import build
+from regimes.models import build_model
 from regimes.records.provenance import processor
 from regimes.training.gradients import Gradients, install, layer_table
 
@@ -134,7 +134,7 @@ def compare(
 
 def resnet18() -> list[Layer]:
     """The 62 tensors of CIFAR-10's ResNet-18, 11,173,962 parameters."""
-    return layer_table(build("resnet18-cifar10", classes=10, channels=3, image_size=32))
+    return layer_table(build_model("resnet18-cifar10", classes=10, channels=3, image_size=32))
 
 
 @dataclass
@@ -171,7 +171,7 @@ class Net:
 
     def build(self) -> nn.Module:
         torch.manual_seed(0)
-        return build(
+        return build_model(
             self.model, classes=10, channels=self.channels, image_size=self.size, width=self.width
         )
 

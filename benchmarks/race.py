@@ -71,7 +71,7 @@ from benchmarks.race_report import DELAY, write
 from regimes.config import RunConfig, override, to_dict
 from regimes.cost import cases
 from regimes.cost.models import from_module
-from regimes.data import load
+from regimes.data import load_task
 from regimes.presets import get_grid
 from regimes.records import provenance, write_output
 
@@ -372,7 +372,7 @@ def _often(name: str, rate: float, grid: str) -> float | None:
 @functools.cache
 def _model(grid: str) -> nn.Module:
     config = entrants(grid)["dense"]
-    return load(config).build(config)
+    return load_task(config).build(config)
 
 
 def _parts(grid: str) -> list[int]:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from regimes.collectives.world import Evaluators, World
 from regimes.config import RunConfig
 from regimes.data import task
-from regimes.data.deficits import Deficit, GradientNoise, deficit
+from regimes.data.deficits import Deficit, GradientNoise, make_deficit
 from regimes.data.task import Shuffled
 from regimes.errors import DataError, require
 from regimes.reduction import Batch, Loss
@@ -74,10 +74,10 @@ class MatrixTask:
         return {"digest": self.digest, "train": self.size, "test": self.rows**2}
 
     def build(self, config: RunConfig) -> nn.Module:
-        return task.build(config, classes=self.classes, rows=self.rows)
+        return task.build_network(config, classes=self.classes, rows=self.rows)
 
     def batches(self, config: RunConfig, device: torch.device, dtype: torch.dtype) -> Entries:
-        change, targets = deficit(config.deficit), self.matrix
+        change, targets = make_deficit(config.deficit), self.matrix
         if isinstance(change, OtherMatrix):
             targets = low_rank(self.rows, change.rank)
         right, wrong = (self.values(m).to(device, dtype) for m in (self.matrix, targets))
@@ -116,14 +116,14 @@ class MatrixTask:
     def probe(self, batches: Entries, world: World, size: int, batch: int) -> list[Batch]:
         """The first observed entries."""
         mine = task.probe_share(world, size, batch, self.size, "the observed entries")
-        return task.pairs(batches.x[mine], batches.y[mine], batch)
+        return task.split_batches(batches.x[mine], batches.y[mine], batch)
 
     def samples(
         self, batches: Entries, seed: int, epoch: int, count: int, batch: int
     ) -> list[Batch]:
-        chosen = task.draw(seed, epoch, count * batch, self.size, "observed entries")
+        chosen = task.draw_distinct(seed, epoch, count * batch, self.size, "observed entries")
         chosen = chosen.to(batches.x.device)
-        return task.pairs(batches.x[chosen], batches.y[chosen], batch)
+        return task.split_batches(batches.x[chosen], batches.y[chosen], batch)
 
 
 class Entries(Shuffled):
@@ -169,7 +169,7 @@ def check(config: RunConfig, rows: int) -> int:
     require(rows >= 2, "data.rows", rows, "at least 2")
     require(size <= rows**2, "data.train_size", size, f"at most all {rows**2} entries")
     ranks = {"data.rank": data.rank or RANK}
-    change = deficit(config.deficit)
+    change = make_deficit(config.deficit)
     if isinstance(change, OtherMatrix):
         ranks["deficit.rank"] = change.rank
     elif type(change) not in (Deficit, GradientNoise):

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.gpu.place import numerics
 from regimes.curvature import HessianProduct, cross_entropy, eigenvalues
-from regimes.models import build
+from regimes.models import build_model
 from regimes.seeding import stream
 
 
@@ -23,7 +23,7 @@ def largest(
         ConfigError: PyHessian is not installed.
     """
     torch.manual_seed(0)
-    net = build(model, classes=10, channels=3, image_size=side, width=width)
+    net = build_model(model, classes=10, channels=3, image_size=side, width=width)
     random = stream("noise")
     x = torch.randn(images, 3, side, side, generator=random).to(device)
     y = torch.randint(0, 10, (images,), generator=random).to(device)

@@ -158,6 +158,6 @@ class GradientNoise(Deficit):
         ]
 
 
-def deficit(table: dict[str, Any] | None) -> Deficit:
+def make_deficit(table: dict[str, Any] | None) -> Deficit:
     """The deficit of a configuration table; for None one that never acts."""
     return Deficit() if table is None else REGISTRY.make(table)

@@ -84,7 +84,7 @@ def report() -> bool:
     good = all(state == "ok" for name, state, _ in rows if name in needed)
     rows += [
         (f"data: {data.name}", "found" if data.available else "not found", data.where)
-        for data in sources.find()
+        for data in sources.find_data()
     ]
     heads = ("what", "state", "detail")
     console().print(Table(heads, rows, title="regimes doctor", texts=3).drawn())
@@ -179,7 +179,7 @@ def _digits() -> str:
     from regimes.config import DataConfig
     from regimes.data import images
 
-    digits = images.load(DataConfig())
+    digits = images.load_images(DataConfig())
     return f"{len(digits.train_y)} training, {len(digits.test_y)} test images"
 
 

@@ -19,8 +19,7 @@ from regimes.compression.base import dropping
 from regimes.compression.reducer import Reducer
 from regimes.compression.traffic import check_order, costs_per_step
 from regimes.config import DENSE, AnyLevel, RunConfig, to_dict
-from regimes.data import Task
-from regimes.data import load as load_task
+from regimes.data import Task, load_task
 from regimes.exchange.exchange import Exchange, buckets_with_loss
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.gradient_norm import PER_WORKER

@@ -60,7 +60,7 @@ class PlugIns:
                     f"{config.batch_size}, the micro-batch that is accumulated"
                 )
         batch = _whole_policy(config, "batch", "larger", "the smaller batch")
-        deficit = deficits.deficit(config.deficit)
+        deficit = deficits.make_deficit(config.deficit)
         sync = _whole_policy(config, "sync", "longer", "the shorter period")
         made = cls(chosen, rule, batch, sync, deficit)
         check_combined(config, made)

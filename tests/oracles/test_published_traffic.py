@@ -99,7 +99,7 @@ def test_a_batch_row_is_parameters_times_steps(
 
 def per_step(network: str, classes: int, name: str, level: Level) -> float:
     with torch.device("meta"):
-        model = models.build(network, classes=classes, channels=3, image_size=32)
+        model = models.build_model(network, classes=classes, channels=3, image_size=32)
     return traffic_table(compressor({"name": name}), layer_table(model), level, workers=4)[0]
 
 
@@ -109,7 +109,7 @@ def per_step(network: str, classes: int, name: str, level: Level) -> float:
 )
 def test_the_meter_over_real_steps_equals_the_formula(network: str) -> None:
     torch.manual_seed(0)
-    model = models.build(network, classes=10, channels=3, image_size=32)
+    model = models.build_model(network, classes=10, channels=3, image_size=32)
     world = World(4)
     gradients = Gradients(model, classification_loss, world, union=False, seed=0)
     layers = layer_table(model)

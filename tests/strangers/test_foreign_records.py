@@ -17,7 +17,7 @@ from plain import record as make
 
 from regimes import policies
 from regimes.cost.predict import main as cost
-from regimes.data.tree import unpacked
+from regimes.data.tree import unpack_images
 from regimes.errors import ConfigError, RecordError
 from regimes.monitor.doctor import check, verdict
 from regimes.monitor.watch import in_use, watch
@@ -276,7 +276,7 @@ def named(name: str, size: int, kind: bytes) -> tarfile.TarInfo:
 
 
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
-@pytest.mark.parametrize("read", [load_all, lambda place: unpacked(place).__enter__()])
+@pytest.mark.parametrize("read", [load_all, lambda place: unpack_images(place).__enter__()])
 def test_a_name_is_not_larger_than_memory(
     read: Callable[[Path], object], kind: bytes, tmp_path: Path
 ) -> None:

@@ -109,7 +109,7 @@ def test_the_text_of_this_python_is_counted_again() -> None:
     config = DataConfig(
         name="stdlib", train_size=1228801, test_size=16385, sequence=64, windows="contiguous"
     )
-    corpus = tokens.load(config)
+    corpus = tokens.load_tokens(config)
     if corpus.digest not in kept:
         pytest.skip("the standard library of this Python is another text")
     for order in markov.ORDERS:

@@ -502,8 +502,8 @@ def test_an_ablation_refuses_results_of_another_configuration(tmp_path: Path) ->
 
 def test_resume_refuses_other_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     regimes.run(config(epochs=1), tmp_path / "run")
-    load = images.load
-    monkeypatch.setattr(images, "load", lambda c: replace(load(c), digest="changed"))
+    load = images.load_images
+    monkeypatch.setattr(images, "load_images", lambda c: replace(load(c), digest="changed"))
     with pytest.raises(RecordError, match="was trained on other data"):
         regimes.run(config(epochs=1), tmp_path / "run", resume=True)
 

@@ -48,7 +48,7 @@ from benchmarks.large import steps
 from regimes import report
 from regimes.monitor import watch
 from regimes.plotting import offered
-from regimes.policies import REGISTRY, Decision, Policy, policy
+from regimes.policies import REGISTRY, Decision, Policy, make_policy
 from regimes.policies.controller import Controller, WholeController
 from regimes.policies.history import level_costs
 from regimes.records import RecordWriter, Row, load, write_output
@@ -103,7 +103,7 @@ def rows(head: dict[str, Any]) -> Iterator[Row]:
     """Rows whose levels a policy has chosen from random norms."""
     config, layers = head["config"], head["layers"]
     draw = random.Random(f"{config['name']} {config['seed']}")
-    controller, done = controller_of(policy(config["policy"]), head), list[Any]()
+    controller, done = controller_of(make_policy(config["policy"]), head), list[Any]()
     decay = config["optimizer"]["decay_epochs"][0]
     scale = [draw.uniform(0.5, 2) for _ in layers]
     for unit in range(config["epochs"]):
@@ -255,7 +255,7 @@ class Stranger:
 
 
 def rules() -> dict[str, Policy]:
-    known = {name: policy({"name": name, **FIELDS.get(name, {})}) for name in sorted(REGISTRY)}
+    known = {name: make_policy({"name": name, **FIELDS.get(name, {})}) for name in sorted(REGISTRY)}
     return {**known, "a user's own": Stranger()}
 
 

@@ -63,7 +63,7 @@ def _per_step(network: str, compressor: str, level: Level) -> float:
 
     classes = 100 if network.endswith("cifar100") else 10
     layers = layer_table(models.build_model(network, classes=classes, channels=3, image_size=32))
-    chosen = compression.compressor({"name": compressor})
+    chosen = compression.make_compressor({"name": compressor})
     return traffic_table(chosen, layers, level, WORKERS)[0]
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from regimes.capabilities import WORKER_GRADIENTS
 from regimes.collectives.requests import Gather, Traffic
 from regimes.collectives.world import World
-from regimes.compression import compressor
+from regimes.compression import make_compressor
 from regimes.compression.reducer import Reducer
 from regimes.compression.traffic import traffic_table
 from regimes.config import DENSE, Bounded, Level
@@ -57,7 +57,7 @@ class Rivals(Bounded):
         for table in self.tables:
             if "level" not in table:
                 raise ConfigError(f"{WHERE}.tables: {table} has no level, which it compresses at")
-            compressor(_plain(table)).check(table["level"])
+            make_compressor(_plain(table)).check(table["level"])
 
     def start(self, context: MeasurementContext) -> RivalsGauge:
         return RivalsGauge(self, context)
@@ -71,7 +71,7 @@ class Rival:
     """One compressor at one level, its memories and its sums."""
 
     def __init__(self, table: dict[str, Any], context: MeasurementContext) -> None:
-        chosen, layers = compressor(_plain(table)), list(context.layers)
+        chosen, layers = make_compressor(_plain(table)), list(context.layers)
         self.table, self.level = _plain(table), table["level"]
         self.levels: list[Level] = [self.level if x.compressed else DENSE for x in layers]
         workers = context.world.workers

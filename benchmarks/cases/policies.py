@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.harness import Limits, Row
 from regimes.config import RunConfig
 from regimes.cost.cases import ITEMSIZE
-from regimes.policies import Policy, policy
+from regimes.policies import Policy, make_policy
 from regimes.policies.controller import Controller
 from regimes.policies.history import level_costs
 from regimes.presets import select
@@ -81,7 +81,7 @@ def told(record: Record) -> float:
 
 def rows(name: str, config: RunConfig, folder: Path, rounds: int) -> list[Row]:
     """The policy beside training; its decisions late in a run beside early ones."""
-    record, rule = run(config, folder), policy(config.policy)
+    record, rule = run(config, folder), make_policy(config.policy)
     decides, *late = (decision(rule, record, units, rounds) for units in UNITS)
     measures, share = signal_cost(record, rule)
     without = measures / share if share else float("nan")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from regimes.capabilities import GRADIENT_UNIT, LEARNING_RATE, Part, required
-from regimes.compression import REGISTRY, Compressor, compressor
+from regimes.compression import REGISTRY, Compressor, make_compressor
 from regimes.errors import ConfigError
 
 
@@ -26,5 +26,5 @@ def compressors() -> dict[str, frozenset[str]]:
     found = {}
     for name in REGISTRY:
         with suppress(ConfigError):  # a package's compressor that cannot be imported
-            found[name] = required(compressor({"name": name}))
+            found[name] = required(make_compressor({"name": name}))
     return found

@@ -24,7 +24,7 @@ from regimes.capabilities import LEVEL_BYTES, LINK_SECONDS, required
 from regimes.config import DENSE, RunConfig, as_level
 from regimes.errors import RecordError
 from regimes.network import Work, mean
-from regimes.policies import PastEpoch, Static, policy
+from regimes.policies import PastEpoch, Static, make_policy
 from regimes.policies.schedules import period_of
 from regimes.records import Record, Row, differing, identity, separate
 from regimes.records.fields import differences_text
@@ -239,8 +239,8 @@ def measured(config: RunConfig, workers: int, steps: int = 5) -> list[Case]:
 def planned(config: RunConfig, per_epoch: int) -> list[tuple[int, str, int]] | None:
     """(steps, level, period) of each unit; None if they depend on measurements, on bytes, or on the
     link."""
-    rule = policy(config.policy)
-    sync = policy(config.sync_policy, "sync_policy") if config.sync_policy else Static("1")
+    rule = make_policy(config.policy)
+    sync = make_policy(config.sync_policy, "sync_policy") if config.sync_policy else Static("1")
     if rule.needs or sync.needs or {LEVEL_BYTES, LINK_SECONDS} & (required(rule) | required(sync)):
         return None
     units = Units.of(config, per_epoch)

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from regimes.collectives.requests import Layer
-from regimes.compression import compressor
+from regimes.compression import make_compressor
 from regimes.config import DENSE, Level
 from regimes.config.toml import read_value
 from regimes.cost import evidence
@@ -94,7 +94,7 @@ def parse(text: str) -> Method:
     name, level, period = match.groups()
     method = Method({"name": name}, read_value(level or DENSE), int(period or 1))
     require(method.period >= 1, f"--methods {text}: period", method.period, "at least 1")
-    chosen = compressor(method.table)
+    chosen = make_compressor(method.table)
     if method.level == DENSE and name != DENSE:
         raise ConfigError(f"--methods {text}: a level is missing, e.g. {name}:1")
     chosen.check(method.level)
@@ -107,7 +107,7 @@ def parse(text: str) -> Method:
 def work(job: Job, method: Method) -> Work:
     """The mean step of one replica."""
     layers, itemsize = job.model.layers, job.itemsize
-    chosen, level, workers = compressor(method.table), method.level, job.replicas
+    chosen, level, workers = make_compressor(method.table), method.level, job.replicas
     packed = [layer for layer in layers if layer.compressed and level != DENSE]
     plain = sum(layer.size for layer in layers) - sum(layer.size for layer in packed)
     sent = sum(chosen.traffic(layer, level, workers, WIDE).bytes for layer in packed)
@@ -130,7 +130,7 @@ def _collectives(method: Method, workers: int) -> tuple[dict[str, float], dict[s
     from regimes.compression.reducer import Reducer
     from regimes.exchange.exchange import Exchange
 
-    chosen, few = compressor(method.table), min(workers, FEW)
+    chosen, few = make_compressor(method.table), min(workers, FEW)
     world = World(few, processes=few)  # the others count as copies of this one worker
     exchange = Exchange(Reducer(chosen, [Layer("small", (SIDE, SIDE))], world, 0))
     generator = torch.Generator().manual_seed(0)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from regimes.config import DENSE, RunConfig, as_level, to_dict
-from regimes.policies import policy
+from regimes.policies import make_policy
 from regimes.policies.history import PastEpoch
 from regimes.records import OWN, Record
 
@@ -89,9 +89,9 @@ class _Share:
 
     def __init__(self, trunk: Record, own: Any) -> None:
         from regimes.collectives.requests import Layer  # torch, so late
-        from regimes.compression import compressor
+        from regimes.compression import make_compressor
 
-        self.compressor = compressor(dict(trunk.config["compressor"]))
+        self.compressor = make_compressor(dict(trunk.config["compressor"]))
         layers = trunk.header["layers"]
         self.layers = [Layer(each["name"], tuple(each["shape"])) for each in layers]
         self.workers = trunk.config["workers"]
@@ -158,7 +158,7 @@ def _ladder(trunk: Record, inside: str, outside: str, units: int) -> dict[str, A
 
 def _units_at(table: dict[str, Any], level: str, trunk: Record) -> int:
     """In how many units of a run a policy that measures nothing has a level."""
-    rule, past, count = policy(dict(table)), list[PastEpoch](), 0
+    rule, past, count = make_policy(dict(table)), list[PastEpoch](), 0
     for row in trunk.rows:
         (decision,) = rule.decide(past, ["all"])
         count += decision.level == level

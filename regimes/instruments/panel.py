@@ -16,7 +16,7 @@ from regimes.capabilities import HALF, ONE_WORKER, TEXT, UNION_PASS, Mode, Part
 from regimes.config import Signal
 from regimes.detectors.statistics import FIELDS, Statistic, setting
 from regimes.errors import ConfigError
-from regimes.instruments import instruments
+from regimes.instruments import make_instruments
 from regimes.instruments.base import EndOfEpochGauge, Gauge, MeasurementContext, Reading
 from regimes.instruments.gradient_norm import Norms
 from regimes.instruments.needs import needs_of
@@ -123,7 +123,7 @@ def choose(
         instrument = Statistic.parse(need).instrument
         if instrument != "norms":
             wanted.setdefault(instrument, FIELDS.get(need, {}))
-    tools = instruments(wanted)
+    tools = make_instruments(wanted)
     if signal is not None:
         norms = tools.get("norms", Norms(()))
         readings = dict.fromkeys([signal, *getattr(norms, "readings", ())])

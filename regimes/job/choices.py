@@ -34,7 +34,7 @@ from regimes.config import (
 from regimes.config.bounds import LONGEST, SECONDS
 from regimes.config.convert import from_dict
 from regimes.errors import ConfigError, is_whole, nearest, require, unexpected
-from regimes.instruments import instruments
+from regimes.instruments import make_instruments
 from regimes.instruments.needs import needs_of, policy_parts, signal_parts
 from regimes.job.probe import Probe
 from regimes.policies import Policy
@@ -79,7 +79,7 @@ class Choice:
         yield from self.instrument_parts()
 
     def instrument_parts(self) -> Iterator[Part]:
-        for name, tool in instruments(self.instruments).items():
+        for name, tool in make_instruments(self.instruments).items():
             yield Part(f"instruments.{name}", needs_of(tool))
 
     def measured(self) -> dict[str, Any]:
@@ -330,7 +330,7 @@ def _is_number(value: Any) -> bool:
 
 def pick_policy(given: Any, expected: str) -> Policy:
     """A policy from a name, a table or an object; ConfigError with what was expected otherwise."""
-    rule = _made(given, policies.policy)
+    rule = _made(given, policies.make_policy)
     if not isinstance(rule, Policy):
         raise unexpected("policy", given, expected)
     return rule
@@ -338,7 +338,7 @@ def pick_policy(given: Any, expected: str) -> Policy:
 
 def pick_compressor(given: Any) -> Compressor:
     """A compressor from a name, a table or an object; ConfigError otherwise."""
-    chosen = _made(given, compression.compressor)
+    chosen = _made(given, compression.make_compressor)
     if not isinstance(chosen, Compressor):
         raise unexpected("compressor", given, "a name, a table with a name, or a Compressor")
     return chosen

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from regimes.errors import ConfigError, is_whole, nearest, require, unexpected
-from regimes.instruments import instruments
+from regimes.instruments import make_instruments
 from regimes.reduction import tensors
 
 ON_DATA = ("curvature", "sharpness")  # instruments that a hook can read on a probe
@@ -63,7 +63,7 @@ def pick(
         ConfigError: they do not go together, or one is wrong.
     """
     found = _tables(tables, given) | _guard(check_every, check_cosine)
-    instruments(found)  # refuses wrong fields
+    make_instruments(found)  # refuses wrong fields
     if given is None and not {*ON_DATA} & {*found}:
         return None, found
     return as_probe(given), found

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from regimes.errors import ConfigError
 from regimes.plotting import style
-from regimes.policies import Trial, policy
+from regimes.policies import Trial, make_policy
 from regimes.policies.history import History
 from regimes.records import Record, unit_name
 from regimes.replay.replay import past_epochs
@@ -20,7 +20,7 @@ from regimes.replay.replay import past_epochs
 def rule_of(run: Record) -> Trial | None:
     """The run's policy, if it makes trials."""
     try:
-        rule: Any = policy(dict(run.config["policy"]))
+        rule: Any = make_policy(dict(run.config["policy"]))
     except ConfigError:  # a package's that is not installed
         return None
     return rule if isinstance(rule, Trial) else None

@@ -51,7 +51,7 @@ __all__ = [
     "Windows",
     "check_levels",
     "history",
-    "policy",
+    "make_policy",
     "whole_history",
 ]
 
@@ -81,7 +81,7 @@ REGISTRY = Registry(
 )
 
 
-def policy(table: dict[str, Any], where: str = "policy") -> Policy:
+def make_policy(table: dict[str, Any], where: str = "policy") -> Policy:
     """The policy that a configuration table names; ConfigError if it is none."""
     return REGISTRY.make(table, where)
 

@@ -109,10 +109,10 @@ class LGreCo(Rungs):
     @cached_property
     def rule(self) -> Policy:
         """``base`` as an object."""
-        from regimes.policies import policy
+        from regimes.policies import make_policy
 
         if isinstance(self.base, dict):
-            return policy(self.base, "policy.base")
+            return make_policy(self.base, "policy.base")
         if isinstance(self.base, Policy):
             return self.base
         raise unexpected("policy.base", self.base, "a table with a name")

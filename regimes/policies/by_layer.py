@@ -103,10 +103,10 @@ def _matches(layer: str, patterns: Sequence[str]) -> bool:
 
 
 def _policy(table: Any, where: str) -> Policy:
-    from regimes.policies import policy
+    from regimes.policies import make_policy
 
     if isinstance(table, dict):
-        return policy(table, where)
+        return make_policy(table, where)
     if isinstance(table, Policy):
         return table
     raise unexpected(where, table, "a table with a name")

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, TypeGuard
 
 from regimes.config.bounds import Count, Positive
-from regimes.detectors import Detector, NormChange, Online, Verdict, detector
+from regimes.detectors import Detector, NormChange, Online, Verdict, make_detector
 from regimes.detectors.statistics import Statistic
 from regimes.errors import unexpected
 from regimes.policies.base import Decision, FollowsDecays
@@ -87,7 +87,7 @@ class Detected(FollowsDetector):
     @cached_property
     def rule(self) -> Detector:
         if isinstance(self.detector, dict):
-            return detector(self.detector, "policy.detector")
+            return make_detector(self.detector, "policy.detector")
         if isinstance(self.detector, Detector):
             return self.detector
         raise unexpected("policy.detector", self.detector, "a table with a name")

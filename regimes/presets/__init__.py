@@ -16,7 +16,7 @@ from typing import Any
 from regimes.config import Registry, RunConfig, load_toml, override, to_dict
 from regimes.config.arguments import checked
 from regimes.errors import ConfigError, nearest, require
-from regimes.policies import policy
+from regimes.policies import make_policy
 from regimes.presets import cpu, language, own
 from regimes.presets.families import schedules
 from regimes.presets.registry import GRIDS, PRESETS, Grid, grid, groups, preset
@@ -102,7 +102,7 @@ def select(name: str, schedules: Sequence[str] = (), settings: Sequence[str] = (
     for cell in changed.values():
         for table in ("policy", "batch_policy", "sync_policy"):
             if getattr(cell, table) is not None:
-                policy(getattr(cell, table), table)
+                make_policy(getattr(cell, table), table)
     return changed
 
 

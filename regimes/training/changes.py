@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regimes.compression import compressor
+from regimes.compression import make_compressor
 from regimes.compression.base import has_feedback, restarted, upgraded
 from regimes.config import OptimizerConfig, RunConfig
 from regimes.errors import ConfigError
@@ -77,7 +77,7 @@ def _copied(part: Part) -> Part:
 
 
 def _fit_compressor(run: Run, state: State, before: RunConfig, notes: Notes) -> None:
-    old, new = compressor(before.compressor), run.plug_ins.compressor
+    old, new = make_compressor(before.compressor), run.plug_ins.compressor
     same = type(old) is type(new)
     fresh, _ = run.reducer.state_dict()
 

@@ -142,7 +142,7 @@ def own_training(
     rule = _table(policies.REGISTRY, own.policy)
     chosen, levels = _table(compression.REGISTRY, own.compressor), own.levels
     if levels is None:
-        levels = compression.compressor(dict(chosen)).usual
+        levels = compression.make_compressor(dict(chosen)).usual
     config = RunConfig(
         name=own.name or str(rule["name"]).rpartition(":")[2],
         seed=own.seed,

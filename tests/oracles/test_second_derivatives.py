@@ -22,7 +22,7 @@ from regimes.curvature import (
     layer_eigenvalues,
 )
 from regimes.errors import ConfigError
-from regimes.instruments import instruments
+from regimes.instruments import make_instruments
 from regimes.seeding import stream
 
 
@@ -264,7 +264,7 @@ def test_a_tolerance_is_a_positive_number(tolerance: float) -> None:
         lambda: eigenvalues(hessian, tolerance=tolerance),
         lambda: eigenvalues(hessian, tolerance=tolerance, backend="pyhessian"),
         lambda: layer_eigenvalues(hessian, tolerance=tolerance),
-        lambda: instruments({"curvature": {"tolerance": tolerance}}),
+        lambda: make_instruments({"curvature": {"tolerance": tolerance}}),
     ):
         with pytest.raises(ConfigError, match="tolerance"):
             call()

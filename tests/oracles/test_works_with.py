@@ -198,7 +198,7 @@ def test_what_one_call_chooses_has_a_name_and_is_refused_elsewhere(made: None) -
     table = compression.REGISTRY.table(QuantisedScatter())
     assert table["name"] == "quantised-scatter"
     assert table["name"] not in compression.REGISTRY  # no list offers it
-    assert compression.compressor(table) == QuantisedScatter()
+    assert compression.make_compressor(table) == QuantisedScatter()
     model = nn.Linear(3, 2)
     said = refused(lambda: regimes.attach(model, compressor="quantised-scatter", level=8))
     assert "without shards: it is for what FSDP2 exchanges" in said

@@ -24,7 +24,7 @@ from regimes import presets
 from regimes.config import RunConfig, from_dict, override, to_dict
 from regimes.detectors.baselines import place
 from regimes.errors import ConfigError, RecordError
-from regimes.policies import PastEpoch, Windows, policy
+from regimes.policies import PastEpoch, Windows, make_policy
 from regimes.presets.families import shortened
 from regimes.records import Record, load, load_all, summary
 
@@ -39,7 +39,7 @@ def accordion() -> Record:
 
 def low_epochs(config: RunConfig, epochs: int) -> dict[str, list[int]]:
     """By asking the policy itself."""
-    rule = policy(to_dict(config)["policy"])
+    rule = make_policy(to_dict(config)["policy"])
     names = list(config.policy["layers"])
     past = PastEpoch(0.1, 0.1, {}, ["none"] * len(names))
     levels = [rule.decide([past] * epoch, names) for epoch in range(epochs)]

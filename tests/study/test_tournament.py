@@ -22,13 +22,13 @@ from analysis.tournament.tournament import (
     table,
 )
 from analysis.tournament.tournament_figure import kinds
-from regimes.compression import compressor
+from regimes.compression import make_compressor
 from regimes.compression.traffic import costs_per_step
 from regimes.config import Budget, RunConfig, in_windows
 from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting.looks import named
-from regimes.policies import REGISTRY, check_levels, policy
+from regimes.policies import REGISTRY, check_levels, make_policy
 from regimes.presets import get_grid
 from regimes.records import load_all
 from regimes.training.build import prepare
@@ -63,7 +63,7 @@ def test_every_policy_is_an_arm_and_only_schedules_differ(name: str) -> None:
     assert set(grid) >= {name for ladder in LADDERS.values() for name in ladder}
     first = next(iter(grid.values()))
     for arm, cell in grid.items():
-        check_levels(policy(cell.policy), cell.levels)
+        check_levels(make_policy(cell.policy), cell.levels)
         assert cell.name == arm
         for part in ("data", "model", "compressor", "levels", "workers", "batch_size"):
             assert getattr(cell, part) == getattr(first, part)
@@ -79,7 +79,7 @@ def test_the_rates_are_wide_and_reach_to_half_the_presets() -> None:
 
 def _floats(config: RunConfig, level: str) -> float:
     run = prepare(config)
-    made = compressor(config.compressor)
+    made = make_compressor(config.compressor)
     cost = costs_per_step(made, run.layers, config.levels, config.workers)[level]["floats"]
     run.close()
     return float(cost)
@@ -116,7 +116,7 @@ def test_controls_have_rank_4_in_so_many_units(kind: str) -> None:
     grid = get_grid("tournament-smoke")
     drawn = set()
     for name in (name for name in LADDERS[kind] if name.startswith(kind)):
-        rule, past, levels = policy(grid[name].policy), [], []
+        rule, past, levels = make_policy(grid[name].policy), [], []
         for _ in range(24):
             levels.append(rule.decide(past, ["layer"])[0].level)
             past.append(_epoch(levels[-1]))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
-from regimes.compression import compiled, compressor
+from regimes.compression import compiled, make_compressor
 from regimes.compression.reducer import Reducer
 from regimes.errors import ConfigError
 
@@ -31,7 +31,7 @@ CASES = [
 def updates(name: str, level: int, workers: int, **fields: Any) -> list[Tensor]:
     """Of two steps."""
     layers = [Layer(f"layer{i}", shape) for i, shape in enumerate(SHAPES)]
-    reducer = Reducer(compressor({"name": name, **fields}), layers, World(workers), seed=0)
+    reducer = Reducer(make_compressor({"name": name, **fields}), layers, World(workers), seed=0)
     made: list[Tensor] = []
     for step in range(2):
         generator = torch.Generator().manual_seed(step)

@@ -23,7 +23,7 @@ from regimes.config import (
     to_toml,
 )
 from regimes.errors import ConfigError, RegimesError
-from regimes.policies import check_levels, policy
+from regimes.policies import check_levels, make_policy
 from regimes.presets import GRIDS, PRESETS, check_common, get_grid, get_preset, groups, select
 from regimes.presets.own import read_grid
 
@@ -41,7 +41,7 @@ def test_presets_survive_toml(name: str, tmp_path: Path) -> None:
 def test_every_cell_of_every_grid_is_sound(name: str) -> None:
     for schedule, config in get_grid(name).items():
         assert config.name == schedule
-        check_levels(policy(config.policy), config.levels)
+        check_levels(make_policy(config.policy), config.levels)
         assert get_preset(f"{name}/{schedule}") == config
 
 
@@ -128,14 +128,14 @@ def test_bad_settings(setting: str, sentence: str) -> None:
 )
 def test_bad_policies(table: dict, sentence: str) -> None:
     with pytest.raises(ConfigError) as error:
-        policy(table)
+        make_policy(table)
     assert sentence in str(error.value)
 
 
 def test_a_policy_may_only_ask_for_levels_that_exist() -> None:
     with pytest.raises(ConfigError, match=r"asks for level 'medium'.*add levels.medium"):
-        check_levels(policy({"name": "static", "level": "medium"}), {"low": 4, "high": 1})
-    check_levels(policy({"name": "static", "level": "dense"}), {})
+        check_levels(make_policy({"name": "static", "level": "medium"}), {"low": 4, "high": 1})
+    check_levels(make_policy({"name": "static", "level": "dense"}), {})
 
 
 def test_names_are_checked_with_the_nearest() -> None:

@@ -15,7 +15,7 @@ from torch import nn
 
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
-from regimes.compression import compressor
+from regimes.compression import make_compressor
 from regimes.compression.reducer import Reducer
 from regimes.cost import methods
 from regimes.cost.job import DEVICES, Job, device, read_links
@@ -127,7 +127,7 @@ def test_bytes_of_each_collective_are_those_of_a_step(text: str, workers: int) -
     layers = (Layer("a", (300, 200)), Layer("b", (200,)), Layer("c", (64, 3, 5, 5)))
     step = replace(two(Model("three", layers)), nodes=workers)
     method = parse(text)
-    chosen, world = compressor(method.table), World(workers, processes=workers)
+    chosen, world = make_compressor(method.table), World(workers, processes=workers)
     reducer = Reducer(chosen, layers, world, 0)
     gradients = [torch.randn(1, *layer.shape) for layer in layers]
     levels = [method.level if layer.compressed else "dense" for layer in layers]

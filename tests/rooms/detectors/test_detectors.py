@@ -21,7 +21,7 @@ from regimes.detectors import (
     RelativeChange,
     RelativeFall,
     SharpnessChange,
-    detector,
+    make_detector,
 )
 from regimes.detectors.baselines import place
 from regimes.errors import ConfigError
@@ -161,7 +161,7 @@ def test_fixed_windows_are_half_open() -> None:
 def test_every_registered_detector_keeps_the_contract() -> None:
     for name in detectors.REGISTRY:
         fields = {"epochs": 9} if name in ("first-share", "random-windows") else {}
-        rule = detector({"name": name, **fields})
+        rule = make_detector({"name": name, **fields})
         assert isinstance(rule, Detector), name
         assert rule([]).critical is not None, name  # epoch 0 has an answer
 
@@ -182,7 +182,7 @@ def test_every_registered_detector_keeps_the_contract() -> None:
 )
 def test_bad_fields_are_one_sentence(table: dict, message: str) -> None:  # type: ignore[type-arg]
     with pytest.raises(ConfigError, match=message):
-        detector(table)
+        make_detector(table)
 
 
 # -- the policy ------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ def past(model: list[float | None], rates: list[float], levels: list[str]) -> li
 
 
 def test_a_detector_of_the_model_decides_for_all_layers() -> None:
-    policy = policies.policy(
+    policy = policies.make_policy(
         {"name": "detected", "detector": {"name": "eigenvalue-change", "interval": 1}}
     )
     assert policy.needs == ("eigenvalue",)
@@ -264,8 +264,8 @@ def test_the_signal_is_there_under_both_its_names() -> None:
 
 def test_a_policy_without_a_detector_is_refused() -> None:
     with pytest.raises(ConfigError, match="detector = 3: expected a table with a name"):
-        policies.policy({"name": "detected", "detector": 3})
+        policies.make_policy({"name": "detected", "detector": 3})
     with pytest.raises(ConfigError, match="did you mean 'sharpness-change'"):
-        policies.policy({"name": "detected", "detector": {"name": "sharpness-changes"}})
+        policies.make_policy({"name": "detected", "detector": {"name": "sharpness-changes"}})
     with pytest.raises(ConfigError, match=r"policy\.detector\.eat"):
-        policies.policy({"name": "detected", "detector": {"name": "norm-change", "eat": 1}})
+        policies.make_policy({"name": "detected", "detector": {"name": "norm-change", "eat": 1}})

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import regimes
 from regimes.errors import ConfigError, RecordError
-from regimes.policies import GraVAC, LevelCost, LGreCo, PastEpoch, policy
+from regimes.policies import GraVAC, LevelCost, LGreCo, PastEpoch, make_policy
 from regimes.policies.allocation import allocate
 from regimes.records import load_all
 from regimes.replay.replay import past_epochs, replay
@@ -116,7 +116,7 @@ def test_the_base_keeps_levels_of_its_own() -> None:
     rule = LGreCo(LEVELS, base=base)
     losses: dict[str, list[float | None]] = {"r1": [0.2], "r2": [0.1], "r4": [0.0]}
     calm = epoch([1.0], COSTS, **losses)
-    wanted = policy(base)
+    wanted = make_policy(base)
     past: list[PastEpoch] = []
     for _ in range(6):
         expected = wanted.decide(past, ["a"])[0].level
@@ -147,7 +147,7 @@ def test_a_record_without_costs_is_refused() -> None:
 )
 def test_bad_input_is_one_sentence(changes: dict[str, object], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        policy({"levels": [*LEVELS], **changes})
+        make_policy({"levels": [*LEVELS], **changes})
 
 
 # -- GraVAC ----------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def test_gravac_stops_by_our_rule_or_its_authors(second: float, ours: str, their
     """The products of r4 and r2 are 1 and ``second``, that of r1 is 2."""
     errors = {"r4": 0.0, "r2": 1 - (second / 2) ** 2, "r1": 1 - 0.5**2}
     for stopping, expected in (("best", ours), ("authors", theirs)):
-        rule = policy(
+        rule = make_policy(
             {
                 "name": "gravac",
                 "levels": [*LEVELS],
@@ -266,7 +266,7 @@ def test_gravacs_gain_is_of_what_was_measured() -> None:
 def test_a_run_and_its_replay_decide_alike(table: str, tmp_path: Path) -> None:
     c = config("epochs=4", "levels={r1=1, r2=2, r4=4}", table)
     record = regimes.run(c, tmp_path / "run")
-    replayed = replay(record, policy(c.policy))
+    replayed = replay(record, make_policy(c.policy))
     layers = record.layers[record.layers["layer"].isin(replayed["layer"].unique())]
     assert replayed["level"].tolist() == layers["level"].tolist()
     assert replayed["level"].nunique() > 1

@@ -20,7 +20,7 @@ from regimes.policies import (
     Static,
     Windows,
     history,
-    policy,
+    make_policy,
 )
 
 LAYERS = ["a", "b"]
@@ -172,9 +172,9 @@ def test_a_field_out_of_range_is_refused_before_the_first_unit(
         "qsr": {"alpha": 0.1},
         "l-greco": {"levels": LADDER, "base": {"name": "static", "level": "low"}},
     }.get(name, {})
-    policy({"name": name, **fields})
+    make_policy({"name": name, **fields})
     with pytest.raises(ConfigError):
-        policy({"name": name, **fields, field: value})
+        make_policy({"name": name, **fields, field: value})
 
 
 def test_a_subclass_with_an_annotation_for_type_checkers_has_its_bounds_checked() -> None:

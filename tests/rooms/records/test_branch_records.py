@@ -16,7 +16,7 @@ from configs import smoke
 import regimes
 from regimes.errors import RecordError
 from regimes.monitor.doctor import verdict
-from regimes.policies import policy
+from regimes.policies import make_policy
 from regimes.records import load_all, pack, read_lines, spliced
 from regimes.records.experiment import identity, separate
 from regimes.replay.replay import replay
@@ -92,7 +92,7 @@ def test_a_policy_replayed_over_a_branch_decides_as_it_did(root: Path) -> None:
     )
     for name in ("null", "slow", "follows", "trunk"):
         record = regimes.load(root / name)
-        replayed = replay(record, policy(record.config["policy"]))
+        replayed = replay(record, make_policy(record.config["policy"]))
         first = (record.config.get("branch") or {"at": 0})["at"]
         for epoch, group in replayed.groupby("epoch"):
             if epoch >= first:

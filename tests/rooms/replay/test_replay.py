@@ -137,7 +137,7 @@ def test_replay_decides_as_the_run_did(policy: str, tmp_path: Path) -> None:
     ]
     config = override(get_preset("smoke"), short)
     trained = run(config, tmp_path / "run")
-    again = replay.replay(trained, policies.policy(config.policy))
+    again = replay.replay(trained, policies.make_policy(config.policy))
     compressed = [layer["name"] for layer in trained.header["layers"] if layer["compressed"]]
     said = trained.layers[trained.layers["layer"].isin(compressed)].reset_index(drop=True)
     assert again["level"].tolist() == said["level"].tolist()

@@ -21,7 +21,7 @@ import regimes
 from regimes.config import to_toml
 from regimes.detectors import NormChange
 from regimes.errors import ConfigError
-from regimes.policies import policy
+from regimes.policies import make_policy
 from regimes.records import read_lines, unit_name
 from regimes.replay.detect import defaults, rule
 from regimes.replay.replay import replay
@@ -132,7 +132,7 @@ def test_processes_equal_simulation(tmp_path: Path) -> None:
 def test_a_policy_decides_per_unit_and_replays(tmp_path: Path) -> None:
     c = config("unit_steps=2")
     record = regimes.run(c, tmp_path / "run")
-    found = replay(record, policy(c.policy))
+    found = replay(record, make_policy(c.policy))
     live = record.layers.loc[record.layers["layer"].isin(found["layer"])]
     assert found["level"].tolist() == live["level"].tolist()
     assert found["epoch"].nunique() == 6

@@ -16,11 +16,11 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from regimes.collectives.world import World
-from regimes.compression import compressor
+from regimes.compression import make_compressor
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE
 from regimes.ddp import Hook, attach
-from regimes.policies import policy
+from regimes.policies import make_policy
 from regimes.policies.history import history
 from regimes.training.gradients import layer_table
 
@@ -162,9 +162,9 @@ def simulated(case: Case) -> dict[str, Any]:
     layers = layer_table(net)
     world.meter.dtype = torch.float64
     named = case.compressor if isinstance(case.compressor, dict) else {"name": case.compressor}
-    reducer = Reducer(compressor(named), layers, world, seed=7)
+    reducer = Reducer(make_compressor(named), layers, world, seed=7)
     compressed = [i for i, layer in enumerate(layers) if layer.compressed]
-    rule, values, optimizer = policy(case.policy), dict(case.levels), sgd(net)
+    rule, values, optimizer = make_policy(case.policy), dict(case.levels), sgd(net)
     rows: list[dict[str, Any]] = []
     all_levels = []
     touched: set[int] = set()  # parameters whose .grad exists

@@ -311,7 +311,7 @@ EXAMPLES = ("compressor.residual=update", "dtype=bfloat16", "data.augment=true",
 def all_parts() -> dict[str, tuple[frozenset[str], tuple[str, ...]]]:
     """By part: what it needs, and the calls that can ask for it."""
     from regimes.capabilities import OWN_COLLECTIVES, PROBE, required
-    from regimes.compression.needs import compressors
+    from regimes.compression.needs import compressor_needs
     from regimes.config import OuterConfig, RunConfig, override
     from regimes.config.interventions import interventions
     from regimes.data import deficits
@@ -326,7 +326,7 @@ def all_parts() -> dict[str, tuple[frozenset[str], tuple[str, ...]]]:
         return frozenset().union(*(p.needs for p in parts_of(config, PlugIns.of(config))))
 
     usual, parts = RunConfig(), {}
-    for name, needs in compressors().items():
+    for name, needs in compressor_needs().items():
         parts[f"compressor `{name}`"] = needs, EVERYWHERE
     for name, needs in statistics().items():
         parts[f"policy that reads `{name}`"] = needs, EVERYWHERE

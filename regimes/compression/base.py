@@ -25,7 +25,7 @@ from regimes.capabilities import (
     NUMBERS_BY_SHARD,
 )
 from regimes.collectives.requests import Batched, Layer, Mean, Program, Request, Shard, Traffic
-from regimes.compression.answers import check_send, check_sent, sample
+from regimes.compression.answers import check_send, check_sent, sample_evenly
 from regimes.compression.kernels import Workspace, add_, add_apart, clone, sub_
 from regimes.config import DENSE, AnyLevel, Bounded, FeedbackLevel, Level
 from regimes.errors import ConfigError, require
@@ -332,7 +332,7 @@ class Compressor(Bounded, ABC):
         """``send``; its first call at a level is checked."""
         if not state.is_first((level, bool(self.error_feedback))):
             return (yield from self.send(delta, state, level))
-        where, before = (type(self).__name__, state.key[1]), sample(delta)
+        where, before = (type(self).__name__, state.key[1]), sample_evenly(delta)
         program = self.send(delta, state, level)
         check_send(where, program)
         answer = yield from program
@@ -353,7 +353,7 @@ def check_level(chosen: Compressor, level: AnyLevel) -> None:
     compressor.check(plain)
 
 
-def dropping(chosen: Compressor, levels: Mapping[str, AnyLevel]) -> tuple[str, ...]:
+def levels_without_feedback(chosen: Compressor, levels: Mapping[str, AnyLevel]) -> tuple[str, ...]:
     """The names of levels at which a compressor has no error feedback."""
     return tuple(name for name, x in levels.items() if not chosen.at(x)[0].error_feedback)
 
@@ -419,7 +419,7 @@ class InBuckets(Compressor):
         """``send_bucket``; its first call at a level is checked, by the first layer."""
         if not states[0].is_first((level, bool(self.error_feedback))):
             return (yield from self.send_bucket(deltas, states, level))
-        where, before = (type(self).__name__, states[0].key[1]), sample(deltas[0])
+        where, before = (type(self).__name__, states[0].key[1]), sample_evenly(deltas[0])
         updates, sent = yield from self.send_bucket(deltas, states, level)
         here, shape = slice(deltas[0][0].numel()), deltas[0].shape
         first = updates[0].view(shape[1:]), None if sent is None else sent[:, here].view(shape)
@@ -449,7 +449,7 @@ def numbers_of(deltas: Sequence[Float[Tensor, "hosted _ _"]]) -> list[int]:
     return [delta[0].numel() for delta in deltas]
 
 
-def restarted(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> dict[str, Any]:
+def restart_memories(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> dict[str, Any]:
     """New memories, by layer, that go on counting steps and keep the residuals' units."""
     kept = ("step", "residual_rate")
     return {
@@ -458,7 +458,7 @@ def restarted(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> dict[str, A
     }
 
 
-def upgraded(saved: Mapping[str, Any], residual: Unit) -> dict[str, Any]:
+def upgrade_memories(saved: Mapping[str, Any], residual: Unit) -> dict[str, Any]:
     """Memories, by layer, of any version in the present form.
 
     Args:

@@ -30,7 +30,7 @@ _held: list[Any] | None = None  # see ``holding``
 
 
 @contextmanager
-def holding() -> Iterator[list[Any]]:
+def hold_cached_tensors() -> Iterator[list[Any]]:
     """A list of what the caches of ``cached`` give inside. While it lives those tensors do, which a
     captured graph reads at their addresses long after a cache has dropped them."""
     global _held
@@ -42,7 +42,7 @@ def holding() -> Iterator[list[Any]]:
         _held = None
 
 
-def cached(most: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
+def cache_tensors(most: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """``functools.lru_cache`` for tensors on a device, see ``holding``."""
 
     def decorate(make: Callable[..., T]) -> Callable[..., T]:
@@ -78,13 +78,13 @@ def batch_by_shape(one: Callable[..., Tensor]) -> Callable[[Entries], list[Tenso
         results: dict[int, Tensor] = {}
         for ids in groups.values():
             columns = zip(*(entries[i] for i in ids), strict=True)
-            results.update(zip(ids, one(*map(stacked, columns)), strict=True))
+            results.update(zip(ids, one(*map(stack_tensors, columns)), strict=True))
         return [results[i] for i in range(len(entries))]
 
     return kernel
 
 
-def stacked(tensors: Sequence[Tensor]) -> Tensor:
+def stack_tensors(tensors: Sequence[Tensor]) -> Tensor:
     """``[k, *shape]``: a view where the tensors lie evenly in one piece of memory, else a copy."""
     first, offsets = tensors[0], [t.storage_offset() for t in tensors]
     step = offsets[1] - offsets[0] if len(offsets) > 1 else 0
@@ -148,7 +148,7 @@ def random_rows(entries: Sequence[tuple[Sequence[Seed], Tensor]]) -> list[Tensor
     """Random numbers in [0, 1), a row for each seed, of the size and on the device of a row."""
     wanted = [(seed, row.numel(), 0) for seeds, row in entries for seed in seeds]
     rows = iter(uniform(wanted, entries[0][1].device))
-    return [stacked([next(rows) for _ in seeds]) for seeds, _ in entries]
+    return [stack_tensors([next(rows) for _ in seeds]) for seeds, _ in entries]
 
 
 class Workspace:
@@ -263,7 +263,7 @@ def reconstruct_and_subtract_(
     return updates
 
 
-def orthonormal(entries: Sequence[tuple[Tensor]]) -> list[Tensor]:
+def orthonormalise(entries: Sequence[tuple[Tensor]]) -> list[Tensor]:
     """An orthonormal basis ``[rank, n]`` of each matrix's row space, rank <= n: by Householder QR,
     or on a GPU by ``in_batches``. It is completed where rows are dependent: power iteration never
     leaves a zero factor, which a zero gradient would give."""
@@ -279,13 +279,13 @@ def in_batches(matrices: Sequence[Tensor]) -> list[Tensor]:
     keeps the first Cholesky factor real; two more passes orthogonalise to the last bits.
     """
     results: dict[int, Tensor] = {}
-    for ids in batches(tuple(rows.shape for rows in matrices)):
+    for ids in choose_batches(tuple(rows.shape for rows in matrices)):
         results.update(zip(ids, _one_batch([matrices[i] for i in ids]), strict=True))
     return [results[i] for i in range(len(matrices))]
 
 
 @lru_cache(maxsize=PLANS)
-def batches(shapes: tuple[tuple[int, int], ...]) -> list[list[int]]:
+def choose_batches(shapes: tuple[tuple[int, int], ...]) -> list[list[int]]:
     """Which matrices ``[rank, n]`` are padded to the size of the largest of their batch. Zeros are
     at most as many as numbers, except in a batch of few numbers: a batch costs launches.
 
@@ -308,7 +308,7 @@ def batches(shapes: tuple[tuple[int, int], ...]) -> list[list[int]]:
 
 
 def _one_batch(matrices: Sequence[Tensor]) -> list[Tensor]:
-    gather, inverse, tiny, one = _padding(
+    gather, inverse, tiny, one = _index_padding(
         tuple(rows.shape for rows in matrices), matrices[0].device
     )
     end = matrices[0].new_zeros(1)
@@ -329,8 +329,8 @@ def _one_batch(matrices: Sequence[Tensor]) -> list[Tensor]:
     return [piece.view(rows.shape) for piece, rows in zip(pieces, matrices, strict=True)]
 
 
-@cached(PLANS)
-def _padding(
+@cache_tensors(PLANS)
+def _index_padding(
     shapes: tuple[tuple[int, int], ...], device: torch.device
 ) -> tuple[
     Int32[Tensor, "layers ranks n"],

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int64, Shaped, UInt8
 from torch import Tensor
 
 from regimes.collectives.requests import Gather, Program
-from regimes.compression.kernels import cached, on_gpu
+from regimes.compression.kernels import cache_tensors, on_gpu
 from regimes.seeding import Seed, fill, uniform
 
 Wanted = tuple[Seed, int, int]  # see `uniform`
@@ -238,12 +238,12 @@ class Spread:
 
 
 @lru_cache(maxsize=64)
-def layout(sizes: tuple[int, ...], owners: int, block: int) -> Layout:
+def make_layout(sizes: tuple[int, ...], owners: int, block: int) -> Layout:
     """The layout of a bucket's layers, made once."""
     return Layout(sizes, owners, block)
 
 
-@cached(64)
+@cache_tensors(64)
 def _layer_of_block(plan: Layout, device: torch.device) -> Int64[Tensor, " blocks"]:
     """Which layer each block belongs to."""
     ends = [*plan.starts[1:], plan.width]
@@ -251,7 +251,7 @@ def _layer_of_block(plan: Layout, device: torch.device) -> Int64[Tensor, " block
     return torch.from_numpy(np.repeat(np.arange(len(counts)), counts)).to(device)
 
 
-@cached(64)
+@cache_tensors(64)
 def _place_of_block(
     plan: Layout, owners: int, device: torch.device
 ) -> Int64[Tensor, "owners blocks"]:
@@ -281,7 +281,7 @@ class Noise:
         """Those of some columns, of all workers' rows, until the next call; any in gaps."""
         if on_gpu(self.like):
             if self.drawn is None:
-                draw([self])
+                draw_noise([self])
             assert self.drawn is not None
             return self.drawn[:, first:stop]
         rows = len(self.seeds[0]) * self.rows
@@ -312,7 +312,7 @@ class Noise:
                 yield asked, (row, slice(start + a, start + b))
 
 
-def draw(noises: Sequence[Noise]) -> None:
+def draw_noise(noises: Sequence[Noise]) -> None:
     """On a GPU draw all numbers of several at once, with the launches of one."""
     if not on_gpu(noises[0].like):
         return

@@ -18,10 +18,10 @@ def compressor_parts(chosen: Compressor, field: str = "compressor") -> Iterator[
         usual = repr(type(chosen).residual)
         yield Part(f"{field}.residual", of_residual, chosen.residual, usual)
         needs -= of_residual
-    yield Part(field, needs, name, "another one", compressors)
+    yield Part(field, needs, name, "another one", compressor_needs)
 
 
-def compressors() -> dict[str, frozenset[str]]:
+def compressor_needs() -> dict[str, frozenset[str]]:
     """What each registered compressor needs, by name."""
     found = {}
     for name in REGISTRY:

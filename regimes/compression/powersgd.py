@@ -23,7 +23,7 @@ from regimes.collectives.requests import (
 from regimes.compression.base import Compressor, Sending, State
 from regimes.compression.kernels import (
     left_product,
-    orthonormal,
+    orthonormalise,
     reconstruct,
     reconstruct_and_subtract_,
     right_product,
@@ -118,7 +118,7 @@ class PowerSGD(LowRank):
             rank, own = len(p), p.mT.reshape(-1)  # row by row of the matrix
             joined = yield JoinShards(own, shard.chunk * rank, shard.rows * rank)
             p = joined.view(-1, rank).mT
-        p = yield Batched(orthonormal, p)
+        p = yield Batched(orthonormalise, p)
         return p if shard is None else p[:, shard.here]
 
     def _mean_of_shards(
@@ -206,7 +206,7 @@ class ACPSGD(LowRank):
             side, name = (1, "p") if state.is_left else (2, "q")
             key = (*state.key, name)
             last = resize_rows(state.factor, rank, delta.shape[side], delta, key)
-            basis = yield Batched(orthonormal, last)
+            basis = yield Batched(orthonormalise, last)
             own = yield Batched(right_product if state.is_left else left_product, basis, rest)
             if self.error_feedback or half < self.iterations - 1:
                 p, q = _in_order(state, own, basis.expand(len(own), -1, -1))

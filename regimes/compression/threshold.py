@@ -53,9 +53,9 @@ class Threshold(Compressor):
     def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
         flat = delta.flatten(1)
         large = flat.abs() * (state.rate / state.scale) >= float(level)
-        own, places_of = chosen(large)
+        own, places_of = _locate_chosen(large)
         counts = yield Gather(own)  # [W]
-        most = yield Batched(largest_counts, counts)
+        most = yield Batched(_largest_counts, counts)
         if not most:
             return state.buffer(delta.shape[1:], delta).zero_(), None
         number = torch.arange(1, most + 1, dtype=torch.int32, device=flat.device)
@@ -74,7 +74,7 @@ class Threshold(Compressor):
         return Traffic((2 * layer.size + 1) * workers, layer.size * (itemsize + 4) + 4)
 
 
-def chosen(
+def _locate_chosen(
     large: Bool[Tensor, "hosted size"],
 ) -> tuple[Int32[Tensor, " hosted"], Callable[[Tensor], Int64[Tensor, "hosted most"]]]:
     """How many places of each row are true, and what gives the first, the second, ... of them; the
@@ -98,7 +98,7 @@ def chosen(
     return own, searched
 
 
-def largest_counts(entries: Sequence[tuple[Int32[Tensor, " workers"]]]) -> list[int]:
+def _largest_counts(entries: Sequence[tuple[Int32[Tensor, " workers"]]]) -> list[int]:
     """The largest count of each layer. A sync point, the only one of a step for each bucket: counts
     are values, and they are the sizes of the next messages, which the host must know."""
     return torch.stack([counts.max() for (counts,) in entries]).tolist()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from regimes.compression.base import restarted
+from regimes.compression.base import restart_memories
 from regimes.job.refit import refuse, several
 from regimes.job.state import State, by_layer, column, own_part, shapes, with_column
 
@@ -48,7 +48,7 @@ def changed(
     residuals = column(own["layers"], "residual")
     kind = type(chosen.compressor).__qualname__
     if state["compressor"].partition("(")[0] != kind:
-        memories = restarted(memories, hook_steps.reducer.state_dict()[0])
+        memories = restart_memories(memories, hook_steps.reducer.state_dict()[0])
     if not chosen.keeps_residuals:
         residuals = dict.fromkeys(residuals)
     if job.schedule.optimizer is None and any(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
-from regimes.compression.base import upgraded as with_present_units
+from regimes.compression.base import upgrade_memories as with_present_units
 from regimes.config import DENSE
 from regimes.ddp.branching import changed
 from regimes.ddp.source import plain_names

@@ -15,7 +15,7 @@ from regimes.capabilities import FIXED_WORKERS, RATES_AHEAD, Mode, required
 from regimes.collectives.connect import connect
 from regimes.collectives.devices import pick_device
 from regimes.collectives.world import World
-from regimes.compression.base import dropping
+from regimes.compression.base import levels_without_feedback
 from regimes.compression.reducer import Reducer
 from regimes.compression.traffic import check_order, costs_per_step
 from regimes.config import DENSE, AnyLevel, RunConfig, to_dict
@@ -229,7 +229,9 @@ class Run:
         if RATES_AHEAD in required(rule):
             rates = mean_rates(self.learning_rate, self.units)
         steps = [stop - first for first, stop in map(self.units.span, range(len(self.units)))]
-        ahead = Ahead(rates, steps, costs, dropping(self.plug_ins.compressor, config.levels))
+        ahead = Ahead(
+            rates, steps, costs, levels_without_feedback(self.plug_ins.compressor, config.levels)
+        )
         return Controller(rule, names, compressed, config.signal, costs, ahead)
 
     def _context(self) -> MeasurementContext:

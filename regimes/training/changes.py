@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from regimes.compression import make_compressor
-from regimes.compression.base import has_feedback, restarted, upgraded
+from regimes.compression.base import has_feedback, restart_memories, upgrade_memories
 from regimes.config import OptimizerConfig, RunConfig
 from regimes.errors import ConfigError
 from regimes.job.residuals import average
@@ -82,8 +82,8 @@ def _fit_compressor(run: Run, state: State, before: RunConfig, notes: Notes) -> 
     fresh, _ = run.reducer.state_dict()
 
     def fit(table: Table) -> Table:
-        memories = upgraded(column(table, "memory"), old.residual)
-        return with_column(table, "memory", memories if same else restarted(memories, fresh))
+        memories = upgrade_memories(column(table, "memory"), old.residual)
+        return with_column(table, "memory", memories if same else restart_memories(memories, fresh))
 
     state["layers"] = fit(state["layers"])
     if "outer" in state:

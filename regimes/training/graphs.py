@@ -33,7 +33,7 @@ from torch import Tensor
 
 from regimes.collectives.meter import Meter
 from regimes.compression.base import State
-from regimes.compression.kernels import holding
+from regimes.compression.kernels import hold_cached_tensors
 from regimes.compression.reducer import Reducer
 from regimes.errors import ConfigError
 from regimes.seeding import SeedTable
@@ -116,7 +116,7 @@ class _Graphs:
             graph.graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"
         )
         try:
-            with holding() as graph.held, recording:
+            with hold_cached_tensors() as graph.held, recording:
                 graph.output = work()
         except torch.OutOfMemoryError:
             raise

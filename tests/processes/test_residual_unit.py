@@ -24,7 +24,7 @@ from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression import Compressor, make_compressor
-from regimes.compression.base import restarted
+from regimes.compression.base import restart_memories
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, Level, override
 from regimes.errors import ConfigError
@@ -245,7 +245,7 @@ def branched(
     assert residuals["m"] is not None
     new = one_layer(own)
     if type(own) is not type(trunk):
-        memories = restarted(memories, new.state_dict()[0])
+        memories = restart_memories(memories, new.state_dict()[0])
     new.load_state_dict(memories, residuals)
     for t, rate in enumerate(rates[1:], start=3):
         found.append(step(new, gradients(t, *SHAPE), levels[1], rate))

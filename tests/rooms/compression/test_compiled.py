@@ -71,7 +71,7 @@ def test_the_compiled_function_gives_them_too() -> None:
 
 def test_each_half_of_a_word_is_drawn_on_a_gpu_as_both_are_on_a_cpu() -> None:
     seeds, places = torch.tensor([[5, 2**62 + 1]]), torch.tensor([[7, 64]])
-    word = compiled.mixed(seeds.unsqueeze(-1), (places.unsqueeze(-1) + torch.arange(32)) // 2)
+    word = compiled.mix_words(seeds.unsqueeze(-1), (places.unsqueeze(-1) + torch.arange(32)) // 2)
     both = compiled.uniform_of_blocks(seeds, places, 32, odd=True)
     assert torch.equal(compiled.half_of(word, places.unsqueeze(-1) + torch.arange(32)), both)
 

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regimes.errors import nearest
+from regimes.errors import suggest_nearest
 
 from .common.command import call, start
 
@@ -133,7 +133,7 @@ def main() -> None:
     elif name in known:
         start(known[name].main, f"python -m analysis {name}", words)
     else:
-        print(f"error: no analysis {name!r}: {nearest(name, known)}", file=sys.stderr)
+        print(f"error: no analysis {name!r}: {suggest_nearest(name, known)}", file=sys.stderr)
         sys.exit(2)
 
 

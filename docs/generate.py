@@ -313,7 +313,7 @@ def all_parts() -> dict[str, tuple[frozenset[str], tuple[str, ...]]]:
     from regimes.capabilities import OWN_COLLECTIVES, PROBE, required
     from regimes.compression.needs import compressor_needs
     from regimes.config import OuterConfig, RunConfig, override
-    from regimes.config.interventions import interventions
+    from regimes.config.interventions import registered_interventions
     from regimes.data import deficits
     from regimes.ddp.attaching import NEEDS
     from regimes.instruments import REGISTRY
@@ -346,8 +346,8 @@ def all_parts() -> dict[str, tuple[frozenset[str], tuple[str, ...]]]:
             parts[f"`{field}`"] = needs, TRAINER
     for name in RunConfig.known_beside():
         parts[f"`{name}`"] = required(RunConfig.known_beside().dataclass(name)), TRAINER
-    for name in interventions():
-        parts[f"`{name}`"] = required(interventions().load(name)), TRAINER
+    for name in registered_interventions():
+        parts[f"`{name}`"] = required(registered_interventions().load(name)), TRAINER
     for setting in EXAMPLES:
         needs = asked(override(usual, [setting])) - asked(usual)
         calls = EVERYWHERE if setting.startswith("compressor") else TRAINER

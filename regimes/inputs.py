@@ -27,7 +27,7 @@ def track_inputs() -> Iterator[None]:
         _read = before
 
 
-def add(path: Path) -> None:
+def add_input(path: Path) -> None:
     """Register a file as input of the command."""
     identity = _identity(path)
     if _read is not None and identity:

@@ -87,10 +87,10 @@ class Network:
         return self
 
     def __str__(self) -> str:
-        return f"{spell(float(self.bandwidth))}, {float(self.latency) * 1e6:.4g} µs"
+        return f"{format_bandwidth(float(self.bandwidth))}, {float(self.latency) * 1e6:.4g} µs"
 
 
-def spell(bandwidth: float) -> str:
+def format_bandwidth(bandwidth: float) -> str:
     """A bandwidth in three digits: ``100 Mbit/s``; "any" for infinity, "none" for zero."""
     if bandwidth in (0.0, math.inf):
         return "any" if bandwidth else "none"
@@ -283,7 +283,7 @@ class Work:
         return (1 - BACKWARD) * self.compute + piped
 
 
-def mean(works: Iterable[tuple[float, Work]]) -> Work:
+def mean_step(works: Iterable[tuple[float, Work]]) -> Work:
     """The mean of (count, step) pairs."""
     pairs = list(works)
     total = sum(weight for weight, _ in pairs)
@@ -304,7 +304,7 @@ def break_even(
 ) -> float:
     """The bandwidth, bits/s, below which ``work`` is always faster than ``dense``.
 
-    As `crossing`.
+    As `crossing_bandwidth`.
     """
 
     def on(step: Work) -> Callable[[Any], Any]:
@@ -312,10 +312,10 @@ def break_even(
             Network(bandwidth, latency), workers, algorithm, buckets
         )
 
-    return crossing(on(work), on(dense))
+    return crossing_bandwidth(on(work), on(dense))
 
 
-def crossing(fast: Callable[[Any], Any], slow: Callable[[Any], Any]) -> float:
+def crossing_bandwidth(fast: Callable[[Any], Any], slow: Callable[[Any], Any]) -> float:
     """The bandwidth, bits/s, below which ``fast`` always takes fewer seconds than ``slow``.
 
     Infinity where it does at any bandwidth, zero where at none (searched up to 1e18). "Fewer" means

@@ -120,7 +120,7 @@ def _committed_archives_are_read_once() -> Iterator[None]:
             return
         if path not in folders:
             folders[path] = kept.enter_context(original(place))
-        inputs.add(Path(place))
+        inputs.add_input(Path(place))
         yield folders[path]
 
     def shared(folder: Path) -> Any:

@@ -23,7 +23,7 @@ import tyro
 
 from regimes import presets
 from regimes.config import RunConfig, override
-from regimes.errors import ConfigError, RecordError, TrainingError, nearest
+from regimes.errors import ConfigError, RecordError, TrainingError, suggest_nearest
 from regimes.launch import sweep
 from regimes.presets.families import shortened
 from regimes.records import load
@@ -230,7 +230,7 @@ def main(
         raise ConfigError(f"--images: {images} does not exist")
     names = [step.folder for step in SCALES[scale]]
     for name in set(only) - set(names):
-        raise ConfigError(f"no step {name!r} at scale {scale}: {nearest(name, names)}")
+        raise ConfigError(f"no step {name!r} at scale {scale}: {suggest_nearest(name, names)}")
     line = begin.checked(allow_dirty)
     if start:
         unpack(start, out)

@@ -95,7 +95,7 @@ class Files:
 
     def page(self, name: str, about: str, *tables: Table) -> None:
         """Tables, printed; and as Markdown in NAME.md below ``about``, each below its title."""
-        console, parts = stdout.console(highlight=False), [about] if about else []
+        console, parts = stdout.make_console(highlight=False), [about] if about else []
         for table in tables:
             console.print(table.drawn(), "")
             parts += [f"{table.title}.", table.markdown()] if table.title else [table.markdown()]
@@ -165,7 +165,7 @@ def start(main: Callable[..., Any], program: str = "", words: Sequence[str] | No
         program = program or f"python {sys.argv[0]}"
         given = sys.argv[1:] if words is None else words
         draw(lambda others: call(main, others, program), given)
-        stdout.flush()
+        stdout.flush_stdout()
     except RegimesError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -151,7 +151,7 @@ def _mean_and_sd(row: Row, shown: looks.Metric) -> str:
 
 def show(rows: pd.DataFrame, pairs: pd.DataFrame) -> None:
     """Print both tables."""
-    console = stdout.console(highlight=False)
+    console = stdout.make_console(highlight=False)
     for drawn in as_text(rows, pairs)[: 2 if len(pairs) else 1]:
         console.print(drawn.drawn(), "")
 

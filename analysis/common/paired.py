@@ -17,7 +17,7 @@ from regimes.console.units import p_text
 from regimes.plotting import style
 from regimes.plotting.looks import Metric
 from regimes.plotting.said import Estimate, Verdict
-from regimes.statistics import alike, holm, p_value
+from regimes.statistics import are_alike, correct_by_holm, p_value
 
 from .estimates import Cell, estimate, mean
 
@@ -39,13 +39,13 @@ def compare(differences: Mapping[tuple[str, str], Sequence[float]]) -> pd.DataFr
     rows: list[dict[str, Any]] = []
     for (arm, control), values in differences.items():
         row = estimate(values, "difference", "ci")
-        if len(values) and alike(values):
+        if len(values) and are_alike(values):
             row |= {"ci_low": math.nan, "ci_high": math.nan}
         names = {"arm": arm, "control": control, "n": len(values)}
         rows.append(names | row | {"p": p_value(values)})
     columns = ["arm", "control", "n", "difference", "ci_low", "ci_high", "p"]
     table = pd.DataFrame(rows, columns=columns)
-    return table.assign(p_holm=holm(table["p"].to_list()))
+    return table.assign(p_holm=correct_by_holm(table["p"].to_list()))
 
 
 def as_text(rows: pd.DataFrame, shown: Metric, against: str, missing: str) -> Table:

@@ -24,7 +24,7 @@ import pandas as pd
 from regimes.config import DENSE
 from regimes.cost.cases import Case, cases
 from regimes.cost.predict import predict
-from regimes.network import Network, Values, Work, spell
+from regimes.network import Network, Values, Work, format_bandwidth
 from regimes.plotting import style
 from regimes.plotting.looks import style_of
 from regimes.plotting.words import headline
@@ -139,7 +139,9 @@ def figure_cost(
             xlabel=f"bandwidth of a link (bit/s), W = {workers}",
             ylabel="speed-up over dense\nhigher is better",
         )
-        left.set_xticks(ticks := [10**k for k in range(6, 12)], [spell(t)[:-5] for t in ticks])
+        left.set_xticks(
+            ticks := [10**k for k in range(6, 12)], [format_bandwidth(t)[:-5] for t in ticks]
+        )
         style.log_axis(left)
         right.set_xscale("log", base=2)
         right.set_xticks(ticks := [4**k for k in range(1, 7)], [f"{t:,}" for t in ticks])
@@ -158,7 +160,7 @@ def figure_cost(
 def _title(marked: pd.DataFrame) -> str:
     """Below which bandwidth each policy is faster than dense."""
     said = [
-        f"{style_of(row['case']).label} below {spell(row['x'])}"
+        f"{style_of(row['case']).label} below {format_bandwidth(row['x'])}"
         for row in marked.sort_values("x").to_dict("records")
     ]
     if not said:

@@ -28,7 +28,7 @@ from regimes.harms.rates import mean_rates
 from regimes.policies.detected import signal_values
 from regimes.records import Record, changes
 from regimes.replay.replay import measured, past_epochs
-from regimes.statistics import DIGITS, holm, p_value
+from regimes.statistics import DIGITS, correct_by_holm, p_value
 
 from ..common.estimates import estimate
 from ..common.names import STATISTICS
@@ -162,7 +162,7 @@ def over_seeds(each: pd.DataFrame) -> pd.DataFrame:
         row |= estimate(part["auc"].to_list(), "auc")
         rows.append(row | {"p": p_value(known) if known else math.nan})
     table = pd.DataFrame(rows)
-    return table.assign(p_holm=holm(table["p"].to_list()))
+    return table.assign(p_holm=correct_by_holm(table["p"].to_list()))
 
 
 def against_dull(each: pd.DataFrame, column: str = "rank") -> pd.DataFrame:

@@ -149,7 +149,9 @@ def main(
     tables, spent = unforced.scored(runs, change), unforced.costs(runs)
     rows = unforced.over_seeds(unforced.pairs(tables))
     in_other_runs = unforced.other_runs(tables, reference)
-    stdout.console(highlight=False).print(as_text(rows, in_other_runs, spent, reference).drawn())
+    stdout.make_console(highlight=False).print(
+        as_text(rows, in_other_runs, spent, reference).drawn()
+    )
     print(
         f"with {reference}; other runs are of other seeds; cost: of training time, its whole "
         "instrument"

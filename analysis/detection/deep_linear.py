@@ -33,7 +33,7 @@ from regimes.plotting.words import headline
 from regimes.records import Record, load_all, unit_name
 from regimes.replay.detect import rule
 from regimes.replay.replay import measured, replay
-from regimes.statistics import holm, p_value
+from regimes.statistics import correct_by_holm, p_value
 
 from ..common.command import Files, Out, Records
 from ..common.compare import LAST
@@ -84,7 +84,7 @@ def harms(runs: Sequence[Record]) -> pd.DataFrame:
         row |= estimate(later, "later", logs=True)
         rows.append(row | {"p": p_value(later)})
     table = pd.DataFrame(rows)
-    return table.assign(p_holm=holm(table["p"].to_list()))
+    return table.assign(p_holm=correct_by_holm(table["p"].to_list()))
 
 
 def _harm_of(run: Record, plain: Record) -> float:

@@ -162,7 +162,7 @@ def main(
     if not records:  # before the history is read, which takes seconds
         raise RecordError("no records are named: expected folders or archives of runs")
     rows = table(records, commits())
-    stdout.console(highlight=False).print(as_text(rows).drawn(), "", summary(rows), sep="\n")
+    stdout.make_console(highlight=False).print(as_text(rows).drawn(), "", summary(rows), sep="\n")
     if strict and (rows["commit"] == "").any():
         sys.exit(1)
     return rows

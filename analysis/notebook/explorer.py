@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets as widgets
 from matplotlib.patches import Patch
 
-from regimes.network import Network, spell
+from regimes.network import Network, format_bandwidth
 from regimes.plotting import style
 from regimes.plotting.looks import order
 from regimes.plotting.panels import draw_bands, draw_levels, layer_name, palette
@@ -116,7 +116,10 @@ class Explorer:
 def _knobs(start: Settings, schedules: list[str]) -> dict[str, widgets.Widget]:
     same: dict[str, Any] = {"layout": WIDE, "style": {"description_width": "120px"}}
     slider: dict[str, Any] = {**same, "min": 0.05, "step": 0.05, "readout_format": ".2f"}
-    bandwidths = {**{spell(b): b for b in BANDWIDTHS}, spell(start.bandwidth): start.bandwidth}
+    bandwidths = {
+        **{format_bandwidth(b): b for b in BANDWIDTHS},
+        format_bandwidth(start.bandwidth): start.bandwidth,
+    }
     latencies = {f"{1e6 * s:g} µs": s for s in sorted({*LATENCIES, start.latency})}
     return {
         "schedule": widgets.Dropdown(

@@ -204,7 +204,7 @@ def main(
 ) -> list[Path]:
     """Print Tables 1-6: the numbers of the paper, of the rule, and of the runs under RECORDS."""
     runs = load_all(*records) if records else []
-    rows, console = table(runs), stdout.console(highlight=False)
+    rows, console = table(runs), stdout.make_console(highlight=False)
     console.width = max(console.width, WIDTH)
     for _, group in rows.groupby("table"):
         console.print(as_text(group).drawn(), "")

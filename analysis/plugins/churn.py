@@ -151,9 +151,11 @@ class Presence:
         present and one of those before stays, from which others can copy."""
         import torch
 
-        from regimes.seeding import stream
+        from regimes.seeding import make_generator
 
-        drawn = torch.rand(max(self.all) + 1, generator=stream(self.seed, "churn", time)).tolist()
+        drawn = torch.rand(
+            max(self.all) + 1, generator=make_generator(self.seed, "churn", time)
+        ).tolist()
         present = {*before, *(w for w in self.all if drawn[w] < self.churn.join)}
         staying = len(before)
         for worker in before:

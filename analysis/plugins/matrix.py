@@ -25,14 +25,14 @@ from regimes.data.deficits import Deficit, GradientNoise, make_deficit
 from regimes.data.task import Shuffled
 from regimes.errors import DataError, require
 from regimes.reduction import Batch, Loss
-from regimes.seeding import stream
+from regimes.seeding import make_generator
 
 ROWS, RANK = 100, 5
 
 
 def low_rank(rows: int, rank: int) -> Float64[Tensor, "rows rows"]:
     """The matrix of a rank, the same on every machine and for every seed of a run."""
-    generator = stream("matrix", rows, rank)
+    generator = make_generator("matrix", rows, rank)
     left, right = torch.randn(2, rows, rank, generator=generator, dtype=torch.float64)
     product = left @ right.T
     return product / product.square().mean().sqrt()
@@ -62,7 +62,9 @@ class MatrixTask:
     def __init__(self, config: RunConfig) -> None:
         self.rows, rank = config.data.rows or ROWS, config.data.rank or RANK
         self.size = check(config, self.rows)
-        order = torch.randperm(self.rows**2, generator=stream("entries", self.rows))[: self.size]
+        order = torch.randperm(self.rows**2, generator=make_generator("entries", self.rows))[
+            : self.size
+        ]
         self.places: Int64[Tensor, "n 2"] = torch.stack([order // self.rows, order % self.rows], 1)
         self.matrix = low_rank(self.rows, rank)
         self.loss: Loss = half_square

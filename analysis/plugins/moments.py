@@ -53,7 +53,7 @@ from regimes.instruments.base import (
     StridedGauge,
     ratio,
 )
-from regimes.seeding import stream
+from regimes.seeding import make_generator
 
 from .support_overlap import Pair, drawn_gradients
 
@@ -174,7 +174,7 @@ def reading(
     family: str,
 ) -> Reading:
     """The statistics, from the moments of ``samples`` gradients and shapes of ``single`` ones."""
-    sizes, draws = context.sizes, stream(context.seed, "moments", epoch)
+    sizes, draws = context.sizes, make_generator(context.seed, "moments", epoch)
     normal = torch.randn(len(variance), generator=draws, dtype=torch.float64)
     null = normal.to(variance.device) * variance.sqrt()
     tables = {"mean": shapes_of(mean, sizes), "single": single, "null": shapes_of(null, sizes)}

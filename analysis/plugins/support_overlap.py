@@ -36,7 +36,7 @@ from regimes.curvature.probe import preserved
 from regimes.errors import ConfigError, TrainingError, require
 from regimes.instruments.base import EndOfEpochGauge, MeasurementContext, Reading
 from regimes.reduction import Batch
-from regimes.seeding import derive, seed_generators
+from regimes.seeding import derive_seed, seed_generators
 
 Pair = Annotated[int, Bounds("at least 2", low=2)]  # gradients to compare
 
@@ -181,7 +181,7 @@ def drawn_gradients(
     batches = context.samples(epoch, count, batch)
 
     def gradient(draw: int, *key: str | int) -> Float[Tensor, " N"]:
-        seed_generators(derive(context.seed, *key, draw), context.parameters[0].device)
+        seed_generators(derive_seed(context.seed, *key, draw), context.parameters[0].device)
         return batch_gradient(context, batches[draw])
 
     with preserved(context.model):

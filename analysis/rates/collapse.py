@@ -24,7 +24,7 @@ from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.groups import tested_by
 from regimes.records import Record, load_all
-from regimes.statistics import holm
+from regimes.statistics import correct_by_holm
 
 from ..common.command import Files, Out, Records
 from ..common.compare import LAST
@@ -82,7 +82,7 @@ def table(by_run: pd.DataFrame) -> pd.DataFrame:
             }
         )
     table = pd.DataFrame(rows)
-    table.insert(7, "p_holm", holm(table["p"].to_list()))
+    table.insert(7, "p_holm", correct_by_holm(table["p"].to_list()))
     return table
 
 

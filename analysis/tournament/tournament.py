@@ -144,7 +144,7 @@ def edges(trials: Path, rates: pd.Series) -> list[str]:
         RecordError: no such file, or not of ``regimes tune``.
     """
     try:
-        inputs.add(trials)
+        inputs.add_input(trials)
         rows = json.loads(trials.read_text(encoding="utf-8"))["trials"]
         tried: dict[str, list[float]] = {}
         for row in rows:

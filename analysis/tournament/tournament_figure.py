@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from regimes.console.units import human
+from regimes.console.units import format_quantity
 from regimes.plotting import canvas, style
 from regimes.plotting.groups import tested_by
 from regimes.plotting.said import Estimate
@@ -165,7 +165,9 @@ def _few_ticks(ax: Axes, ratio: float) -> None:
         ax.xaxis.set_major_locator(MaxNLocator(3, steps=(1, 2, 5, 10)))
     else:
         ax.xaxis.set_major_locator(LogLocator(subs=(1, 3) if ratio > 30 else (1, 2, 5)))
-    ax.xaxis.set_major_formatter(lambda value, _: human(value) if value >= 1000 else f"{value:g}")
+    ax.xaxis.set_major_formatter(
+        lambda value, _: format_quantity(value) if value >= 1000 else f"{value:g}"
+    )
     ax.xaxis.set_minor_locator(NullLocator())
 
 

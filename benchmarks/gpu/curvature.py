@@ -10,7 +10,7 @@ import torch
 from benchmarks.gpu.place import numerics
 from regimes.curvature import HessianProduct, cross_entropy, eigenvalues
 from regimes.models import build_model
-from regimes.seeding import stream
+from regimes.seeding import make_generator
 
 
 def largest(
@@ -24,7 +24,7 @@ def largest(
     """
     torch.manual_seed(0)
     net = build_model(model, classes=10, channels=3, image_size=side, width=width)
-    random = stream("noise")
+    random = make_generator("noise")
     x = torch.randn(images, 3, side, side, generator=random).to(device)
     y = torch.randint(0, 10, (images,), generator=random).to(device)
     batches = [*zip(x.split(images // 2), y.split(images // 2), strict=True)]

@@ -161,6 +161,6 @@ def presets(words: Annotated[tuple[str, ...], tyro.conf.Positional] = ()) -> Non
         print(to_toml(_presets.get_preset(words[0])), end="")
         return
     for kind, about, rows in _presets.groups(words):
-        stdout.console().print(
+        stdout.make_console().print(
             Table((kind, "command, what, how long"), rows, texts=2, title=about).drawn(), ""
         )

@@ -29,7 +29,7 @@ from regimes.compression.answers import check_send, check_sent, sample_evenly
 from regimes.compression.kernels import Workspace, add_, add_apart, clone, sub_
 from regimes.config import DENSE, AnyLevel, Bounded, FeedbackLevel, Level
 from regimes.errors import ConfigError, require
-from regimes.seeding import Seed, derive
+from regimes.seeding import Seed, derive_seed
 
 Unit = Literal["gradient", "update"]  # of a residual
 Sending = Generator[Request, Any, tuple[Tensor, Tensor | None]]
@@ -85,7 +85,7 @@ class State(Workspace):
         return self.seeds(what, self.hosted or range(first, first + hosted))
 
     def _seed(self, what: str, *tail: int) -> int:
-        return derive(*self.key, what, self.step, *tail)
+        return derive_seed(*self.key, what, self.step, *tail)
 
     def twin(self) -> State:
         """A state that shares no memory with this one but the residual, the buffer and what is no

@@ -1,7 +1,7 @@
 """Rounding as one function, which `torch.compile` makes a kernel of: C++ on a CPU, Triton on a GPU.
 
 The random numbers are made in it, from a seed and a place for each block; they are those of
-`seeding.uniform`. The answers are those of `codes.round_chunks`, which stays the reference; where a GPU
+`seeding.draw_uniform`. The answers are those of `codes.round_chunks`, which stays the reference; where a GPU
 divides or adds in another order, a code next to a tie may be its neighbour.
 """
 
@@ -130,7 +130,7 @@ def round_blocks(
 
 
 def uniform_of_blocks(seeds: Tensor, places: Tensor, block: int, odd: bool) -> Tensor:
-    """`seeding.uniform` numbers of each block, ``[rows, blocks, block]``, from its place on. A CPU
+    """`seeding.draw_uniform` numbers of each block, ``[rows, blocks, block]``, from its place on. A CPU
     makes each word once, and reads both halves; a GPU makes it for either half."""
     if seeds.is_cuda:
         at = places.unsqueeze(-1) + torch.arange(block, device=seeds.device)
@@ -150,7 +150,7 @@ def half_of(word: Tensor, at: Tensor) -> Tensor:
 
 
 def mix_words(seeds: Tensor, at: Tensor) -> Tensor:
-    """The words of streams: SplitMix64's hash, see `seeding.uniform`."""
+    """The words of streams: SplitMix64's hash, see `seeding.draw_uniform`."""
     state = seeds + (at + 1) * GOLDEN
     for bits, factor in FACTORS:
         state = (state ^ ((state >> bits) & (2 ** (64 - bits) - 1))) * factor

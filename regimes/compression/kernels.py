@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int32
 from torch import Tensor
 
-from regimes.seeding import Seed, SeedTable, uniform
+from regimes.seeding import Seed, SeedTable, draw_uniform
 
 T = TypeVar("T")
 Entries = Sequence[tuple[Tensor, ...]]
@@ -147,7 +147,7 @@ def sub_(entries: Entries) -> list[Tensor]:
 def random_rows(entries: Sequence[tuple[Sequence[Seed], Tensor]]) -> list[Tensor]:
     """Random numbers in [0, 1), a row for each seed, of the size and on the device of a row."""
     wanted = [(seed, row.numel(), 0) for seeds, row in entries for seed in seeds]
-    rows = iter(uniform(wanted, entries[0][1].device))
+    rows = iter(draw_uniform(wanted, entries[0][1].device))
     return [stack_tensors([next(rows) for _ in seeds]) for seeds, _ in entries]
 
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from regimes.collectives.requests import Gather, Program
 from regimes.compression.kernels import cache_tensors, on_gpu
-from regimes.seeding import Seed, fill, uniform
+from regimes.seeding import Seed, draw_uniform, fill_uniform
 
-Wanted = tuple[Seed, int, int]  # see `uniform`
+Wanted = tuple[Seed, int, int]  # see `draw_uniform`
 Span = tuple[int, int]  # the first of some places, and the one after the last
 
 
@@ -289,7 +289,7 @@ class Noise:
             self.room = np.zeros(rows * (stop - first), np.float32)
         drawn = self.room[: rows * (stop - first)].reshape(rows, -1)
         for (seed, _, begin), place in self.wanted(first, stop):
-            fill(drawn[place], int(seed), begin)
+            fill_uniform(drawn[place], int(seed), begin)
         return torch.from_numpy(drawn).to(self.like.dtype)
 
     def places(self) -> tuple[Int64[Tensor, "all blocks"], Int64[Tensor, "all blocks"]]:
@@ -303,7 +303,7 @@ class Noise:
         return of_blocks.repeat_interleave(self.rows, 0), places.repeat(hosted, 1)
 
     def wanted(self, first: int, stop: int) -> Iterator[tuple[Wanted, tuple[int, slice]]]:
-        """For some columns what `uniform` is asked, and where it goes."""
+        """For some columns what `draw_uniform` is asked, and where it goes."""
         for i, (a, b) in self.plan.segments(first, stop):
             start, part = self.plan.starts[i] - first, self.plan.parts[i]
             for row in range(len(self.seeds[i]) * self.rows):
@@ -322,4 +322,4 @@ def draw_noise(noises: Sequence[Noise]) -> None:
         for wanted, place in noise.wanted(0, noise.plan.width):
             asked.append(wanted)
             places.append(noise.drawn[place])
-    torch._foreach_copy_(places, uniform(asked, noises[0].like.device))
+    torch._foreach_copy_(places, draw_uniform(asked, noises[0].like.device))

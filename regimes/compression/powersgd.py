@@ -32,7 +32,7 @@ from regimes.compression.kernels import (
 from regimes.config import DENSE, Bounds, Level
 from regimes.errors import require
 from regimes.precision import HALF
-from regimes.seeding import stream
+from regimes.seeding import make_generator
 
 
 class LowRank(Compressor):
@@ -161,7 +161,7 @@ def resize_rows(
         return rows[:rank]
     old = [] if rows is None else list(rows)
     fresh = [
-        torch.randn(width, generator=stream(*key, row), dtype=like.dtype).to(like.device)
+        torch.randn(width, generator=make_generator(*key, row), dtype=like.dtype).to(like.device)
         for row in range(len(old), rank)
     ]
     return torch.stack([*old, *fresh])

@@ -29,7 +29,7 @@ from regimes.compression.base import (
 from regimes.compression.kernels import Workspace, on_gpu, random_rows
 from regimes.config import DENSE, Level
 from regimes.errors import require
-from regimes.seeding import BLOCK, Seed, halves_of_words, uniform
+from regimes.seeding import BLOCK, Seed, draw_uniform, halves_of_words
 
 DRAWN = 2 * BLOCK  # random numbers that a CPU draws and compares at once
 IN_CACHE = 1 << 16  # values of short rows that it searches at once
@@ -190,7 +190,7 @@ def _drawn_places(seed: int, size: int, k: int) -> Int64[Tensor, " k"]:
         values.append((halves.take(kept) >> 8).astype(np.float32) * np.float32(2**-24))
     found = np.concatenate(places)
     if len(found) < k:
-        (drawn,) = uniform([(seed, size, 0)], torch.device("cpu"))
+        (drawn,) = draw_uniform([(seed, size, 0)], torch.device("cpu"))
         return top_indices(drawn, k).long()
     return torch.from_numpy(found[_select_exactly(np.concatenate(values), k, last=False)])
 

@@ -23,7 +23,7 @@ from regimes.config.bounds import (
     Timeout,
 )
 from regimes.config.convert import fields_as_html, to_dict
-from regimes.config.interventions import interventions
+from regimes.config.interventions import registered_interventions
 from regimes.config.level import AnyLevel
 from regimes.config.registry import Registry
 from regimes.config.retired import with_retired
@@ -308,7 +308,7 @@ class RunConfig:
     @staticmethod
     def known_beside() -> Registry:
         """The tables that may stand beside the fields, by name."""
-        return interventions()
+        return registered_interventions()
 
     def digest(self) -> str:
         """SHA-256 of the whole configuration; retired fields count with their defaults, so that it

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 
-def human(count: float | int, unit: str = "") -> str:
+def format_quantity(count: float | int, unit: str = "") -> str:
     """Three digits, a prefix and a unit.
 
     >>> human(1_080_000), human(1_080_000, "B"), human(12, "B")

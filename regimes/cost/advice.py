@@ -18,11 +18,11 @@ import numpy as np
 import pandas as pd
 
 from regimes.console.tables import Table
-from regimes.console.units import human
+from regimes.console.units import format_quantity
 from regimes.cost import evidence
 from regimes.cost.job import USUAL, Job
 from regimes.cost.methods import Method, over, works
-from regimes.network import Network, Work, crossing
+from regimes.network import Network, Work, crossing_bandwidth
 
 NEAR = 1.1  # times the fewest seconds: a difference that a prediction cannot decide
 APART = 1.2
@@ -75,7 +75,7 @@ def thresholds(job: Job, steps: Steps) -> list[float]:
             return np.maximum(seconds[0], NEAR * reduce(np.minimum, seconds))
 
         apart = limits[-1] / APART if limits else np.inf
-        limits.append(min(crossing(behind, before), apart))
+        limits.append(min(crossing_bandwidth(behind, before), apart))
     return limits
 
 
@@ -124,7 +124,9 @@ def _times(times: float) -> str:
 
 
 def _where(row: Any) -> str:
-    return f"{row['data']} with {human(row['parameters'])} parameters (n = {row['n']:.0f})"
+    return (
+        f"{row['data']} with {format_quantity(row['parameters'])} parameters (n = {row['n']:.0f})"
+    )
 
 
 def losses(job: Job, methods: Sequence[Method]) -> Table:
@@ -134,7 +136,7 @@ def losses(job: Job, methods: Sequence[Method]) -> Table:
         harm = method.harm(job.model.item)
         where = ["-"] * 4
         if harm is not None:
-            model = f"{human(harm.setting.parameters)}, {harm.setting.name}"
+            model = f"{format_quantity(harm.setting.parameters)}, {harm.setting.name}"
             times = f"× {_times(job.model.size / harm.setting.parameters)}"
             where = [str(harm), model, str(harm.setting.n), times]
         lines.append((method.label, method.verdict, *where))

@@ -23,7 +23,7 @@ import numpy as np
 from regimes.capabilities import LEVEL_BYTES, LINK_SECONDS, required
 from regimes.config import DENSE, RunConfig, as_level
 from regimes.errors import RecordError
-from regimes.network import Work, mean
+from regimes.network import Work, mean_step
 from regimes.policies import PastEpoch, Static, make_policy
 from regimes.policies.schedules import period_of
 from regimes.records import Record, Row, differing, identity, separate
@@ -55,7 +55,7 @@ class Case:
     @property
     def work(self) -> Work:
         """The mean step."""
-        return mean(self.epochs)
+        return mean_step(self.epochs)
 
 
 def recorded(run: Record, sample: float | None = None) -> list[Epoch]:
@@ -160,7 +160,7 @@ def cases(runs: Sequence[Record], workers: int | None = None) -> list[Case]:
     compress = {name: statistics.median(w.compress for _, w in at) for name, at in levels.items()}
     level_cases = []
     for name, at in levels.items():
-        work = replace(mean(at), compress=compress[name])
+        work = replace(mean_step(at), compress=compress[name])
         level_cases.append(Case(_labelled(name, config["levels"]), [(at[0][0], work)]))
     level_cases.sort(key=lambda case: -sum(case.work.bytes.values()))
     policies: dict[str, list[Epoch]] = {}

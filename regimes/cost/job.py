@@ -24,7 +24,7 @@ import numpy as np
 
 from regimes import inputs
 from regimes.cost.models import Model
-from regimes.errors import ConfigError, nearest, require
+from regimes.errors import ConfigError, require, suggest_nearest
 from regimes.network import FASTEST, SECONDS, Network, Values, Work
 
 MOST = 10**6  # nodes, GPUs of one, shards
@@ -81,7 +81,7 @@ def device(text: str) -> Device:
     form = "as 312TFLOP/s,2039GB/s: operations and bytes of memory per second"
     if not re.match(r"\s*[0-9.]", text):
         raise ConfigError(
-            f"--device {text}: no such device, {nearest(text, DEVICES)} Or give its speed, {form}"
+            f"--device {text}: no such device, {suggest_nearest(text, DEVICES)} Or give its speed, {form}"
         )
     parts = text.split(",")
     if len(parts) != 2:
@@ -244,7 +244,7 @@ def read_links(path: Path) -> dict[str, Network]:
     Raises:
         ConfigError: no such file, or another content.
     """
-    inputs.add(path)
+    inputs.add_input(path)
     write = "write it with torchrun ... -m regimes doctor --links FILE"
     try:
         with path.open("rb") as file:

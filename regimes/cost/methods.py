@@ -24,7 +24,7 @@ from regimes.config.toml import read_value
 from regimes.cost import evidence
 from regimes.cost.job import Job
 from regimes.errors import ConfigError, require
-from regimes.network import Work, crossing
+from regimes.network import Work, crossing_bandwidth
 
 USUAL = (
     *("dense", "cast:fp16", "quantised-all-reduce:8", "quantised-all-reduce:4", "powersgd:32"),
@@ -157,7 +157,7 @@ def table(job: Job, methods: Iterable[Method]) -> pd.DataFrame:
     Columns: method, seconds of a step; its parts compute, compress and communicate; ``hidden``, the
     share of the communication that runs during the backward pass; bytes that a slow link carries in
     a step and ``bytes_per_day``; ``speed_up`` over dense, and ``break_even``, the bandwidth in
-    bits/s below which the method is faster than dense (as `network.crossing`), nan where the device
+    bits/s below which the method is faster than dense (as `network.crossing_bandwidth`), nan where the device
     is assumed; ``loss``, the verdict of `evidence`, and where it was measured: ``harm`` with
     ``harm_low``, ``harm_high`` and ``unit``, ``grid``, ``data``, ``parameters``, ``n``, and
     ``times``, how many times as large the job's model is; empty where nothing was.
@@ -184,7 +184,7 @@ def table(job: Job, methods: Iterable[Method]) -> pd.DataFrame:
                 "bytes": sent,
                 "bytes_per_day": sent * DAY / seconds,
                 "speed_up": float(job.seconds(dense)) / seconds,
-                "break_even": math.nan if assumed else crossing(over(job, step), base),
+                "break_even": math.nan if assumed else crossing_bandwidth(over(job, step), base),
                 **_measured(job, method),
             }
         )

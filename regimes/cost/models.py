@@ -25,7 +25,7 @@ from regimes.collectives.requests import Layer
 from regimes.config import Registry
 from regimes.config.registry import required_arguments
 from regimes.config.toml import read_tables
-from regimes.errors import ConfigError, is_whole, nearest, require
+from regimes.errors import ConfigError, is_whole, require, suggest_nearest
 
 if TYPE_CHECKING:
     from torch import nn
@@ -100,7 +100,7 @@ def read(text: str) -> Model:
     if ":" in text:
         return from_callable(text)
     raise ConfigError(
-        f"--model {text}: no such model, {nearest(text, KNOWN)} Or give a .toml of shapes, "
+        f"--model {text}: no such model, {suggest_nearest(text, KNOWN)} Or give a .toml of shapes, "
         "package.module:function, or the folder of a Hugging Face config.json"
     )
 
@@ -116,7 +116,7 @@ def from_file(path: Path, name: str) -> Model:
         raise ConfigError(f"the shapes {name} cannot be read: {error}") from None
     known = {"layers", "flops", "item"}
     for key in table.keys() - known:
-        raise ConfigError(f"{name}: unknown field {key!r}, {nearest(key, known)}")
+        raise ConfigError(f"{name}: unknown field {key!r}, {suggest_nearest(key, known)}")
     item, flops = table.get("item", "sample"), table.get("flops")
     require(item in get_args(Item), f"{name}: item", item, '"token" or "sample"')
     good = flops is None or (type(flops) in (int, float) and 0 < flops <= MOST_FLOPS)

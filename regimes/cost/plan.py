@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from regimes.console.stdout import console as new_console
+from regimes.console.stdout import make_console as new_console
 from regimes.console.tables import Table
-from regimes.console.units import human
+from regimes.console.units import format_quantity
 from regimes.cost import sharded
 from regimes.cost.advice import advice, losses
 from regimes.cost.job import (
@@ -33,7 +33,7 @@ from regimes.cost.methods import WIDE, curves, parse, table, usual
 from regimes.cost.models import MOST_FLOPS, Model, read
 from regimes.cost.options import JobOptions, changed
 from regimes.errors import ConfigError, is_whole, require
-from regimes.network import FASTEST, Network, spell
+from regimes.network import FASTEST, Network, format_bandwidth
 from regimes.records import write_output, write_table
 
 SMALLEST = 1e-3  # MiB of a bucket
@@ -205,7 +205,7 @@ def about(planned: Job) -> str:
     else:
         how += f" all-reduce in {planned.buckets} bucket{'s' * (planned.buckets > 1)}"
     return (
-        f"{model.name}: {human(model.size)} parameters in {len(model.layers)} layers; {where}; "
+        f"{model.name}: {format_quantity(model.size)} parameters in {len(model.layers)} layers; {where}; "
         f"{links}; {1e3 * planned.compute:.3g} ms of compute a step{assumed}; {how}"
     )
 
@@ -222,9 +222,9 @@ def drawn(frame: pd.DataFrame, planned: Job) -> Table:
                 *parts,
                 f"{100 * row['hidden']:.0f} %",
                 f"{1e3 * row['seconds']:.4g}",
-                human(row["bytes_per_day"], "B"),
+                format_quantity(row["bytes_per_day"], "B"),
                 f"{row['speed_up']:.2f}",
-                "-" if math.isnan(row["break_even"]) else spell(row["break_even"]),
+                "-" if math.isnan(row["break_even"]) else format_bandwidth(row["break_even"]),
             )
         )
     whose = "node" if planned.nodes > 1 else "device"

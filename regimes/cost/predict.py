@@ -11,11 +11,11 @@ from pathlib import Path
 import pandas as pd
 
 from regimes.config import DENSE, RunConfig
-from regimes.console.stdout import console as new_console
+from regimes.console.stdout import make_console as new_console
 from regimes.console.tables import Table
 from regimes.cost.cases import Case, cases, measured
 from regimes.errors import require
-from regimes.network import Network, break_even, spell
+from regimes.network import Network, break_even, format_bandwidth
 from regimes.records import load_all, mixed_circumstances, write_table
 
 MOST = 10**9  # workers, and parts of a gradient
@@ -70,7 +70,11 @@ def table(frame: pd.DataFrame, note: str = "", unit: str = "epoch") -> Table:
         for row in rows.to_dict("records"):
             names = ("compute", "compress", "communicate", "seconds")
             numbers = [f"{1e3 * row[name]:.3g}" for name in names]
-            numbers += [f"{row['epoch']:.3g}", f"{row['speed_up']:.2f}", spell(row["break_even"])]
+            numbers += [
+                f"{row['epoch']:.3g}",
+                f"{row['speed_up']:.2f}",
+                format_bandwidth(row["break_even"]),
+            ]
             lines.append((f" {row['case']}", *numbers))
     return Table([head.format(unit) for head in HEADS], lines, note)
 

@@ -25,7 +25,7 @@ from regimes.compression.all_reduce import wire_bytes
 from regimes.config import DENSE, Level
 from regimes.config.toml import read_value
 from regimes.console.tables import Table
-from regimes.console.units import human
+from regimes.console.units import format_quantity
 from regimes.cost import evidence
 from regimes.cost.advice import NEAR
 from regimes.cost.job import Job
@@ -309,7 +309,7 @@ def drawn(frame: pd.DataFrame) -> Table:
             *(f"{1e3 * row[name]:.3g}" for name in ("compress", "communicate")),
             f"{100 * row['hidden']:.0f} %",
             f"{1e3 * row['seconds']:.4g}",
-            human(row["bytes_per_day"], "B"),
+            format_quantity(row["bytes_per_day"], "B"),
             f"{row['speed_up']:.2f}",
         )
         for row in frame.to_dict("records")

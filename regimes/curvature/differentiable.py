@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 
 from regimes.errors import ConfigError
-from regimes.seeding import stream
+from regimes.seeding import make_generator
 
 OURS = "regimes.curvature."  # the module of our own Functions
 REMEDY = "compute it by operations that torch differentiates twice, or measure no Hessian"
@@ -92,7 +92,7 @@ def named_operation() -> Iterator[None]:
 
 def fixed_vectors(dimension: int, like: Tensor) -> Float[Tensor, "2 dimension"]:
     """u and v, the same in every measurement and on every process."""
-    pair = torch.randn(2, dimension, generator=stream(0, "symmetry"), dtype=like.dtype)
+    pair = torch.randn(2, dimension, generator=make_generator(0, "symmetry"), dtype=like.dtype)
     return pair.to(like.device)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regimes.config.arguments import checked
+from regimes.config.arguments import check_arguments
 from regimes.curvature.differentiable import twice_differentiable, without_checkpoints
 from regimes.curvature.probe import (
     Estimate,
@@ -27,7 +27,7 @@ from regimes.curvature.probe import (
 )
 from regimes.curvature.weights import Weight, weights_of
 from regimes.errors import TrainingError, require
-from regimes.seeding import stream
+from regimes.seeding import make_generator
 
 LIMIT = 60  # doublings or halvings of the first guess of a critical rate
 
@@ -40,7 +40,7 @@ class FisherTrace:
     layers: dict[str, Estimate]
 
 
-@checked()
+@check_arguments()
 def fisher_trace(
     model: nn.Module,
     batches: Iterable[tuple[Tensor, Tensor]],
@@ -93,7 +93,7 @@ def fisher_trace(
                 raise TrainingError("The model's output is not finite; training has diverged.")
             if kind == "model":
                 p = logits.detach().double().softmax(-1).cpu()
-                key = stream(seed, "fisher", first_sample + index)
+                key = make_generator(seed, "fisher", first_sample + index)
                 y = torch.multinomial(p[0], draws, replacement=True, generator=key).to(y)
             rows.append(_squares(logits, y, list(named.values())))
     device, count = samples[0][0].device, 1 if mean is None else processes or 1
@@ -151,7 +151,7 @@ class CriticalSharpness:
     forwards: int
 
 
-@checked("tolerance")
+@check_arguments("tolerance")
 def critical_sharpness(
     model: nn.Module,
     loss: ProbeLoss,

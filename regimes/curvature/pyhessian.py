@@ -24,7 +24,7 @@ from regimes.curvature.native import NativeDoubleBackward
 from regimes.curvature.operator import HessianProduct
 from regimes.curvature.probe import Estimate, preserved
 from regimes.errors import ConfigError, TrainingError, require
-from regimes.seeding import derive
+from regimes.seeding import derive_seed
 
 
 def eigenvalues(
@@ -113,7 +113,7 @@ def _measuring(hessian: HessianProduct, seed: int) -> Iterator[tuple[Any, list[i
         stack.enter_context(preserved(hessian.model))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(twice_differentiable())
-        torch.manual_seed(derive(seed, "pyhessian"))
+        torch.manual_seed(derive_seed(seed, "pyhessian"))
         if hessian.mode == "batch-statistics":  # else all operations are torch's own
             stack.enter_context(NativeDoubleBackward(batch_statistics=True))
         product = counted(library.hessian_vector_product)

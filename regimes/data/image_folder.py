@@ -104,7 +104,7 @@ def _fingerprint(path: Path, options: str) -> str:
     path = path.resolve()
     digest = hashlib.sha256(f"{FORMAT}\0{path}\0{options}".encode())
     for file in find_images(path).values() if path.is_dir() else [path]:
-        inputs.add(file)
+        inputs.add_input(file)
         status = file.stat()
         digest.update(f"\0{file}\0{status.st_size}\0{status.st_mtime_ns}".encode())
     return digest.hexdigest()

@@ -26,7 +26,7 @@ from regimes.data.deficits import Deficit
 from regimes.data.sources import CIFAR_FOLDERS, balanced_order, hold_out, limit_sizes, read_images
 from regimes.data.task import Shuffled
 from regimes.errors import DataError
-from regimes.seeding import stream
+from regimes.seeding import make_generator
 
 Split = Literal["test", "validation"]
 PADDING = 4  # pixels on each side, black, before the random crop (the authors' code)
@@ -183,7 +183,7 @@ class ImageBatches(Shuffled):
 
     def crops(self, epoch: int) -> Int64[Tensor, "3 n"]:
         """Row offset, column offset (0..8) and flip (0 or 1) of each sample, on the CPU."""
-        generator, n = stream(self.seed, "augment", epoch), len(self.y)
+        generator, n = make_generator(self.seed, "augment", epoch), len(self.y)
         offsets = torch.randint(0, 2 * PADDING + 1, (2, n), generator=generator)
         return torch.cat([offsets, torch.randint(0, 2, (1, n), generator=generator)])
 

@@ -37,7 +37,7 @@ from regimes.reduction import (
     TargetMean,
 )
 from regimes.reduction import Loss as TaskLoss
-from regimes.seeding import derive, seed_generators
+from regimes.seeding import derive_seed, seed_generators
 
 EVALUATED = 256  # samples of an evaluation batch
 Loss = Callable[[Any, Tensor], Tensor]  # of the model's output and the targets: a scalar
@@ -139,7 +139,9 @@ class ObjectBatches(Shuffled):
         if self.samples.tensors is not None:
             return self.samples.take(index)
         with torch.random.fork_rng(devices=[]):
-            seed_generators(derive(self.seed, "samples", epoch, step, worker), torch.device("cpu"))
+            seed_generators(
+                derive_seed(self.seed, "samples", epoch, step, worker), torch.device("cpu")
+            )
             return self.samples.take(index)
 
     def moved(self, numbers: Tensor) -> Tensor:
@@ -239,7 +241,7 @@ class ObjectTask:
             model = copy.deepcopy(self.model)
         else:
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(derive(config.seed, "init"))
+                torch.manual_seed(derive_seed(config.seed, "init"))
                 model = self.model()
         require(isinstance(model, nn.Module), "model", type(model), "an nn.Module")
         for name, parameter in model.named_parameters():

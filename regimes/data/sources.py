@@ -15,8 +15,8 @@ import torch
 from regimes.config import DataConfig, Registry
 from regimes.data.cache import cache_root, data_root, user_path
 from regimes.data.image_folder import Arrays, load_tree
-from regimes.errors import DataError, nearest, require
-from regimes.seeding import stream
+from regimes.errors import DataError, require, suggest_nearest
+from regimes.seeding import make_generator
 
 logger = logging.getLogger(__name__)
 DIGITS_TRAIN = 1000  # of 1,797; the rest is the test set
@@ -39,7 +39,7 @@ def read_images(config: DataConfig) -> Arrays:
     sources = dict(zip(IMAGES, (_read_digits, _read_cifar, _read_cifar, _read_folder), strict=True))
     known = (*sources, *TEXTS, *TASKS)
     if config.name not in sources:
-        raise DataError(f"Unknown data set {config.name!r}: {nearest(config.name, known)}")
+        raise DataError(f"Unknown data set {config.name!r}: {suggest_nearest(config.name, known)}")
     for field in ("resize", "test_share", "split_seed"):
         value, expected = getattr(config, field), 'none, it is for data.name = "folder"'
         require(value is None or config.name == "folder", f"data.{field}", value, expected)
@@ -164,7 +164,7 @@ def balanced_order(y: np.ndarray, classes: int, size: int | None, what: str) -> 
                 f"{what}: {size} images of {classes} classes need {share[worst]} of class {worst}, "
                 f"which has {counts[worst]}: set another data.{field}_size, or none for all."
             )
-    return _in_turn(torch.randperm(len(y), generator=stream("subset", what)).numpy(), y)
+    return _in_turn(torch.randperm(len(y), generator=make_generator("subset", what)).numpy(), y)
 
 
 def hold_out(y: np.ndarray, classes: int, size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -23,7 +23,7 @@ from regimes.collectives.world import Evaluators, World
 from regimes.config import RunConfig
 from regimes.errors import ConfigError, DataError
 from regimes.reduction import Batch, Loss
-from regimes.seeding import derive, stream
+from regimes.seeding import derive_seed, make_generator
 
 
 class Batches(ABC):
@@ -68,7 +68,7 @@ class Shuffled(Batches):
     def order(self, epoch: int) -> Int64[Tensor, " n"]:
         """The permutation of one epoch, on the CPU."""
         key = epoch if self.reshuffle else 0
-        return torch.randperm(self.count, generator=stream(self.seed, "order", key))
+        return torch.randperm(self.count, generator=make_generator(self.seed, "order", key))
 
     def _set(self, batch_size: int) -> None:
         union = self.workers * batch_size
@@ -185,7 +185,7 @@ def draw_distinct(
     """Distinct random integers from 0 to ``below`` - 1."""
     if count > below:
         raise ConfigError(f"{what}: the training data hold {below}, expected at least {count}")
-    return torch.randperm(below, generator=stream(seed, "samples", epoch))[:count]
+    return torch.randperm(below, generator=make_generator(seed, "samples", epoch))[:count]
 
 
 def training_batches(
@@ -206,5 +206,5 @@ def split_batches(x: Tensor, y: Tensor, batch: int) -> list[Batch]:
 def build_network(config: RunConfig, **shape: Any) -> nn.Module:
     """The configured network for inputs of a shape, initialised from the run's seed alone."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive(config.seed, "init"))
+        torch.manual_seed(derive_seed(config.seed, "init"))
         return models.build_model(**vars(config.model), **shape)

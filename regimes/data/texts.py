@@ -123,7 +123,7 @@ def _walk_files(root: Path, excluded: Callable[[str], bool]) -> Iterator[Path]:
 
 def _read_content(path: Path) -> bytes:
     try:
-        inputs.add(path)
+        inputs.add_input(path)
         return path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from error

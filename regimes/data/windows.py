@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regimes.data import task
 from regimes.errors import DataError
-from regimes.seeding import stream
+from regimes.seeding import make_generator
 
 Layout = Literal["streams", "contiguous", "sampled"]
 Ids = Integer[Tensor, "streams time"]
@@ -113,7 +113,7 @@ class Windows(task.Shuffled):
         if self.layout == "contiguous":
             return self.order(epoch) * self.sequence
         key = epoch if self.reshuffle else 0
-        generator, last = stream(self.seed, "offsets", key), len(self.ids) - self.sequence
+        generator, last = make_generator(self.seed, "offsets", key), len(self.ids) - self.sequence
         return torch.randint(0, last, (self.count,), generator=generator)
 
     def epoch(

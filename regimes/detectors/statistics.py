@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from regimes.config import offered
-from regimes.errors import ConfigError, nearest
+from regimes.config import find_offered
+from regimes.errors import ConfigError, suggest_nearest
 
 INSTRUMENT = {  # family -> the instrument that measures it; a package's has the family's name
-    **{name: name for name in offered("regimes.instruments")},
+    **{name: name for name in find_offered("regimes.instruments")},
     "norm": "norms",
     "eigenvalue": "curvature",
     "hessian_trace": "curvature",
@@ -167,7 +167,7 @@ class Statistic:
         if self.family not in INSTRUMENT:
             raise ConfigError(
                 f"no instrument measures the statistic {self.name!r}: "
-                f"{nearest(self.family, INSTRUMENT)}"
+                f"{suggest_nearest(self.family, INSTRUMENT)}"
             )
         return INSTRUMENT[self.family]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from regimes.collectives.launcher import launched
 from regimes.config import RunConfig
-from regimes.config.arguments import checked
-from regimes.console.notebook import kept, stoppable
+from regimes.config.arguments import check_arguments
+from regimes.console.notebook import describe_kept_runs, end_in_one_sentence
 from regimes.console.progress import shown_by
 from regimes.errors import ConfigError, require
 from regimes.harms.found import Harm
@@ -24,7 +24,7 @@ from regimes.plotting.looks import METRICS, Metric, named
 from regimes.records.files import record_folder
 
 
-@checked("what")
+@check_arguments("what")
 def harm(
     what: Any,
     train_data: Any = None,
@@ -84,14 +84,14 @@ def harm(
     if units is not None:
         shown, arms = _metric(lower, **training), kinds_of_job(words)
         function = Jobs(out, what, arms, units, shown, margin, parts, first_seed)
-        with stoppable(lambda: kept(out)), shown_by(show) as line:
+        with end_in_one_sentence(lambda: describe_kept_runs(out)), shown_by(show) as line:
             return function.searched(budget, line)
     config, task = subject(what, train_data, test_data, set, training)
     trunk = replace(trunk_of(config), seed=first_seed)
     kinds = kinds_of(words, groups, trunk)
     _check(trunk, kinds)
     records = Records(out, trunk, kinds, task, margin, parts)
-    with stoppable(lambda: kept(out)), shown_by(show) as line:
+    with end_in_one_sentence(lambda: describe_kept_runs(out)), shown_by(show) as line:
         return records.searched(budget, jobs, line)
 
 

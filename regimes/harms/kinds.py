@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from regimes.config import DENSE, RunConfig, override, override_fields
-from regimes.errors import ConfigError, nearest, require
+from regimes.errors import ConfigError, require, suggest_nearest
 from regimes.plotting.looks import level_text
 
 Spans = Sequence[tuple[int, int]]
@@ -149,7 +149,7 @@ def _other(word: str, trunk: RunConfig) -> Kind:
         return _longer(int(value)) if key == "period" else _larger(int(value), trunk)
     if not equals:
         known = [*trunk.levels, DENSE, *WORDS]
-        raise ConfigError(f"pulse {word!r}: {nearest(word, known)} or FIELD=VALUE.")
+        raise ConfigError(f"pulse {word!r}: {suggest_nearest(word, known)} or FIELD=VALUE.")
     override(trunk, [word])  # raises for what is no field
     return Kind(word.replace("/", " "), word, {"": word})
 

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from regimes.errors import RecordError
-from regimes.statistics import LEAST, alike, t_interval
+from regimes.statistics import LEAST, are_alike, t_interval
 
 Floats = NDArray[np.float64]
 Method = Literal["log", "harm"]
@@ -224,7 +224,7 @@ def exponents(
     return {
         name: solve(y[at], x[at], [name] * len(at)).exponent
         for name, at in places.items()
-        if not alike(x[at].tolist())
+        if not are_alike(x[at].tolist())
     }
 
 
@@ -377,7 +377,7 @@ def _by_least_squares(y: Floats, x: Floats, trunks: Sequence[Hashable]) -> _Esti
 
 
 def _check_rates(x: Floats, places: Mapping[Hashable, NDArray[np.intp]]) -> None:
-    if all(alike(x[at].tolist()) for at in places.values()):
+    if all(are_alike(x[at].tolist()) for at in places.values()):
         raise RecordError(
             "no trunk has pulses at two rates: an exponent needs a rate that changes during the run"
         )
@@ -390,7 +390,7 @@ def _with_interval(
     estimate: _Estimate, y: Floats, x: Floats, trunks: Sequence[Hashable], method: Method
 ) -> Exponent:
     places, value = _places(trunks), estimate.exponent
-    several = sum(not alike(x[at].tolist()) for at in places.values())
+    several = sum(not are_alike(x[at].tolist()) for at in places.values())
     if several >= LEAST:
         low, high = _over_trunks(value, y, x, trunks, method)
         return Exponent(value, low, high, n=len(places), over="trunks")
@@ -455,7 +455,7 @@ def pilots(rates: Sequence[float], count: int = 3) -> list[int]:
         RecordError: fewer pulses than ``count``, or fewer than two rates.
     """
     x = np.asarray(rates, float)
-    if len(x) < count or count < 2 or alike(x.tolist()):
+    if len(x) < count or count < 2 or are_alike(x.tolist()):
         raise RecordError(f"{len(x)} pulses: an exponent needs {max(count, 2)}, at two rates")
     log = np.log(x)
     chosen: list[int] = []
@@ -488,7 +488,7 @@ def score(
     )
     n = len(real)
     rank = math.nan
-    if n > 1 and not alike(real.tolist()) and not alike(said.tolist()):
+    if n > 1 and not are_alike(real.tolist()) and not are_alike(said.tolist()):
         rank = float(spearmanr(real, said).statistic)
     return Score(
         r2=1 - errors / plain if plain else math.nan,

@@ -22,7 +22,7 @@ import pandas as pd
 from regimes.errors import RecordError
 from regimes.plotting.groups import tested_by
 from regimes.records import Record, located
-from regimes.statistics import alike
+from regimes.statistics import are_alike
 
 Pair = tuple[Record, Record]  # a branch and its trunk
 
@@ -124,4 +124,4 @@ def by_run(units: pd.DataFrame, last: int = 1) -> pd.DataFrame:
 
 def is_null(harms: Sequence[float]) -> bool:
     """Are they 0 but for rounding?"""
-    return alike([0.0, *harms])
+    return are_alike([0.0, *harms])

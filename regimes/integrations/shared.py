@@ -19,7 +19,7 @@ from regimes.collectives.islands import divided, load_parts, save_parts
 from regimes.collectives.launcher import launched
 from regimes.ddp import Hook, RecordOptions, attach
 from regimes.ddp.sharded_state import packed, unpacked
-from regimes.errors import ConfigError, is_whole, nearest, require
+from regimes.errors import ConfigError, is_whole, require, suggest_nearest
 from regimes.job.recorder import record_options
 
 STATE = "regimes.pt"  # in the folder of a checkpoint: the states of all processes
@@ -49,7 +49,7 @@ class HookSettings:
         known = inspect.signature(attach).parameters.keys() - FROM_TRAINER
         for name in self.options:
             if name not in known:
-                raise ConfigError(f"unknown option {name!r}: {nearest(name, known)}")
+                raise ConfigError(f"unknown option {name!r}: {suggest_nearest(name, known)}")
 
     def attach(
         self,

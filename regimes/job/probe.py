@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from regimes.errors import ConfigError, is_whole, nearest, require, unexpected
+from regimes.errors import ConfigError, is_whole, require, suggest_nearest, unexpected_value
 from regimes.instruments import make_instruments
 from regimes.reduction import tensors
 
@@ -78,12 +78,12 @@ def _tables(tables: Any, probe: Any) -> dict[str, Any]:
     if not isinstance(tables, Mapping) or not tables:
         form = '{"error"}, or a table like ' if probe is None else "a table like "
         form += '{"error": {}}' if probe is None else '{"curvature": {}} with the probe'
-        raise unexpected("instruments", tables, form)
+        raise unexpected_value("instruments", tables, form)
     for name, table in tables.items():
         if name not in known:
-            raise ConfigError(f"instruments: {name!r}: {nearest(str(name), known)}")
+            raise ConfigError(f"instruments: {name!r}: {suggest_nearest(str(name), known)}")
         if not isinstance(table, Mapping):
-            raise unexpected(f"instruments.{name}", table, "a table of its fields, or {}")
+            raise unexpected_value(f"instruments.{name}", table, "a table of its fields, or {}")
         unused = sorted({"images", "batch"} & {*table}) if name in ON_DATA else []
         if unused:
             raise ConfigError(f"instruments.{name}.{unused[0]}: the probe has its own batches")
@@ -108,7 +108,7 @@ def as_probe(given: Any) -> Probe:
     """A script's loss and batches; ConfigError if they are none."""
     several = isinstance(given, tuple | list) and len(given) in (2, 3)
     if not several or not all(map(callable, (given[0], *given[2:]))):
-        raise unexpected("probe", given, FORM)
+        raise unexpected_value("probe", given, FORM)
     loss: Callable[..., Any]
     loss, batches, *weight = given
     probe = Probe(loss, tuple(batches) if isinstance(batches, list) else (batches,), *weight)

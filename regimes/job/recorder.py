@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, cast
 from torch import Tensor
 
 from regimes import compression, policies
-from regimes.errors import ConfigError, RecordError, is_whole, require, unexpected
+from regimes.errors import ConfigError, RecordError, is_whole, require, unexpected_value
 from regimes.job.reporters import Reporters
 from regimes.records import (
     OWN,
@@ -95,7 +95,7 @@ def record_options(record: Any) -> RecordOptions | None:
         return record
     if isinstance(record, str | Path) and str(record):
         return RecordOptions(record)
-    raise unexpected("record", record, "a folder, or regimes.RecordOptions(folder, ...)")
+    raise unexpected_value("record", record, "a folder, or regimes.RecordOptions(folder, ...)")
 
 
 def same_entry(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from regimes.console.units import human
+from regimes.console.units import format_quantity
 from regimes.records import Header, Row, sent
 
 
@@ -25,7 +25,7 @@ def summary(
     share = total.of_dense(header)
     of_dense = "" if share is None else f", {share:.2f} of what no compression would send"
     whole = "process" if world.get("shards", 1) == 1 else "island"
-    lines = {"sent": f"{human(total.bytes, 'B')} by each {whole}{of_dense}"}
+    lines = {"sent": f"{format_quantity(total.bytes, 'B')} by each {whole}{of_dense}"}
     if spent := sum(seconds.values()):
         waited, pressed = seconds.get("communicate", 0.0), seconds.get("compress", 0.0)
         text = f"{_duration(waited)} of {_duration(spent)} for other processes"

@@ -33,7 +33,7 @@ def main(
     Args:
         executor, options: see ``cluster.submit``; None: ``jobs`` processes of this machine.
     """
-    console = stdout.console(quiet=launched().rank > 0, highlight=False, markup=False)
+    console = stdout.make_console(quiet=launched().rank > 0, highlight=False, markup=False)
     show = functools.partial(stdout.try_print, on=console)
     cells = sweep.cells(grid, seeds, out)
     todo = [cell for cell in cells if not sweep.done(*cell)]

@@ -142,7 +142,7 @@ def main(
     Args:
         values: "optimizer.lr=0.1,0.2", one text per field.
     """
-    console = stdout.console(highlight=False, markup=False)
+    console = stdout.make_console(highlight=False, markup=False)
 
     def progress(folder: Path, error: str | None) -> None:
         result = f"failed: {error}" if error else "done"

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regimes.collectives.launcher import launched
-from regimes.console.stdout import console, escape_control
+from regimes.console.stdout import escape_control, make_console
 from regimes.console.tables import Table
-from regimes.console.units import human
+from regimes.console.units import format_quantity
 from regimes.errors import RecordError
 from regimes.monitor.watch import ACTIVE, state
 from regimes.records import find, find_edit, load, provenance, unpacked
@@ -87,7 +87,7 @@ def report() -> bool:
         for data in sources.find_data()
     ]
     heads = ("what", "state", "detail")
-    console().print(Table(heads, rows, title="regimes doctor", texts=3).drawn())
+    make_console().print(Table(heads, rows, title="regimes doctor", texts=3).drawn())
     return good
 
 
@@ -254,7 +254,7 @@ def group_report(patience: float = 60.0, links: Path | None = None) -> bool:
     if place.rank == 0:
         _print(processes, seconds, differ)
         for name, link in networks.items():
-            console(highlight=False).print(f"{name} machines: {link} a message", markup=False)
+            make_console(highlight=False).print(f"{name} machines: {link} a message", markup=False)
         if links:
             write(links, networks)
     return not any(name in FATAL for name, _ in differ)
@@ -312,10 +312,13 @@ def _print(
         for rank, p in enumerate(processes)
     ]
     heads = ("process", "host", "device", "threads", "ms of a product")
-    out, first = console(highlight=False), processes[0]
+    out, first = make_console(highlight=False), processes[0]
     out.print(Table(heads, rows, title=f"{len(processes)} processes connected", texts=3).drawn())
     versions = ", ".join(f"{name} {first[name]}" for name in ALIKE if first[name] != "none")
-    rate, size = human(4 * FLOATS / seconds[FLOATS], "B"), human(4 * FLOATS, "B")
+    rate, size = (
+        format_quantity(4 * FLOATS / seconds[FLOATS], "B"),
+        format_quantity(4 * FLOATS, "B"),
+    )
     lines = [
         f"process 0: {versions}",
         f"a mean over all: {1e6 * seconds[1]:.0f} us of one number, {rate}/s of {size}",

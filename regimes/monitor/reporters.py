@@ -14,8 +14,8 @@ from rich.live import Live
 from rich.text import Text
 
 from regimes.config import RunConfig
-from regimes.console.stdout import console as new_console
 from regimes.console.stdout import is_terminal
+from regimes.console.stdout import make_console as new_console
 from regimes.errors import ConfigError
 from regimes.job.reporters import Reporter
 from regimes.monitor.text import EPOCHS, at_low, cells, epoch_table, headline

@@ -10,7 +10,7 @@ from rich.table import Table as Drawn
 
 from regimes.config import as_level
 from regimes.console.tables import Table
-from regimes.console.units import human
+from regimes.console.units import format_quantity
 from regimes.policies.schedules import in_words
 from regimes.records import NOT_RECORDED, OWN, Header, Row, Sent, unknown_fields
 from regimes.records.schema import hooked
@@ -113,7 +113,7 @@ def cells(header: Header, row: Row, seconds: float | None, sent: Sent) -> dict[s
     if hooked(header):  # the count of the paper is for comparisons of runs
         texts |= {"MB": megabytes(sent), "of dense": format_value(sent.of_dense(header), ".2f")}
     else:
-        texts["floats"] = human(sent.floats)
+        texts["floats"] = format_quantity(sent.floats)
     if has_low:
         share = {} if hooked(header) else {"of low": format_value(sent.of_low(header), ".2f")}
         texts |= {**share, "at low": f"{low}/{layers}"}

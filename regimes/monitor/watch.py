@@ -18,8 +18,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table as Grid
 from rich.text import Text
 
-from regimes.console.stdout import console as new_console
 from regimes.console.stdout import escape_control
+from regimes.console.stdout import make_console as new_console
 from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.job.run_warnings import run_warnings

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from regimes.collectives.launcher import launched
 from regimes.config import DENSE, RunConfig, override_fields
-from regimes.config.arguments import checked
-from regimes.console.notebook import kept, stoppable
+from regimes.config.arguments import check_arguments
+from regimes.console.notebook import describe_kept_runs, end_in_one_sentence
 from regimes.console.progress import shown_by
 from regimes.cost.job import WITHIN, read_links
 from regimes.cost.methods import parse
@@ -34,7 +34,7 @@ METHODS = (
 )
 
 
-@checked("what")
+@check_arguments("what")
 def plan(
     what: Any,
     train_data: Any = None,
@@ -122,7 +122,7 @@ def plan(
     table = {method.label: method for method in chosen}
     trained = in_steps(smaller[0], facts.per_epoch)
     probes = Probes(out, trained, table, facts, aim, smaller[1])
-    with stoppable(lambda: kept(out)), shown_by(show) as line:
+    with end_in_one_sentence(lambda: describe_kept_runs(out)), shown_by(show) as line:
         known, shown = probes.searched(budget, jobs, line)
     return Plan(
         known,

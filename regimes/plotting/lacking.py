@@ -88,7 +88,7 @@ def show(figure: str, needs: Needs, name: str) -> bool:
     title = f"What figure {figure} needs"
     cells = [(x.what, x.has or ("lacking" if x.key else "none")) for x in rows]
     table = Table(("needed", f"in {name}"), cells, texts=2, title=title)
-    stdout.console(highlight=False).print(table.drawn(), "")
+    stdout.make_console(highlight=False).print(table.drawn(), "")
     runs = f"runs/{Path(name).stem}"
     if keys := list(dict.fromkeys(row.key for row in rows if row.key)):
         print(f"Before the training, {'set in ' + name if in_file else f'regimes ablate {name}'}:")

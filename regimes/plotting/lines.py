@@ -10,8 +10,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from regimes.config.arguments import checked
-from regimes.errors import RecordError, nearest
+from regimes.config.arguments import check_arguments
+from regimes.errors import RecordError, suggest_nearest
 from regimes.plotting import canvas, panels, style
 from regimes.plotting.curves import curves, ends, has
 from regimes.plotting.groups import Groups, measured, tested_by, typical_run, windows
@@ -30,7 +30,7 @@ BATCH = Metric("batch_size", "batch per worker", "batch", "samples")
 COLUMNS = {metric.name: metric for metric in (TRAFFIC, SENT, FLOATS, PERIOD, BATCH)}
 
 
-@checked(error=RecordError)
+@check_arguments(error=RecordError)
 def plot(
     records: str | Path | Record | Iterable[str | Path | Record],
     column: str | None = None,
@@ -66,7 +66,7 @@ def plot(
         raise RecordError(f'against = {against!r}: expected "epoch" or "floats"')
     for runs in by_schedule.values():
         if not all(has(run, shown) for run in runs):
-            known = nearest(shown.name, map(str, runs[0].epochs.columns))
+            known = suggest_nearest(shown.name, map(str, runs[0].epochs.columns))
             raise RecordError(f"{runs[0].folder} has no column {shown.name!r}, {known}")
     if ax is not None:
         _draw(ax, by_schedule, against, shown, example)

@@ -16,7 +16,7 @@ from typing import Any
 from regimes.config.entry_points import entry_points
 from regimes.console import stdout
 from regimes.console.tables import Table
-from regimes.errors import ConfigError, LackingError, nearest, require
+from regimes.errors import ConfigError, LackingError, require, suggest_nearest
 from regimes.plotting.needs import Needs
 from regimes.records import selecting
 
@@ -80,7 +80,7 @@ def begin(name: str, words: Sequence[str]) -> bool:
     """
     known = offered()
     if name not in known:
-        raise ConfigError(f"no figure {name!r}: {nearest(name, known, 'regimes figure')}")
+        raise ConfigError(f"no figure {name!r}: {suggest_nearest(name, known, 'regimes figure')}")
     needs = known[name].needs
     grids, words = _taken(words, "--needs")
     if grids:
@@ -189,7 +189,7 @@ def show() -> None:
     for name, offer in offered().items():
         row = (name, offer.says, "\n".join(offer.grids))
         sections.setdefault(offer.section, []).append(row)
-    console = stdout.console(highlight=False)
+    console = stdout.make_console(highlight=False)
     for title, rows in sections.items():
         of_grids = any(grids for _, _, grids in rows)
         heads = ("figure", "shows", "records of")[: 3 if of_grids else 2]

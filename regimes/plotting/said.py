@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from regimes.statistics import ANY, LEAST, Range, alike, t_interval
+from regimes.statistics import ANY, LEAST, Range, are_alike, t_interval
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,7 +45,7 @@ class Estimate:
         finite = [float(value) for value in values if math.isfinite(value)]
         if not finite:
             return cls(math.nan, math.nan, math.nan, 0)
-        if alike(finite):
+        if are_alike(finite):
             return cls(finite[0], math.nan, math.nan, len(finite))
         return cls(*t_interval(finite, within), len(finite))
 

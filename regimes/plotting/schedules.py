@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from regimes.console.tables import Table
-from regimes.console.units import human, interval_text
+from regimes.console.units import format_quantity, interval_text
 from regimes.errors import RecordError
 from regimes.plotting.curves import has, values
 from regimes.plotting.groups import BASELINES, Groups, check_setting, groups, tested_by
@@ -66,9 +66,9 @@ class Schedules:
         return {
             "n": f"{row['logged']:.0f} of {row['n']:.0f}" if some else f"{row['n']:.0f}",
             "metric": DASH if math.isnan(row["metric"]) else f"{row['metric']:.{digits}f}{spread}",
-            "floats": human(row["floats"]),
+            "floats": format_quantity(row["floats"]),
             "of_base": DASH if math.isnan(share) else f"{share:.2f}",
-            "bytes": human(row["bytes"], "B"),
+            "bytes": format_quantity(row["bytes"], "B"),
             "seconds": f"{row['seconds']:.1f}",
         }
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from regimes.capabilities import required
 from regimes.config import DENSE, Bounds
 from regimes.config.bounds import Count
-from regimes.errors import ConfigError, require, unexpected
+from regimes.errors import ConfigError, require, unexpected_value
 from regimes.policies.base import Decision, Policy, start
 from regimes.policies.history import History, PastEpoch, as_history, cost
 from regimes.policies.ladders import Rungs
@@ -115,7 +115,7 @@ class LGreCo(Rungs):
             return make_policy(self.base, "policy.base")
         if isinstance(self.base, Policy):
             return self.base
-        raise unexpected("policy.base", self.base, "a table with a name")
+        raise unexpected_value("policy.base", self.base, "a table with a name")
 
     @property
     def requires(self) -> frozenset[str]:

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from regimes.capabilities import required
-from regimes.errors import ConfigError, nearest, unexpected
+from regimes.errors import ConfigError, suggest_nearest, unexpected_value
 from regimes.policies.base import Decision, Policy
 from regimes.policies.history import Costs, History, LevelCost, PastEpoch, as_history
 
@@ -43,7 +43,7 @@ class ByLayer:
 
     def __post_init__(self) -> None:
         if not isinstance(self.groups, dict) or not all(str(key).split() for key in self.groups):
-            raise unexpected("policy.groups", self.groups, "a table of patterns and policies")
+            raise unexpected_value("policy.groups", self.groups, "a table of patterns and policies")
         self.rules  # noqa: B018  (checks the tables)
 
     @cached_property
@@ -94,7 +94,7 @@ class ByLayer:
             if not any(fnmatchcase(layer, pattern) for layer in layers):
                 raise ConfigError(
                     f"policy.groups: no compressed layer matches {pattern!r}; "
-                    f"{nearest(pattern, layers)}"
+                    f"{suggest_nearest(pattern, layers)}"
                 )
 
 
@@ -109,7 +109,7 @@ def _policy(table: Any, where: str) -> Policy:
         return make_policy(table, where)
     if isinstance(table, Policy):
         return table
-    raise unexpected(where, table, "a table with a name")
+    raise unexpected_value(where, table, "a table with a name")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeGuard
 from regimes.config.bounds import Count, Positive
 from regimes.detectors import Detector, NormChange, Online, Verdict, make_detector
 from regimes.detectors.statistics import Statistic
-from regimes.errors import unexpected
+from regimes.errors import unexpected_value
 from regimes.policies.base import Decision, FollowsDecays
 from regimes.policies.history import PastEpoch, as_history, root_of_squares
 
@@ -90,7 +90,7 @@ class Detected(FollowsDetector):
             return make_detector(self.detector, "policy.detector")
         if isinstance(self.detector, Detector):
             return self.detector
-        raise unexpected("policy.detector", self.detector, "a table with a name")
+        raise unexpected_value("policy.detector", self.detector, "a table with a name")
 
     @property
     def needs(self) -> tuple[str, ...]:

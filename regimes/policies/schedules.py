@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from regimes.config import Bounded, check_windows, in_windows
 from regimes.config.bounds import Count, Positive
-from regimes.errors import ConfigError, nearest, require
+from regimes.errors import ConfigError, require, suggest_nearest
 from regimes.policies.base import Decision, FollowsDecays, followed, start
 from regimes.policies.history import PastEpoch, as_history
 
@@ -68,7 +68,9 @@ class Windows:
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
         for name in self.layers:
             if name not in layers:
-                raise ConfigError(f"policy.layers: no layer {name!r}: {nearest(name, layers)}")
+                raise ConfigError(
+                    f"policy.layers: no layer {name!r}: {suggest_nearest(name, layers)}"
+                )
         levels = history[-1].levels if history else [None] * len(layers)
         decisions = []
         for name, before in zip(layers, levels, strict=True):

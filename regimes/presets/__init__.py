@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from regimes.config import Registry, RunConfig, load_toml, override, to_dict
-from regimes.config.arguments import checked
-from regimes.errors import ConfigError, nearest, require
+from regimes.config.arguments import check_arguments
+from regimes.errors import ConfigError, require, suggest_nearest
 from regimes.policies import make_policy
 from regimes.presets import cpu, language, own
 from regimes.presets.families import schedules
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 
-@checked()
+@check_arguments()
 def get_preset(name: str) -> RunConfig:
     """A preset, or ConfigError with the nearest name. ``GRID/SCHEDULE`` names a cell of a grid."""
     grid_name, slash, schedule = name.partition("/")
@@ -52,7 +52,7 @@ def get_preset(name: str) -> RunConfig:
     cells = get_grid(grid_name)
     if schedule not in cells:
         raise ConfigError(
-            f"grid {grid_name!r} has no schedule {schedule!r}: {nearest(schedule, cells)}"
+            f"grid {grid_name!r} has no schedule {schedule!r}: {suggest_nearest(schedule, cells)}"
         )
     return cells[schedule]
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from regimes import inputs
-from regimes.console.progress import tracked
+from regimes.console.progress import track_progress
 from regimes.errors import RecordError, RegimesError
 from regimes.records import chain
 from regimes.records.branches import trunk_of
@@ -68,7 +68,7 @@ def unpacked(place: str | Path) -> Iterator[Path]:
     if not place.is_file():
         yield place
         return
-    inputs.add(place)
+    inputs.add_input(place)
     size = 0
 
     def check_size(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
@@ -114,7 +114,7 @@ def load_all(*folders: str | Path, where: Sequence[str] = ()) -> list[Record]:
         with unpacked(folder) as root, collection_paused():
             there = [
                 replace(load(path), folder=folder / path.relative_to(root))
-                for path in tracked(find(root), "reading runs")
+                for path in track_progress(find(root), "reading runs")
             ]
         if not there:
             raise RecordError(f"no run in or under {folder}")

@@ -15,7 +15,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from regimes.config.interventions import GROUP
-from regimes.config.registry import offered
+from regimes.config.registry import find_offered
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -87,9 +87,9 @@ def own_code(config: Mapping[str, Any], objects: Iterable[Any] = ()) -> dict[str
         config: plain; classes in it are named ``package.module:Class``, or offered by a package.
         objects: further classes and functions.
     """
-    offers = [offered(group) for group in OFFERED]  # one name may be of several kinds
+    offers = [find_offered(group) for group in OFFERED]  # one name may be of several kinds
     named = [offer.get(name, name) for name in _names(config) for offer in offers]
-    named += [target for name, target in offered(GROUP).items() if name in config]
+    named += [target for name, target in find_offered(GROUP).items() if name in config]
     table: dict[str, str] = {}
     for thing in [*filter(None, map(_imported, named)), *objects]:
         thing = getattr(thing, "func", thing)  # of functools.partial

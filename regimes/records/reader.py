@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from regimes.config.arguments import checked
+from regimes.config.arguments import check_arguments
 from regimes.errors import RecordError
 from regimes.records import shown
 from regimes.records.branches import read_all, read_rows
@@ -168,7 +168,7 @@ class Record:
         return f"norm:{self.config['signal']}"
 
 
-@checked(error=RecordError)
+@check_arguments(error=RecordError)
 def load(folder: str | Path) -> Record:
     """Read one run."""
     folder = Path(folder)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from regimes.config import read_value
 from regimes.console.stdout import escape_control
-from regimes.errors import ConfigError, RecordError, nearest
+from regimes.errors import ConfigError, RecordError, suggest_nearest
 from regimes.records.experiment import notes, separate
 from regimes.records.fields import field_text
 from regimes.records.reader import Record
@@ -105,7 +105,7 @@ def _in_roles(runs: Sequence[Record], roles: Mapping[str, str]) -> list[Record]:
     for role, name in roles.items():
         if names and name not in names:
             raise RecordError(
-                f"--role {role}={name}: no run of schedule {name!r}; {nearest(name, names)}"
+                f"--role {role}={name}: no run of schedule {name!r}; {suggest_nearest(name, names)}"
             )
     role_of = {name: role for role, name in roles.items()}
     kept = []
@@ -132,7 +132,9 @@ def select(runs: Iterable[Record], where: Sequence[str]) -> list[Record]:
         tables = [{"name": run.config["name"], **run.fields} for run in left]
         if left and not any(field in table for table in tables):
             known = dict.fromkeys(name for table in tables for name in table)
-            raise RecordError(f"--where {text}: no run says {field!r}; {nearest(field, known)}")
+            raise RecordError(
+                f"--where {text}: no run says {field!r}; {suggest_nearest(field, known)}"
+            )
         chosen = [
             run
             for run, table in zip(left, tables, strict=True)

@@ -17,10 +17,10 @@ from typing import Any
 import pandas as pd
 
 from regimes import detectors, policies
-from regimes.config import Registry, offered, read_value
+from regimes.config import Registry, find_offered, read_value
 from regimes.config.registry import required_arguments
-from regimes.console.progress import tracked
-from regimes.console.stdout import console as new_console
+from regimes.console.progress import track_progress
+from regimes.console.stdout import make_console as new_console
 from regimes.console.tables import Table
 from regimes.errors import ConfigError, RecordError
 from regimes.records import Record, load_all, separate, write_table
@@ -66,7 +66,7 @@ def bench(runs: Sequence[Record], texts: Sequence[str] = ()) -> Comparison:
     names = labels(texts or defaults(runs))
     parts: dict[str, list[pd.DataFrame]] = {"detectors": [], "pairs": [], "epochs": []}
     notes: dict[str, None] = {}
-    for run in tracked(runs, "replaying detectors"):
+    for run in track_progress(runs, "replaying detectors"):
         rules = {short: rule(text, run) for text, short in names.items()}
         compared = compare(run, rules)
         compared.detectors["interval"] = [
@@ -259,7 +259,7 @@ def signals_of(record: Record) -> Iterator[str]:
 def _of_packages() -> Iterator[str]:
     """The detectors of packages that read a statistic and need no field, by statistic."""
     statistics = {}
-    for name in offered("regimes.detectors"):
+    for name in find_offered("regimes.detectors"):
         kind = KNOWN.load(name)
         statistic = getattr(kind, "statistic", None)
         if isinstance(statistic, str) and not required_arguments(kind):

@@ -14,16 +14,16 @@ import pandas as pd
 import tomli_w
 
 from regimes import __version__
-from regimes.console.progress import tracked
+from regimes.console.progress import track_progress
 from regimes.console.tables import Table
-from regimes.console.units import human
+from regimes.console.units import format_quantity
 from regimes.cost.cases import cases, setting
 from regimes.cost.predict import predict
 from regimes.errors import RecordError, RegimesError
 from regimes.job.run_warnings import run_warnings
 from regimes.monitor.text import unknown_text
 from regimes.monitor.watch import state
-from regimes.network import Network, spell
+from regimes.network import Network, format_bandwidth
 from regimes.plotting import style
 from regimes.plotting.curves import has
 from regimes.plotting.groups import Groups, groups, tested_by, typical_run
@@ -126,7 +126,7 @@ class Study:
 def read(root: Path, place: Path) -> Study:
     """Every selected run in or under a folder, the content of ``place``; RecordError if none can be
     read, or they are of different settings."""
-    entries = [_entry(path, root) for path in tracked(find(root), "reading runs")]
+    entries = [_entry(path, root) for path in track_progress(find(root), "reading runs")]
     selected = select_and_separate([entry.record for entry in entries if entry.record])
     by_folder = {run.folder: run for run in selected}  # with the names of separate experiments
     entries = [
@@ -232,7 +232,7 @@ def cost(study: Study, network: Network) -> Table:
             *(f"{row['steps_per_epoch'] * row[part]:.3g}" for part in parts),
             f"{row['epoch']:.3g}",
             f"{row['speed_up']:.2f}",
-            spell(row["break_even"]),
+            format_bandwidth(row["break_even"]),
         )
         for row in frame.to_dict("records")
     ]
@@ -252,9 +252,9 @@ def other_methods(study: Study, network: Network) -> Table:
         (
             row["method"],
             *(f"{1e3 * row[name]:.3g}" for name in ("compress", "communicate", "seconds")),
-            human(row["bytes"], "B"),
+            format_quantity(row["bytes"], "B"),
             f"{row['speed_up']:.2f}",
-            spell(row["break_even"]),
+            format_bandwidth(row["break_even"]),
         )
         for row in frame.to_dict("records")
     ]

@@ -30,7 +30,7 @@ from regimes.policies.controller import Controller, WholeController
 from regimes.policies.history import Ahead, level_costs
 from regimes.precision import full_precision, is_half
 from regimes.records import Header, Row, provenance
-from regimes.seeding import derive
+from regimes.seeding import derive_seed
 from regimes.training.checks import (
     PlugIns,
     check_combined,
@@ -212,7 +212,7 @@ class Run:
             return None
 
         def batch(number: int) -> reduction.Batch:
-            seed = derive(config.seed, "trial", number)
+            seed = derive_seed(config.seed, "trial", number)
             return task.samples(self.batches, seed, 0, 1, rule.samples)[0]
 
         probe = Probe(model, batch, lambda batch: task.loss(model, *batch))

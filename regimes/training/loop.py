@@ -14,8 +14,8 @@ from typing import Any, Literal, cast
 
 from regimes.collectives.agreement import check_same_weights, fingerprint
 from regimes.config import DENSE, AnyLevel, RunConfig
-from regimes.config.arguments import checked
-from regimes.console.notebook import stoppable
+from regimes.config.arguments import check_arguments
+from regimes.console.notebook import end_in_one_sentence
 from regimes.data import Task
 from regimes.errors import RegimesError, require
 from regimes.instruments.panel import check_measured
@@ -39,7 +39,7 @@ from regimes.training.state import open_record, remaining, save
 from regimes.training.step import Losses
 
 
-@checked()
+@check_arguments()
 def run(
     config: RunConfig,
     out: str | Path,
@@ -73,7 +73,7 @@ def run(
     require(good, "resume", resume, 'True, False or "auto"')
     resumed = has_epoch(out) if resume == "auto" else resume
     reporters = usual() if reporters is None else reporters
-    with stoppable(lambda: _kept(out, resume == "auto")):
+    with end_in_one_sentence(lambda: _kept(out, resume == "auto")):
         for phase in remaining(phases(resolve(config), out), out, resumed):
             resumed = _run_phase(phase, out, resumed, reporters, task, shards)
     return load(out)

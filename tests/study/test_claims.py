@@ -201,9 +201,9 @@ def test_values_that_are_alike_have_no_p() -> None:
 
 def test_holm_by_hand() -> None:
     """0.01 x 4, 0.02 x 3, 0.03 x 2 and 0.5; a smaller one's 0.06 holds for the third."""
-    found = statistics.holm([0.5, 0.01, math.nan, 0.03, 0.02])
+    found = statistics.correct_by_holm([0.5, 0.01, math.nan, 0.03, 0.02])
     assert found == pytest.approx([0.5, 0.04, math.nan, 0.06, 0.06], nan_ok=True)
-    assert statistics.holm([0.9, 0.8]) == [1.0, 1.0]
+    assert statistics.correct_by_holm([0.9, 0.8]) == [1.0, 1.0]
 
 
 # -- the committed records -------------------------------------------------------------------
@@ -227,7 +227,7 @@ def test_a_row_by_hand() -> None:
     assert row[["mean", "ci_low", "ci_high"]].to_list() == pytest.approx([expected.mean(), *ends])
     assert row["p"] == pytest.approx(stats.ttest_1samp(expected, 0).pvalue)
     assert row["p_holm"] == pytest.approx(3 * row["p"])
-    assert rows["p_holm"].to_list() == statistics.holm(rows["p"].to_list())
+    assert rows["p_holm"].to_list() == statistics.correct_by_holm(rows["p"].to_list())
     first, second, _ = claims.as_text(rows).rows
     assert first[3:-1] == [
         "5",

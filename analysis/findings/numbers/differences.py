@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from regimes.records import find, share_of_low, unpacked
-from regimes.statistics import holm
+from regimes.statistics import correct_by_holm
 
 from ...common import compare
 from ...rates import collapse
@@ -68,7 +68,7 @@ def difference_of_differences(source: str, a: str, b: str, c: str, d: str) -> In
 def family(source: str, *pairs: str) -> dict[str, Interval]:
     """Effects "a - b", with Holm's correction over all that are named."""
     effects = {pair: effect(source, *pair.split(" - ")) for pair in pairs}
-    corrected = holm([effect_of.p for effect_of in effects.values()])
+    corrected = correct_by_holm([effect_of.p for effect_of in effects.values()])
     return {
         pair: Interval(effect_of.mean, effect_of.low, effect_of.high, effect_of.n, effect_of.p, p)
         for (pair, effect_of), p in zip(effects.items(), corrected, strict=True)

@@ -11,7 +11,7 @@ from regimes.console.tables import Table
 from regimes.console.units import p_text
 from regimes.harms import measured
 from regimes.plotting.groups import tested_by
-from regimes.statistics import holm
+from regimes.statistics import correct_by_holm
 
 from ...common import markov
 from ...criticality import harm, scores
@@ -109,7 +109,7 @@ def pooled_table(sources: str, arm: str, differences: str) -> str:
     heads, cells = ["unit"], [[words] for words in differences.split("; ")]
     for name, found in columns.items():
         heads += [f"{name}, n = {found[0].n}, bits [95 %]", "p (Holm)"]
-        corrected = holm([x.p for x in found])
+        corrected = correct_by_holm([x.p for x in found])
         for row, x, p in zip(cells, found, corrected, strict=True):
             row += [x.text(3, sign=True), p_text(p)]
     return Table(heads, cells).markdown()

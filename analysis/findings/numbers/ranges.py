@@ -12,7 +12,7 @@ import pandas as pd
 
 from regimes.console.tables import Table
 from regimes.plotting.looks import named
-from regimes.statistics import holm
+from regimes.statistics import correct_by_holm
 
 from ...detection import deep_linear
 from ...rates import edge, narrowing, quadratic, usable
@@ -287,7 +287,7 @@ def _late_after_the_deficit() -> dict[tuple[int, int], Interval]:
         for (first, stop), by_seed in logs.items()
         if first
     }
-    corrected = holm([ratio.p for ratio in late.values()])
+    corrected = correct_by_holm([ratio.p for ratio in late.values()])
     return {
         window: dataclasses.replace(ratio, p_holm=p)
         for (window, ratio), p in zip(late.items(), corrected, strict=True)

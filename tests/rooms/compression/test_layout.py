@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from regimes.compression.all_reduce import quantise_rows, wire_bytes
 from regimes.compression.layout import Layout, Noise, Spread
-from regimes.seeding import uniform
+from regimes.seeding import draw_uniform
 
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=5)
 
@@ -59,7 +59,7 @@ def test_noise_by_columns_is_each_layers_own_stream(
     whole = torch.cat(columns, dim=1).view(2, owners, plan.width)
     for i, (start, part) in enumerate(zip(plan.starts, plan.parts, strict=True)):
         for worker, row in enumerate(whole):
-            (own,) = uniform([(seeds[i][worker], owners * part, 0)], device)
+            (own,) = draw_uniform([(seeds[i][worker], owners * part, 0)], device)
             assert torch.equal(row[:, start : start + part].flatten(), own)
 
 

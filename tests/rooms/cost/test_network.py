@@ -29,8 +29,8 @@ from regimes.network import (
     Work,
     break_even,
     collective_seconds,
-    mean,
-    spell,
+    format_bandwidth,
+    mean_step,
 )
 from regimes.presets import get_preset
 from regimes.records import Record, load_all
@@ -187,7 +187,7 @@ def test_many_steps_as_one(
 ) -> None:
     whole = (work * steps).seconds(network, workers, algorithm, 4)
     assert whole == pytest.approx(steps * float(work.seconds(network, workers, algorithm, 4)))
-    same = mean([(steps, work), (1.0, work)])
+    same = mean_step([(steps, work), (1.0, work)])
     assert same.seconds(network, workers) == pytest.approx(float(work.seconds(network, workers)))
 
 
@@ -288,7 +288,7 @@ def test_bad_arguments() -> None:
 
 
 def test_spelling() -> None:
-    assert [spell(b) for b in (0.0, 950.0, 1e6, 9.375e9, math.inf)] == [
+    assert [format_bandwidth(b) for b in (0.0, 950.0, 1e6, 9.375e9, math.inf)] == [
         "none",
         "950 bit/s",
         "1 Mbit/s",
@@ -431,7 +431,7 @@ def test_a_timed_preset_sends_what_its_run_sends(tmp_path: Path, settings: list[
         assert timed[name].epochs[0][0] == 2  # 64 images / (4 x 8)
         assert timed[name].work.compute > 0
     low, high = (timed[n].work for n in real if "(" in n)
-    both = mean([(6.0, low), (2.0, high)])
+    both = mean_step([(6.0, low), (2.0, high)])
     assert timed["low-in-critical"].work.bytes == pytest.approx(both.bytes)
 
 
@@ -561,11 +561,11 @@ def test_a_mean_over_local_and_shared_steps_overlaps_nothing(
     work: Work, network: Network, h: int, local: list[bool]
 ) -> None:
     steps = [(1.0, work.every(h) if apart else work) for apart in local]
-    both = mean(steps)
+    both = mean_step(steps)
     serial = both.compute + both.compress + float(both.communicate(network, 4))
     assert float(both.seconds(network, 4, buckets=3)) == pytest.approx(serial, rel=1e-9)
     assert not both.overlaps
-    assert mean([(1.0, work), (2.0, work)]).overlaps == work.overlaps
+    assert mean_step([(1.0, work), (2.0, work)]).overlaps == work.overlaps
 
 
 def test_the_plan_of_local_steps_follows_the_rate() -> None:

@@ -26,7 +26,7 @@ from regimes.plotting.trials import draw_harms
 from regimes.policies import Trial, make_policy
 from regimes.replay.replay import past_epochs
 from regimes.report import content, pictures
-from regimes.seeding import derive
+from regimes.seeding import derive_seed
 from regimes.training import checkpoint
 from regimes.training.build import Run, prepare
 from regimes.training.changes import fitted
@@ -67,7 +67,7 @@ class Universe:
 
 def scored_on(c: RunConfig, parts: Run, number: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The batch of a trial."""
-    seed, size = derive(c.seed, "trial", number), c.policy["samples"]
+    seed, size = derive_seed(c.seed, "trial", number), c.policy["samples"]
     (batch,) = parts.task.samples(parts.batches, seed, 0, 1, size)
     return batch
 

@@ -110,7 +110,7 @@ def shown(folder: Path) -> str:
     ],
 )
 def test_human(count: float, text: str) -> None:
-    assert units.human(count) == text
+    assert units.format_quantity(count) == text
 
 
 def test_live_table_fits_80_columns() -> None:
@@ -444,7 +444,7 @@ def test_a_bar_for_work_that_takes_longer(
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", screen := Terminal(terminal))
     seen = []
-    for thing in progress.tracked([*range(10)], "reading runs"):
+    for thing in progress.track_progress([*range(10)], "reading runs"):
         seen.append(thing)
         clock += seconds
     assert seen == [*range(10)]

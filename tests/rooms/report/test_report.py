@@ -23,7 +23,7 @@ from regimes import report
 from regimes.cost.cases import cases
 from regimes.cost.predict import predict
 from regimes.errors import ConfigError, RecordError
-from regimes.network import Network, spell
+from regimes.network import Network, format_bandwidth
 from regimes.records import load_all, pack, read_lines
 from regimes.report import content
 
@@ -155,7 +155,7 @@ def test_the_prediction_is_that_of_regimes_cost(small: Page) -> None:
         assert cells[-3:] == [
             f"{row['epoch']:.3g}",
             f"{row['speed_up']:.2f}",
-            spell(row["break_even"]),
+            format_bandwidth(row["break_even"]),
         ]
     assert "4 workers, 100 Mbit/s, 50 µs" in small.text
 

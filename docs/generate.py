@@ -317,7 +317,7 @@ def all_parts() -> dict[str, tuple[frozenset[str], tuple[str, ...]]]:
     from regimes.data import deficits
     from regimes.ddp.attaching import NEEDS
     from regimes.instruments import REGISTRY
-    from regimes.instruments.needs import needs_of, signals, statistics
+    from regimes.instruments.needs import needs_of, signal_needs, statistic_needs
     from regimes.job.probe import OF_EXCHANGE
     from regimes.training.checks import PlugIns
     from regimes.training.needs import FIELDS, outer_parts, parts_of
@@ -328,10 +328,10 @@ def all_parts() -> dict[str, tuple[frozenset[str], tuple[str, ...]]]:
     usual, parts = RunConfig(), {}
     for name, needs in compressor_needs().items():
         parts[f"compressor `{name}`"] = needs, EVERYWHERE
-    for name, needs in statistics().items():
+    for name, needs in statistic_needs().items():
         parts[f"policy that reads `{name}`"] = needs, EVERYWHERE
     parts["policy that reads the training loss"] = frozenset({OWN_COLLECTIVES}), EVERYWHERE
-    for name, needs in signals().items():
+    for name, needs in signal_needs().items():
         parts[f"`signal = {name}`"] = needs, (*TRAINER, "attach")
     for name in REGISTRY:
         if name != "norms":  # its readings are the signals

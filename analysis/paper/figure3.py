@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from regimes.detectors import Detector, FixedWindows, NormChange, RelativeChange
-from regimes.detectors.statistics import setting
+from regimes.detectors.statistics import measuring_options
 from regimes.errors import LackingError
 from regimes.plotting import style
 from regimes.plotting.said import Estimate
@@ -85,7 +85,7 @@ def check_measured(run: Record) -> None:
         quoted = ", ".join(f'"{name}"' for name in STATISTICS)
         raise LackingError(
             f"{run.folder} recorded no {' and no '.join(map(repr, missing))}: write statistics = "
-            f"[{quoted}] into its grid, or train it with {setting(*STATISTICS)}, or a grid that "
+            f"[{quoted}] into its grid, or train it with {measuring_options(*STATISTICS)}, or a grid that "
             "has it, e.g. regimes ablate smoke-signals"
         )
 

@@ -51,7 +51,7 @@ from regimes.instruments.base import (
     MeasurementContext,
     Reading,
     StridedGauge,
-    ratio,
+    divide_or_nan,
 )
 from regimes.seeding import make_generator
 
@@ -201,9 +201,9 @@ def compared(
     top = top_indices(mean, num_kept(10, len(mean))).long()
     return {
         "noise-density": density(variance),
-        "noise-in-top10": ratio(float(variance[top].sum()), noise),
-        "resolved": 1 - ratio(noise / samples, energy),
-        "noise-to-mean": ratio(noise, energy - noise / samples),
+        "noise-in-top10": divide_or_nan(float(variance[top].sum()), noise),
+        "resolved": 1 - divide_or_nan(noise / samples, energy),
+        "noise-to-mean": divide_or_nan(noise, energy - noise / samples),
     }
 
 
@@ -217,12 +217,12 @@ def shapes_of(vector: Float[Tensor, " N"], sizes: list[int]) -> Float[Tensor, "s
 def top_share(vector: Float[Tensor, " n"], percent: float) -> float:
     """The share of |v|^2 in its ``percent`` largest coordinates (at least one); NaN for zero."""
     top = top_indices(vector, num_kept(percent, len(vector))).long()
-    return ratio(float(vector[top].square().sum()), float(vector.square().sum()))
+    return divide_or_nan(float(vector[top].square().sum()), float(vector.square().sum()))
 
 
 def density(vector: Float[Tensor, " n"]) -> float:
     """|v|_1^2 / (n |v|_2^2), in [1 / n, 1]; NaN for zero."""
-    return ratio(float(vector.abs().sum()) ** 2, len(vector) * float(vector.square().sum()))
+    return divide_or_nan(float(vector.abs().sum()) ** 2, len(vector) * float(vector.square().sum()))
 
 
 def _parts(vector: Float[Tensor, " N"], sizes: list[int]) -> list[Tensor]:

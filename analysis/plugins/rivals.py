@@ -29,7 +29,7 @@ from regimes.compression.traffic import traffic_table
 from regimes.config import DENSE, Bounded, Level
 from regimes.config.bounds import Count
 from regimes.errors import ConfigError, require
-from regimes.instruments.base import MeasurementContext, Reading, ratio
+from regimes.instruments.base import MeasurementContext, Reading, divide_or_nan
 from regimes.instruments.needs import UNDECLARED
 
 WHERE = "instruments.rivals"
@@ -150,8 +150,8 @@ class RivalsGauge:
         size = float(self.sum.norm())
         rivals = []
         for rival in self.rivals:
-            once = ratio(rival.lost, self.energy) ** 0.5
-            summed = ratio(float((self.sum - rival.sum).norm()), size)
+            once = divide_or_nan(rival.lost, self.energy) ** 0.5
+            summed = divide_or_nan(float((self.sum - rival.sum).norm()), size)
             rivals.append(
                 {
                     "compressor": rival.table,

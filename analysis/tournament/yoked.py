@@ -27,7 +27,7 @@ import numpy as np
 import pandas as pd
 
 from regimes.config import RunConfig, from_dict
-from regimes.detectors.baselines import place
+from regimes.detectors.baselines import place_windows
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.looks import Metric
@@ -98,7 +98,7 @@ def _moved(order: str, layer: str, windows: dict[str, Windows], epochs: int, see
         return [(0, total)] if total else []
     if order == "last":
         return [(epochs - total, epochs)]
-    return place(lengths, epochs, random.Random(f"random {seed} {layer}"))
+    return place_windows(lengths, epochs, random.Random(f"random {seed} {layer}"))
 
 
 # -- the numbers and the figure --------------------------------------------------------------

@@ -63,7 +63,7 @@ def with_statistics(
         ConfigError: no instrument measures one of them.
     """
     found = {name: dict(fields) for name, fields in instruments.items()}
-    for name in lacking(instruments, names):
+    for name in lacking_statistics(instruments, names):
         instrument, options = _options(name)
         usual = ["eval"] if instrument in found else []  # modes of an instrument that names none
         known = found.setdefault(instrument, {})
@@ -75,7 +75,9 @@ def with_statistics(
     return found
 
 
-def lacking(instruments: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> list[str]:
+def lacking_statistics(
+    instruments: Mapping[str, Mapping[str, Any]], names: Iterable[str]
+) -> list[str]:
     """The statistics that a run with these tables of instruments does not record. The norm that its
     signal names ("norm") is always recorded.
 
@@ -102,7 +104,7 @@ def _has(given: Mapping[str, Any], field: str, wanted: Any) -> bool:
     return {*wanted} <= {*given.get(field, ["eval"] if field == "modes" else [])}
 
 
-def setting(*names: str) -> str:
+def measuring_options(*names: str) -> str:
     """The options of `regimes run` and `ablate` that measure statistics.
 
     >>> print(setting("eigenvalue", "eigenvalue:batch"))

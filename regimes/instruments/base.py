@@ -190,7 +190,7 @@ class Instrument(Protocol):
     def start(self, context: MeasurementContext) -> Gauge: ...
 
 
-def added(sums: list[Tensor], more: Sequence[Tensor], room: list[Tensor]) -> list[Tensor]:
+def add_sums(sums: list[Tensor], more: Sequence[Tensor], room: list[Tensor]) -> list[Tensor]:
     """``sums + more`` in other memory than that of ``sums``.
 
     Args:
@@ -202,7 +202,7 @@ def added(sums: list[Tensor], more: Sequence[Tensor], room: list[Tensor]) -> lis
     return [torch.add(a, b, out=c) for a, b, c in zip(sums, more, room, strict=True)]
 
 
-def ratio(above: float, below: float) -> float:
+def divide_or_nan(above: float, below: float) -> float:
     """NaN unless the denominator is positive."""
     return above / below if below > 0 else math.nan
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from regimes.errors import LackingError, RecordError
 from regimes.plotting.looks import Metric, named, order
-from regimes.policies import history
+from regimes.policies import read_history
 from regimes.policies.base import FollowsDecays
 from regimes.records import Record, differing, identity, length, separate, variants
 from regimes.records.fields import differences_text
@@ -162,7 +162,7 @@ def decays(run: Record) -> list[tuple[int, float]]:
     falls (infinity: to zero). A trainer's step schedule gives the configured ones; a user's own
     training, whose schedule is not known, those that the policies see in its rates."""
     if run.hooked:
-        seen = FollowsDecays().decays(history(run.rows, [], run.config["signal"]))
+        seen = FollowsDecays().decays(read_history(run.rows, [], run.config["signal"]))
         known = [(first, old, new) for first, old, new in seen if first < len(run.rows)]
         return [(first, old / new if new else math.inf) for first, old, new in known]
     optimizer, per_epoch = run.config["optimizer"], run.header.get("steps_per_epoch") or 1

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from regimes.config import RunConfig
 from regimes.console import stdout
 from regimes.console.tables import Table
-from regimes.detectors.statistics import lacking, setting
+from regimes.detectors.statistics import lacking_statistics, measuring_options
 from regimes.plotting.groups import part_of
 from regimes.plotting.needs import Needs
 from regimes.presets import get_grid, own
@@ -49,13 +49,13 @@ def compare(needs: Needs, grid: Mapping[str, RunConfig], in_file: bool = True) -
     ]
     readers = [name for role in needs.schedules for name in names.get(role, [])]
     every, readers = bool(readers), readers or list(grid)
-    lacks = {name: lacking(grid[name].instruments, needs.statistics) for name in readers}
+    lacks = {name: lacking_statistics(grid[name].instruments, needs.statistics) for name in readers}
     if every:
         missing = [x for x in needs.statistics if any(x in lacks[name] for name in readers)]
     else:  # those of the schedule that lacks the fewest
         missing = min(lacks.values(), key=len)
     wanted = [x for x in needs.statistics if x != "norm"]  # that is always recorded
-    key = f"statistics = {json.dumps(wanted)}" if in_file else setting(*wanted)
+    key = f"statistics = {json.dumps(wanted)}" if in_file else measuring_options(*wanted)
     for statistic in needs.statistics:
         having = ", ".join(name for name in readers if statistic not in lacks[name])
         found.append(Need(f"statistic {statistic}", having, key if statistic in missing else ""))

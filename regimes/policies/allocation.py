@@ -13,8 +13,8 @@ from regimes.capabilities import required
 from regimes.config import DENSE, Bounds
 from regimes.config.bounds import Count
 from regimes.errors import ConfigError, require, unexpected_value
-from regimes.policies.base import Decision, Policy, start
-from regimes.policies.history import History, PastEpoch, as_history, cost
+from regimes.policies.base import Decision, Policy, start_level
+from regimes.policies.history import History, PastEpoch, as_history, level_cost
 from regimes.policies.ladders import Rungs
 
 Table = Sequence[Sequence[float]]  # a row per layer, a column per level
@@ -22,7 +22,9 @@ Gains = list[float | None]  # of a level, smoothed, after each epoch; None befor
 ShareAboveZero = Annotated[float, Bounds("a share above 0, up to 1", above=0, high=1)]
 
 
-def allocate(errors: Table, floats: Table, bound: float, bins: int = 10_000) -> list[int] | None:
+def allocate_levels(
+    errors: Table, floats: Table, bound: float, bins: int = 10_000
+) -> list[int] | None:
     """The column of each row with the fewest floats whose errors sum to at most ``bound``, or None.
 
     L-GreCo's dynamic programme (Markov et al., MLSys 2024). Errors are rounded up to
@@ -154,10 +156,10 @@ class LGreCo(Rungs):
         bound sends less."""
         by_layer = {i: row for i in range(len(base)) if (row := lost_norms(last, i, self.levels))}
         errors = list(by_layer.values())
-        floats = [[cost(last, level).floats[i] for level in self.levels] for i in by_layer]
+        floats = [[level_cost(last, level).floats[i] for level in self.levels] for i in by_layer]
         base_columns = [self.rung(base[i].level) for i in by_layer]
         bound = self.alpha * _total(errors, base_columns)
-        columns = allocate(errors, floats, bound)
+        columns = allocate_levels(errors, floats, bound)
         if columns is None or _total(floats, columns) > _total(floats, base_columns):
             return {}
         why = {"rule": "allocation", "new": _total(errors, columns), "threshold": bound}
@@ -219,7 +221,7 @@ class GraVAC(Rungs):
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
         if not history:
-            return start(self.levels[-1], layers)
+            return start_level(self.levels[-1], layers)
         history = as_history(history)
         gains = {level: self._gains(history, level) for level in self.levels}
         tried = self._search(history, gains)
@@ -249,7 +251,9 @@ class GraVAC(Rungs):
             if last >= len(history):
                 return level
             gain = gains[level][last] or 0.0
-            one_step = self.seconds[level] if self.seconds else cost(history[last], level).bytes
+            one_step = (
+                self.seconds[level] if self.seconds else level_cost(history[last], level).bytes
+            )
             products.append(1 / one_step * gain)  # in any unit, because only ratios count
             best, *rest = sorted(range(tried), key=lambda i: -products[i])
             if rest:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from regimes.config import Bounded, check_windows, in_windows
 from regimes.config.bounds import Count, Positive
 from regimes.errors import ConfigError, require, suggest_nearest
-from regimes.policies.base import Decision, FollowsDecays, followed, start
+from regimes.policies.base import Decision, FollowsDecays, follow_level, start_level
 from regimes.policies.history import PastEpoch, as_history
 
 LONGEST = 10**9  # steps of a period; at a rate of zero the formula is infinite
@@ -105,8 +105,8 @@ class Smith(FollowsDecays):
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
         level = self.levels[min(len(self.decays(history)), len(self.levels) - 1)]
         if not history:
-            return start(level, layers)
-        return followed(level, self.just_decayed(history), history)
+            return start_level(level, layers)
+        return follow_level(level, self.just_decayed(history), history)
 
 
 # -- periods of local steps, for ``sync_policy`` ----------------------------------------------
@@ -163,8 +163,8 @@ class PostLocal(FollowsDecays):
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
         level = self.after if self.decays(history) else self.before
         if not history:
-            return start(level, layers)
-        return followed(level, self.just_decayed(history), history)
+            return start_level(level, layers)
+        return follow_level(level, self.just_decayed(history), history)
 
 
 class Periods(Bounded):
@@ -202,12 +202,12 @@ class QSR(Periods):
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
         if not history:
-            return start(str(self.base), layers)
+            return start_level(str(self.base), layers)
         rate, period = history[-1].next_lr, self.base
         if rate <= history[-1].lr:
             longest = self.alpha >= rate * math.sqrt(LONGEST)  # also at a rate of zero
             period = LONGEST if longest else max(period, math.floor((self.alpha / rate) ** 2))
-        return followed(str(period), {"rule": "rate", "new": rate}, history)
+        return follow_level(str(period), {"rule": "rate", "new": rate}, history)
 
 
 @dataclass(frozen=True)
@@ -229,17 +229,17 @@ class AdaComm(Periods):
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
         if not history:
-            return start(str(self.base), layers)
+            return start_level(str(self.base), layers)
         last = history[-1].model.get("train_loss")
         first = as_history(history).accumulate("first loss", lambda: None, _first_loss)
         if first is None or last is None:  # a record without losses
-            return followed(history[-1].levels[0], None, history)
+            return follow_level(history[-1].levels[0], None, history)
         ratio = max(last / first, 0.0)
         if self.rates:
             next_rate = history[-1].next_lr
             ratio *= history[0].lr / next_rate if next_rate > 0 else float(LONGEST)
         level = str(min(LONGEST, max(1, math.ceil(self.base * math.sqrt(ratio) - 1e-9))))
-        return followed(level, {"rule": "loss", "old": first, "new": last}, history)
+        return follow_level(level, {"rule": "loss", "old": first, "new": last}, history)
 
 
 def _first_loss(loss: float | None, epochs: Sequence[PastEpoch]) -> float | None:

@@ -16,7 +16,7 @@ from regimes.capabilities import ALIKE_WORKERS, FIXED_WORKERS, WORKER_MODELS, WO
 from regimes.config import AnyLevel, FeedbackLevel
 from regimes.config.bounds import Count, InnerShare, NonNegative
 from regimes.errors import require
-from regimes.policies.base import Decision, FollowsDecays, RatesSoFar, followed, start
+from regimes.policies.base import Decision, FollowsDecays, RatesSoFar, follow_level, start_level
 from regimes.policies.history import PastEpoch, as_history
 from regimes.policies.ladders import Rungs
 
@@ -235,15 +235,15 @@ class Trial(Rungs, FollowsDecays):
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
         first = self.levels[-1 if self.only_measures else 0]
         if not history:
-            return start(first, layers)
+            return start_level(first, layers)
         if self.only_measures:
-            return followed(first, None, history)
+            return follow_level(first, None, history)
         shown = self._results(history).shown
         level = next((x for x in self.levels[:-1] if x not in shown), self.levels[-1])
         why = self.just_decayed(history)
         if why is None and (found := shown.get(history[-1].levels[0])) is not None:
             why = {"rule": "trial", "old": self.margin, "new": found.low, "blocks": found.blocks}
-        return followed(level, why, history)
+        return follow_level(level, why, history)
 
     @property
     def _risk(self) -> float:

@@ -16,12 +16,12 @@ import pandas as pd
 from regimes.capabilities import LEVEL_BYTES, required
 from regimes.config import DENSE
 from regimes.detectors import Detector
-from regimes.detectors.statistics import Statistic, setting
+from regimes.detectors.statistics import Statistic, measuring_options
 from regimes.errors import ConfigError, RecordError
 from regimes.policies import Decision, Detected, Policy
 from regimes.policies.controller import Controller
 from regimes.policies.detected import signal_values
-from regimes.policies.history import Ahead, History, history, level_costs, whole_history
+from regimes.policies.history import Ahead, History, level_costs, read_history, whole_history
 from regimes.records import Record
 from regimes.replay.ahead import ahead_of
 
@@ -47,7 +47,7 @@ def past_epochs(record: Record) -> History:
     if not record.rows:
         raise RecordError(f"{record.folder} has no complete epoch to replay over")
     costs = level_costs(record.header["per_step"], compressed)
-    return history(record.rows, compressed, record.config["signal"], costs)
+    return read_history(record.rows, compressed, record.config["signal"], costs)
 
 
 def replay(record: Record, rule: Rule) -> pd.DataFrame:
@@ -130,7 +130,7 @@ def _check_measured(record: Record, policy: Policy, past: History) -> None:
         where = "per layer" if per_layer(policy) else "for the whole model"
         known = {n for epoch in past for n in (*epoch.statistics, *epoch.model)}
         try:
-            options = setting(name)
+            options = measuring_options(name)
         except ConfigError:  # a user's own statistic
             options = "an instrument that measures it"
         raise RecordError(

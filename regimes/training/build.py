@@ -23,7 +23,7 @@ from regimes.data import Task, load_task
 from regimes.exchange.exchange import Exchange, buckets_with_loss
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.gradient_norm import PER_WORKER
-from regimes.instruments.panel import choose
+from regimes.instruments.panel import choose_instruments
 from regimes.job.link import LinkMeter
 from regimes.models import check_real
 from regimes.policies.controller import Controller, WholeController
@@ -144,7 +144,7 @@ class Run:
         started = {name: table.start(job) for name, table in config.interventions.items()}
         self.interventions: dict[str, Intervention] = started
         self.context = self._context()
-        self.panel = choose(config.instruments, plug_ins.needs, signal, self.context)
+        self.panel = choose_instruments(config.instruments, plug_ins.needs, signal, self.context)
         self.step = self._step()
         self.header = cast("Header", {})
         self.rows: list[Row] = []

@@ -29,7 +29,7 @@ from regimes.ddp import attaching
 from regimes.errors import ConfigError, RegimesError
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.gradient_norm import PER_WORKER
-from regimes.instruments.panel import choose
+from regimes.instruments.panel import choose_instruments
 from regimes.local import starting
 from regimes.precision import is_half
 from regimes.training.checks import PlugIns, check_combined
@@ -67,7 +67,7 @@ def measured(chosen: Any, needs: Any, signal: Any, workers: int, **more: Any) ->
         lambda *_: batches,
         **more,
     )
-    choose(chosen, needs, signal, context)
+    choose_instruments(chosen, needs, signal, context)
 
 
 def trained(mode: str, part: str) -> None:

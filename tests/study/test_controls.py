@@ -22,7 +22,7 @@ from analysis.campaign.campaign import CPU, GPU, Step
 from analysis.tournament import yoked
 from regimes import presets
 from regimes.config import RunConfig, from_dict, override, to_dict
-from regimes.detectors.baselines import place
+from regimes.detectors.baselines import place_windows
 from regimes.errors import ConfigError, RecordError
 from regimes.policies import PastEpoch, Windows, make_policy
 from regimes.presets.families import shortened
@@ -123,7 +123,7 @@ def test_placed_windows_keep_their_lengths_and_do_not_overlap(
     lengths: list[int], free: int, seed: int
 ) -> None:
     epochs = sum(lengths) + free
-    pairs = place(lengths, epochs, random.Random(seed))
+    pairs = place_windows(lengths, epochs, random.Random(seed))
     assert sorted(b - a for a, b in pairs) == sorted(lengths)
     covered = [e for a, b in pairs for e in range(a, b)]
     assert len(set(covered)) == sum(lengths)

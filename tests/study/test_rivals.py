@@ -21,7 +21,7 @@ from regimes.collectives.world import World
 from regimes.compression import REGISTRY, make_compressor
 from regimes.errors import ConfigError, RecordError
 from regimes.instruments.base import MeasurementContext
-from regimes.instruments.panel import choose
+from regimes.instruments.panel import choose_instruments
 from regimes.presets import get_grid
 from regimes.records import load
 
@@ -203,7 +203,7 @@ def test_bad_tables(tables: list[dict], sentence: str, tmp_path: Path) -> None:
 
 def test_a_union_pass_has_no_gradients_of_workers() -> None:
     with pytest.raises(ConfigError, match="union_pass"):
-        choose({"rivals": {}}, (), None, context(union=True))
+        choose_instruments({"rivals": {}}, (), None, context(union=True))
 
 
 # -- the study -------------------------------------------------------------------------------

@@ -23,11 +23,11 @@ from regimes.detectors import (
     SharpnessChange,
     make_detector,
 )
-from regimes.detectors.baselines import place
+from regimes.detectors.baselines import place_windows
 from regimes.errors import ConfigError
 from regimes.policies import Detected
 from regimes.policies.detected import signal_values
-from regimes.policies.history import PastEpoch, history
+from regimes.policies.history import PastEpoch, read_history
 
 POSITIVE = st.floats(1e-3, 1e3)
 MAYBE = st.one_of(st.none(), POSITIVE)
@@ -145,7 +145,7 @@ def test_random_windows_are_placed_evenly() -> None:
 def test_windows_of_different_lengths_come_in_any_order() -> None:
     """One epoch and two among four: two orders times three places, all as likely."""
     draw, number = random.Random(1), 6000
-    found = Counter(tuple(place([1, 2], 4, draw)) for _ in range(number))
+    found = Counter(tuple(place_windows([1, 2], 4, draw)) for _ in range(number))
     assert len(found) == 6
     assert all(abs(count - number / 6) < 150 for count in found.values())  # 5 deviations
 
@@ -255,7 +255,7 @@ def test_the_signal_is_there_under_both_its_names() -> None:
         "layers": {"level": ["low", "dense"]},
         "statistics": {"norm:update": [1.0, 2.0], "norm:global": [3.0, 4.0]},
     }
-    assert history([row], [0], "update")[0].statistics == {
+    assert read_history([row], [0], "update")[0].statistics == {
         "norm:update": [1.0],
         "norm": [1.0],
         "norm:global": [3.0],

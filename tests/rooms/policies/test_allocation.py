@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import regimes
 from regimes.errors import ConfigError, RecordError
 from regimes.policies import GraVAC, LevelCost, LGreCo, PastEpoch, make_policy
-from regimes.policies.allocation import allocate
+from regimes.policies.allocation import allocate_levels
 from regimes.records import load_all
 from regimes.replay.replay import past_epochs, replay
 
@@ -54,7 +54,7 @@ def test_it_finds_what_trying_everything_finds(
         for columns in itertools.product(range(3), repeat=len(errors))
         if sum(row[k] for row, k in zip(errors, columns, strict=True)) <= bound
     ]
-    found = allocate(errors, floats, bound, bins=max(bound, 1))
+    found = allocate_levels(errors, floats, bound, bins=max(bound, 1))
     if found is None:
         assert not within
     else:
@@ -64,7 +64,7 @@ def test_it_finds_what_trying_everything_finds(
 
 @given(st.lists(st.tuples(*[st.floats(0, 3)] * 3), min_size=1, max_size=5), st.floats(0.01, 8))
 def test_rounding_never_breaks_the_bound(errors: list[tuple[float, ...]], bound: float) -> None:
-    found = allocate(errors, [(1.0, 2.0, 4.0)] * len(errors), bound)
+    found = allocate_levels(errors, [(1.0, 2.0, 4.0)] * len(errors), bound)
     if found is not None:
         total = sum(row[k] for row, k in zip(errors, found, strict=True))
         assert total <= bound * (1 + 1e-9)

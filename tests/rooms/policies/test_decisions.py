@@ -31,7 +31,7 @@ from regimes.policies import (
 )
 from regimes.policies.controller import Controller, WholeController
 from regimes.policies.detected import FollowsDetector, signal_values
-from regimes.policies.history import History, history, whole_history
+from regimes.policies.history import History, read_history, whole_history
 from regimes.records import Record
 from regimes.replay.compare import compare
 
@@ -111,7 +111,7 @@ TABLES: list[Row] = [
 def any_level() -> Iterator[None]:
     """Rows are drawn, so a policy that keeps a level may keep one that is none of its own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(controller, "checked", lambda policy, found, layers, **_: found)
+        patch.setattr(controller, "check_decisions", lambda policy, found, layers, **_: found)
         yield
 
 
@@ -296,7 +296,7 @@ def runs(draw: st.DrawFn) -> list[Row]:
 
 
 def plain(rows: Sequence[Row]) -> list[PastEpoch]:
-    return list(history(rows, COMPRESSED, "update", COSTS))
+    return list(read_history(rows, COMPRESSED, "update", COSTS))
 
 
 # -- the same as before ----------------------------------------------------------------------------

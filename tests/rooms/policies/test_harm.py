@@ -21,7 +21,7 @@ from regimes.config import FeedbackLevel
 from regimes.errors import ConfigError
 from regimes.instruments.needs import policy_parts
 from regimes.policies import Decision, LeastHarm, make_policy
-from regimes.policies.harm import spread
+from regimes.policies.harm import spread_budget
 from regimes.policies.history import Ahead, History, LevelCost, PastEpoch
 from regimes.replay.replay import replay
 
@@ -70,7 +70,7 @@ def test_no_choice_of_that_cost_has_less_harm(
 
     by_price = [min(range(3), key=[h + price * c for h, c in row].__getitem__) for row in rows]
     budget = total(costs, by_price)
-    columns = spread(harms, costs, budget)
+    columns = spread_budget(harms, costs, budget)
     assert columns is not None
     assert total(costs, columns) <= budget * (1 + 1e-9)
     assert total(harms, columns) == pytest.approx(total(harms, by_price), abs=1e-6)
@@ -78,12 +78,12 @@ def test_no_choice_of_that_cost_has_less_harm(
 
     lowest, highest = sum(map(min, costs)), sum(map(max, costs))
     budget = lowest + share * (highest - lowest)
-    columns = spread(harms, costs, budget)
+    columns = spread_budget(harms, costs, budget)
     assert columns is not None
     assert total(costs, columns) <= budget * (1 + 1e-9)
     step = max(max(row) - min(row) for row in harms)  # of one row, which may not have fitted
     assert total(harms, columns) <= least(budget) + step + 1e-9
-    assert spread(harms, costs, 0.99 * lowest) is None
+    assert spread_budget(harms, costs, 0.99 * lowest) is None
 
 
 def test_bytes_follow_the_rate_to_half_the_exponent() -> None:

@@ -19,8 +19,8 @@ from regimes.policies import (
     PastEpoch,
     Static,
     Windows,
-    history,
     make_policy,
+    read_history,
 )
 
 LAYERS = ["a", "b"]
@@ -125,7 +125,7 @@ def test_a_value_that_came_out_undefined_leaves_the_layer_as_it_was() -> None:
         }
         for epoch in range(3)
     ]
-    past = history(rows, [0, 1], "update")
+    past = read_history(rows, [0, 1], "update")
     found = Detected({"name": "msdr-fall", "per_layer": True}).decide(past, LAYERS)
     assert found[1] == Decision("low")
     assert found[0].level == "low"

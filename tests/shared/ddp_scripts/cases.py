@@ -21,7 +21,7 @@ from regimes.compression.reducer import Reducer
 from regimes.config import DENSE
 from regimes.ddp import Hook, attach
 from regimes.policies import make_policy
-from regimes.policies.history import history
+from regimes.policies.history import read_history
 from regimes.training.gradients import layer_table
 
 EPOCHS, STEPS, RATE = 3, 3, 0.05
@@ -169,7 +169,7 @@ def simulated(case: Case) -> dict[str, Any]:
     all_levels = []
     touched: set[int] = set()  # parameters whose .grad exists
     for epoch in range(EPOCHS + 1):
-        decisions = rule.decide(history(rows, compressed, "update"), [""] * len(compressed))
+        decisions = rule.decide(read_history(rows, compressed, "update"), [""] * len(compressed))
         levels = [DENSE] * len(layers)
         for i, decision in zip(compressed, decisions, strict=True):
             levels[i] = decision.level

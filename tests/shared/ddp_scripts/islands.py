@@ -29,7 +29,7 @@ from regimes.compression import make_compressor
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE
 from regimes.policies import make_policy
-from regimes.policies.history import history
+from regimes.policies.history import read_history
 from regimes.training.gradients import layer_table
 
 UNITS, STEPS, RATE, BATCH = 3, 3, 0.05, 8
@@ -249,7 +249,7 @@ def simulated(islands: int, shards: int, case: Case) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     inside = Inside(islands, shards, case)
     for unit in range(UNITS):
-        decisions = rule.decide(history(rows, compressed, "update"), names)
+        decisions = rule.decide(read_history(rows, compressed, "update"), names)
         levels = [DENSE] * len(layers)
         for i, decision in zip(compressed, decisions, strict=True):
             levels[i] = decision.level

@@ -44,7 +44,7 @@ from regimes.curvature.lanczos import Krylov, lanczos, random_direction
 from regimes.curvature.spectrum import warm_start
 from regimes.models import build_model
 from regimes.records import write_output
-from regimes.records.provenance import processor
+from regimes.records.provenance import processor_name
 from regimes.seeding import derive_seed, make_generator
 
 DISTRIBUTIONS = {
@@ -411,7 +411,7 @@ def main() -> None:
     libraries = peers()
     report: dict[str, Any] = {
         "torch": torch.__version__,
-        "machine": f"{processor()}, {os.cpu_count()} cores",
+        "machine": f"{processor_name()}, {os.cpu_count()} cores",
         "threads": torch.get_num_threads(),
         "peers": {name: version(DISTRIBUTIONS[name]) for name in sorted(libraries)},
         "probes": {},

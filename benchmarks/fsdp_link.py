@@ -189,7 +189,7 @@ def measure(rounds: int, slow: int) -> dict[str, Any]:
     for method in METHODS:
         rows[method] |= lists[method] | {"predicted": expected[method]}
     machine = {"cores": os.cpu_count(), "system": platform.platform(), "load": load}
-    machine |= {"processor": provenance.processor()}
+    machine |= {"processor": provenance.processor_name()}
     return {"machine": machine, "goodput": goodput, "rounds": rounds, "rows": rows}
 
 

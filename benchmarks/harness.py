@@ -30,7 +30,7 @@ from regimes.config import DENSE, Level
 from regimes.data.classification import classification_loss
 from regimes.exchange.exchange import Exchange
 from regimes.models import build_model
-from regimes.records.provenance import processor
+from regimes.records.provenance import processor_name
 from regimes.training.gradients import Gradients, install, layer_table
 
 Seconds = dict[str, list[float]]
@@ -275,7 +275,7 @@ def machine() -> dict[str, Any]:
     """What the numbers belong to."""
     packages = ("torch", "torchvision", "numpy", "scipy", "powersgd")
     return {
-        "processor": processor(),
+        "processor": processor_name(),
         "cores": os.cpu_count(),
         "cores used": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),

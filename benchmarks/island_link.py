@@ -178,7 +178,7 @@ def finished(rows: dict[str, Any], rounds: int, rates: list[int]) -> dict[str, A
     for method, expected in predictions().items():
         rows[method]["predicted"] = expected
     machine = {"cores": os.cpu_count(), "system": platform.platform()}
-    machine |= {"processor": provenance.processor(), "load": os.getloadavg()[0]}
+    machine |= {"processor": provenance.processor_name(), "load": os.getloadavg()[0]}
     return {"machine": machine, "rounds": rounds, "steps": STEPS, "rates": rates, "rows": rows}
 
 

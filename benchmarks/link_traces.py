@@ -170,7 +170,10 @@ def measure(traces: Sequence[str], repeats: int) -> dict[str, Any]:
                     shown = {k: v for k, v in rows[-1].items() if k != "levels"}
                     print(json.dumps(shown), flush=True)
     machine = {"cores": os.cpu_count(), "system": platform.platform()}
-    machine |= {"processor": provenance.processor(), "minutes": (time.monotonic() - began) / 60}
+    machine |= {
+        "processor": provenance.processor_name(),
+        "minutes": (time.monotonic() - began) / 60,
+    }
     machine |= {"load": [load_before, os.getloadavg()[0]]}
     return {"machine": machine, "repeats": repeats, "traces": TRACES, "rows": rows}
 

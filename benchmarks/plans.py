@@ -50,7 +50,7 @@ from regimes.plans.probes import configured, in_steps, name
 from regimes.plotting.groups import tested_by
 from regimes.presets import get_preset
 from regimes.records import load, write_output
-from regimes.records.provenance import processor
+from regimes.records.provenance import processor_name
 
 HERE = Path(__file__).parent
 LOSSES, PLANS = HERE / "plans_losses.jsonl", HERE / "plans.jsonl"
@@ -224,7 +224,7 @@ def ask(sizes: Sequence[str], out: Path, minutes: float) -> None:
             "rows": [{**row, "method": labels[row["method"]]} for row in rows.to_dict("records")],
             "probes": len(plan.known.losses),
             "minutes": minutes,
-            "processor": processor(),
+            "processor": processor_name(),
         }
         _append(PLANS, line)
         print(case.name, plan, sep="\n", flush=True)

@@ -192,7 +192,7 @@ def train(name: str, config: RunConfig, rate: int | None) -> Line:
         **rounded,
         **more,
         "crossed": round(sent / steps, 1),
-        "processor": provenance.processor(),
+        "processor": provenance.processor_name(),
     }
 
 
@@ -208,7 +208,7 @@ def probe(rate: int | None, grid: str) -> Line:
         each = [statistics.median(x[kind][i][1] for x in answers) for i in range(len(SIZES))]
         growing = isotonic_regression(each).x  # more bytes never take less time
         table[kind] = [(size, round(float(t), 6)) for size, t in zip(SIZES, growing, strict=True)]
-    return {"table": table, "processor": provenance.processor()}
+    return {"table": table, "processor": provenance.processor_name()}
 
 
 def race(
@@ -456,8 +456,8 @@ def main() -> None:
         parser.error(f"--links: {chosen.grid} is of {EQUAL_LINKS[0]} Mbit/s")
     links = EQUAL_LINKS if equal else chosen.links or LINKS
     if chosen.again:
-        here = provenance.processor()
-        left = forget(_all_lines(), chosen.grid, links, chosen.only, here)
+        here = provenance.processor_name()
+        left = forget(_all_lines(), chosen.grid, chosen.links, chosen.only, here)
         write_output(LINES, "".join(json.dumps(line) + "\n" for line in left))
     if not chosen.report:
         seeds = EQUAL_SEEDS if equal else SEEDS[: chosen.seeds]

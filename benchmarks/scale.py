@@ -52,7 +52,7 @@ from regimes.policies import REGISTRY, Decision, Policy, make_policy
 from regimes.policies.controller import Controller, WholeController
 from regimes.policies.history import level_costs
 from regimes.records import RecordWriter, Row, load, write_output
-from regimes.records.provenance import processor
+from regimes.records.provenance import processor_name
 from regimes.replay import detect
 
 LAYERS = 62
@@ -419,7 +419,7 @@ def measure() -> list[Cost]:
 
 
 def page(costs: list[Cost]) -> str:
-    machine = f"{processor()}, one core, Python {platform.python_version()}"
+    machine = f"{processor_name()}, one core, Python {platform.python_version()}"
     lines = ["# Scale", "", "`python -m benchmarks.scale --report benchmarks/scale.json`", ""]
     lines += [f"{machine}.", "", (__doc__ or "").split("\n\n", 2)[2].strip(), ""]
     by_task: dict[str, list[Cost]] = {}

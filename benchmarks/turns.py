@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks.cases.compressors import LEVELS
 from benchmarks.trees import ROOT, run_script, unpack
 from regimes.records import write_output
-from regimes.records.provenance import commit, processor
+from regimes.records.provenance import find_commit, processor_name
 
 TURNS, STEPS, DRAWS = 9, 24, 4000
 COMMON = """
@@ -193,7 +193,10 @@ def main() -> None:
 def page(base: str, turns: int, taken: dict[str, tuple[list[float], list[float]]]) -> str:
     """A row for each kind of step, from the turns so far."""
     lines = ["# Turns", "", f"`python -m benchmarks.turns {base}`", ""]
-    lines += [f"{processor()}, one core, {turns} turns. The present tree is {commit()}.", ""]
+    lines += [
+        f"{processor_name()}, one core, {turns} turns. The present tree is {find_commit()}.",
+        "",
+    ]
     lines += [(__doc__ or "").split("\n\n", 2)[2].strip(), ""]
     lines += [f"| a step of | {base}, ms | present, ms | ratio | 95 % |"]
     lines += ["|---|---:|---:|---:|---|"]

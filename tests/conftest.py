@@ -107,7 +107,7 @@ def _committed_archives_are_read_once() -> Iterator[None]:
     from regimes import inputs
     from regimes.records import archive
 
-    data, original = Path(__file__).parents[1] / "data", archive.unpacked
+    data, original = Path(__file__).parents[1] / "data", archive.unpack_records
     folders: dict[Path, Path] = {}
     load = functools.lru_cache(maxsize=300)(archive.load)
 
@@ -128,7 +128,7 @@ def _committed_archives_are_read_once() -> Iterator[None]:
         return load(folder) if known else load.__wrapped__(folder)
 
     with contextlib.ExitStack() as kept, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(archive, "unpacked", unpacked)
+        patch.setattr(archive, "unpack_records", unpacked)
         patch.setattr(archive, "load", shared)
         yield
 

@@ -26,7 +26,7 @@ from regimes.detectors import RelativeChange
 from regimes.errors import RecordError
 from regimes.harms.rates import mean_rates
 from regimes.policies.detected import signal_values
-from regimes.records import Record, changes
+from regimes.records import Record, changed_fields
 from regimes.replay.replay import measured, past_epochs
 from regimes.statistics import DIGITS, correct_by_holm, p_value
 
@@ -77,7 +77,7 @@ def by_seed(trunks: Sequence[Record], runs: Sequence[Record]) -> dict[int, pd.Da
 
 
 def _like(trunk: Record, run: Record) -> bool:
-    other = changes(trunk.config, run.config)
+    other = changed_fields(trunk.config, run.config)
     return run is not trunk and all(field.startswith("instruments") for field in other)
 
 

@@ -27,7 +27,7 @@ import tyro
 from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.errors import RecordError
-from regimes.records import find, read_header, unpacked
+from regimes.records import find_runs, read_header, unpack_records
 from regimes.records.provenance import digest_of
 
 from ..common.command import name_of
@@ -119,8 +119,8 @@ def table(records: Sequence[Path], known: dict[str, str]) -> pd.DataFrame:
     """
     rows = []
     for place in (inside for path in records for inside in places(path)):
-        with unpacked(place) as root:
-            digests = Counter(str(read_header(run)["code"]["digest"]) for run in find(root))
+        with unpack_records(place) as root:
+            digests = Counter(str(read_header(run)["code"]["digest"]) for run in find_runs(root))
         if not digests:
             raise RecordError(f"no run in or under {place}")
         rows += [

@@ -29,7 +29,7 @@ from regimes.plotting.groups import decay_epochs, in_roles, measured, typical_ru
 from regimes.plotting.looks import Metric
 from regimes.plotting.schedules import pairs_of
 from regimes.plotting.words import LAST, answer, headline, label_ends, names_of
-from regimes.records import Record, length, load_all, unit_name
+from regimes.records import Record, load_all, run_length, unit_name
 
 from ..common import compare, markov
 from ..common.command import Files, Out, Records
@@ -179,7 +179,7 @@ def _differences(runs: Sequence[Record], one: Record) -> list[str]:
     if meant != usual:
         said.append(meant)
     lengths = sorted({len(run.epochs) for run in runs})
-    if lengths != [length(one.header, one.rows)]:
+    if lengths != [run_length(one.header, one.rows)]:
         spelt = " to ".join(map(str, {lengths[0]: 0, lengths[-1]: 0}))
         rest = "; the curve goes as far as all seeds" if len(lengths) > 1 else ""
         said.append(f"{spelt} {unit_name(one.config).partition(' ')[0]}s{rest}")

@@ -37,7 +37,7 @@ def pack(
         folder: of runs.
         archive: the file to write; every command that reads a folder of runs reads it too.
     """
-    from regimes.records import pack as write
+    from regimes.records import pack_records as write
 
     print(f"{archive}: {write(folder, archive)} runs")
 
@@ -84,12 +84,12 @@ def detect(
         out: folder for detectors.csv, pairs.csv and epochs.csv.
         where: only runs of which this is true, e.g. --where optimizer.lr=0.4.
     """
-    from regimes.records import selecting
+    from regimes.records import select_while_loading
     from regimes.replay.detect import KNOWN, main, parse
 
     if any(parse(text)["name"] not in KNOWN for text in detectors):
         welcome_plug_ins()
-    with selecting(where, print_notes=True):
+    with select_while_loading(where, print_notes=True):
         main(runs, detectors, out)
 
 
@@ -130,14 +130,14 @@ def cost(
         raise ConfigError(f"--{name} describes a job that has not been run: give its --model too")
     from regimes.cost.predict import main
     from regimes.network import Network
-    from regimes.records import selecting
+    from regimes.records import select_while_loading
 
     recorded = [Path(place).exists() and not place.endswith(".toml") for place in what]
     if not what or (len(what) > 1 and not all(recorded)):
         raise ConfigError("name one preset, or recorded runs: see regimes presets")
     config = None if all(recorded) else configuration(what[0], set)
     link = Network.parse(network)
-    with selecting(where, print_notes=True):
+    with select_while_loading(where, print_notes=True):
         main(what, config, link, workers, algorithm=algorithm or "ring", buckets=buckets, csv=csv)
 
 
@@ -174,10 +174,10 @@ def report(
         where: only runs of which this is true, e.g. --where optimizer.lr=0.4.
         baseline: the schedule that the others are compared with; default all pairs of up to six.
     """
-    from regimes.records import selecting
+    from regimes.records import select_while_loading
     from regimes.report import write
 
-    with selecting(where):
+    with select_while_loading(where):
         write(records, network, out, baseline)
     print(f"{out}: {out.stat().st_size / 1e6:.2f} MB")
 

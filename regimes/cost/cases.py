@@ -26,7 +26,7 @@ from regimes.errors import RecordError
 from regimes.network import Work, mean_step
 from regimes.policies import PastEpoch, Static, make_policy
 from regimes.policies.schedules import period_of
-from regimes.records import Record, Row, differing, identity, separate
+from regimes.records import Record, Row, differing_fields, identify_experiment, separate_experiments
 from regimes.records.fields import differences_text
 from regimes.records.reader import workers_present
 from regimes.training.learning_rate import LearningRate
@@ -142,7 +142,7 @@ def cases(runs: Sequence[Record], workers: int | None = None) -> list[Case]:
     Raises:
         RecordError: no run, runs of different settings, or one without seconds.
     """
-    runs = separate(runs)
+    runs = separate_experiments(runs)
     _check_alike(runs)
     sample, config = per_sample(runs), runs[0].config
     share = config["workers"] / (workers or config["workers"])
@@ -194,7 +194,7 @@ def _check_alike(runs: Sequence[Record]) -> None:
     if not runs:
         raise RecordError("name at least one run, or a folder of runs")
     for run in runs:
-        if differ := differing([setting(runs[0]), setting(run)]):
+        if differ := differing_fields([setting(runs[0]), setting(run)]):
             raise RecordError(
                 f"{run.folder} and {runs[0].folder} differ in {differences_text(differ)}: a table "
                 "compares runs of one setting; choose one with --where FIELD=VALUE, or give the "
@@ -204,7 +204,7 @@ def _check_alike(runs: Sequence[Record]) -> None:
 
 def setting(run: Record) -> dict[str, Any]:
     """The fields in which compared runs must agree."""
-    return {k: v for k, v in identity(run).items() if k.partition(".")[0] in SAME}
+    return {k: v for k, v in identify_experiment(run).items() if k.partition(".")[0] in SAME}
 
 
 def _dense(run: Record, epoch: Epoch) -> Epoch:

@@ -316,7 +316,7 @@ class StateCodec:
         """Raise if the state was saved for another model, or has damaged numbers."""
         self._check_shapes(state)
         plain = {k: v for k, v in {**own_part(state), **state}.items() if k in PLAIN}
-        if problem := kinds.fault(plain, Object({}, PLAIN)):
+        if problem := kinds.find_fault(plain, Object({}, PLAIN)):
             raise ValueError(problem)
         for number, row in enumerate(state["rows"]):
             if row.get("epoch", number) != number:  # rows of version 0.1 have no number

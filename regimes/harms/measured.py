@@ -21,7 +21,7 @@ import pandas as pd
 
 from regimes.errors import RecordError
 from regimes.plotting.groups import tested_by
-from regimes.records import Record, located
+from regimes.records import Record, locate_trunk
 from regimes.statistics import are_alike
 
 Pair = tuple[Record, Record]  # a branch and its trunk
@@ -40,7 +40,7 @@ def pairs(runs: Sequence[Record]) -> list[Pair]:
     found = []
     for run in runs:
         if branch := run.config.get("branch"):
-            trunk = by_folder.get(os.path.realpath(located(run.folder, branch["of"])))
+            trunk = by_folder.get(os.path.realpath(locate_trunk(run.folder, branch["of"])))
             if trunk is None or trunk.config.get("branch"):
                 raise RecordError(
                     f"{run.folder} is a branch of {branch['of']}, which is "

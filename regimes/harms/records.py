@@ -21,7 +21,7 @@ from regimes.launch import budgeted, sweep
 from regimes.launch.budgeted import Budget, Round, rounds_of
 from regimes.launch.sweep import Cell
 from regimes.plotting.groups import tested_by
-from regimes.records import Record, check_same, load, reference, unit_name
+from regimes.records import Record, check_same, load, trunk_reference, unit_name
 from regimes.training.quirks import resolve
 
 if TYPE_CHECKING:
@@ -72,7 +72,9 @@ class Records(Search):
             return folder, config
         kind, trunk = self.kind_of(pulse), self.out / self.name((None, number))
         length = pulse.length if len(pulse.spans) == 1 else None
-        branch = BranchConfig(reference(trunk, folder), pulse.first, length, kind.skip or None)
+        branch = BranchConfig(
+            trunk_reference(trunk, folder), pulse.first, length, kind.skip or None
+        )
         config = changed(replace(config, checkpoint_keep=None), kind, pulse.spans)
         return folder, replace(config, name=self.label(pulse), branch=branch)
 

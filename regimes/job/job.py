@@ -263,7 +263,7 @@ class Job:
         }
         header = build_header(
             config,
-            provenance.code(config, {type(part) for part in network.modules()}),
+            provenance.describe_code(config, {type(part) for part in network.modules()}),
             world,
             world.device,
             self.layers,

@@ -32,10 +32,10 @@ from regimes.records import (
     RecordWriter,
     Row,
     check_reporters,
-    complete,
+    is_complete,
+    make_reporters,
     read_header,
     read_lines,
-    reporters,
 )
 from regimes.records.schema import FileState
 
@@ -166,7 +166,7 @@ class JobRecorder:
             ConfigError: a package that a reporter needs is missing.
         """
         self.pending = []
-        self.reporters = Reporters(reporters(self.options.reporters, self.folder))
+        self.reporters = Reporters(make_reporters(self.options.reporters, self.folder))
         exists = (self.folder / "run.json").exists()
         written = cast("list[Row]", read_lines(self.folder / "epochs.jsonl") if exists else [])
         if written and not continued:
@@ -194,7 +194,7 @@ class JobRecorder:
     def _check_unfinished(self, written: list[Row]) -> None:
         """A job that was killed before its first checkpoint starts again in its folder; the rows of
         units that are trained again are set aside (``superseded.jsonl``)."""
-        if complete(read_header(self.folder), written):
+        if is_complete(read_header(self.folder), written):
             raise RecordError(
                 f"{self.folder} already holds a run: load the state of its hook to continue it, "
                 "or choose another folder"

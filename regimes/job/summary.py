@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from regimes.console.units import format_quantity
-from regimes.records import Header, Row, sent
+from regimes.records import Header, Row, sum_sent
 
 
 def summary(
@@ -21,7 +21,7 @@ def summary(
             empty: not known.
         folder: of the record, if there is one.
     """
-    total, world = sent(rows), header["world"]
+    total, world = sum_sent(rows), header["world"]
     share = total.of_dense(header)
     of_dense = "" if share is None else f", {share:.2f} of what no compression would send"
     whole = "process" if world.get("shards", 1) == 1 else "island"

@@ -16,7 +16,7 @@ from regimes.errors import TrainingError
 from regimes.launch import cluster, sweep
 from regimes.monitor.text import metric_text
 from regimes.presets import Grid
-from regimes.records import load, notes, separate, sibling_difference
+from regimes.records import load, separate_experiments, sibling_difference, write_notes
 from regimes.training.quirks import resolve
 
 
@@ -57,7 +57,7 @@ def main(
         return
     from regimes.plotting.schedules import between, schedules  # pandas, so late
 
-    runs = separate(load(folder) for folder, _ in cells)
+    runs = separate_experiments(load(folder) for folder, _ in cells)
     summary = schedules(runs)
     note = (
         f"{summary.shown.name}: mean of the last 3 epochs, mean ± sd over seeds; "
@@ -67,7 +67,7 @@ def main(
     show(summary.table(columns, note).drawn())
     if differences := between(runs):
         show("", differences.drawn())
-    for sentence in notes(runs):
+    for sentence in write_notes(runs):
         show(f"note: {sentence}")
 
 

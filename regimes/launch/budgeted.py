@@ -21,7 +21,7 @@ from typing import Any
 from regimes.errors import RecordError, TrainingError, require
 from regimes.launch import sweep
 from regimes.records.files import make_folder
-from regimes.records.lines import complete_lines, parse
+from regimes.records.lines import complete_lines, parse_line
 
 LOG = "rounds.jsonl"
 NOT_FINITE = "is not finite"  # in the error of a training that broke
@@ -88,7 +88,7 @@ def rounds_of(folder: Path) -> list[Round]:
         RecordError: the log is damaged.
     """
     found: list[Round] = []
-    lines = (parse(text) for text in complete_lines(folder / LOG))
+    lines = (parse_line(text) for text in complete_lines(folder / LOG))
     try:
         for line in filter(None, lines):  # one that was torn by a kill is none
             if "runs" in line:

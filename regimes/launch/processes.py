@@ -25,7 +25,7 @@ from regimes.job import termination
 from regimes.job.run_warnings import run_warnings
 from regimes.monitor import reporters as monitoring
 from regimes.monitor.text import metric_text
-from regimes.records import reporters
+from regimes.records import make_reporters
 from regimes.training.interventions import intervention_parts
 
 GRACE = 10.0  # seconds that the other processes have to end when one has died
@@ -38,7 +38,7 @@ def train(config: RunConfig, out: Path, resume: bool, quiet: bool, shards: int =
     process = launched()
     resume = resume or (process.restarts > 0 and (out / "run.json").exists())
     if quiet or process.rank > 0:
-        named = reporters(config.reporters, out) if process.rank == 0 else ()
+        named = make_reporters(config.reporters, out) if process.rank == 0 else ()
         run(config, out, resume=resume, reporters=named, shards=shards)
         return
     shown = monitoring.reporters(config, out)

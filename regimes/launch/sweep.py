@@ -31,9 +31,9 @@ from regimes.launch.processes import die_with_parent
 from regimes.presets import Grid
 from regimes.records import (
     check_same,
-    complete,
-    ended,
-    located,
+    has_ended,
+    is_complete,
+    locate_trunk,
     read_events,
     read_header,
     read_rows,
@@ -78,7 +78,7 @@ def done(folder: Path, config: RunConfig) -> bool:
     if trunk is not None and not (trunk / "run.json").exists():  # it will be trained again
         return False
     header = read_header(folder)
-    return complete(header, read_rows(folder, header)) and ended(read_events(folder))
+    return is_complete(header, read_rows(folder, header)) and has_ended(read_events(folder))
 
 
 def ablate(todo: list[Cell], jobs: int, progress: Progress) -> list[str]:
@@ -239,7 +239,7 @@ def run_cell(folder: Path, config: RunConfig, task: Task | None = None) -> str |
     from regimes.monitor.watch import in_use
     from regimes.training.loop import run
 
-    if config.branch is not None and in_use(trunk := located(folder, config.branch.of)):
+    if config.branch is not None and in_use(trunk := locate_trunk(folder, config.branch.of)):
         return InUse(f"another process is writing to its trunk, {trunk}")
     try:
         run(config, folder, resume=(folder / "run.json").exists(), reporters=(), task=task)

@@ -14,7 +14,7 @@ from pathlib import Path
 from regimes.config import RunConfig
 from regimes.errors import ConfigError
 from regimes.presets import Grid
-from regimes.records import located, reference
+from regimes.records import locate_trunk, trunk_reference
 
 Cell = tuple[Path, RunConfig]  # as of `sweep`
 
@@ -50,7 +50,7 @@ def _with_path(
             f"{name} is a branch of {config.branch.of!r}, which is not among the schedules: add "
             f"--schedules {config.branch.of!r}"
         )
-    path = reference(trunk, out / name / f"seed-{seed}")
+    path = trunk_reference(trunk, out / name / f"seed-{seed}")
     return replace(config, branch=replace(config.branch, of=path))
 
 
@@ -62,7 +62,7 @@ def waves(todo: Sequence[Cell]) -> list[list[Cell]]:
         config = configs.get(place)
         if config is None or config.branch is None:
             return 0
-        return 1 + depth(os.path.realpath(located(Path(place), config.branch.of)))
+        return 1 + depth(os.path.realpath(locate_trunk(Path(place), config.branch.of)))
 
     depths = [depth(os.path.realpath(folder)) for folder, _ in todo]
     return [

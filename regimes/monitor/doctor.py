@@ -29,7 +29,7 @@ from regimes.console.tables import Table
 from regimes.console.units import format_quantity
 from regimes.errors import RecordError
 from regimes.monitor.watch import ACTIVE, state
-from regimes.records import find, find_edit, load, provenance, unpacked
+from regimes.records import find_edit, find_runs, load, provenance, unpack_records
 
 if TYPE_CHECKING:
     import torch
@@ -190,7 +190,7 @@ def _cuda() -> str:
         raise RuntimeError("torch finds no GPU")
     count = torch.cuda.device_count()
     names = ", ".join(torch.cuda.get_device_name(i) for i in range(count))
-    direct, pairs = sum(map(len, provenance.peers())), count * (count - 1)
+    direct, pairs = sum(map(len, provenance.find_peers())), count * (count - 1)
     return f"{names}; direct access in {direct} of {pairs} ordered pairs" if pairs else names
 
 
@@ -270,7 +270,7 @@ def _describe(device: torch.device) -> Process:
     gpu = device.type == "cuda"
     return {
         "host": socket.gethostname(),
-        "device": torch.cuda.get_device_name(device) if gpu else provenance.processor(),
+        "device": torch.cuda.get_device_name(device) if gpu else provenance.processor_name(),
         "threads": torch.get_num_threads(),
         "seconds": median_seconds(lambda: left @ left, TIMES, device),
         "code": provenance.code_digest()[:12],
@@ -340,8 +340,8 @@ def check(places: Sequence[Path]) -> bool:
     """
     intact = True
     for place in places:
-        with unpacked(place) as root:
-            runs = find(root)
+        with unpack_records(place) as root:
+            runs = find_runs(root)
             if not runs:
                 raise RecordError(f"no run in or under {place}")
             for run in runs:

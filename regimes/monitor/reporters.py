@@ -19,8 +19,8 @@ from regimes.console.stdout import make_console as new_console
 from regimes.errors import ConfigError
 from regimes.job.reporters import Reporter
 from regimes.monitor.text import EPOCHS, at_low, cells, epoch_table, headline
-from regimes.records import Header, Row, count_units, sent, unit_name, units
-from regimes.records import reporters as named
+from regimes.records import Header, Row, count_units, number_of_units, sum_sent, unit_name
+from regimes.records import make_reporters as named
 
 
 def reporters(config: RunConfig, out: Path, terminal: bool | None = None) -> list[Reporter]:
@@ -49,10 +49,10 @@ class LiveTable:
     def start(self, header: Header, rows: list[Row]) -> None:
         """Draw first; ``rows`` are those before a resume."""
         self.header, self.rows = header, rows[-EPOCHS:]
-        self.before = sent(rows[:-EPOCHS])
+        self.before = sum_sent(rows[:-EPOCHS])
         self.unit = unit_name(header["config"]).partition(" ")[0]
         self.now = self.bars.add_task(self.unit, total=None)
-        self.all = self.bars.add_task("run", total=units(header), completed=len(rows))
+        self.all = self.bars.add_task("run", total=number_of_units(header), completed=len(rows))
         self.live = Live(self.draw(), console=self.console, refresh_per_second=4)
         self.live.start()
 
@@ -90,7 +90,7 @@ class PlainLines:
         self.stream = stream or sys.stdout
 
     def start(self, header: Header, rows: list[Row]) -> None:
-        self.header, self.sent = header, sent(rows)
+        self.header, self.sent = header, sum_sent(rows)
         done = f", the first {len(rows)} done before" if rows else ""
         self._print(f"{headline(header)}, {count_units(header, rows)}{done}")
 

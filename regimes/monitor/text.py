@@ -13,7 +13,7 @@ from regimes.console.tables import Table
 from regimes.console.units import format_quantity
 from regimes.policies.schedules import in_words
 from regimes.records import NOT_RECORDED, OWN, Header, Row, Sent, unknown_fields
-from regimes.records.schema import hooked
+from regimes.records.schema import is_hooked
 
 EPOCHS = 8  # in the table
 STRAGGLES = 1.3  # times the median of the other processes
@@ -110,12 +110,12 @@ def cells(header: Header, row: Row, seconds: float | None, sent: Sent) -> dict[s
     }
     if name != "loss":  # else it is the test loss
         texts[name] = value
-    if hooked(header):  # the count of the paper is for comparisons of runs
+    if is_hooked(header):  # the count of the paper is for comparisons of runs
         texts |= {"MB": megabytes(sent), "of dense": format_value(sent.of_dense(header), ".2f")}
     else:
         texts["floats"] = format_quantity(sent.floats)
     if has_low:
-        share = {} if hooked(header) else {"of low": format_value(sent.of_low(header), ".2f")}
+        share = {} if is_hooked(header) else {"of low": format_value(sent.of_low(header), ".2f")}
         texts |= {**share, "at low": f"{low}/{layers}"}
     if sync.get("level"):
         texts["period"] = str(sync["period"])

@@ -11,7 +11,7 @@ from regimes.errors import RecordError
 from regimes.plotting.groups import Groups, measured, tested_by
 from regimes.plotting.looks import METRICS, Metric
 from regimes.records import Record
-from regimes.records.reader import logged
+from regimes.records.reader import logged_values
 from regimes.replay.replay import TRAINING as CLOCK
 from regimes.statistics import t_interval
 
@@ -21,7 +21,7 @@ KEYS = ("schedule", "epoch", "n", "ci_low", "ci_high", "floats", "seconds")  # o
 def values(run: Record, shown: Metric) -> np.ndarray:
     """A metric per epoch, in the shown unit (accuracy in %)."""
     if not has(run, shown):
-        metrics = (measured(run, name) for name in (*METRICS, *logged(run.rows).values()))
+        metrics = (measured(run, name) for name in (*METRICS, *logged_values(run.rows).values()))
         known = [m.name for m in (tested_by(run), *metrics) if has(run, m)]
         choice = ", ".join(dict.fromkeys(known))
         raise RecordError(

@@ -13,7 +13,14 @@ from regimes.errors import LackingError, RecordError
 from regimes.plotting.looks import Metric, named, order
 from regimes.policies import read_history
 from regimes.policies.base import FollowsDecays
-from regimes.records import Record, differing, identity, length, separate, variants
+from regimes.records import (
+    Record,
+    differing_fields,
+    identify_experiment,
+    list_variants,
+    run_length,
+    separate_experiments,
+)
 from regimes.records.fields import differences_text
 from regimes.records.selection import add_note
 
@@ -28,7 +35,7 @@ SETTING = {  # shared by all schedules of a figure
 def groups(
     runs: Iterable[Record], needed: Sequence[str] = (), only: bool = False, unfinished: bool = False
 ) -> Groups:
-    """Runs by schedule, each list by seed: only seeds of one experiment (`records.separate`).
+    """Runs by schedule, each list by seed: only seeds of one experiment (`records.separate_experiments`).
 
     Args:
         needed: schedules that must be there, by their name or their role (`in_roles`).
@@ -40,7 +47,7 @@ def groups(
             of different settings or of one role.
         LackingError: a schedule of ``needed`` is missing.
     """
-    runs, by_schedule = in_roles(separate(runs), needed), Groups()
+    runs, by_schedule = in_roles(separate_experiments(runs), needed), Groups()
     check_there(runs, needed)
     runs = [run for run in runs if run.name in needed or not only]
     for run in runs:
@@ -98,7 +105,7 @@ def check_there(runs: Sequence[Record], needed: Iterable[str]) -> None:
     names = {run.name for run in runs}
     missing = [name for name in needed if name not in names]
     for name in missing:
-        if experiments := variants(runs, name):
+        if experiments := list_variants(runs, name):
             raise RecordError(
                 f"{', '.join(experiments)}: runs of {name!r} are not of the same experiment; "
                 "choose one with --where FIELD=VALUE, or read a folder that has one of them"
@@ -115,14 +122,18 @@ def check_setting(runs: Sequence[Record], shared: Collection[str] = SETTING) -> 
     """Raise RecordError unless schedules that are compared share these fields or tables."""
 
     def fields(run: Record) -> dict[str, Any]:
-        return {k: v for k, v in identity(run).items() if {k, k.partition(".")[0]} & {*shared}}
+        return {
+            k: v
+            for k, v in identify_experiment(run).items()
+            if {k, k.partition(".")[0]} & {*shared}
+        }
 
     first_runs = list({run.name: run for run in reversed(runs)}.values())[::-1]
     # stable: all are compared with one whose batch is fixed
     first_runs.sort(key=lambda run: bool(run.config.get("batch_policy")))
     for other in first_runs[1:]:
         one = first_runs[0]
-        differ = differing([fields(one), fields(other)])
+        differ = differing_fields([fields(one), fields(other)])
         if other.config.get("batch_policy"):
             differ.pop("batch_size", None)
         if differ:
@@ -173,7 +184,7 @@ def decays(run: Record) -> list[tuple[int, float]]:
     # the first unit that begins at or after a decay: one within which the rate falls is not lower
     size = run.config.get("unit_steps") or per_epoch
     units = [-(-step // size) for step in sorted(steps)]
-    factor, end = np.float64(optimizer.get("decay_factor") or 1), length(run.header, run.rows)
+    factor, end = np.float64(optimizer.get("decay_factor") or 1), run_length(run.header, run.rows)
     with np.errstate(over="ignore"):
         return [(first, float(factor**n)) for first, n in Counter(units).items() if first < end]
 

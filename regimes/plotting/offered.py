@@ -18,7 +18,7 @@ from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.errors import ConfigError, LackingError, require, suggest_nearest
 from regimes.plotting.needs import Needs
-from regimes.records import selecting
+from regimes.records import select_while_loading
 
 GROUP = "regimes.figures"
 
@@ -111,7 +111,7 @@ def draw(start: Callable[[Sequence[str]], object], words: Sequence[str]) -> None
     where, words = conditions(words)
     roles, words = _taken(words, "--role")
     changes, rest = printed(words)
-    with selecting(where, print_notes=True, roles=roles), drawn_by(changes):
+    with select_while_loading(where, print_notes=True, roles=roles), drawn_by(changes):
         start(rest)
 
 

@@ -21,7 +21,14 @@ from regimes.errors import RecordError
 from regimes.plotting.curves import has, values
 from regimes.plotting.groups import BASELINES, Groups, check_setting, groups, tested_by
 from regimes.plotting.looks import Metric
-from regimes.records import Record, load_all, select, separate, share_of_low, summary
+from regimes.records import (
+    Record,
+    load_all,
+    select_runs,
+    separate_experiments,
+    share_of_low,
+    summary,
+)
 from regimes.statistics import paired_differences, t_interval
 
 DASH = "–"
@@ -79,7 +86,7 @@ def schedules(runs: Iterable[Record]) -> Schedules:
     Raises:
         RecordError: an unfinished run, or runs of several metrics.
     """
-    runs = separate(runs)
+    runs = separate_experiments(runs)
     if len({tested_by(run) for run in runs}) > 1:
         check_setting(runs)
     shown = tested_by(runs[0])
@@ -143,7 +150,7 @@ def given(
     runs = [run for run in places if isinstance(run, Record)]
     if folders := [place for place in places if not isinstance(place, Record)]:
         runs += load_all(*folders)
-    by_schedule = groups(select(runs, where))
+    by_schedule = groups(select_runs(runs, where))
     if not by_schedule:
         raise RecordError("name at least one run, or a folder of runs")
     return by_schedule

@@ -1,7 +1,7 @@
 """Selecting runs by their headers (``--where optimizer.lr=0.4``).
 
-A command reads inside `selecting`: every `load_all` there gives the selected runs, separated by
-experiment, and adds its `experiment.notes` to those of the command::
+A command reads inside `select_while_loading`: every `load_all` there gives the selected runs, separated by
+experiment, and adds its `experiment.write_notes` to those of the command::
 
     with selecting(["optimizer.lr=0.4"], print_notes=True):
         ...
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from regimes.config import read_value
 from regimes.console.stdout import escape_control
 from regimes.errors import ConfigError, RecordError, suggest_nearest
-from regimes.records.experiment import notes, separate
+from regimes.records.experiment import separate_experiments, write_notes
 from regimes.records.fields import field_text
 from regimes.records.reader import Record
 
@@ -49,7 +49,7 @@ _selection: ContextVar[Selection | None] = ContextVar("selection", default=None)
 
 
 @contextlib.contextmanager
-def selecting(
+def select_while_loading(
     where: Sequence[str] = (), print_notes: bool = False, roles: Sequence[str] = ()
 ) -> Iterator[dict[str, None]]:
     """Let `load_all` select by ``where`` and call schedules by their ``roles``; yields the notes so
@@ -63,7 +63,7 @@ def selecting(
         ConfigError: a condition that is not FIELD=VALUE, or a role that is not ROLE=NAME.
     """
     for text in where:
-        _parsed(text)
+        _parse_condition(text)
     chosen = {}
     for text in roles:
         role, _, name = text.partition("=")
@@ -81,16 +81,16 @@ def selecting(
 
 
 def select_and_separate(runs: Iterable[Record], where: Sequence[str] = ()) -> list[Record]:
-    """The runs that ``where`` and the command select (`select`), separated by `separate`."""
+    """The runs that ``where`` and the command select (`select_runs`), separated by `separate_experiments`."""
     command = _selection.get() or Selection()
-    selected = _in_roles(select(select(runs, command.where), where), command.roles)
-    selected = separate(selected)
-    command.notes |= dict.fromkeys(notes(selected))
+    selected = _in_roles(select_runs(select_runs(runs, command.where), where), command.roles)
+    selected = separate_experiments(selected)
+    command.notes |= dict.fromkeys(write_notes(selected))
     return selected
 
 
 def add_note(sentence: str) -> None:
-    """Let the command say something of the runs that it has read (`selecting`)."""
+    """Let the command say something of the runs that it has read (`select_while_loading`)."""
     if (command := _selection.get()) is not None:
         command.notes[sentence] = None
 
@@ -118,7 +118,7 @@ def _in_roles(runs: Sequence[Record], roles: Mapping[str, str]) -> list[Record]:
     return kept
 
 
-def select(runs: Iterable[Record], where: Sequence[str]) -> list[Record]:
+def select_runs(runs: Iterable[Record], where: Sequence[str]) -> list[Record]:
     """The runs whose header has each value, e.g. ``["optimizer.lr=0.4", "name=low"]``: a value as
     in a configuration, the beginning of a digest, "none" for a field without a value.
 
@@ -128,7 +128,7 @@ def select(runs: Iterable[Record], where: Sequence[str]) -> list[Record]:
     """
     left = list(runs)
     for text in [where] if isinstance(where, str) else where:
-        field, value, raw = _parsed(text)
+        field, value, raw = _parse_condition(text)
         tables = [{"name": run.config["name"], **run.fields} for run in left]
         if left and not any(field in table for table in tables):
             known = dict.fromkeys(name for table in tables for name in table)
@@ -147,7 +147,7 @@ def select(runs: Iterable[Record], where: Sequence[str]) -> list[Record]:
     return left
 
 
-def _parsed(text: str) -> tuple[str, Any, str]:
+def _parse_condition(text: str) -> tuple[str, Any, str]:
     """(field, value, the value as it is written)."""
     field, _, raw = text.partition("=")
     if not (field and raw):
@@ -169,7 +169,7 @@ def summary(runs: Iterable[Record], last: int = 3) -> pd.DataFrame:
     import pandas as pd
 
     rows = []
-    for run in separate(runs):
+    for run in separate_experiments(runs):
         run.check_finished()
         reached = [row["metric"] for row in run.rows if row["metric"] is not None][-last:]
         floats, count = run.column("floats"), run.column("bytes")

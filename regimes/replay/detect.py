@@ -23,7 +23,7 @@ from regimes.console.progress import track_progress
 from regimes.console.stdout import make_console as new_console
 from regimes.console.tables import Table
 from regimes.errors import ConfigError, RecordError
-from regimes.records import Record, load_all, separate, write_table
+from regimes.records import Record, load_all, separate_experiments, write_table
 from regimes.replay.compare import Comparison, compare
 from regimes.replay.replay import Rule, measured, past_epochs, replay
 from regimes.statistics import t_interval
@@ -62,7 +62,7 @@ def bench(runs: Sequence[Record], texts: Sequence[str] = ()) -> Comparison:
     Args:
         texts: see `parse`; default ``defaults(runs)``.
     """
-    runs = separate(runs)
+    runs = separate_experiments(runs)
     names = labels(texts or defaults(runs))
     parts: dict[str, list[pd.DataFrame]] = {"detectors": [], "pairs": [], "epochs": []}
     notes: dict[str, None] = {}

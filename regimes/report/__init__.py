@@ -11,7 +11,7 @@ from pathlib import Path
 from regimes.errors import RecordError
 from regimes.inputs import track_inputs
 from regimes.network import Network
-from regimes.records import notes, unpacked, write_output
+from regimes.records import unpack_records, write_notes, write_output
 from regimes.report import content, pictures
 
 
@@ -32,7 +32,7 @@ def page(records: Path, network: str, baseline: str | None = None) -> str:
     import jinja2
 
     link = Network.parse(network)
-    with unpacked(records) as root:
+    with unpack_records(records) as root:
         study = content.read(root, records)
         environment = jinja2.Environment(
             loader=jinja2.PackageLoader("regimes.report", "."),
@@ -44,7 +44,7 @@ def page(records: Path, network: str, baseline: str | None = None) -> str:
         return environment.get_template("page.html").render(
             unit=content.unit,
             study=study,
-            notes=notes(study.runs),
+            notes=write_notes(study.runs),
             table=content.results(study),
             differences=content.differences(study, baseline),
             seconds=content.seconds(study),

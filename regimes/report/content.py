@@ -33,9 +33,9 @@ from regimes.records import (
     NOT_RECORDED,
     OWN,
     Record,
-    find,
+    find_runs,
+    format_progress,
     load,
-    progress,
     read_events,
     select_and_separate,
 )
@@ -126,7 +126,7 @@ class Study:
 def read(root: Path, place: Path) -> Study:
     """Every selected run in or under a folder, the content of ``place``; RecordError if none can be
     read, or they are of different settings."""
-    entries = [_entry(path, root) for path in track_progress(find(root), "reading runs")]
+    entries = [_entry(path, root) for path in track_progress(find_runs(root), "reading runs")]
     selected = select_and_separate([entry.record for entry in entries if entry.record])
     by_folder = {run.folder: run for run in selected}  # with the names of separate experiments
     entries = [
@@ -156,7 +156,7 @@ def _entry(path: Path, root: Path) -> RunEntry:
     except RecordError as error:
         return RunEntry(place, "damaged", relative(root, error))
     what, more = state(path, record.header, record.rows)
-    trained = progress(record.header, record.rows, " of ")
+    trained = format_progress(record.header, record.rows, " of ")
     return RunEntry(place, what, more if what == "stopped" else "", trained, record)
 
 
@@ -179,7 +179,7 @@ def results(study: Study) -> Table:
     rows = {row[0]: row for row in table.rows}
     for name, runs in study.groups.items():
         longest = max(runs, key=lambda run: len(run.rows))
-        trained = f"unfinished: {progress(longest.header, longest.rows, ' of ')}"
+        trained = f"unfinished: {format_progress(longest.header, longest.rows, ' of ')}"
         rows.setdefault(name, (name, trained, *[DASH] * (len(columns) - 1)))
     return Table(table.heads, [rows[name] for name in study.groups])
 

@@ -17,7 +17,7 @@ from regimes.plotting.lines import BATCH, PERIOD, TRAFFIC, WIDTH, lines
 from regimes.plotting.looks import Metric, style_of
 from regimes.plotting.panels import bands, level_map, levels
 from regimes.plotting.trials import draw_harms, rule_of
-from regimes.records.reader import logged
+from regimes.records.reader import logged_values
 from regimes.replay import detect
 from regimes.report.content import Study, relative, unit
 
@@ -75,7 +75,9 @@ def _logged(study: Study) -> list[Picture]:
     """The further values that a user's training has logged."""
     runs = [run for run in study.runs if run.hooked]
     losses = ["train_loss", "test_loss"][: 1 if study.metric.name == "loss" else 2]
-    names = dict.fromkeys(name for run in runs for name in (*losses, *logged(run.rows).values()))
+    names = dict.fromkeys(
+        name for run in runs for name in (*losses, *logged_values(run.rows).values())
+    )
     metrics = [measured(study.example, name) for name in names]
     return [_curves(study, "epoch", m) for m in metrics if any(has(run, m) for run in runs)]
 

@@ -23,8 +23,8 @@ from regimes.job.clock import LOOP, Clock
 from regimes.job.reporters import Reporter, Reporters, usual
 from regimes.job.rows import traffic_columns
 from regimes.job.termination import GracefulShutdown, Terminated
-from regimes.records import Record, RecordWriter, Row, complete, load, read_header, unit_name
-from regimes.records.extent import progress
+from regimes.records import Record, RecordWriter, Row, is_complete, load, read_header, unit_name
+from regimes.records.extent import format_progress
 from regimes.records.files import record_folder
 from regimes.training.build import Run, prepare
 from regimes.training.changes import rate_after
@@ -88,7 +88,7 @@ def _kept(out: Path, again: bool) -> str:
     if not has_epoch(out):
         return "nothing is kept, since no epoch had ended; run the cell again to begin anew"
     run, how = load(out), "" if again else ' with resume="auto"'
-    kept = progress(run.header, run.rows, " of ")
+    kept = format_progress(run.header, run.rows, " of ")
     return f"{kept} are kept in {out}; run the cell again{how} to go on"
 
 
@@ -117,7 +117,7 @@ def _run_phase(
     group = Reporters(reporters if parts.world.rank == 0 else ())
     recorded = _recorded(parts, group, out, resume)
     with recorded as writer, shutdown, explain_nondeterminism():
-        while not complete(parts.header, parts.rows) and not phase.over(len(parts.rows)):
+        while not is_complete(parts.header, parts.rows) and not phase.over(len(parts.rows)):
             _advance(parts, writer, group, out, shutdown)
     shutdown.pass_on()
     return True
@@ -134,7 +134,7 @@ def _recorded(
         reporters.event_log = writer.event if writer else None
         reporters.start(read_header(out), run.rows)
         yield writer
-        if writer and complete(run.header, run.rows):  # not yet where another phase follows
+        if writer and is_complete(run.header, run.rows):  # not yet where another phase follows
             writer.event("end")
         reporters.stop("")
         run.world.barrier()
@@ -171,7 +171,7 @@ def _advance(
     run.rows.append(row)
     if writer:
         writer.epoch(row, {**seconds, **processes}, details)
-    ended = complete(run.header, run.rows)
+    ended = is_complete(run.header, run.rows)
     if due or ended or stopping or run.phase.over(len(run.rows)):
         save(run, out)
         run.saved = time.monotonic()

@@ -85,17 +85,17 @@ def test_tune_goes_on_with_it(broken: Path, tmp_path: Path) -> None:
 
 
 def test_only_the_last_start_counts() -> None:
-    from regimes.records import ended
+    from regimes.records import has_ended
 
     def events(*names: str) -> list[dict[str, Any]]:
         return [{"event": name} for name in names]
 
-    assert ended(events("start", "end"))
-    assert ended(events("start", "stopped", "resume", "end", "reporter failed"))
-    assert not ended(events("start", "end", "resume"))
-    assert not ended(events("start", "end", "resume", "stopped"))
-    assert not ended(events("start"))
-    assert not ended([])
+    assert has_ended(events("start", "end"))
+    assert has_ended(events("start", "stopped", "resume", "end", "reporter failed"))
+    assert not has_ended(events("start", "end", "resume"))
+    assert not has_ended(events("start", "end", "resume", "stopped"))
+    assert not has_ended(events("start"))
+    assert not has_ended([])
 
 
 # -- an idle process is killed ---------------------------------------------------------------

@@ -22,7 +22,15 @@ from regimes.errors import ConfigError, RecordError
 from regimes.monitor.doctor import check, verdict
 from regimes.monitor.watch import in_use, watch
 from regimes.network import Network
-from regimes.records import RecordWriter, archive, find_edit, load, load_all, pack, read_lines
+from regimes.records import (
+    RecordWriter,
+    archive,
+    find_edit,
+    load,
+    load_all,
+    pack_records,
+    read_lines,
+)
 from regimes.replay import detect
 
 Change = Callable[[dict[str, Any]], object]
@@ -226,7 +234,7 @@ def test_what_only_json_could_break(tmp_path: Path) -> None:
 
 def test_no_file_is_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make(tmp_path / "run")
-    pack(tmp_path, tmp_path / "a.tar.xz")
+    pack_records(tmp_path, tmp_path / "a.tar.xz")
     whole = sum(path.stat().st_size for path in [folder / "run.json", *folder.glob("*.jsonl")])
     monkeypatch.setattr(archive, "LARGEST_ARCHIVE", whole)
     assert len(load_all(tmp_path / "a.tar.xz")) == 1
@@ -265,7 +273,7 @@ def test_only_regular_files_of_the_record_are_packed(
     folder = make(tmp_path / "run")
     plant(folder / "more.jsonl")
     with pytest.raises(RecordError, match=rf"cannot pack .*more\.jsonl: {sentence}"):
-        pack(folder, tmp_path / "a.tar.xz")
+        pack_records(folder, tmp_path / "a.tar.xz")
     assert not (tmp_path / "a.tar.xz").exists()
 
 
@@ -383,7 +391,7 @@ def test_an_archive_has_the_last_states_of_a_chain_and_its_edits_are_seen(
     writer.event("end")
     writer.close()
     packed, there = tmp_path / "packed.tar.xz", tmp_path / "there"
-    pack(folder.parent, packed)
+    pack_records(folder.parent, packed)
     with tarfile.open(packed) as tar:
         tar.extractall(there, filter="data")
     last: dict[str, object] = {}
@@ -403,7 +411,7 @@ def test_an_archive_does_not_whitewash(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"metric":0.6', '"metric":0.9'))
     RecordWriter.resume(folder, 3).close()  # its last states are those of the edited lines
     said = find_edit(folder)
-    pack(folder.parent, tmp_path / "packed.tar.xz")
+    pack_records(folder.parent, tmp_path / "packed.tar.xz")
     with tarfile.open(tmp_path / "packed.tar.xz") as tar:
         tar.extractall(tmp_path / "there", filter="data")
     assert said
@@ -456,7 +464,7 @@ def test_doctor_says_one_line_of_each(tmp_path: Path, capsys: pytest.CaptureFixt
     ]
     assert said[1].startswith(f"{tmp_path}/changed: edited; epochs.jsonl line")
     packed = tmp_path / "packed.tar.xz"
-    pack(runs["whole"].parent / "whole", packed)
+    pack_records(runs["whole"].parent / "whole", packed)
     with tarfile.open(packed) as tar:
         assert "chain.jsonl" in tar.getnames()
     assert check([packed, runs["broken"]])

@@ -22,7 +22,7 @@ from regimes.plotting import lacking, offered, style
 from regimes.plotting.groups import in_roles
 from regimes.plotting.needs import Needs
 from regimes.presets import get_grid
-from regimes.records import Record, load_all, selecting
+from regimes.records import Record, load_all, select_while_loading
 
 MINE = {role: f"my {len(role)} {role[::-1]}" for role in POLICIES}  # names that no figure knows
 GRID = """
@@ -103,27 +103,27 @@ def test_a_grid_of_ones_own_names_gives_the_same_numbers(runs: list[Record]) -> 
 def test_a_role_may_be_chosen_when_a_figure_is_drawn(tmp_path: Path) -> None:
     for name in ("low", "four", "one"):
         make(tmp_path, name, 0, role="high" if name == "one" else None)
-    with selecting(roles=["low=four"]) as notes:
+    with select_while_loading(roles=["low=four"]) as notes:
         drawn = in_roles(load_all(tmp_path), ["low", "high"])
     assert {(run.name, run.folder.parent.name) for run in drawn} == {
         ("low", "four"),
         ("high", "one"),
     }
     assert "the schedule one is drawn as high, its role" in notes
-    with selecting(roles=["high=four"]):
+    with select_while_loading(roles=["high=four"]):
         assert {run.name for run in in_roles(load_all(tmp_path), ["high"])} == {
             "low",
             "high",
             "one",
         }
     with (
-        selecting(roles=["low=five"]),
+        select_while_loading(roles=["low=five"]),
         pytest.raises(RecordError, match="no run of schedule 'five'"),
     ):
         load_all(tmp_path)
     with (
         pytest.raises(ConfigError, match="--role low: expected ROLE=SCHEDULE"),
-        selecting(roles=["low"]),
+        select_while_loading(roles=["low"]),
     ):
         pass
 

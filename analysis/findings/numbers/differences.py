@@ -9,7 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from regimes.records import find, share_of_low, unpacked
+from regimes.console.tables import Table
+from regimes.records import find_runs, share_of_low, unpack_records
 from regimes.statistics import correct_by_holm
 
 from ...common import compare
@@ -100,8 +101,8 @@ def of_low(source: str, arm: str) -> float:
 @number
 def run_count(source: str) -> int:
     """Runs of an archive."""
-    with unpacked(record_read(f"{source}.tar.xz")) as folder:
-        return len(find(folder))
+    with unpack_records(record_read(f"{source}.tar.xz")) as folder:
+        return len(find_runs(folder))
 
 
 @number

@@ -37,7 +37,7 @@ from regimes.network import Network
 from regimes.plotting import style
 from regimes.plotting.curves import ends
 from regimes.plotting.groups import decays, groups
-from regimes.records import Record, load, pack, read_lines, summary, unknown_fields
+from regimes.records import Record, load, pack_records, read_lines, summary, unknown_fields
 from regimes.records.reader import IN_EVERY_ROW
 from regimes.replay.detect import defaults, main, rule
 from regimes.replay.replay import replay
@@ -331,7 +331,7 @@ def test_the_summary_takes_what_was_logged(trained: Path, tmp_path: Path) -> Non
 def test_packed_and_read_again(trained: Path, tmp_path: Path) -> None:
     for seed in (0, 1):
         hooked(trained, tmp_path / "runs" / f"{seed}", seed=seed, logged=grad_norm)
-    assert pack(tmp_path / "runs", tmp_path / "runs.tar.xz") == 2
+    assert pack_records(tmp_path / "runs", tmp_path / "runs.tar.xz") == 2
     again = regimes.load_all(tmp_path / "runs.tar.xz")
     pd.testing.assert_frame_equal(again[0].epochs, load(tmp_path / "runs" / "0").epochs)
 

@@ -19,9 +19,9 @@ MOST = 40_000_000  # bytes; every clone has them
 @pytest.mark.slow
 @pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name.partition(".")[0])
 def test_committed_runs_decide_as_they_did(archive: Path) -> None:
-    with records.unpacked(archive) as root:
-        for folder in records.find(root):
-            record, parts = records.load(folder), records.phases(folder)
+    with records.unpack_records(archive) as root:
+        for folder in records.find_runs(root):
+            record, parts = records.load(folder), records.list_phases(folder)
             stops = [*(first for first, _ in parts[1:]), len(record.rows)]
             for (first, config), stop in zip(parts, stops, strict=True):
                 check_decisions(record, config, slice(first, stop))

@@ -24,7 +24,7 @@ from regimes.cost.cases import cases
 from regimes.cost.predict import predict
 from regimes.errors import ConfigError, RecordError
 from regimes.network import Network, format_bandwidth
-from regimes.records import load_all, pack, read_lines
+from regimes.records import load_all, pack_records, read_lines
 from regimes.report import content
 
 REFERENCE = Path(__file__).parents[3] / "data" / "reference"
@@ -212,7 +212,7 @@ def test_the_same_records_give_the_same_bytes(folder: Path) -> None:
 @pytest.mark.slow
 def test_an_archive_shows_what_its_folder_shows(folder: Path, tmp_path: Path) -> None:
     """But for the command that reads folders alone."""
-    pack(folder, tmp_path / "mine.tar.xz")
+    pack_records(folder, tmp_path / "mine.tar.xz")
     ours = report.page(folder, LINK).replace("regimes detect mine\n", "")
     assert report.page(tmp_path / "mine.tar.xz", LINK).replace("mine.tar.xz", "mine") == ours
 

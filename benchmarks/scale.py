@@ -295,7 +295,7 @@ def timed(name: str, folder: Path) -> float:
     elif name == "load, table of layers":
         assert len(load(folder).layers)
     elif name == "report":
-        report.write(folder, "10Gbit/s,50us", folder.parent / "report.html")
+        report.write_report(folder, "10Gbit/s,50us", folder.parent / "report.html")
     elif name == "detect":
         detect.main([folder], [], None)
     elif name == "figure curves":

@@ -25,7 +25,7 @@ from regimes import presets
 from regimes.config import RunConfig, override
 from regimes.errors import ConfigError, RecordError, TrainingError, suggest_nearest
 from regimes.launch import sweep
-from regimes.presets.families import shortened
+from regimes.presets.families import shorten_training
 from regimes.records import load
 
 from ..tournament.yoked import ORDERS
@@ -197,7 +197,7 @@ def changed(config: RunConfig, images: Path | None, share: float) -> RunConfig:
     """A run of the campaign with other images for CIFAR-10, or another length."""
     if images and config.data.name == "cifar10":
         config = override(config, ["data.name=folder", f"data.path={images}"])
-    return config if share == 1 else shortened(config, share)
+    return config if share == 1 else shorten_training(config, share)
 
 
 def main(

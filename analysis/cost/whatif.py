@@ -26,7 +26,7 @@ from regimes.errors import RecordError
 from regimes.network import Network, Work
 from regimes.records import Record
 from regimes.replay import detect
-from regimes.replay.replay import Rule, measured, replay, signal_cost
+from regimes.replay.replay import Rule, has_statistics, replay_rule, signal_cost
 
 DETECTORS = (
     "accordion",
@@ -126,11 +126,11 @@ class PricedRuns:
 
     def detectors(self, run: Record) -> list[str]:
         """The detectors whose signal the run recorded."""
-        return [name for name in DETECTORS if measured(run, detect.rule(name, run))]
+        return [name for name in DETECTORS if has_statistics(run, detect.make_rule(name, run))]
 
     def knobs(self, run: Record, detector: str) -> list[str]:
         """The settings that are fields of a detector."""
-        rule = detect.rule(detector, run)
+        rule = detect.make_rule(detector, run)
         return [name for name in KNOBS if hasattr(rule, name)]
 
     def rule(self, settings: Settings, detector: str) -> Rule:
@@ -138,7 +138,7 @@ class PricedRuns:
         run = self.runs[settings.schedule, settings.seed]
         known = self.knobs(run, detector)
         given = ",".join(f"{name}={getattr(settings, name)}" for name in known)
-        return detect.rule(f"{detector}:{given}" if given else detector, run)
+        return detect.make_rule(f"{detector}:{given}" if given else detector, run)
 
     def answer(self, settings: Settings) -> Answer:
         """Everything that follows from one position of the knobs.
@@ -150,7 +150,7 @@ class PricedRuns:
         run = self.runs[settings.schedule, settings.seed]
         names = [settings.detector, *(n for n in self.detectors(run) if n != settings.detector)]
         rules = {name: self.rule(settings, name) for name in names}
-        tables = {name: _wide(replay(run, rule)) for name, rule in rules.items()}
+        tables = {name: _wide(replay_rule(run, rule)) for name, rule in rules.items()}
         trained = _wide(run.layers[run.layers["layer"].isin(tables[names[0]].index)])
         order = {names[0]: tables[names[0]], RECORDED: trained, **tables}
         bands = pd.DataFrame({name: (t == "low").mean() for name, t in order.items()}).T

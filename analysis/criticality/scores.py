@@ -27,7 +27,7 @@ from regimes.errors import RecordError
 from regimes.harms.rates import mean_rates
 from regimes.policies.detected import signal_values
 from regimes.records import Record, changed_fields
-from regimes.replay.replay import measured, past_epochs
+from regimes.replay.replay import has_statistics, past_epochs
 from regimes.statistics import DIGITS, correct_by_holm, p_value
 
 from ..common.estimates import estimate
@@ -56,7 +56,7 @@ def signals(runs: Sequence[Record]) -> pd.DataFrame:
     for name, text in STATISTICS.items():
         rule = RelativeChange(statistic=text, interval=1, per_layer=False)
         for run in runs:
-            if measured(run, rule) and name not in columns:
+            if has_statistics(run, rule) and name not in columns:
                 values = signal_values(past_epochs(run), rule, 0)
                 steps = pairwise(values)
                 columns[name] = values

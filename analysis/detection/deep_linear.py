@@ -31,8 +31,8 @@ from regimes.plotting.panels import draw_bands
 from regimes.plotting.said import Estimate
 from regimes.plotting.words import headline
 from regimes.records import Record, load_all, unit_name
-from regimes.replay.detect import rule
-from regimes.replay.replay import measured, replay
+from regimes.replay.detect import make_rule
+from regimes.replay.replay import has_statistics, replay_rule
 from regimes.statistics import correct_by_holm, p_value
 
 from ..common.command import Files, Out, Records
@@ -115,8 +115,8 @@ def calls(runs: Sequence[Record], texts: Sequence[str] = DETECTORS) -> dict[str,
     critical, by unit."""
     shares_by_detector = {}
     for text in texts:
-        if all(measured(run, rule(text, run)) for run in runs):
-            tables = [replay(run, rule(text, run)) for run in runs]
+        if all(has_statistics(run, make_rule(text, run)) for run in runs):
+            tables = [replay_rule(run, make_rule(text, run)) for run in runs]
             shares = [table.groupby("epoch")["critical"].mean().to_numpy() for table in tables]
             shares_by_detector[text.partition(":")[0]] = np.mean(shares, axis=0)
     return shares_by_detector

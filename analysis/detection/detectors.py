@@ -72,5 +72,5 @@ def main(
     """
     files = Files(f"{name_of(runs[0])}/detectors", out)
     result = detect.main(runs, detectors, files.folder)
-    files.figure("bands", bands(detect.read(runs), result))
+    files.figure("bands", bands(detect.read_runs(runs), result))
     return files.print_paths()

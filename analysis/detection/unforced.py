@@ -20,7 +20,7 @@ from regimes.detectors import RelativeChange
 from regimes.errors import LackingError, RecordError
 from regimes.policies.detected import signal_values
 from regimes.records import Record
-from regimes.replay.replay import measured, past_epochs, signal_cost
+from regimes.replay.replay import has_statistics, past_epochs, signal_cost
 from regimes.statistics import kappa
 
 from ..common import estimates
@@ -61,7 +61,9 @@ def scores(run: Record, change: Change = RELATIVE) -> pd.DataFrame:
         LackingError: a run without any of the statistics.
         RecordError: a run with fewer than four scores.
     """
-    known = {name: rule(text) for name, text in STATISTICS.items() if measured(run, rule(text))}
+    known = {
+        name: rule(text) for name, text in STATISTICS.items() if has_statistics(run, rule(text))
+    }
     if not known:
         raise LackingError(
             f"{run.folder} recorded none of the statistics: see `regimes presets "

@@ -27,7 +27,7 @@ from regimes.plotting import style
 from regimes.plotting.said import Estimate
 from regimes.plotting.words import headline
 from regimes.records import Record, load_all, unit_name
-from regimes.replay.compare import compare
+from regimes.replay.compare import compare_rules
 from regimes.statistics import t_interval
 
 from ..common.command import Files, Out, Records
@@ -93,7 +93,7 @@ def check_measured(run: Record) -> None:
 def with_control(run: Record, interval_: int, eta: float) -> dict[str, Detector]:
     """The rules, and one that reads nothing: the first epochs, as many as the norm's rule flags."""
     known = rules(interval_, eta)
-    norm = compare(run, {NORM: known[NORM]}).epochs
+    norm = compare_rules(run, {NORM: known[NORM]}).epochs
     flagged = int((norm["critical"] >= 0.5).sum())
     return known | {CONTROL: FixedWindows(((0, flagged),) if flagged else ())}
 
@@ -108,7 +108,7 @@ def agreement(runs: list[Record], interval_: int, eta: float) -> tuple[pd.DataFr
     """
     for run in runs:  # before a rule asks for its own statistic alone
         check_measured(run)
-    comparisons = [compare(run, with_control(run, interval_, eta)) for run in runs]
+    comparisons = [compare_rules(run, with_control(run, interval_, eta)) for run in runs]
     alone = pd.concat([f.detectors for f in comparisons], ignore_index=True)
     pairs = pd.concat([f.pairs for f in comparisons], ignore_index=True)
     one = ["critical", "of_low", "seconds_per_epoch", "share_of_training"]
@@ -131,7 +131,7 @@ def figure3(
     """
     chosen = groups(runs, [schedule])[schedule]
     values, alone, pairs = signals(chosen), *agreement(chosen, interval_, eta)
-    calls = [compare(run, rules(interval_, eta)).epochs for run in chosen]
+    calls = [compare_rules(run, rules(interval_, eta)).epochs for run in chosen]
     shares = pd.concat(calls).groupby(["detector", "epoch"])["critical"].mean()
     numbers = pd.concat([_curve(values, name, shares) for name in LINES], ignore_index=True)
     with style.theme():

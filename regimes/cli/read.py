@@ -85,9 +85,9 @@ def detect(
         where: only runs of which this is true, e.g. --where optimizer.lr=0.4.
     """
     from regimes.records import select_while_loading
-    from regimes.replay.detect import KNOWN, main, parse
+    from regimes.replay.detect import KNOWN, main, parse_rule
 
-    if any(parse(text)["name"] not in KNOWN for text in detectors):
+    if any(parse_rule(text)["name"] not in KNOWN for text in detectors):
         welcome_plug_ins()
     with select_while_loading(where, print_notes=True):
         main(runs, detectors, out)
@@ -175,10 +175,10 @@ def report(
         baseline: the schedule that the others are compared with; default all pairs of up to six.
     """
     from regimes.records import select_while_loading
-    from regimes.report import write
+    from regimes.report import write_report
 
     with select_while_loading(where):
-        write(records, network, out, baseline)
+        write_report(records, network, out, baseline)
     print(f"{out}: {out.stat().st_size / 1e6:.2f} MB")
 
 

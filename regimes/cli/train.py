@@ -99,8 +99,8 @@ def ablate(
     for text in option:
         require("=" in text, "--option", text, "the form key=value")
     named = _presets.seeds_of(grid) if seeds is None else None
-    numbers = named or _presets.numbers(3 if seeds is None else seeds, first_seed)
-    cells = _presets.select(grid, schedules, set)
+    numbers = named or _presets.number_seeds(3 if seeds is None else seeds, first_seed)
+    cells = _presets.select_schedules(grid, schedules, set)
     options = {key: read_value(text) for key, _, text in (o.partition("=") for o in option)}
     ablation.main(cells, numbers, out or Path("runs", _stem(grid)), jobs, executor, options)
 
@@ -139,8 +139,8 @@ def tune(
     welcome_plug_ins()
     refuse_seed(set)
     require(jobs >= 1, "--jobs", jobs, "at least 1")
-    numbers = _presets.numbers(seeds, first_seed)
-    cells = _presets.arms(grid, schedules, set)
+    numbers = _presets.number_seeds(seeds, first_seed)
+    cells = _presets.select_arms(grid, schedules, set)
     if grid in _presets.PRESETS and len(cells) > 1:
         stdout.try_print(
             f"{grid}: the grid with the schedules {', '.join(cells)}, and not the preset of "
@@ -160,7 +160,7 @@ def presets(words: Annotated[tuple[str, ...], tyro.conf.Positional] = ()) -> Non
     if len(words) == 1 and (words[0] in _presets.PRESETS or "/" in words[0]):
         print(to_toml(_presets.get_preset(words[0])), end="")
         return
-    for kind, about, rows in _presets.groups(words):
+    for kind, about, rows in _presets.list_groups(words):
         stdout.make_console().print(
             Table((kind, "command, what, how long"), rows, texts=2, title=about).drawn(), ""
         )

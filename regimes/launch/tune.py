@@ -31,7 +31,7 @@ from regimes.errors import ConfigError, RecordError, TrainingError, is_whole, re
 from regimes.launch import sweep
 from regimes.launch.sweep import Cell, Progress
 from regimes.plotting.looks import named
-from regimes.presets.families import shortened
+from regimes.presets.families import shorten_training
 from regimes.records import check_output, load, write_output
 
 LAST = 3  # units whose mean counts
@@ -284,7 +284,9 @@ def _round(
     runs = {
         (cell, trial.label, seed): (
             place / cell / quote(trial.label, " =,[]") / f"seed-{seed}",
-            replace(shortened(trial.config, share) if share < 1 else trial.config, seed=seed),
+            replace(
+                shorten_training(trial.config, share) if share < 1 else trial.config, seed=seed
+            ),
         )
         for cell, trials in going.items()
         for trial in trials

@@ -274,7 +274,7 @@ def bands(runs: Sequence[Record], result: Comparison, width: float = style.WIDTH
             _totals(ax, costs[costs["schedule"] == schedule].set_index("detector").loc[names])
             run = next(run for run in runs if run.name == schedule)
             style.mark_decays(ax, run, behind="white")
-            label = style_of(schedule).label + detect.intervals(result, schedule)
+            label = style_of(schedule).label + detect.describe_intervals(result, schedule)
             ax.set_title(label, loc="left", pad=13)
         panels[-1].set_xlabel(unit_name(runs[0].config))
         if canvas.is_stacked(fig):

@@ -18,27 +18,27 @@ from regimes.config.arguments import check_arguments
 from regimes.errors import ConfigError, require, suggest_nearest
 from regimes.policies import make_policy
 from regimes.presets import cpu, language, own
-from regimes.presets.families import schedules
-from regimes.presets.registry import GRIDS, PRESETS, Grid, grid, groups, preset
+from regimes.presets.families import figure2_schedules
+from regimes.presets.registry import GRIDS, PRESETS, Grid, grid, list_groups, preset
 
 __all__ = [
     "GRIDS",
     "PRESETS",
     "Grid",
-    "arms",
     "check_common",
     "cpu",
+    "figure2_schedules",
     "get_grid",
     "get_preset",
     "grid",
-    "groups",
     "language",
-    "numbers",
+    "list_groups",
+    "number_seeds",
     "own",
     "preset",
-    "schedules",
     "seeds_of",
-    "select",
+    "select_arms",
+    "select_schedules",
 ]
 
 
@@ -85,7 +85,9 @@ def seeds_of(name: str) -> list[int] | None:
     return own.read_seeds(name) if own.is_file(name) else None
 
 
-def select(name: str, schedules: Sequence[str] = (), settings: Sequence[str] = ()) -> Grid:
+def select_schedules(
+    name: str, schedules: Sequence[str] = (), settings: Sequence[str] = ()
+) -> Grid:
     """Some schedules of a grid, default all, with settings for each of them.
 
     Raises:
@@ -106,20 +108,20 @@ def select(name: str, schedules: Sequence[str] = (), settings: Sequence[str] = (
     return changed
 
 
-def arms(name: str, schedules: Sequence[str] = (), settings: Sequence[str] = ()) -> Grid:
-    """The configurations that `regimes tune` tries: `select` of a grid, or that of one preset or
+def select_arms(name: str, schedules: Sequence[str] = (), settings: Sequence[str] = ()) -> Grid:
+    """The configurations that `regimes tune` tries: `select_schedules` of a grid, or that of one preset or
     GRID/SCHEDULE. A name of both a grid and a preset is the grid's, as for `ablate`.
 
     Raises:
-        ConfigError: as `select` and `get_preset` do.
+        ConfigError: as `select_schedules` and `get_preset` do.
     """
     one = name in PRESETS or "/" in name
     if schedules or name in GRIDS or own.is_file(name) or Path(name).is_dir() or not one:
-        return select(name, schedules, settings)
+        return select_schedules(name, schedules, settings)
     return {name: override(get_preset(name), list(settings))}
 
 
-def numbers(count: int, first: int = 0) -> list[int]:
+def number_seeds(count: int, first: int = 0) -> list[int]:
     """``count`` seeds from ``first`` on.
 
     Raises:
@@ -147,4 +149,4 @@ def _at(table: Any, path: list[str]) -> Any:
     return table
 
 
-own.register(get_preset)
+own.register_offered(get_preset)

@@ -133,7 +133,7 @@ def _measured(where: str, config: RunConfig, names: Any) -> RunConfig:
     return replace(config, instruments=with_statistics(config.instruments, wanted))
 
 
-def read_preset(path: str, preset: Presets) -> RunConfig:
+def _read_preset(path: str, preset: Presets) -> RunConfig:
     """The base of a file that has no schedules.
 
     Raises:
@@ -252,7 +252,7 @@ class OfferedFile:
         return group, about
 
 
-def register(preset: Presets) -> None:
+def register_offered(preset: Presets) -> None:
     """Register the grids and presets of installed packages, which replace none of the toolkit's.
 
     Args:
@@ -268,4 +268,4 @@ def register(preset: Presets) -> None:
             for path in sorted(Path(folder).glob("*.toml")):
                 GRIDS.setdefault(path.stem, OfferedFile(str(path), read_grid, preset))
             for path in sorted(Path(folder, "presets").glob("*.toml")):
-                PRESETS.setdefault(path.stem, OfferedFile(str(path), read_preset, preset))
+                PRESETS.setdefault(path.stem, OfferedFile(str(path), _read_preset, preset))

@@ -29,7 +29,7 @@ class Group(NamedTuple):
     rows: list[tuple[str, str]]
 
 
-def groups(words: Sequence[str] = ()) -> list[Group]:
+def list_groups(words: Sequence[str] = ()) -> list[Group]:
     """All groups, or what has each word in its name, its description or its group's.
 
     Raises:

@@ -50,7 +50,7 @@ def past_epochs(record: Record) -> History:
     return read_history(record.rows, compressed, record.config["signal"], costs)
 
 
-def replay(record: Record, rule: Rule) -> pd.DataFrame:
+def replay_rule(record: Record, rule: Rule) -> pd.DataFrame:
     """What a policy or detector would have decided in each epoch of a run.
 
     Args:
@@ -68,7 +68,7 @@ def replay(record: Record, rule: Rule) -> pd.DataFrame:
 
 
 def replay_over(recorded: History, record: Record, rule: Rule) -> pd.DataFrame:
-    """`replay` over the past epochs of the record, which several rules can share."""
+    """`replay_rule` over the past epochs of the record, which several rules can share."""
     policy = as_policy(rule)
     layers = [layer["name"] for layer in record.header["layers"] if layer["compressed"]]
     _check_measured(record, policy, recorded)
@@ -105,7 +105,7 @@ def _decisions(
     return pd.DataFrame(columns)
 
 
-def measured(record: Record, rule: Rule, recorded: History | None = None) -> bool:
+def has_statistics(record: Record, rule: Rule, recorded: History | None = None) -> bool:
     """Does the record have the statistics that a rule reads?
 
     Args:
@@ -139,7 +139,7 @@ def _check_measured(record: Record, policy: Policy, past: History) -> None:
         )
 
 
-def traffic(record: Record, levels: pd.DataFrame) -> float:
+def replay_traffic(record: Record, levels: pd.DataFrame) -> float:
     """Floats (the paper's count) that one worker would have sent at other levels.
 
     Args:

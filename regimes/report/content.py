@@ -123,7 +123,7 @@ class Study:
         return f"{what}. {style.setting(self.example)}."
 
 
-def read(root: Path, place: Path) -> Study:
+def read_study(root: Path, place: Path) -> Study:
     """Every selected run in or under a folder, the content of ``place``; RecordError if none can be
     read, or they are of different settings."""
     entries = [_entry(path, root) for path in track_progress(find_runs(root), "reading runs")]
@@ -142,7 +142,7 @@ def read(root: Path, place: Path) -> Study:
     try:
         by_name = groups(begun, unfinished=True)
     except RecordError as error:
-        raise RecordError(relative(root, error)) from None
+        raise RecordError(shorten_paths(root, error)) from None
     by_schedule = {
         name: [run for run in runs if run.finished] or runs for name, runs in by_name.items()
     }
@@ -154,23 +154,23 @@ def _entry(path: Path, root: Path) -> RunEntry:
     try:
         record = load(path)
     except RecordError as error:
-        return RunEntry(place, "damaged", relative(root, error))
+        return RunEntry(place, "damaged", shorten_paths(root, error))
     what, more = state(path, record.header, record.rows)
     trained = format_progress(record.header, record.rows, " of ")
     return RunEntry(place, what, more if what == "stopped" else "", trained, record)
 
 
-def unit(study: Study) -> str:
+def name_unit(study: Study) -> str:
     """What a row of the records is: "epoch" or "unit"."""
     return "unit" if study.example.config.get("unit_steps") else "epoch"
 
 
-def relative(root: Path, error: RegimesError) -> str:
+def shorten_paths(root: Path, error: RegimesError) -> str:
     """An error's text, with paths relative to the study's folder."""
     return str(error).replace(f"{root}/", "")
 
 
-def results(study: Study) -> Table:
+def tabulate_results(study: Study) -> Table:
     """One row per schedule: metric, n, traffic; of an unfinished one how far it is."""
     columns = ("metric", "n", "floats", "of_base", "bytes")
     table = Table(("schedule", study.metric.heading, "n", "floats", "of low throughout", "bytes"))
@@ -184,7 +184,7 @@ def results(study: Study) -> Table:
     return Table(table.heads, [rows[name] for name in study.groups])
 
 
-def differences(study: Study, baseline: str | None = None) -> Table:
+def tabulate_differences(study: Study, baseline: str | None = None) -> Table:
     """The finished schedules against each other; RecordError for an unknown baseline."""
     runs = [run for run in study.runs if run.finished]
     if baseline is not None:
@@ -192,7 +192,7 @@ def differences(study: Study, baseline: str | None = None) -> Table:
     return (between(runs, baseline) if runs else None) or Table()
 
 
-def seconds(study: Study) -> Table:
+def tabulate_seconds(study: Study) -> Table:
     """Per schedule, the seconds of an epoch by clock, and those of a run."""
     means = {}  # of each clock over all epochs that have any
     for name, runs in study.groups.items():
@@ -210,10 +210,10 @@ def seconds(study: Study) -> Table:
         parts = mean.reindex(names, fill_value=0.0)
         texts = [f"{x:.3g} ({100 * x / total:.0f} %)" if x else DASH for x in parts]
         lines.append((name, *texts, f"{total:.3g}", f"{epochs * total:.3g}"))
-    return Table(("schedule", *names, f"s/{unit(study)}", "s/run"), lines)
+    return Table(("schedule", *names, f"s/{name_unit(study)}", "s/run"), lines)
 
 
-def cost(study: Study, network: Network) -> Table:
+def tabulate_cost(study: Study, network: Network) -> Table:
     """Predicted seconds of an epoch on a network, and the break-even bandwidth, per level and
     schedule. Schedules of another setting than the example's are named in the note instead."""
     config, ours = study.example.config, setting(study.example)
@@ -223,9 +223,9 @@ def cost(study: Study, network: Network) -> Table:
         known = cases([run for runs in alike.values() for run in runs])
         frame = predict(known, network, config["workers"])
     except RecordError as error:
-        return Table(note=f"No prediction: {relative(study.root, error)}.")
+        return Table(note=f"No prediction: {shorten_paths(study.root, error)}.")
     parts, speed_up = ("compute", "compress", "communicate"), "×\N{NO-BREAK SPACE}dense"
-    heads = ("level or schedule", *parts, f"s/{unit(study)}", speed_up, "pays below")
+    heads = ("level or schedule", *parts, f"s/{name_unit(study)}", speed_up, "pays below")
     lines = [
         (
             f"{row['case']}{'' if row['kind'] == 'level' else ' (schedule)'}",
@@ -247,7 +247,7 @@ def other_methods(study: Study, network: Network) -> Table:
     try:
         frame = alternatives(study.example, network)
     except RegimesError as error:  # also of a compressor that is not installed
-        return Table(note=f"No prediction: {relative(study.root, error)}.")
+        return Table(note=f"No prediction: {shorten_paths(study.root, error)}.")
     lines = [
         (
             row["method"],
@@ -265,7 +265,7 @@ def other_methods(study: Study, network: Network) -> Table:
 # -- where the runs come from ----------------------------------------------------------------
 
 
-def configuration(study: Study) -> list[tuple[str, str]]:
+def write_configuration(study: Study) -> list[tuple[str, str]]:
     """(title, TOML): what all runs share, then what each schedule has of its own."""
     configs = {run.name: run.config for run in study.records}
     if study.single:
@@ -304,7 +304,7 @@ def _writable(value: Any) -> Any:
     return value
 
 
-def provenance(study: Study) -> list[tuple[str, list[str]]]:
+def tabulate_provenance(study: Study) -> list[tuple[str, list[str]]]:
     """(what, its distinct values over all runs)."""
     rows = [_origin(run) for run in study.records]
     values = [(key, _distinct(row[key] for row in rows)) for key in rows[0]]
@@ -348,7 +348,7 @@ def _distinct(values: Iterable[str], most: int = 5) -> list[str]:
     return distinct if rest <= 0 else [*distinct[:most], f"and {rest} more"]
 
 
-def redraw(study: Study, network: str) -> list[str]:
+def redraw_commands(study: Study, network: str) -> list[str]:
     """Commands that draw this page and its parts again."""
     name, link = (shlex.quote(x) for x in (study.place.resolve().name, network))
     commands = [f"regimes report {name} --network {link}", f"regimes cost {name} --network {link}"]

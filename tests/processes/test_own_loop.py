@@ -17,7 +17,7 @@ from regimes.cost.predict import predict
 from regimes.monitor.watch import watch
 from regimes.network import Network
 from regimes.records import read_header
-from regimes.report import page
+from regimes.report import render_page
 
 DILOCO = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
 
@@ -142,7 +142,7 @@ def test_readers_show_periods_rounds_and_seconds(
     assert [str(periods[-1]), str(rounds[-1])] == last[5:7]
     priced = predict(cases([record]), Network.parse("10Gbit/s,50us"), 2)
     assert priced["case"].tolist() == ["dense", name]
-    html = page(tmp_path / "run", "10Gbit/s,50us")
+    html = render_page(tmp_path / "run", "10Gbit/s,50us")
     assert f"synchronised {words}" in html
     assert "No prediction" not in html
     assert "do not say where the time went" not in html

@@ -242,7 +242,7 @@ def records(changes: list[tuple[str, str, float, float, Any]]) -> None:
             lambda: load(folder),
             lambda: watch(folder, once=True, console=quiet),
             lambda: verdict(folder),
-            lambda: detect.bench([load(folder)], ["first-share:share=0.5"]),
+            lambda: detect.bench_detectors([load(folder)], ["first-share:share=0.5"]),
         ):
             one_sentence("records", work)
         assert before == {file.name: file.read_bytes() for file in folder.iterdir()}

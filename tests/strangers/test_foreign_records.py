@@ -481,15 +481,15 @@ def test_controls_are_as_long_as_what_was_trained(tmp_path: Path) -> None:
     edit_header(folder, put("config", "epochs", value=10_000_000))
     edit_header(folder, put("budget", value=30))
     run = load(folder)
-    assert detect.rule("first-share:share=0.5", run).epochs == 3
-    result = detect.bench([run], ["first-share:share=0.67", "random-windows:share=0.34"])
+    assert detect.make_rule("first-share:share=0.5", run).epochs == 3
+    result = detect.bench_detectors([run], ["first-share:share=0.67", "random-windows:share=0.34"])
     assert [round(x, 2) for x in result.detectors["critical"]] == [0.67, 0.33]
 
 
 def test_a_low_that_sends_nothing_is_no_measure(tmp_path: Path) -> None:
     folder = make(tmp_path / "run")
     edit_header(folder, put("per_step", "low", "floats", value=0))
-    assert detect.bench([load(folder)], ["first-share"]).detectors["of_low"].isna().all()
+    assert detect.bench_detectors([load(folder)], ["first-share"]).detectors["of_low"].isna().all()
 
 
 def test_names_are_no_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

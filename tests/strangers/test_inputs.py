@@ -66,7 +66,7 @@ def test_from_python(tmp_path: Path) -> None:
     """A page is not written over its archive; an archive that was read may be packed anew."""
     small(tmp_path)
     with pytest.raises(RecordError, match="the command has read it"):
-        report.write(tmp_path / "packed", "10Gbit/s,50us", tmp_path / "packed")
+        report.write_report(tmp_path / "packed", "10Gbit/s,50us", tmp_path / "packed")
     load_all(tmp_path / "packed")
     pack_records(tmp_path / "runs", tmp_path / "packed")
 

@@ -24,7 +24,7 @@ from analysis.findings.sentences import PAPER, QUESTIONS, Claim
 from regimes import statistics
 from regimes.errors import RecordError
 from regimes.records import Record, load, load_all
-from regimes.replay.detect import bench
+from regimes.replay.detect import bench_detectors
 
 REFERENCE = Path(__file__).parents[2] / "data" / "reference"
 POINTS = (-3.0, -1.25, -1.0, -0.97, -0.5, -0.02, 0.0, 0.02, 0.29, 0.5, 1.0, 1.25, 3.0)
@@ -257,7 +257,7 @@ def test_seeds_that_are_alike_are_no_interval() -> None:
 def test_the_rules_of_figure_3_tie_by_arithmetic() -> None:
     """The control has as many epochs as the norm rule, both have all of the eigenvalue's, and kappa
     of two sets depends on no more."""
-    found = bench(records("small-signals", "low"))
+    found = bench_detectors(records("small-signals", "low"))
     half = found.epochs.groupby(["seed", "detector", "epoch"])["critical"].mean() >= 0.5
     for _, calls in half[half].reset_index().groupby("seed"):
         flagged = calls.groupby("detector")["epoch"].agg(list)

@@ -25,7 +25,7 @@ from regimes.config import RunConfig, from_dict, override, to_dict
 from regimes.detectors.baselines import place_windows
 from regimes.errors import ConfigError, RecordError
 from regimes.policies import PastEpoch, Windows, make_policy
-from regimes.presets.families import shortened
+from regimes.presets.families import shorten_training
 from regimes.records import Record, load, load_all, summary
 
 REFERENCE = Path(__file__).parents[2] / "data" / "reference"
@@ -164,7 +164,7 @@ def test_a_step_runs_its_controls_and_then_has_nothing_left(tmp_path: Path) -> N
     steps = (Step("smoke", 1, 7, schedules=("low", "accordion"), yoked=True, name="here"),)
 
     def again() -> list[str]:
-        return campaign.run(steps, tmp_path, 1, lambda c: shortened(c, 0.25), said.append)
+        return campaign.run(steps, tmp_path, 1, lambda c: shorten_training(c, 0.25), said.append)
 
     assert again() == []
     found = {run.name: run for run in load_all(tmp_path / "here")}
@@ -227,13 +227,13 @@ def test_every_step_is_a_grid_with_its_schedules(step: Step, tmp_path: Path) -> 
 @given(st.sampled_from(sorted(presets.GRIDS)), st.floats(0.05, 1))
 def test_a_shorter_training_keeps_its_order(name: str, share: float) -> None:
     for config in presets.get_grid(name).values():
-        short = shortened(config, share)
+        short = shorten_training(config, share)
         assert 1 <= short.epochs <= config.epochs
         decays = short.optimizer.decay_epochs
         assert list(decays) == sorted(decays)
         for first, stop in short.policy.get("windows", ()):
             assert 0 <= first < stop
-    assert to_dict(shortened(config, 1.0)) == to_dict(config)
+    assert to_dict(shorten_training(config, 1.0)) == to_dict(config)
 
 
 @pytest.mark.slow

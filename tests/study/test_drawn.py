@@ -242,9 +242,9 @@ def test_the_pictures_of_a_report_are_the_curves(
         kept[title] = figure, caption
         return pictures.Picture(title, caption)
 
-    monkeypatch.setattr(pictures, "_picture", keep)
-    study = content.read(few("small-adaqs"), few("small-adaqs"))
-    pictures.draw(study)
+    monkeypatch.setattr(pictures, "_draw_picture", keep)
+    study = content.read_study(few("small-adaqs"), few("small-adaqs"))
+    pictures.draw_pictures(study)
     maps = [title for title in kept if title.startswith("Levels of")]
     assert {*kept} - {*maps} == {
         "Test accuracy against epoch",
@@ -280,7 +280,7 @@ def test_the_pictures_of_a_report_are_the_curves(
         made = Made(title, figure, levels(study.groups[name]), one=study.groups[name][0])
         check(level_map(made, words=words, says=["n = 3 seeds"]))
     figure, words = kept["What detectors say"]
-    names = ("low", *pictures.adaptive(study))
+    names = ("low", *pictures.adaptive_schedules(study))
     runs = [run for name in study.groups for run in study.groups[name] if name in names]
     table = pictures.bands(runs, pictures.detect.bench(runs))[1]
     made = Made("bands", figure, table, one=one)

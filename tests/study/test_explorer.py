@@ -1,4 +1,4 @@
-"""The explorer. Oracles: the record (its own policy replayed), `cost.predict`, `replay.replay`,
+"""The explorer. Oracles: the record (its own policy replayed), `cost.predict`, `replay.replay_rule`,
 and what a real browser shows of the notebook."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from regimes.cost.predict import predict
 from regimes.errors import ConfigError, RecordError
 from regimes.network import Network
 from regimes.records import Record, load_all
-from regimes.replay.replay import replay, traffic
+from regimes.replay.replay import replay_rule, replay_traffic
 
 ROOT = Path(__file__).parents[2]
 
@@ -90,12 +90,12 @@ def test_single_levels_cost_what_the_cost_model_says() -> None:
 
 @pytest.mark.parametrize("detector", ["accordion", "trace-cusum", "eigenvalue-change"])
 def test_traffic_is_that_of_replay(detector: str) -> None:
-    """`replay.traffic` prices decisions from a header that knows every layer at every level."""
+    """`replay.replay_traffic` prices decisions from a header that knows every layer at every level."""
     (name, seed), run = next(iter(study("small-signals").runs.items()))
     knobs = Settings(name, seed, detector, eta=0.3, interval=2)
     floats = study("small-signals").answer(knobs).numbers["floats"][detector]
-    decided = replay(run, study("small-signals").rule(knobs, detector))
-    assert floats == pytest.approx(traffic(run, decided), rel=1e-12)
+    decided = replay_rule(run, study("small-signals").rule(knobs, detector))
+    assert floats == pytest.approx(replay_traffic(run, decided), rel=1e-12)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pandas as pd
 
 from regimes.detectors import NormChange
 from regimes.plotting.groups import compressed
-from regimes.replay.detect import bench
+from regimes.replay.detect import bench_detectors
 
 from ...detection import agreement, unforced
 from ...detection.unforced import RELATIVE, Change
@@ -77,12 +77,21 @@ def called_before(source: str, name: str, epoch: int) -> float:
 @number
 def rule_kappa(a: str, b: str, granularity: str = "epoch") -> dict[str, float]:
     """Kappa of two of the paper's rules on `small-signals`: mean, half its interval, extremes."""
-    pairs = bench([run for run in records("small-signals") if run.name == "low"]).pairs
+    pairs = bench_detectors([run for run in records("small-signals") if run.name == "low"]).pairs
     kept = pairs[(pairs["a"] == a) & (pairs["b"] == b) & (pairs["granularity"] == granularity)]
     values = kept["kappa"].to_list()
     kappa = mean_of(values)
     half = kappa.mean - kappa.low
     return {"value": kappa.mean, "half": half, "least": min(values), "most": max(values)}
+
+
+@number
+def rule_cost(name: str) -> float:
+    """Share of the training time."""
+    detectors = bench_detectors(
+        [run for run in records("small-signals") if run.name == "low"]
+    ).detectors
+    return float(detectors[detectors["detector"] == name]["share_of_training"].mean())
 
 
 @number

@@ -24,7 +24,15 @@ from regimes.config import (
 )
 from regimes.errors import ConfigError, RegimesError
 from regimes.policies import check_levels, make_policy
-from regimes.presets import GRIDS, PRESETS, check_common, get_grid, get_preset, groups, select
+from regimes.presets import (
+    GRIDS,
+    PRESETS,
+    check_common,
+    get_grid,
+    get_preset,
+    list_groups,
+    select_schedules,
+)
 from regimes.presets.own import read_grid
 
 
@@ -161,8 +169,8 @@ def test_a_grids_schedules_stay_apart() -> None:
 def test_a_field_that_no_chosen_schedule_has_is_refused_before_any_run() -> None:
     """Low and high alike lack it, so that they do not differ in it."""
     with pytest.raises(ConfigError, match=r"unknown key 'policy\.interval'"):
-        select("smoke", ["low", "high"], ["policy.interval=2"])
-    (chosen,) = select("smoke", ["accordion"], ["policy.interval=2"]).values()
+        select_schedules("smoke", ["low", "high"], ["policy.interval=2"])
+    (chosen,) = select_schedules("smoke", ["accordion"], ["policy.interval=2"]).values()
     assert chosen.policy["interval"] == 2
 
 
@@ -186,16 +194,16 @@ def test_a_pipe_is_no_configuration(read: Callable[[Path], object], tmp_path: Pa
 
 
 def test_presets_are_listed_in_groups_and_found_by_words() -> None:
-    everything = groups()
+    everything = list_groups()
     listed = {(group.kind, name) for group in everything for name, _ in group.rows}
     assert listed == {("preset", name) for name in PRESETS} | {("grid", name) for name in GRIDS}
     assert len({(group.kind, group.about) for group in everything}) == len(everything) == 21
     assert all(group.about and said for group in everything for _, said in group.rows)
-    found = {name for group in groups(["TopK", "figure", "grid"]) for name, _ in group.rows}
+    found = {name for group in list_groups(["TopK", "figure", "grid"]) for name, _ in group.rows}
     assert "small-topk" in found
     assert "small" not in found
     with pytest.raises(ConfigError, match="about 'smocke': did you mean 'smoke'"):
-        groups(["smocke"])
+        list_groups(["smocke"])
 
 
 def test_a_renamed_key_is_read_and_says_so(tmp_path: Path) -> None:

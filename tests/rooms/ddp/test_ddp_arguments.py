@@ -32,7 +32,7 @@ from regimes.integrations.shared import HookSettings
 from regimes.job import choices
 from regimes.job.run_warnings import run_warnings
 from regimes.records import read_lines, unknown_fields
-from regimes.report import page
+from regimes.report import render_page
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -335,7 +335,7 @@ def test_groups_are_recorded_with_what_differs(tmp_path: Path) -> None:
     assert record.epochs["lr_1"].tolist() == pytest.approx(cosine_rates(0.02))
     assert [row["group_lr"][0] for row in record.rows] == record.epochs["lr"].tolist()
     assert [row["next_lr"] for row in record.rows[:-1]] == record.epochs["lr"].tolist()[1:]
-    html = page(tmp_path / "run", "10Gbit/s,50us")
+    html = render_page(tmp_path / "run", "10Gbit/s,50us")
     assert "{ parameters = 48, weight_decay = 0.1 }" in html
     plain = job(lambda m: torch.optim.SGD(m.parameters(), lr=0.1), tmp_path / "one")
     assert "group_lr" not in plain.rows[0]

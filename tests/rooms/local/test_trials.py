@@ -262,7 +262,7 @@ def test_a_record_gives_back_its_trials_and_the_report_draws_them(
     record = regimes.load(run[1])
     assert record.trials["difference"].tolist() == [t["difference"] for t in tried([*record.rows])]
     assert record.trials["epoch"].tolist() == [1, 3, 5]
-    (picture,) = pictures._trials(content.read(run[1], run[1]))
+    (picture,) = pictures._draw_trials(content.read_study(run[1], run[1]))
     assert "blocks of trials" in picture.caption
     assert picture.uri
     known = {"level": "low", "base": "high", "scores": [], "treated": [], "bytes": 1}

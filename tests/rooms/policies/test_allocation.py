@@ -16,7 +16,7 @@ from regimes.errors import ConfigError, RecordError
 from regimes.policies import GraVAC, LevelCost, LGreCo, PastEpoch, make_policy
 from regimes.policies.allocation import allocate_levels
 from regimes.records import load_all
-from regimes.replay.replay import past_epochs, replay
+from regimes.replay.replay import past_epochs, replay_rule
 
 LADDER = Path(__file__).parents[3] / "data/reference/small-ladder.tar.xz"
 LEVELS = ("r1", "r2", "r4")
@@ -266,7 +266,7 @@ def test_gravacs_gain_is_of_what_was_measured() -> None:
 def test_a_run_and_its_replay_decide_alike(table: str, tmp_path: Path) -> None:
     c = config("epochs=4", "levels={r1=1, r2=2, r4=4}", table)
     record = regimes.run(c, tmp_path / "run")
-    replayed = replay(record, make_policy(c.policy))
+    replayed = replay_rule(record, make_policy(c.policy))
     layers = record.layers[record.layers["layer"].isin(replayed["layer"].unique())]
     assert replayed["level"].tolist() == layers["level"].tolist()
     assert replayed["level"].nunique() > 1
@@ -284,7 +284,7 @@ def test_on_the_recorded_ladder_it_sends_a_fifth_less() -> None:
     for record in load_all(LADDER):
         if record.config["name"] == "error-ladder":
             costs = past_epochs(record)[0].costs
-            found = replay(record, rule)
+            found = replay_rule(record, rule)
             names = [layer["name"] for layer in record.header["layers"] if layer["compressed"]]
             sent = sum(
                 costs[level].floats[names.index(layer)]

@@ -33,7 +33,7 @@ from regimes.policies.controller import Controller, WholeController
 from regimes.policies.detected import FollowsDetector, signal_values
 from regimes.policies.history import History, read_history, whole_history
 from regimes.records import Record
-from regimes.replay.compare import compare
+from regimes.replay.compare import compare_rules
 
 Row = dict[str, Any]
 LEVELS = ("high", "mid", "low")
@@ -532,7 +532,7 @@ def test_a_comparison_costs_as_much_for_each_unit() -> None:
             "msdr-fall": {},
         }.items()
     }
-    compare(record(10), chosen)  # what is imported late
+    compare_rules(record(10), chosen)  # what is imported late
     records = [record(count) for count in (60, 240)]
-    short, long = (instructions(lambda one=one: compare(one, chosen)) for one in records)
+    short, long = (instructions(lambda one=one: compare_rules(one, chosen)) for one in records)
     assert long <= 4.2 * short

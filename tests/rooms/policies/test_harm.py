@@ -23,7 +23,7 @@ from regimes.instruments.needs import policy_parts
 from regimes.policies import Decision, LeastHarm, make_policy
 from regimes.policies.harm import spread_budget
 from regimes.policies.history import Ahead, History, LevelCost, PastEpoch
-from regimes.replay.replay import replay
+from regimes.replay.replay import replay_rule
 
 RATES = [0.2, 0.6, 1.0, 1.0, 1.0, 0.3, 0.3, 0.1]
 BYTES = {"r1": 10, "r2": 20, "r4": 40, "dense": 400}
@@ -167,7 +167,7 @@ def test_a_run_sends_the_bytes_of_one_level_and_its_replay_decides_alike(tmp_pat
         assert {*decided} == {*names}
         sent = record.header["per_step"]
         assert sum(sent[level]["bytes"] for level in decided) <= 6 * sent["mid"]["bytes"]
-        again = replay(record, make_policy(table))
+        again = replay_rule(record, make_policy(table))
         assert [again.level[again.epoch == unit].iloc[0] for unit in range(6)] == decided
     share = f"{sent['high']['bytes'] / sent['low']['bytes']:.3g} of those"
     with pytest.raises(ConfigError, match=rf"budget = 0.1: the highest .* more bytes, {share}"):

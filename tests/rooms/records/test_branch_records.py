@@ -19,7 +19,7 @@ from regimes.monitor.doctor import verdict
 from regimes.policies import make_policy
 from regimes.records import load_all, pack_records, read_lines, splice_phases
 from regimes.records.experiment import identify_experiment, separate_experiments
-from regimes.replay.replay import replay
+from regimes.replay.replay import replay_rule
 
 Command = Callable[..., Any]
 
@@ -96,7 +96,7 @@ def test_a_policy_replayed_over_a_branch_decides_as_it_did(root: Path) -> None:
     )
     for name in ("null", "slow", "follows", "trunk"):
         record = regimes.load(root / name)
-        replayed = replay(record, make_policy(record.config["policy"]))
+        replayed = replay_rule(record, make_policy(record.config["policy"]))
         first = (record.config.get("branch") or {"at": 0})["at"]
         for epoch, group in replayed.groupby("epoch"):
             if epoch >= first:

@@ -39,9 +39,9 @@ from regimes.plotting.curves import ends
 from regimes.plotting.groups import decays, groups
 from regimes.records import Record, load, pack_records, read_lines, summary, unknown_fields
 from regimes.records.reader import IN_EVERY_ROW
-from regimes.replay.detect import defaults, main, rule
-from regimes.replay.replay import replay
-from regimes.report import content, page
+from regimes.replay.detect import default_rules, main, make_rule
+from regimes.replay.replay import replay_rule
+from regimes.report import content, render_page
 
 torch.set_num_threads(1)
 EPOCHS = 6
@@ -229,7 +229,7 @@ def test_what_nobody_has_said_is_shown_as_not_said(
     assert (run.config["optimizer"].get("options") is None) == made_up
     sentence = f"not recorded: {', '.join(missing)}"
     assert sentence in " ".join(shown(folder).split())
-    html = page(folder, NET)
+    html = render_page(folder, NET)
     block = re.sub(r"<h2>.*", "", html, flags=re.DOTALL)
     assert f"# {sentence}" in block
     assert "# learning rate: 0.1 in the first unit, 0.04 in the last" in block
@@ -254,7 +254,7 @@ def test_a_null_in_a_list_is_shown(trained: Path, tmp_path: Path) -> None:
     header = json.loads((folder / "run.json").read_text())
     header["config"]["optimizer"]["options"] = {"betas": [None, 0.9]}
     (folder / "run.json").write_text(json.dumps(header))
-    assert "&#34;not recorded&#34;," in page(folder, NET)
+    assert "&#34;not recorded&#34;," in render_page(folder, NET)
 
 
 # -- seconds that a kill has lost ------------------------------------------------------------
@@ -276,12 +276,12 @@ def test_a_unit_without_seconds_is_priced_by_the_others(trained: Path, tmp_path:
     compute = (columns["seconds_compute"] / columns["steps"]).median()
     assert policy.work.compute == pytest.approx(compute, rel=1e-12)
     assert all(0 < work.compress < 1 for _, work in policy.epochs)
-    html = words(page(tmp_path / "run", NET))
+    html = words(render_page(tmp_path / "run", NET))
     assert "No prediction" not in html
     row = [line.split() for line in shown(tmp_path / "run").splitlines() if line[:6] == "     2"]
     assert row[0][-1] == "-"
     mean = columns[["seconds_compute", "seconds_compress"]].mean()
-    spent = content.seconds(content.read(tmp_path / "run", tmp_path / "run"))
+    spent = content.tabulate_seconds(content.read_study(tmp_path / "run", tmp_path / "run"))
     cell = spent.rows[0][list(spent.heads).index("compute")]
     assert cell.startswith(f"{mean['seconds_compute']:.3g} ")
 
@@ -341,10 +341,10 @@ def test_packed_and_read_again(trained: Path, tmp_path: Path) -> None:
 
 def test_replay_is_that_of_the_trainers_record(trained: Path, tmp_path: Path) -> None:
     theirs, ours = load(trained), load(hooked(trained, tmp_path / "run", ended=False, known=()))
-    assert defaults([ours]) == defaults([theirs])
-    for text in defaults([theirs]):
+    assert default_rules([ours]) == default_rules([theirs])
+    for text in default_rules([theirs]):
         pd.testing.assert_frame_equal(
-            replay(ours, rule(text, ours)), replay(theirs, rule(text, theirs))
+            replay_rule(ours, make_rule(text, ours)), replay_rule(theirs, make_rule(text, theirs))
         )
 
 
@@ -446,7 +446,7 @@ SAYS = {
 
 def test_every_page_and_table_is_whole(variant: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of each variant: nothing raises but one sentence, nothing says None or nan."""
-    run, html = load(variant), page(variant, NET)
+    run, html = load(variant), render_page(variant, NET)
     pictures = re.findall(r'alt="([^"]+)"', html)
     assert pictures[: pictures.index("Levels of ACCORDION")] == PICTURES[variant.name]
     said = [words(html), shown(variant)]
@@ -473,7 +473,7 @@ def test_a_page_of_runs_of_which_some_have_logged_nothing(trained: Path, tmp_pat
     header = json.loads((silent / "run.json").read_text())
     header["config"]["name"] = "silent"
     (silent / "run.json").write_text(json.dumps(header))
-    said = words(page(tmp_path / "runs", NET))
+    said = words(render_page(tmp_path / "runs", NET))
     assert "1 of 4 runs are not finished" in said
     assert "Not logged: silent." in said
     assert not re.search(r"\b(None|nan)\b", said)

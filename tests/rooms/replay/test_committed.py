@@ -30,7 +30,7 @@ def test_committed_runs_decide_as_they_did(archive: Path) -> None:
 def check_decisions(record: records.Record, config: Mapping[str, Any], units: slice) -> None:
     """The units of one configuration, a branch's or its trunk's, whose policy is replayed from the
     start as if it had decided everything."""
-    found = replay.replay(record, policies.make_policy(config["policy"]))
+    found = replay.replay_rule(record, policies.make_policy(config["policy"]))
     names = [x["name"] for x in record.header["layers"] if x["compressed"]]
     trained = record.layers[record.layers["layer"].isin(names)]
     places = slice(units.start * len(names), units.stop * len(names))

@@ -12,7 +12,7 @@ import regimes
 from regimes.job.run_warnings import run_warnings
 from regimes.launch.processes import train
 from regimes.monitor.watch import watch
-from regimes.report import page
+from regimes.report import render_page
 
 torch.set_num_threads(1)
 ALWAYS = "policy: accordion chose 'low' for everything in all of 4 epochs"
@@ -30,7 +30,7 @@ def test_an_interval_longer_than_the_run(
     said = " ".join(capsys.readouterr().out.split())
     assert ALWAYS in said
     assert LONG in said
-    assert "compared nothing" in page(tmp_path / "run", "10 Gbit/s")
+    assert "compared nothing" in render_page(tmp_path / "run", "10 Gbit/s")
 
 
 def test_an_interval_that_is_nearly_the_run() -> None:

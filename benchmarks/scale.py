@@ -299,7 +299,7 @@ def timed(name: str, folder: Path) -> float:
     elif name == "detect":
         detect.main([folder], [], None)
     elif name == "figure curves":
-        offered.begin("curves", [str(folder), "--out", str(folder.parent)])
+        offered.begin_figure("curves", [str(folder), "--out", str(folder.parent)])
     elif name == "compare":
         assert len(regimes.compare(folder))
     elif name == "plot":

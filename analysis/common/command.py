@@ -23,7 +23,7 @@ import tyro
 from regimes.console import stdout
 from regimes.errors import ConfigError, RegimesError
 from regimes.inputs import track_inputs
-from regimes.plotting.offered import draw
+from regimes.plotting.offered import draw_figure
 from regimes.records import write_output
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Files:
         """
         from regimes.plotting import style
 
-        self.paths += style.save(drawn[0], self.folder / name, drawn[1])
+        self.paths += style.save_figure(drawn[0], self.folder / name, drawn[1])
 
     def table(self, name: str, rows: pd.DataFrame) -> None:
         """Rows in full precision, as NAME.csv."""
@@ -164,7 +164,7 @@ def start(main: Callable[..., Any], program: str = "", words: Sequence[str] | No
     try:
         program = program or f"python {sys.argv[0]}"
         given = sys.argv[1:] if words is None else words
-        draw(lambda others: call(main, others, program), given)
+        draw_figure(lambda others: call(main, others, program), given)
         stdout.flush_stdout()
     except RegimesError as error:
         print(f"error: {error}", file=sys.stderr)

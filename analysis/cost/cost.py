@@ -27,12 +27,12 @@ from regimes.cost.predict import predict
 from regimes.network import Network, Values, Work, format_bandwidth
 from regimes.plotting import style
 from regimes.plotting.looks import style_of
-from regimes.plotting.words import headline
+from regimes.plotting.words import add_headline
 from regimes.records import Record, load_all
 from regimes.statistics import t_interval
 
 from ..common.command import Files, Out, Records
-from ..common.compare import groups
+from ..common.compare import group_runs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -119,15 +119,15 @@ def figure_cost(
     Raises:
         RecordError: runs of different settings, or a schedule of ``shown`` that is missing.
     """
-    known = groups(runs, shown)
+    known = group_runs(runs, shown)
     chosen = [run for name in shown for run in known[name]]
     workers = workers or int(chosen[0].config["workers"])
     every = cases([run for group in known.values() for run in group], workers)
     chosen_cases = [case for case in every if not case.runs or case.name in shown]
     numbers = curves(chosen_cases, network, workers, algorithm, buckets)
     table = predict(chosen_cases, network, workers, algorithm, buckets)
-    with style.theme():
-        fig = style.figure(3.4)
+    with style.use_theme():
+        fig = style.make_figure(3.4)
         left, right = fig.subplots(1, 2)
         for name in shown:
             _draw(left, numbers, "bandwidth", name, "speed_up")
@@ -152,8 +152,8 @@ def figure_cost(
         )
         handles, labels = right.get_legend_handles_labels()
         fig.legend(handles, labels, loc="outside upper left", ncols=4, handlelength=3.4)
-        headline(fig, _title(marked))
-        style.caption(fig, _caption(chosen_cases, chosen, network, algorithm, buckets))
+        add_headline(fig, _title(marked))
+        style.add_caption(fig, _caption(chosen_cases, chosen, network, algorithm, buckets))
     return style.Drawing(fig, pd.concat([numbers.drop(columns="dense"), marked], ignore_index=True))
 
 
@@ -217,7 +217,7 @@ def _caption(
         f"{1e3 * dense.compute:.1f} ms per worker and step on one core of "
         f"{header['machine'].get('processor') or 'the machine'}. Mean over "
         f"{style.seeds_in_words(seeds)}, bands: 95 % t interval (traffic alone differs between "
-        f"seeds, so most are too narrow to see). {style.setting(runs[0])}."
+        f"seeds, so most are too narrow to see). {style.describe_setting(runs[0])}."
     )
 
 

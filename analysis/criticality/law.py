@@ -28,7 +28,7 @@ from regimes.plotting import style
 from regimes.plotting.groups import tested_by
 from regimes.plotting.looks import Look, Metric
 from regimes.plotting.said import Estimate
-from regimes.plotting.words import headline
+from regimes.plotting.words import add_headline
 from regimes.records import Record, load_all
 
 from ..common import markov
@@ -216,8 +216,8 @@ def figure(each: pd.DataFrame, trunk: Record) -> style.Drawing:
     drawn, law, shown = points(each), lines(each), tested_by(trunk)
     arms = [*dict.fromkeys(drawn["arm"])]
     handles = []
-    with style.theme():
-        fig = style.figure(4.7, COLUMN)
+    with style.use_theme():
+        fig = style.make_figure(4.7, COLUMN)
         ax = fig.subplots()
         for arm, look in zip(arms, LOOKS, strict=False):
             marks = look.line | {"linestyle": "none", "markeredgecolor": look.colour}
@@ -244,8 +244,8 @@ def figure(each: pd.DataFrame, trunk: Record) -> style.Drawing:
         ax.xaxis.set_minor_locator(NullLocator())
         place: Any = "outside upper left"
         fig.legend(handles=handles, loc=place, handlelength=3, fontsize=7)
-        headline(fig, answer(each))
-        style.caption(fig, _caption(drawn, trunk, shown))
+        add_headline(fig, answer(each))
+        style.add_caption(fig, _caption(drawn, trunk, shown))
     parts = [drawn.assign(part="pulses"), law.assign(part="law")]
     return style.Drawing(fig, pd.concat(parts, ignore_index=True))
 
@@ -301,7 +301,7 @@ def _caption(drawn: pd.DataFrame, trunk: Record, shown: Metric) -> str:
         f"{shown.label}, geometric mean over seeds, {style.seeds_in_words(counts)}, "
         f"{style.intervals_in_words(counts, bands=False)}. Lines: the law with a level for each "
         f"trunk, exponent [95 %, over trunks]. {common}Pulses from unit {FIRST} on that leave "
-        f"units to recover in. {left_out}{markov.caption(trunk)}{style.setting(trunk)}."
+        f"units to recover in. {left_out}{markov.caption(trunk)}{style.describe_setting(trunk)}."
     )
 
 

@@ -26,10 +26,10 @@ import pandas as pd
 from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting import style
-from regimes.plotting.groups import groups
+from regimes.plotting.groups import group_runs
 from regimes.plotting.panels import draw_bands
 from regimes.plotting.said import Estimate
-from regimes.plotting.words import headline
+from regimes.plotting.words import add_headline
 from regimes.records import Record, load_all, unit_name
 from regimes.replay.detect import make_rule
 from regimes.replay.replay import has_statistics, replay_rule
@@ -66,7 +66,7 @@ def harms(runs: Sequence[Record]) -> pd.DataFrame:
     Raises:
         RecordError: no runs without a deficit, one that is too short, or no seed in common.
     """
-    by_name = groups(runs, [NONE])
+    by_name = group_runs(runs, [NONE])
     plain = {run.seed: run for run in by_name[NONE]}
     logs: dict[tuple[int, int], dict[int, float]] = {}
     for name, group in by_name.items():
@@ -181,8 +181,8 @@ def figure(
     runs: Sequence[Record], harm: pd.DataFrame, called: Mapping[str, np.ndarray]
 ) -> style.Drawing:
     """Harm by length and by onset, and the detectors' calls."""
-    with style.theme():
-        fig = style.figure(3.5)
+    with style.use_theme():
+        fig = style.make_figure(3.5)
         left, middle, right = fig.subplots(1, 3, width_ratios=[2, 2, 2.4])
         middle.sharey(left)
         early = harm[harm["first"] == 0]
@@ -208,13 +208,13 @@ def figure(
             strict=True,
         ):
             ax.set_title(title, loc="left")
-        headline(fig, _title(harm))
-        style.caption(
+        add_headline(fig, _title(harm))
+        style.add_caption(
             fig,
             f"{style.seeds_in_words(harm['n'].to_list())}, bars: 95 % t interval of the mean "
             "logarithm. In a deficit the entries are those of another matrix, of rank "
             f"{_other(runs)}; 'none' has as many steps on the right matrix. "
-            f"{style.setting(runs[0])} (without a deficit).",
+            f"{style.describe_setting(runs[0])} (without a deficit).",
         )
     table = pd.DataFrame(called).rename_axis("unit").reset_index()
     return style.Drawing(fig, pd.concat([harm, table], axis=1))
@@ -260,7 +260,7 @@ def main(records: Records, out: Out = None) -> list[Path]:
     finding = finds(
         next(iter(by_length(harm).values())), called, int(plain[0].config["unit_steps"])
     )
-    about = f"{style.setting(plain[0])} (without a deficit)."
+    about = f"{style.describe_setting(plain[0])} (without a deficit)."
     files.page("deep-linear", about, *as_text(harm, finding))
     files.figure("deep-linear", figure([*plain, *runs], harm, called))
     return files.print_paths()

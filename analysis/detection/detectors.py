@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from regimes.plotting import panels as drawing
 from regimes.plotting import style
-from regimes.plotting.words import headline
+from regimes.plotting.words import add_headline
 from regimes.records import Record
 from regimes.replay import detect
 from regimes.replay.compare import Comparison
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 def bands(runs: Sequence[Record], result: Comparison) -> style.Drawing:
-    """`regimes.plotting.panels.bands`, with a caption."""
-    fig, numbers = drawing.bands(runs, result)
-    with style.theme():
-        headline(fig, _title(result))
-        style.caption(fig, _words(runs, result))
+    """`regimes.plotting.panels.draw_detectors`, with a caption."""
+    fig, numbers = drawing.draw_detectors(runs, result)
+    with style.use_theme():
+        add_headline(fig, _title(result))
+        style.add_caption(fig, _words(runs, result))
     return style.Drawing(fig, numbers)
 
 
@@ -55,7 +55,7 @@ def _words(runs: Sequence[Record], result: Comparison) -> str:
         "layers the detector calls critical in the epoch (those of one verdict for the model: the "
         "more seeds), replayed over runs of the schedule named above each panel. Of low: traffic "
         "of spending there and nowhere else, over low compression throughout. "
-        f"{style.setting(runs[0])}."
+        f"{style.describe_setting(runs[0])}."
     )
 
 

@@ -40,7 +40,7 @@ def fall_at_decay(schedule: str) -> Effect:
             decay, *_ = decay_epochs(run) or (None,)
             if decay is None:
                 raise RecordError(f"{run.folder} does not say when its learning rate decays")
-            names = [layer["name"] for layer in compare.compressed(run)]
+            names = [layer["name"] for layer in compare.compressed_layers(run)]
             rows = run.layers[run.layers["layer"].isin(names)]
             after = rows["epoch"].between(decay, decay + 2)
             before = rows["epoch"].between(decay - 3, decay - 1)

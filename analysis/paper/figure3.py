@@ -25,13 +25,13 @@ from regimes.detectors.statistics import measuring_options
 from regimes.errors import LackingError
 from regimes.plotting import style
 from regimes.plotting.said import Estimate
-from regimes.plotting.words import headline
+from regimes.plotting.words import add_headline
 from regimes.records import Record, load_all, unit_name
 from regimes.replay.compare import compare_rules
 from regimes.statistics import t_interval
 
 from ..common.command import Files, Out, Records
-from ..common.compare import compressed, groups
+from ..common.compare import compressed_layers, group_runs
 from ..common.estimates import over_seeds
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def signals(runs: list[Record]) -> pd.DataFrame:
     parts = []
     for run in runs:
         check_measured(run)
-        names = [layer["name"] for layer in compressed(run)]
+        names = [layer["name"] for layer in compressed_layers(run)]
         layers = run.layers[run.layers["layer"].isin(names)]
         norm = layers.groupby("epoch")[run.statistic].apply(lambda v: float(np.sqrt((v**2).sum())))
         frame = run.epochs[["epoch", "eigenvalue", "eigenvalue:batch"]].assign(seed=run.seed)
@@ -129,13 +129,13 @@ def figure3(
     Raises:
         LackingError: no run of the schedule, or runs without eigenvalues.
     """
-    chosen = groups(runs, [schedule])[schedule]
+    chosen = group_runs(runs, [schedule])[schedule]
     values, alone, pairs = signals(chosen), *agreement(chosen, interval_, eta)
     calls = [compare_rules(run, rules(interval_, eta)).epochs for run in chosen]
     shares = pd.concat(calls).groupby(["detector", "epoch"])["critical"].mean()
     numbers = pd.concat([_curve(values, name, shares) for name in LINES], ignore_index=True)
-    with style.theme():
-        fig = style.figure(4.6)
+    with style.use_theme():
+        fig = style.make_figure(4.6)
         top, middle, bottom = fig.subplots(3, 1, sharex=True, height_ratios=[3, 2, 1.1])
         for ax, names in ((top, (EVAL, BATCH)), (middle, (NORM,))):
             for name in names:
@@ -151,8 +151,8 @@ def figure3(
         _bands(bottom, numbers)
         style.mark_decays(bottom, chosen[0], labelled=False, behind="white")
         bottom.set_xlabel(unit_name(chosen[0].config))
-        headline(fig, _title(pairs))
-        style.caption(fig, _words(chosen, alone, pairs, interval_, eta))
+        add_headline(fig, _title(pairs))
+        style.add_caption(fig, _words(chosen, alone, pairs, interval_, eta))
     return style.Drawing(fig, numbers)
 
 
@@ -223,7 +223,7 @@ def _words(
         f"Below: what each rule calls critical (relative change of {eta:g} or more over "
         f"{interval_} epochs; of eigenvalues, falls only), dark where more layers and seeds are. "
         f"Agreement with the norm per epoch: {agree}. Cost: norm {cost[NORM]:.1%} of training "
-        f"time, the curvature instrument {cost[EVAL]:.0%}. {style.setting(runs[0])}."
+        f"time, the curvature instrument {cost[EVAL]:.0%}. {style.describe_setting(runs[0])}."
     )
 
 
@@ -248,7 +248,7 @@ def main(
         eta: relative change that counts as critical.
     """
     files, runs = Files(records, out), load_all(records)
-    alone, pairs = agreement(groups(runs, [schedule])[schedule], interval, eta)
+    alone, pairs = agreement(group_runs(runs, [schedule])[schedule], interval, eta)
     with pd.option_context("display.width", 200, "display.max_columns", None):
         print(alone.round(3).to_string(index=False), "\n")
         print(pairs.round(3).to_string(index=False), "\n")

@@ -29,7 +29,7 @@ from regimes.records import Record, check_same_experiment, load_all
 from ..common.command import Files, Out, Several
 from ..common.compare import LAST
 from . import published
-from .curves import seconds
+from .curves import training_seconds
 from .table_rules import BATCH, EPOCHS, UNITS, WORKERS, agrees, explained, rule, window
 
 Key = tuple[str, str, str, str]  # data, network, compressor, level
@@ -153,7 +153,7 @@ def _ours(runs: Sequence[Record]) -> dict[str, Any]:
         "ours": float(np.mean(last)),
         "sd": float(np.std(last, ddof=1)) if len(runs) > 1 else math.nan,
         "ours_floats": float(np.mean([run.epochs["floats"].sum() for run in runs])),
-        "ours_seconds": float(np.mean([seconds(run)[-1] for run in runs])),
+        "ours_seconds": float(np.mean([training_seconds(run)[-1] for run in runs])),
     }
 
 

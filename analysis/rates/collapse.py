@@ -120,6 +120,6 @@ def main(records: Records, out: Out = None) -> list[Path]:
     """Count the collapsed runs under RECORDS and print a table."""
     files, runs = Files(records, out), load_all(records)
     rows = table(entries(runs))
-    files.page("collapse", f"{style.setting(runs[0])}.", as_text(rows))
+    files.page("collapse", f"{style.describe_setting(runs[0])}.", as_text(rows))
     files.table("collapse", rows)
     return files.print_paths()

@@ -23,7 +23,7 @@ from regimes.config import DENSE, Level
 from regimes.console.tables import Table
 from regimes.plotting import style
 from regimes.plotting.looks import SPARE
-from regimes.plotting.words import headline
+from regimes.plotting.words import add_headline
 
 from ..common.command import Files, Out
 from ..common.estimates import Cell, as_table, number, word
@@ -137,8 +137,8 @@ def at_share(rows: pd.DataFrame, how: str, momentum: float, share: float) -> flo
 def figure(rows: pd.DataFrame) -> style.Drawing:
     """A panel for each momentum: limits of dense's against the share that is sent."""
     momenta = list(dict.fromkeys(rows["momentum"]))
-    with style.theme():
-        fig = style.figure(3.4)
+    with style.use_theme():
+        fig = style.make_figure(3.4)
         for ax, momentum in zip(fig.subplots(1, len(momenta), sharey=True), momenta, strict=True):
             part = rows[rows["momentum"] == momentum]
             for (colour, dash, _), name in zip(SPARE, FILTERS, strict=False):
@@ -168,8 +168,8 @@ def figure(rows: pd.DataFrame) -> style.Drawing:
         fig.axes[0].set_ylabel("largest stable rate, of dense's\nhigher is better")
         handles, labels = fig.axes[0].get_legend_handles_labels()
         fig.legend(handles, labels, loc="outside upper left", ncols=3, handlelength=3)
-        headline(fig, _title(rows))
-        style.caption(
+        add_headline(fig, _title(rows))
+        style.add_caption(
             fig,
             "Computed: one direction of a quadratic. In turns: its residual is sent in every p-th "
             "step; low-pass: 1 / p of it in each step; delayed: the gradient of p - 1 steps ago, "

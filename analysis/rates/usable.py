@@ -275,7 +275,7 @@ def main(records: Several, out: Out = None) -> list[Path]:
     files, runs = Files(records[0], out), load_all(*records)
     drawn, points, rows = figure(runs)
     plain = _plain(runs)
-    about = f"{style.setting(plain)} ({plain.name.partition(AT)[0]})."
+    about = f"{style.describe_setting(plain)} ({plain.name.partition(AT)[0]})."
     texts = as_text(rows)
     files.page("ranges", about, *(replace(t, title=f"Usable: {rule}") for rule, t in texts.items()))
     files.figure("mechanism", (drawn, points))

@@ -33,7 +33,7 @@ class _App(SubcommandApp):
             case ["figure", name, *words] if not name.startswith("-"):
                 from regimes.plotting import offered
 
-                return None if offered.begin(name, words) else sys.exit(2)
+                return None if offered.begin_figure(name, words) else sys.exit(2)
             case [verb, *words] if not {"-h", "--help"} & {*words}:
                 check_options(verb, words)
         return super().cli(**kwargs)

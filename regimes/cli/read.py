@@ -197,8 +197,8 @@ def figure(
     from regimes.plotting import offered
 
     if name is None:
-        offered.show()
-    elif not offered.begin(name, words):
+        offered.print_figures()
+    elif not offered.begin_figure(name, words):
         sys.exit(2)
 
 

@@ -159,11 +159,13 @@ def main(options: JobOptions, algorithm: str = FASTEST, csv: Path | None = None)
     if options.json:
         write_output(options.json, _json(options, planned, frame, sentence))
     if options.figure:
-        from regimes.plotting.bandwidth import save
+        from regimes.plotting.bandwidth import save_bandwidth
 
         title = sentence.partition(":")[0] + f" at {planned.link}"
         numbers = curves(planned, methods, BANDWIDTHS)
-        save(options.figure, numbers, frame, float(planned.link.bandwidth), title, about(planned))
+        save_bandwidth(
+            options.figure, numbers, frame, float(planned.link.bandwidth), title, about(planned)
+        )
     return frame
 
 

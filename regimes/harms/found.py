@@ -101,8 +101,8 @@ class Harm:
     def _repr_png_(self) -> bytes:
         from regimes.plotting import style
 
-        with style.theme():
-            return style.drawn(self.figure(), "png")
+        with style.use_theme():
+            return style.render_figure(self.figure(), "png")
 
     def figure(self) -> Figure:
         """Harm of each phase with its interval, and the learning rate; one column wide."""
@@ -187,7 +187,7 @@ class Harm:
 
         if self.out is None:
             raise ConfigError("out: expected a folder to save into")
-        paths = style.save(self.figure(), self.out / "harm", self.table)
+        paths = style.save_figure(self.figure(), self.out / "harm", self.table)
         if self.grid:
             write_output(self.out / "harm.toml", self.grid)
             paths.append(self.out / "harm.toml")

@@ -20,7 +20,7 @@ from regimes.harms.records import Records
 from regimes.harms.search import Show
 from regimes.launch.budgeted import Budget
 from regimes.launch.subject import subject
-from regimes.plotting.looks import METRICS, Metric, named
+from regimes.plotting.looks import METRICS, Metric, find_metric
 from regimes.records.files import record_folder
 
 
@@ -101,7 +101,7 @@ def _metric(lower: bool | None, metric: str = "loss", **others: Any) -> Metric:
         raise ConfigError(f"{name}: expected metric alone, beside a function and its units")
     known = metric in METRICS
     require(known or lower is not None, "lower", lower, f"True or False: is less {metric} better?")
-    return named(metric) if lower is None else replace(named(metric), lower=lower)
+    return find_metric(metric) if lower is None else replace(find_metric(metric), lower=lower)
 
 
 def _check(trunk: RunConfig, kinds: Mapping[str, Kind]) -> None:

@@ -55,17 +55,20 @@ def main(
             "it has ended, for the table"
         )
         return
-    from regimes.plotting.schedules import between, schedules  # pandas, so late
+    from regimes.plotting.schedules import (  # pandas, so late
+        differences_between,
+        tabulate_schedules,
+    )
 
     runs = separate_experiments(load(folder) for folder, _ in cells)
-    summary = schedules(runs)
+    summary = tabulate_schedules(runs)
     note = (
         f"{summary.shown.name}: mean of the last 3 epochs, mean ± sd over seeds; "
         "floats: the paper's count; bytes: sent by each worker"
     )
     columns = ("n", "metric", "floats", "of_base", "bytes", "seconds")
     show(summary.table(columns, note).drawn())
-    if differences := between(runs):
+    if differences := differences_between(runs):
         show("", differences.drawn())
     for sentence in write_notes(runs):
         show(f"note: {sentence}")

@@ -30,7 +30,7 @@ from regimes.console.tables import Table
 from regimes.errors import ConfigError, RecordError, TrainingError, is_whole, require
 from regimes.launch import sweep
 from regimes.launch.sweep import Cell, Progress
-from regimes.plotting.looks import named
+from regimes.plotting.looks import find_metric
 from regimes.presets.families import shorten_training
 from regimes.records import check_output, load, write_output
 
@@ -124,7 +124,7 @@ def _spell(scores: Sequence[float]) -> str:
 
 def ranked(trials: Sequence[Trial], metric: str) -> list[Trial]:
     """The longest trained first, then the best; failed ones last."""
-    sign = 1 if named(metric).lower else -1
+    sign = 1 if find_metric(metric).lower else -1
     return sorted(trials, key=lambda t: (not t.scores, -t.share, sign * fmean(t.scores or [0])))
 
 

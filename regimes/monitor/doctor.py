@@ -142,10 +142,10 @@ def _figures() -> str:
 
     from regimes.plotting import style
 
-    with style.theme():
-        fig = style.figure(2.0)
+    with style.use_theme():
+        fig = style.make_figure(2.0)
         sns.lineplot(x=[0, 1, 2], y=[1, 2, 4], ax=fig.subplots())
-    return f"a curve drawn, PNG of {len(style.drawn(fig, 'png'))} bytes"
+    return f"a curve drawn, PNG of {len(style.render_figure(fig, 'png'))} bytes"
 
 
 def _curvature(backend: str) -> str:

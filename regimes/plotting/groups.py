@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from regimes.errors import LackingError, RecordError
-from regimes.plotting.looks import Metric, named, order
+from regimes.plotting.looks import Metric, find_metric, order_schedules
 from regimes.policies import read_history
 from regimes.policies.base import FollowsDecays
 from regimes.records import (
@@ -32,7 +32,7 @@ SETTING = {  # shared by all schedules of a figure
 }
 
 
-def groups(
+def group_runs(
     runs: Iterable[Record], needed: Sequence[str] = (), only: bool = False, unfinished: bool = False
 ) -> Groups:
     """Runs by schedule, each list by seed: only seeds of one experiment (`records.separate_experiments`).
@@ -55,7 +55,10 @@ def groups(
             run.check_finished()
         by_schedule.setdefault(run.name, []).append(run)
     check_setting(runs)
-    return {name: sorted(by_schedule[name], key=lambda r: r.seed) for name in order(by_schedule)}
+    return {
+        name: sorted(by_schedule[name], key=lambda r: r.seed)
+        for name in order_schedules(by_schedule)
+    }
 
 
 def in_roles(runs: Iterable[Record], needed: Sequence[str]) -> list[Record]:
@@ -112,7 +115,7 @@ def check_there(runs: Sequence[Record], needed: Iterable[str]) -> None:
             )
     if missing:
         raise LackingError(
-            f"no run of schedule {', '.join(missing)}; found {', '.join(order(names)) or 'none'}: "
+            f"no run of schedule {', '.join(missing)}; found {', '.join(order_schedules(names)) or 'none'}: "
             "run the missing ones (regimes ablate GRID --schedules ...) before drawing, or say "
             f"which schedule takes the part, --role {missing[0]}=NAME"
         )
@@ -146,21 +149,21 @@ def check_setting(runs: Sequence[Record], shared: Collection[str] = SETTING) -> 
 
 def tested_by(run: Record) -> Metric:
     """The metric by which the run was tested."""
-    return measured(run, run.header.get("metric", "accuracy"))
+    return measured_metric(run, run.header.get("metric", "accuracy"))
 
 
-def measured(run: Record, column: str) -> Metric:
+def measured_metric(run: Record, column: str) -> Metric:
     """How a column of the run's epochs is written."""
     own_loss = run.header["data"].get("loss") is not None
-    return named(column, unit_known=not run.hooked and not own_loss)
+    return find_metric(column, unit_known=not run.hooked and not own_loss)
 
 
-def compressed(run: Record) -> list[dict[str, Any]]:
+def compressed_layers(run: Record) -> list[dict[str, Any]]:
     """The compressed layers in network order."""
     return [layer for layer in run.header["layers"] if layer["compressed"]]
 
 
-def windows(by_schedule: Groups) -> list[list[int]]:
+def critical_windows(by_schedule: Groups) -> list[list[int]]:
     """The hand-made critical windows ``[first, stop)``; empty if no run has them."""
     for level, table in (("low", "policy"), ("high", "policy"), ("small", "batch_policy")):
         if runs := by_schedule.get(f"{level}-in-critical"):
@@ -168,7 +171,7 @@ def windows(by_schedule: Groups) -> list[list[int]]:
     return []
 
 
-def decays(run: Record) -> list[tuple[int, float]]:
+def find_decays(run: Record) -> list[tuple[int, float]]:
     """The units of a run that are the first at a lower learning rate, and the factor by which it
     falls (infinity: to zero). A trainer's step schedule gives the configured ones; a user's own
     training, whose schedule is not known, those that the policies see in its rates."""
@@ -191,7 +194,7 @@ def decays(run: Record) -> list[tuple[int, float]]:
 
 def decay_epochs(run: Record) -> tuple[int, ...]:
     """The units that are the first at a lower learning rate."""
-    return tuple(first for first, _ in decays(run))
+    return tuple(first for first, _ in find_decays(run))
 
 
 def typical_run(by_schedule: Groups) -> Record:

@@ -30,7 +30,7 @@ class Need(NamedTuple):
     key: str = ""
 
 
-def compare(needs: Needs, grid: Mapping[str, RunConfig], in_file: bool = True) -> list[Need]:
+def compare_needs(needs: Needs, grid: Mapping[str, RunConfig], in_file: bool = True) -> list[Need]:
     """Each need of a figure, and what a grid has of it.
 
     Args:
@@ -73,7 +73,7 @@ def _schedule(role: str, names: list[str], in_file: bool) -> Need:
     return Need(f"schedule {role}", ", ".join(names), key)
 
 
-def show(figure: str, needs: Needs, name: str) -> bool:
+def print_needs(figure: str, needs: Needs, name: str) -> bool:
     """Print what a figure needs of a grid; returns whether the grid has it all.
 
     Args:
@@ -84,7 +84,7 @@ def show(figure: str, needs: Needs, name: str) -> bool:
         ConfigError: no such grid.
     """
     in_file = own.is_file(name)
-    rows = compare(needs, get_grid(name), in_file)
+    rows = compare_needs(needs, get_grid(name), in_file)
     title = f"What figure {figure} needs"
     cells = [(x.what, x.has or ("lacking" if x.key else "none")) for x in rows]
     table = Table(("needed", f"in {name}"), cells, texts=2, title=title)

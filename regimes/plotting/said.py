@@ -102,10 +102,10 @@ class Estimate:
 
     def numbers(self, form: str, unit: str = "") -> str:
         """`text` without the seeds, which the sentence names elsewhere."""
-        size = f"{number(self.value, form)} {unit}".rstrip()
+        size = f"{format_number(self.value, form)} {unit}".rstrip()
         if math.isnan(self.low):
             return size
-        return f"{size} [{number(self.low, form)}, {number(self.high, form)}]"
+        return f"{size} [{format_number(self.low, form)}, {format_number(self.high, form)}]"
 
     @property
     def seeds(self) -> str:
@@ -116,7 +116,7 @@ class Estimate:
         return f" in {count}"
 
 
-def number(value: float, form: str) -> str:
+def format_number(value: float, form: str) -> str:
     """A rounded number; a zero has no minus, and a number that is none does not look like one.
 
     >>> number(-0.01, ".1f"), number(0.01, "+.1f")

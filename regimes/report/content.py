@@ -25,10 +25,10 @@ from regimes.monitor.text import unknown_text
 from regimes.monitor.watch import state
 from regimes.network import Network, format_bandwidth
 from regimes.plotting import style
-from regimes.plotting.curves import has
-from regimes.plotting.groups import Groups, groups, tested_by, typical_run
-from regimes.plotting.looks import Metric, order, styles_of
-from regimes.plotting.schedules import DASH, between, pairs_of, schedules
+from regimes.plotting.curves import has_metric
+from regimes.plotting.groups import Groups, group_runs, tested_by, typical_run
+from regimes.plotting.looks import Metric, order_schedules, styles_of
+from regimes.plotting.schedules import DASH, differences_between, pairs_of, tabulate_schedules
 from regimes.records import (
     NOT_RECORDED,
     OWN,
@@ -120,7 +120,7 @@ class Study:
         counts = [len(runs) for runs in self.groups.values()]
         seeds = f" ({style.seeds_in_words(counts)} each)" if counts else ""
         what = "One run" if self.single else f"{many}{seeds}"
-        return f"{what}. {style.setting(self.example)}."
+        return f"{what}. {style.describe_setting(self.example)}."
 
 
 def read_study(root: Path, place: Path) -> Study:
@@ -140,7 +140,7 @@ def read_study(root: Path, place: Path) -> Study:
         raise RecordError(f"no run in or under {place} can be read: {entries[0].more}")
     begun = [entry.record for entry in entries if entry.record and entry.record.rows]
     try:
-        by_name = groups(begun, unfinished=True)
+        by_name = group_runs(begun, unfinished=True)
     except RecordError as error:
         raise RecordError(shorten_paths(root, error)) from None
     by_schedule = {
@@ -175,7 +175,7 @@ def tabulate_results(study: Study) -> Table:
     columns = ("metric", "n", "floats", "of_base", "bytes")
     table = Table(("schedule", study.metric.heading, "n", "floats", "of low throughout", "bytes"))
     if finished := [run for run in study.runs if run.finished]:
-        table = schedules(finished).table(columns)
+        table = tabulate_schedules(finished).table(columns)
     rows = {row[0]: row for row in table.rows}
     for name, runs in study.groups.items():
         longest = max(runs, key=lambda run: len(run.rows))
@@ -189,7 +189,7 @@ def tabulate_differences(study: Study, baseline: str | None = None) -> Table:
     runs = [run for run in study.runs if run.finished]
     if baseline is not None:
         pairs_of(list(dict.fromkeys(run.name for run in runs)), baseline)
-    return (between(runs, baseline) if runs else None) or Table()
+    return (differences_between(runs, baseline) if runs else None) or Table()
 
 
 def tabulate_seconds(study: Study) -> Table:
@@ -275,7 +275,9 @@ def write_configuration(study: Study) -> list[tuple[str, str]]:
     same = {k for k in keys if all(c.get(k) == example.get(k) for c in configs.values())}
     parts = [("all runs", _toml(example, same) + _comments(study.example))]
     return parts + [
-        (name, text) for name in order(configs) if (text := _toml(configs[name], keys - same))
+        (name, text)
+        for name in order_schedules(configs)
+        if (text := _toml(configs[name], keys - same))
     ]
 
 
@@ -354,5 +356,5 @@ def redraw_commands(study: Study, network: str) -> list[str]:
     commands = [f"regimes report {name} --network {link}", f"regimes cost {name} --network {link}"]
     if not study.place.is_file():
         commands.append(f"regimes detect {name}")
-    drawn = not study.unfinished and all(has(run, study.metric) for run in study.runs)
+    drawn = not study.unfinished and all(has_metric(run, study.metric) for run in study.runs)
     return [*commands, f"regimes figure curves {name}"] if drawn else commands

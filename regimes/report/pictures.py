@@ -11,11 +11,17 @@ from matplotlib.figure import Figure
 from regimes.config import DENSE
 from regimes.errors import RecordError, RegimesError
 from regimes.plotting import style
-from regimes.plotting.curves import has
-from regimes.plotting.groups import BASELINES, Groups, decay_epochs, measured, windows
-from regimes.plotting.lines import BATCH, PERIOD, TRAFFIC, WIDTH, lines
+from regimes.plotting.curves import has_metric
+from regimes.plotting.groups import (
+    BASELINES,
+    Groups,
+    critical_windows,
+    decay_epochs,
+    measured_metric,
+)
+from regimes.plotting.lines import BATCH, PERIOD, TRAFFIC, WIDTH, draw_lines
 from regimes.plotting.looks import Metric, style_of
-from regimes.plotting.panels import bands, level_map, levels
+from regimes.plotting.panels import draw_detectors, level_map, tabulate_levels
 from regimes.plotting.trials import draw_harms, rule_of
 from regimes.records.reader import logged_values
 from regimes.replay import detect
@@ -52,7 +58,7 @@ def draw_pictures(study: Study) -> dict[str, list[Picture]]:
 
 
 def _draw_picture(fig: Figure, title: str, caption: str) -> Picture:
-    code = base64.b64encode(style.drawn(fig)).decode()
+    code = base64.b64encode(style.render_figure(fig)).decode()
     return Picture(title, caption, f"data:image/svg+xml;base64,{code}")
 
 
@@ -61,7 +67,9 @@ def _draw_curves(
 ) -> Picture:
     """One curve per schedule, of the runs that have logged the metric."""
     metric = metric or study.metric
-    logged_by = {name: [r for r in runs if has(r, metric)] for name, runs in study.groups.items()}
+    logged_by = {
+        name: [r for r in runs if has_metric(r, metric)] for name, runs in study.groups.items()
+    }
     groups = {name: runs for name, runs in logged_by.items() if runs}
     name = metric.label.partition(" (")[0]
     if metric.label != metric.name:  # else it is a name that a user has chosen
@@ -69,7 +77,7 @@ def _draw_curves(
     if not groups:
         return Picture(name, "Nothing to draw: it was not logged.")
     try:
-        fig, _ = lines(groups, against, metric, study.example)
+        fig, _ = draw_lines(groups, against, metric, study.example)
     except RecordError as error:
         return Picture(name, f"Nothing: {shorten_paths(study.root, error)}.")
     left_out = ", ".join(name for name, runs in logged_by.items() if not runs)
@@ -85,8 +93,10 @@ def _logged(study: Study) -> list[Picture]:
     names = dict.fromkeys(
         name for run in runs for name in (*losses, *logged_values(run.rows).values())
     )
-    metrics = [measured(study.example, name) for name in names]
-    return [_draw_curves(study, "epoch", m) for m in metrics if any(has(run, m) for run in runs)]
+    metrics = [measured_metric(study.example, name) for name in names]
+    return [
+        _draw_curves(study, "epoch", m) for m in metrics if any(has_metric(run, m) for run in runs)
+    ]
 
 
 def _caption(study: Study, groups: Groups, against: str) -> str:
@@ -100,7 +110,7 @@ def _caption(study: Study, groups: Groups, against: str) -> str:
     if against == "epoch" and any(decays):
         whose = "" if len({*decays}) == 1 else " of most schedules"
         parts.append(f"Dotted: the learning rate{whose} decays")
-    if against == "epoch" and windows(study.groups):
+    if against == "epoch" and critical_windows(study.groups):
         parts.append("Shaded: the hand-made critical windows")
     return ". ".join(parts) + "."
 
@@ -109,7 +119,7 @@ def adaptive_schedules(study: Study) -> list[str]:
     """The schedules whose levels training decides; a single run also if it was fixed."""
     names = []
     for name, runs in study.groups.items():
-        used = {*levels(runs)["level"]}
+        used = {*tabulate_levels(runs)["level"]}
         fixed = runs[0].config["policy"]["name"] in FIXED or len(used) == 1
         if used - {DENSE} and (study.single or not fixed):
             names.append(name)
@@ -163,7 +173,7 @@ def _draw_detectors(study: Study) -> Picture:
     runs = [run for name in names or study.groups for run in study.groups[name]]
     title = "What detectors say"
     try:
-        fig, _ = bands(runs, detect.bench_detectors(runs), WIDTH)
+        fig, _ = draw_detectors(runs, detect.bench_detectors(runs), WIDTH)
     except RegimesError as error:
         return Picture(title, f"Nothing: {shorten_paths(study.root, error)}.")
     caption = (

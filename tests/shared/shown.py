@@ -81,7 +81,7 @@ def of_curves(made: Made, *against: str, **more: Any) -> Shown:
 
 def spoken_by(made: Made) -> dict[str, str]:
     """What each schedule is called; of a longer run with its share of the floats of `low`."""
-    names = {name: words.spoken(name, config) for name, config in made.configs.items()}
+    names = {name: words.spoken_name(name, config) for name, config in made.configs.items()}
     sent = made.table[made.table["part"] == "end"].set_index("schedule")["floats"]
     for name in {*words.LONGER} & {*sent.index}:
         share = sent[name] / sent["low"]

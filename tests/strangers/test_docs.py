@@ -33,7 +33,7 @@ from analysis.__main__ import commands
 from regimes import presets
 from regimes.cli.app import options
 from regimes.config import override
-from regimes.plotting.offered import offered
+from regimes.plotting.offered import find_figures
 
 DOCS = ROOT / "docs"
 MOST = 31_450  # words of the pages that are written by hand
@@ -164,7 +164,7 @@ def test_commands_are_those_of_the_command_line() -> None:
 
 @functools.cache
 def figures_offered() -> set[str]:
-    return {*offered()}
+    return {*find_figures()}
 
 
 def check_names(verb: str, words: list[str]) -> None:

@@ -41,9 +41,9 @@ from analysis.paper import figures
 from analysis.rates import quadratic
 from regimes.config import DENSE
 from regimes.plotting import style
-from regimes.plotting.curves import curves, ends
+from regimes.plotting.curves import tabulate_curves, tabulate_ends
 from regimes.plotting.looks import style_of
-from regimes.plotting.panels import levels
+from regimes.plotting.panels import tabulate_levels
 from regimes.plotting.words import names_of
 from regimes.records import load, load_all
 from regimes.report import content, pictures
@@ -104,7 +104,7 @@ def make(
             made.append(Made(stem.name, figure, table, tables, one, known))
             return []
 
-        monkeypatch.setattr(style, "save", save)
+        monkeypatch.setattr(style, "save_figure", save)
         monkeypatch.setattr(quadratic, "table", fewer_limits)
         monkeypatch.setattr(
             command.Files, "table", lambda _, name, rows: tables.__setitem__(name, rows)
@@ -259,7 +259,10 @@ def test_the_pictures_of_a_report_are_the_curves(
         ("Traffic per epoch", "epoch", pictures.TRAFFIC),
     ):
         figure, words = kept[title]
-        parts = {"curve": curves(study.groups, shown), "end": ends(study.groups, shown)}
+        parts = {
+            "curve": tabulate_curves(study.groups, shown),
+            "end": tabulate_ends(study.groups, shown),
+        }
         table = pd.concat([rows.assign(part=part) for part, rows in parts.items()])
         check(
             Shown(
@@ -277,12 +280,12 @@ def test_the_pictures_of_a_report_are_the_curves(
         name = next(
             n for n in study.groups if style_of(n).label == title.removeprefix("Levels of ")
         )
-        made = Made(title, figure, levels(study.groups[name]), one=study.groups[name][0])
+        made = Made(title, figure, tabulate_levels(study.groups[name]), one=study.groups[name][0])
         check(level_map(made, words=words, says=["n = 3 seeds"]))
     figure, words = kept["What detectors say"]
     names = ("low", *pictures.adaptive_schedules(study))
     runs = [run for name in study.groups for run in study.groups[name] if name in names]
-    table = pictures.bands(runs, pictures.detect.bench(runs))[1]
+    table = pictures.draw_detectors(runs, pictures.detect.bench(runs))[1]
     made = Made("bands", figure, table, one=one)
     check(detector_bands(made, words=words, says=["replayed over the runs"]))
 

@@ -27,7 +27,7 @@ from regimes.compression.traffic import costs_per_step
 from regimes.config import Budget, RunConfig, in_windows
 from regimes.console.tables import Table
 from regimes.errors import RecordError
-from regimes.plotting.looks import named
+from regimes.plotting.looks import find_metric
 from regimes.policies import REGISTRY, check_levels, make_policy
 from regimes.presets import get_grid
 from regimes.records import load_all
@@ -46,7 +46,7 @@ OTHERS = {  # of a batch, of a period, and of a grid of its own
     "rate-ladder",
     "by-layer",
 }
-ACCURACY = named("accuracy")
+ACCURACY = find_metric("accuracy")
 TUNED = {  # the rates that were tried, as the comments of the grids say
     "tournament-smoke": (0.003125, 0.00625, 0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8),
     "tournament-lm": (0.0015, 0.003, 0.006, 0.012),
@@ -285,12 +285,12 @@ def test_the_title_counts_what_survives_correction() -> None:
             "p_holm": [0.01, 0.04, 0.2],
         }
     )
-    bits = named("bits per byte")
+    bits = find_metric("bits per byte")
     said = tournament_figure._title(rows, bits, "a constant rank")
     assert said == "L-GreCo beats a constant rank with as many floats; 1 of 3 lose to it"
     said = tournament_figure._title(rows[1:], bits, "a constant rank")
     assert said.startswith("No schedule of 2 is shown to beat a constant rank")
-    turned = tournament_figure._title(rows, named("accuracy"), "a constant rank")
+    turned = tournament_figure._title(rows, find_metric("accuracy"), "a constant rank")
     assert turned.startswith("ACCORDION beats a constant rank")
 
 
@@ -387,7 +387,7 @@ def test_controls_that_were_not_run_are_not_drawn() -> None:
 def test_shares_where_no_dense_arm_was_run() -> None:
     """Of what dense would have sent, from the costs that the record has."""
     runs = [run for run in load_all(REFERENCE / "tournament-lm.tar.xz") if run.seed == 3000]
-    shown = named("bits per byte")
+    shown = find_metric("bits per byte")
     whole = tournament.table(tournament.entries(runs), shown).set_index("arm")
     part = tournament.entries([run for run in runs if run.name != "dense"])
     found = tournament.table(part, shown).set_index("arm")

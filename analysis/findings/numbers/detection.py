@@ -7,7 +7,7 @@ import itertools
 import pandas as pd
 
 from regimes.detectors import NormChange
-from regimes.plotting.groups import compressed
+from regimes.plotting.groups import compressed_layers
 from regimes.replay.detect import bench_detectors
 
 from ...detection import agreement, unforced
@@ -112,7 +112,7 @@ def low_from_start(source: str, arm: str, interval: int) -> int:
     for run in records(source):
         if run.name == arm:
             norms = run.layers.pivot(index="epoch", columns="layer", values=run.statistic)
-            for layer in compressed(run):
+            for layer in compressed_layers(run):
                 values = norms[layer["name"]].to_list()
                 epochs = range(len(values) - 1)  # a verdict decides the next one
                 verdicts = (rule(values[: epoch + 1]).critical for epoch in epochs)

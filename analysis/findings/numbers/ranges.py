@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from regimes.console.tables import Table
-from regimes.plotting.looks import named
+from regimes.plotting.looks import find_metric
 from regimes.statistics import correct_by_holm
 
 from ...detection import deep_linear
@@ -25,7 +25,7 @@ from ..values import Interval, mean_of, of_ratios
 @functools.cache
 def _usable(source: str, metric: str) -> pd.DataFrame:
     runs = [run for name in source.split(" + ") for run in records(name)]
-    return usable.entries(runs, named(metric))
+    return usable.entries(runs, find_metric(metric))
 
 
 def usable_runs(source: str, metric: str = "accuracy") -> pd.DataFrame:
@@ -42,7 +42,7 @@ def _table(source: str, metric: str) -> pd.DataFrame:
 
 @functools.cache
 def _cached_table(source: str, metric: str) -> pd.DataFrame:
-    return usable.table(_usable(source, metric), named(metric))
+    return usable.table(_usable(source, metric), find_metric(metric))
 
 
 @number
@@ -94,7 +94,7 @@ def better_seeds(source: str, arm: str, rate: float, other: float) -> int:
 @number
 def endless(source: str, arm: str, metric: str) -> int:
     """Seeds whose range goes on to the largest rate that was tried, against the arm's own best."""
-    ends = usable.ends(usable_runs(source, metric), named(metric))
+    ends = usable.ends(usable_runs(source, metric), find_metric(metric))
     largest_rates = ends[(ends["arm"] == arm) & (ends["rule"] == ends["rule"].unique()[0])]
     return int(np.isinf(largest_rates["usable_max"]).sum())
 
@@ -104,7 +104,7 @@ def end_of_rank(rank: int, rule: int = 0, points: float = 5.0) -> Interval:
     """The largest usable rate at a rank divided by that of its low-pass, by rule number
     ``rule``."""
     runs = usable_runs("rates + rates-low-pass")
-    ends = usable.ends(runs, named("accuracy"), points)
+    ends = usable.ends(runs, find_metric("accuracy"), points)
     kept = ends[ends["rule"] == ends["rule"].unique()[rule]]
     wide = kept.pivot(index="seed", columns="arm", values="usable_max")
     return of_ratios(np.log(wide[f"rank {rank}"] / wide[f"low-pass as rank {rank}"]).to_list())

@@ -26,7 +26,7 @@ from regimes.cost.plan import job, main
 from regimes.errors import ConfigError
 from regimes.exchange.exchange import Exchange
 from regimes.network import Network, Work
-from regimes.plotting.bandwidth import apart
+from regimes.plotting.bandwidth import move_apart
 
 PARAMETERS = {  # from the models' papers and libraries
     "gpt2-124m": 124_439_808,
@@ -450,7 +450,7 @@ def test_the_files_that_are_asked_for(
 
 
 def test_labels_are_moved_apart() -> None:
-    places = apart(np.array([0.0, 0.1, 0.11, 0.5]), 0.1)
+    places = move_apart(np.array([0.0, 0.1, 0.11, 0.5]), 0.1)
     assert np.diff(places).min() == pytest.approx(0.1)
     assert places[3] == 0.5
     assert places[:3].mean() == pytest.approx(np.mean([0.0, 0.1, 0.11]))

@@ -27,7 +27,7 @@ from regimes.data.texts import Parts
 from regimes.errors import ConfigError, DataError
 from regimes.monitor.text import metric_text
 from regimes.plotting import groups
-from regimes.plotting.schedules import schedules
+from regimes.plotting.schedules import tabulate_schedules
 
 torch.set_num_threads(1)
 FILES = {f"f{i}/{i}.txt": f"the file number {i}\n".encode() * (i + 1) for i in range(9)}
@@ -286,7 +286,7 @@ def test_a_record_has_bits_per_byte_and_the_perplexity_of_a_token(
     assert row["perplexity"] == pytest.approx(math.exp(row["test_loss"]))
     assert record.header["data"]["tokenizer"] == "bytes"
     assert record.header["data"]["files"] == 9
-    shown = schedules([record])
+    shown = tabulate_schedules([record])
     assert shown.table(("metric",)).heads == ("schedule", "bits per byte")
     assert shown.table(("metric",)).rows == [(record.name, f"{row['metric']:.3f}")]
     assert groups.tested_by(record).lower

@@ -26,8 +26,8 @@ from configs import smoke_static
 import regimes
 from regimes.errors import ConfigError, RecordError, RegimesError
 from regimes.plotting import offered, style
-from regimes.plotting.groups import groups
-from regimes.plotting.schedules import between, pairs_of, schedules
+from regimes.plotting.groups import group_runs
+from regimes.plotting.schedules import differences_between, pairs_of, tabulate_schedules
 from regimes.records import (
     Record,
     find_runs,
@@ -122,7 +122,7 @@ def test_every_field_of_a_header_is_another_experiment_or_is_said(pair: list[Rec
 def groups_or_none(runs: list[Record]) -> dict[str, list[Record]] | None:
     """One row for each; none if the two cannot even be compared."""
     try:
-        return groups(runs, unfinished=True)
+        return group_runs(runs, unfinished=True)
     except RecordError:
         return None
 
@@ -166,7 +166,7 @@ def test_a_name_says_what_is_not_as_in_most_runs(pair: list[Record]) -> None:
     ]
     assert [r.name for r in separate_experiments(runs)] == [r.name for r in runs]  # once is enough
     with pytest.raises(RecordError, match=r"low \(optimizer.lr=9.0\).*choose one with --where"):
-        groups(runs, ["low"])
+        group_runs(runs, ["low"])
 
 
 def test_a_text_is_no_number_and_a_name_is_made_once(pair: list[Record]) -> None:
@@ -293,7 +293,7 @@ def test_runs_without_a_metric_do_not_count_in_n(pair: list[Record]) -> None:
         config = {**pair[0].config, "seed": seed}
         rows = [{**row, "metric": None if seed == 1 else 0.5} for row in pair[0].rows]
         runs.append(replace(pair[0], header={**pair[0].header, "config": config}, rows=rows))
-    assert dict(schedules(runs).table(("n",)).rows)[pair[0].name] == "2 of 3"
+    assert dict(tabulate_schedules(runs).table(("n",)).rows)[pair[0].name] == "2 of 3"
 
 
 # -- differences -----------------------------------------------------------------------------
@@ -319,10 +319,10 @@ def test_differences_of_schedules_of_any_name(pair: list[Record]) -> None:
     assert list(against["comparison"]) == ["mine - third", "theirs - third"]
     with pytest.raises(RecordError, match="baseline low: no such schedule; found mine"):
         regimes.compare(runs, baseline="low")
-    table = between(runs)
+    table = differences_between(runs)
     assert table is not None
     assert table.rows[0][:4] == ["mine - theirs", "3", "+20.0", "[-4.8, +44.8]"]
-    assert between([run for run in runs if run.name == "mine"]) is None
+    assert differences_between([run for run in runs if run.name == "mine"]) is None
 
 
 def test_of_many_schedules_each_is_compared_with_the_usual_baseline() -> None:
@@ -357,10 +357,10 @@ def test_another_configuration_beside_a_run_of_its_name_is_said(
 def test_the_table_of_an_ablation_has_a_row_for_each_experiment(pair: list[Record]) -> None:
     config = {**pair[1].config, "batch_size": 99}
     other = replace(pair[1], header={**pair[1].header, "config": config})
-    assert len(schedules([pair[0], other]).frame) == 2
+    assert len(tabulate_schedules([pair[0], other]).frame) == 2
     metric = replace(pair[1], header={**pair[1].header, "metric": "perplexity"})
     with pytest.raises(RecordError, match="differ in metric"):
-        schedules([pair[0], metric])
+        tabulate_schedules([pair[0], metric])
 
 
 # -- every command that averages -------------------------------------------------------------
@@ -400,7 +400,7 @@ NO_MEAN = {  # read no records of ours, or draw one run
     "published",
     "quadratic",
     "signals",
-    "lasso",  # of a network: `analysis.lasso.numbers.network`, through `groups`
+    "lasso",  # of a network: `analysis.lasso.numbers.network`, through `group_runs`
     "tables",  # of runs at the paper's scale: `test_tables`
     "14",
     "15",  # of a grid without committed records; as 12 and 13
@@ -412,7 +412,7 @@ Begin = Callable[[Path, Path], object]
 def commands() -> dict[str, tuple[str, Begin]]:
     """By name, the archive and how the command begins: records, and a folder for its files."""
     found: dict[str, tuple[str, Begin]] = {}
-    for name, offer in offered.offered().items():
+    for name, offer in offered.find_figures().items():
         grids = [g for g in offer.grids if (REFERENCE / f"{g}.tar.xz").exists()]
         archive = ARCHIVE.get(name) or next(iter(grids), None)
         if name in NO_MEAN:
@@ -420,7 +420,7 @@ def commands() -> dict[str, tuple[str, Begin]]:
         assert archive, f"{name}: which records can it draw?"
         found[name] = (
             archive,
-            lambda records, out, name=name: offered.begin(
+            lambda records, out, name=name: offered.begin_figure(
                 name,
                 [
                     str(records.parent if name == "claims" else records),
@@ -515,7 +515,7 @@ def wanted(path: tuple[str, ...], kind: str) -> bool:
 
 
 def test_every_offered_command_is_tried_or_averages_nothing() -> None:
-    assert {*offered.offered()} - NO_MEAN <= {*commands()}
+    assert {*offered.find_figures()} - NO_MEAN <= {*commands()}
     assert {*QUICK} <= {*commands()}
 
 
@@ -527,7 +527,7 @@ def tried(names: list[str]) -> Any:
 def test_nothing_is_averaged_in_silence(
     name: str, subsets: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(style, "save", lambda *args, **options: [])  # numbers, not pictures
+    monkeypatch.setattr(style, "save_figure", lambda *args, **options: [])  # numbers, not pictures
     archive, begin = commands()[name]
     if name == "regimes.compare":
         begin = lambda records, out: (  # noqa: E731  # a function says nothing; its rows do
@@ -537,11 +537,11 @@ def test_nothing_is_averaged_in_silence(
 
 
 @pytest.mark.slow
-@tried(sorted({*offered.offered()} - NO_MEAN - {*QUICK}))
+@tried(sorted({*offered.find_figures()} - NO_MEAN - {*QUICK}))
 def test_no_figure_is_averaged_in_silence(
     name: str, subsets: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(style, "save", lambda *args, **options: [])
+    monkeypatch.setattr(style, "save_figure", lambda *args, **options: [])
     archive, begin = commands()[name]
     check_not_silent(name, subsets(archive), begin, tmp_path)
 

@@ -35,8 +35,8 @@ from regimes.monitor import watch as watching
 from regimes.monitor.text import headline
 from regimes.network import Network
 from regimes.plotting import style
-from regimes.plotting.curves import ends
-from regimes.plotting.groups import decays, groups
+from regimes.plotting.curves import tabulate_ends
+from regimes.plotting.groups import find_decays, group_runs
 from regimes.records import Record, load, pack_records, read_lines, summary, unknown_fields
 from regimes.records.reader import IN_EVERY_ROW
 from regimes.replay.detect import default_rules, main, make_rule
@@ -234,8 +234,8 @@ def test_what_nobody_has_said_is_shown_as_not_said(
     assert f"# {sentence}" in block
     assert "# learning rate: 0.1 in the first unit, 0.04 in the last" in block
     assert not [word for word in MADE_UP if word in block]
-    assert "data not recorded" in style.setting(run)
-    assert "batch not recorded" in style.setting(run)
+    assert "data not recorded" in style.describe_setting(run)
+    assert "batch not recorded" in style.describe_setting(run)
     assert run.config["epochs"] is None
     assert unknown_fields(load(trained).header) == []
 
@@ -356,22 +356,22 @@ def test_cost_does_not_depend_on_whether_the_batch_is_known(trained: Path, tmp_p
 
 def test_decays_are_those_of_the_rates(trained: Path, tmp_path: Path) -> None:
     ours = load(hooked(trained, tmp_path / "run"))
-    assert decays(ours) == [(4, pytest.approx(10.0))] == decays(load(trained))
+    assert find_decays(ours) == [(4, pytest.approx(10.0))] == find_decays(load(trained))
     ours.rows[4]["next_lr"] = ours.rows[5]["lr"] = 0.0
     ours.rows[5]["next_lr"] = 0.0
-    assert decays(ours)[1] == (5, math.inf)
+    assert find_decays(ours)[1] == (5, math.inf)
 
 
 def test_runs_of_one_setting_compare(trained: Path, tmp_path: Path) -> None:
     runs = [load(hooked(trained, tmp_path / f"{seed}", seed=seed)) for seed in (0, 1)]
-    assert [run.seed for run in groups(runs)["accordion"]] == [0, 1]
+    assert [run.seed for run in group_runs(runs)["accordion"]] == [0, 1]
     with_batch = load(hooked(trained, tmp_path / "batch", seed=2, batch=8))
     with pytest.raises(RecordError, match="differ in batch_size"):
-        groups([*runs, with_batch])
+        group_runs([*runs, with_batch])
     other = load(hooked(trained, tmp_path / "other", seed=3))
     other.config["model"]["name"] = "Other"
     with pytest.raises(RecordError, match="differ in model"):
-        groups([*runs, other])
+        group_runs([*runs, other])
 
 
 # -- what is said of policies ----------------------------------------------------------------
@@ -400,7 +400,7 @@ def test_a_reader_does_not_import_somebodys_policy(
 def test_the_caption_says_what_is_known(trained: Path, tmp_path: Path) -> None:
     def said(**what: Any) -> str:
         run = load(hooked(trained, tmp_path / str(len(list(tmp_path.iterdir()))), **what))
-        return style.setting(run).replace("\xa0", " ")
+        return style.describe_setting(run).replace("\xa0", " ")
 
     rest = "powersgd (low = 4, high = 1)"
     assert re.fullmatch(
@@ -491,7 +491,7 @@ def test_curves_of_what_was_logged_now_and_then(trained: Path, tmp_path: Path) -
     assert epochs.get_xlim()[0] < 0
     assert len(floats.lines[0].get_xdata()) == 3
     once = load(hooked(trained, tmp_path / "once", metric="accuracy", each=4))
-    end = ends({"accordion": [once]})
+    end = tabulate_ends({"accordion": [once]})
     assert end["epoch"].item() == 3
     assert end["floats"].item() == once.epochs["total_floats"][3]
     assert end["accuracy"].item() == 100 * once.rows[3]["metric"]

@@ -116,7 +116,7 @@ def _built(method: str) -> tuple[Any, Any, Any]:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     if islands:
         return net, optimizer, None
-    chosen = sharded.parse(method)
+    chosen = sharded.parse_sharded(method)
     hook = regimes.attach(
         net,
         shards=mesh,
@@ -145,7 +145,9 @@ def predictions(bandwidth: float) -> dict[str, dict[str, float]]:
         within=link,
         algorithm="gloo",
     )
-    frame = sharded.table(job, map(sharded.parse, METHODS[2:]), width=4, overlaps=False)
+    frame = sharded.tabulate_sharded(
+        job, map(sharded.parse_sharded, METHODS[2:]), width=4, overlaps=False
+    )
     return frame.set_index("method")[["communicate", "bytes"]].to_dict("index")
 
 

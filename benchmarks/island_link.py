@@ -127,11 +127,11 @@ def predictions() -> dict[str, float]:
     from regimes.cost.options import JobOptions
 
     options = JobOptions("benchmarks.island_link:model", step="1s", gpus=2, shards=2)
-    planned = plan.job(options, "gloo")
+    planned = plan.make_job(options, "gloo")
     found = {}
     for method, (name, level) in METHODS.items():
         text = name if level == "dense" else f"{name}:{level}"
-        frame = methods.table(planned, [methods.parse(text)])
+        frame = methods.tabulate_methods(planned, [methods.parse_method(text)])
         found[method] = float(frame["bytes"].iloc[-1])
     return {HSDP: found["dense"], **found}
 

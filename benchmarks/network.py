@@ -36,7 +36,7 @@ from typing import Any
 
 from benchmarks.nodes import NODES, Nodes, limit, star
 from regimes.config import RunConfig, override, to_dict
-from regimes.cost.cases import recorded
+from regimes.cost.cases import recorded_work
 from regimes.network import ALGORITHMS, Network
 from regimes.presets import get_preset
 from regimes.records import Record, load, write_output
@@ -99,7 +99,7 @@ def steps(run: Record) -> list[float]:
 
 def compare(rate: int, name: str, run: Record, free: Network, limited: Network) -> Row:
     """One row: limited epochs (1, 3, ...) against predictions from their unlimited neighbours."""
-    seconds, works = steps(run), [work for _, work in recorded(run)]
+    seconds, works = steps(run), [work for _, work in recorded_work(run)]
     clocks = run.epochs[["seconds_compute", "seconds_compress"]].sum(axis=1) / run.epochs["steps"]
     own = clocks.tolist()
     rest = [

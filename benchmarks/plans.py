@@ -43,7 +43,7 @@ import numpy as np
 
 import regimes
 from regimes.config import RunConfig, override_fields
-from regimes.cost.methods import parse
+from regimes.cost.methods import parse_method
 from regimes.launch import budgeted, sweep
 from regimes.plans.curve import Probe
 from regimes.plans.probes import configured, in_steps, name
@@ -163,7 +163,10 @@ def train(sizes: Sequence[str], out: Path, jobs: int) -> None:
         with sweep.trainer(jobs, [config.device], None) as trainer:
             while todo := missing(size, known()):
                 cells = {
-                    name(p): (out / size / name(p), configured(config, parse(p.method), *_of(p)))
+                    name(p): (
+                        out / size / name(p),
+                        configured(config, parse_method(p.method), *_of(p)),
+                    )
                     for p in todo
                 }
                 probes = {name(probe): probe for probe in todo}
@@ -213,7 +216,7 @@ def ask(sizes: Sequence[str], out: Path, minutes: float) -> None:
             minutes=minutes,
             out=out / "plans" / case.name.replace("/", " "),
         )
-        labels = {parse(text).label: text for text in METHODS}
+        labels = {parse_method(text).label: text for text in METHODS}
         rows = plan.table[["method", "best", "step", "steps", "loss", "low", "high", "rate", "n"]]
         seconds = {labels[m]: price.seconds for m, price in plan.known.prices.items()}
         line = {
@@ -325,7 +328,7 @@ def _told(
 
 def _advised(line: Mapping[str, Any]) -> str:
     """The fastest method whose loss is known to be harmless, as `regimes cost` advises."""
-    harmless = [m for m in line["seconds"] if parse(m).verdict == "harmless"]
+    harmless = [m for m in line["seconds"] if parse_method(m).verdict == "harmless"]
     return min(harmless, key=lambda m: float(line["seconds"][m]))
 
 

@@ -365,7 +365,7 @@ def _often(name: str, rate: float, grid: str) -> float | None:
         return QUARTER + (1 - QUARTER) / PERIOD
     if name not in PLANNED:
         return None
-    plan = cases.planned(override(entrants(grid)[name], [f"optimizer.lr={rate}"]), 600) or []
+    plan = cases.plan_units(override(entrants(grid)[name], [f"optimizer.lr={rate}"]), 600) or []
     return sum(steps / period for steps, _, period in plan) / sum(steps for steps, *_ in plan)
 
 

@@ -8,7 +8,7 @@ each of ``copies(W) n / hops(W)`` bytes; it takes
 
 (plain: Thakur, Rabenseifner & Gropp, 2005, without the term for the arithmetic, which is part of
 the measured seconds). Every worker has one full-duplex link, the only bottleneck. Bandwidths and
-workers may be arrays and broadcast. `regimes.cost.cases` has the `Work` of recorded steps.
+workers may be arrays and broadcast. `regimes.cost.make_cases` has the `Work` of recorded steps.
 """
 
 from __future__ import annotations

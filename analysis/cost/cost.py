@@ -8,7 +8,7 @@ Run, then draw (seconds)::
 Left: the speed-up of an epoch over dense against bandwidth, at the runs' W; each curve crosses 1 at
 its break-even bandwidth, below which compression pays. Right: seconds per step against W at one
 network, each worker keeping its batch. Both from recorded traffic and measured seconds
-(`cost.predict`, `regimes.network`); nothing here has been run on such a network. How well the model
+(`cost.predict_seconds`, `regimes.network`); nothing here has been run on such a network. How well the model
 does where it has been: `benchmarks.network`.
 """
 
@@ -22,8 +22,8 @@ import numpy as np
 import pandas as pd
 
 from regimes.config import DENSE
-from regimes.cost.cases import Case, cases
-from regimes.cost.predict import predict
+from regimes.cost.cases import Case, make_cases
+from regimes.cost.predict import predict_seconds
 from regimes.network import Network, Values, Work, format_bandwidth
 from regimes.plotting import style
 from regimes.plotting.looks import style_of
@@ -122,10 +122,10 @@ def figure_cost(
     known = group_runs(runs, shown)
     chosen = [run for name in shown for run in known[name]]
     workers = workers or int(chosen[0].config["workers"])
-    every = cases([run for group in known.values() for run in group], workers)
+    every = make_cases([run for group in known.values() for run in group], workers)
     chosen_cases = [case for case in every if not case.runs or case.name in shown]
     numbers = curves(chosen_cases, network, workers, algorithm, buckets)
-    table = predict(chosen_cases, network, workers, algorithm, buckets)
+    table = predict_seconds(chosen_cases, network, workers, algorithm, buckets)
     with style.use_theme():
         fig = style.make_figure(3.4)
         left, right = fig.subplots(1, 2)

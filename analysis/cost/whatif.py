@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from regimes.config import DENSE
-from regimes.cost.cases import Case, cases
+from regimes.cost.cases import Case, make_cases
 from regimes.errors import RecordError
 from regimes.network import Network, Work
 from regimes.records import Record
@@ -95,7 +95,9 @@ class PricedRuns:
                     f"{run.name}, seed {run.seed}, has no two levels of compression to choose "
                     "between: explore a grid that has, e.g. small"
                 )
-        policies = {case.name.partition(" (")[0]: case for case in cases(runs) if not case.runs}
+        policies = {
+            case.name.partition(" (")[0]: case for case in make_cases(runs) if not case.runs
+        }
         self.works: dict[str, Case] = policies
         self.runs = {(run.name, run.seed): run for run in runs}
         self.header = runs[0].header

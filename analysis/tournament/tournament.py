@@ -22,7 +22,7 @@ import pandas as pd
 from regimes import inputs
 from regimes.config import DENSE
 from regimes.console.tables import Table
-from regimes.cost.cases import cases
+from regimes.cost.cases import make_cases
 from regimes.errors import RecordError
 from regimes.network import Network
 from regimes.plotting import style
@@ -57,7 +57,7 @@ def entries(runs: Iterable[Record], networks: Sequence[str] = NETWORKS) -> pd.Da
     every = [run for group in by_arm.values() for run in group]
     metric, by_run = compare.summarise_reached(every)
     by_run["rate"] = [run.rate for run in every]
-    spent = {case.name: case for case in cases(every) if case.runs}
+    spent = {case.name: case for case in make_cases(every) if case.runs}
     for text in networks:
         network, workers = Network.parse(text), int(every[0].config["workers"])
         seconds = {

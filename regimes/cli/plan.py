@@ -53,7 +53,7 @@ def plan(
     """
     from regimes.config.toml import read_pairs
     from regimes.console.progress import show_spending
-    from regimes.cost.job import seconds as read_seconds
+    from regimes.cost.job import parse_seconds as read_seconds
     from regimes.plans.plan import plan as search
 
     config = configuration(preset, set)

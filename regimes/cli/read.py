@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from regimes.cli.app import Settings, app, configuration, welcome_plug_ins
-from regimes.cost.options import JobOptions, changed
+from regimes.cost.options import JobOptions, changed_options
 from regimes.errors import ConfigError
 
 
@@ -126,7 +126,7 @@ def cost(
         given = {"what": what, "network": network, "workers": workers, "buckets": buckets}
         _plan(given | {"set": set, "where": where}, job, algorithm or "fastest", csv)
         return
-    for name in changed(job, JobOptions()):
+    for name in changed_options(job, JobOptions()):
         raise ConfigError(f"--{name} describes a job that has not been run: give its --model too")
     from regimes.cost.predict import main
     from regimes.network import Network

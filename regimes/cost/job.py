@@ -67,7 +67,7 @@ _PREFIXES = {"": 1.0, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _RANGE = {"FLOP/s": (1e6, 1e20), "B/s": (1e6, 1e17)}
 
 
-def device(text: str) -> Device:
+def read_device(text: str) -> Device:
     """A device by name, or ``312TFLOP/s,2039GB/s``.
 
     >>> device("312TFLOP/s,2039GB/s") == device("a100")
@@ -87,10 +87,10 @@ def device(text: str) -> Device:
     if len(parts) != 2:
         lacks = "lacks the memory's" if len(parts) == 1 else "has more than two"
         raise ConfigError(f"--device {text} {lacks} speed: give both, {form}")
-    return Device(*(_speed(text, *pair) for pair in zip(parts, _RANGE, strict=True)))
+    return Device(*(_parse_speed(text, *pair) for pair in zip(parts, _RANGE, strict=True)))
 
 
-def _speed(text: str, part: str, unit: str) -> float:
+def _parse_speed(text: str, part: str, unit: str) -> float:
     """``312TFLOP/s`` or ``2039GB/s``, the part of ``text`` with that unit."""
     low, high = _RANGE[unit]
     match = _SPEED.fullmatch(part)
@@ -113,7 +113,7 @@ def memory_of_step(size: float, compute: float) -> float:
     return STEP * 4 * size / compute
 
 
-def seconds(text: str) -> float:
+def parse_seconds(text: str) -> float:
     """A duration: ``0.4s``, ``400ms``.
 
     >>> seconds("400ms")
@@ -252,7 +252,7 @@ def read_links(path: Path) -> dict[str, Network]:
         if len(content) > LARGEST:
             raise ValueError("it is larger than a file of links")
         table = json.loads(content.decode("utf-8"))
-        return {name: _link(table[name]) for name in ("within", "between") if table.get(name)}
+        return {name: _read_link(table[name]) for name in ("within", "between") if table.get(name)}
     except UnicodeDecodeError:
         raise ConfigError(f"--links {path} is no text: {write}") from None
     except (
@@ -263,6 +263,6 @@ def read_links(path: Path) -> dict[str, Network]:
         raise ConfigError(f"--links {path} cannot be read ({what[:200]}): {write}") from None
 
 
-def _link(table: Mapping[str, Any]) -> Network:
+def _read_link(table: Mapping[str, Any]) -> Network:
     bandwidth, latency = float(table["bandwidth"]), float(table["latency"])
     return Network(bandwidth, latency).checked()

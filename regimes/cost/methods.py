@@ -63,15 +63,15 @@ class Method:
     @property
     def verdict(self) -> str:
         """What was measured of its loss, see `evidence`."""
-        return evidence.verdict(self._spelt)
+        return evidence.worst_verdict(self._spelt)
 
     def harm(self, item: str) -> evidence.Harm | None:
-        """The measurement that decides the verdict, as `evidence.deciding`."""
-        return evidence.deciding(self._spelt, item)
+        """The measurement that decides the verdict, as `evidence.deciding_harm`."""
+        return evidence.deciding_harm(self._spelt, item)
 
     @property
     def _spelt(self) -> str:
-        """As `parse` reads it, e.g. "powersgd:4/32"; "" with options of the compressor, which were
+        """As `parse_method` reads it, e.g. "powersgd:4/32"; "" with options of the compressor, which were
         not measured."""
         if len(self.table) > 1:
             return ""
@@ -79,7 +79,7 @@ class Method:
         return f"{self.table['name']}{'' if self.level == DENSE else f':{self.level}'}{local}"
 
 
-def parse(text: str) -> Method:
+def parse_method(text: str) -> Method:
     """Read ``powersgd:4``, ``dense/32`` (every 32 steps) or ``topk:1/8``.
 
     Raises:
@@ -104,7 +104,7 @@ def parse(text: str) -> Method:
 # -- the work of a step ----------------------------------------------------------------------
 
 
-def work(job: Job, method: Method) -> Work:
+def method_work(job: Job, method: Method) -> Work:
     """The mean step of one replica."""
     layers, itemsize = job.model.layers, job.itemsize
     chosen, level, workers = make_compressor(method.table), method.level, job.replicas
@@ -151,7 +151,7 @@ def _collectives(method: Method, workers: int) -> tuple[dict[str, float], dict[s
 # -- tables ----------------------------------------------------------------------------------
 
 
-def table(job: Job, methods: Iterable[Method]) -> pd.DataFrame:
+def tabulate_methods(job: Job, methods: Iterable[Method]) -> pd.DataFrame:
     """One row per method, the dense one first.
 
     Columns: method, seconds of a step; its parts compute, compress and communicate; ``hidden``, the
@@ -163,9 +163,9 @@ def table(job: Job, methods: Iterable[Method]) -> pd.DataFrame:
     ``times``, how many times as large the job's model is; empty where nothing was.
     """
     rows = []
-    dense, assumed = work(job, parse(DENSE)), job.priced == "assumed"
-    base = over(job, dense)
-    for method, step in works(job, methods):
+    dense, assumed = method_work(job, parse_method(DENSE)), job.priced == "assumed"
+    base = seconds_by_bandwidth(job, dense)
+    for method, step in methods_work(job, methods):
         seconds = float(job.seconds(step))
         parts = job.buckets if step.overlaps else 1
         how = (job.link, job.replicas, job.algorithm, parts)
@@ -184,7 +184,9 @@ def table(job: Job, methods: Iterable[Method]) -> pd.DataFrame:
                 "bytes": sent,
                 "bytes_per_day": sent * DAY / seconds,
                 "speed_up": float(job.seconds(dense)) / seconds,
-                "break_even": math.nan if assumed else crossing_bandwidth(over(job, step), base),
+                "break_even": math.nan
+                if assumed
+                else crossing_bandwidth(seconds_by_bandwidth(job, step), base),
                 **_measured(job, method),
             }
         )
@@ -210,27 +212,31 @@ def _measured(job: Job, method: Method) -> dict[str, Any]:
     }
 
 
-def works(job: Job, methods: Iterable[Method]) -> list[tuple[Method, Work]]:
+def methods_work(job: Job, methods: Iterable[Method]) -> list[tuple[Method, Work]]:
     """The step of each method, the dense one first."""
-    every = {method.label: method for method in (parse(DENSE), *methods)}
-    return [(method, work(job, method)) for method in every.values()]
+    every = {method.label: method for method in (parse_method(DENSE), *methods)}
+    return [(method, method_work(job, method)) for method in every.values()]
 
 
-def over(job: Job, step: Work) -> Any:
+def seconds_by_bandwidth(job: Job, step: Work) -> Any:
     """Seconds as a function of the slow link's bandwidth."""
     return lambda bandwidth: job.at(bandwidth).seconds(step)
 
 
-def curves(job: Job, methods: Iterable[Method], bandwidths: np.ndarray) -> pd.DataFrame:
+def tabulate_curves(job: Job, methods: Iterable[Method], bandwidths: np.ndarray) -> pd.DataFrame:
     """Seconds of a step over the slow link's bandwidth: method, bandwidth (bits/s), seconds."""
     frames = []
-    for method, step in works(job, methods):
-        seconds = over(job, step)(bandwidths)
+    for method, step in methods_work(job, methods):
+        seconds = seconds_by_bandwidth(job, step)(bandwidths)
         rows = {"method": method.label, "bandwidth": bandwidths, "seconds": seconds}
         frames.append(pd.DataFrame(rows))
     return pd.concat(frames, ignore_index=True)
 
 
-def usual(job: Job) -> Sequence[Method]:
+def usual_methods(job: Job) -> Sequence[Method]:
     """The methods of a table by default. With a gradient in half precision a cast is left out."""
-    return [parse(text) for text in USUAL if not (job.itemsize < WIDE and text.startswith("cast"))]
+    return [
+        parse_method(text)
+        for text in USUAL
+        if not (job.itemsize < WIDE and text.startswith("cast"))
+    ]

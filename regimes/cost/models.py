@@ -84,21 +84,21 @@ class Model:
         return 3 * forward * items
 
 
-def read(text: str) -> Model:
+def read_model(text: str) -> Model:
     """The model that ``text`` names, in one of the four ways above.
 
     Raises:
         ConfigError: no model of that name, or it cannot be built or read.
     """
     if text in KNOWN:
-        return from_file(SHAPES / f"{text}.toml", text)
+        return _from_file(SHAPES / f"{text}.toml", text)
     if text.endswith(".toml"):
-        return from_file(Path(text), text)
+        return _from_file(Path(text), text)
     path = Path(text)
     if path.name == "config.json" or (path / "config.json").is_file():
-        return from_transformers(path)
+        return _from_transformers(path)
     if ":" in text:
-        return from_callable(text)
+        return _from_callable(text)
     raise ConfigError(
         f"--model {text}: no such model, {suggest_nearest(text, KNOWN)} Or give a .toml of shapes, "
         "package.module:function, or the folder of a Hugging Face config.json"
@@ -108,7 +108,7 @@ def read(text: str) -> Model:
 # -- a file of shapes ------------------------------------------------------------------------
 
 
-def from_file(path: Path, name: str) -> Model:
+def _from_file(path: Path, name: str) -> Model:
     """The model of a TOML file."""
     try:
         table = read_tables(path)
@@ -124,12 +124,14 @@ def from_file(path: Path, name: str) -> Model:
     lines = table.get("layers")
     require(isinstance(lines, list) and bool(lines), f"{name}: layers", lines, "[[layers]] tables")
     layers = [
-        layer for i, line in enumerate(lines or []) for layer in _repeated(line, f"{name}: {i}")
+        layer
+        for i, line in enumerate(lines or [])
+        for layer in _repeat_layers(line, f"{name}: {i}")
     ]
-    return _sized(Model(name, tuple(layers), item, flops))
+    return _check_size(Model(name, tuple(layers), item, flops))
 
 
-def _sized(model: Model) -> Model:
+def _check_size(model: Model) -> Model:
     """The model, if it has parameters, and not more than any has.
 
     Raises:
@@ -140,7 +142,7 @@ def _sized(model: Model) -> Model:
     return model
 
 
-def _repeated(line: Any, where: str) -> list[Layer]:
+def _repeat_layers(line: Any, where: str) -> list[Layer]:
     """The layers of one ``[[layers]]``; ``{}`` in the name is the layer's number."""
     good = isinstance(line, dict) and line.keys() <= {"name", "shape", "times"}
     require(good, f"{where}. layer", line, "a table with name, shape and times")
@@ -156,20 +158,20 @@ def _repeated(line: Any, where: str) -> list[Layer]:
 # -- a module --------------------------------------------------------------------------------
 
 
-def from_callable(text: str) -> Model:
+def _from_callable(text: str) -> Model:
     """The model that ``package.module:callable`` returns, built on the meta device, or is."""
     from torch import nn
 
     if "" not in sys.path:
         sys.path.append("")  # modules of the current folder, after installed packages
-    target = _imported(text)
+    target = _import_object(text)
     if isinstance(target, nn.Module):
         return from_module(target, text)
     require(callable(target), f"--model {text}", target, "a module, or a function that returns one")
     return from_module(_on_meta(text, target), text)
 
 
-def _imported(text: str) -> Any:
+def _import_object(text: str) -> Any:
     """The object ``package.module:name``.
 
     Raises:
@@ -234,10 +236,10 @@ def from_module(model: nn.Module, name: str, item: Item | None = None) -> Model:
     if item is None:
         reads_text = any(isinstance(module, nn.Embedding) for module in model.modules())
         item = "token" if reads_text else "sample"
-    return _sized(Model(name, tuple(layer_table(model)), item))
+    return _check_size(Model(name, tuple(layer_table(model)), item))
 
 
-def from_transformers(path: Path) -> Model:
+def _from_transformers(path: Path) -> Model:
     """The causal language model of a Hugging Face configuration, or its bare model where there is
     no such head."""
     try:

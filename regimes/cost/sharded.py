@@ -110,10 +110,12 @@ class Sharded:
         """What was measured of the loss; of gradients with as many bits that were rounded twice."""
         if self.gather != DENSE:
             return evidence.UNKNOWN
-        return evidence.verdict(DENSE if self.scatter == DENSE else f"{ROUND_TWICE}:{self.scatter}")
+        return evidence.worst_verdict(
+            DENSE if self.scatter == DENSE else f"{ROUND_TWICE}:{self.scatter}"
+        )
 
 
-def parse(text: str) -> Sharded:
+def parse_sharded(text: str) -> Sharded:
     """Read ``scatter:4``, ``scatter:4+gather:8``, ``dense`` or ``HSDP``.
 
     Raises:
@@ -138,7 +140,7 @@ def parse(text: str) -> Sharded:
 # -- seconds -------------------------------------------------------------------------------------
 
 
-def pipelined(
+def pipeline_seconds(
     compute: Sequence[float],
     gather: Sequence[float],
     again: Sequence[float],
@@ -182,7 +184,7 @@ class Prediction:
     bytes: float
 
 
-def predicted(
+def predict_step(
     job: Job, groups: Sequence[Group], method: Sharded, *, width: int = 2, overlaps: bool = True
 ) -> Prediction:
     """A step of FSDP2 on the slow link of a job.
@@ -201,7 +203,7 @@ def predicted(
     wires = [p * width if dense else wire_bytes(p, int(method.gather), BLOCK) for p in parts]
     gathers = [_seconds(job, "gather", wire, devices) for wire in wires]
     again = [0.0 if g.stays else x for g, x in zip(groups, gathers, strict=True)]
-    scatters = [_scatter(job, method.scatter, part, devices) for part in parts]
+    scatters = [_scatter_seconds(job, method.scatter, part, devices) for part in parts]
     rounds = [0 if dense else 1 if group.stays else 2 for group in groups]
     pressed = [
         WIDE * g.size * (n * GATHERED + (SENT if method.scatter != DENSE else 0)) / job.memory
@@ -209,11 +211,11 @@ def predicted(
     ]
     busy = [x + y for x, y in zip(compute, pressed, strict=True)]
     waiting = sum(gathers) + sum(again) + sum(scatters)
-    seconds = pipelined(busy, gathers, again, scatters) if overlaps else sum(busy) + waiting
+    seconds = pipeline_seconds(busy, gathers, again, scatters) if overlaps else sum(busy) + waiting
     passes = [1 if group.stays else 2 for group in groups]
     carried = float((devices - 1) * sum(n * x for n, x in zip(passes, wires, strict=True)))
     times = _times(job, devices) if method.scatter == DENSE else 1.0
-    carried += times * sum(_carried(job, method.scatter, part, devices) for part in parts)
+    carried += times * sum(_carried_bytes(job, method.scatter, part, devices) for part in parts)
     return Prediction(seconds, job.compute, sum(pressed), waiting, carried)
 
 
@@ -227,7 +229,7 @@ def _times(job: Job, devices: int) -> float:
     return float(ALGORITHMS.find(name).find("scatter").copies(devices))
 
 
-def _carried(job: Job, level: Level, part: int, devices: int) -> float:
+def _carried_bytes(job: Job, level: Level, part: int, devices: int) -> float:
     """Bytes over a node's link of one reduce-scatter."""
     if level == DENSE:
         return (devices - 1) * part * job.itemsize
@@ -235,9 +237,9 @@ def _carried(job: Job, level: Level, part: int, devices: int) -> float:
     return here * (devices - here) * wire_bytes(part, int(level), BLOCK)
 
 
-def _scatter(job: Job, level: Level, part: int, devices: int) -> float:
+def _scatter_seconds(job: Job, level: Level, part: int, devices: int) -> float:
     """Seconds of one reduce-scatter, of which each device keeps so many numbers."""
-    size = _carried(job, level, part, devices)
+    size = _carried_bytes(job, level, part, devices)
     return _seconds(job, "scatter" if level == DENSE else "exchange", size, devices)
 
 
@@ -259,7 +261,9 @@ def _of_islands(job: Job, groups: Sequence[Group], width: int, overlaps: bool) -
         for mean, p in zip(means, parts, strict=True)
     ]
     waiting = sum(gathers) + sum(again) + sum(scatters)
-    seconds = pipelined(compute, gathers, again, scatters) if overlaps else job.compute + waiting
+    seconds = (
+        pipeline_seconds(compute, gathers, again, scatters) if overlaps else job.compute + waiting
+    )
     carried = 2 * (islands - 1) / islands * sharing * sum(parts) * job.itemsize
     if job.nodes == 1:  # the link of a device has all of it
         passes = [1 if group.stays else 2 for group in groups]
@@ -272,7 +276,7 @@ def _of_islands(job: Job, groups: Sequence[Group], width: int, overlaps: bool) -
 # -- the table -------------------------------------------------------------------------------------
 
 
-def table(
+def tabulate_sharded(
     job: Job, methods: Iterable[Sharded], *, width: int = 2, overlaps: bool = True
 ) -> pd.DataFrame:
     """One row per method, the dense one first, then HSDP.
@@ -284,7 +288,7 @@ def table(
     groups, rows = groups_of(job.model.layers), []
     every = {x.label: x for x in (Sharded(), Sharded(islands=True), *methods)}
     for method in every.values():
-        step = predicted(job, groups, method, width=width, overlaps=overlaps)
+        step = predict_step(job, groups, method, width=width, overlaps=overlaps)
         alone = step.compute + step.compress + step.communicate
         share = (alone - step.seconds) / step.communicate if step.communicate else 1.0
         rows.append(
@@ -301,7 +305,7 @@ def table(
     return frame
 
 
-def drawn(frame: pd.DataFrame) -> Table:
+def format_sharded(frame: pd.DataFrame) -> Table:
     """A table of 80 columns."""
     lines = [
         (
@@ -322,7 +326,7 @@ def drawn(frame: pd.DataFrame) -> Table:
     return Table(HEADS, lines, note)
 
 
-def advice(job: Job, frame: pd.DataFrame) -> str:
+def advise_sharded(job: Job, frame: pd.DataFrame) -> str:
     """What to try: of methods whose gradients are not known to harm, the first that none is much
     faster than; weights in fewer bits are named beside it, where they would be."""
     rows = frame.to_dict("records")

@@ -13,7 +13,7 @@ from regimes.config.arguments import check_arguments
 from regimes.console.notebook import describe_kept_runs, end_in_one_sentence
 from regimes.console.progress import shown_by
 from regimes.cost.job import WITHIN, read_links
-from regimes.cost.methods import parse
+from regimes.cost.methods import parse_method
 from regimes.errors import require
 from regimes.launch.budgeted import Budget
 from regimes.launch.subject import subject
@@ -103,7 +103,10 @@ def plan(
     smaller = (
         (config, task) if probe is None else _smaller(what, config, probe, data, set, training)
     )
-    every = [parse(DENSE), *(parse(text) for text in methods or METHODS if text != DENSE)]
+    every = [
+        parse_method(DENSE),
+        *(parse_method(text) for text in methods or METHODS if text != DENSE),
+    ]
     aim = Aim(seconds, loss)
     out = record_folder(out)
     question = {"link": str(where.between), "within": str(where.within), "gpus": gpus, "step": step}

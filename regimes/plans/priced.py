@@ -61,7 +61,7 @@ def prices(
     Raises:
         ConfigError: workers that do not fill their nodes.
     """
-    from regimes.cost.measure import timed  # torch, so late
+    from regimes.cost.measure import time_steps  # torch, so late
 
     workers = config.workers
     if workers % links.gpus:
@@ -75,7 +75,7 @@ def prices(
         plain = replace(config, sync_levels={}, sync_policy=None)
         if levels:
             plain = replace(plain, compressor=dict(tables[0].table), levels=levels)
-        per_epoch, found, layers = timed(plain, workers, task=task)
+        per_epoch, found, layers = time_steps(plain, workers, task=task)
         works |= {method.label: found[str(method.level)] for method in tables}
     job = Job(
         Model(config.model.name, layers),

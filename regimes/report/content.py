@@ -17,8 +17,8 @@ from regimes import __version__
 from regimes.console.progress import track_progress
 from regimes.console.tables import Table
 from regimes.console.units import format_quantity
-from regimes.cost.cases import cases, setting
-from regimes.cost.predict import predict
+from regimes.cost.cases import compared_fields, make_cases
+from regimes.cost.predict import predict_seconds
 from regimes.errors import RecordError, RegimesError
 from regimes.job.run_warnings import run_warnings
 from regimes.monitor.text import unknown_text
@@ -216,12 +216,12 @@ def tabulate_seconds(study: Study) -> Table:
 def tabulate_cost(study: Study, network: Network) -> Table:
     """Predicted seconds of an epoch on a network, and the break-even bandwidth, per level and
     schedule. Schedules of another setting than the example's are named in the note instead."""
-    config, ours = study.example.config, setting(study.example)
-    alike = {name: runs for name, runs in study.groups.items() if setting(runs[0]) == ours}
+    config, ours = study.example.config, compared_fields(study.example)
+    alike = {name: runs for name, runs in study.groups.items() if compared_fields(runs[0]) == ours}
     left_out = ", ".join(name for name in study.groups if name not in alike)
     try:
-        known = cases([run for runs in alike.values() for run in runs])
-        frame = predict(known, network, config["workers"])
+        known = make_cases([run for runs in alike.values() for run in runs])
+        frame = predict_seconds(known, network, config["workers"])
     except RecordError as error:
         return Table(note=f"No prediction: {shorten_paths(study.root, error)}.")
     parts, speed_up = ("compute", "compress", "communicate"), "×\N{NO-BREAK SPACE}dense"
@@ -242,10 +242,10 @@ def tabulate_cost(study: Study, network: Network) -> Table:
 
 def other_methods(study: Study, network: Network) -> Table:
     """Predicted milliseconds of a step of the example's job by its own levels and other methods."""
-    from regimes.cost.recorded import alternatives
+    from regimes.cost.recorded import tabulate_alternatives
 
     try:
-        frame = alternatives(study.example, network)
+        frame = tabulate_alternatives(study.example, network)
     except RegimesError as error:  # also of a compressor that is not installed
         return Table(note=f"No prediction: {shorten_paths(study.root, error)}.")
     lines = [

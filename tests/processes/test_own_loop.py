@@ -12,8 +12,8 @@ import torch
 from ddp_scripts import group, own_loop
 
 import regimes
-from regimes.cost.cases import cases
-from regimes.cost.predict import predict
+from regimes.cost.cases import make_cases
+from regimes.cost.predict import predict_seconds
 from regimes.monitor.watch import watch
 from regimes.network import Network
 from regimes.records import read_header
@@ -140,7 +140,7 @@ def test_readers_show_periods_rounds_and_seconds(
     assert f"synchronised {words}" in said
     last = said.partition(" 12 ")[2].split()
     assert [str(periods[-1]), str(rounds[-1])] == last[5:7]
-    priced = predict(cases([record]), Network.parse("10Gbit/s,50us"), 2)
+    priced = predict_seconds(make_cases([record]), Network.parse("10Gbit/s,50us"), 2)
     assert priced["case"].tolist() == ["dense", name]
     html = render_page(tmp_path / "run", "10Gbit/s,50us")
     assert f"synchronised {words}" in html

@@ -25,8 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import regimes
 from regimes.compression import REGISTRY
-from regimes.cost.cases import cases
-from regimes.cost.methods import parse
+from regimes.cost.cases import make_cases
+from regimes.cost.methods import parse_method
 from regimes.errors import ConfigError, RecordError
 from regimes.integrations.shared import HookSettings
 from regimes.job import choices
@@ -94,7 +94,7 @@ def test_what_is_not_named_is_the_measured_method_with_a_warning() -> None:
     named = regimes.attach(wrapped(), compressor="quantised-all-reduce", level=8)
     assert bare.chosen.facts() == named.chosen.facts()
     name, level = choices.UNNAMED
-    assert parse(f"{name}:{level}").verdict == "harmless"  # in the table of measured losses
+    assert parse_method(f"{name}:{level}").verdict == "harmless"  # in the table of measured losses
     dense = regimes.attach(wrapped(), start_compressing_after=1, level="dense")
     assert dense.chosen.facts()["compressor"]["name"] == "powersgd"
 
@@ -501,7 +501,7 @@ def test_a_kill_right_after_saving_keeps_the_time_of_the_unit(within: bool, tmp_
     assert (record.epochs["seconds_compress"] > 0).all()
     if within:  # two steps before the kill, two after it
         assert record.epochs["seconds_compress"][1] > before["compress"] > 0
-    assert cases([record])
+    assert make_cases([record])
 
 
 def test_a_training_that_has_diverged_says_so(tmp_path: Path) -> None:

@@ -24,9 +24,9 @@ import regimes
 from analysis.common.compare import norms
 from analysis.paper import batch, curves, figure18_20
 from analysis.tournament import yoked
-from regimes.cost.cases import cases, recorded
+from regimes.cost.cases import make_cases, recorded_work
 from regimes.cost.predict import main as cost
-from regimes.cost.predict import predict
+from regimes.cost.predict import predict_seconds
 from regimes.errors import RecordError
 from regimes.instruments.panel import Readings
 from regimes.job.rows import job_row
@@ -271,7 +271,7 @@ def lose(folder: Path, *units: int) -> Path:
 def test_a_unit_without_seconds_is_priced_by_the_others(trained: Path, tmp_path: Path) -> None:
     whole = load(hooked(trained, tmp_path / "whole"))
     columns = whole.epochs[["seconds_compute", "seconds_compress", "steps"]].drop(index=2)
-    found = cases([load(lose(hooked(trained, tmp_path / "run"), 2))])
+    found = make_cases([load(lose(hooked(trained, tmp_path / "run"), 2))])
     (policy,) = (case for case in found if case.runs)
     compute = (columns["seconds_compute"] / columns["steps"]).median()
     assert policy.work.compute == pytest.approx(compute, rel=1e-12)
@@ -294,10 +294,10 @@ def test_compression_without_seconds_is_that_of_its_levels(trained: Path, tmp_pa
         row["layers"]["level"] = ["low" if unit < 3 else "high"] * len(row["layers"]["level"])
         run.epochs.loc[unit, "seconds_compress"] = [2.0, 4.0, math.nan, 9.0, 9.0, 9.0][unit]
         run.epochs.loc[unit, "steps"] = row["steps"] = 2
-    assert [work.compress for _, work in recorded(run)] == [1.0, 2.0, 1.5, 4.5, 4.5, 4.5]
+    assert [work.compress for _, work in recorded_work(run)] == [1.0, 2.0, 1.5, 4.5, 4.5, 4.5]
     run.epochs["seconds_compute"] = math.nan
     with pytest.raises(RecordError, match="does not say where the time of its epochs went"):
-        cases([run])
+        make_cases([run])
 
 
 # -- tables ----------------------------------------------------------------------------------
@@ -350,7 +350,7 @@ def test_replay_is_that_of_the_trainers_record(trained: Path, tmp_path: Path) ->
 
 def test_cost_does_not_depend_on_whether_the_batch_is_known(trained: Path, tmp_path: Path) -> None:
     runs = [load(hooked(trained, tmp_path / f"{b}", batch=b)) for b in (None, 8)]
-    unknown, known = (predict(cases([run]), Network.parse(NET), 4) for run in runs)
+    unknown, known = (predict_seconds(make_cases([run]), Network.parse(NET), 4) for run in runs)
     pd.testing.assert_frame_equal(unknown, known, rtol=1e-12)
 
 

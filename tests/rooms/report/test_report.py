@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regimes import report
-from regimes.cost.cases import cases
-from regimes.cost.predict import predict
+from regimes.cost.cases import make_cases
+from regimes.cost.predict import predict_seconds
 from regimes.errors import ConfigError, RecordError
 from regimes.network import Network, format_bandwidth
 from regimes.records import load_all, pack_records, read_lines
@@ -148,7 +148,9 @@ def test_where_the_time_went(small: Page) -> None:
 
 
 def test_the_prediction_is_that_of_regimes_cost(small: Page) -> None:
-    frame = predict(cases(load_all(REFERENCE / "small.tar.xz")), Network.parse(LINK), 4)
+    frame = predict_seconds(
+        make_cases(load_all(REFERENCE / "small.tar.xz")), Network.parse(LINK), 4
+    )
     policies = frame[frame["kind"] == "policy"].set_index("case")
     for name, row in policies.iterrows():
         cells = small.rows(3)[f"{name} (schedule)"]

@@ -46,7 +46,7 @@ from regimes.config import RunConfig, override_fields
 from regimes.cost.methods import parse_method
 from regimes.launch import budgeted, sweep
 from regimes.plans.curve import Probe
-from regimes.plans.probes import configured, in_steps, name
+from regimes.plans.probes import configure_probe, in_steps, name_probe
 from regimes.plotting.groups import tested_by
 from regimes.presets import get_preset
 from regimes.records import load, write_output
@@ -163,13 +163,13 @@ def train(sizes: Sequence[str], out: Path, jobs: int) -> None:
         with sweep.trainer(jobs, [config.device], None) as trainer:
             while todo := missing(size, known()):
                 cells = {
-                    name(p): (
-                        out / size / name(p),
-                        configured(config, parse_method(p.method), *_of(p)),
+                    name_probe(p): (
+                        out / size / name_probe(p),
+                        configure_probe(config, parse_method(p.method), *_of(p)),
                     )
                     for p in todo
                 }
-                probes = {name(probe): probe for probe in todo}
+                probes = {name_probe(probe): probe for probe in todo}
 
                 def ended(
                     run: str,

@@ -33,7 +33,7 @@ from regimes.console.tables import Table
 from regimes.errors import RecordError, require
 from regimes.harms import law as laws
 from regimes.harms import measured
-from regimes.harms.decide import WORDS, Verdict, verdict
+from regimes.harms.decide import WORDS, Verdict, judge_harms
 from regimes.harms.records import facts_of_trunk
 from regimes.harms.search import Facts
 from regimes.records import Record, load_all
@@ -73,10 +73,10 @@ def tree(name: str, runs: Sequence[Record]) -> Tree:
     """The finished pulses of some runs.
 
     Raises:
-        RecordError: as `measured.pairs`.
+        RecordError: as `measured.pair_branches`.
     """
     finished = [run for run in runs if run.finished and run.rows]
-    found = measured.pairs(finished)
+    found = measured.pair_branches(finished)
     trunks = {measured.arm_of(run): trunk.name for run, trunk in found}
     skipped = {measured.arm_of(run) for run, _ in found if run.config["branch"].get("skip")}
     parts = []
@@ -102,7 +102,7 @@ def called(harms: Sequence[float], margin: float, grain: float = 0.0) -> Verdict
     >>> called([0.1, 0.2, 0.3, 9.0], margin=1.0).call
     'safe'
     """
-    looks = [verdict(harms[:n], margin, grain) for n in range(LEAST, len(harms) + 1)]
+    looks = [judge_harms(harms[:n], margin, grain) for n in range(LEAST, len(harms) + 1)]
     return next((look for look in looks if look.call != "open"), looks[-1])
 
 

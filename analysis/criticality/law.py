@@ -55,9 +55,9 @@ def pulses(name: str, runs: Sequence[Record], arm: str) -> pd.DataFrame:
     """One row per pulse of an arm: those of `measured.by_run`, tree (``name``) and rate.
 
     Raises:
-        RecordError: as `measured.pairs`; or the tree has no such arm.
+        RecordError: as `measured.pair_branches`; or the tree has no such arm.
     """
-    found = [pair for pair in measured.pairs(runs) if measured.arm_of(pair[0]) == arm]
+    found = [pair for pair in measured.pair_branches(runs) if measured.arm_of(pair[0]) == arm]
     if not found:
         raise RecordError(f"{name} has no pulses {arm!r}: choose others with --arm")
     shares = {trunk.seed: shares_of(trunk) for _, trunk in found}
@@ -88,17 +88,17 @@ def fitted(table: pd.DataFrame, method: laws.Method | None = "log") -> laws.Law:
     """The law of some pulses of one length.
 
     Raises:
-        RecordError: as `regimes.harms.law.fit`, or the pulses have several lengths.
+        RecordError: as `regimes.harms.law.fit_law`, or the pulses have several lengths.
     """
     lengths = sorted({*table["length"]})
     if len(lengths) > 1:
         raise RecordError(f"pulses of {lengths} units: the law is of one length")
-    return laws.fit(*_columns(table), length=int(lengths[0]), method=method)
+    return laws.fit_law(*_columns(table), length=int(lengths[0]), method=method)
 
 
 def exponents(table: pd.DataFrame, method: laws.Method = "log") -> dict[Hashable, float]:
     """The exponent of each trunk of some pulses."""
-    return laws.exponents(*_columns(table), method=method)
+    return laws.fit_exponents(*_columns(table), method=method)
 
 
 def summary(each: pd.DataFrame) -> pd.DataFrame:
@@ -134,14 +134,14 @@ def from_three(table: pd.DataFrame, onsets: Sequence[int] | None = None) -> pd.D
 
     Args:
         table: pulses of one tree and arm.
-        onsets: of the three; None: chosen by their rates alone (`regimes.harms.law.pilots`).
+        onsets: of the three; None: chosen by their rates alone (`regimes.harms.law.choose_pilots`).
 
     Raises:
-        RecordError: as `regimes.harms.law.pilots` and `regimes.harms.law.fit`.
+        RecordError: as `regimes.harms.law.choose_pilots` and `regimes.harms.law.fit_law`.
     """
     rows = means(table)
     if onsets is None:
-        onsets = rows["onset"].iloc[laws.pilots(rows["rate"].to_list())].to_list()
+        onsets = rows["onset"].iloc[laws.choose_pilots(rows["rate"].to_list())].to_list()
     used = rows["onset"].isin(onsets)
     found = fitted(table[table["onset"].isin(onsets)], None)
     return rows.assign(
@@ -156,7 +156,7 @@ def scored(predicted: pd.DataFrame) -> laws.Score:
     """How well `from_three` says the harm of the pulses that it had not seen, of one tree or more;
     the constant that it is held against is the mean harm of the three of each tree."""
     rest = predicted[~predicted["fitted"].astype(bool)]
-    return laws.score(
+    return laws.score_predictions(
         rest["harm"].to_list(), rest["predicted"].to_list(), rest["constant"].to_list()
     )
 
@@ -279,7 +279,7 @@ def answer(each: pd.DataFrame) -> str:
     one, other = (exponents(each[each["arm"] == arm], method) for arm in arms[:2])
     if not one.keys() & other.keys():
         return f"Exponents of the learning rate in harm, of {arms[0]} and {arms[1]}"
-    gap = laws.difference(one, other)
+    gap = laws.compare_exponents(one, other)
     said = f"Exponents of the learning rate in harm, {arms[0]} minus {arms[1]}:"
     if _estimate(gap).is_above(0):
         said = (
@@ -323,7 +323,7 @@ def _trees(records: Sequence[Path], arms: Sequence[str]) -> Iterator[tuple[Recor
     """A trunk and `lasting` pulses of each tree and arm that there is."""
     for path in records:
         runs, name = load_all(path), name_of(path)
-        there = {measured.arm_of(run): trunk for run, trunk in measured.pairs(runs)}
+        there = {measured.arm_of(run): trunk for run, trunk in measured.pair_branches(runs)}
         for arm in [arm for arm in arms if arm in there] or arms[:1]:
             table = lasting(pulses(name, runs, arm))
             if len(table):

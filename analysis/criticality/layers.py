@@ -80,9 +80,9 @@ def pulses(runs: Sequence[Record]) -> pd.DataFrame:
     """One row per pulse in a part of the layers: arm, onset, seed, harm and `SIGNALS`.
 
     Raises:
-        RecordError: as `measured.pairs`; or fewer than two arms change a part of the layers.
+        RecordError: as `measured.pair_branches`; or fewer than two arms change a part of the layers.
     """
-    found = measured.pairs(runs)
+    found = measured.pair_branches(runs)
     each = measured.by_run(measured.by_unit(found)).set_index(["arm", "onset", "seed"])
     by_key = dict(zip(each.index, each.to_dict("records"), strict=True))
     rows = []

@@ -41,10 +41,10 @@ def tree(runs: Sequence[Record]) -> Tree:
     """A trunk of the runs, and its pulses' harm by onset.
 
     Raises:
-        RecordError: as `measured.pairs` and `measured.trunks`; or no pulse changes anything.
+        RecordError: as `measured.pair_branches` and `measured.list_trunks`; or no pulse changes anything.
     """
-    found = measured.pairs(runs)
-    trunks = measured.trunks(found)
+    found = measured.pair_branches(runs)
+    trunks = measured.list_trunks(found)
     curve = harm.curve(measured.by_run(measured.by_unit(found)))
     by_arm = curve.groupby("arm")["harm"]
     curve = curve[~by_arm.transform(lambda values: measured.is_null(values.to_list())).astype(bool)]

@@ -22,9 +22,11 @@ def pulses(runs: Sequence[Record], arm: str) -> pd.DataFrame:
     `measured.by_run`), saved (floats that the branch sends less than its trunk, mean over seeds).
 
     Raises:
-        RecordError: no such arm, or see `measured.pairs`.
+        RecordError: no such arm, or see `measured.pair_branches`.
     """
-    found = [(run, trunk) for run, trunk in measured.pairs(runs) if measured.arm_of(run) == arm]
+    found = [
+        (run, trunk) for run, trunk in measured.pair_branches(runs) if measured.arm_of(run) == arm
+    ]
     if not found:
         raise RecordError(f"no branch is called {arm!r} in these records")
     saved = pd.DataFrame(

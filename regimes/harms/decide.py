@@ -87,7 +87,7 @@ class Verdict:
     needed: int | None
 
 
-def verdict(harms: Sequence[float], margin: float, grain: float = 0.0) -> Verdict:
+def judge_harms(harms: Sequence[float], margin: float, grain: float = 0.0) -> Verdict:
     """Judge the harms of one pulse, one number per seed. An infinite one is a training that broke.
 
     Args:
@@ -142,7 +142,7 @@ class Rules:
     Attributes:
         units: of the run.
         arms: what is changed, a search for each.
-        margin, grain: as for `verdict`.
+        margin, grain: as for `judge_harms`.
         parts: coarse windows.
         least: units of the shortest window.
         several: the arms that can be changed in several spans of one run.
@@ -206,7 +206,7 @@ class Known:
     def of(self, pulse: Pulse) -> Verdict:
         """The verdict on a pulse."""
         values = [harm for (own, _), harm in sorted_runs(self.harms) if own == pulse]
-        return verdict(values, self.rules.margin, self.rules.grain)
+        return judge_harms(values, self.rules.margin, self.rules.grain)
 
     def windows(self, arm: str) -> list[Pulse]:
         """The windows of an arm as they are divided now, in order."""
@@ -265,7 +265,7 @@ class Known:
         safe = [pulse for pulse in self.windows(arm) if self.of(pulse).call == "safe"]
         found = []
         while len(safe) > 1:
-            spans = joined([pulse.spans[0] for pulse in safe])
+            spans = _join_spans([pulse.spans[0] for pulse in safe])
             if len(spans) == 1 or arm in self.rules.several:
                 found.append(Pulse(arm, spans))
             safe.remove(max(safe, key=lambda pulse: self.of(pulse).harm / pulse.length))
@@ -300,7 +300,7 @@ def sorted_runs(harms: Harms) -> list[tuple[Run, float]]:
     return sorted(harms.items(), key=lambda item: item[0][1])
 
 
-def joined(spans: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+def _join_spans(spans: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """Spans without those that touch.
 
     >>> joined([(0, 2), (2, 3), (5, 6)])
@@ -326,9 +326,9 @@ def next_round(known: Known, left: Left, slots: int = 1) -> list[Run]:
     """
     if not known.harms:  # how long a unit takes is not known yet
         return [(None, seed) for seed in range(min(slots, LEAST, int(min(left.runs, LEAST))))]
-    first = _coarse(known)
+    first = _missing_of_coarse(known)
     if first:
-        return _fitting(known, first, left)
+        return _first_within(known, first, left)
     chosen: list[Run] = []
     for action in _actions(known, left):
         runs = [*chosen, *(run for run in action if run not in chosen)]
@@ -344,12 +344,15 @@ def parts_within(rules: Rules, left: Left) -> int:
     of all take at most half of it, else fewer, at least 2."""
     for parts in range(rules.parts, 2, -1):
         known = Known(replace(rules, parts=parts), {})
-        if known.cost(_coarse(known)) <= left.units / 2 and len(_coarse(known)) <= left.runs / 2:
+        if (
+            known.cost(_missing_of_coarse(known)) <= left.units / 2
+            and len(_missing_of_coarse(known)) <= left.runs / 2
+        ):
             return parts
     return min(2, rules.parts)
 
 
-def _coarse(known: Known) -> list[Run]:
+def _missing_of_coarse(known: Known) -> list[Run]:
     """What is missing of the coarse windows, seed by seed."""
     wanted: list[Run] = []
     for seed in range(LEAST):
@@ -360,7 +363,7 @@ def _coarse(known: Known) -> list[Run]:
     return [run for run in wanted if run not in known.harms and run[0] not in broken]
 
 
-def _fitting(known: Known, runs: Sequence[Run], left: Left) -> list[Run]:
+def _first_within(known: Known, runs: Sequence[Run], left: Left) -> list[Run]:
     """The first of these runs that fit into a budget."""
     fitting: list[Run] = []
     for run in runs:

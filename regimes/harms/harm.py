@@ -15,7 +15,7 @@ from regimes.console.progress import shown_by
 from regimes.errors import ConfigError, require
 from regimes.harms.found import Harm
 from regimes.harms.jobs import Jobs
-from regimes.harms.kinds import Kind, changed, kinds_of, kinds_of_job, trunk_of
+from regimes.harms.kinds import Kind, apply_pulse, kinds_of, kinds_of_job, trunk_of
 from regimes.harms.records import Records
 from regimes.harms.search import Show
 from regimes.launch.budgeted import Budget
@@ -111,6 +111,6 @@ def _check(trunk: RunConfig, kinds: Mapping[str, Kind]) -> None:
     PlugIns.of(trunk)
     for name, kind in kinds.items():
         try:
-            PlugIns.of(changed(trunk, kind, [(0, 1)]))
+            PlugIns.of(apply_pulse(trunk, kind, [(0, 1)]))
         except ConfigError as error:
             raise ConfigError(f"pulse {name!r}: {error}") from None

@@ -136,7 +136,7 @@ class Score:
 
     Attributes:
         r2: 1 - sum of squared errors / the sum that a constant leaves; the constant knows no more
-            than the law did (`score`). 1 is perfect, 0 no better than the constant; it has no
+            than the law did (`score_predictions`). 1 is perfect, 0 no better than the constant; it has no
             lower bound.
         rank: Spearman's correlation of predicted and measured; nan where one of both is constant.
         error: root of the mean squared error, in the unit of harm.
@@ -152,7 +152,7 @@ class Score:
 # -- fit -------------------------------------------------------------------------------------
 
 
-def fit(
+def fit_law(
     harms: Sequence[float],
     rates: Sequence[float],
     trunks: Sequence[Hashable],
@@ -201,7 +201,7 @@ def fit(
     )
 
 
-def exponents(
+def fit_exponents(
     harms: Sequence[float],
     rates: Sequence[float],
     trunks: Sequence[Hashable],
@@ -211,10 +211,10 @@ def exponents(
     """The exponent of each trunk alone, of those that have pulses at two rates or more.
 
     Args:
-        harms, rates, trunks, method: as for `fit`.
+        harms, rates, trunks, method: as for `fit_law`.
 
     Raises:
-        RecordError: as `fit`.
+        RecordError: as `fit_law`.
     """
     y, x, names = _checked(harms, rates, trunks)
     used = y > 0 if method == "log" else np.ones(len(y), bool)
@@ -228,11 +228,11 @@ def exponents(
     }
 
 
-def difference(one: Mapping[Hashable, float], other: Mapping[Hashable, float]) -> Exponent:
+def compare_exponents(one: Mapping[Hashable, float], other: Mapping[Hashable, float]) -> Exponent:
     """One kind's exponents minus another's on the same trunks, with a t interval over trunks.
 
     Args:
-        one, other: of `exponents`; trunks that only one of them has are left out.
+        one, other: of `fit_exponents`; trunks that only one of them has are left out.
 
     Raises:
         RecordError: no trunk in common.
@@ -443,7 +443,7 @@ def _over_pulses(estimate: _Estimate) -> tuple[float, float]:
 # -- what is predicted -----------------------------------------------------------------------
 
 
-def pilots(rates: Sequence[float], count: int = 3) -> list[int]:
+def choose_pilots(rates: Sequence[float], count: int = 3) -> list[int]:
     """Which pulses to measure first: those nearest to an even division of log rates from the lowest
     to the highest, in the order of the pulses. Among several at one rate it is the one in the
     middle (of two, the later).
@@ -469,7 +469,7 @@ def pilots(rates: Sequence[float], count: int = 3) -> list[int]:
     return sorted(chosen)
 
 
-def score(
+def score_predictions(
     measured: Sequence[float], predicted: Sequence[float], constant: float | Sequence[float]
 ) -> Score:
     """How well harms were predicted.

@@ -27,7 +27,7 @@ from regimes.statistics import are_alike
 Pair = tuple[Record, Record]  # a branch and its trunk
 
 
-def pairs(runs: Sequence[Record]) -> list[Pair]:
+def pair_branches(runs: Sequence[Record]) -> list[Pair]:
     """Each branch with its trunk, in the order of the runs.
 
     Raises:
@@ -60,7 +60,7 @@ def arm_of(run: Record) -> str:
     return run.name.replace(f" from {run.config['branch']['at']}", "", 1)
 
 
-def trunks(found: Sequence[Pair]) -> list[Record]:
+def list_trunks(found: Sequence[Pair]) -> list[Record]:
     """The trunks, one per seed.
 
     Raises:

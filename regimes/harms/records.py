@@ -13,7 +13,7 @@ from regimes.errors import require
 from regimes.harms import measured
 from regimes.harms.decide import Known, Pulse, Run
 from regimes.harms.found import Harm
-from regimes.harms.kinds import Kind, changed
+from regimes.harms.kinds import Kind, apply_pulse
 from regimes.harms.rates import mean_rates
 from regimes.harms.schedule import controls_of, grid_toml
 from regimes.harms.search import Facts, Search, ended_runs, result_of, rules_of
@@ -75,7 +75,7 @@ class Records(Search):
         branch = BranchConfig(
             trunk_reference(trunk, folder), pulse.first, length, kind.skip or None
         )
-        config = changed(replace(config, checkpoint_keep=None), kind, pulse.spans)
+        config = apply_pulse(replace(config, checkpoint_keep=None), kind, pulse.spans)
         return folder, replace(config, name=self.label(pulse), branch=branch)
 
     def record(self, run: Run) -> Record:
@@ -142,7 +142,7 @@ class Records(Search):
             return f"{name}: broke, {why}"
         shown = tested_by(self.record(run))
         if run[0] is None:
-            return f"{name}: {shown.heading} {last_metric(self.record(run)):.{shown.digits}f}"
+            return f"{name}: {shown.heading} {_last_metric(self.record(run)):.{shown.digits}f}"
         return f"{name}: harm {self.harm_of(run, rounds):.{shown.digits + 1}f} {shown.unit}"
 
     def found(self, rounds: Sequence[Round]) -> Harm:
@@ -177,9 +177,9 @@ def facts_of_trunk(run: Record) -> Facts:
     require(units >= 2, "unit_steps", run.config.get("unit_steps"), expected)
     count = run.header["data"].get("test")
     grain = shown.factor / count if shown.name == "accuracy" and count else 0.0
-    return Facts(units, last_metric(run), grain, shown)
+    return Facts(units, _last_metric(run), grain, shown)
 
 
-def last_metric(run: Record) -> float:
+def _last_metric(run: Record) -> float:
     """The metric in the end, in the unit of figures."""
     return tested_by(run).factor * float(run.epochs["metric"].dropna().iloc[-1])

@@ -178,7 +178,7 @@ def grid_toml(found: Harm, trunk: RunConfig, used: int) -> str:
     import tomli_w
 
     own = trunk.data.name == OWN
-    base = _changed(to_dict(replace(trunk, name="run", seed=0, checkpoint_keep=None)))
+    base = _changed_fields(to_dict(replace(trunk, name="run", seed=0, checkpoint_keep=None)))
     schedules: dict[str, Any] = {}
     for arm, controls in found.controls.items():
         kind = found.kinds[arm]
@@ -207,7 +207,7 @@ def grid_toml(found: Harm, trunk: RunConfig, used: int) -> str:
     return "\n".join([*lines, "", plain])
 
 
-def _changed(config: dict[str, Any]) -> dict[str, Any]:
+def _changed_fields(config: dict[str, Any]) -> dict[str, Any]:
     """The fields of a configuration that have another value than by default."""
     usual, kept = to_dict(RunConfig()), {}
     for key, value in config.items():

@@ -177,7 +177,7 @@ class Search:
         return Left(max(0.0, 60 * budget.minutes - spent) * units / max(spent, 1e-9), runs)
 
     def _train(self, budget: Budget, show: Show, chosen: Round, ended: Ended) -> None:
-        runs = dict(zip(chosen.runs, runs_of(chosen), strict=True))
+        runs = dict(zip(chosen.runs, _runs_of(chosen), strict=True))
         share = budgeted.shares(budget, budgeted.rounds_of(self.out))
 
         def over(run: Run, result: Any) -> None:
@@ -198,7 +198,7 @@ def rules_of(units: int, parts: int) -> Rules:
     return Rules(units, (), 1.0, parts=parts, least=max(1, round(units / SHORTEST)))
 
 
-def runs_of(each: Round) -> list[Run]:
+def _runs_of(each: Round) -> list[Run]:
     """The runs of a round, as its line in the log has them."""
     return [
         (p and Pulse(p[0], tuple((span[0], span[1]) for span in p[1])), number)
@@ -211,7 +211,7 @@ def ended_runs(rounds: Sequence[Round]) -> list[Run]:
     return [
         run
         for each in rounds
-        for name, run in zip(each.runs, runs_of(each), strict=True)
+        for name, run in zip(each.runs, _runs_of(each), strict=True)
         if name in each.results
     ]
 

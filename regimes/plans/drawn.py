@@ -28,7 +28,7 @@ STYLES = [  # colour and marker: told apart in grey by the marker
 ]
 
 
-def figure(plan: Plan) -> style.Shown:
+def draw_plan(plan: Plan) -> style.Shown:
     """Loss in the end against the seconds of the whole training on the link: solid where a probe
     was as long, dashed beyond, with the 95 % interval of the best method and of dense."""
     known = plan.known

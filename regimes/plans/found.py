@@ -16,7 +16,7 @@ from regimes.cost.methods import Method
 from regimes.errors import ConfigError
 from regimes.plans.curve import Probe
 from regimes.plans.decide import SURE, Known
-from regimes.plans.probes import configured
+from regimes.plans.probes import configure_probe
 from regimes.plotting.looks import Metric
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Plan:
         steps = row["steps"] if math.isfinite(row["steps"]) else self.known.horizon(self.best)
         rate = math.log2(row["rate"] / self.config.optimizer.lr)
         seed = max(probe.seed for probe in self.known.curve.losses) + 1
-        return configured(self.config, self.methods[self.best], round(steps), rate, seed)
+        return configure_probe(self.config, self.methods[self.best], round(steps), rate, seed)
 
     def hook(self) -> str:
         """The lines of a training script of one's own."""
@@ -249,9 +249,9 @@ class Plan:
 
     def figure(self) -> Figure:
         """The loss in the end against the seconds of the training, for each method; one column."""
-        from regimes.plans.drawn import figure
+        from regimes.plans.drawn import draw_plan
 
-        fig = figure(self)
+        fig = draw_plan(self)
         fig.data = self.table
         return fig
 

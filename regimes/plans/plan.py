@@ -20,9 +20,9 @@ from regimes.launch.subject import subject
 from regimes.network import Network
 from regimes.plans.decide import Aim
 from regimes.plans.found import Plan
-from regimes.plans.priced import Links, paying, prices
+from regimes.plans.priced import Links, keep_faster, price_methods
 from regimes.plans.probes import in_steps
-from regimes.plans.search import Asked, Probes, Show, asked
+from regimes.plans.search import Asked, Probes, Show, read_question
 from regimes.records.files import record_folder
 
 if TYPE_CHECKING:
@@ -113,14 +113,14 @@ def plan(
     question |= {"methods": [m.label for m in every], "seconds": seconds, "loss": loss}
     # the probes' records tell one model from another
     question["probe"] = "a model" if callable(probe) else probe and dict(probe)
-    facts = asked(out, question)
+    facts = read_question(out, question)
     if facts is None:
-        per_epoch, priced = prices(config, every, where, task)
+        per_epoch, priced = price_methods(config, every, where, task)
         if probe is not None:
-            here = prices(smaller[0], every, where, smaller[1])[1]
+            here = price_methods(smaller[0], every, where, smaller[1])[1]
             priced = {name: replace(price, here=here[name].here) for name, price in priced.items()}
         facts = Asked(question, per_epoch, priced)
-    chosen = paying(every, facts.prices)
+    chosen = keep_faster(every, facts.prices)
     left_out = tuple(method.label for method in every if method not in chosen)
     table = {method.label: method for method in chosen}
     trained = in_steps(smaller[0], facts.per_epoch)

@@ -50,7 +50,7 @@ class Links:
     compute: float | None = None
 
 
-def prices(
+def price_methods(
     config: RunConfig, methods: Sequence[Method], links: Links, task: Task | None = None
 ) -> tuple[int, dict[str, Price]]:
     """Time a few steps of one worker on this machine by each compressor, and price them.
@@ -105,7 +105,7 @@ def _by_compressor(methods: Sequence[Method]) -> list[list[Method]]:
     return list(found.values())
 
 
-def paying(methods: Sequence[Method], prices: Mapping[str, Price]) -> list[Method]:
+def keep_faster(methods: Sequence[Method], prices: Mapping[str, Price]) -> list[Method]:
     """Those with fewer seconds a step than dense, which is the first and stays: a method that loses
     information and takes as long cannot end lower."""
     dense = methods[0]

@@ -40,7 +40,9 @@ def in_steps(config: RunConfig, per_epoch: int) -> RunConfig:
     return replace(config, steps=total, unit_steps=total, optimizer=replace(optimizer, **changed))
 
 
-def configured(config: RunConfig, method: Method, steps: int, rate: float, seed: int) -> RunConfig:
+def configure_probe(
+    config: RunConfig, method: Method, steps: int, rate: float, seed: int
+) -> RunConfig:
     """A training by a method.
 
     Args:
@@ -69,7 +71,7 @@ def configured(config: RunConfig, method: Method, steps: int, rate: float, seed:
     )
 
 
-def name(probe: Probe) -> str:
+def name_probe(probe: Probe) -> str:
     """The name of a probe in the log, and of its folder."""
     method = probe.method.replace("/", " ")
     return f"{method}/{probe.steps} steps/rate {probe.rate:+g}/seed-{probe.seed}"

@@ -27,7 +27,7 @@ from regimes.plans.decide import (
     rungs_within,
 )
 from regimes.plans.priced import Price
-from regimes.plans.probes import configured, name
+from regimes.plans.probes import configure_probe, name_probe
 from regimes.plotting.groups import tested_by
 from regimes.plotting.looks import Metric
 from regimes.records import check_same, load
@@ -60,7 +60,7 @@ class Asked:
         return {"question": {**self.question}, "per_epoch": self.per_epoch, "prices": prices}
 
 
-def asked(out: Path, question: Mapping[str, Any]) -> Asked | None:
+def read_question(out: Path, question: Mapping[str, Any]) -> Asked | None:
     """What the plan in a folder is about; None if there is none yet.
 
     Raises:
@@ -141,7 +141,7 @@ class Probes:
 
     def _config(self, probe: Probe) -> RunConfig:
         method = self.methods[probe.method]
-        return configured(self.config, method, probe.steps, probe.rate, probe.seed)
+        return configure_probe(self.config, method, probe.steps, probe.rate, probe.seed)
 
     # -- rounds ------------------------------------------------------------------------------
 
@@ -181,7 +181,7 @@ class Probes:
         self, probes: Sequence[Probe], more: Mapping[str, Any]
     ) -> tuple[list[str], dict[str, Any]]:
         plain = [[p.method, p.steps, p.rate, p.seed] for p in probes]
-        return [name(probe) for probe in probes], {"probes": plain, **more}
+        return [name_probe(probe) for probe in probes], {"probes": plain, **more}
 
     @property
     def _span(self) -> float:

@@ -21,14 +21,16 @@ from ..values import Interval, mean_of
 
 @functools.cache
 def _each(source: str) -> pd.DataFrame:
-    return measured.by_run(measured.by_unit(measured.pairs(records(source))))
+    return measured.by_run(measured.by_unit(measured.pair_branches(records(source))))
 
 
 @functools.cache
 def _scores(source: str, first: int = 0) -> pd.DataFrame:
     runs, pulses = records(source), _each(source)
     pulses = pulses[pulses["onset"] >= first]
-    return scores.scores(pulses, scores.by_seed(measured.trunks(measured.pairs(runs)), runs))
+    return scores.scores(
+        pulses, scores.by_seed(measured.list_trunks(measured.pair_branches(runs)), runs)
+    )
 
 
 @functools.cache
@@ -118,7 +120,7 @@ def pooled_table(sources: str, arm: str, differences: str) -> str:
 @number
 def trunk_ends(source: str) -> Interval:
     """The metric of the trunk in the last unit, in the unit of figures."""
-    trunks = measured.trunks(measured.pairs(records(source)))
+    trunks = measured.list_trunks(measured.pair_branches(records(source)))
     factor = tested_by(trunks[0]).factor
     return mean_of([factor * float(run.epochs["metric"].iloc[-1]) for run in trunks])
 
@@ -156,7 +158,7 @@ def harm_right_after(source: str, arm: str, onset: int) -> float:
 def norm_that_left(source: str, arm: str, onset: int) -> Interval:
     """Norm of the residual that absent workers take with them when the pulse starts."""
     record_read(f"{source}.tar.xz")
-    found = [run for run, _ in measured.pairs(records(source))]
+    found = [run for run, _ in measured.pair_branches(records(source))]
     named = sorted((run for run in found if measured.arm_of(run) == arm), key=lambda run: run.seed)
     rows = [run.rows[onset] for run in named if run.config["branch"]["at"] == onset]
     return mean_of([row["churn"]["residual"] for row in rows])

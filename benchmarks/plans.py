@@ -160,7 +160,7 @@ def train(sizes: Sequence[str], out: Path, jobs: int) -> None:
     """Train what is missing, and keep each loss in a line."""
     for size in sizes:
         config = in_steps(training(size), STEPS)
-        with sweep.trainer(jobs, [config.device], None) as trainer:
+        with sweep.make_trainer(jobs, [config.device], None) as trainer:
             while todo := missing(size, known()):
                 cells = {
                     name_probe(p): (

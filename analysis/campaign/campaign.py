@@ -70,10 +70,10 @@ class Step:
             n: change(c) for n, c in grid.items() if not self.schedules or n in self.schedules
         }
         seeds = list(range(self.first, self.first + self.seeds))
-        cells = sweep.cells(configs, seeds, out / self.folder)
+        cells = sweep.list_cells(configs, seeds, out / self.folder)
         originals = [cell for cell in cells if cell[1].name == "accordion"] if self.yoked else []
         for folder, config in originals:
-            if sweep.done(folder, config):
+            if sweep.is_finished(folder, config):
                 made = [yoked_to(load(folder), order) for order in ORDERS]
                 cells += [(out / self.folder / c.name / folder.name, c) for c in made]
         return cells
@@ -155,7 +155,7 @@ def run(
     missing: dict[Step, int] = {}
     for step in steps:
         try:
-            missing[step] = step.count - sum(sweep.done(*c) for c in step.cells(out, change))
+            missing[step] = step.count - sum(sweep.is_finished(*c) for c in step.cells(out, change))
         except RecordError as error:
             failures.append(f"{step.folder} left out: {error}")
             say(failures[-1])
@@ -167,7 +167,7 @@ def run(
     for step, count in missing.items():
         later -= count * step.minutes
         for _ in range(1 + step.yoked):  # the controls are known when their originals are done
-            todo = [c for c in step.cells(out, change) if not sweep.done(*c)]
+            todo = [c for c in step.cells(out, change) if not sweep.is_finished(*c)]
             todo = [c for c in todo if not any(str(c[0]) in f for f in failures)]
             failures += _run(todo, step, jobs, clock, later, say)
     return failures

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from regimes.cli.app import Settings, app, configuration
+from regimes.cli.app import Settings, app, read_configuration
 from regimes.console import stdout
 
 
@@ -52,7 +52,7 @@ def harm(
     from regimes.console.progress import show_spending
     from regimes.harms.harm import harm as search
 
-    config = configuration(preset, set)
+    config = read_configuration(preset, set)
     stem = Path(preset).stem if preset.endswith(".toml") else preset
     folder = out or Path("runs", "harm", stem)
     with show_spending(

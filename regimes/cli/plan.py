@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from regimes.cli.app import Settings, app, configuration
+from regimes.cli.app import Settings, app, read_configuration
 from regimes.console import stdout
 
 
@@ -56,7 +56,7 @@ def plan(
     from regimes.cost.job import parse_seconds as read_seconds
     from regimes.plans.plan import plan as search
 
-    config = configuration(preset, set)
+    config = read_configuration(preset, set)
     stem = Path(preset).stem if preset.endswith(".toml") else preset
     with show_spending("planning", (lambda line: None) if quiet else stdout.try_print) as show:
         found = search(

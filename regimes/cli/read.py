@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from regimes.cli.app import Settings, app, configuration, welcome_plug_ins
+from regimes.cli.app import Settings, app, read_configuration, welcome_plug_ins
 from regimes.cost.options import JobOptions, changed_options
 from regimes.errors import ConfigError
 
@@ -22,7 +22,7 @@ def watch(folder: Annotated[Path, tyro.conf.Positional], once: bool = False) -> 
         folder: of a run or of many.
         once: print the state and return.
     """
-    from regimes.monitor.watch import watch as follow
+    from regimes.monitor.watch import watch_runs as follow
 
     follow(folder, once=once)
 
@@ -135,7 +135,7 @@ def cost(
     recorded = [Path(place).exists() and not place.endswith(".toml") for place in what]
     if not what or (len(what) > 1 and not all(recorded)):
         raise ConfigError("name one preset, or recorded runs: see regimes presets")
-    config = None if all(recorded) else configuration(what[0], set)
+    config = None if all(recorded) else read_configuration(what[0], set)
     link = Network.parse(network)
     with select_while_loading(where, print_notes=True):
         main(what, config, link, workers, algorithm=algorithm or "ring", buckets=buckets, csv=csv)
@@ -216,7 +216,7 @@ def doctor(
             which regimes cost --links reads.
     """
     from regimes.collectives.launcher import launched
-    from regimes.monitor.doctor import check, group_report, report
+    from regimes.monitor.doctor import check_records, group_report, print_report
 
     alone = launched().count == 1
     if links and (records or alone):
@@ -225,6 +225,6 @@ def doctor(
             f"--links {links}"
         )
     if records:
-        sys.exit(0 if check(records) else 2)
-    good = report() if alone else group_report(links=links)
+        sys.exit(0 if check_records(records) else 2)
+    good = print_report() if alone else group_report(links=links)
     sys.exit(0 if good else 1)

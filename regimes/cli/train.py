@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from regimes import presets as _presets
-from regimes.cli.app import Settings, app, configuration, refuse_seed, welcome_plug_ins
+from regimes.cli.app import Settings, app, read_configuration, refuse_seed, welcome_plug_ins
 from regimes.collectives.launcher import check_islands, launched
 from regimes.config import read_value, to_dict, to_toml
 from regimes.console import stdout
@@ -43,23 +43,23 @@ def run(
         resume: continue the run in the folder from its last checkpoint.
         quiet: print nothing but errors.
     """
-    from regimes.launch.processes import spawn, train
+    from regimes.launch.processes import spawn_processes, train_process
 
     given = (("seed", seed), ("workers", workers))
-    config = configuration(preset, (*set, *(f"{k}={x}" for k, x in given if x is not None)))
-    out = out or Path("runs", _stem(preset), f"seed-{config.seed}")
+    config = read_configuration(preset, (*set, *(f"{k}={x}" for k, x in given if x is not None)))
+    out = out or Path("runs", _name_output(preset), f"seed-{config.seed}")
     if (note := sibling_difference(to_dict(config), out)) and not quiet and launched().rank == 0:
         stdout.try_print(f"note: {note}")
     if launched().count > 1:
-        train(config, out, resume, quiet, shards)
+        train_process(config, out, resume, quiet, shards)
     elif processes == 1:
         check_islands(1, shards, config.workers)
-        train(config, out, resume, quiet)
+        train_process(config, out, resume, quiet)
     else:
-        spawn(config, out, processes, resume=resume, quiet=quiet, shards=shards)
+        spawn_processes(config, out, processes, resume=resume, quiet=quiet, shards=shards)
 
 
-def _stem(name: str) -> str:
+def _name_output(name: str) -> str:
     """The name of a preset, a grid or a TOML file in the folder of runs."""
     return Path(name).stem if name.endswith(".toml") else name
 
@@ -102,7 +102,9 @@ def ablate(
     numbers = named or _presets.number_seeds(3 if seeds is None else seeds, first_seed)
     cells = _presets.select_schedules(grid, schedules, set)
     options = {key: read_value(text) for key, _, text in (o.partition("=") for o in option)}
-    ablation.main(cells, numbers, out or Path("runs", _stem(grid)), jobs, executor, options)
+    ablation.run_ablation(
+        cells, numbers, out or Path("runs", _name_output(grid)), jobs, executor, options
+    )
 
 
 @app.command
@@ -146,8 +148,8 @@ def tune(
             f"{grid}: the grid with the schedules {', '.join(cells)}, and not the preset of "
             "that name; --schedules NAME tunes one"
         )
-    folder = out or Path("runs", "tune", _stem(grid))
-    tuning.main(cells, values, numbers, folder, jobs, halving, budget)
+    folder = out or Path("runs", "tune", _name_output(grid))
+    tuning.run_tuning(cells, values, numbers, folder, jobs, halving, budget)
 
 
 @app.command

@@ -19,7 +19,7 @@ from regimes.harms.kinds import Kind, apply_pulse, kinds_of, kinds_of_job, trunk
 from regimes.harms.records import Records
 from regimes.harms.search import Show
 from regimes.launch.budgeted import Budget
-from regimes.launch.subject import subject
+from regimes.launch.subject import read_subject
 from regimes.plotting.looks import METRICS, Metric, find_metric
 from regimes.records.files import record_folder
 
@@ -86,7 +86,7 @@ def harm(
         function = Jobs(out, what, arms, units, shown, margin, parts, first_seed)
         with end_in_one_sentence(lambda: describe_kept_runs(out)), shown_by(show) as line:
             return function.searched(budget, line)
-    config, task = subject(what, train_data, test_data, set, training)
+    config, task = read_subject(what, train_data, test_data, set, training)
     trunk = replace(trunk_of(config), seed=first_seed)
     kinds = kinds_of(words, groups, trunk)
     _check(trunk, kinds)

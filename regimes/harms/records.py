@@ -93,7 +93,7 @@ class Records(Search):
             check_same(self.out / self.name(run), to_dict(resolve(self.cell(run)[1])))
         if done and self.task is not None:
             self._check_task(self.task)
-        with sweep.trainer(jobs, [self.trunk.device], self.task) as trainer:
+        with sweep.make_trainer(jobs, [self.trunk.device], self.task) as trainer:
             self._trainer = trainer
             rounds = self.run(budget, jobs, show)
         return self.found(rounds)

@@ -9,7 +9,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from regimes.ddp import Hook, RecordOptions
-from regimes.integrations.shared import EVALUATED, HookSettings, collected, load_collected
+from regimes.integrations.shared import EVALUATED, HookSettings, collect_states, load_collected
 
 LOSSES = {"loss", "train_loss", "train/loss"}  # of training: logged at each step
 
@@ -111,7 +111,7 @@ class RegimesCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """The states of all processes, on process 0; Lightning calls this on all processes."""
-        return {} if self.hook is None else collected(self.hook) or {}
+        return {} if self.hook is None else collect_states(self.hook) or {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from the state once the model is wrapped."""

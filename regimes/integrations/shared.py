@@ -142,7 +142,7 @@ def wrapped_model(model: nn.Module) -> tuple[nn.Module, dict[str, Any]]:
     )
 
 
-def save(hook: Hook, folder: str | Path) -> None:
+def save_hook(hook: Hook, folder: str | Path) -> None:
     """Save the hook's state in the folder of a checkpoint; all processes call this."""
     if hook.source.mesh is not None:
         save_parts({"hook": hook.sharded_state()}, Path(folder, SHARDED))
@@ -155,7 +155,7 @@ def save(hook: Hook, folder: str | Path) -> None:
         os.replace(part, Path(folder, STATE))
 
 
-def load(hook: Hook, folder: str | Path) -> None:
+def load_hook(hook: Hook, folder: str | Path) -> None:
     """Continue from a checkpoint with the hook's state; all processes call this.
 
     Raises:
@@ -175,7 +175,7 @@ def load(hook: Hook, folder: str | Path) -> None:
         raise ConfigError(f"{file}: {error}") from None
 
 
-def collected(hook: Hook) -> dict[str, Any] | None:
+def collect_states(hook: Hook) -> dict[str, Any] | None:
     """The states of all processes in one value, on process 0; all processes call this."""
     if hook.source.mesh is None:
         return hook.full_state_dict()

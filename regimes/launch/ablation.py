@@ -20,7 +20,7 @@ from regimes.records import load, separate_experiments, sibling_difference, writ
 from regimes.training.quirks import resolve
 
 
-def main(
+def run_ablation(
     grid: Grid,
     seeds: list[int],
     out: Path,
@@ -35,8 +35,8 @@ def main(
     """
     console = stdout.make_console(quiet=launched().rank > 0, highlight=False, markup=False)
     show = functools.partial(stdout.try_print, on=console)
-    cells = sweep.cells(grid, seeds, out)
-    todo = [cell for cell in cells if not sweep.done(*cell)]
+    cells = sweep.list_cells(grid, seeds, out)
+    todo = [cell for cell in cells if not sweep.is_finished(*cell)]
     _check({folder.parent: config for folder, config in todo}.values())
     show(f"{len(cells)} runs in {out}, {len(cells) - len(todo)} already finished")
     for folder, config in {cell[0].parent: cell for cell in todo}.values():
@@ -46,10 +46,10 @@ def main(
     if executor is None:
         failures = sweep.ablate(todo, jobs, progress)
     else:
-        failures = cluster.submit(todo, out, executor, options or {}, progress)
+        failures = cluster.submit_ablation(todo, out, executor, options or {}, progress)
     if failures:
         raise TrainingError(f"{len(failures)} of {len(todo)} runs failed; first: {failures[0]}")
-    if others := [folder for folder, config in cells if not sweep.done(folder, config)]:
+    if others := [folder for folder, config in cells if not sweep.is_finished(folder, config)]:
         show(
             f"{len(others)} runs are trained by another process: start the same command again when "
             "it has ended, for the table"

@@ -19,7 +19,7 @@ from regimes.records import locate_trunk, trunk_reference
 Cell = tuple[Path, RunConfig]  # as of `sweep`
 
 
-def placed(grid: Grid, out: Path, seed: int) -> Grid:
+def place_branches(grid: Grid, out: Path, seed: int) -> Grid:
     """A grid's configurations for one seed: trunks keep what branches need, and branches have the
     path to their trunk in place of its schedule.
 
@@ -54,7 +54,7 @@ def _with_path(
     return replace(config, branch=replace(config.branch, of=path))
 
 
-def waves(todo: Sequence[Cell]) -> list[list[Cell]]:
+def group_waves(todo: Sequence[Cell]) -> list[list[Cell]]:
     """The runs in groups: those of one need only runs of earlier ones."""
     configs = {os.path.realpath(folder): config for folder, config in todo}
 

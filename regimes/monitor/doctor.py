@@ -28,7 +28,7 @@ from regimes.console.stdout import escape_control, make_console
 from regimes.console.tables import Table
 from regimes.console.units import format_quantity
 from regimes.errors import RecordError
-from regimes.monitor.watch import ACTIVE, state
+from regimes.monitor.watch import ACTIVE, describe_state
 from regimes.records import find_edit, find_runs, load, provenance, unpack_records
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ TWO_INDEXES = (
 )
 
 
-def report() -> bool:
+def print_report() -> bool:
     """Print a table; False if something that is needed does not work."""
     from regimes.data import sources
 
@@ -238,7 +238,7 @@ def group_report(patience: float = 60.0, links: Path | None = None) -> bool:
     from regimes.collectives.connect import connect
     from regimes.collectives.devices import pick_device
     from regimes.cost.measure import median_seconds
-    from regimes.monitor.links import measure, write
+    from regimes.monitor.links import measure_links, write_links
 
     place, device = launched(), pick_device("auto")
     world, seconds = connect(place.count, device, patience), dict[int, float]()
@@ -247,16 +247,16 @@ def group_report(patience: float = 60.0, links: Path | None = None) -> bool:
         for count in (1, FLOATS):  # numbers in a mean over all processes
             mean = functools.partial(world.mean, [torch.ones(1, count, device=device)])
             seconds[count] = median_seconds(mean, TIMES, device)
-        networks = measure(world, [str(process["host"]) for process in processes], device)
+        networks = measure_links(world, [str(process["host"]) for process in processes], device)
     finally:
         world.close()
-    differ = differences(processes)
+    differ = describe_differences(processes)
     if place.rank == 0:
         _print(processes, seconds, differ)
         for name, link in networks.items():
             make_console(highlight=False).print(f"{name} machines: {link} a message", markup=False)
         if links:
-            write(links, networks)
+            write_links(links, networks)
     return not any(name in FATAL for name, _ in differ)
 
 
@@ -281,7 +281,7 @@ def _describe(device: torch.device) -> Process:
     }
 
 
-def differences(processes: Sequence[Process]) -> list[tuple[str, str]]:
+def describe_differences(processes: Sequence[Process]) -> list[tuple[str, str]]:
     """(what, in words): versions that differ from the most frequent one, and slow processes.
 
     >>> alike = dict.fromkeys(ALIKE, "1") | {"seconds": 1.0}
@@ -331,7 +331,7 @@ def _print(
 # -- records -----------------------------------------------------------------------------------
 
 
-def check(places: Sequence[Path]) -> bool:
+def check_records(places: Sequence[Path]) -> bool:
     """Print one line per record in or under folders and archives: is it as it was written, by its
     hash chain? True if all are.
 
@@ -346,18 +346,18 @@ def check(places: Sequence[Path]) -> bool:
                 raise RecordError(f"no run in or under {place}")
             for run in runs:
                 name = str(place / run.relative_to(root))
-                what, more = verdict(run)
+                what, more = judge_record(run)
                 details = f"; {more.replace(str(run), name)}" if more else ""
                 print(escape_control(f"{name}: {what}{details}"))
                 intact &= what not in ("edited", "unreadable")
     return intact
 
 
-def verdict(run: Path) -> tuple[str, str]:
+def judge_record(run: Path) -> tuple[str, str]:
     """(whole, running, starting, broken off, stopped, no chain, edited or unreadable; details)."""
     try:
         record = load(run)
-        what, more = state(run, record.header, record.rows)
+        what, more = describe_state(run, record.header, record.rows)
         why = find_edit(run, growing=what in ACTIVE)
     except RecordError as error:
         return "unreadable", str(error)

@@ -18,12 +18,14 @@ from regimes.console.stdout import is_terminal
 from regimes.console.stdout import make_console as new_console
 from regimes.errors import ConfigError
 from regimes.job.reporters import Reporter
-from regimes.monitor.text import EPOCHS, at_low, cells, epoch_table, headline
+from regimes.monitor.text import EPOCHS, at_low, describe_run, epoch_table, format_row
 from regimes.records import Header, Row, count_units, number_of_units, sum_sent, unit_name
 from regimes.records import make_reporters as named
 
 
-def reporters(config: RunConfig, out: Path, terminal: bool | None = None) -> list[Reporter]:
+def terminal_reporters(
+    config: RunConfig, out: Path, terminal: bool | None = None
+) -> list[Reporter]:
     """A live table in a terminal, else plain lines; and the reporters of the configuration."""
     terminal = is_terminal() if terminal is None else terminal
     chosen: list[Any] = [LiveTable() if terminal else PlainLines()]
@@ -75,7 +77,7 @@ class LiveTable:
         self.live.stop()
 
     def draw(self, message: str = "") -> RenderableType:
-        parts: list[RenderableType] = [Text(headline(self.header), style="bold"), self.bars]
+        parts: list[RenderableType] = [Text(describe_run(self.header), style="bold"), self.bars]
         if self.rows:
             parts.append(epoch_table(self.header, self.rows, self.seconds, self.before))
         if message:
@@ -92,14 +94,14 @@ class PlainLines:
     def start(self, header: Header, rows: list[Row]) -> None:
         self.header, self.sent = header, sum_sent(rows)
         done = f", the first {len(rows)} done before" if rows else ""
-        self._print(f"{headline(header)}, {count_units(header, rows)}{done}")
+        self._print(f"{describe_run(header)}, {count_units(header, rows)}{done}")
 
     def step(self, epoch: int, done: int, steps: int) -> None:
         """Ignored: one line per epoch."""
 
     def epoch(self, row: Row, seconds: dict[str, float]) -> None:
         self.sent = self.sent.after(row)
-        text = cells(self.header, row, sum(seconds.values()), self.sent)
+        text = format_row(self.header, row, sum(seconds.values()), self.sent)
         self._print("  ".join(f"{k} {v}" for k, v in text.items()))
 
     def stop(self, message: str) -> None:

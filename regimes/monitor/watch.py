@@ -49,7 +49,7 @@ PATIENCE = 60  # seconds in which the next run of a grid may begin
 COLOURS = {"finished": "green", "stopped": "bold red", "broken off": "bold red"}  # else cyan
 
 
-def watch(folder: Path, once: bool = False, console: Console | None = None) -> None:
+def watch_runs(folder: Path, once: bool = False, console: Console | None = None) -> None:
     """Show a run, or a folder of runs, and follow it every second until it ends or Ctrl-C; wait for
     the first run. A terminal is redrawn in place; other outputs get a new print after each change.
     An archive is shown once.
@@ -106,7 +106,7 @@ def _wait_for_run(folder: Path, once: bool, console: Console) -> None:
         time.sleep(1)
 
 
-def state(folder: Path, header: Header, rows: Sequence[Row]) -> tuple[str, str]:
+def describe_state(folder: Path, header: Header, rows: Sequence[Row]) -> tuple[str, str]:
     """(finished, running, starting, stopped or broken off; details)."""
     events = cast("list[Event]", _lines(folder / "events.jsonl"))
     if is_complete(header, rows) and has_ended(events):
@@ -193,7 +193,7 @@ def _run(folder: Path) -> tuple[Header, list[Row]]:
 def _one(folder: Path) -> tuple[RenderableType, bool]:
     """(picture of one run, may it still change?)"""
     header, rows = _run(folder)
-    what, more = state(folder, header, rows)
+    what, more = describe_state(folder, header, rows)
     lines, seconds = _lines(folder / "seconds.jsonl"), dict[int, float]()
     for line in lines[-2 * text.EPOCHS :]:  # may be one ahead of the rows
         if clocks := [x for name, x in line.items() if name not in ("epoch", "processes")]:
@@ -204,7 +204,7 @@ def _one(folder: Path) -> tuple[RenderableType, bool]:
         left = sum(recent) / len(recent) * (wanted - len(rows))
         more = f"about {left / 60:.1f} min left"
     status = f"{format_progress(header, rows)}, {what}{': ' if more else ''}{more}"
-    parts: list[RenderableType] = [Text(text.headline(header), "bold")]
+    parts: list[RenderableType] = [Text(text.describe_run(header), "bold")]
     if wanted:
         bar = Grid.grid()
         bar.add_row(ProgressBar(wanted, len(rows), width=48))
@@ -216,7 +216,7 @@ def _one(folder: Path) -> tuple[RenderableType, bool]:
             parts.append(Text(escape_control(f"logged: {logged}")))
     if unknown := text.unknown_text(header):
         parts.append(Text(unknown, "dim"))
-    if lines and (slow := text.straggler(lines[-1].get("processes", {}))):
+    if lines and (slow := text.describe_straggler(lines[-1].get("processes", {}))):
         parts.append(Text(slow, "yellow"))
     if what == "finished":
         parts += [Text(sentence, "yellow") for sentence in run_warnings(header, rows)]
@@ -255,17 +255,17 @@ def _line(
     """(state, the cells of one run's line, the metric's name).
 
     Args:
-        columns: which numbers of `text.cells` it has beside the metric.
+        columns: which numbers of `text.format_row` it has beside the metric.
     """
     name = str(path.relative_to(folder))
     try:
         header, rows = _run(path)
-        what, more = state(path, header, rows)
+        what, more = describe_state(path, header, rows)
     except RecordError as error:
         return "damaged", [name, *[""] * 5, Text(escape_control(str(error)), style="bold red")], ""
     wanted, texts = (
         number_of_units(header),
-        text.cells(header, rows[-1], None, sum_sent(rows)) if rows else {},
+        text.format_row(header, rows[-1], None, sum_sent(rows)) if rows else {},
     )
     known = [row["metric"] for row in rows if row["metric"] is not None]
     metric_name, metric = text.metric_text(header, known[-1] if known else None)

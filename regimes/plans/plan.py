@@ -16,7 +16,7 @@ from regimes.cost.job import WITHIN, read_links
 from regimes.cost.methods import parse_method
 from regimes.errors import require
 from regimes.launch.budgeted import Budget
-from regimes.launch.subject import subject
+from regimes.launch.subject import read_subject
 from regimes.network import Network
 from regimes.plans.decide import Aim
 from regimes.plans.found import Plan
@@ -97,7 +97,7 @@ def plan(
     where = _links(link, links, gpus, step)
     budget = Budget(10.0 if minutes is None and runs is None else minutes, runs)
     data = train_data, test_data
-    config, task = subject(what, *data, set, training)
+    config, task = read_subject(what, *data, set, training)
     whole = probe is None or loss is None
     require(whole, "loss", loss, "seconds in its place; a smaller model has other losses")
     smaller = (
@@ -154,7 +154,9 @@ def _smaller(
     expected = "fields of the configuration" if fields else "a model for the same data"
     require(good, "probe", probe, expected)
     return (
-        (override_fields(config, probe), None) if fields else subject(probe, *data, set, training)
+        (override_fields(config, probe), None)
+        if fields
+        else read_subject(probe, *data, set, training)
     )
 
 

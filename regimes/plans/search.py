@@ -121,7 +121,7 @@ class Probes:
         with self._trainer(jobs) as train:
             choose = functools.partial(self._choose, budget, jobs, seeds)
             step = functools.partial(self._train, train, budget, show)
-            rounds = budgeted.search(self.out, choose, step)
+            rounds = budgeted.search_in_rounds(self.out, choose, step)
         return self.known(rounds), self._shown(rounds)
 
     def _check_task(self, rounds: Sequence[Round]) -> None:
@@ -137,7 +137,7 @@ class Probes:
         check_same_task(folder, load(folder).header["data"], self.task.header())
 
     def _trainer(self, jobs: int) -> AbstractContextManager[sweep.Train]:
-        return sweep.trainer(jobs, [self.config.device], self.task)
+        return sweep.make_trainer(jobs, [self.config.device], self.task)
 
     def _config(self, probe: Probe) -> RunConfig:
         method = self.methods[probe.method]
@@ -223,7 +223,7 @@ class Probes:
             for run, probe in _probes_of(each).items()
             if run in each.results
         ]
-        spent = budgeted.seconds(rounds)
+        spent = budgeted.sum_seconds(rounds)
         expected = sum(self._seconds(probe) for probe in done)
         factor = spent / expected if done else 1 / jobs
         left = math.inf if budget.minutes is None else share * (60 * budget.minutes - spent)
@@ -245,7 +245,10 @@ class Probes:
     ) -> None:
         """Train the missing probes of a round, or find them finished; a result is the loss, None
         if the training broke."""
-        share, probes = budgeted.shares(budget, budgeted.rounds_of(self.out)), _probes_of(chosen)
+        share, probes = (
+            budgeted.report_shares(budget, budgeted.rounds_of(self.out)),
+            _probes_of(chosen),
+        )
 
         def over(run: str, error: str | None) -> None:
             loss = None if error else self._loss(run)

@@ -22,7 +22,7 @@ from regimes.cost.predict import predict_seconds
 from regimes.errors import RecordError, RegimesError
 from regimes.job.run_warnings import run_warnings
 from regimes.monitor.text import unknown_text
-from regimes.monitor.watch import state
+from regimes.monitor.watch import describe_state
 from regimes.network import Network, format_bandwidth
 from regimes.plotting import style
 from regimes.plotting.curves import has_metric
@@ -48,7 +48,7 @@ class RunEntry:
     """One run's folder, as far as it can be read."""
 
     place: str  # relative to the folder of the study
-    state: str  # "damaged", or as `watch.state` calls it
+    state: str  # "damaged", or as `watch.describe_state` calls it
     more: str = ""  # why it stopped, or what is damaged
     progress: str = ""  # trained epochs, in words
     record: Record | None = None
@@ -155,7 +155,7 @@ def _entry(path: Path, root: Path) -> RunEntry:
         record = load(path)
     except RecordError as error:
         return RunEntry(place, "damaged", shorten_paths(root, error))
-    what, more = state(path, record.header, record.rows)
+    what, more = describe_state(path, record.header, record.rows)
     trained = format_progress(record.header, record.rows, " of ")
     return RunEntry(place, what, more if what == "stopped" else "", trained, record)
 

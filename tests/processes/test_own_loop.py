@@ -14,7 +14,7 @@ from ddp_scripts import group, own_loop
 import regimes
 from regimes.cost.cases import make_cases
 from regimes.cost.predict import predict_seconds
-from regimes.monitor.watch import watch
+from regimes.monitor.watch import watch_runs
 from regimes.network import Network
 from regimes.records import read_header
 from regimes.report import render_page
@@ -135,7 +135,7 @@ def test_readers_show_periods_rounds_and_seconds(
     assert [row["sync"]["rounds"] for row in record.rows] == rounds
     for clock in ("compute", "compress", "communicate"):
         assert (record.epochs[f"seconds_{clock}"] > 0).all()
-    watch(tmp_path / "run", once=True)
+    watch_runs(tmp_path / "run", once=True)
     said = " ".join(capsys.readouterr().out.split())
     assert f"synchronised {words}" in said
     last = said.partition(" 12 ")[2].split()

@@ -19,8 +19,8 @@ from regimes import policies
 from regimes.cost.predict import main as cost
 from regimes.data.tree import unpack_images
 from regimes.errors import ConfigError, RecordError
-from regimes.monitor.doctor import check, verdict
-from regimes.monitor.watch import in_use, watch
+from regimes.monitor.doctor import check_records, judge_record
+from regimes.monitor.watch import in_use, watch_runs
 from regimes.network import Network
 from regimes.records import (
     RecordWriter,
@@ -175,17 +175,17 @@ def edit_row(folder: Path, change: Change, name: str = "epochs.jsonl", at: int =
 def test_a_header_is_as_the_schema_has_it(change: Change, sentence: str, tmp_path: Path) -> None:
     folder = make(tmp_path / "run")
     edit_header(folder, change)
-    for read in (load, lambda place: watch(place, once=True)):
+    for read in (load, lambda place: watch_runs(place, once=True)):
         with pytest.raises(RecordError, match=rf"run/run\.json is damaged: .*{sentence}"):
             read(folder)
-    assert verdict(folder)[0] == "unreadable"
+    assert judge_record(folder)[0] == "unreadable"
 
 
 @pytest.mark.parametrize(("change", "sentence"), ROWS, ids=lambda x: x if type(x) is str else "")
 def test_a_row_is_as_the_schema_has_it(change: Change, sentence: str, tmp_path: Path) -> None:
     folder = make(tmp_path / "run")
     edit_row(folder, change)
-    for read in (load, lambda place: watch(place, once=True)):
+    for read in (load, lambda place: watch_runs(place, once=True)):
         with pytest.raises(RecordError, match=rf"epochs\.jsonl line 2 is damaged: .*{sentence}"):
             read(folder)
 
@@ -253,7 +253,7 @@ def test_a_pipe_in_the_place_of_a_lock_is_not_waited_for(tmp_path: Path) -> None
     (folder / ".lock").unlink()
     os.mkfifo(folder / ".lock")
     assert not in_use(folder)
-    watch(folder, once=True)
+    watch_runs(folder, once=True)
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ def test_a_writer_writes_what_can_be_read(tmp_path: Path) -> None:
     run = load(tmp_path / "run")
     assert b"null" in (tmp_path / "run/epochs.jsonl").read_bytes()
     assert run.epochs["test_loss"].isna().all()
-    watch(tmp_path / "run", once=True)
+    watch_runs(tmp_path / "run", once=True)
 
 
 def test_a_record_without_an_epoch_does_not_occupy_its_folder(tmp_path: Path) -> None:
@@ -372,12 +372,12 @@ def test_an_edited_record_is_told_from_a_whole_one(edit: str, tmp_path: Path) ->
     writer = RecordWriter.resume(folder, 3)
     writer.event("end")
     writer.close()
-    assert verdict(folder) == ("whole", "")
+    assert judge_record(folder) == ("whole", "")
     name, change, sentence = EDITS[edit]
     text = (folder / name).read_text()
     assert change(text) != text
     (folder / name).write_text(change(text))
-    what, why = verdict(folder)
+    what, why = judge_record(folder)
     assert (what, why.startswith(f"{name} {sentence}")) == ("edited", True)
 
 
@@ -430,15 +430,15 @@ def test_a_resume_does_not_whitewash(tmp_path: Path) -> None:
 def test_an_old_record_gets_its_chain_with_the_resume(tmp_path: Path) -> None:
     folder = make(tmp_path / "run", epochs=2)
     (folder / "chain.jsonl").unlink()
-    assert verdict(folder)[0] == "no chain"
+    assert judge_record(folder)[0] == "no chain"
     writer = RecordWriter.resume(folder, 2)
     writer.epoch(plain.row(2), {"compute": 1.0})
     writer.event("end")
     writer.close()
-    assert verdict(folder) == ("whole", "")
+    assert judge_record(folder) == ("whole", "")
     path = folder / "epochs.jsonl"
     path.write_text(path.read_text().replace('"metric":0.6', '"metric":0.9'))
-    assert verdict(folder)[1] == "epochs.jsonl lines 1 to 2 differs from what was written"
+    assert judge_record(folder)[1] == "epochs.jsonl lines 1 to 2 differs from what was written"
 
 
 def test_doctor_says_one_line_of_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -453,7 +453,7 @@ def test_doctor_says_one_line_of_each(tmp_path: Path, capsys: pytest.CaptureFixt
     edit_row(runs["changed"], put("metric", value=0.99))
     with (runs["running"] / ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert not check([tmp_path])
+        assert not check_records([tmp_path])
     said = capsys.readouterr().out.splitlines()
     assert [line.split(": ")[1].partition(";")[0] for line in said] == [
         "broken off",
@@ -467,9 +467,9 @@ def test_doctor_says_one_line_of_each(tmp_path: Path, capsys: pytest.CaptureFixt
     pack_records(runs["whole"].parent / "whole", packed)
     with tarfile.open(packed) as tar:
         assert "chain.jsonl" in tar.getnames()
-    assert check([packed, runs["broken"]])
+    assert check_records([packed, runs["broken"]])
     with pytest.raises(RecordError, match="no run in or under"):
-        check([tmp_path / "nowhere"])
+        check_records([tmp_path / "nowhere"])
 
 
 # -- what readers make of it -----------------------------------------------------------------
@@ -500,7 +500,7 @@ def test_names_are_no_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str])
             edit_row(folder, put("compress", value=0.1), "seconds.jsonl", at)
         detect.main([folder], ["first-share:share=0.5"], None)
         cost([str(folder)], None, Network.parse("1Gbit/s,50us"), None)
-        watch(folder, once=True)
+        watch_runs(folder, once=True)
         assert capsys.readouterr().out.count(name) >= 3
 
 

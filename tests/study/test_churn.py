@@ -25,7 +25,7 @@ from benchmarks.trainers import Training
 from regimes.config import BranchConfig, RunConfig, override
 from regimes.cost.cases import recorded_work
 from regimes.errors import ConfigError
-from regimes.launch.processes import spawn
+from regimes.launch.processes import spawn_processes
 from regimes.network import Network
 from regimes.training import checkpoint
 from regimes.training.build import prepare
@@ -420,4 +420,4 @@ def test_one_must_stay() -> None:
 
 def test_several_processes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="churn: expected none on several processes"):
-        spawn(text("churn={absent=[1]}"), tmp_path, 2)
+        spawn_processes(text("churn={absent=[1]}"), tmp_path, 2)

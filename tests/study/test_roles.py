@@ -204,7 +204,7 @@ def test_a_grid_of_ones_own_gives_figures_2_3_4a_and_8_at_the_first_attempt(
     for number in ("2", "3", "4a", "8"):
         assert offered.begin_figure(number, ("--needs", str(path)))
         assert "Nothing is lacking" in capsys.readouterr().out
-    cells = sweep.cells(get_grid(str(path)), [0], out)
+    cells = sweep.list_cells(get_grid(str(path)), [0], out)
     assert sweep.ablate(cells, 1, lambda folder, error: None) == []
     for number in ("2", "3", "4a", "8"):
         offered.begin_figure(number, (str(out), *words))

@@ -129,7 +129,7 @@ def test_a_record_with_the_defaults_is_that_without(root: Path) -> None:
     check_same_experiment([now, then])
     assert identify_experiment(now) == identify_experiment(then)
     assert sibling_difference(to_dict(config), root / "another") == ""
-    assert sweep.done(then.folder, config)
+    assert sweep.is_finished(then.folder, config)
     assert regimes.run(config, then.folder, resume=True).rows == now.rows
 
 

@@ -53,7 +53,7 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, RunConfig]]:
         return "accuracy", tuple(score(known[folder]) for folder in folders)
 
     monkeypatch.setattr(sweep, "ablate", ablate)
-    monkeypatch.setattr(sweep, "done", lambda folder, config: False)
+    monkeypatch.setattr(sweep, "is_finished", lambda folder, config: False)
     monkeypatch.setattr(tune, "read_scores", scores)
     return ran
 

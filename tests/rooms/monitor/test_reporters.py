@@ -144,7 +144,7 @@ def test_wandb_is_offline_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyP
     record = regimes.run(
         config,
         tmp_path / "run",
-        reporters=ours.reporters(config, tmp_path / "run", False)[1:],
+        reporters=ours.terminal_reporters(config, tmp_path / "run", False)[1:],
     )
     assert asked["mode"] == "offline"
     assert (asked["name"], asked["dir"]) == ("accordion seed 0", str(tmp_path / "run"))
@@ -158,7 +158,7 @@ def test_wandb_is_offline_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_wandb_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match="pip install wandb"):
-        ours.reporters(RunConfig(reporters=("wandb",)), tmp_path, terminal=False)
+        ours.terminal_reporters(RunConfig(reporters=("wandb",)), tmp_path, terminal=False)
 
 
 @pytest.mark.integrations

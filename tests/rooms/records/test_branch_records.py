@@ -15,7 +15,7 @@ from configs import smoke
 
 import regimes
 from regimes.errors import RecordError
-from regimes.monitor.doctor import verdict
+from regimes.monitor.doctor import judge_record
 from regimes.policies import make_policy
 from regimes.records import load_all, pack_records, read_lines, splice_phases
 from regimes.records.experiment import identify_experiment, separate_experiments
@@ -170,7 +170,7 @@ def test_a_changed_or_missing_trunk_is_one_sentence(name: str, root: Path) -> No
     with pytest.raises(RecordError, match=words) as error:
         regimes.load(root / "slow")
     assert "\n" not in str(error.value)
-    assert verdict(root / "slow")[0] == "unreadable"
+    assert judge_record(root / "slow")[0] == "unreadable"
     with pytest.raises(RecordError):  # nor is it continued
         regimes.branch(root / "trunk", at=2, set={"optimizer.lr": 0.1}, out=root / "slow")
 

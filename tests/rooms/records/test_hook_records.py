@@ -32,7 +32,7 @@ from regimes.instruments.panel import Readings
 from regimes.job.rows import job_row
 from regimes.job.run_warnings import run_warnings
 from regimes.monitor import watch as watching
-from regimes.monitor.text import headline
+from regimes.monitor.text import describe_run
 from regimes.network import Network
 from regimes.plotting import style
 from regimes.plotting.curves import tabulate_ends
@@ -92,7 +92,7 @@ def variant(request: pytest.FixtureRequest, trained: Path, tmp_path: Path) -> Pa
 def shown(folder: Path) -> str:
     """What ``watch --once`` prints in 80 columns."""
     out = io.StringIO()
-    watching.watch(folder, once=True, console=Console(file=out, width=80))
+    watching.watch_runs(folder, once=True, console=Console(file=out, width=80))
     return out.getvalue()
 
 
@@ -143,7 +143,7 @@ def test_watch_follows_until_the_job_ends(
     monkeypatch.setattr(watching.time, "sleep", end)
     out = io.StringIO()
     with held(folder):
-        watching.watch(folder, console=Console(file=out, width=80))
+        watching.watch_runs(folder, console=Console(file=out, width=80))
     assert "6/6 epochs, finished" in out.getvalue()
 
 
@@ -169,12 +169,12 @@ def test_units_of_steps_count_as_units(trained: Path, tmp_path: Path) -> None:
 
 def test_the_headline_says_what_has_no_name(trained: Path, tmp_path: Path) -> None:
     run = load(hooked(trained, tmp_path / "run"))
-    assert headline(run.header) == (
+    assert describe_run(run.header) == (
         "accordion (seed 0): Net, data not recorded, 4 workers on 4 processes, "
         "powersgd low 4, high 1"
     )
     run.config["data"]["name"] = "my tweets"
-    assert ": Net, my tweets, 4 workers" in headline(run.header)
+    assert ": Net, my tweets, 4 workers" in describe_run(run.header)
 
 
 def test_tensorboard_leaves_out_what_was_not_logged(trained: Path, tmp_path: Path) -> None:

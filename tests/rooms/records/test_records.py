@@ -14,7 +14,7 @@ from plain import record as make
 from plain import rising as row
 
 from regimes.errors import RecordError
-from regimes.monitor.doctor import verdict
+from regimes.monitor.doctor import judge_record
 from regimes.records import (
     RecordWriter,
     find_runs,
@@ -166,12 +166,12 @@ def test_odd_headers_are_damaged(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("edit", [b"", b"\n", b'{"files":{}}\n'])
 def test_a_chain_that_was_emptied_is_an_edit(edit: bytes, tmp_path: Path) -> None:
     folder = make(tmp_path / "run")
-    assert verdict(folder)[0] == "broken off"  # without its last event
+    assert judge_record(folder)[0] == "broken off"  # without its last event
     (folder / "chain.jsonl").write_bytes(edit)
-    assert verdict(folder)[0] in ("edited", "unreadable")
+    assert judge_record(folder)[0] in ("edited", "unreadable")
     pack_records(tmp_path, tmp_path / "a.tar.xz")
     with unpack_records(tmp_path / "a.tar.xz") as root:
-        assert verdict(root / "run")[0] in ("edited", "unreadable")
+        assert judge_record(root / "run")[0] in ("edited", "unreadable")
 
 
 @pytest.mark.parametrize("depth", [101, 3000])

@@ -10,8 +10,8 @@ from configs import smoke as config
 
 import regimes
 from regimes.job.run_warnings import run_warnings
-from regimes.launch.processes import train
-from regimes.monitor.watch import watch
+from regimes.launch.processes import train_process
+from regimes.monitor.watch import watch_runs
 from regimes.report import render_page
 
 torch.set_num_threads(1)
@@ -22,11 +22,13 @@ LONG = "policy: accordion compares every 10 units, and the run has 4: it has com
 def test_an_interval_longer_than_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train(config("policy.interval=10", "optimizer.decay_epochs=[]"), tmp_path / "run", False, False)
+    train_process(
+        config("policy.interval=10", "optimizer.decay_epochs=[]"), tmp_path / "run", False, False
+    )
     said = " ".join(capsys.readouterr().out.split())
     assert ALWAYS in said
     assert LONG in said
-    watch(tmp_path / "run", once=True)
+    watch_runs(tmp_path / "run", once=True)
     said = " ".join(capsys.readouterr().out.split())
     assert ALWAYS in said
     assert LONG in said

@@ -32,7 +32,7 @@ from regimes.collectives.requests import Gather
 from regimes.compression.sparse import num_kept, top_indices
 from regimes.config import Bounded, Bounds
 from regimes.config.bounds import Count
-from regimes.curvature.probe import preserved
+from regimes.curvature.probe import preserve_model
 from regimes.errors import ConfigError, TrainingError, require
 from regimes.instruments.base import EndOfEpochGauge, MeasurementContext, Reading
 from regimes.reduction import Batch
@@ -184,7 +184,7 @@ def drawn_gradients(
         seed_generators(derive_seed(context.seed, *key, draw), context.parameters[0].device)
         return batch_gradient(context, batches[draw])
 
-    with preserved(context.model):
+    with preserve_model(context.model):
         train_on_batch_statistics(context.model)
         yield gradient
 

@@ -107,7 +107,7 @@ def asymmetry(pair: Float[Tensor, "2 d"], images: Float[Tensor, "2 d"]) -> float
     return abs(float(u @ hv - v @ hu)) / size if size > 0 else 0.0
 
 
-def rounding(images: Float[Tensor, "2 d"], of_sum: Float[Tensor, " d"]) -> float:
+def rounding_error(images: Float[Tensor, "2 d"], of_sum: Float[Tensor, " d"]) -> float:
     """|H(u + v) - Hu - Hv|, relative to the same size: what products lose by rounding.
 
     It grows without limit where a loss tends to zero, because its curvature is then a difference of
@@ -127,7 +127,7 @@ def _size(images: Float[Tensor, "2 d"]) -> float:
 ROUNDINGS = 100
 
 
-def negligible(dtype: torch.dtype) -> float:
+def negligible_asymmetry(dtype: torch.dtype) -> float:
     """An asymmetry that needs no third product to be explained: 3e-4 in float32, 1e-8 in
     float64."""
     return torch.finfo(dtype).eps ** 0.5

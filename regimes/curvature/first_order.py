@@ -23,7 +23,7 @@ from regimes.curvature.probe import (
     check_loss,
     check_probe,
     no_random_draws,
-    preserved,
+    preserve_model,
 )
 from regimes.curvature.weights import Weight, weights_of
 from regimes.errors import TrainingError, require
@@ -85,7 +85,7 @@ def fisher_trace(
     samples = [pair for x, y in batches for pair in zip(x.split(1), y.split(1), strict=True)]
     named = check_probe(model, len(samples), mode)
     rows = []
-    with preserved(model, mode), torch.enable_grad(), without_checkpoints():
+    with preserve_model(model, mode), torch.enable_grad(), without_checkpoints():
         for index, (x, y) in enumerate(samples):
             with nullcontext() if index else no_random_draws():
                 logits = model(x)
@@ -95,12 +95,12 @@ def fisher_trace(
                 p = logits.detach().double().softmax(-1).cpu()
                 key = make_generator(seed, "fisher", first_sample + index)
                 y = torch.multinomial(p[0], draws, replacement=True, generator=key).to(y)
-            rows.append(_squares(logits, y, list(named.values())))
+            rows.append(_squared_norms(logits, y, list(named.values())))
     device, count = samples[0][0].device, 1 if mean is None else processes or 1
-    return _summary(torch.stack(rows), list(named), mean, count, device)
+    return _summarise_samples(torch.stack(rows), list(named), mean, count, device)
 
 
-def _squares(logits: Tensor, labels: Tensor, parameters: list[nn.Parameter]) -> Tensor:
+def _squared_norms(logits: Tensor, labels: Tensor, parameters: list[nn.Parameter]) -> Tensor:
     """Squared gradient norms of one sample, per layer, averaged over its labels."""
     out = torch.zeros(len(parameters), dtype=torch.float64)
     for label in labels:
@@ -113,7 +113,7 @@ def _squares(logits: Tensor, labels: Tensor, parameters: list[nn.Parameter]) -> 
     return out
 
 
-def _summary(
+def _summarise_samples(
     squares: Tensor,
     names: list[str],
     mean: ProcessMean | None,
@@ -194,7 +194,7 @@ def critical_sharpness(
     weights = weights_of(model, loss, probe, weight, mean)
     weighted = list(zip(weights, probe, strict=True))
     loss_along = _LossAlong(model, loss, weighted, list(parameters.values()), mean)
-    with preserved(model, mode):
+    with preserve_model(model, mode):
         here, gradient = loss_along.gradient()
         steps = gradient if direction is None else list(direction)
         size = sum(float(step.double().square().sum()) for step in steps)
@@ -203,11 +203,13 @@ def critical_sharpness(
         if size == 0:
             return CriticalSharpness(math.nan, math.nan, loss_along.forwards)
         # `not <=`: a loss that is NaN has risen
-        rate = _smallest(lambda rate: not loss_along(steps, rate) <= here, start or 1.0, tolerance)
+        rate = _find_smallest(
+            lambda rate: not loss_along(steps, rate) <= here, start or 1.0, tolerance
+        )
     return CriticalSharpness(2 / rate, rate, loss_along.forwards)
 
 
-def _smallest(rises: Callable[[float], bool], rate: float, tolerance: float) -> float:
+def _find_smallest(rises: Callable[[float], bool], rate: float, tolerance: float) -> float:
     """A rate at which the loss rises, at most ``tolerance`` above one at which it does not."""
     above = rises(rate)
     factor = 0.5 if above else 2.0

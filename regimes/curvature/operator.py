@@ -26,9 +26,9 @@ from regimes.curvature.differentiable import (
     asymmetry,
     fixed_vectors,
     named_operation,
-    negligible,
+    negligible_asymmetry,
     not_symmetric,
-    rounding,
+    rounding_error,
     twice_differentiable,
 )
 from regimes.curvature.native import NativeDoubleBackward
@@ -40,7 +40,7 @@ from regimes.curvature.probe import (
     check_loss,
     check_probe,
     no_random_draws,
-    preserved,
+    preserve_model,
 )
 from regimes.curvature.weights import Weight, weights_of
 from regimes.errors import ConfigError, TrainingError, require
@@ -55,7 +55,7 @@ class HessianProduct:
     every parameter that requires a gradient.
 
     Args:
-        model: unchanged by any measurement (see `preserved`).
+        model: unchanged by any measurement (see `preserve_model`).
         loss: `(model, batch) -> mean loss over the batch`, a scalar tensor; runs the model once.
         batches: the probe set, split in micro-batches, whose losses together are that of one batch.
         mode: how to normalise and drop out. "eval": as in `model.eval()`. "batch-statistics": the
@@ -243,15 +243,15 @@ class HessianProduct:
 
     def _is_asymmetric(self, pair: Tensor, images: Tensor, graphs: list[Product]) -> bool:
         """Whether this process's products are those of no symmetric matrix, beyond rounding. Only
-        where they are not symmetric to `negligible`, a third product measures the rounding."""
+        where they are not symmetric to `negligible_asymmetry`, a third product measures the rounding."""
         found = asymmetry(pair, images)
-        if not found > negligible(self.dtype):  # NaN: reported as such
+        if not found > negligible_asymmetry(self.dtype):  # NaN: reported as such
             return False
         both, of_sum = pair.sum(0, keepdim=True), torch.zeros_like(pair[:1])
         for index, weight in enumerate(self.weights):
             product = graphs[index] if index < len(graphs) else self._build(index)[0]
             self._add_products(of_sum, both, product, weight, range(len(self.parameters)))
-        return found > ROUNDINGS * rounding(images, of_sum[0])
+        return found > ROUNDINGS * rounding_error(images, of_sum[0])
 
     def _require_hessian(self, total: Tensor, marks: list[float]) -> None:
         """``marks``: for each layer whether it was used, then whether products are asymmetric."""
@@ -277,7 +277,7 @@ class HessianProduct:
 
     def _measure(self, stack: ExitStack) -> None:
         """Enter what a pass with a second derivative needs; nothing of the model changes."""
-        stack.enter_context(preserved(self.model, self.mode))
+        stack.enter_context(preserve_model(self.model, self.mode))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(twice_differentiable())
         native = NativeDoubleBackward(
@@ -303,9 +303,9 @@ class HessianProduct:
             with named_operation():
                 gradient = self._differentiate(value)
                 if self.kind == "hessian":
-                    product = hessian_product(gradient, self.parameters)
+                    product = _hessian_product(gradient, self.parameters)
                 else:
-                    product = gauss_newton_product(value, outputs, self.parameters)
+                    product = _gauss_newton_product(value, outputs, self.parameters)
             held = scale.held() if scale else 0
         return product, value.detach(), [g if g is None else g.detach() for g in gradient], held
 
@@ -318,7 +318,7 @@ class HessianProduct:
         )
 
 
-def hessian_product(gradient: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> Product:
+def _hessian_product(gradient: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> Product:
     """Pearlmutter's product: the derivative of <gradient, v> by the chosen layers."""
     return lambda v, layers: _derivative(
         [gradient[i] for i in layers], v, [parameters[i] for i in layers]
@@ -344,7 +344,7 @@ def _derivative(
     return _vjp(varying, targets, along)
 
 
-def gauss_newton_product(
+def _gauss_newton_product(
     value: Tensor, outputs: list[Any], parameters: Sequence[Tensor]
 ) -> Product:
     """J' H_L J v. J v is the derivative of J' s by s (the double-backward trick)."""

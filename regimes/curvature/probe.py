@@ -1,4 +1,4 @@
-"""The probe of a measurement: a model, a `loss(model, batch)` and batches. `preserved` restores the
+"""The probe of a measurement: a model, a `loss(model, batch)` and batches. `preserve_model` restores the
 model after it.
 
 Instruments run in the middle of training. Inside `preserved(model)` they may run forward passes
@@ -121,7 +121,7 @@ def no_random_draws() -> Iterator[None]:
 
 
 @contextmanager
-def preserved(model: nn.Module, mode: Mode | None = None) -> Iterator[None]:
+def preserve_model(model: nn.Module, mode: Mode | None = None) -> Iterator[None]:
     """Restores the model and the global random streams on exit, also after an error.
 
     Inside, every `.grad` is None, and with a ``mode`` the model is in eval mode. Restored are

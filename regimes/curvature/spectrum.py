@@ -105,7 +105,7 @@ def layer_eigenvalues(
         ConfigError: a layer that the model does not have; else as `eigenvalues`.
     """
     pairs = {}
-    for name, places in _places(hessian, layers).items():
+    for name, places in _locate_layers(hessian, layers).items():
         pairs[name] = lanczos(
             hessian.block(*places),
             sum(hessian.parameters[i].numel() for i in places),
@@ -144,7 +144,7 @@ def layer_traces(
     `layer_eigenvalues`. ConfigError: as there.
     """
     require(probes >= 2, "probes", probes, "at least 2, for a standard error")
-    blocks = _places(hessian, layers)
+    blocks = _locate_layers(hessian, layers)
     samples: dict[str, list[float]] = {name: [] for name in blocks}
     for z, hz in _probes(hessian, probes, make_generator(seed, "trace")):
         sums = [float(part.sum()) for part in hessian.split(z * hz).values()]
@@ -153,7 +153,7 @@ def layer_traces(
     return {name: Estimate.of(values) for name, values in samples.items()}
 
 
-def _places(hessian: HessianProduct, layers: Layers) -> dict[str, list[int]]:
+def _locate_layers(hessian: HessianProduct, layers: Layers) -> dict[str, list[int]]:
     """By layer the numbers of its parameters; ConfigError for a name that is none's."""
     if not isinstance(layers, Mapping):
         layers = {name: [name] for name in (hessian.names if layers is None else layers)}

@@ -178,7 +178,7 @@ def test_sums_in_blocks_are_those_of_float64(size: int, monkeypatch: pytest.Monk
     with pretended.gpu() as diary:
         there = rows.to("cuda")
         diary.clear()
-        sums, norm = algorithm.inner(there[1:4], there[0]), algorithm.length(there[0])
+        sums, norm = algorithm.inner_products(there[1:4], there[0]), algorithm.vector_norm(there[0])
         assert diary.ops.total() <= 12
         assert diary.waits.total() == 0
     torch.testing.assert_close(sums, exact[1:4], rtol=0, atol=1e-6 * float(exact[0]))

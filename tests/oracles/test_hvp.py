@@ -30,7 +30,7 @@ from regimes.curvature import (
     layer_traces,
     trace,
 )
-from regimes.curvature.probe import preserved
+from regimes.curvature.probe import preserve_model
 from regimes.errors import ConfigError, TrainingError
 from regimes.seeding import make_generator
 
@@ -198,7 +198,7 @@ def test_untouched_puts_back_what_was_moved_even_after_an_error():
         np.random.rand()  # noqa: NPY002
         raise RuntimeError("halfway")
 
-    with pytest.raises(RuntimeError, match="halfway"), preserved(model):
+    with pytest.raises(RuntimeError, match="halfway"), preserve_model(model):
         vandalise()
     assert random.getstate() == python_state
     assert np.array_equal(np.random.get_state()[1], numpy_state)  # noqa: NPY002

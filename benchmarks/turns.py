@@ -71,14 +71,15 @@ dist.destroy_process_group()
 COMPRESSED = """
 import inspect
 from regimes.collectives.world import World
-from regimes.compression import compressor
+from regimes import compression, models
 from regimes.compression.reducer import Reducer
-from regimes.models import build
 from regimes.training.gradients import layer_table
+build = getattr(models, "build_model", None) or models.build  # earlier commits have the latter
+make = getattr(compression, "make_compressor", None) or compression.compressor
 layers = layer_table(build("resnet18-cifar10", classes=10, channels=3, image_size=32))
 rows = [torch.randn(1, *layer.shape) for layer in layers]
 levels = [LEVEL if layer.compressed else "dense" for layer in layers]
-reducer = Reducer(compressor({"name": NAME}), layers, World(1), 0)
+reducer = Reducer(make({"name": NAME}), layers, World(1), 0)
 loss = {"loss": None} if "loss" in inspect.signature(reducer.reduce).parameters else {}  # once
 for _ in range(steps // 3):
     note()

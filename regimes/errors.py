@@ -56,7 +56,7 @@ def suggest_nearest(word: str, known: Iterable[str], listed: str = "") -> str:
 
 
 def unexpected_value(field: str, value: object, expected: str) -> ConfigError:
-    """The error for a field whose value is not allowed."""
+    """The error for a field with a value that is not allowed."""
     return ConfigError(f"{field} = {value!r}: expected {expected}")
 
 

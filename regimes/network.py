@@ -246,7 +246,7 @@ class Work:
     def communicate(
         self, network: Network, workers: Values, algorithm: str = "ring", buckets: int = 1
     ) -> Values:
-        """Seconds in collectives; those of the gradient are cut into ``buckets``."""
+        """Seconds in collectives; the gradient's are cut into ``buckets``."""
         total: Values = 0.0
         there = workers if self.present == 1 else np.maximum(1.0, workers * self.present)
         for kind, calls in self.calls.items():
@@ -258,7 +258,8 @@ class Work:
         return total
 
     def crossing(self, workers: int, algorithm: str = "ring") -> float:
-        """Bytes that the busiest link carries in each direction; with `FASTEST` those of a ring."""
+        """Bytes that the busiest link carries in each direction; with `FASTEST` the bytes of a
+        ring."""
         patterns = ALGORITHMS.find("ring" if algorithm == FASTEST else algorithm)
         return sum(
             float(patterns.find(kind).copies(workers)) * size for kind, size in self.bytes.items()

@@ -52,8 +52,8 @@ def seed_generators(seed: int, device: torch.device) -> None:
 
 
 def draw_uniform(wanted: Sequence[tuple[Seed, int, int]], device: torch.device) -> list[Tensor]:
-    """Multiples of 2^-24 in [0, 1) for each (seed by `derive_seed`, how many, from which of its stream
-    on), made on the device. On a GPU a seed may be an int64 scalar there.
+    """Multiples of 2^-24 in [0, 1) for each (seed by `derive_seed`, how many, from which of its
+    stream on), made on the device. On a GPU a seed may be an int64 scalar there.
 
     SplitMix64 (Steele, Lea & Flood, 2014): the i-th word is a hash of seed + i * GOLDEN, so that
     all are made at once. Each word gives two numbers, its lower half the first.
@@ -108,8 +108,8 @@ class SeedTable:
 
 
 def fill_uniform(row: Float[np.ndarray, " numbers"], seed: int, first: int = 0) -> None:
-    """Fill a row of a CPU with `draw_uniform` numbers, from the ``first`` of the stream on, block by
-    block in the cache: half the time of ``torch.rand``."""
+    """Fill a row of a CPU with `draw_uniform` numbers, from the ``first`` of the stream on, block
+    by block in the cache: half the time of ``torch.rand``."""
     skipped, (start, stop) = first % 2, (first // 2, -(-(first + len(row)) // 2))
     for word in range(start, stop, BLOCK):
         count = min(BLOCK, stop - word)

@@ -116,7 +116,7 @@ def correct_by_holm(values: Sequence[float]) -> list[float]:
     probability (Holm 1979): the i-th smallest of k times k - i, and never below a smaller one's.
     nan values are ignored.
 
-    >>> holm([0.01, 0.04, 0.03, math.nan])
+    >>> correct_by_holm([0.01, 0.04, 0.03, math.nan])
     [0.03, 0.06, 0.06, nan]
     """
     known = sorted((p, i) for i, p in enumerate(values) if not math.isnan(p))

@@ -8,8 +8,8 @@ Run, then draw (seconds)::
 Left: the speed-up of an epoch over dense against bandwidth, at the runs' W; each curve crosses 1 at
 its break-even bandwidth, below which compression pays. Right: seconds per step against W at one
 network, each worker keeping its batch. Both from recorded traffic and measured seconds
-(`cost.predict_seconds`, `regimes.network`); nothing here has been run on such a network. How well the model
-does where it has been: `benchmarks.network`.
+(`cost.predict_seconds`, `regimes.network`); nothing here has been run on such a network. How well
+the model does where it has been: `benchmarks.network`.
 """
 
 from __future__ import annotations

@@ -80,7 +80,8 @@ def pulses(runs: Sequence[Record]) -> pd.DataFrame:
     """One row per pulse in a part of the layers: arm, onset, seed, harm and `SIGNALS`.
 
     Raises:
-        RecordError: as `measured.pair_branches`; or fewer than two arms change a part of the layers.
+        RecordError: as `measured.pair_branches`; or fewer than two arms change a part of the
+            layers.
     """
     found = measured.pair_branches(runs)
     each = measured.by_run(measured.by_unit(found)).set_index(["arm", "onset", "seed"])

@@ -41,7 +41,8 @@ def tree(runs: Sequence[Record]) -> Tree:
     """A trunk of the runs, and its pulses' harm by onset.
 
     Raises:
-        RecordError: as `measured.pair_branches` and `measured.list_trunks`; or no pulse changes anything.
+        RecordError: as `measured.pair_branches` and `measured.list_trunks`; or no pulse changes
+            anything.
     """
     found = measured.pair_branches(runs)
     trunks = measured.list_trunks(found)
@@ -162,7 +163,8 @@ def _caption(trees: Sequence[Tree], top: float) -> str:
         f"Harm: {tested_by(trunk).label} at the end of a run with a pulse minus the same run's "
         "without it, by seed, signed so that a positive number is a worse result; "
         f"{style.seeds_in_words(counts)}, {style.intervals_in_words(counts, bands=False)}. "
-        f"{beyond}Dotted: the learning rate falls. {markov.caption(trunk)}{style.describe_setting(trunk)}."
+        f"{beyond}Dotted: the learning rate falls. "
+        f"{markov.caption(trunk)}{style.describe_setting(trunk)}."
     )
 
 

@@ -78,7 +78,8 @@ def compared(
 
 
 def agreement(result: Comparison) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """(one row per detector, one row per pair) of ``replay.detect.bench``: means over seeds."""
+    """(one row per detector, one row per pair) of ``replay.detect.bench_detectors``: means over
+    seeds."""
     shown = []
     for part, columns in detect.NUMBERS.items():
         rows = detect.over_seeds(getattr(result, part), part)

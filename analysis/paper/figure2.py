@@ -222,7 +222,8 @@ def main(records: Records, out: Out = None) -> list[Path]:
     """Draw Figure 2 and its table, also of the schedules of a tournament, each at its own rate."""
     files, runs = Files(records, out), schedules(load_all(records))
     about = (
-        f"{style.describe_setting(runs[0])}. Accuracy: mean of the last {LAST} epochs; mean ± sd over "
+        f"{style.describe_setting(runs[0])}. Accuracy: mean of the last {LAST} epochs; mean ± "
+        "sd over "
         "seeds. Floats: the paper's count. Differences: paired over seeds, in points of accuracy."
     )
     files.compared(table(runs), about)

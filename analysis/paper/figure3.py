@@ -85,7 +85,8 @@ def check_measured(run: Record) -> None:
         quoted = ", ".join(f'"{name}"' for name in STATISTICS)
         raise LackingError(
             f"{run.folder} recorded no {' and no '.join(map(repr, missing))}: write statistics = "
-            f"[{quoted}] into its grid, or train it with {measuring_options(*STATISTICS)}, or a grid that "
+            f"[{quoted}] into its grid, or train it with {measuring_options(*STATISTICS)}, or a "
+            "grid that "
             "has it, e.g. regimes ablate smoke-signals"
         )
 

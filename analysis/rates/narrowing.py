@@ -220,7 +220,8 @@ def _words(counts: list[int], run: Record) -> str:
         "otherwise, beside "
         f"runs without any. Dotted: {nats} nats above the lowest loss without compression, up to "
         f"which a rate is called usable. {style.seeds_in_words(counts)}; bars: 95 % t intervals; "
-        f"constant rates after a warm-up. PowerSGD. {style.describe_setting(run, compression=False)}."
+        "constant rates after a warm-up. PowerSGD. "
+        f"{style.describe_setting(run, compression=False)}."
     )
 
 

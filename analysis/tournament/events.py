@@ -157,7 +157,8 @@ def _words(counts: list[int], run: Record) -> str:
         "knows. Mean and 95 % t interval, "
         f"{style.seeds_in_words(counts)}, every schedule at its own learning rate. "
         f"Filled: p < {ALPHA} after "
-        f"Holm's correction over all comparisons of the setting. {style.describe_setting(run)} (the first)."
+        f"Holm's correction over all comparisons of the setting. {style.describe_setting(run)} "
+        "(the first)."
     )
 
 

@@ -73,7 +73,7 @@ def check_no_empty_word(words: Sequence[str]) -> None:
 
 
 def list_options(command: Any) -> set[str]:
-    """The names of a command's parameters; those of `JobOptions` in place of ``job``."""
+    """The names of a command's parameters; ``job`` stands for the fields of `JobOptions`."""
     known = {*inspect.signature(command).parameters}
     if "job" in known:
         known |= {field.name for field in dataclasses.fields(JobOptions)} - {"job"}
@@ -81,7 +81,7 @@ def list_options(command: Any) -> set[str]:
 
 
 def refuse_seed(settings: Sequence[str]) -> None:
-    """Raise ConfigError for a seed among the settings of a grid, whose runs have seeds of their
+    """Raise ConfigError for a seed among the settings of a grid: its runs have seeds of their
     own."""
     for text in settings:
         key, _, value = text.partition("=")

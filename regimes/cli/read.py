@@ -80,7 +80,7 @@ def detect(
     Args:
         runs: runs, or folders of runs; several seeds give means and 95 % intervals.
         detectors: NAME or NAME:key=value,key=value, e.g. norm-change:interval=3,eta=0.4; default
-            all whose signal was recorded, and controls of equal length.
+            all with a recorded signal, and controls of equal length.
         out: folder for detectors.csv, pairs.csv and epochs.csv.
         where: only runs of which this is true, e.g. --where optimizer.lr=0.4.
     """
@@ -114,7 +114,7 @@ def cost(
     Args:
         what: a preset, which is timed here for a few steps, or recorded runs; nothing with --model.
         network: bandwidth of each link and latency of a message.
-        workers: how many, one per link; default those of the run.
+        workers: how many, one per link; default the run's.
         algorithm: of the all-reduce; fastest: of ring and tree for each collective, as NCCL
             chooses. Default ring, with --model fastest.
         buckets: into how many parts a step's traffic is cut, so that it overlaps with backward.

@@ -154,7 +154,7 @@ def tune(
 
 @app.command
 def presets(words: Annotated[tuple[str, ...], tyro.conf.Positional] = ()) -> None:
-    """List presets and grids, or those whose descriptions have some words; print one as TOML.
+    """List presets and grids, all or by words of their descriptions; print one as TOML.
 
     Args:
         words: a preset, or GRID/SCHEDULE; or words to search for, e.g. topk gpu.

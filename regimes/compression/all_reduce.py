@@ -44,7 +44,7 @@ class QuantisedAllReduce(CompiledRounding):
     With s the scale of a block and n = 2^(bits - 1) - 1, a number is sent as a multiple of s / n:
     nearest rounding errs by at most s / (2 n), stochastic rounding by less than s / n and by zero
     in the mean. Both rounding errors go into residuals: each worker's own, and, at the owner of a
-    part, that of the rounded mean, multiplied by W because the next mean divides by W.
+    part, the error of the rounded mean, multiplied by W because the next mean divides by W.
 
     Attributes:
         block: how many numbers share a scale.
@@ -130,8 +130,8 @@ def quantise_rows(
     Args:
         noise: added before rounding down: 0.5 rounds to the nearest, a uniform number in [0, 1)
             stochastically. Or what gives those of some columns, ``[all rows, columns]``.
-        values: overwritten with what `dequantise_rows` makes of the answer; without gaps in memory. It
-            may be ``numbers``.
+        values: overwritten with what `dequantise_rows` makes of the answer; without gaps in memory.
+            It may be ``numbers``.
         by: what rounds.
     """
     rows = numbers.flatten(0, -2)
@@ -185,7 +185,7 @@ def in_order_sum(
     divisor: int = 1,
 ) -> Float[Tensor, "hosted size"]:
     """The sum over workers of what they have quantised, added one after the other, and divided: the
-    bits do not depend on how many workers a process hosts, as those of a reduction might."""
+    bits do not depend on how many workers a process hosts; a reduction's might."""
     hosted, workers, _ = wire.shape
     result = torch.empty((hosted, size), dtype=dtype, device=wire.device)
     for first, stop, value in _decode_chunks(wire.flatten(0, 1), bits, block, size, dtype):

@@ -1,9 +1,9 @@
 """The contract of a compressor: turn worker gradients into one shared update.
 
 ``send`` is a generator that yields requests (``collectives.requests``) and receives their results;
-``World.drive`` sends those of a bucket's layers together. Gradients carry a leading axis of hosted
-workers, ``[L, n, m]``: a convolution is viewed as ``[out, in * kh * kw]`` (PowerSGD, section 3).
-Error feedback (Stich & Karimireddy, 2019) and the level "dense" are handled here for all.
+``World.drive`` sends the requests of a bucket's layers together. Gradients carry a leading axis of
+hosted workers, ``[L, n, m]``: a convolution is viewed as ``[out, in * kh * kw]`` (PowerSGD, section
+3). Error feedback (Stich & Karimireddy, 2019) and the level "dense" are handled here for all.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class State(Workspace):
             not memory.
         shard: which rows of the layer are here; None: all. Identity, not memory.
         step: how often this layer has been sent.
-        rate: the learning rate of this step; 1 where nothing says it, as between local steps, whose
-            movements are in units of the weights.
+        rate: the learning rate of this step; 1 where nothing says it, as between local steps: their
+            updates are in units of the weights.
         scale: what the gradient of this step was multiplied by, with the loss (a GradScaler's).
             Where a residual is saved, it is divided by it.
         residual_rate: the learning rate at which the residual is a movement of the weights; None:
@@ -144,14 +144,14 @@ class Compressor(Bounded, ABC):
             not finite either.
         entrywise: an entry of the update depends on that entry of the gradients alone, whatever
             else is in the layer.
-        takes_bucket: it is an `InBuckets`, whose ``send_bucket`` is given several layers.
+        takes_bucket: it is an `InBuckets`: ``send_bucket`` is given several layers.
         in_place: the next residual may be computed in the memory of the present one, which is in
             units of the step's ``scale``. Without it the compressor leaves the present one as it
             is, and keeps its unit.
-        joins_shards: a layer whose rows are divided among processes is compressed as one matrix;
+        joins_shards: a layer with rows on several processes is compressed as one matrix;
             without it each shard by itself, as if it were a layer.
         phases: the number of kinds of steps that ``traffic`` averages over; see ``phase``.
-        usual: the levels "low" and "high" of a hook whose user names none.
+        usual: the levels "low" and "high" of a hook, unless its user names some.
         level_text: how figures write a level, e.g. "rank {}", of a class that a package offers.
             Those of this project are in ``plotting/looks.py``: drawing does not import torch.
         memory: the class of a layer's memory.

@@ -1,8 +1,8 @@
 """Rounding as one function, which `torch.compile` makes a kernel of: C++ on a CPU, Triton on a GPU.
 
 The random numbers are made in it, from a seed and a place for each block; they are those of
-`seeding.draw_uniform`. The answers are those of `codes.round_chunks`, which stays the reference; where a GPU
-divides or adds in another order, a code next to a tie may be its neighbour.
+`seeding.draw_uniform`. The answers are those of `codes.round_chunks`, which stays the reference;
+where a GPU divides or adds in another order, a code next to a tie may be its neighbour.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def round_compiled(
     values: Tensor | None = None,
     scales: Tensor | None = None,
 ) -> Iterator[tuple[int, int, Tensor, Tensor]]:
-    """`codes.round_chunks`, compiled; that itself for blocks of other sizes than multiples of 16, codes
-    of 16 bits, and noise that is already there."""
+    """`codes.round_chunks`, compiled; that itself for blocks of other sizes than multiples of 16,
+    codes of 16 bits, and noise that is already there."""
     size, known = rows.shape[1], isinstance(noise, float | Noise)
     if block % UNIT or size % block or steps > 127 or not known:
         yield from codes.round_chunks(rows, block, steps, noise, values, scales)
@@ -130,8 +130,8 @@ def round_blocks(
 
 
 def uniform_of_blocks(seeds: Tensor, places: Tensor, block: int, odd: bool) -> Tensor:
-    """`seeding.draw_uniform` numbers of each block, ``[rows, blocks, block]``, from its place on. A CPU
-    makes each word once, and reads both halves; a GPU makes it for either half."""
+    """`seeding.draw_uniform` numbers of each block, ``[rows, blocks, block]``, from its place on. A
+    CPU makes each word once, and reads both halves; a GPU makes it for either half."""
     if seeds.is_cuda:
         at = places.unsqueeze(-1) + torch.arange(block, device=seeds.device)
         return half_of(mix_words(seeds.unsqueeze(-1), at // 2), at)

@@ -93,7 +93,7 @@ def dct_basis(size: int, dtype: torch.dtype, device: torch.device) -> Float[Tens
 
 def _transform_blocks(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """``[..., n, m]`` to the coefficients of its blocks, ``[..., y, x, h, w]``; the bases have the
-    leading axes of a batch of layers, but not that of workers."""
+    leading axes of a batch of layers, but not the axis of workers."""
     tall = rows[..., None, None, :, :] @ matrix.unflatten(-2, (-1, rows.shape[-1]))
     return _in_one(tall.unflatten(-1, (-1, columns.shape[-1])), columns.mT).transpose(-3, -2)
 

@@ -289,9 +289,9 @@ def choose_batches(shapes: tuple[tuple[int, int], ...]) -> list[list[int]]:
     """Which matrices ``[rank, n]`` are padded to the size of the largest of their batch. Zeros are
     at most as many as numbers, except in a batch of few numbers: a batch costs launches.
 
-    >>> batches(((4, 768), (4, 50257), (4, 2304), (4, 768)))
+    >>> choose_batches(((4, 768), (4, 50257), (4, 2304), (4, 768)))
     [[1, 2], [0, 3]]
-    >>> batches(((1, 64), (4, 512), (2, 10)))
+    >>> choose_batches(((1, 64), (4, 512), (2, 10)))
     [[1, 0, 2]]
     """
     found: list[list[int]] = []

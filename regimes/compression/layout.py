@@ -23,7 +23,7 @@ Span = tuple[int, int]  # the first of some places, and the one after the last
 
 
 class Layout:
-    """Rows ``[owners, width]`` with a part of each layer: its ``part`` is that of every owner, the
+    """Rows ``[owners, width]`` with a part of each layer: every owner has ``part`` numbers, the
     last one's padded with zeros, and so are the gaps before the next block.
 
     Args:

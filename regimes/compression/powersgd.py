@@ -62,8 +62,8 @@ class PowerSGD(LowRank):
 
     Each step makes one power iteration that starts from the last step's right factor Q, so that Q
     follows the gradient's leading directions. Differences with the paper: none in the maths; Q
-    survives a change of rank (rows are added or dropped). Of a matrix whose rows are divided into
-    shards, each process has its rows of P; the shards' contributions to Q are added.
+    survives a change of rank (rows are added or dropped). Where a matrix is divided into shards of
+    rows, each process has its rows of P; the shards' contributions to Q are added.
 
     Attributes:
         reset_on_change: the authors' quirk: a change of level forgets Q, and a change to dense
@@ -220,7 +220,7 @@ class ACPSGD(LowRank):
         return (yield Batched(reconstruct, p, q, state)), None
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
-        """The mean of two steps, of which one sends P and one Q where ``iterations`` is odd."""
+        """The mean of two steps; where ``iterations`` is odd, one sends P and the other Q."""
         n, m = layer.matrix
         twice = self.iterations * (n + m) * min(int(level), n, m)
         return Traffic(twice / 2, twice * itemsize // 2)

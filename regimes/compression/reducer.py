@@ -67,7 +67,7 @@ class Reducer:
             state.workers = world.workers
 
     def place(self, workers: int, first: int) -> None:
-        """Adapt to a world with ``workers`` workers, of which ``first`` is the first hosted one."""
+        """Adapt to a world with ``workers`` workers; ``first`` is the first hosted one."""
         for state in self.states:
             if (state.workers, state.first_worker) != (workers, first):
                 state.workers, state.first_worker = workers, first

@@ -3,8 +3,8 @@
 Quantised, it is the first phase of the quantised all-reduce alone. Each worker owns a part of the
 numbers. All send their quantised numbers of a part to its owner, which decodes them and adds them
 up in float32 at least (ZeRO++'s qgZ, Wang et al., 2023, without its hierarchy of nodes). Nothing is
-gathered: the parameters are divided as the sums are. PowerSGD computes whole matrices, of which
-each worker keeps its rows.
+gathered: the parameters are divided as the sums are. PowerSGD computes whole matrices, and each
+worker keeps its rows.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class QuantisedScatter(QuantisedAllReduce):
 
 @dataclass(frozen=True, kw_only=True)
 class ScatteredPowerSGD(PowerSGD):
-    """PowerSGD of whole matrices, whose means all workers know; each keeps its rows of the update.
+    """PowerSGD of whole matrices. All workers know their means; each keeps its rows of the update.
     The numbers are those of PowerSGD in DistributedDataParallel. With error feedback each worker
     has the residual of the whole model."""
 

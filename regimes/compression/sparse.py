@@ -50,7 +50,7 @@ def num_kept(level: Level, size: int, count: str = "round") -> int:
 
 
 class Sparsifier(Compressor):
-    """Base of compressors whose level is a percentage."""
+    """Base of compressors with a percentage as level."""
 
     usual: ClassVar[Mapping[str, Level]] = {"low": 10, "high": 1}
 
@@ -67,8 +67,8 @@ class TopK(Sparsifier):
 
     Attributes:
         reduction: "mean" over workers, or "sum", the authors' quirk.
-        count: see `num_kept`; "truncate" is the authors' quirk: a layer of which K percent are less
-            than one coordinate sends nothing, and without error feedback it never changes.
+        count: see `num_kept`; "truncate" is the authors' quirk: a layer sends nothing if K percent
+            of it are less than one coordinate, and without error feedback it never changes.
     """
 
     reduction: str = "mean"
@@ -106,8 +106,8 @@ def scatter_sum(
     shape; on a CPU in the workspace's buffer.
 
     A GPU adds the numbers of one call in any order. Where workers share a coordinate, processes
-    would round differently and replicas drift apart. So there one call adds one worker, whose
-    indices are distinct, for all layers.
+    would round differently and replicas drift apart. So there one call adds one worker for all
+    layers: its indices are distinct.
     """
     if not on_gpu(entries[0][1]):
         sums = []

@@ -1,5 +1,5 @@
 """A constant threshold (Sahu et al., "Rethinking gradient sparsification as total error
-minimization", NeurIPS 2021): all coordinates whose movement is large enough.
+minimization", NeurIPS 2021): all coordinates that move far enough.
 
 At equal floats, TopK has the smallest error of a single step, and a constant threshold the smallest
 error of all steps together. Its traffic varies: it is high while gradients and rate are large.
@@ -26,7 +26,7 @@ from regimes.errors import require
 
 @dataclass(frozen=True, kw_only=True)
 class Threshold(Compressor):
-    """Each worker sends the coordinates whose gradient plus residual, times the learning rate, is
+    """Each worker sends the coordinates where gradient plus residual, times the learning rate, is
     at least the level in magnitude, with their indices. The level is in units of the weights: the
     hard threshold of Sahu et al., which is on rate x gradient + residual.
 

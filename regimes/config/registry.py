@@ -115,7 +115,8 @@ class Registry(dict[str, Any]):
         return _import_object(self.kind, target)
 
     def dataclass(self, name: str) -> type:
-        """`load` a class whose fields are the keys of a table; ConfigError for any other object."""
+        """`load` a class with the keys of a table as its fields; ConfigError for any other
+        object."""
         cls = self.load(name)
         if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
             what = f"the {self.kind} {self.get(name, name)!r} is no dataclass"

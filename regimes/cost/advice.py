@@ -1,4 +1,4 @@
-"""Which method to try: of those whose loss was measured as harmless, never of the others.
+"""Which method to try: only of methods with a loss that was measured as harmless.
 
 The methods stand in the order of the bits that they keep of a gradient, most first. The advice goes
 from one to the next at a bandwidth of the slow link, its threshold: below it the next method is
@@ -99,7 +99,8 @@ def write_advice(job: Job, methods: Sequence[Method], frame: pd.DataFrame) -> st
         )
     else:
         sentence = (
-            f"Try {chosen['method']}: {where} {waits}, this one takes {_format_seconds(chosen['seconds'])}. "
+            f"Try {chosen['method']}: {where} {waits}, this one takes "
+            f"{_format_seconds(chosen['seconds'])}. "
             f"Its loss was measured as harmless on {_describe_measurement(chosen)}; your model is "
             f"{_format_factor(chosen['times'])} times as large."
         )

@@ -85,8 +85,10 @@ def read_harms() -> Mapping[str, tuple[Harm, ...]]:
 def worst_verdict(method: str) -> str:
     """The worst of all measurements of a method: `HARMFUL`, `OPEN` or `HARMLESS`; or `UNKNOWN`.
 
-    >>> verdict("powersgd:1"), verdict("quantised-all-reduce:8"), verdict("powersgd:32")
-    ('harmful', 'harmless', 'not measured')
+    >>> worst_verdict("powersgd:1"), worst_verdict("powersgd:32")
+    ('harmful', 'not measured')
+    >>> worst_verdict("quantised-all-reduce:8")
+    'harmless'
     """
     if method == "dense":
         return HARMLESS

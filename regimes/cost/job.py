@@ -6,7 +6,7 @@ between nodes, and where there is one node the link within. A ring over replicas
 node by node enters and leaves each node once, so that a node's link carries what one replica's
 link would. The shards of a replica reduce a share of the gradient each, in rings of their own,
 which together carry the same bytes. Where the shards are all devices there is one replica, plain
-FSDP2, whose step `regimes.cost.sharded` predicts.
+FSDP2: `regimes.cost.sharded` predicts its step.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _RANGE = {"FLOP/s": (1e6, 1e20), "B/s": (1e6, 1e17)}
 def read_device(text: str) -> Device:
     """A device by name, or ``312TFLOP/s,2039GB/s``.
 
-    >>> device("312TFLOP/s,2039GB/s") == device("a100")
+    >>> read_device("312TFLOP/s,2039GB/s") == read_device("a100")
     True
 
     Raises:
@@ -81,7 +81,8 @@ def read_device(text: str) -> Device:
     form = "as 312TFLOP/s,2039GB/s: operations and bytes of memory per second"
     if not re.match(r"\s*[0-9.]", text):
         raise ConfigError(
-            f"--device {text}: no such device, {suggest_nearest(text, DEVICES)} Or give its speed, {form}"
+            f"--device {text}: no such device, {suggest_nearest(text, DEVICES)} Or give its "
+            f"speed, {form}"
         )
     parts = text.split(",")
     if len(parts) != 2:
@@ -108,15 +109,15 @@ def _parse_speed(text: str, part: str, unit: str) -> float:
 
 def memory_of_step(size: float, compute: float) -> float:
     """Bytes per second that a device's memory has at least, if a step over ``size`` numbers takes
-    ``compute`` seconds: a step moves `STEP` arrays of that size. Of large batches, whose products
-    take most of the time, the truth may be many times as much."""
+    ``compute`` seconds: a step moves `STEP` arrays of that size. Where products take most of the
+    time, as in large batches, the truth may be many times as much."""
     return STEP * 4 * size / compute
 
 
 def parse_seconds(text: str) -> float:
     """A duration: ``0.4s``, ``400ms``.
 
-    >>> seconds("400ms")
+    >>> parse_seconds("400ms")
     0.4
     """
     match = re.fullmatch(r"\s*([0-9.e+-]+)\s*([nuµμm]?s)\s*", text)

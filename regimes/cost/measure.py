@@ -30,7 +30,7 @@ class Timed(NamedTuple):
 
     Attributes:
         per_epoch: steps per epoch.
-        works: one step's work per level: "dense" and those of the configuration.
+        works: one step's work per level: "dense" and the configured levels.
         layers: of the model.
     """
 

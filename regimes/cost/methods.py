@@ -1,7 +1,7 @@
 """What a job's step would take by each method, from the shapes alone, for `regimes cost --model`.
 
 Bytes come from the compressors' own formulas. Their collectives come from one step of a small layer
-here. The seconds of compression are those of reading and writing its arrays at the speed of the
+here. The seconds of compression are for reading and writing its arrays at the speed of the
 device's memory, `TRANSFERS` times the gradient in float32: a lower bound, of an implementation that
 waits for nothing else.
 """
@@ -71,8 +71,8 @@ class Method:
 
     @property
     def _spelt(self) -> str:
-        """As `parse_method` reads it, e.g. "powersgd:4/32"; "" with options of the compressor, which were
-        not measured."""
+        """As `parse_method` reads it, e.g. "powersgd:4/32"; "" with options of the compressor,
+        which were not measured."""
         if len(self.table) > 1:
             return ""
         local = f"/{self.period}" if self.period > 1 else ""
@@ -157,10 +157,10 @@ def tabulate_methods(job: Job, methods: Iterable[Method]) -> pd.DataFrame:
     Columns: method, seconds of a step; its parts compute, compress and communicate; ``hidden``, the
     share of the communication that runs during the backward pass; bytes that a slow link carries in
     a step and ``bytes_per_day``; ``speed_up`` over dense, and ``break_even``, the bandwidth in
-    bits/s below which the method is faster than dense (as `network.crossing_bandwidth`), nan where the device
-    is assumed; ``loss``, the verdict of `evidence`, and where it was measured: ``harm`` with
-    ``harm_low``, ``harm_high`` and ``unit``, ``grid``, ``data``, ``parameters``, ``n``, and
-    ``times``, how many times as large the job's model is; empty where nothing was.
+    bits/s below which the method is faster than dense (as `network.crossing_bandwidth`), nan where
+    the device is assumed; ``loss``, the verdict of `evidence`, and where it was measured: ``harm``
+    with ``harm_low``, ``harm_high`` and ``unit``, ``data``, ``parameters``, ``n``, and ``times``,
+    how many times as large the job's model is; empty where nothing was.
     """
     rows = []
     dense, assumed = method_work(job, parse_method(DENSE)), job.priced == "assumed"

@@ -1,8 +1,8 @@
-"""The shapes of a user's model, for `regimes cost --model`: no number of it is allocated.
+"""The shapes of a user's model, for `regimes cost --model`: no parameter memory is allocated.
 
 A model is named by one of
 
-- a name of `KNOWN`, whose shapes are a TOML file in ``shapes/``,
+- a name of `KNOWN`: its shapes are a TOML file in ``shapes/``,
 - such a file of the user's,
 - ``package.module:callable``, which builds the module (on the meta device) or is one,
 - a Hugging Face ``config.json``, or its folder (with transformers; on the meta device).

@@ -91,11 +91,9 @@ def make_job(options: JobOptions, algorithm: str = FASTEST) -> Job:
 
 
 def _device(options: JobOptions, model: Model) -> tuple[float, float, Priced]:
-    """Seconds of a step's compute, bytes per second of the memory, and whose memory it is.
-
-    The memory is that of the device that is named. Where only the step's seconds are given, they
-    imply it: with the operations of its items, an A100's, slowed down as the step is; and not less
-    than `memory_of_step`.
+    """Seconds of a step's compute, bytes per second of the memory, and the name of its device: the
+    one that is given. Where only the step's seconds are given, they imply it: with the operations
+    of its items, an A100's, slowed down as the step is; and not less than `memory_of_step`.
     """
     chosen = read_device(options.device or USUAL_DEVICE)
     predicted = None
@@ -220,7 +218,8 @@ def _describe_job(planned: Job) -> str:
     else:
         how += f" all-reduce in {planned.buckets} bucket{'s' * (planned.buckets > 1)}"
     return (
-        f"{model.name}: {format_quantity(model.size)} parameters in {len(model.layers)} layers; {where}; "
+        f"{model.name}: {format_quantity(model.size)} parameters in {len(model.layers)} layers; "
+        f"{where}; "
         f"{links}; {1e3 * planned.compute:.3g} ms of compute a step{assumed}; {how}"
     )
 

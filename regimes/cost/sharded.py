@@ -1,7 +1,7 @@
 """Seconds of a step of plain FSDP2: one model divided among all devices, without replicas.
 
-Each call of ``fully_shard`` makes a group, whose weights are gathered before its forward pass and
-again before its backward pass, and whose gradients are reduced and scattered after that. With W
+Each call of ``fully_shard`` makes a group: its weights are gathered before its forward pass and
+again before its backward pass, and its gradients are reduced and scattered after that. With W
 devices and n numbers of a group, a device sends (W - 1) / W n numbers in each of the three. A ring
 over devices that are numbered node by node carries as much over a node's link; of an all-to-all, as
 which quantised gradients travel, each of a node's p devices sends W - p of its W - 1 parts over it.
@@ -50,8 +50,8 @@ class Group:
     """What one call of ``fully_shard`` divides.
 
     Attributes:
-        layers: of shape ``[rows, ...]``, whose rows are divided.
-        stays: its weights are not gathered again before the backward pass, as those of the root.
+        layers: of shape ``[rows, ...]``; the rows are divided.
+        stays: its weights are not gathered again before the backward pass, as the root's.
     """
 
     name: str
@@ -153,10 +153,12 @@ def pipeline_seconds(
         gather, again, scatter: of its link, before the forward pass, before the backward pass, and
             after it.
 
-    Without a network it is the time of the products, and without products that of the link:
+    Without a network it is the time of the products, and without products the time of the link:
 
-    >>> pipelined([3, 3], [0, 0], [0, 0], [0, 0]), pipelined([0, 0], [1, 2], [0, 2], [1, 2])
-    (6.0, 8.0)
+    >>> pipeline_seconds([3, 3], [0, 0], [0, 0], [0, 0])
+    6.0
+    >>> pipeline_seconds([0, 0], [1, 2], [0, 2], [1, 2])
+    8.0
     """
     device = link = began = 0.0
     for seconds, wait in zip(compute, gather, strict=True):
@@ -190,7 +192,8 @@ def predict_step(
     """A step of FSDP2 on the slow link of a job.
 
     Args:
-        job: of one replica on all devices; its ``itemsize`` is that of a reduced gradient.
+        job: of one replica on all devices; ``itemsize`` is the bytes of a number of a reduced
+            gradient.
         width: bytes of a number of dense weights.
         overlaps: collectives run beside products, as on a GPU; gloo's do not.
     """
@@ -238,7 +241,7 @@ def _carried_bytes(job: Job, level: Level, part: int, devices: int) -> float:
 
 
 def _scatter_seconds(job: Job, level: Level, part: int, devices: int) -> float:
-    """Seconds of one reduce-scatter, of which each device keeps so many numbers."""
+    """Seconds of one reduce-scatter; each device keeps so many numbers."""
     size = _carried_bytes(job, level, part, devices)
     return _seconds(job, "scatter" if level == DENSE else "exchange", size, devices)
 
@@ -327,8 +330,8 @@ def format_sharded(frame: pd.DataFrame) -> Table:
 
 
 def advise_sharded(job: Job, frame: pd.DataFrame) -> str:
-    """What to try: of methods whose gradients are not known to harm, the first that none is much
-    faster than; weights in fewer bits are named beside it, where they would be."""
+    """What to try: of methods with gradients that are not known to harm, the first that none is
+    much faster than; weights in fewer bits are named beside it, where they would be."""
     rows = frame.to_dict("records")
     dense, peer, *others = rows
     known = [dense, *(row for row in others if row["loss"] == evidence.HARMLESS)]

@@ -134,7 +134,7 @@ def negligible_asymmetry(dtype: torch.dtype) -> float:
 
 
 def not_symmetric(functions: list[str]) -> ConfigError:
-    """The error for products that are those of no Hessian."""
+    """The error for products that no Hessian has."""
     among = " or ".join([*functions, "a gradient hook"])
     return ConfigError(
         f"The loss has no Hessian (u'Hv is not v'Hu): {among} returns a gradient that autograd "

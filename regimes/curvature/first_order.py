@@ -59,7 +59,7 @@ def fisher_trace(
 
     It is the mean over samples of the squared gradient of log p(y | x), exact over the probe set:
     the gradient of each sample is taken on its own, which costs up to four times as much as in a
-    batch. The standard error is that of this mean, as if the samples were drawn at random from a
+    batch. The standard error is of this mean, as if the samples were drawn at random from a
     larger set.
 
     Args:
@@ -182,8 +182,8 @@ def critical_sharpness(
 
     Raises:
         ConfigError: an empty probe set, no trainable parameter, a guess or tolerance out of range,
-            a loss that is random or updates statistics, or of which trying does not show how
-            batches count.
+            a loss that is random or updates statistics, or where trying does not show how batches
+            count.
         TrainingError: the loss or the direction is not finite.
     """
     require(mode in (None, "eval"), "mode", mode, "'eval' or None")

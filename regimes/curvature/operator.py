@@ -4,7 +4,7 @@ How a product is made was chosen by measurement (`benchmarks/curvature.py`): dou
 (Pearlmutter 1994) through a *retained* graph, with the convolutions and batch norms of
 `native.py`. A rebuilt graph costs one forward and backward pass more per product,
 forward-over-reverse still more. As many micro-batches as fit a stated amount of memory retain their
-graphs; those of the others are rebuilt for each call.
+graphs; the others' are rebuilt for each call.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class HessianProduct:
     Args:
         model: unchanged by any measurement (see `preserve_model`).
         loss: `(model, batch) -> mean loss over the batch`, a scalar tensor; runs the model once.
-        batches: the probe set, split in micro-batches, whose losses together are that of one batch.
+        batches: the probe set, split in micro-batches; their losses together are the loss of one
+            batch.
         mode: how to normalise and drop out. "eval": as in `model.eval()`. "batch-statistics": the
             same, but each BatchNorm uses the statistics of its micro-batch (and updates none).
             None: as the model's flags stand, which must then leave the loss deterministic.
@@ -85,7 +86,7 @@ class HessianProduct:
     Raises:
         ConfigError: an empty probe set, a parameter that no micro-batch uses, a loss that is random
             or updates statistics, weights changed since the first product, a vector of a wrong
-            shape, a loss of which trying does not show how batches count; an operation without a
+            shape, a loss where trying does not show how batches count; an operation without a
             second derivative, by name where torch or the graph has it.
         TrainingError: the gradient or a product is not finite.
     """
@@ -242,8 +243,9 @@ class HessianProduct:
         return self._first
 
     def _is_asymmetric(self, pair: Tensor, images: Tensor, graphs: list[Product]) -> bool:
-        """Whether this process's products are those of no symmetric matrix, beyond rounding. Only
-        where they are not symmetric to `negligible_asymmetry`, a third product measures the rounding."""
+        """Whether no symmetric matrix has this process's products, beyond rounding. Only
+        where they are not symmetric to `negligible_asymmetry`, a third product measures the
+        rounding."""
         found = asymmetry(pair, images)
         if not found > negligible_asymmetry(self.dtype):  # NaN: reported as such
             return False

@@ -44,7 +44,7 @@ def eigenvalues(
 ) -> Eigenpairs:
     """Both ends of the spectrum, algebraically (see `lanczos` for tolerance and budgets).
 
-    `start` is the previous measurement of the same model, or its vectors, whose sum begins the
+    `start` is the previous measurement of the same model, or its vectors: their sum begins the
     Krylov space. `backend="pyhessian"` runs that library's power iteration instead. Its values are
     the largest in *magnitude*, with their signs; its residuals are NaN; `tolerance` is the relative
     change between two steps. It has no `smallest`, warm start, time budget or processes.

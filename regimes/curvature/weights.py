@@ -1,7 +1,7 @@
 """By what each micro-batch of a probe counts, so that all together give the loss of one batch.
 
-A loss of a model and a batch is a black box here: a mean over samples, over tokens of which some
-are ignored, or something else. It is tried on parts of the batches, which leaves the model and the
+A loss of a model and a batch is a black box here: a mean over samples, over the tokens that are not
+ignored, or something else. It is tried on parts of the batches, which leaves the model and the
 random streams as they are.
 """
 
@@ -146,8 +146,8 @@ def _tried(
 
 
 def _checks(model: nn.Module, loss: ProbeLoss, batches: Sequence[Any]) -> Iterator[Check]:
-    """Each batch against its parts; and the first samples of all batches together against those of
-    each, because samples may differ between batches alone."""
+    """Each batch against its parts; and the first samples of all batches together against the first
+    samples of each, because samples may differ between batches alone."""
 
     def value(batch: Any) -> float:
         return float(loss(model, batch).detach())

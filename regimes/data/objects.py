@@ -68,7 +68,7 @@ def usual_loss(output: Any, target: Tensor) -> Float[Tensor, ""]:
 
 
 def accuracy(output: Any, target: Tensor) -> Float[Tensor, ""]:
-    """The share of samples whose class has the largest output."""
+    """The share of samples with the largest output at their class."""
     return (_read_logits(output).argmax(-1) == target).double().mean()
 
 

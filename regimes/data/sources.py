@@ -168,7 +168,7 @@ def balanced_order(y: np.ndarray, classes: int, size: int | None, what: str) -> 
 
 
 def hold_out(y: np.ndarray, classes: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """(training, validation): indices of a training set ``y`` [n], of which ``size`` are held out.
+    """(training, validation): indices of a training set ``y`` [n]; ``size`` are held out.
 
     The last of each class in the order of `balanced_order` are held out: they depend neither on the
     seed nor on the training size, and a training subset is the same with and without validation.

@@ -41,7 +41,7 @@ class Corpus:
         train, test, validation: token numbers, of any integer type.
         words: number -> printable token.
         digest: SHA-256 of all the above, compared between processes.
-        lengths: bytes of each token, for bits per byte; None for words, whose separators are lost.
+        lengths: bytes of each token, for bits per byte; None for words: their separators are lost.
         facts: further entries of the record's header.
     """
 

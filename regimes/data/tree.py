@@ -124,7 +124,7 @@ def find_images(root: Path, nested: bool = False) -> dict[str, Path]:
 
     Raises:
         OSError: a folder cannot be read, a link leads to a folder that it lies in, or two paths
-            lead to one folder of a class, whose images would count twice.
+            lead to one folder of a class: its images would count twice.
     """
     splits = [folder for split in SPLITS for folder in root.glob("**/" * nested + split)]
     splits_there = [

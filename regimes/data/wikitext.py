@@ -2,7 +2,7 @@
 
 Merity et al., "Pointer Sentinel Mixture Models" (2017). The files hold words separated by spaces,
 one paragraph per line, rare words already replaced by ``<unk>``; every line, an empty one too, ends
-in ``<eos>``. The vocabulary is that of the complete training file, whatever ``data.train_size``.
+in ``<eos>``. The vocabulary is of the complete training file, whatever ``data.train_size``.
 The original files give 33,278 words, 2,088,628 training tokens and 245,569 test tokens.
 
 The authors' code splits these words again with spaCy, makes them lower-case, and evaluates on the

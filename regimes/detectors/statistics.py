@@ -81,7 +81,7 @@ def lacking_statistics(
     """The statistics that a run with these tables of instruments does not record. The norm that its
     signal names ("norm") is always recorded.
 
-    >>> lacking({"curvature": {}}, ["norm", "eigenvalue", "eigenvalue:batch"])
+    >>> lacking_statistics({"curvature": {}}, ["norm", "eigenvalue", "eigenvalue:batch"])
     ['eigenvalue:batch']
 
     Raises:
@@ -107,9 +107,9 @@ def _has(given: Mapping[str, Any], field: str, wanted: Any) -> bool:
 def measuring_options(*names: str) -> str:
     """The options of `regimes run` and `ablate` that measure statistics.
 
-    >>> print(setting("eigenvalue", "eigenvalue:batch"))
+    >>> print(measuring_options("eigenvalue", "eigenvalue:batch"))
     --set 'instruments.curvature.modes=["eval","batch-statistics"]'
-    >>> print(setting("diversity"))
+    >>> print(measuring_options("diversity"))
     --set instruments.noise={}
     """
     tables: dict[str, dict[str, Any]] = {}
@@ -160,7 +160,7 @@ class Statistic:
 
     @property
     def is_norm(self) -> bool:
-        """Is it a norm, whose value for the model is computed from those of the layers?"""
+        """Is it a norm? Its value for the model is computed from the values of the layers."""
         return self.family == "norm"
 
     @property

@@ -75,7 +75,7 @@ class Verdict:
         low, high: its interval, which may be looked at again (`half_width`); nan below `LEAST`
             seeds.
         n: seeds.
-        needed: seeds, all together, of which the interval would decide if mean and spread stayed;
+        needed: seeds, all together, with which the interval would decide if mean and spread stayed;
             None: no number up to `MOST_SEEDS`, or not known; ``n`` where it is decided.
     """
 
@@ -96,7 +96,7 @@ def judge_harms(harms: Sequence[float], margin: float, grain: float = 0.0) -> Ve
             has a standard deviation of grain / sqrt(6) in a difference, and the harms of a few
             seeds that are alike by rounding have no smaller one.
 
-    >>> verdict([0.1, 0.2, 0.3], margin=1.0).call, verdict([1.0, 1.1, 1.2], margin=0.5).call
+    >>> judge_harms([0.1, 0.2, 0.3], margin=1.0).call, judge_harms([1.0, 1.1, 1.2], margin=0.5).call
     ('safe', 'harmful')
     """
     n = len(harms)
@@ -129,7 +129,8 @@ def _quantile(n: int) -> float:
 
 
 def seeds_needed(mean: float, spread: float, margin: float, n: int = 0) -> int | None:
-    """The smallest number of seeds above ``n`` whose interval decides, at this mean and spread."""
+    """The smallest number of seeds above ``n`` at which the interval decides, at this mean and
+    spread."""
     distance = margin - mean if mean < margin else mean
     counts = range(max(LEAST, n + 1), MOST_SEEDS + 1)
     return next((k for k in counts if half_width(spread, k) < distance), None)
@@ -216,7 +217,7 @@ class Known:
         return windows
 
     def _to_halve(self, windows: Sequence[Pulse]) -> int | None:
-        """The place of the next window to halve; one whose halves were tried is."""
+        """The place of the next window to halve; one with halves that were tried is."""
         tried = {pulse for pulse, _ in self.harms}
         begun = (i for i, window in enumerate(windows) if tried & {*self.rules.halves(window)})
         if (place := next(begun, None)) is not None:
@@ -236,7 +237,7 @@ class Known:
         return None
 
     def phases(self, arm: str) -> list[Pulse]:
-        """The windows of an arm for an answer: in place of two halves of which none was tried, the
+        """The windows of an arm for an answer: in place of two halves, neither of them tried, the
         window that they divide."""
         windows = self.windows(arm)
         untried = {window for window in windows if not self.of(window).n}
@@ -273,7 +274,7 @@ class Known:
 
     def best(self, arm: str) -> Pulse | None:
         """The pulse of the most units that was shown to be safe as a whole; of several, the one
-        whose harm is least for sure."""
+        with the lowest upper end of its harm."""
         tried = [*self.windows(arm), *self.unions(arm)]
         safe = [pulse for pulse in tried if self.of(pulse).call == "safe"]
         return max(safe, key=lambda each: (each.length, -self.of(each).high), default=None)
@@ -283,7 +284,7 @@ class Known:
         return sum(self.rules.units - (pulse.first if pulse else 0) for pulse, _ in runs)
 
     def missing(self, pulse: Pulse, seeds: int) -> list[Run]:
-        """The runs by which a pulse gets so many seeds: those of trunks that are there first."""
+        """The runs by which a pulse gets so many seeds: first the runs of trunks that are there."""
         have = {seed for own, seed in self.harms if own == pulse}
         trunks = [seed for own, seed in self.harms if own is None]
         spare = [seed for seed in sorted(trunks) if seed not in have]
@@ -303,7 +304,7 @@ def sorted_runs(harms: Harms) -> list[tuple[Run, float]]:
 def _join_spans(spans: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """Spans without those that touch.
 
-    >>> joined([(0, 2), (2, 3), (5, 6)])
+    >>> _join_spans([(0, 2), (2, 3), (5, 6)])
     ((0, 3), (5, 6))
     """
     found: list[tuple[int, int]] = []

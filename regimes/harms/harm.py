@@ -60,7 +60,7 @@ def harm(
         minutes, runs: the budget; default 10 minutes. A run that has begun is ended.
         jobs: runs at a time, each a process; model and data are then sent to it.
         margin: harm below which a phase is safe, in the unit of the table: points of an accuracy
-            (default 1), else that of the metric (default 2 % of the trunk's).
+            (default 1), else the metric's own (default 2 % of the trunk's).
         groups: patterns of layers' names, separated by spaces: a level in each group by itself.
         parts: windows that are tried first.
         first_seed: of the first trunk.

@@ -32,7 +32,7 @@ class Kind:
         name: of the arm.
         text: what it is, in a sentence.
         changes: fields by dotted path, during a pulse.
-        setup: those of them that a schedule needs in the whole run, such as ``sync_levels``.
+        setup: the changes that a schedule needs in the whole run, such as ``sync_levels``.
         skip: its units are left out.
         within: the policy that has it in several spans of one run, and its levels in and outside
             of them; None: a pulse has one span.

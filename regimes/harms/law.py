@@ -92,7 +92,7 @@ class Law:
             trunk: its own level is used; None: ``level``.
 
         Raises:
-            RecordError: the trunk was not among those of the fit.
+            RecordError: the trunk was not among the fit's.
         """
         if trunk is not None and trunk not in self.levels:
             raise RecordError(f"the law was not fitted to pulses of the trunk {trunk!r}")
@@ -136,8 +136,8 @@ class Score:
 
     Attributes:
         r2: 1 - sum of squared errors / the sum that a constant leaves; the constant knows no more
-            than the law did (`score_predictions`). 1 is perfect, 0 no better than the constant; it has no
-            lower bound.
+            than the law did (`score_predictions`). 1 is perfect, 0 no better than the constant; it
+            has no lower bound.
         rank: Spearman's correlation of predicted and measured; nan where one of both is constant.
         error: root of the mean squared error, in the unit of harm.
         n: pulses.
@@ -162,7 +162,7 @@ def fit_law(
 ) -> Law:
     """Fit the law to pulses, one value each in the same order.
 
-    >>> law = fit([0.09, 0.01, 0.36, 0.04], [1, 1 / 3, 1, 1 / 3], ["a", "a", "b", "b"])
+    >>> law = fit_law([0.09, 0.01, 0.36, 0.04], [1, 1 / 3, 1, 1 / 3], ["a", "a", "b", "b"])
     >>> round(law.exponent.value, 6), round(law.level, 6), law.method
     (2.0, 0.18, 'log')
 
@@ -448,7 +448,7 @@ def choose_pilots(rates: Sequence[float], count: int = 3) -> list[int]:
     to the highest, in the order of the pulses. Among several at one rate it is the one in the
     middle (of two, the later).
 
-    >>> pilots([1, 1, 1, 0.86, 0.32, 0.19])
+    >>> choose_pilots([1, 1, 1, 0.86, 0.32, 0.19])
     [1, 4, 5]
 
     Raises:

@@ -1,4 +1,4 @@
-"""A search whose runs are trunks and branches of the trainer, each a record. No torch at import."""
+"""A search through trunks and branches of the trainer, each a record. No torch at import."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Records(Search):
         return self.found(rounds)
 
     def _check_task(self, task: Task) -> None:
-        """Raise RecordError unless model and data are those of the first trunk: the trunks of other
+        """Raise RecordError unless model and data are the first trunk's: the trunks of other
         seeds would be of another search."""
         from regimes.training.state import check_same_task  # torch, so late
 

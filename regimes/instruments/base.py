@@ -181,7 +181,7 @@ class StridedGauge(StatelessGauge):
 
 @runtime_checkable
 class Instrument(Protocol):
-    """A frozen dataclass, whose fields are the configuration's table of that name. At the start of
+    """A frozen dataclass. Its fields are the configuration's table of that name. At the start of
     a run it makes one gauge, which is read in epochs 0, ``every``, 2 ``every``, ..."""
 
     @property
@@ -191,7 +191,7 @@ class Instrument(Protocol):
 
 
 def add_sums(sums: list[Tensor], more: Sequence[Tensor], room: list[Tensor]) -> list[Tensor]:
-    """``sums + more`` in other memory than that of ``sums``.
+    """``sums + more`` in other memory than ``sums``.
 
     Args:
         room: memory that may be written to, where there is some. On a GPU it is not used: the

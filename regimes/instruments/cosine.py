@@ -29,7 +29,7 @@ class Cosine(Bounded):
     Attributes:
         stride: measure every so many steps, counted over the whole job. On several processes a
             measured step exchanges its gradient once more, uncompressed (counted as signal bytes).
-        least: process 0 warns of each measured step of which the model's cosine is below it.
+        least: process 0 warns of each measured step where the model's cosine is below it.
     """
 
     bounds_prefix = "instruments.cosine."

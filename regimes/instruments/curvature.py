@@ -1,6 +1,6 @@
 """Curvature as instruments of a run: the Hessian, the Fisher trace, critical sharpness.
 
-The measurements are those of ``regimes.curvature``, on a fixed probe of the training set, with the
+``regimes.curvature`` measures, on a fixed probe of the training set, with the
 weights of the epoch's end, averaged over all processes.
 """
 

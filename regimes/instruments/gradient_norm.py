@@ -139,7 +139,7 @@ class NormsGauge(StatelessGauge):
         return own
 
     def _of_whole(self, norms: Float[Tensor, " layers"]) -> Float[Tensor, " layers"]:
-        """Norms of whole layers, from those of their shards."""
+        """Norms of whole layers, from the norms of their shards."""
         return self.world.whole_norms(norms)
 
     def _means(self, parts: Iterable[Float[Tensor, "rows ..."]]) -> list[Tensor]:

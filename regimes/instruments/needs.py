@@ -65,7 +65,7 @@ _UNITS: dict[str, frozenset[str]] = {
 
 
 def signal_needs() -> dict[str, frozenset[str]]:
-    """What each signal needs, by name. A run whose signal is of single workers has a pass for each,
+    """What each signal needs, by name. A run with a signal of single workers has a pass for each,
     whatever ``union_pass`` says."""
     return {name: needs - {WORKER_GRADIENTS} for name, needs in REQUIRES.items()}
 

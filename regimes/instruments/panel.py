@@ -111,7 +111,7 @@ def choose_instruments(
     signal: Signal | None,
     context: MeasurementContext,
 ) -> Panel:
-    """The configured instruments, and those whose statistics the policies need.
+    """The configured instruments, and the instruments of statistics that the policies need.
 
     Args:
         tables: fields by instrument, as the configuration has them.

@@ -95,7 +95,7 @@ class RegimesCallback(Callback):
         self._log(trainer, evaluated=False)
 
     def _log(self, trainer: Trainer, evaluated: bool) -> None:
-        """Log metrics of the evaluation, or only the others: at the end of an epoch, those of the
+        """Log metrics of the evaluation, or only the others: at the end of an epoch, metrics of the
         evaluation may be of an earlier epoch."""
         if self.hook is not None:
             metrics = {

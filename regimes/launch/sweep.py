@@ -49,7 +49,7 @@ Outcome = tuple[Path, str | None]  # a run's folder, and its error if it failed
 
 
 class InUse(str):
-    """In place of a run's error: another process writes its record, or that of its trunk."""
+    """In place of a run's error: another process writes its record, or its trunk's."""
 
 
 Progress = Callable[[Path, str | None], None]  # called with each outcome

@@ -55,7 +55,7 @@ def _with_path(
 
 
 def group_waves(todo: Sequence[Cell]) -> list[list[Cell]]:
-    """The runs in groups: those of one need only runs of earlier ones."""
+    """The runs in groups: a group needs only runs of earlier groups."""
     configs = {os.path.realpath(folder): config for folder, config in todo}
 
     def depth(place: str) -> int:

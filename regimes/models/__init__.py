@@ -1,10 +1,9 @@
-"""Networks by name; one file per family. Parameter counts are those of the paper's Tables 8-10.
+"""Networks by name; one file per family. Parameter counts are in the paper's Tables 8-10.
 
-A builder takes ``classes``, those of images also ``channels`` and ``image_size``, and, if it has
-a choice, ``width`` (the channels of its first layer), ``depth`` (its layers), ``dropout`` (a
-probability), and of a Transformer ``heads`` and ``tied``. Images may have any size
-unless a builder says otherwise. Initialisation draws from torch's global generator: seed it around
-`build_model`.
+A builder takes ``classes``, a builder for images also ``channels`` and ``image_size``, and, if it
+has a choice, ``width`` (the channels of its first layer), ``depth`` (its layers), ``dropout`` (a
+probability), and of a Transformer ``heads`` and ``tied``. Images may have any size unless a builder
+says otherwise. Initialisation draws from torch's global generator: seed it around `build_model`.
 
 Language models (``text = True``) take ``classes`` words and, if they have such a parameter,
 ``sequence``, the longest text. They map ``tokens [batch, time]`` and a hidden state to logits
@@ -12,7 +11,7 @@ Language models (``text = True``) take ``classes`` words and, if they have such 
 network for a matrix (``matrix = True``) takes its ``rows`` and maps entries
 ``[batch, 2]`` to their values.
 
-``head`` is the layer whose outputs are the logits, or ends with it; None where no layer does that.
+``head`` is the layer that gives the logits, or ends with it; None where no layer does that.
 """
 
 from __future__ import annotations

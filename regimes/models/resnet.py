@@ -6,7 +6,7 @@ small ResNet for a CPU. All start from PyTorch's default initialisation.
   3x3 stem without max-pool, no biases in convolutions.
 - SENet: Hu et al., "Squeeze-and-Excitation Networks" (2018): each block weighs its channels by a
   small network of their means. Table 8 counts the pre-activation variant of kuangliu; Table 9, and
-  the traffic of every SENet row in Tables 1-4, belong to the authors' copy of that of weiaicunzai:
+  the traffic of every SENet row in Tables 1-4, belong to the authors' copy of weiaicunzai's:
   convolutions with bias, ReLU before the weighing, 516 channels in the last stage
   (github.com/uw-mad-dash/Accordion; weiaicunzai's has 512).
 - WideResNet: Zagoruyko and Komodakis, "Wide Residual Networks" (2016), in the variant of

@@ -2,7 +2,7 @@
 
 Simonyan and Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition"
 (2015), configuration E with batch normalisation (VGG-19bn), in the two widely used variants for
-32x32 images whose parameter counts are those of the paper's Tables 8 and 9.
+32x32 images with the parameter counts of the paper's Tables 8 and 9.
 """
 
 from __future__ import annotations

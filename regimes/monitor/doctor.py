@@ -285,7 +285,7 @@ def describe_differences(processes: Sequence[Process]) -> list[tuple[str, str]]:
     """(what, in words): versions that differ from the most frequent one, and slow processes.
 
     >>> alike = dict.fromkeys(ALIKE, "1") | {"seconds": 1.0}
-    >>> for words in differences([alike, alike, alike | {"torch": "2", "seconds": 4.0}]):
+    >>> for words in describe_differences([alike, alike, alike | {"torch": "2", "seconds": 4.0}]):
     ...     print(*words, sep=": ")
     torch: process 2 has 2, the others have 1
     speed: process 2 takes 4.0 times as long

@@ -1,5 +1,5 @@
 """Reporters of a training: a live table in a terminal, plain lines in a log file, and the numbers
-of each epoch as curves in TensorBoard and Weights & Biases, whose packages are imported late."""
+of each epoch as curves in TensorBoard and Weights & Biases; their packages are imported late."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def in_use(folder: Path) -> bool:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """`read_lines`, of which only the new lines are read."""
+    """`read_lines`, but only the new lines are read."""
     return _growing(path).read()
 
 
@@ -146,7 +146,7 @@ def _growing(path: Path) -> Growing:
 
 
 class _Run:
-    """A run's header and rows, of which only what has changed is read and checked."""
+    """A run's header and rows; only what has changed is read and checked."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.states = folder, ()

@@ -39,7 +39,7 @@ class Plan:
         where: the link in words.
         own: the model and data are the user's: there is no file to train from.
         smaller: the probes are of a smaller model: losses are given as differences to dense's, and
-            learning rates in proportion to that of the configuration, taken as dense's best.
+            learning rates in proportion to the configuration's, taken as dense's best.
         out: the folder.
     """
 

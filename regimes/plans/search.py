@@ -125,7 +125,7 @@ class Probes:
         return self.known(rounds), self._shown(rounds)
 
     def _check_task(self, rounds: Sequence[Round]) -> None:
-        """Raise RecordError unless model and data are those of the probes so far."""
+        """Raise RecordError unless the probes so far have the same model and data."""
         run = next((run for each in rounds for run in each.results), None)
         if self.task is None or run is None:
             return
@@ -185,7 +185,7 @@ class Probes:
 
     @property
     def _span(self) -> float:
-        """Seconds of the training on the link: those of the aim, or of the configured steps of
+        """Seconds of the training on the link, given by the aim or by the configured steps of
         dense."""
         if self.aim.seconds is not None:
             return self.aim.seconds

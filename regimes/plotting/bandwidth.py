@@ -44,7 +44,8 @@ def save_bandwidth(
 def _draw_bandwidth(
     numbers: pd.DataFrame, table: pd.DataFrame, here: float, title: str, about: str
 ) -> Figure:
-    """One panel: a line per method; a ring where it crosses that of dense; the user's bandwidth.
+    """One panel: a line per method; a ring where it crosses the line of dense; the user's
+    bandwidth.
 
     Args:
         numbers: method, bandwidth (bits/s), seconds; the first method is the dense one.

@@ -2,7 +2,7 @@
 
 `use_options` holds for all figures that are drawn and saved inside it::
 
-    with options(width=3.3, plain=True, formats=("pdf",)):
+    with use_options(width=3.3, plain=True, formats=("pdf",)):
         style.save(*figure(runs), Path("figures/2"), numbers)
 
 In a figure narrower than `COLUMN`, panels that stood beside one another stand below one another.
@@ -68,7 +68,7 @@ def use_options(chosen: Options | None = None, **changes: Any) -> Iterator[Optio
     """Figures come out by other options inside it.
 
     Args:
-        chosen: default those of the context around.
+        chosen: default the context's.
         changes: fields of `Options` in their place.
     """
     now = replace(chosen or current_options(), **changes)
@@ -129,7 +129,7 @@ class Canvas(Figure):
 
 
 def subplots(part: Figure | SubFigure, nrows: int, ncols: int, **kwargs: Any) -> Any:
-    """The panels of a part of a figure, as those of a whole one (`Canvas.subplots`)."""
+    """The panels of a part of a figure, as `Canvas.subplots` has them of a whole one."""
     make = part.subplots
     if is_stacked(part):
         return _stack_panels(make, nrows, ncols, **kwargs)

@@ -61,7 +61,8 @@ def _sent(run: Record) -> np.ndarray:
 
 def tabulate_curves(by_schedule: Groups, shown: Metric | None = None) -> pd.DataFrame:
     """Per schedule and epoch: n, the metric with its 95 % t interval, mean floats and seconds so
-    far. A schedule's curve ends where the first of its seeds does; `tabulate_ends` has the ends of all.
+    far. A schedule's curve ends where the first of its seeds does; `tabulate_ends` has the ends of
+    all.
 
     Args:
         shown: default: what the runs were tested by; its name is the column's.
@@ -80,9 +81,9 @@ def tabulate_curves(by_schedule: Groups, shown: Metric | None = None) -> pd.Data
 
 
 def tabulate_ends(by_schedule: Groups, shown: Metric | None = None) -> pd.DataFrame:
-    """One row per schedule: the columns of `tabulate_curves` at the end of each seed (the epoch is the mean
-    of their last ones; in a hook's record the last with a logged metric), with the 95 % t intervals
-    of floats and seconds too."""
+    """One row per schedule: the columns of `tabulate_curves` at the end of each seed (the epoch is
+    the mean of their last ones; in a hook's record the last with a logged metric), with the 95 % t
+    intervals of floats and seconds too."""
     shown = shown or tested_by(next(iter(by_schedule.values()))[0])
     rows = []
     for name, runs in by_schedule.items():

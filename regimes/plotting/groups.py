@@ -35,7 +35,8 @@ SETTING = {  # shared by all schedules of a figure
 def group_runs(
     runs: Iterable[Record], needed: Sequence[str] = (), only: bool = False, unfinished: bool = False
 ) -> Groups:
-    """Runs by schedule, each list by seed: only seeds of one experiment (`records.separate_experiments`).
+    """Runs by schedule, each list by seed: only seeds of one experiment
+    (`records.separate_experiments`).
 
     Args:
         needed: schedules that must be there, by their name or their role (`in_roles`).
@@ -115,7 +116,8 @@ def check_there(runs: Sequence[Record], needed: Iterable[str]) -> None:
             )
     if missing:
         raise LackingError(
-            f"no run of schedule {', '.join(missing)}; found {', '.join(order_schedules(names)) or 'none'}: "
+            f"no run of schedule {', '.join(missing)}; found "
+            f"{', '.join(order_schedules(names)) or 'none'}: "
             "run the missing ones (regimes ablate GRID --schedules ...) before drawing, or say "
             f"which schedule takes the part, --role {missing[0]}=NAME"
         )
@@ -174,7 +176,7 @@ def critical_windows(by_schedule: Groups) -> list[list[int]]:
 def find_decays(run: Record) -> list[tuple[int, float]]:
     """The units of a run that are the first at a lower learning rate, and the factor by which it
     falls (infinity: to zero). A trainer's step schedule gives the configured ones; a user's own
-    training, whose schedule is not known, those that the policies see in its rates."""
+    training has no known schedule and gives the decays that the policies see in its rates."""
     if run.hooked:
         seen = FollowsDecays().decays(read_history(run.rows, [], run.config["signal"]))
         known = [(first, old, new) for first, old, new in seen if first < len(run.rows)]
@@ -198,7 +200,7 @@ def decay_epochs(run: Record) -> tuple[int, ...]:
 
 
 def typical_run(by_schedule: Groups) -> Record:
-    """A run whose decays most of the schedules share."""
+    """A run with the decays that most of the schedules share."""
     runs = [group[0] for group in by_schedule.values()]
     decays = [decay_epochs(run) for run in runs]
     return runs[decays.index(max(decays, key=decays.count))]

@@ -34,7 +34,7 @@ def compare_needs(needs: Needs, grid: Mapping[str, RunConfig], in_file: bool = T
     """Each need of a figure, and what a grid has of it.
 
     Args:
-        in_file: the grid is a file, whose keys can be set; else options of `regimes ablate` are.
+        in_file: the grid is a file, and its keys can be set; else options of `regimes ablate` are.
 
     Raises:
         ConfigError: no instrument measures a statistic.

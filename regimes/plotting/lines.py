@@ -61,7 +61,7 @@ def plot(
         `regimes.plotting.style.Drawing`); with ``ax`` the figure of these axes as it is.
 
     Raises:
-        RecordError: no run, runs whose settings differ, or a column that they do not have.
+        RecordError: no run, runs with different settings, or a column that they do not have.
     """
     by_schedule = read_given(records, where)
     example = typical_run(by_schedule)
@@ -104,7 +104,7 @@ def draw_lines(
     """The figure without headline and caption, and whether values are outside of its axis.
 
     Args:
-        example: the run whose configuration and decays stand for all.
+        example: the configuration and decays of this run stand for all.
     """
     with style.use_theme():
         fig = style.make_figure(2.7 + 0.17 * ((len(by_schedule) + 1) // 2), WIDTH)

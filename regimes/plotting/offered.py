@@ -3,7 +3,7 @@
     [project.entry-points."regimes.figures"]
     mine = "package.module:offers"
 
-whose ``offers()`` gives a dictionary of name to `Offer`. The study of the paper is one of them.
+where ``offers()`` gives a dictionary of name to `Offer`. The study of the paper is one of them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Offer:
     Attributes:
         says: one sentence.
         start: called with the words after the name: records and options.
-        grids: those whose records it draws (`regimes presets`); none: its help says what it needs.
+        grids: the grids (`regimes presets`) it draws records of; none: its help says what it needs.
         section: the heading under which it is listed.
         needs: of a grid; None: nothing certain, it draws what there is.
     """
@@ -120,7 +120,7 @@ def draw_figure(start: Callable[[Sequence[str]], object], words: Sequence[str]) 
 def _take_conditions(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """(the values of ``--where``, an option of every figure; the other words).
 
-    >>> conditions(["runs/small", "--where", "optimizer.lr=0.4", "--out", "figures"])
+    >>> _take_conditions(["runs/small", "--where", "optimizer.lr=0.4", "--out", "figures"])
     (['optimizer.lr=0.4'], ['runs/small', '--out', 'figures'])
 
     Raises:
@@ -136,7 +136,7 @@ def take_print_options(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]
     """(how the figure comes out, as `canvas.Options` has it; the other words): ``--style paper``,
     ``--width``, ``--format`` and ``--plain`` are options of every figure.
 
-    >>> printed(["runs/small", "--width", "3.3", "--plain", "--format", "pdf,svg"])
+    >>> take_print_options(["runs/small", "--width", "3.3", "--plain", "--format", "pdf,svg"])
     ({'width': 3.3, 'formats': ('pdf', 'svg'), 'plain': True}, ['runs/small'])
 
     Raises:

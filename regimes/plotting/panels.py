@@ -119,8 +119,8 @@ def set_limits(
     ax: Axes, numbers: pd.DataFrame, shown: Metric, last: pd.DataFrame | None = None
 ) -> bool:
     """Set the limits of the y axis. The ends of curves and their intervals get about half of it, so
-    that values far from them, as those of the first epochs, may be outside. An accuracy stays
-    inside 0 to 100 %. Returns whether a value is outside."""
+    that values far from them, as in the first epochs, may be outside. An accuracy stays inside 0 to
+    100 %. Returns whether a value is outside."""
     ends = [] if last is None else [last["ci_low"], last["ci_high"]]
     low, high = pd.concat([numbers[shown.name], *ends]).agg(["min", "max"])
     if not math.isfinite(low) or not math.isfinite(high):  # a record's 1e308, as a percentage
@@ -167,7 +167,7 @@ def tabulate_levels(runs: Sequence[Record]) -> pd.DataFrame:
 
 def level_map(runs: Sequence[Record], shown: Record, width: float = style.WIDTH) -> style.Drawing:
     """The level of each compressed layer per epoch in one run; below, the share of all layers at
-    each level except that of the highest compression.
+    each level but the highest compression.
 
     Args:
         runs: of one schedule.
@@ -262,7 +262,7 @@ def draw_detectors(
     """One panel per schedule, one band per detector.
 
     Args:
-        result: ``regimes.replay.detect.bench(runs, ...)``.
+        result: ``regimes.replay.detect.bench_detectors(runs, ...)``.
         width: inches.
 
     Returns:

@@ -119,7 +119,7 @@ class Estimate:
 def format_number(value: float, form: str) -> str:
     """A rounded number; a zero has no minus, and a number that is none does not look like one.
 
-    >>> number(-0.01, ".1f"), number(0.01, "+.1f")
+    >>> format_number(-0.01, ".1f"), format_number(0.01, "+.1f")
     ('0.0', '0.0')
     """
     text = f"{value:{form}}"

@@ -52,7 +52,7 @@ class Schedules:
         frame: one row per schedule, in the order of the runs: n, logged (runs with a metric),
             metric (in the shown unit, mean), sd (over seeds; nan for one), floats, bytes, seconds
             (means over runs), of_base.
-        base: the schedule of whose floats ``of_base`` is the share; None without a baseline.
+        base: ``of_base`` is a share of this schedule's floats; None without a baseline.
     """
 
     frame: pd.DataFrame

@@ -132,7 +132,8 @@ def describe_setting(run: Record, compression: bool = True) -> str:
     return (
         f"Setting: {_data(run, unit)}; {c['model']['name']}, {parameters:,} parameters; "
         f"{count_units(h, run.rows)}; W\xa0=\xa0{c['workers']} worker"
-        f"{'' if c['workers'] == 1 else 's'}{samples}{f'; {describe_levels(c)}' if compression else ''}"
+        f"{'' if c['workers'] == 1 else 's'}{samples}"
+        f"{f'; {describe_levels(c)}' if compression else ''}"
     )
 
 
@@ -194,7 +195,7 @@ def intervals_in_words(
 
     Args:
         counts: seeds of each schedule.
-        drawn: schedules in a panel of curves, of which many have no bands.
+        drawn: schedules in a panel of curves; many have no bands.
         bands, bars: whether the figure has a panel with them.
     """
     if max(counts) < LEAST:

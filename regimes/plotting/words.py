@@ -1,6 +1,7 @@
 """What a reader takes in first: the title of a figure, and names at the ends of its lines.
 
-A title is an answer. Where a figure is of a user's own records, `write_answer` computes it from them.
+A title is an answer. Where a figure is of a user's own records, `write_answer` computes it from
+them.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ SPOKEN = {  # a schedule as one says it, by what its levels mean
 def spoken_name(name: str, config: Mapping[str, Any]) -> str:
     """A schedule's name in a figure, with the meaning of its levels where they have one.
 
-    >>> spoken("low", {"levels": {"low": 4, "high": 1}, "compressor": {"name": "powersgd"}})
+    >>> spoken_name("low", {"levels": {"low": 4, "high": 1}, "compressor": {"name": "powersgd"}})
     'rank 4'
     """
     form = level_text((config.get("compressor") or {}).get("name", ""))
@@ -68,8 +69,8 @@ def spoken_name(name: str, config: Mapping[str, Any]) -> str:
 
 
 def names_of(by_schedule: Groups) -> dict[str, str]:
-    """`spoken_name` of each schedule; two that would have one name have that of their look. A longer
-    run's name says how many floats it has sent: its budget may never have ended it."""
+    """`spoken_name` of each schedule; two that would have one name have that of their look. A
+    longer run's name says how many floats it has sent: its budget may never have ended it."""
     names = {name: spoken_name(name, runs[0].config) for name, runs in by_schedule.items()}
     said = [*names.values()]
     names = {k: v if said.count(v) == 1 else style_of(k).label for k, v in names.items()}
@@ -173,10 +174,10 @@ def describe_difference(
         gap: one minus other, in the unit of the metric's differences.
         beats: whether the question is if the first one is better; else, if it is worse.
 
-    >>> from regimes.plotting.looks import named
-    >>> difference("A", "B", Estimate.of([-1.0, 2.0, 3.0]), named("accuracy"))
+    >>> from regimes.plotting.looks import find_metric
+    >>> describe_difference("A", "B", Estimate.of([-1.0, 2.0, 3.0]), find_metric("accuracy"))
     'A is not shown to lose to B'
-    >>> difference("A", "B", Estimate.of([-1.0, -2.0]), named("accuracy"))
+    >>> describe_difference("A", "B", Estimate.of([-1.0, -2.0]), find_metric("accuracy"))
     'Open whether A loses to B: -1.5 points in two seeds'
     """
     form, verdict = f".{max(1, shown.digits - 1)}f" if shown.directed else ".4g", gap.verdict()
@@ -293,7 +294,7 @@ def move_apart(places: np.ndarray, ladder: np.ndarray | float) -> np.ndarray:
     Args:
         ladder: increasing numbers, one per place; or the distance of each two.
 
-    >>> apart(np.array([0.0, 0.1, 0.1]), 0.1).round(3).tolist()
+    >>> move_apart(np.array([0.0, 0.1, 0.1]), 0.1).round(3).tolist()
     [-0.033, 0.067, 0.167]
     """
     from scipy.optimize import isotonic_regression

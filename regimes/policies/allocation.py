@@ -25,7 +25,8 @@ ShareAboveZero = Annotated[float, Bounds("a share above 0, up to 1", above=0, hi
 def allocate_levels(
     errors: Table, floats: Table, bound: float, bins: int = 10_000
 ) -> list[int] | None:
-    """The column of each row with the fewest floats whose errors sum to at most ``bound``, or None.
+    """The column of each row with the fewest floats and errors that sum to at most ``bound``, or
+    None.
 
     L-GreCo's dynamic programme (Markov et al., MLSys 2024). Errors are rounded up to
     ``bins`` equal parts of the bound, so the result never exceeds it.
@@ -84,14 +85,14 @@ class LGreCo(Rungs):
     After every ``interval`` epochs it takes the levels that send the fewest floats with a sum of
     the layers' errors of at most ``alpha`` times the sum at the levels of ``base``. A layer's error
     is the norm that its level loses, from the instrument ``error`` and the norm of its gradient
-    over the epoch. Without errors the levels are those of ``base``. ACCORDION as ``base`` is the
+    over the epoch. Without errors ``base`` gives the levels. ACCORDION as ``base`` is the
     authors' combination of the two.
 
     Differences with the authors: they search all ranks from half to twice the base's, every 100
     steps, with the mean of the last 10 gradients; here it is ``levels``, at the end of a unit.
 
     Attributes:
-        levels: from the highest compression to the lowest, with those of ``base``.
+        levels: from the highest compression to the lowest, with the levels of ``base``.
         base: a policy's table, or the object.
         alpha: from 1 up; for less error choose a base that sends more.
     """
@@ -152,7 +153,7 @@ class LGreCo(Rungs):
         return self.rule.decide(past, layers)
 
     def _allocated(self, last: PastEpoch, base: Sequence[Decision]) -> dict[int, Decision]:
-        """The decision for each layer whose errors are known; empty where no allocation within the
+        """The decision for each layer with known errors; empty where no allocation within the
         bound sends less."""
         by_layer = {i: row for i in range(len(base)) if (row := lost_norms(last, i, self.levels))}
         errors = list(by_layer.values())

@@ -35,7 +35,7 @@ class Policy(Protocol):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The levels it may ask for, that of critical regimes first."""
+        """The levels it may ask for, the level of critical regimes first."""
         ...
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:

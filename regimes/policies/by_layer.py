@@ -20,7 +20,7 @@ class ByLayer:
 
     A layer belongs to the first group with a pattern that its name matches (``*`` stands for any
     characters), else to ``otherwise``. The policy of a group sees the statistics, levels and costs
-    of its layers alone; bytes of a step, and what is measured of the whole model, are those of all
+    of its layers alone; bytes of a step, and what is measured of the whole model, are of all
     layers.
 
     >>> from regimes.policies.schedules import Static
@@ -82,7 +82,7 @@ class ByLayer:
         return [decided[i] for i in range(len(layers))]
 
     def _groups_of(self, layers: Sequence[str]) -> list[int]:
-        """The number of each layer's group; that of ``otherwise`` is the last."""
+        """The number of each layer's group; ``otherwise`` has the last."""
         groups = [key.split() for key in self.groups]
         return [
             next((i for i, keys in enumerate(groups) if _matches(layer, keys)), len(groups))

@@ -78,7 +78,7 @@ class Controller:
 
 @dataclass(frozen=True)
 class WholeController:
-    """A policy whose only layer is the whole model.
+    """A policy with the whole model as its only layer.
 
     Attributes:
         signal: which norm it reads as "norm".
@@ -104,7 +104,7 @@ def check_decisions(
     """``decided`` itself, if it is a decision for each layer; called at every epoch of a replay.
 
     Args:
-        periods: a level may also be a whole number, as those of local steps are.
+        periods: a level may also be a whole number, as in local steps.
 
     Raises:
         ConfigError: another type or length, a level outside ``policy.names``, a reason that is no

@@ -52,7 +52,7 @@ class PastEpoch:
     """What a policy may know of one epoch.
 
     Attributes:
-        lr, next_lr: the rate it trained at and that of the epoch after, at the same batch size.
+        lr, next_lr: the rate it trained at and the next epoch's, at the same batch size.
         statistics: per statistic, one value per layer; None is an undefined value, and a statistic
             that was not measured in the epoch is absent. "norm" is the run's ``signal``, summed
             over an epoch's steps, and times m where the batch is m times as large: there are m
@@ -185,11 +185,11 @@ def whole_history(
 def whole_epoch(row: Row, signal: str, table: Literal["batch", "sync"]) -> PastEpoch:
     """A row as a past epoch with the whole model as the only layer.
 
-    The norm is that of all parameters (paper, section 4.2: "looks at the gradient of whole
+    The norm is of all parameters (paper, section 4.2: "looks at the gradient of whole
     model"); other statistics are the model's, "train_loss" included.
 
     Args:
-        table: whose levels: sizes of the batch, or periods between synchronisations.
+        table: it decides the levels: sizes of the batch, or periods between synchronisations.
     """
     norms = row["statistics"].get(norm_of(signal), [])
     statistics = {name: [value] for name, value in row.get("model", {}).items()}
@@ -212,7 +212,7 @@ def _link(row: Row) -> Mapping[str, float]:
 
 
 def root_of_squares(norms: Sequence[float | None]) -> float | None:
-    """The norm of the whole from those of its parts; None without parts, or if one is None."""
+    """The norm of the whole from the norms of its parts; None without parts, or if one is None."""
     known = [value for value in norms if value is not None]
     return math.hypot(*known) if norms and len(known) == len(norms) else None
 

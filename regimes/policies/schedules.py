@@ -38,7 +38,7 @@ class Windows:
 
     Attributes:
         windows: pairs ``[first, stop)`` of epochs, e.g. ``[[0, 6], [12, 14]]``.
-        layers: windows of single layers by name, in place of those of all.
+        layers: windows of single layers by name, in place of ``windows``.
         inside, outside: levels; the reverse schedule is ``inside="high", outside="dense"``.
 
     >>> from regimes.policies.history import PastEpoch
@@ -85,7 +85,7 @@ class Windows:
 class Smith(FollowsDecays):
     """Grow the batch where the learning rate would decay (Smith et al. 2017).
 
-    After n decays of the learning rate the batch is that of ``levels[n]``. With the rate scaled by
+    After n decays of the learning rate the batch is ``levels[n]``. With the rate scaled by
     the batch and each level ``decay_factor`` times the one before, the rate stays constant; after
     the last level it decays. The authors' "increased initial learning rate" starts at a larger
     rate and batch.
@@ -189,8 +189,8 @@ class QSR(Periods):
     """The quadratic synchronisation rule (Gu et al., ICLR 2024): a period of ``max(base,
     floor((alpha / lr)^2))`` at the learning rate of the unit to come.
 
-    While the rate rises the period is ``base``; the authors use that of the first step after the
-    warm-up, which a rule of the past alone cannot know.
+    While the rate rises the period is ``base``; the authors use the period of the first step after
+    the warm-up, which a rule of the past alone cannot know.
 
     Attributes:
         alpha: in units of the rate; below a rate of ``alpha / sqrt(base)`` the period grows.

@@ -127,7 +127,7 @@ class Trial(Rungs, FollowsDecays):
     At some synchronisations of local steps a share of the workers is *treated*: they start the next
     round from where another level would have led, the others from where the job's own level leads.
     At the end of the round, before they are averaged, all are scored on one batch. The trial's
-    result is the mean loss of the treated less that of the others.
+    result is the mean loss of the treated less the mean loss of the others.
 
     *Who.* Trials come in blocks of ``1 / share``. In a block each worker is treated once, in an
     order drawn from the seed, so that what distinguishes the workers cancels in the block's mean,
@@ -267,8 +267,8 @@ class Trial(Rungs, FollowsDecays):
         return results
 
     def _add_trial(self, results: _Results, trial: Mapping[str, Any]) -> None:
-        """Add a trial, and if it ends a block, whose trials all compared the same levels, the
-        block's harm."""
+        """Add a trial, and the block's harm if it ends a block that compared the same levels
+        throughout."""
         number, block = trial["number"], trial["number"] // self.block
         results.last = number
         if results.block and results.block[0]["number"] // self.block != block:

@@ -2,7 +2,7 @@
 
 A preset is a diff from the defaults; its docstring says the command, the machine and the minutes.
 A grid is a family of schedules of one preset: ``{schedule: configuration}``; every seed of a grid
-is a run of its own. ``families`` makes grids from a preset, ``cpu`` has those of minutes on two
+is a run of its own. ``families`` makes grids from a preset, ``cpu`` has presets of minutes on two
 cores, ``language`` has language models on a text that is everywhere. ``own`` reads TOML files, also
 those that installed packages offer: the study's, the paper's scale included, are among them.
 """
@@ -74,7 +74,7 @@ def get_grid(name: str) -> Grid:
 
 
 def _check_file(name: str, known: Registry) -> None:
-    """Raise ConfigError if an unknown name looks like that of a file."""
+    """Raise ConfigError if an unknown name looks like a file's."""
     if name not in known and (Path(name).suffix or Path(name).exists()):
         why = "is no file *.toml" if Path(name).exists() else "does not exist"
         raise ConfigError(f"no {known.kind} {name!r}, and a file of that name {why}")
@@ -109,8 +109,8 @@ def select_schedules(
 
 
 def select_arms(name: str, schedules: Sequence[str] = (), settings: Sequence[str] = ()) -> Grid:
-    """The configurations that `regimes tune` tries: `select_schedules` of a grid, or that of one preset or
-    GRID/SCHEDULE. A name of both a grid and a preset is the grid's, as for `ablate`.
+    """The configurations that `regimes tune` tries: `select_schedules` of a grid, or that of one
+    preset or GRID/SCHEDULE. A name of both a grid and a preset is the grid's, as for `ablate`.
 
     Raises:
         ConfigError: as `select_schedules` and `get_preset` do.

@@ -235,8 +235,7 @@ def _base(path: str, table: Table, preset: Presets, folder: Path) -> RunConfig:
 
 @dataclass(frozen=True)
 class OfferedFile:
-    """A function without arguments, like those of the toolkit's presets, that reads a package's
-    file."""
+    """A function without arguments, like the toolkit's presets, that reads a package's file."""
 
     path: str
     read: Callable[[str, Presets], Grid | RunConfig]

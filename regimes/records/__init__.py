@@ -5,7 +5,7 @@ torn last line is ignored, and ``seconds.jsonl`` or ``instruments.jsonl`` may be
 Lines that are doubled, missing, out of order or not as `schema` allows are damage, which every
 reader reports. No torch.
 
-A branch has rows of its own units alone; readers put those of its trunk before them (`branches`).
+A branch has rows of its own units alone; readers put its trunk's before them (`branches`).
 
 `writer` writes records by `files`, `lines` reads them by `schema`, `reader` makes a `Record`.
 `experiment` decides which runs are seeds of the same experiment, by their `fields`, and

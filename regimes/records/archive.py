@@ -124,7 +124,8 @@ def load_all(*folders: str | Path, where: Sequence[str] = ()) -> list[Record]:
 
 def pack_records(folder: str | Path, archive: str | Path) -> int:
     """Write the records under a folder, without checkpoints, to a ``.tar.xz``, of the same bytes
-    for the same records; returns how many. Of a chain it has the last states (`chain.shorten_chain`).
+    for the same records; returns how many. Of a chain it has the last states
+    (`chain.shorten_chain`).
     """
     folder, runs = Path(folder), find_runs(folder)
     check_output(Path(archive))  # now, not after the compression

@@ -1,10 +1,10 @@
-"""Rows of a branch: those of its trunk, by reference, and its own. No torch.
+"""Rows of a branch: its trunk's, by reference, and its own. No torch.
 
 A branch is a run that continues another, its trunk, from the start of unit ``at``
 (``config.branch``). Its files have its own rows alone, from epoch ``at`` on. The header says by
 which digests the trunk's files began when the branch was made (``trunk.files``, as in `chain`);
 readers compare them, so that a branch is never read with the rows of another run. A trunk may be a
-branch itself, whose first unit is then earlier.
+branch itself; its first unit is then earlier.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def trunk_reference(trunk: Path, folder: Path) -> str:
 
 
 def read_rows(folder: Path, header: Header, read: Read | None = None) -> list[Row]:
-    """The rows of a run, those of a branch's trunk included; the last of these has the branch's
+    """The rows of a run, a branch's trunk included; the last of these has the branch's
     rate as its ``next_lr``.
 
     Args:
@@ -184,7 +184,7 @@ def list_phases(folder: Path) -> list[tuple[int, Config]]:
 
 
 def splice_phases(before: list[tuple[int, Config]], config: Config) -> list[tuple[int, Config]]:
-    """The phases of a branch of this configuration, from those of its trunk."""
+    """The phases of a branch of this configuration, from its trunk's."""
     branch = config["branch"]
     at, length = branch["at"], branch.get("length")
     result = [*(phase for phase in before if phase[0] < at), (at, config)]

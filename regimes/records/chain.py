@@ -1,7 +1,7 @@
 """The hash chain, by which an edit of a record is noticed.
 
 Before a line is appended to a file, or a file is replaced, ``chain.jsonl`` gets the number of lines
-that the file will have and the SHA-256 of all of them: that of ``head -n LINES FILE``. A kill so
+that the file will have and the SHA-256 of all of them, as of ``head -n LINES FILE``. A kill so
 leaves each file as the last line of the chain states it, as the line before does, or between.
 """
 
@@ -44,8 +44,8 @@ def shorten_chain(folder: Path) -> bytes:
     """The text of ``chain.jsonl`` for an archive: the last state of each file alone.
 
     The states before it are digests of lines that the archive has, so they can be computed from it.
-    The empty last line says that nothing was announced and not written. A chain whose files are not
-    as it states them stays whole, so that `find_edit` still says which line is not.
+    The empty last line says that nothing was announced and not written. A chain stays whole if its
+    files are not as it states them, so that `find_edit` still says which line is not.
     """
     text = read_content(folder / CHAIN)
     last: dict[str, State] = {}

@@ -25,7 +25,7 @@ def has_ended(events: Sequence[Event]) -> bool:
 
 def number_of_units(header: Header) -> int | None:
     """The number of units (epochs, or of ``unit_steps`` steps) of a run; None for a user's own
-    training whose length is unknown."""
+    training of unknown length."""
     return header["units"] if "units" in header else header["config"]["epochs"]
 
 
@@ -55,8 +55,8 @@ def unit_name(config: Mapping[str, Any]) -> str:
 
 
 def share_of_low(header: Header, rows: Sequence[Row]) -> float | None:
-    """Floats sent so far divided by those of low compression in the same steps; None if the run has
-    no level "low"."""
+    """Floats sent so far divided by the floats of low compression in the same steps; None if the
+    run has no level "low"."""
     return sum_sent(rows).of_low(header)
 
 
@@ -92,7 +92,7 @@ class Sent(NamedTuple):
         )
 
     def of_dense(self, header: Header) -> float | None:
-        """The bytes divided by those of the same steps without compression; None if no step has
+        """The bytes divided by the bytes of the same steps without compression; None if no step has
         anything to send."""
         cost = header["per_step"].get("dense", {"bytes": 0})["bytes"]  # in float32
         width = 2 if header["config"].get("dtype") == "float64" else 1
@@ -100,8 +100,8 @@ class Sent(NamedTuple):
         return self.bytes / dense if dense else None
 
     def of_low(self, header: Header) -> float | None:
-        """The floats divided by those of low compression in the same steps; None if the run has no
-        level "low"."""
+        """The floats divided by the floats of low compression in the same steps; None if the run
+        has no level "low"."""
         low = low_floats(header)
         return self.floats / (low * self.steps) if low and self.steps else None
 

@@ -78,8 +78,8 @@ def header_fields(header: Header, rows: Sequence[Row]) -> Fields:
 
 @functools.lru_cache(256)
 def _resolved_but_seed(config: str) -> Fields:
-    """`resolve_config`, flat, of a configuration as JSON: the runs of an experiment have one except for
-    their seed, which has no default and decides no other field."""
+    """`resolve_config`, flat, of a configuration as JSON: the runs of an experiment have one except
+    for their seed, which has no default and decides no other field."""
     return flatten_table(resolve_config(json.loads(config)))
 
 

@@ -28,8 +28,8 @@ def frame(*folders: str | Path, where: Sequence[str] = (), layers: bool = False)
             epoch (`Record.epochs`).
 
     Returns:
-        The columns "schedule" and "seed", and those of the runs' tables; a value that a run lacks
-        is nan.
+        The columns "schedule" and "seed", and the columns of the runs' tables; a value that a run
+        lacks is nan.
 
     Raises:
         RecordError: as of `load_all`.

@@ -143,7 +143,7 @@ TABLES = Kind(
 def find_fault(value: Any, kind: Any) -> str | None:
     """The first value of another kind, its place and what was expected, in words; None if all fit.
 
-    >>> fault({"time": {"end": "noon"}}, Object({"time": Object(extra=COUNT)}))
+    >>> find_fault({"time": {"end": "noon"}}, Object({"time": Object(extra=COUNT)}))
     "time.end is 'noon', expected a whole number from 0 up"
     """
     if _is_of_kind(kind)(value):

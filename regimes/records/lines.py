@@ -169,7 +169,7 @@ def file_state(path: Path) -> tuple[int, int, int]:
 
 
 def _share_columns(row: dict[str, Any], before: dict[str, Any]) -> None:
-    """Replace the columns of a row that equal those of the row before by the same lists, and the
+    """Replace the columns of a row that are equal in the row before by the same lists, and the
     same of its collectives: most rows of a long run then hold little of their own."""
     counts = row.get("collectives")
     if isinstance(counts, dict) and repr(counts) == repr(before.get("collectives")):

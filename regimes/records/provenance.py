@@ -152,7 +152,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def find_peers() -> list[list[int]]:
-    """For each GPU of this process: the GPUs whose memory it can read directly."""
+    """For each GPU of this process: the GPUs with memory that it can read directly."""
     import torch
 
     gpus = range(torch.cuda.device_count())

@@ -67,7 +67,8 @@ class Record:
 
     @property
     def name(self) -> str:
-        """The schedule's name: only seeds of one experiment share it, see `experiment.separate_experiments`."""
+        """The schedule's name: only seeds of one experiment share it, see
+        `experiment.separate_experiments`."""
         own = self.config["name"]
         return f"{own} ({self.variant})" if self.variant else own
 
@@ -75,7 +76,8 @@ class Record:
     def epochs(self) -> pd.DataFrame:
         """One row per epoch: epoch, lr, train_loss, test_loss, metric, floats, bytes, seconds_*,
         validation_loss and validation_metric where samples were held out, what a hook's user has
-        logged (`logged_values`), and ``total_floats``, ``total_bytes`` summed up to the epoch's end."""
+        logged (`logged_values`), and ``total_floats``, ``total_bytes`` summed up to the epoch's
+        end."""
         return _epochs_table(self.rows, self.clock)
 
     def column(self, name: str) -> np.ndarray | None:
@@ -120,7 +122,7 @@ class Record:
         return self._changed(variant=variant)
 
     def called(self, name: str) -> Record:
-        """A copy whose schedule has another name, which is its role, too."""
+        """A copy with another name of the schedule, which is its role, too."""
         config = self.config | {"name": name, "role": name}
         return self._changed(header=self.header | {"config": config})
 

@@ -116,8 +116,8 @@ Churn = Annotated[
 class Tried(TypedDict):
     """A trial of a level that has ended in the unit, see ``policies.trial``.
 
-    Some workers, ``treated``, started ``level``'s way, the others that of ``base``. ``scores`` are
-    all workers' losses, ``difference`` the mean of the treated less that of the others; null is
+    Some workers, ``treated``, started at ``level``, the others at ``base``. ``scores`` are
+    all workers' losses, ``difference`` the mean of the treated less the mean of the others; null is
     what was not finite. ``bytes``: that one worker has sent for it.
     """
 

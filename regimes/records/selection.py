@@ -1,9 +1,10 @@
 """Selecting runs by their headers (``--where optimizer.lr=0.4``).
 
-A command reads inside `select_while_loading`: every `load_all` there gives the selected runs, separated by
+A command reads inside `select_while_loading`: every `load_all` there gives the selected runs,
+    separated by
 experiment, and adds its `experiment.write_notes` to those of the command::
 
-    with selecting(["optimizer.lr=0.4"], print_notes=True):
+    with select_while_loading(["optimizer.lr=0.4"], print_notes=True):
         ...
 
 Or by their part in a figure (``--role low=mine``): runs of ``mine`` are read as if it were called
@@ -81,7 +82,8 @@ def select_while_loading(
 
 
 def select_and_separate(runs: Iterable[Record], where: Sequence[str] = ()) -> list[Record]:
-    """The runs that ``where`` and the command select (`select_runs`), separated by `separate_experiments`."""
+    """The runs that ``where`` and the command select (`select_runs`), separated by
+    `separate_experiments`."""
     command = _selection.get() or Selection()
     selected = _in_roles(select_runs(select_runs(runs, command.where), where), command.roles)
     selected = separate_experiments(selected)
@@ -96,7 +98,7 @@ def add_note(sentence: str) -> None:
 
 
 def _in_roles(runs: Sequence[Record], roles: Mapping[str, str]) -> list[Record]:
-    """The runs, those of the schedules in ``roles`` (name by role) called by their roles.
+    """The runs; schedules in ``roles`` (name by role) are called by their roles.
 
     Raises:
         RecordError: no run of such a schedule.
@@ -119,8 +121,8 @@ def _in_roles(runs: Sequence[Record], roles: Mapping[str, str]) -> list[Record]:
 
 
 def select_runs(runs: Iterable[Record], where: Sequence[str]) -> list[Record]:
-    """The runs whose header has each value, e.g. ``["optimizer.lr=0.4", "name=low"]``: a value as
-    in a configuration, the beginning of a digest, "none" for a field without a value.
+    """The runs with each value in their header, e.g. ``["optimizer.lr=0.4", "name=low"]``: a value
+    as in a configuration, the beginning of a digest, "none" for a field without a value.
 
     Raises:
         ConfigError: a condition that is not FIELD=VALUE.

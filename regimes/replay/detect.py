@@ -56,8 +56,8 @@ def read_runs(places: Iterable[str | Path]) -> list[Record]:
 
 
 def bench_detectors(runs: Sequence[Record], texts: Sequence[str] = ()) -> Comparison:
-    """Replay detectors over every run; the frames gain the columns schedule and seed, that of
-    detectors also interval, with where it comes from.
+    """Replay detectors over every run; the frames gain the columns schedule and seed, the
+    detectors' frame also interval, with where it comes from.
 
     Args:
         texts: see `parse_rule`; default ``defaults(runs)``.
@@ -216,7 +216,7 @@ def make_rule(text: str, record: Record) -> Rule:
     """The detector or policy that a text names, for one run, whatever else is read beside it.
 
     Fields that the text leaves open are the run's: the interval as `interval_of`; the seed and the
-    trained epochs (a budget may have ended it) of baselines, whose share is that of the first
+    trained epochs (a budget may have ended it) of baselines; their share is the share of the first
     detector of `_signals_of`.
     """
     table = parse_rule(text)
@@ -238,8 +238,8 @@ def make_rule(text: str, record: Record) -> Rule:
 
 
 def interval_of(record: Record) -> tuple[int, str]:
-    """The interval of detectors of a run, in units, and where it comes from: that of the run's
-    policy; else ten (the paper's), at most an eighth of the run."""
+    """The interval of detectors of a run, in units, and where it comes from: the run's policy; else
+    ten (the paper's), at most an eighth of the run."""
     own = record.config["policy"].get("interval")
     if type(own) is int and own >= 1:  # a user's policy may mean another thing
         return own, "of the run's policy"
@@ -250,8 +250,8 @@ def interval_of(record: Record) -> tuple[int, str]:
 
 
 def _signals_of(record: Record) -> Iterator[str]:
-    """Those of `DETECTORS`, then of packages, whose signal the run recorded. Packages are imported
-    when it is their turn."""
+    """The detectors of `DETECTORS`, then of packages, with a signal that the run recorded. Packages
+    are imported when it is their turn."""
     recorded = past_epochs(record)
     for text in chain(DETECTORS, _of_packages()):
         if has_statistics(record, make_rule(text, record), recorded):
@@ -270,7 +270,7 @@ def _of_packages() -> Iterator[str]:
 
 
 def default_rules(runs: Sequence[Record]) -> list[str]:
-    """Every detector whose signal all runs recorded, and two baselines of equal length.
+    """Every detector with a signal that all runs recorded, and two baselines of equal length.
 
     Raises:
         RecordError: there is none.

@@ -1,6 +1,6 @@
 """Policies and detectors replayed over a record, without training. No torch.
 
-The statistics are those of the run as trained. A policy replayed over its own run decides exactly
+The statistics are of the run as trained. A policy replayed over its own run decides exactly
 as it did. Replayed over another run it decides from that run's statistics, which would have been
 others if the policy itself had chosen the levels.
 """
@@ -197,7 +197,7 @@ def _row_costs(record: Record) -> Costs:
 def signal_cost(record: Record, rule: Rule) -> tuple[float, float]:
     """Seconds per epoch to measure what a rule reads, and their share of the training time.
 
-    Training time is that of compute, compression and communication. An instrument counts in full,
+    Training time is compute, compression and communication. An instrument counts in full,
     also if it measures other statistics in the same pass. (nan, nan): the record lacks its seconds.
     """
     needs = as_policy(rule).needs

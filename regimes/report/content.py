@@ -73,7 +73,7 @@ class Study:
 
     @cached_property
     def example(self) -> Record:
-        """The run whose configuration and metric stand for all."""
+        """The run with the configuration and metric that stand for all."""
         return typical_run(self.groups) if self.groups else self.records[0]
 
     @property
@@ -193,7 +193,7 @@ def tabulate_differences(study: Study, baseline: str | None = None) -> Table:
 
 
 def tabulate_seconds(study: Study) -> Table:
-    """Per schedule, the seconds of an epoch by clock, and those of a run."""
+    """Per schedule, the seconds of an epoch by clock, and of a run."""
     means = {}  # of each clock over all epochs that have any
     for name, runs in study.groups.items():
         clocks = pd.concat([run.epochs.filter(like="seconds_") for run in runs])

@@ -177,7 +177,8 @@ def _draw_detectors(study: Study) -> Picture:
     except RegimesError as error:
         return Picture(title, f"Nothing: {shorten_paths(study.root, error)}.")
     caption = (
-        f"The darker, the more layers (and seeds) a detector calls critical in the {name_unit(study)}, "
+        f"The darker, the more layers (and seeds) a detector calls critical in the "
+        f"{name_unit(study)}, "
         "replayed over the runs of the schedule above. Right: the share called critical, and the "
         "traffic of spending there and nowhere else, over low compression throughout (–: not "
         "recorded)."

@@ -1,5 +1,5 @@
-"""The explorer. Oracles: the record (its own policy replayed), `cost.predict_seconds`, `replay.replay_rule`,
-and what a real browser shows of the notebook."""
+"""The explorer. Oracles: the record (its own policy replayed), `cost.predict_seconds`,
+`replay.replay_rule`, and what a real browser shows of the notebook."""
 
 from __future__ import annotations
 
@@ -90,7 +90,8 @@ def test_single_levels_cost_what_the_cost_model_says() -> None:
 
 @pytest.mark.parametrize("detector", ["accordion", "trace-cusum", "eigenvalue-change"])
 def test_traffic_is_that_of_replay(detector: str) -> None:
-    """`replay.replay_traffic` prices decisions from a header that knows every layer at every level."""
+    """`replay.replay_traffic` prices decisions from a header that knows every layer at every
+    level."""
     (name, seed), run = next(iter(study("small-signals").runs.items()))
     knobs = Settings(name, seed, detector, eta=0.3, interval=2)
     floats = study("small-signals").answer(knobs).numbers["floats"][detector]

@@ -38,8 +38,8 @@ def test_what_a_killed_reader_leaves_goes_with_the_next(
 ) -> None:
     place = tmp_path / "scratch"
     place.mkdir()
-    code = "import sys, time\nfrom regimes.records import unpacked\n"
-    code += "with unpacked(sys.argv[1]):\n    time.sleep(100)"
+    code = "import sys, time\nfrom regimes.records import unpack_records\n"
+    code += "with unpack_records(sys.argv[1]):\n    time.sleep(100)"
     env = {**os.environ, "TMPDIR": str(place)}
     reader = subprocess.Popen([sys.executable, "-c", code, packed], env=env)
     while not list(place.rglob("run.json")):

@@ -1,7 +1,7 @@
 """``python -m analysis NAME ...`` runs a figure or table; without a name it lists them by room.
 
 `offers` gives the same to ``regimes figure``, with the paper's figures by their numbers. A command
-is a module of a room that has a function ``main``. Its name is that of the file, or in `NAMES`; the
+is a module of a room that has a function ``main``. Its name is the file's, or in `NAMES`; the
 list then shows the file as well.
 """
 

@@ -5,7 +5,7 @@
 Each task is made here, and searched in three lines (`searched`). A second search has other seeds:
 its mean harm must not be above the margin in a phase that the first called safe, nor below it in
 one called harmful. A third has the seeds of the first and is killed at random moments (SIGKILL, all
-its processes) and started again: answer and records must be the same bytes. CPU time is that of all
+its processes) and started again: answer and records must be the same bytes. CPU time is of all
 processes of a search. It leaves ``benchmarks/harm_tasks.json`` and ``harm_tasks.md``.
 """
 

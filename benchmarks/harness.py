@@ -242,8 +242,8 @@ class Loop:
 
 
 def peak_memory() -> float:
-    """The most memory that this process has had, MiB. Not ``ru_maxrss``, which begins with that of
-    the process that has started it."""
+    """The most memory that this process has had, MiB. Not ``ru_maxrss``, which begins with its
+    parent's."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 2**10 for line in lines if line.startswith("VmHWM:"))
 

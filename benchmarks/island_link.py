@@ -2,9 +2,9 @@
 
     python -m benchmarks.island_link            # Linux, root, iproute2
 
-Four processes on four nodes (`benchmarks.nodes`), two islands of two whose one link is limited. A
-GPT of 2 million parameters is sharded by `fully_shard` within each island: by torch's own HSDP,
-whose dense gradient crosses the link, and with `regimes.attach(..., replicas=...)`, which
+Four processes on four nodes (`benchmarks.nodes`), two islands of two with one limited link between
+them. A GPT of 2 million parameters is sharded by `fully_shard` within each island: by torch's own
+HSDP: its dense gradient crosses the link, and with `regimes.attach(..., replicas=...)`, which
 compresses it. All methods live in the same processes and take their steps in turn, round by round.
 
 - *counted*: what the hook's meter says an island has handed to the collectives, as these send it;
@@ -45,7 +45,7 @@ VOCABULARY, CONTEXT, WIDTH, HEADS, BLOCKS, BATCH = 256, 32, 192, 4, 4, 2
 
 
 def model() -> Any:
-    """A GPT whose embedding is its head."""
+    """A GPT with its embedding as its head."""
     from regimes.models.transformer import GPT
 
     return GPT(classes=VOCABULARY, sequence=CONTEXT, width=WIDTH, depth=BLOCKS, heads=HEADS)

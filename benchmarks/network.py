@@ -13,7 +13,7 @@ is predicted for a limited epoch comes from
 - bandwidth: goodput of plain TCP sockets, all four nodes sending to the next at once;
 - latency: an all-reduce of 64 numbers through gloo, divided by its hops; just before each method.
 
-Nothing is fitted to the measured steps. Seconds are those of process 0 without evaluation and
+Nothing is fitted to the measured steps. Seconds are process 0's without evaluation and
 checkpoints; the error is the median over the limited epochs. At the lowest bandwidth some methods
 train from start to end as well, limited throughout.
 """

@@ -15,15 +15,15 @@ bits in another.
 *plans* asks for a plan in each of `SITUATIONS`, with seeds of its own, in `MINUTES`. Plans of the
 larger sizes train the smallest alone (``probe``).
 
-*report* tells for each plan the regret of the method that it chooses: its loss minus that of the
-best method, in bits per byte. Beside it stand the regrets of always the same method, and of what
+*report* tells for each plan the regret of the method that it chooses: its loss minus the best
+method's, in bits per byte. Beside it stand the regrets of always the same method, and of what
 `regimes cost` advises, which knows no loss of this model; each at its own best rate. It counts the
 intervals that contain the measured loss (of larger sizes: its difference to dense). It leaves
 ``plans.md``.
 
 Written before any of these runs: the regret of the plan is at most 0.03 bits in the mean, and below
-that of each fixed choice; at least 85 % of the 95 % intervals contain what is measured. For the
-larger sizes it is doubtful that the gap to dense of a model with a quarter or a sixteenth of the
+each fixed choice's; at least 85 % of the 95 % intervals contain what is measured. For the larger
+sizes it is doubtful that the gap to dense of a model with a quarter or a sixteenth of the
 parameters is theirs: if less than 85 % hold there, plans from smaller models serve the choice
 alone.
 """
@@ -275,7 +275,8 @@ class Verdict:
         case: what was asked.
         chosen: the method.
         best: the one that ends lowest.
-        regret: of the plan, in bits; by name also those of fixed choices and of `regimes cost`.
+        regret: of the plan, in bits; by name also the regrets of fixed choices and of `regimes
+            cost`.
         covered: of the intervals with something measured, how many contain it; and their number.
     """
 
@@ -288,7 +289,7 @@ class Verdict:
 
 
 def verdicts(plans: Iterable[Mapping[str, Any]], losses: Losses) -> list[Verdict]:
-    """Of all plans whose size has its losses."""
+    """Over all plans of a size with losses."""
     cases = {case.name: case for case in SITUATIONS}
     found = []
     for line in plans:
@@ -327,7 +328,7 @@ def _told(
 
 
 def _advised(line: Mapping[str, Any]) -> str:
-    """The fastest method whose loss is known to be harmless, as `regimes cost` advises."""
+    """The fastest method with a loss known to be harmless, as `regimes cost` advises."""
     harmless = [m for m in line["seconds"] if parse_method(m).verdict == "harmless"]
     return min(harmless, key=lambda m: float(line["seconds"][m]))
 

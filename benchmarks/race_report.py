@@ -259,7 +259,7 @@ def _by_entrant(lines: Sequence[Line]) -> list[list[Line]]:
 
 
 def ordered(pairs: Sequence[tuple[float, float]]) -> tuple[int, int]:
-    """Of the pairs of entrants on one link whose `mean` steps clearly differ: how many are
+    """Of the pairs of entrants on one link with clearly different `mean` steps: how many are
     predicted in the right order, and how many there are."""
     clear = [
         sorted(two)

@@ -2,15 +2,15 @@
 
     python -m benchmarks.scale --report benchmarks/scale.json   # six minutes on one core
 
-Records of random numbers, whose levels ACCORDION has chosen: of 62 layers (ResNet-18's tensors), up
-to 20,000 units, and 1,000 runs of 24 units and 14 layers (10 schedules, 100 seeds); 10,000 runs are
-ten copies of these with seeds of their own. Each task runs in a process of its own. Times are CPU
-seconds of that process, without its imports; the exponent e is that of cost ~ size^e between the
-last two sizes. Of a hook's checkpoint: the units, the time to make and pack it, and its size. Of a
-PowerSGD step of rank 4 (`benchmarks.large`): the parameters, the time of the second step, and
-memory above gradients and residuals, most of which is the update, as large as a gradient; at W = 2
-of one of two processes. Of ``ablate --jobs 2``: runs of smoke, the time by the clock, and as goal
-the time in which two cores would be busy for 90 % of it.
+Records of random numbers, with levels that ACCORDION has chosen: of 62 layers (ResNet-18's
+tensors), up to 20,000 units, and 1,000 runs of 24 units and 14 layers (10 schedules, 100 seeds);
+10,000 runs are ten copies of these with seeds of their own. Each task runs in a process of its own.
+Times are CPU seconds of that process, without its imports; the exponent e is in cost ~ size^e
+between the last two sizes. Of a hook's checkpoint: the units, the time to make and pack it, and its
+size. Of a PowerSGD step of rank 4 (`benchmarks.large`): the parameters, the time of the second
+step, and memory above gradients and residuals, most of which is the update, as large as a gradient;
+at W = 2 of one of two processes. Of ``ablate --jobs 2``: runs of smoke, the time by the clock, and
+as goal the time in which two cores would be busy for 90 % of it.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def header(name: str, seed: int, units: int, layers: int, **config: Any) -> dict
 
 
 def rows(head: dict[str, Any]) -> Iterator[Row]:
-    """Rows whose levels a policy has chosen from random norms."""
+    """Rows with levels that a policy has chosen from random norms."""
     config, layers = head["config"], head["layers"]
     draw = random.Random(f"{config['name']} {config['seed']}")
     controller, done = controller_of(make_policy(config["policy"]), head), list[Any]()

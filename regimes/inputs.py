@@ -1,6 +1,6 @@
 """The input files of a command, which its output files must not replace.
 
-A command runs inside ``track_inputs``. Each place that reads a file calls ``add``;
+A command runs inside ``track_inputs``. Each place that reads a file calls ``add_input``;
 ``records.files.check_output`` asks ``was_read`` before it writes one.
 """
 

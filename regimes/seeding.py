@@ -2,7 +2,8 @@
 
 A stream is a function of its key alone, e.g. ``(seed, "order", epoch)`` or
 ``(seed, "dropout", epoch, step, worker)``. Any process can make any stream, and a resumed run
-makes the same ones again. ``uniform`` makes them where they are needed, the same on any device.
+makes the same ones again. ``draw_uniform`` makes them where they are needed, the same on any
+device.
 """
 
 from __future__ import annotations

@@ -148,8 +148,8 @@ class Remaining:
 def run(
     steps: tuple[Step, ...], out: Path, jobs: int, change: Change, say: Callable[[str], None]
 ) -> list[str]:
-    """Run what is missing of all steps; returns a sentence per failed run, and per step whose
-    folder holds other runs."""
+    """Run what is missing of all steps; returns a sentence per failed run, and per step with other
+    runs in its folder."""
     clock = Remaining(jobs)
     failures: list[str] = []
     missing: dict[Step, int] = {}

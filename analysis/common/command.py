@@ -68,7 +68,7 @@ class Files:
     """
 
     def __init__(self, records: Path | str, out: Path | None = None) -> None:
-        """Write to ``out``; default ``figures/NAME``. ``records`` is a path, whose name is NAME, or
+        """Write to ``out``; default ``figures/NAME``. ``records`` is a path that ends in NAME, or
         NAME."""
         name = records if isinstance(records, str) else name_of(records)
         self.folder, self.paths = out or Path("figures", name), list[Path]()
@@ -159,7 +159,7 @@ def start(main: Callable[..., Any], program: str = "", words: Sequence[str] | No
 
     Args:
         program: what help and errors call it; default the file that Python runs.
-        words: default those of the command line.
+        words: default the command line's.
     """
     try:
         program = program or f"python {sys.argv[0]}"

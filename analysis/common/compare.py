@@ -17,6 +17,7 @@ from regimes.errors import LackingError
 from regimes.plotting import looks
 from regimes.plotting.groups import BASELINES, compressed_layers, group_runs
 from regimes.plotting.groups import Groups as Groups
+from regimes.plotting.groups import critical_windows as critical_windows
 from regimes.plotting.groups import tested_by as tested_by
 from regimes.plotting.schedules import LAST as LAST
 from regimes.plotting.schedules import as_table as differences_as_table

@@ -31,7 +31,7 @@ ALIKE = "[all alike]"  # several seeds with one difference say nothing about sam
 def compare(differences: Mapping[tuple[str, str], Sequence[float]]) -> pd.DataFrame:
     """One row per comparison: arm, control, n, mean difference, 95 % t interval, p, p_holm.
 
-    Without values all numbers are nan; if all values are alike, p and interval are.
+    Without values all numbers are nan; if all values are equal, p and interval are nan too.
 
     Args:
         differences: (arm, control) -> arm minus control, by seed.

@@ -7,7 +7,7 @@ Run, then draw (seconds)::
 
 Left: the speed-up of an epoch over dense against bandwidth, at the runs' W; each curve crosses 1 at
 its break-even bandwidth, below which compression pays. Right: seconds per step against W at one
-network, each worker keeping its batch. Both from recorded traffic and measured seconds
+network, at a fixed batch per worker (weak scaling). Both from recorded traffic and measured seconds
 (`cost.predict_seconds`, `regimes.network`); nothing here has been run on such a network. How well
 the model does where it has been: `benchmarks.network`.
 """
@@ -236,7 +236,7 @@ def main(
 
     Args:
         network: bandwidth and latency.
-        workers: W of the left panel and the table; default that of the runs.
+        workers: W of the left panel and the table; default the runs'.
         algorithm: of the collectives: ring, gloo or tree.
         buckets: parts of the gradient that are reduced during the backward pass.
     """

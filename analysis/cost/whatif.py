@@ -119,7 +119,7 @@ class PricedRuns:
 
     @cached_property
     def extra_bytes(self) -> float:
-        """Bytes per step besides those of layers (the loss)."""
+        """Bytes per step besides the layers' (the loss)."""
         level, case = next(iter(self.works.items()))
         levels = dict.fromkeys(range(len(self.header["layers"])), DENSE)
         levels.update(dict.fromkeys(self.layers, level))
@@ -127,7 +127,7 @@ class PricedRuns:
         return case.work.bytes["mean"] + case.work.bytes["gather"] - layers
 
     def detectors(self, run: Record) -> list[str]:
-        """The detectors whose signal the run recorded."""
+        """The detectors with a signal that the run recorded."""
         return [name for name in DETECTORS if has_statistics(run, detect.make_rule(name, run))]
 
     def knobs(self, run: Record, detector: str) -> list[str]:
@@ -136,7 +136,7 @@ class PricedRuns:
         return [name for name in KNOBS if hasattr(rule, name)]
 
     def rule(self, settings: Settings, detector: str) -> Rule:
-        """A detector whose fields have the values of the settings."""
+        """A detector with the values of the settings in its fields."""
         run = self.runs[settings.schedule, settings.seed]
         known = self.knobs(run, detector)
         given = ",".join(f"{name}={getattr(settings, name)}" for name in known)
@@ -200,8 +200,8 @@ class PricedRuns:
         """One worker's step with a level of its own for each layer (its index).
 
         The requests of all layers in a round travel as one collective, so a step has as many
-        collectives as the level that needs most. The time to compress at a level is that of a step
-        with all layers at this level, times the share of elements of the layers that have it.
+        collectives as the level that needs most. The time to compress at a level is taken from a
+        step with all layers at this level, times the share of elements of the layers that have it.
         """
         works = {level: self._uniform(level) for level in {levels[i] for i in self.layers}}
         share = {i: _elements(self.header["layers"][i]) for i in self.layers}
@@ -215,8 +215,8 @@ class PricedRuns:
         return Work(one.compute, compress, calls, size)
 
     def _uniform(self, level: str) -> Work:
-        """The mean step with all layers at one level; where no run has it, that of another level
-        of the same compressor, which asks for as many collectives."""
+        """The mean step with all layers at one level; where no run has it, the step at another
+        level of the same compressor, which asks for as many collectives."""
         known = self.works.get(level)
         compressed = (case for name, case in self.works.items() if name != DENSE)
         return (known or next(compressed, self.works[DENSE])).work

@@ -57,8 +57,9 @@ class Tree:
     """The pulses of one archive or folder.
 
     Attributes:
-        pulses: one row per branch: those of `measured.by_run`, tree, trunk (the name of its trunk),
-            rate (mean over its units, as a share of the peak), kind ("pulse", "deletion", "null").
+        pulses: one row per branch: the columns of `measured.by_run`, tree, trunk (the name of its
+            trunk), rate (mean over its units, as a share of the peak), kind ("pulse", "deletion",
+            "null").
         facts: metric, margin and grain, by the name of the trunk.
         unfinished: runs that are left out.
     """
@@ -114,7 +115,7 @@ def judged(found: Tree, first: int | None = None, margin: float | None = None) -
 
     Args:
         first: seeds that may call; None: half of a phase's, at least three.
-        margin: in the unit of harm; None: that of `regimes harm`.
+        margin: in the unit of harm; None: the margin of `regimes harm`.
     """
     rows = []
     there = found.pulses[found.pulses["kind"] == "pulse"]
@@ -217,8 +218,8 @@ def predictions(found: Tree, three: Sequence[int] | None = None) -> pd.DataFrame
 def scored_together(
     found: Sequence[Tree], three: Sequence[int] | None = None
 ) -> dict[str, laws.Score]:
-    """How well three pulses of each arm predict its others, over all trees whose arms have more: by
-    the unit of harm."""
+    """How well three pulses of each arm predict its others, over all trees with more in their arms:
+    by the unit of harm."""
     said: dict[str, list[pd.DataFrame]] = {}
     for one in found:
         there = law.lasting(one.pulses[one.pulses["kind"] == "pulse"])

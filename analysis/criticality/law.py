@@ -52,7 +52,7 @@ LOOKS = (  # of the kinds of pulses; markers without a line, and the line of the
 
 
 def pulses(name: str, runs: Sequence[Record], arm: str) -> pd.DataFrame:
-    """One row per pulse of an arm: those of `measured.by_run`, tree (``name``) and rate.
+    """One row per pulse of an arm: the columns of `measured.by_run`, tree (``name``) and rate.
 
     Raises:
         RecordError: as `measured.pair_branches`; or the tree has no such arm.
@@ -176,7 +176,7 @@ def every_three(table: pd.DataFrame) -> list[float]:
 
 def points(each: pd.DataFrame) -> pd.DataFrame:
     """One row per arm, tree and onset: rate, x (the place of its point: arms stand side by side),
-    n, harm (geometric mean) and its 95 % t interval; of the seeds whose harm is positive."""
+    n, harm (geometric mean) and its 95 % t interval; of the seeds with positive harm."""
     rows, places = [], {arm: place for place, arm in enumerate(dict.fromkeys(each["arm"]))}
     for (arm, tree, onset), part in each.groupby(["arm", "tree", "onset"], sort=False):
         harms = part.loc[part["harm"] > 0, "harm"]
@@ -335,8 +335,8 @@ def main(records: Several, out: Out = None, arm: Arms = ()) -> list[Path]:
 
     Args:
         records: folders of branches and their trunk, or archives of them.
-        arm: which pulses, at most three kinds; may be given several times; default those of rank 1
-            with error feedback and without.
+        arm: which pulses, at most three kinds; may be given several times; default rank 1 with
+            error feedback and without.
     """
     arm = arm or ARMS
     if not records:

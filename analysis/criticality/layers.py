@@ -43,7 +43,8 @@ COLUMNS = ("all", "when", "where")
 
 
 def group_of(branch: Record, trunk: Record) -> list[int]:
-    """The places of the layers whose level in the first unit of a branch is not the trunk's."""
+    """The places of the layers with another level than the trunk's in the first unit of a
+    branch."""
     at = branch.config["branch"]["at"]
     own, others = (run.rows[at]["layers"]["level"] for run in (branch, trunk))
     return [place for place, (a, b) in enumerate(zip(own, others, strict=True)) if a != b]

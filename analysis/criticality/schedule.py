@@ -1,4 +1,4 @@
-"""From harm to a schedule: the low level in the pulses whose harm per float saved is largest.
+"""From harm to a schedule: the low level in the pulses of largest harm per float saved.
 
 What is assumed: harm adds up, so that the schedule which has the high level in several pulses is
 as much worse than the trunk as these pulses together are (`predicted`).

@@ -2,13 +2,13 @@
 
 A signal of a pulse is the trunk's statistic in the units of the pulse (their mean), or its relative
 change from unit to unit there, which ACCORDION's rule compares with a threshold. These values are
-hindsight. With ``known=True`` a signal's value is that of the unit before the pulse, which a
+hindsight. With ``known=True`` a signal's value is from the unit before the pulse, which a
 detector would know. Next to them are three *dull*
 signals that measure nothing: the learning rate, time (the earlier, the higher), the first half.
 
 Per seed and arm, a score is Spearman's rank correlation of signal and harm over the onsets, and the
-area under the ROC curve for "in the worst third", a third of the onsets, rounded, those of most
-harm: 1 if the signal is higher there than elsewhere, 0.5 by chance, 0 if it is lower.
+area under the ROC curve for "in the worst third", the third of the onsets, rounded, with most harm:
+1 if the signal is higher there than elsewhere, 0.5 by chance, 0 if it is lower.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def signals(runs: Sequence[Record]) -> pd.DataFrame:
 
 
 def by_seed(trunks: Sequence[Record], runs: Sequence[Record]) -> dict[int, pd.DataFrame]:
-    """`signals` of each trunk by seed, with those of all ``runs`` that differ from it in their
-    instruments alone."""
+    """`signals` of each trunk by seed, with the signals of all ``runs`` that differ from it in
+    their instruments alone."""
     plain = [run for run in runs if not run.config.get("branch")]
     return {
         trunk.seed: signals([trunk, *(run for run in plain if _like(trunk, run))])

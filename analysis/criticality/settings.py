@@ -4,9 +4,9 @@ A row for each tree and arm::
 
     regimes figure settings data/reference/harm-lm.tar.xz data/reference/harm-smoke.tar.xz
 
-*High* are the units whose learning rate is above half of its peak, *fallen* those after them. The
-pulse in the middle of a phase is that whose middle is nearest to the phase's (of two, the later),
-among those that start after unit 0 and leave units to recover in; none for a phase of no unit.
+*High* are the units with a learning rate above half of its peak, *fallen* the units after them. The
+pulse in the middle of a phase has its middle nearest to the phase's (of two, the later), among
+those that start after unit 0 and leave units to recover in; none for a phase of no unit.
 """
 
 from __future__ import annotations

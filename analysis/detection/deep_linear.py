@@ -1,12 +1,12 @@
-"""Deficits in a deep linear network, whose critical period is known, and the detectors that see it.
+"""Deficits in a deep linear network with a known critical period, and the detectors that see it.
 
 Run, then draw (11 minutes a seed on one core)::
 
     regimes ablate deep-linear --seeds 4 --jobs 2
     regimes figure deep_linear runs/deep-linear
 
-A deficit's *harm* is the squared error at the end, over that of the same seed without a deficit
-after as many steps on the right matrix. Left: by a deficit's length, from the start.
+A deficit's *harm* is the squared error at the end, over the error of the same seed without a
+deficit after as many steps on the right matrix. Left: by a deficit's length, from the start.
 Middle: by its onset, of two lengths. Right: what detectors call critical in the training without a
 deficit. The score *finds* of a detector is the share of units that it calls critical inside the
 harmful deficits of the longest length (mean over seeds and layers), minus the share inside the
@@ -59,9 +59,9 @@ DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.5)))
 
 def harms(runs: Sequence[Record]) -> pd.DataFrame:
     """One row per deficit, by onset and length: its steps ``[first, stop)``, n, and the harm: the
-    geometric mean over seeds of the ratio of final errors, with its 95 % t interval. Of those whose
-    length has an earlier onset, too, the harm over that of the earliest (``later``), likewise, with
-    p of their logarithms' t test, corrected by Holm over all of them; else nan.
+    geometric mean over seeds of the ratio of final errors, with its 95 % t interval. If a deficit
+    of that length has an earlier onset, the harm over the harm of the earliest (``later``),
+    likewise, with p of their logarithms' t test, corrected by Holm over all of them; else nan.
 
     Raises:
         RecordError: no runs without a deficit, one that is too short, or no seed in common.
@@ -104,14 +104,14 @@ def _harm_of(run: Record, plain: Record) -> float:
 def _against_the_earliest(
     logs: Mapping[tuple[int, int], Mapping[int, float]], first: int, stop: int
 ) -> list[float]:
-    """Logarithms of harm minus those of the earliest onset of that length, by seed."""
+    """Logarithms of harm minus the logarithms for the earliest onset of that length, by seed."""
     earliest = min(window for window in logs if window[1] - window[0] == stop - first)
     ours, theirs = logs[first, stop], logs[earliest]
     return [] if earliest[0] == first else [ours[s] - theirs[s] for s in ours if s in theirs]
 
 
 def calls(runs: Sequence[Record], texts: Sequence[str] = DETECTORS) -> dict[str, np.ndarray]:
-    """Per detector whose signal all runs recorded, the share of runs and layers that it calls
+    """Per detector with a signal that all runs recorded, the share of runs and layers that it calls
     critical, by unit."""
     shares_by_detector = {}
     for text in texts:

@@ -5,7 +5,7 @@ Run, then draw (a minute per run on one core, and 10 seconds)::
     regimes ablate small --seeds 5 --schedules low accordion
     regimes figure detectors runs/small/low runs/small/accordion
 
-The tables are those of ``regimes detect``; the figure has one band per detector.
+The tables are as ``regimes detect`` prints them; the figure has one band per detector.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def main(
 
     Args:
         runs: runs, or folders of runs.
-        detectors: NAME or NAME:key=value,key=value; default all whose signal was recorded.
+        detectors: NAME or NAME:key=value,key=value; default all with a recorded signal.
     """
     files = Files(f"{name_of(runs[0])}/detectors", out)
     result = detect.main(runs, detectors, files.folder)

@@ -54,7 +54,7 @@ def rule(statistic: str) -> RelativeChange:
 
 
 def scores(run: Record, change: Change = RELATIVE) -> pd.DataFrame:
-    """A column of scores per detector whose statistic was recorded, a row per epoch that counts.
+    """A column of scores per detector with a recorded statistic, a row per epoch that counts.
     nan: the statistic was undefined.
 
     Raises:
@@ -121,7 +121,7 @@ def pairs(tables: Scores) -> pd.DataFrame:
 
 
 def other_runs(tables: Scores, reference: str = REFERENCE) -> pd.DataFrame:
-    """Per detector, kappa of its calls in one run with those of the reference (column ``with``) and
+    """Per detector, kappa of its calls in one run with the reference's (column ``with``) and
     with its own (``itself``) in a run of another seed, means over all pairs of runs."""
     called = [calls(table) for table in tables.values()]
     rows = [
@@ -144,7 +144,7 @@ def over_seeds(by_seed: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_reference(rows: pd.DataFrame, reference: str = REFERENCE) -> pd.DataFrame:
-    """The pairs of which one detector is the reference, by the other's name.
+    """The pairs with the reference, by the other's name.
 
     Raises:
         LackingError: no pair has it.

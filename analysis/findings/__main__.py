@@ -15,7 +15,7 @@ def main(again: bool = False) -> None:
     """Write the pages of the findings from the committed records.
 
     Args:
-        again: compute every number, not only those whose archives have changed.
+        again: compute every number, not only the numbers of archives that have changed.
     """
     store = Store(NUMBERS, None if again else pages.NUMBERS_FILE)
     try:

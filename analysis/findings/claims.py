@@ -70,7 +70,7 @@ def find(folder: Path, source: str) -> list[Record]:
 
 
 def judge(folder: Path, claims: Sequence[Claim] = (*PAPER, *QUESTIONS)) -> pd.DataFrame:
-    """One row per claim whose records are there.
+    """One row per claim that has its records.
 
     Columns: item, claim, records, effect, n, mean, ci_low, ci_high (of a 95 % t interval; nan where
     all seeds are alike), margin, p, p_ranks, p_holm (within the item), verdict, outcome, and
@@ -191,7 +191,7 @@ def page(rows: pd.DataFrame) -> str:
 
 
 def main(folder: Path, out: Path | None = None, paper: bool = False) -> pd.DataFrame:
-    """Print the verdict on every claim whose records are in FOLDER.
+    """Print the verdict on every claim that has its records in FOLDER.
 
     Args:
         folder: of grids' records, each a folder or an archive of the grid's name.

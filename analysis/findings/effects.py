@@ -19,7 +19,7 @@ Effect = Callable[[Sequence[Record]], list[float]]
 
 
 def minus(a: str, b: str) -> Effect:
-    """The metric of schedule ``a`` minus that of ``b``, paired over seeds, in the unit of
+    """The metric of schedule ``a`` minus the metric of ``b``, paired over seeds, in the unit of
     figures."""
 
     def values(runs: Sequence[Record]) -> list[float]:

@@ -6,9 +6,9 @@
     regimes figure provenance data/reference            # every archive or folder of records in it
     regimes figure provenance small.tar.xz --strict     # exit code 1 if a digest has no commit
 
-A digest is that of `regimes.records.provenance.code_digest`, over ``regimes/**/*.py``. It is taken
+`regimes.records.provenance.code_digest` computes a digest, over ``regimes/**/*.py``. It is taken
 of every commit that HEAD comes from and that touches ``regimes/``, out of git's objects; nothing is
-checked out. A digest without a commit is that of code which was never committed as it ran.
+checked out. A digest without a commit is of code that was never committed as it ran.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from regimes.errors import require
 from regimes.plotting import canvas, panels, style
 from regimes.plotting.curves import CLOCK as CLOCK
 from regimes.plotting.curves import has_metric, tabulate_curves, tabulate_ends
+from regimes.plotting.curves import training_seconds as training_seconds
 from regimes.plotting.groups import decay_epochs, in_roles, measured_metric, typical_run
 from regimes.plotting.looks import Metric
 from regimes.plotting.schedules import pairs_of

@@ -20,6 +20,7 @@ from regimes.plotting import panels as drawing
 from regimes.plotting import style
 from regimes.plotting.looks import style_of
 from regimes.plotting.panels import layer_name as layer_name
+from regimes.plotting.panels import level_palette as level_palette
 from regimes.plotting.words import add_headline
 from regimes.records import Record, load_all
 

@@ -6,8 +6,8 @@ Run, then draw (8 minutes and 10 seconds on one core)::
     regimes figure 3 runs/smoke-signals
 
 The paper (section 4.1) says that both flag the same regimes, the norm being orders of magnitude
-cheaper. The eigenvalue is measured twice: with BatchNorm's running statistics and with those of
-the batch, which can differ by an order of magnitude.
+cheaper. The eigenvalue is measured twice: with BatchNorm's running statistics and with the batch's,
+which can differ by an order of magnitude.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def with_control(run: Record, interval_: int, eta: float) -> dict[str, Detector]
 def agreement(runs: list[Record], interval_: int, eta: float) -> tuple[pd.DataFrame, pd.DataFrame]:
     """(one row per detector and the control, one per pair): means over seeds with 95 % t intervals.
 
-    The share of training time of both eigenvalues is that of the whole curvature instrument.
+    The share of training time of both eigenvalues is the whole curvature instrument's.
 
     Raises:
         LackingError: a run without the eigenvalues.

@@ -50,7 +50,7 @@ def overlaps(runs: Sequence[Record]) -> pd.DataFrame:
 
     Raises:
         LackingError: a run without overlap readings.
-        RecordError: runs whose readings are of different shares.
+        RecordError: runs with readings of different shares.
     """
     rows = []
     for run in runs:

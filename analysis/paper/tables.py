@@ -6,8 +6,8 @@
     regimes figure tables runs/paper-table1-resnet18    # and what runs of the same setting say
 
 `table_rules` has the rule and where the paper's rows depart from it. ACCORDION's rows of
-Tables 1 to 4 have none: what it sends is what its runs decide; those of 5 and 6 are a fixed window.
-Accuracy and seconds of ours have columns where there are runs of the very same setting:
+Tables 1 to 4 have none: what it sends is what its runs decide; in Tables 5 and 6 it is a fixed
+window. Accuracy and seconds of ours have columns where there are runs of the very same setting:
 network, whole data set, workers, batch, levels and epochs.
 """
 
@@ -100,7 +100,7 @@ def keys(row: dict[str, Any], rows: pd.DataFrame) -> list[Key]:
 def table(runs: Iterable[Record] = ()) -> pd.DataFrame:
     """One row per row of Tables 1-6.
 
-    Columns: those of `published.tables`; ``plain`` (floats that the row would send as printed) and
+    Columns: as `published.tables`; ``plain`` (floats that the row would send as printed) and
     ``floats`` (as explained), ``agrees`` and ``why`` (rows with a rule); ``log`` (accuracy at the
     end of the authors' curve); of our runs ``n``, ``ours``, ``sd`` (accuracy in %),
     ``ours_floats``, ``ours_seconds``.

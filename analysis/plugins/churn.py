@@ -37,8 +37,8 @@ class Churn(InterventionConfig):
             absent one joins, at the start of each unit; drawn from the run's seed.
         per: what ``away``, ``leave`` and ``join`` count: units, or steps at ``batch_size``.
         least: workers that are always present.
-        optimizer: with local steps, whose optimiser state one that joins starts from: a copy of
-            that of the first worker that stays, their mean, or none.
+        optimizer: with local steps, the optimiser state that one that joins starts from: a copy of
+            the first's that stays, the mean, or none.
     """
 
     requires: ClassVar[frozenset[str]] = frozenset({ONE_PROCESS})

@@ -16,7 +16,7 @@ from regimes.policies.ladders import Rungs
 
 @dataclass(frozen=True)
 class ErrorLadder(Rungs):
-    """Per layer, the highest compression whose error stays within ``error``.
+    """Per layer, the highest compression with an error within ``error``.
 
     Reads ``error:<level>``, the share of the gradient's energy that the compressor would lose at a
     level (instrument ``error``). For the paper's open problem of choosing l_low and l_high

@@ -3,8 +3,8 @@
 At every step each of them compresses the workers' gradients twice, apart from the run. *Once*:
 without error feedback, so that the step stands for itself; its error is |g - u| / |g|, with the
 mean gradient g and the update u, over an epoch the root of the ratio of the sums of squares.
-*Summed*: with the error feedback that the compressor has; its error is that of all updates since
-the run began, |sum g - sum u| / |sum g|. Parameters that no compressor touches count in both, and
+*Summed*: with the error feedback that the compressor has; its error is over all updates since the
+run began, |sum g - sum u| / |sum g|. Parameters that no compressor touches count in both, and
 in floats and bytes, as they are sent: whole. Where what is sent depends on the gradient, floats and
 bytes are the mean over the steps of the sum. A level in units of the weights is one of the gradient
 here: the rate is 1.

@@ -200,7 +200,7 @@ def train_on_batch_statistics(model: nn.Module) -> None:
     """Train mode, in which every BatchNorm normalises with the whole batch and keeps no statistics.
 
     A BatchNorm in eval mode without running statistics does so, whatever the loop has set up for
-    its own passes. For use within ``preserved``, which puts all back.
+    its own passes. For use within ``preserve_model``, which puts all back.
     """
     model.train()
     for module in model.modules():

@@ -87,7 +87,7 @@ def table(by_run: pd.DataFrame) -> pd.DataFrame:
 
 
 def paired(ours: Sequence[bool], theirs: Sequence[bool]) -> float:
-    """Two-sided p that one of both collapses as often as the other, over seeds; nan if no seed
+    """Two-sided p, over seeds, for the hypothesis that both collapse equally often; nan if no seed
     tells them apart.
 
     >>> paired([True] * 6, [False] * 6)

@@ -71,7 +71,7 @@ def products(runs: Sequence[Record]) -> pd.DataFrame:
     with batch statistics times the epoch's rate.
 
     Raises:
-        RecordError: a run without such eigenvalues, or whose name has no rate.
+        RecordError: a run without such eigenvalues, or without a rate in its name.
     """
     rows = []
     for run in runs:

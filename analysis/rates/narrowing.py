@@ -49,11 +49,11 @@ WINDOW = re.compile(r"rank \d+ in (\d+)-(\d+)")
 
 
 def losses(runs: Sequence[Record]) -> pd.DataFrame:
-    """One row per window, seed and rate: the training loss of the window's last epoch, and that of
-    the run without compression there (``dense``).
+    """One row per window, seed and rate: the training loss of the window's last epoch, and the loss
+    of the run without compression there (``dense``).
 
     Raises:
-        RecordError: an unfinished run, one of another grid, or one whose uncompressed twin lacks.
+        RecordError: an unfinished run, one of another grid, or one without its uncompressed twin.
     """
     known: dict[tuple[str, int, float], Record] = {}
     for run in runs:
@@ -109,7 +109,7 @@ def largest(by_run: pd.DataFrame) -> pd.DataFrame:
 
 
 def table(by_run: pd.DataFrame) -> pd.DataFrame:
-    """One row per limit and window: n of seeds whose ranges both end within the rates tried, the
+    """One row per limit and window: n of seeds with both ranges ending within the rates tried, the
     largest usable rate with rank 1 and without compression, and their ratio (geometric means with
     95 % t intervals); p of a ratio as in the last window, on common seeds (nan of that itself)."""
     limits, rows = largest(by_run), []

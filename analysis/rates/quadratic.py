@@ -1,13 +1,13 @@
-"""The largest stable rate of a quadratic whose gradients are compressed: computed, and simulated.
+"""The largest stable rate of a quadratic with compressed gradients: computed, and simulated.
 
 Draw it; no records are needed (seconds on one core)::
 
     regimes figure quadratic
 
-Computed: one direction whose gradient passes through a linear filter (`quadratic_model`).
+Computed: one direction; its gradient passes through a linear filter (`quadratic_model`).
 Simulated: a matrix of directions of different curvature, with PowerSGD's power iteration and
-residual. Two questions: does the simulated limit agree with that of a filter that sends the same
-share of the energy, and does either predict what a network does (`regimes figure mechanism`)?
+residual. Two questions: does the simulated limit agree with the limit of a filter that sends the
+same share of the energy, and does either predict what a network does (`regimes figure mechanism`)?
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def of_dense(rows: pd.DataFrame) -> pd.Series:
 
 
 def as_text(rows: pd.DataFrame) -> Table:
-    """The simulated limits, and those of filters at the same share of the energy, rounded."""
+    """The simulated limits, and the limits of filters at the same share of the energy, rounded."""
 
     def of_filter(name: str) -> Cell:
         return lambda row: _limit(at_share(rows, name, row["momentum"], row["share"]))

@@ -134,7 +134,7 @@ def own_minus_shared(by_run: pd.DataFrame, shared: pd.DataFrame, column: str) ->
 
 
 def edges(trials: Path, rates: pd.Series) -> list[str]:
-    """Arms whose rate is the smallest or largest that was tried: a wider list may have a better.
+    """Arms at the smallest or largest rate that was tried: a wider list may have a better.
 
     Args:
         trials: ``tune.json``.

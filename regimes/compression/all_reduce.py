@@ -172,7 +172,7 @@ def dequantise_rows(
 
 
 def wire_bytes(size: int, bits: int, block: int, itemsize: int = 4) -> int:
-    """Bytes of ``quantise``'s answer for so many numbers: scales, and packed codes."""
+    """Bytes of ``quantise_rows``' answer for so many numbers: scales, and packed codes."""
     return max(4, itemsize) * -(-size // block) + -(-size * bits // 8)
 
 

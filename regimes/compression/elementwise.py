@@ -87,7 +87,7 @@ def pack_codes(codes: UInt8[Tensor, "*batch size"], bits: int) -> UInt8[Tensor, 
 def unpack_codes(
     packed: UInt8[Tensor, "*batch packed"], bits: int, size: int
 ) -> UInt8[Tensor, "*batch size"]:
-    """The inverse of ``pack``."""
+    """The inverse of ``pack_codes``."""
     if bits == 8:
         return packed[..., :size]
     if bits == 1 and not on_gpu(packed):

@@ -26,13 +26,13 @@ PLANS = 8  # of padding that stay in memory, one for each vector of levels and b
 SHIFTS = (1e-10, 0.0, 0.0)  # of the Gram matrix, pass by pass
 
 
-_held: list[Any] | None = None  # see ``holding``
+_held: list[Any] | None = None  # see ``hold_cached_tensors``
 
 
 @contextmanager
 def hold_cached_tensors() -> Iterator[list[Any]]:
-    """A list of what the caches of ``cached`` give inside. While it lives those tensors do, which a
-    captured graph reads at their addresses long after a cache has dropped them."""
+    """A list of what the caches of ``cache_tensors`` give inside. While it lives those tensors do,
+    which a captured graph reads at their addresses long after a cache has dropped them."""
     global _held
     held: list[Any] = []
     _held = held
@@ -43,7 +43,7 @@ def hold_cached_tensors() -> Iterator[list[Any]]:
 
 
 def cache_tensors(most: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """``functools.lru_cache`` for tensors on a device, see ``holding``."""
+    """``functools.lru_cache`` for tensors on a device, see ``hold_cached_tensors``."""
 
     def decorate(make: Callable[..., T]) -> Callable[..., T]:
         remembered = lru_cache(maxsize=most)(make)
@@ -97,7 +97,7 @@ def stack_tensors(tensors: Sequence[Tensor]) -> Tensor:
 
 # Without gaps whatever the order in memory of a gradient: a residual is written to as one vector.
 clone = batch_by_shape(partial(torch.clone, memory_format=torch.contiguous_format))
-_side_by_side = batch_by_shape(lambda tensor: tensor)  # in one piece of memory, for ``stacked``
+_side_by_side = batch_by_shape(lambda tensor: tensor)  # in one piece, for ``stack_tensors``
 
 
 def add_(entries: Sequence[tuple[Tensor, Tensor, float, Tensor | None]]) -> list[Tensor]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 SHAPES = Path(__file__).with_name("shapes")
 KNOWN = tuple(sorted(path.stem for path in SHAPES.glob("*.toml")))
-MOST = 10**6  # layers of one line of a file
+MAX_LAYERS_PER_ENTRY = 10**6  # layers of one line of a file
 MOST_NUMBERS, MOST_FLOPS = 10**16, 1e30  # in all layers; of the forward pass for one item
 Item = Literal["token", "sample"]
 
@@ -150,8 +150,10 @@ def _repeat_layers(line: Any, where: str) -> list[Layer]:
     require(isinstance(name, str), f"{where}. layer's name", name, "a text")
     good = isinstance(shape, list) and bool(shape) and all(is_whole(side, 1) for side in shape)
     require(good, f"{where}. layer's shape", shape, "a list of whole numbers from 1")
-    good = is_whole(times, 1) and times <= MOST
-    require(good, f"{where}. layer's times", times, f"a whole number from 1 to {MOST}")
+    good = is_whole(times, 1) and times <= MAX_LAYERS_PER_ENTRY
+    require(
+        good, f"{where}. layer's times", times, f"a whole number from 1 to {MAX_LAYERS_PER_ENTRY}"
+    )
     return [Layer(name.replace("{}", str(i)), tuple(shape)) for i in range(times)]
 
 

@@ -122,8 +122,8 @@ def _size(images: Float[Tensor, "2 d"]) -> float:
     return float(images.double().square().sum()) ** 0.5
 
 
-# Times ``rounding``; in 40 states of three networks, from the first step to a loss of 3e-5, the
-# asymmetry of true Hessians was at most 14 times that.
+# Times ``rounding_error``; in 40 states of three networks, from the first step to a loss of 3e-5,
+# the asymmetry of true Hessians was at most 14 times that.
 ROUNDINGS = 100
 
 

@@ -184,7 +184,8 @@ def collect_states(hook: Hook) -> dict[str, Any] | None:
 
 
 def load_collected(hook: Hook, saved: Mapping[str, Any]) -> None:
-    """Continue from what ``collected`` gave; all processes call this, each with the whole value.
+    """Continue from what ``collect_states`` gave; all processes call this, each with the whole
+    value.
 
     Raises:
         ConfigError: on all processes: it does not fit.

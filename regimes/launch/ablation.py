@@ -31,7 +31,8 @@ def run_ablation(
     """Run what is missing and print the table.
 
     Args:
-        executor, options: see ``cluster.submit``; None: ``jobs`` processes of this machine.
+        executor, options: see ``cluster.submit_ablation``; None: ``jobs`` processes of this
+            machine.
     """
     console = stdout.make_console(quiet=launched().rank > 0, highlight=False, markup=False)
     show = functools.partial(stdout.try_print, on=console)

@@ -11,8 +11,7 @@ import pandas as pd
 
 from regimes.errors import ConfigError
 from regimes.plotting import style
-from regimes.plotting.words import add_headline
-from regimes.plotting.words import move_apart as apart
+from regimes.plotting.words import add_headline, move_apart
 from regimes.records import write_output
 
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ def _label_lines(ax: Axes, numbers: pd.DataFrame, names: Sequence[str]) -> None:
     bottom, top = (np.log(edge) for edge in ax.get_ylim())
     order = sorted(names, key=lambda name: float(first[name]))
     ends = np.array([(np.log(first[name]) - bottom) / (top - bottom) for name in order])
-    for name, end, at in zip(order, ends, apart(ends, APART), strict=True):
+    for name, end, at in zip(order, ends, move_apart(ends, APART), strict=True):
         colour = "black" if name == names[0] else f"C{names.index(name) % 10}"
         ax.annotate(
             name,

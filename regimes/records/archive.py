@@ -46,8 +46,8 @@ class Member(tarfile.TarInfo):
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """An empty folder, removed at the end. A killed process leaves it, but not its lock, by which
-    the next process knows that it may remove it."""
+    """An empty folder, removed at the end. The folder survives a kill, its lock does not; the next
+    process deletes it."""
     for abandoned in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{LOCK}"):
         with contextlib.suppress(OSError), abandoned.open("rb") as file:
             fcntl.flock(file, LOCKED)
@@ -63,7 +63,7 @@ def scratch_folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def unpack_records(place: str | Path) -> Iterator[Path]:
-    """A folder as it is; of an archive by ``pack``, a scratch folder with its content."""
+    """A folder as it is; of an archive by `pack_records`, a scratch folder with its content."""
     place = Path(place)
     if not place.is_file():
         yield place
@@ -94,7 +94,7 @@ def unpack_records(place: str | Path) -> Iterator[Path]:
 
 
 def load_all(*folders: str | Path, where: Sequence[str] = ()) -> list[Record]:
-    """Every run in or under some folders, or in archives by ``pack``.
+    """Every run in or under some folders, or in archives by ``pack_records``.
 
     Runs of one name that are not seeds of the same experiment get names of their own; see
     `experiment.separate_experiments`.

@@ -77,7 +77,7 @@ def replay_over(recorded: History, record: Record, rule: Rule) -> pd.DataFrame:
 
 
 def replay_batch(record: Record, rule: Rule) -> pd.DataFrame:
-    """``replay`` of a batch policy: with the whole model as its only layer, "batch"."""
+    """``replay_rule`` for a batch policy: with the whole model as its only layer, "batch"."""
     past_epochs(record)  # raises unless there are some
     recorded = whole_history(record.rows, record.config["signal"])
     return _decisions(as_policy(rule), recorded, ["batch"])
@@ -143,7 +143,7 @@ def replay_traffic(record: Record, levels: pd.DataFrame) -> float:
     """Floats (the paper's count) that one worker would have sent at other levels.
 
     Args:
-        levels: columns epoch, layer, level of every compressed layer, as from ``replay``.
+        levels: columns epoch, layer, level of every compressed layer, as from ``replay_rule``.
 
     Raises:
         RecordError: a level's cost is in neither the header nor the run's own epochs.

@@ -17,7 +17,7 @@ graphs are captured: libraries prepare a stream at its first use, which a captur
 What torch asks of a capture (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs), and
 where it is done: no wait of the host (the bounds of a step); fixed addresses (batch, losses, the
 gradients' stack, and `_Graph.inputs`); no random state of the host (``Gradients.seeded``,
-``seeding.SeedTable``); what a graph reads stays alive (``kernels.holding``).
+``seeding.SeedTable``); what a graph reads stays alive (``kernels.hold_cached_tensors``).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Graph:
 
     Attributes:
         inputs: what a replay reads at these addresses; ``output``: what it leaves at others.
-        held: see ``kernels.holding``.
+        held: see ``kernels.hold_cached_tensors``.
         seeds, sent, after: of a reduction: its seeds, what one step sends, and the fields of each
             memory after it.
     """

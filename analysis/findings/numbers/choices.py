@@ -46,7 +46,7 @@ def at_one_rate(source: str) -> tuple[float, dict[str, str]]:
 
 
 def near(scores: dict[float, list[float]], rate: float) -> bool:
-    """Is another rate's mean score within one sd, over seeds, of that of the chosen rate?"""
+    """Is another rate's mean score within one sd, over seeds, of the chosen rate's?"""
     own = scores[rate]
     if len(own) < 2:
         return False

@@ -26,7 +26,7 @@ from ..verdicts import NOT_REPRODUCED
 
 @number
 def effect(source: str, a: str, b: str) -> Interval:
-    """The metric of ``a`` minus that of ``b``, paired over seeds, in the unit of figures
+    """The metric of ``a`` minus the metric of ``b``, paired over seeds, in the unit of figures
     (accuracy in %)."""
     return mean_of(minus(a, b)(pooled(source, a, b)))
 
@@ -107,7 +107,7 @@ def run_count(source: str) -> int:
 
 @number
 def runs_of_code(source: str, digest: str) -> int:
-    """Runs of an archive by code whose digest begins so."""
+    """Runs of an archive by code with a digest that begins so."""
     return sum(str(run.header["code"]["digest"]).startswith(digest) for run in records(source))
 
 

@@ -53,7 +53,7 @@ def law_exponent(trees: str, method: laws.Method = "log", first: int = law.FIRST
 def law_gap(
     trees: str, others: str, method: laws.Method = "log", first: int = law.FIRST
 ) -> Interval:
-    """Exponents of the first trees minus those of the others, on the trunks that are in both."""
+    """Exponents of the first trees minus the others', on the trunks that are in both."""
     return _gap(_pulses(trees, first), _pulses(others, first), method)
 
 

@@ -65,7 +65,7 @@ def harm_among_all(source: str, arm: str, onset: int) -> Interval:
 
 @number
 def harm_between(source: str, arm: str, onset: int, other: int) -> Interval:
-    """Harm of a pulse minus that of the pulse that starts at another unit, by seed."""
+    """Harm of a pulse minus the harm of the pulse that starts at another unit, by seed."""
     pairs = zip(_harms(source, arm, onset), _harms(source, arm, other), strict=True)
     return mean_of([a - b for a, b in pairs])
 
@@ -142,7 +142,7 @@ def test_bytes(source: str) -> int:
 
 @number
 def harm_across(source: str, other: str, arm: str, onset: int) -> Interval:
-    """Harm of a pulse minus that of the same pulse in another tree of the same seeds."""
+    """Harm of a pulse minus the harm of the same pulse in another tree of the same seeds."""
     pairs = zip(_harms(source, arm, onset), _harms(other, arm, onset), strict=True)
     return mean_of([a - b for a, b in pairs])
 
@@ -166,7 +166,7 @@ def norm_that_left(source: str, arm: str, onset: int) -> Interval:
 
 @number
 def harms_added(source: str, pulses: str, minus: str = "", times: float = 1.0) -> Interval:
-    """The harms of several pulses added up, by seed; minus ``times`` that of another.
+    """The harms of several pulses added up, by seed; minus ``times`` the harm of another.
 
     Args:
         pulses, minus: "ARM from ONSET", separated by semicolons.
@@ -191,7 +191,7 @@ def signal_of_harm(source: str, arm: str, signal: str, first: int = 0) -> Interv
 
 @number
 def signal_minus(source: str, arm: str, signal: str, dull: str) -> Interval:
-    """A signal's rank correlation minus that of one that measures nothing, by seed."""
+    """A signal's rank correlation minus the correlation of one that measures nothing, by seed."""
     record_read(f"{source}.tar.xz")
     table = scores.against_dull(_scores(source))
     row = row_of(table, of=arm, arm=signal, control=dull)

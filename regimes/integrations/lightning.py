@@ -14,7 +14,7 @@ from regimes.integrations.shared import EVALUATED, HookSettings, collect_states,
 LOSSES = {"loss", "train_loss", "train/loss"}  # of training: logged at each step
 
 
-class Epochs:
+class _Epochs:
     """The epoch of a trainer, which ends a unit where a training step of the module may take
     several steps of several optimisers."""
 
@@ -70,7 +70,7 @@ class RegimesCallback(Callback):
             list(trainer.optimizers) or None,
             epoch=trainer.num_training_batches / accumulated,
             total=trainer.max_epochs if by_epoch else trainer.estimated_stepping_batches,
-            clock=Epochs(trainer) if by_epoch else None,
+            clock=_Epochs(trainer) if by_epoch else None,
             batch_size=None,
             scaler=getattr(trainer.precision_plugin, "scaler", None),
         )

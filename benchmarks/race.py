@@ -121,7 +121,6 @@ def entrants(grid: str = GRID) -> dict[str, RunConfig]:
 
 def rates(lines: Sequence[Line], grid: str = GRID) -> dict[str, float]:
     """The chosen rate of each entrant with a complete choice."""
-    values, seeds = TRIALS[grid]
     chosen = {k: float(v.partition("=")[2]) for k, v in _chosen(grid).items()}
     if grid in SECONDS:
         return chosen
@@ -458,7 +457,7 @@ def main() -> None:
     links = EQUAL_LINKS if equal else chosen.links or LINKS
     if chosen.again:
         here = provenance.processor_name()
-        left = forget(_all_lines(), chosen.grid, chosen.links, chosen.only, here)
+        left = forget(_all_lines(), chosen.grid, links, chosen.only, here)
         write_output(LINES, "".join(json.dumps(line) + "\n" for line in left))
     if not chosen.report:
         seeds = EQUAL_SEEDS if equal else SEEDS[: chosen.seeds]

@@ -285,7 +285,7 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 def losses(_: str = "") -> str:
     """Every measured loss of a method beside dense, with what it was measured on."""
-    from regimes.cost.evidence import measured
+    from regimes.cost.evidence import read_harms
 
     rows = [
         (
@@ -296,7 +296,7 @@ def losses(_: str = "") -> str:
             f"`{harm.setting.grid}`",
             str(harm.setting.n),
         )
-        for method, harms in measured().items()
+        for method, harms in read_harms().items()
         for harm in harms
     ]
     head = ("method", "harm [95 % interval]", "verdict", "measured on", "grid", "n")

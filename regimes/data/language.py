@@ -85,7 +85,7 @@ class TextTask:
         _check_options(config)
         data = config.data
         of_words = data.name == "wikitext-2"
-        self.corpus = (wikitext if of_words else tokens).load(data)
+        self.corpus = wikitext.load_wikitext(data) if of_words else tokens.load_tokens(data)
         self.sequence = data.sequence
         self.layout: Layout = data.windows or ("streams" if of_words else "contiguous")
         self.digest, self.size = self.corpus.digest, len(self.corpus.train)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import race_report
 from regimes.cost.evidence import HARMFUL, HARMLESS, Harm, read_harms, worst_verdict
 from regimes.cost.methods import parse_method
 from regimes.statistics import t_interval

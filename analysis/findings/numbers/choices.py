@@ -7,8 +7,6 @@ import json
 from pathlib import Path
 from statistics import fmean, stdev
 
-from regimes.plotting.looks import find_metric
-
 from ..sources import number, record_read
 
 
@@ -27,22 +25,6 @@ def _every() -> dict[str, tuple[dict[str, float], dict[str, dict[float, list[flo
     pattern = record_read("*-tune.json")
     paths = sorted(pattern.parent.glob(pattern.name))
     return {path.name.removesuffix("-tune.json"): _read(path) for path in paths}
-
-
-def has_trials(source: str) -> bool:
-    return record_read(f"{source}-tune.json").exists()
-
-
-def at_one_rate(source: str) -> tuple[float, dict[str, str]]:
-    """The rate that most arms chose (of several, the smallest), and the mean score of each arm on
-    held-out data there, as figures show it; without the arms that were not tried at it."""
-    chosen, tried, metric = _read(record_read(f"{source}-tune.json"))
-    counts = Counter(sorted(chosen.values()))
-    rate = max(counts, key=lambda one: counts[one])
-    shown = find_metric(metric)
-    digits = shown.digits if shown.factor != 1 else 2
-    scores = {arm: tried[arm][rate] for arm in chosen if rate in tried[arm]}
-    return rate, {arm: f"{shown.factor * fmean(x):.{digits}f}" for arm, x in scores.items()}
 
 
 def near(scores: dict[float, list[float]], rate: float) -> bool:

@@ -86,15 +86,6 @@ def rule_kappa(a: str, b: str, granularity: str = "epoch") -> dict[str, float]:
 
 
 @number
-def rule_cost(name: str) -> float:
-    """Share of the training time."""
-    detectors = bench_detectors(
-        [run for run in records("small-signals") if run.name == "low"]
-    ).detectors
-    return float(detectors[detectors["detector"] == name]["share_of_training"].mean())
-
-
-@number
 def rule_agreement(source: str, a: str, b: str) -> Interval:
     """Kappa of two columns of Figure 3, with an interval of 3 epochs and eta 0.5."""
     _, rows = figure3.agreement([*records(source)], 3, 0.5)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 
-from regimes.console.tables import Table
 from regimes.records import find_runs, share_of_low, unpack_records
 from regimes.statistics import correct_by_holm
 

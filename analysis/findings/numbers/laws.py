@@ -197,16 +197,6 @@ def law_two_trees(trees: str, power: float, first: int) -> list[float]:
 
 
 @number
-def law_right_after(trees: str, first: int) -> list[float]:
-    """Harm in the end = c x harm right after the pulse: c and R2, over the pulses of several trees,
-    means over seeds."""
-    table = _pulses(trees, first).groupby(["tree", "onset"])[["after", "harm"]].mean()
-    level = float((table["harm"] * table["after"]).sum() / (table["after"] ** 2).sum())
-    real, told = table["harm"].to_list(), (level * table["after"]).to_list()
-    return [level, laws.score_predictions(real, told, float(table["harm"].mean())).r2]
-
-
-@number
 def law_at_peak(source: str) -> Interval:
     """The mean harm of the pulses of a tree from `law.FIRST` on, by seed."""
     by_seed = law.lasting(_tree(source)).groupby("seed")["harm"].mean()

@@ -234,14 +234,6 @@ def validation_difference(source: str, a: str, b: str) -> Interval:
     return mean_of([100 * (x - y) for x, y in zip(at[a], at[b], strict=True)])
 
 
-@number
-def means_above(source: str, base: str) -> list[float]:
-    """The least and the most by which the other arms' means are above the mean of ``base``."""
-    arms_ = {run.name for run in records(source)} - {base}
-    above = [effect(source, name, base).mean for name in arms_]
-    return [min(above), max(above)]
-
-
 # -- events ----------------------------------------------------------------------------------
 
 SETTINGS = ("shift-smoke", "restarts-smoke", "ramp-smoke", "pruned-smoke")

@@ -1,7 +1,7 @@
 """``python -m analysis NAME ...`` runs a figure or table; without a name it lists them by room.
 
 `offers` gives the same to ``regimes figure``, with the paper's figures by their numbers. A command
-is a module of a room that has a function ``main``. Its name is that of the file, or in `NAMES`; the
+is a module of a room that has a function ``main``. Its name is the file's, or in `NAMES`; the
 list then shows the file as well.
 """
 
@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regimes.errors import nearest
+from regimes.errors import suggest_nearest
 
 from .common.command import call, start
 
@@ -133,7 +133,7 @@ def main() -> None:
     elif name in known:
         start(known[name].main, f"python -m analysis {name}", words)
     else:
-        print(f"error: no analysis {name!r}: {nearest(name, known)}", file=sys.stderr)
+        print(f"error: no analysis {name!r}: {suggest_nearest(name, known)}", file=sys.stderr)
         sys.exit(2)
 
 

@@ -42,10 +42,10 @@ from benchmarks.curvature_report import markdown
 from regimes.curvature import Eigenpairs, HessianProduct, cross_entropy, eigenvalues
 from regimes.curvature.lanczos import Krylov, lanczos, random_direction
 from regimes.curvature.spectrum import warm_start
-from regimes.models import build
+from regimes.models import build_model
 from regimes.records import write_output
-from regimes.records.provenance import processor
-from regimes.seeding import derive, stream
+from regimes.records.provenance import processor_name
+from regimes.seeding import derive_seed, make_generator
 
 DISTRIBUTIONS = {
     "pyhessian": "pyhessian",
@@ -79,8 +79,8 @@ def peers() -> dict[str, Any]:
 
 def images(n: int, size: int, *key: str | int) -> Batch:
     """Ten noisy prototypes."""
-    prototypes = torch.randn(10, 3, size, size, generator=stream("prototypes", size))
-    generator = stream("images", *key)
+    prototypes = torch.randn(10, 3, size, size, generator=make_generator("prototypes", size))
+    generator = make_generator("images", *key)
     labels = torch.randint(0, 10, (n,), generator=generator)
     return prototypes[labels] + 2 * torch.randn(n, 3, size, size, generator=generator), labels
 
@@ -155,7 +155,7 @@ def products(model: nn.Module, batch: Batch, libraries: dict, repetitions: int) 
     parameters = list(model.parameters())
     nhwc = (batch[0].contiguous(memory_format=torch.channels_last), batch[1])
     d = sum(p.numel() for p in parameters)
-    v = torch.randn(d, generator=stream("vector"))
+    v = torch.randn(d, generator=make_generator("vector"))
 
     def step(b: Batch) -> Callable[[], Any]:
         return lambda: torch.autograd.grad(cross_entropy(model, b), parameters)
@@ -207,7 +207,7 @@ def reference(model: nn.Module, batch: Batch, cheap: bool) -> tuple[list[float],
         smallest=3,
         tolerance=1e-3 if cheap else 1e-5,
         max_products=60,
-        generator=stream("reference"),
+        generator=make_generator("reference"),
         dtype=torch.float32 if cheap else torch.float64,
     )
     q = torch.linalg.qr(found.vectors.double().mT).Q
@@ -231,7 +231,7 @@ def by_pyhessian(library: Any, model: nn.Module, batch: Batch, k: int, seed: int
         calls[0] += 1
         return product(*args)
 
-    torch.manual_seed(derive(seed))
+    torch.manual_seed(derive_seed(seed))
     with warnings.catch_warnings(), patch.object(module, "hessian_vector_product", counted):
         warnings.simplefilter("ignore")
         peer = library.hessian(model, nn.CrossEntropyLoss(), data=batch, cuda=False)
@@ -329,7 +329,7 @@ def frontier(
         began = time.process_time()
         product = HessianProduct(model, cross_entropy, [batch])
         d = product.dimension
-        first = random_direction(d, stream(0, "lanczos"), torch.float32, "cpu")
+        first = random_direction(d, make_generator(0, "lanczos"), torch.float32, "cpu")
         space, found[name] = Krylov(first if start is None else start, most), []
         for n in range(1, most + 1):
             space.step(product)
@@ -364,8 +364,8 @@ def run(name: str, libraries: dict, between: int) -> Iterator[dict[str, Any]]:
     """All measurements of one probe, as far as they have come after each part."""
     small = name == "small"
     size, batch_size = (16, 64) if small else (32, 16)
-    torch.manual_seed(derive("benchmark", name))
-    model = build(
+    torch.manual_seed(derive_seed("benchmark", name))
+    model = build_model(
         "resnet8" if small else "resnet18-cifar10", classes=10, channels=3, image_size=size
     )
     train(model, size, 60, 0, batch_size, 0.05)
@@ -411,7 +411,7 @@ def main() -> None:
     libraries = peers()
     report: dict[str, Any] = {
         "torch": torch.__version__,
-        "machine": f"{processor()}, {os.cpu_count()} cores",
+        "machine": f"{processor_name()}, {os.cpu_count()} cores",
         "threads": torch.get_num_threads(),
         "peers": {name: version(DISTRIBUTIONS[name]) for name in sorted(libraries)},
         "probes": {},

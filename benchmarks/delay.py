@@ -2,7 +2,7 @@
 
     python -m benchmarks.delay SECONDS NAMESPACE NAMESPACE   # device "trunk" in both
 
-`benchmarks.nodes` starts it. The rate of the link is not this process's matter: ``tc tbf`` on the
+`benchmarks.nodes` starts it. The rate of the link is limited elsewhere: ``tc tbf`` on the
 devices limits it before a frame comes here.
 """
 

@@ -195,7 +195,7 @@ def together(out: Path, seed: int) -> list[dict[str, Any]]:
         if (child := os.fork()) == 0:
             try:
                 found = run(out / arm, arm, seed) | {"load": os.getloadavg()[0]}
-                found |= {"processor": provenance.processor()}
+                found |= {"processor": provenance.processor_name()}
                 (out / f"{arm}.json").write_text(json.dumps(found))
             finally:
                 os._exit(0)

@@ -29,7 +29,7 @@ from regimes.plotting.groups import tested_by
 from regimes.plotting.looks import styles_of
 from regimes.plotting.said import Estimate
 from regimes.plotting.schedules import LAST
-from regimes.plotting.words import headline, label_ends
+from regimes.plotting.words import add_headline, label_ends
 from regimes.presets import get_grid
 from regimes.records import Record, load_all, summary, write_output
 
@@ -326,9 +326,9 @@ def figure(found: Found) -> Figure:
     label_ends(ax, ends)
     lowest = [min(found[grid], key=lambda name: found[grid][name].mean) for grid in grids]
     each = (f"{n} after {SECONDS[grid]:g} s" for n, grid in zip(lowest, grids, strict=True))
-    headline(fig, f"Lowest in the mean over seeds: {', '.join(each)}")
+    add_headline(fig, f"Lowest in the mean over seeds: {', '.join(each)}")
     counts = [len(runs.loss) for grid in grids for runs in found[grid].values()]
-    style.caption(
+    style.add_caption(
         fig,
         "A GPT of 460 k parameters on source code, 4 workers in two islands of two, each method "
         "with the steps that it takes in these seconds and at its own learning rate; "
@@ -341,8 +341,8 @@ def write(found: Found, rates: Mapping[str, Mapping[str, float]], raced: Sequenc
     """The page and the figure, beside this file."""
     write_output(HERE / f"{NAME}.md", page(found, rates, raced))
     if found:
-        with style.theme():
-            write_output(HERE / f"{NAME}.png", style.drawn(figure(found), "png"))
+        with style.use_theme():
+            write_output(HERE / f"{NAME}.png", style.render_figure(figure(found), "png"))
 
 
 def main() -> None:

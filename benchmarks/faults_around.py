@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.trainers import Training, epochs_of, same
 from regimes.config import to_toml
-from regimes.monitor.doctor import verdict
+from regimes.monitor.doctor import judge_record
 
 if TYPE_CHECKING:
     from benchmarks.faults_bench import Bench, Outcome
@@ -101,11 +101,11 @@ def clock_jumps(bench: Bench) -> Outcome:
     jump = Jump(bench.draw.randrange(2), bench.draw.randrange(1, 18), years)
     ends = Training([bench.config] * 2, out, spoil=jump).ends()
     equal = all(end.code == 0 for end in ends) and same(out, bench.whole[2])
-    sound = verdict(out)[0] == "whole"
+    sound = judge_record(out)[0] == "whole"
     return (
         "went on to the same bytes, its record whole"
         if equal and sound
-        else f"OTHERWISE: {ends}, {verdict(out)}"
+        else f"OTHERWISE: {ends}, {judge_record(out)}"
     ), 0
 
 
@@ -200,7 +200,7 @@ def edited(bench: Bench) -> Outcome:
     end = run.ends()[0]
     if not was:
         return None
-    what, more = verdict(out)
+    what, more = judge_record(out)
     if end.code == 2:
         return "refused: " + ("naming the file" if "epochs.jsonl" in end.said else end.said), 0
     found = "doctor calls it edited" if what == "edited" else f"doctor says {what} {more}"
@@ -270,7 +270,7 @@ def two_hooks(bench: Bench) -> Outcome:
         check=False,
     )
     if not together:
-        whole = [verdict(place)[0] for place in (first, second)]
+        whole = [judge_record(place)[0] for place in (first, second)]
         good = run.returncode == 0 and whole == ["whole", "whole"]
         return ("two records, both whole" if good else f"code {run.returncode}, {whole}"), 0
     told = re.search(r"already holds a run|another run is writing", run.stderr)

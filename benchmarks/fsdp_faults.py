@@ -6,8 +6,8 @@ Two processes train a small network in float64 for 24 steps: 8 or 4 bits as ACCO
 feedback in 8 bits, or PowerSGD; weights gathered in 8 bits; a record, and a checkpoint of
 `torch.distributed.checkpoint` every third step, also within a unit of four. One process is killed
 (SIGKILL) at a random step, or while the job starts; what is left after 20 seconds is killed as
-well, and the job goes on from its newest whole checkpoint. Equal are the bits of the weights and
-the bytes of the record to those of the job that was not killed.
+well, and the job goes on from its newest whole checkpoint. The weights' bits and the record's bytes
+equal the undisturbed job's.
 
 Leaves ``benchmarks/fsdp_faults.json`` and ``fsdp_faults.md``.
 """

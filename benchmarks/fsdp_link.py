@@ -9,7 +9,7 @@ methods live in the same processes and take their steps in turn, round by round,
 and on the slow ones.
 
 - *measured*: what the kernel has sent from a node, headers included. A pass under ``no_grad``
-  gathers each weight once; a step gathers those of the blocks twice, and the rest of a step is its
+  gathers each weight once; a step gathers the blocks' twice, and the rest of a step is its
   reduce-scatter.
 - *predicted*: seconds of a step on unlimited links, in which processes that share cores wait for
   one another, and for each collective those of `regimes.cost.sharded` at the goodput of one link,
@@ -47,7 +47,7 @@ GOAL = 0.10
 
 
 def model() -> Any:
-    """A GPT whose embedding is its head."""
+    """A GPT with its embedding as its head."""
     from regimes.models.transformer import GPT
 
     return GPT(classes=VOCABULARY, sequence=CONTEXT, width=WIDTH, depth=BLOCKS, heads=HEADS)
@@ -59,8 +59,8 @@ _jobs: dict[str, Any] = {}
 
 
 def take(method: str, steps: int, trains: bool = True) -> dict[str, Any]:
-    """Some steps of a method on this process, or passes under ``no_grad``: seconds of one, those of
-    them outside of collectives, and what it has handed to the collectives, by kind."""
+    """Some steps of a method on this process, or passes under ``no_grad``: seconds of one, seconds
+    outside of collectives, and what it has handed to the collectives, by kind."""
     import torch
     import torch.distributed as dist
     from torch.nn import functional as F
@@ -116,7 +116,7 @@ def _built(method: str) -> tuple[Any, Any, Any]:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     if islands:
         return net, optimizer, None
-    chosen = sharded.parse(method)
+    chosen = sharded.parse_sharded(method)
     hook = regimes.attach(
         net,
         shards=mesh,
@@ -145,7 +145,9 @@ def predictions(bandwidth: float) -> dict[str, dict[str, float]]:
         within=link,
         algorithm="gloo",
     )
-    frame = sharded.table(job, map(sharded.parse, METHODS[2:]), width=4, overlaps=False)
+    frame = sharded.tabulate_sharded(
+        job, map(sharded.parse_sharded, METHODS[2:]), width=4, overlaps=False
+    )
     return frame.set_index("method")[["communicate", "bytes"]].to_dict("index")
 
 
@@ -189,7 +191,7 @@ def measure(rounds: int, slow: int) -> dict[str, Any]:
     for method in METHODS:
         rows[method] |= lists[method] | {"predicted": expected[method]}
     machine = {"cores": os.cpu_count(), "system": platform.platform(), "load": load}
-    machine |= {"processor": provenance.processor()}
+    machine |= {"processor": provenance.processor_name()}
     return {"machine": machine, "goodput": goodput, "rounds": rounds, "rows": rows}
 
 
@@ -204,7 +206,7 @@ def collectives(row: dict[str, Any], times: float) -> tuple[float, float]:
 
 
 def predicted_seconds(row: dict[str, Any], part: str = "free") -> float:
-    """Args: ``part``: the seconds on unlimited links to which those of the slow link are added."""
+    """Args: ``part``: the seconds on unlimited links; the slow link's are added."""
     return statistics.median(row[part]) + row["predicted"]["communicate"]
 
 

@@ -5,7 +5,7 @@
 Each task is made here, and searched in three lines (`searched`). A second search has other seeds:
 its mean harm must not be above the margin in a phase that the first called safe, nor below it in
 one called harmful. A third has the seeds of the first and is killed at random moments (SIGKILL, all
-its processes) and started again: answer and records must be the same bytes. CPU time is that of all
+its processes) and started again: answer and records must be the same bytes. CPU time is of all
 processes of a search. It leaves ``benchmarks/harm_tasks.json`` and ``harm_tasks.md``.
 """
 
@@ -36,7 +36,7 @@ from torch import Tensor, nn
 import regimes
 from regimes.console.tables import Table
 from regimes.records import write_output
-from regimes.records.provenance import commit, processor
+from regimes.records.provenance import find_commit, processor_name
 
 HERE = Path(__file__).parent
 Data = tuple[Tensor, Tensor]
@@ -378,7 +378,7 @@ def main() -> None:
             torch.save(photographs(given.images), saved)
         for name in given.tasks or TASKS:
             trials[name] = trial(name, out, given.runs, saved)
-            about = f"{processor()}, commit {commit()}"
+            about = f"{processor_name()}, commit {find_commit()}"
             done = [trials[name] for name in TASKS if name in trials]
             write_output(kept, json.dumps({"about": about, "trials": done}, indent=1) + "\n")
             write_output(HERE / "harm_tasks.md", page(done, about))

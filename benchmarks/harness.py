@@ -29,8 +29,8 @@ from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, Level
 from regimes.data.classification import classification_loss
 from regimes.exchange.exchange import Exchange
-from regimes.models import build
-from regimes.records.provenance import processor
+from regimes.models import build_model
+from regimes.records.provenance import processor_name
 from regimes.training.gradients import Gradients, layer_table, set_gradients
 
 Seconds = dict[str, list[float]]
@@ -134,7 +134,7 @@ def compare(
 
 def resnet18() -> list[Layer]:
     """The 62 tensors of CIFAR-10's ResNet-18, 11,173,962 parameters."""
-    return layer_table(build("resnet18-cifar10", classes=10, channels=3, image_size=32))
+    return layer_table(build_model("resnet18-cifar10", classes=10, channels=3, image_size=32))
 
 
 @dataclass
@@ -171,7 +171,7 @@ class Net:
 
     def build(self) -> nn.Module:
         torch.manual_seed(0)
-        return build(
+        return build_model(
             self.model, classes=10, channels=self.channels, image_size=self.size, width=self.width
         )
 
@@ -242,8 +242,8 @@ class Loop:
 
 
 def peak_memory() -> float:
-    """The most memory that this process has had, MiB. Not ``ru_maxrss``, which begins with that of
-    the process that has started it."""
+    """The most memory that this process has had, MiB. Not ``ru_maxrss``, which begins with its
+    parent's."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 2**10 for line in lines if line.startswith("VmHWM:"))
 
@@ -275,7 +275,7 @@ def machine() -> dict[str, Any]:
     """What the numbers belong to."""
     packages = ("torch", "torchvision", "numpy", "scipy", "powersgd")
     return {
-        "processor": processor(),
+        "processor": processor_name(),
         "cores": os.cpu_count(),
         "cores used": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),

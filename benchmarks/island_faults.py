@@ -10,8 +10,8 @@ its newest whole checkpoint
 
 - on the same mesh: equal bits of the weights and equal bytes of the record as without the kill;
 - on another number of shards (two islands of one, two of three): equal weights to 1e-10;
-- on another number of islands (four, one or three): before the first step, the mean over islands
-  of the residuals is that of the undisturbed job at that checkpoint, to 1e-12.
+- on another number of islands (four, one or three): before the first step, the mean over islands of
+  the residuals is the undisturbed job's at that checkpoint, to 1e-12.
 
 Leaves ``benchmarks/island_faults.json`` and ``island_faults.md``.
 """
@@ -141,7 +141,7 @@ def job(rank: int, mesh: tuple[int, int], out: str, meet: str, saved: str | None
 
 
 def newest(folder: Path) -> int:
-    """Steps of the newest whole checkpoint, whose metadata is written last."""
+    """Steps of the newest whole checkpoint; the metadata is written last."""
     return max((int(f.parent.name) for f in folder.glob("*/.metadata")), default=0)
 
 

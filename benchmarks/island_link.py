@@ -2,9 +2,9 @@
 
     python -m benchmarks.island_link            # Linux, root, iproute2
 
-Four processes on four nodes (`benchmarks.nodes`), two islands of two whose one link is limited. A
-GPT of 2 million parameters is sharded by `fully_shard` within each island: by torch's own HSDP,
-whose dense gradient crosses the link, and with `regimes.attach(..., replicas=...)`, which
+Four processes on four nodes (`benchmarks.nodes`), two islands of two with one limited link between
+them. A GPT of 2 million parameters is sharded by `fully_shard` within each island: by torch's own
+HSDP: its dense gradient crosses the link, and with `regimes.attach(..., replicas=...)`, which
 compresses it. All methods live in the same processes and take their steps in turn, round by round.
 
 - *counted*: what the hook's meter says an island has handed to the collectives, as these send it;
@@ -45,7 +45,7 @@ VOCABULARY, CONTEXT, WIDTH, HEADS, BLOCKS, BATCH = 256, 32, 192, 4, 4, 2
 
 
 def model() -> Any:
-    """A GPT whose embedding is its head."""
+    """A GPT with its embedding as its head."""
     from regimes.models.transformer import GPT
 
     return GPT(classes=VOCABULARY, sequence=CONTEXT, width=WIDTH, depth=BLOCKS, heads=HEADS)
@@ -127,11 +127,11 @@ def predictions() -> dict[str, float]:
     from regimes.cost.options import JobOptions
 
     options = JobOptions("benchmarks.island_link:model", step="1s", gpus=2, shards=2)
-    planned = plan.job(options, "gloo")
+    planned = plan.make_job(options, "gloo")
     found = {}
     for method, (name, level) in METHODS.items():
         text = name if level == "dense" else f"{name}:{level}"
-        frame = methods.table(planned, [methods.parse(text)])
+        frame = methods.tabulate_methods(planned, [methods.parse_method(text)])
         found[method] = float(frame["bytes"].iloc[-1])
     return {HSDP: found["dense"], **found}
 
@@ -178,7 +178,7 @@ def finished(rows: dict[str, Any], rounds: int, rates: list[int]) -> dict[str, A
     for method, expected in predictions().items():
         rows[method]["predicted"] = expected
     machine = {"cores": os.cpu_count(), "system": platform.platform()}
-    machine |= {"processor": provenance.processor(), "load": os.getloadavg()[0]}
+    machine |= {"processor": provenance.processor_name(), "load": os.getloadavg()[0]}
     return {"machine": machine, "rounds": rounds, "steps": STEPS, "rates": rates, "rows": rows}
 
 

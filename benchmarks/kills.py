@@ -275,7 +275,7 @@ def main() -> None:
 
 
 def add(results: Path, found: dict[str, Any]) -> None:
-    found |= {"processor": provenance.processor()}
+    found |= {"processor": provenance.processor_name()}
     print(json.dumps(found), flush=True)
     with results.open("a") as file:
         file.write(json.dumps(found) + "\n")

@@ -7,9 +7,9 @@ a GPT of 0.4 million parameters for 200 steps, in 40 units of 5: with PowerSGD a
 throughout, and with ``policy = {"name": "link", "exposed": 0.1}`` between the same ranks. While
 they train, process 0 replays a trace: it sets both ends of both links by ``tc tbf``, from the
 training's first step on, in seconds of the clock. All trainings of a trace have the same seed,
-batches and learning rate; a repeat has the next seed. Seconds are those of the steps, without
-evaluation; the loss is that of the test text in bits per byte; "exposed" is what the steps have
-waited for the exchange, of all their seconds.
+batches and learning rate; a repeat has the next seed. Seconds are of the steps, without evaluation;
+the loss is of the test text in bits per byte; "exposed" is what the steps have waited for the
+exchange, of all their seconds.
 
 The policy has run here before with another rule, which counted all waiting. It stayed at rank 1:
 there a step waits 12 to 18 % already, mostly because two processes on two cores wait for each
@@ -21,7 +21,7 @@ bytes counts. Predictions, written before this rule had trained anywhere:
 2. Beside rank 1, whose bytes take next to no time, it exposes at most 0.1 more on each trace
    without an outage. On the sawtooth that is doubtful: a tooth lasts only a few decisions.
 3. It takes at most 1.2 times the seconds of rank 1 on each trace without an outage.
-4. Its loss is below that of rank 1 and above that of rank 16 on each trace without an outage.
+4. Its loss is between rank 16's and rank 1's on each trace without an outage.
 5. On the step, the sawtooth and the day no constant rank has both fewer seconds and a lower loss,
    in the mean over repeats. On the constant link rank 4 has: it needs no first units at rank 1.
 6. During the outage a step of any arm lasts until its end, so all arms lose about 10 s, and the
@@ -170,7 +170,10 @@ def measure(traces: Sequence[str], repeats: int) -> dict[str, Any]:
                     shown = {k: v for k, v in rows[-1].items() if k != "levels"}
                     print(json.dumps(shown), flush=True)
     machine = {"cores": os.cpu_count(), "system": platform.platform()}
-    machine |= {"processor": provenance.processor(), "minutes": (time.monotonic() - began) / 60}
+    machine |= {
+        "processor": provenance.processor_name(),
+        "minutes": (time.monotonic() - began) / 60,
+    }
     machine |= {"load": [load_before, os.getloadavg()[0]]}
     return {"machine": machine, "repeats": repeats, "traces": TRACES, "rows": rows}
 

@@ -109,7 +109,7 @@ def copy_tree(place: Path) -> Path:
 
 
 def chosen(mutant: Mutant, calls: Calls, budget: float) -> list[str]:
-    """The tests for a mutant: those that call its function, then others of their files (whose
+    """The tests for a mutant: tests that call its function, then others of their files (their
     fixtures may), the quickest first, as many as the budget has room for."""
     wanted = f"{mutant.file}:"
     whole = wanted + mutant.function

@@ -13,7 +13,7 @@ is predicted for a limited epoch comes from
 - bandwidth: goodput of plain TCP sockets, all four nodes sending to the next at once;
 - latency: an all-reduce of 64 numbers through gloo, divided by its hops; just before each method.
 
-Nothing is fitted to the measured steps. Seconds are those of process 0 without evaluation and
+Nothing is fitted to the measured steps. Seconds are process 0's without evaluation and
 checkpoints; the error is the median over the limited epochs. At the lowest bandwidth some methods
 train from start to end as well, limited throughout.
 """
@@ -36,7 +36,7 @@ from typing import Any
 
 from benchmarks.nodes import NODES, Nodes, limit, star
 from regimes.config import RunConfig, override, to_dict
-from regimes.cost.cases import recorded
+from regimes.cost.cases import recorded_work
 from regimes.network import ALGORITHMS, Network
 from regimes.presets import get_preset
 from regimes.records import Record, load, write_output
@@ -99,7 +99,7 @@ def steps(run: Record) -> list[float]:
 
 def compare(rate: int, name: str, run: Record, free: Network, limited: Network) -> Row:
     """One row: limited epochs (1, 3, ...) against predictions from their unlimited neighbours."""
-    seconds, works = steps(run), [work for _, work in recorded(run)]
+    seconds, works = steps(run), [work for _, work in recorded_work(run)]
     clocks = run.epochs[["seconds_compute", "seconds_compress"]].sum(axis=1) / run.epochs["steps"]
     own = clocks.tolist()
     rest = [

@@ -5,7 +5,7 @@
 Two processes of one worker each (gloo, a network namespace of their own) train digits, all on the
 cores that the benchmark is given. The loopback between them is limited by ``tc tbf`` to a rate that
 both directions share, or unlimited. ``bucket_mb`` larger than the model: one bucket, reduced after
-backward. The settings of a row alternate, run by run; a ratio is that of two neighbouring runs,
+backward. The settings of a row alternate, run by run; a ratio is of two neighbouring runs,
 each the median of its steps after the first epoch.
 """
 

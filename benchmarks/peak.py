@@ -160,7 +160,7 @@ def measure(rounds: int, pace: float, times: int) -> dict[str, Any]:
         "machine": {
             "cores": os.cpu_count(),
             "system": platform.platform(),
-            "processor": provenance.processor(),
+            "processor": provenance.processor_name(),
             "load": os.getloadavg()[0],
         },
         "rounds": rounds,

@@ -15,15 +15,15 @@ bits in another.
 *plans* asks for a plan in each of `SITUATIONS`, with seeds of its own, in `MINUTES`. Plans of the
 larger sizes train the smallest alone (``probe``).
 
-*report* tells for each plan the regret of the method that it chooses: its loss minus that of the
-best method, in bits per byte. Beside it stand the regrets of always the same method, and of what
+*report* tells for each plan the regret of the method that it chooses: its loss minus the best
+method's, in bits per byte. Beside it stand the regrets of always the same method, and of what
 `regimes cost` advises, which knows no loss of this model; each at its own best rate. It counts the
 intervals that contain the measured loss (of larger sizes: its difference to dense). It leaves
 ``plans.md``.
 
 Written before any of these runs: the regret of the plan is at most 0.03 bits in the mean, and below
-that of each fixed choice; at least 85 % of the 95 % intervals contain what is measured. For the
-larger sizes it is doubtful that the gap to dense of a model with a quarter or a sixteenth of the
+each fixed choice's; at least 85 % of the 95 % intervals contain what is measured. For the larger
+sizes it is doubtful that the gap to dense of a model with a quarter or a sixteenth of the
 parameters is theirs: if less than 85 % hold there, plans from smaller models serve the choice
 alone.
 """
@@ -43,14 +43,14 @@ import numpy as np
 
 import regimes
 from regimes.config import RunConfig, override_fields
-from regimes.cost.methods import parse
+from regimes.cost.methods import parse_method
 from regimes.launch import budgeted, sweep
 from regimes.plans.curve import Probe
-from regimes.plans.probes import configured, in_steps, name
+from regimes.plans.probes import configure_probe, in_steps, name_probe
 from regimes.plotting.groups import tested_by
 from regimes.presets import get_preset
 from regimes.records import load, write_output
-from regimes.records.provenance import processor
+from regimes.records.provenance import processor_name
 
 HERE = Path(__file__).parent
 LOSSES, PLANS = HERE / "plans_losses.jsonl", HERE / "plans.jsonl"
@@ -160,13 +160,16 @@ def train(sizes: Sequence[str], out: Path, jobs: int) -> None:
     """Train what is missing, and keep each loss in a line."""
     for size in sizes:
         config = in_steps(training(size), STEPS)
-        with sweep.trainer(jobs, [config.device], None) as trainer:
+        with sweep.make_trainer(jobs, [config.device], None) as trainer:
             while todo := missing(size, known()):
                 cells = {
-                    name(p): (out / size / name(p), configured(config, parse(p.method), *_of(p)))
+                    name_probe(p): (
+                        out / size / name_probe(p),
+                        configure_probe(config, parse_method(p.method), *_of(p)),
+                    )
                     for p in todo
                 }
-                probes = {name(probe): probe for probe in todo}
+                probes = {name_probe(probe): probe for probe in todo}
 
                 def ended(
                     run: str,
@@ -213,7 +216,7 @@ def ask(sizes: Sequence[str], out: Path, minutes: float) -> None:
             minutes=minutes,
             out=out / "plans" / case.name.replace("/", " "),
         )
-        labels = {parse(text).label: text for text in METHODS}
+        labels = {parse_method(text).label: text for text in METHODS}
         rows = plan.table[["method", "best", "step", "steps", "loss", "low", "high", "rate", "n"]]
         seconds = {labels[m]: price.seconds for m, price in plan.known.prices.items()}
         line = {
@@ -224,7 +227,7 @@ def ask(sizes: Sequence[str], out: Path, minutes: float) -> None:
             "rows": [{**row, "method": labels[row["method"]]} for row in rows.to_dict("records")],
             "probes": len(plan.known.losses),
             "minutes": minutes,
-            "processor": processor(),
+            "processor": processor_name(),
         }
         _append(PLANS, line)
         print(case.name, plan, sep="\n", flush=True)
@@ -272,7 +275,8 @@ class Verdict:
         case: what was asked.
         chosen: the method.
         best: the one that ends lowest.
-        regret: of the plan, in bits; by name also those of fixed choices and of `regimes cost`.
+        regret: of the plan, in bits; by name also the regrets of fixed choices and of `regimes
+            cost`.
         covered: of the intervals with something measured, how many contain it; and their number.
     """
 
@@ -285,7 +289,7 @@ class Verdict:
 
 
 def verdicts(plans: Iterable[Mapping[str, Any]], losses: Losses) -> list[Verdict]:
-    """Of all plans whose size has its losses."""
+    """Over all plans of a size with losses."""
     cases = {case.name: case for case in SITUATIONS}
     found = []
     for line in plans:
@@ -324,8 +328,8 @@ def _told(
 
 
 def _advised(line: Mapping[str, Any]) -> str:
-    """The fastest method whose loss is known to be harmless, as `regimes cost` advises."""
-    harmless = [m for m in line["seconds"] if parse(m).verdict == "harmless"]
+    """The fastest method with a loss known to be harmless, as `regimes cost` advises."""
+    harmless = [m for m in line["seconds"] if parse_method(m).verdict == "harmless"]
     return min(harmless, key=lambda m: float(line["seconds"][m]))
 
 

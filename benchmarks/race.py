@@ -5,12 +5,12 @@
     python -m benchmarks.race --again --only "4 bits" "8 bits" "4 bits every 8"   # these anew
     python -m benchmarks.race --grid equal-seconds-30   # of `benchmarks.equal_seconds`
 
-Four processes on four nodes (`benchmarks.nodes`), two islands of two whose one link is limited,
-train `lm-small` for 600 steps by each entrant (`analysis/grids/race-lm.toml`,
+Four processes on four nodes (`benchmarks.nodes`), two islands of two with one limited link between
+them, train `lm-small` for 600 steps by each entrant (`analysis/grids/race-lm.toml`,
 `benchmarks.entrants`) at the learning rate that other text has chosen for it, or with ``--grid
-race-lm-460k`` a model four times as large, by some of them. What counts is the
-loss on a third text, and the seconds of training until it is reached, without evaluation. All four
-share the cores of one machine, so compute and compression take longer than on nodes of their own.
+race-lm-460k`` a model four times as large, by some of them. What counts is the loss on a third
+text, and the seconds of training until it is reached, without evaluation. All four share the cores
+of one machine, so compute and compression take longer than on nodes of their own.
 
 Before a link's first race each kind of collective is timed alone at some sizes, on unlimited links
 and on the link. Before each race an entrant takes five units on unlimited links, or the whole
@@ -19,8 +19,8 @@ each collective of the step what it takes longer on the link at its size, less w
 DistributedDataParallel hides behind the backward pass, and less what nodes that share cores gain on
 the link: they leave a collective one after the other, and so share the cores with fewer. The kernel
 counts what crosses the link. The link of 20 Mbit/s has a delay of 25 ms in each direction; there,
-and with the larger model at 100 Mbit/s, entrants whose period and ranks are constant take four
-units, since their losses do not depend on the link.
+and with the larger model at 100 Mbit/s, entrants with constant period and ranks take four units,
+since their losses do not depend on the link.
 
 With ``--again`` what is asked for is raced anew, after a change of the code: its lines are taken
 out first, and the collectives alone are timed again if they were on another processor. What was
@@ -71,7 +71,7 @@ from benchmarks.race_report import DELAY, write
 from regimes.config import RunConfig, override, to_dict
 from regimes.cost import cases
 from regimes.cost.models import from_module
-from regimes.data import load
+from regimes.data import load_task
 from regimes.presets import get_grid
 from regimes.records import provenance, write_output
 
@@ -120,7 +120,7 @@ def entrants(grid: str = GRID) -> dict[str, RunConfig]:
 
 
 def rates(lines: Sequence[Line], grid: str = GRID) -> dict[str, float]:
-    """The chosen rate of each entrant whose choice is complete."""
+    """The chosen rate of each entrant with a complete choice."""
     chosen = {k: float(v.partition("=")[2]) for k, v in _chosen(grid).items()}
     if grid in SECONDS:
         return chosen
@@ -192,7 +192,7 @@ def train(name: str, config: RunConfig, rate: int | None) -> Line:
         **rounded,
         **more,
         "crossed": round(sent / steps, 1),
-        "processor": provenance.processor(),
+        "processor": provenance.processor_name(),
     }
 
 
@@ -208,7 +208,7 @@ def probe(rate: int | None, grid: str) -> Line:
         each = [statistics.median(x[kind][i][1] for x in answers) for i in range(len(SIZES))]
         growing = isotonic_regression(each).x  # more bytes never take less time
         table[kind] = [(size, round(float(t), 6)) for size, t in zip(SIZES, growing, strict=True)]
-    return {"table": table, "processor": provenance.processor()}
+    return {"table": table, "processor": provenance.processor_name()}
 
 
 def race(
@@ -360,19 +360,19 @@ def _counted(free: Line, steps: int) -> list[Exchange]:
 
 
 def _often(name: str, rate: float, grid: str) -> float | None:
-    """How many synchronisations a mean step has, of an entrant whose period changes."""
+    """How many synchronisations a mean step has, of an entrant with a changing period."""
     if name == POST_LOCAL:
         return QUARTER + (1 - QUARTER) / PERIOD
     if name not in PLANNED:
         return None
-    plan = cases.planned(override(entrants(grid)[name], [f"optimizer.lr={rate}"]), 600) or []
+    plan = cases.plan_units(override(entrants(grid)[name], [f"optimizer.lr={rate}"]), 600) or []
     return sum(steps / period for steps, _, period in plan) / sum(steps for steps, *_ in plan)
 
 
 @functools.cache
 def _model(grid: str) -> nn.Module:
     config = entrants(grid)["dense"]
-    return load(config).build(config)
+    return load_task(config).build(config)
 
 
 def _parts(grid: str) -> list[int]:
@@ -427,7 +427,7 @@ def predicted(race: Line, lines: Sequence[Line], steps: int) -> float:
 
 
 def _unlimited(name: str, frees: Mapping[str, Line], often: float | None) -> float:
-    """Seconds of a mean step on unlimited links. Of a schedule whose period p changes: a + b / p
+    """Seconds of a mean step on unlimited links. If the period p of a schedule changes: a + b / p
     with the a and b of the same steps at periods of one and of `PERIOD`."""
 
     def mean(line: Line) -> float:
@@ -456,7 +456,7 @@ def main() -> None:
         parser.error(f"--links: {chosen.grid} is of {EQUAL_LINKS[0]} Mbit/s")
     links = EQUAL_LINKS if equal else chosen.links or LINKS
     if chosen.again:
-        here = provenance.processor()
+        here = provenance.processor_name()
         left = forget(_all_lines(), chosen.grid, links, chosen.only, here)
         write_output(LINES, "".join(json.dumps(line) + "\n" for line in left))
     if not chosen.report:

@@ -219,7 +219,7 @@ def again(lines: Sequence[Line]) -> list[str]:
 
 
 def elsewhere(lines: Sequence[Line]) -> str:
-    """What was raced on another processor, whose seconds cannot stand in these tables, beside its
+    """What was raced on another processor: its seconds cannot stand in these tables, beside its
     peer's loss here; nothing where the peer was not raced."""
     known = [line for line in raced_elsewhere() if line["entrant"] == NO_WARM_UP]
     whole = {x["seed"]: x for x in known if len(x["loss"]) * 25 == STEPS}

@@ -16,7 +16,7 @@ from benchmarks import race_notes
 from benchmarks.entrants import DERIVED, NO_WARM_UP
 from benchmarks.race_notes import TORCH, seconds_until
 from regimes.plotting import style
-from regimes.plotting.words import apart, headline
+from regimes.plotting.words import add_headline, move_apart
 from regimes.records import write_output
 from regimes.statistics import t_interval
 
@@ -259,7 +259,7 @@ def _by_entrant(lines: Sequence[Line]) -> list[list[Line]]:
 
 
 def ordered(pairs: Sequence[tuple[float, float]]) -> tuple[int, int]:
-    """Of the pairs of entrants on one link whose `mean` steps clearly differ: how many are
+    """Of the pairs of entrants on one link with clearly different `mean` steps: how many are
     predicted in the right order, and how many there are."""
     clear = [
         sorted(two)
@@ -284,7 +284,7 @@ def _free(lines: Sequence[Line], name: str) -> list[float]:
 def figure(lines: Sequence[Line], link: int = AT) -> Figure:
     """Loss against seconds, mean over seeds; the entrants' names at the ends of their curves."""
     found = {name: runs for name, runs in grouped(lines, link).items() if name in SHOWN}
-    fig = style.figure(4.6)
+    fig = style.make_figure(4.6)
     ax = fig.subplots()
     ends = []
     for i, (name, runs) in enumerate(found.items()):
@@ -310,7 +310,7 @@ def figure(lines: Sequence[Line], link: int = AT) -> Figure:
     ends.sort(key=lambda end: end[:3])
     low, high = ax.get_ylim()
     right = max(end[1] for end in ends)
-    places = apart(np.array([(end[0] - low) / (high - low) for end in ends]), 0.045)
+    places = move_apart(np.array([(end[0] - low) / (high - low) for end in ends]), 0.045)
     for (loss, time, name, mark), at in zip(ends, places, strict=True):
         colour = mark["color"]
         ax.add_artist(Line2D([1.035], [at], transform=ax.transAxes, clip_on=False, **mark))
@@ -335,14 +335,14 @@ def figure(lines: Sequence[Line], link: int = AT) -> Figure:
         ax.axhline(value, color="#777777", linewidth=0.9, linestyle=markov.DASHES[order], zorder=1)
         ax.text(1.55, value + 0.01, f"Markov, order {order}", fontsize=6, color="#555555")
     peer = race_notes.PEER if race_notes.PEER in mean and first != race_notes.PEER else torch
-    headline(
+    add_headline(
         fig,
         f"{link} Mbit/s: {NAMES.get(first, first)} reaches {TARGETS[0]:g} bits per byte in "
         f"{mean[first]:.1f} s, {NAMES.get(peer, peer)} in {mean[peer]:.1f} s, torch's fastest in "
         f"{mean[torch]:.1f} s",
     )
     seeds = max(len(x) for x in found.values())
-    style.caption(
+    style.add_caption(
         fig,
         "A GPT of 115 k parameters on source code, 4 processes in two islands of two, 600 steps, "
         f"every method at its own learning rate; {style.seeds_in_words([seeds])}. Hollow: "
@@ -360,6 +360,6 @@ def write(models: Mapping[str, Sequence[Line]], system: str) -> None:
     write_output(HERE / "race.md", page(raced, system))
     lines = next(iter(raced.values()))
     links = {line["link"] for line in lines if line["stage"] == "race"}
-    with style.theme():
-        content = style.drawn(figure(lines, AT if AT in links else min(links)), "png")
+    with style.use_theme():
+        content = style.render_figure(figure(lines, AT if AT in links else min(links)), "png")
     write_output(HERE / "race.png", content)

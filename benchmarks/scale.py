@@ -2,15 +2,15 @@
 
     python -m benchmarks.scale --report benchmarks/scale.json   # six minutes on one core
 
-Records of random numbers, whose levels ACCORDION has chosen: of 62 layers (ResNet-18's tensors), up
-to 20,000 units, and 1,000 runs of 24 units and 14 layers (10 schedules, 100 seeds); 10,000 runs are
-ten copies of these with seeds of their own. Each task runs in a process of its own. Times are CPU
-seconds of that process, without its imports; the exponent e is that of cost ~ size^e between the
-last two sizes. Of a hook's checkpoint: the units, the time to make and pack it, and its size. Of a
-PowerSGD step of rank 4 (`benchmarks.large`): the parameters, the time of the second step, and
-memory above gradients and residuals, most of which is the update, as large as a gradient; at W = 2
-of one of two processes. Of ``ablate --jobs 2``: runs of smoke, the time by the clock, and as goal
-the time in which two cores would be busy for 90 % of it.
+Records of random numbers, with levels that ACCORDION has chosen: of 62 layers (ResNet-18's
+tensors), up to 20,000 units, and 1,000 runs of 24 units and 14 layers (10 schedules, 100 seeds);
+10,000 runs are ten copies of these with seeds of their own. Each task runs in a process of its own.
+Times are CPU seconds of that process, without its imports; the exponent e is in cost ~ size^e
+between the last two sizes. Of a hook's checkpoint: the units, the time to make and pack it, and its
+size. Of a PowerSGD step of rank 4 (`benchmarks.large`): the parameters, the time of the second
+step, and memory above gradients and residuals, most of which is the update, as large as a gradient;
+at W = 2 of one of two processes. Of ``ablate --jobs 2``: runs of smoke, the time by the clock, and
+as goal the time in which two cores would be busy for 90 % of it.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from benchmarks.large import steps
 from regimes import report
 from regimes.monitor import watch
 from regimes.plotting import offered
-from regimes.policies import REGISTRY, Decision, Policy, policy
+from regimes.policies import REGISTRY, Decision, Policy, make_policy
 from regimes.policies.controller import Controller, WholeController
 from regimes.policies.history import level_costs
 from regimes.records import RecordWriter, Row, load, write_output
-from regimes.records.provenance import processor
+from regimes.records.provenance import processor_name
 from regimes.replay import detect
 
 LAYERS = 62
@@ -100,10 +100,10 @@ def header(name: str, seed: int, units: int, layers: int, **config: Any) -> dict
 
 
 def rows(head: dict[str, Any]) -> Iterator[Row]:
-    """Rows whose levels a policy has chosen from random norms."""
+    """Rows with levels that a policy has chosen from random norms."""
     config, layers = head["config"], head["layers"]
     draw = random.Random(f"{config['name']} {config['seed']}")
-    controller, done = controller_of(policy(config["policy"]), head), list[Any]()
+    controller, done = controller_of(make_policy(config["policy"]), head), list[Any]()
     decay = config["optimizer"]["decay_epochs"][0]
     scale = [draw.uniform(0.5, 2) for _ in layers]
     for unit in range(config["epochs"]):
@@ -255,7 +255,7 @@ class Stranger:
 
 
 def rules() -> dict[str, Policy]:
-    known = {name: policy({"name": name, **FIELDS.get(name, {})}) for name in sorted(REGISTRY)}
+    known = {name: make_policy({"name": name, **FIELDS.get(name, {})}) for name in sorted(REGISTRY)}
     return {**known, "a user's own": Stranger()}
 
 
@@ -295,11 +295,11 @@ def timed(name: str, folder: Path) -> float:
     elif name == "load, table of layers":
         assert len(load(folder).layers)
     elif name == "report":
-        report.write(folder, "10Gbit/s,50us", folder.parent / "report.html")
+        report.write_report(folder, "10Gbit/s,50us", folder.parent / "report.html")
     elif name == "detect":
         detect.main([folder], [], None)
     elif name == "figure curves":
-        offered.begin("curves", [str(folder), "--out", str(folder.parent)])
+        offered.begin_figure("curves", [str(folder), "--out", str(folder.parent)])
     elif name == "compare":
         assert len(regimes.compare(folder))
     elif name == "plot":
@@ -419,7 +419,7 @@ def measure() -> list[Cost]:
 
 
 def page(costs: list[Cost]) -> str:
-    machine = f"{processor()}, one core, Python {platform.python_version()}"
+    machine = f"{processor_name()}, one core, Python {platform.python_version()}"
     lines = ["# Scale", "", "`python -m benchmarks.scale --report benchmarks/scale.json`", ""]
     lines += [f"{machine}.", "", (__doc__ or "").split("\n\n", 2)[2].strip(), ""]
     by_task: dict[str, list[Cost]] = {}

@@ -140,11 +140,11 @@ def figure(found: dict[str, Any]) -> Figure:
     """A panel per script: the training loss of each epoch, mean and range over seeds."""
     from regimes.plotting import style
     from regimes.plotting.looks import LOOKS
-    from regimes.plotting.words import headline
+    from regimes.plotting.words import add_headline
 
     looks = {"plain": LOOKS["dense"], "hook": LOOKS["accordion"]}
-    with style.theme():
-        fig = style.figure(2.7)
+    with style.use_theme():
+        fig = style.make_figure(2.7)
         for ax, (name, ways) in zip(fig.subplots(1, len(found)), found.items(), strict=True):
             for way, runs in ways.items():
                 losses = list(zip(*(run["train"] for run in runs), strict=True))
@@ -179,9 +179,9 @@ def figure(found: dict[str, Any]) -> Figure:
         fig.axes[0].set_ylabel("training loss (nats)\nlower is better")
         handles = fig.axes[0].get_legend_handles_labels()
         fig.legend(*handles, loc="outside upper left", ncols=2, handlelength=4)
-        headline(fig, _title(found))
+        add_headline(fig, _title(found))
         counts = [len(runs) for ways in found.values() for runs in ways.values()]
-        style.caption(
+        style.add_caption(
             fig,
             f"{DATA} Mean over {style.seeds_in_words(counts)}, band: their range. "
             "Two processes; ACCORDION, PowerSGD ranks 4 and 1; untuned.",
@@ -209,7 +209,7 @@ def draw(found: dict[str, Any]) -> None:
     write_output(ROOT / "benchmarks" / "stock.md", markdown(found))
     from regimes.plotting import style
 
-    write_output(ROOT / "docs" / "stock.png", style.drawn(figure(found), "png", 130))
+    write_output(ROOT / "docs" / "stock.png", style.render_figure(figure(found), "png", 130))
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks.cases.compressors import LEVELS
 from benchmarks.trees import ROOT, run_script, unpack
 from regimes.records import write_output
-from regimes.records.provenance import commit, processor
+from regimes.records.provenance import find_commit, processor_name
 
 TURNS, STEPS, DRAWS = 9, 24, 4000
 COMMON = """
@@ -71,14 +71,15 @@ dist.destroy_process_group()
 COMPRESSED = """
 import inspect
 from regimes.collectives.world import World
-from regimes.compression import compressor
+from regimes import compression, models
 from regimes.compression.reducer import Reducer
-from regimes.models import build
 from regimes.training.gradients import layer_table
+build = getattr(models, "build_model", None) or models.build  # earlier commits have the latter
+make = getattr(compression, "make_compressor", None) or compression.compressor
 layers = layer_table(build("resnet18-cifar10", classes=10, channels=3, image_size=32))
 rows = [torch.randn(1, *layer.shape) for layer in layers]
 levels = [LEVEL if layer.compressed else "dense" for layer in layers]
-reducer = Reducer(compressor({"name": NAME}), layers, World(1), 0)
+reducer = Reducer(make({"name": NAME}), layers, World(1), 0)
 loss = {"loss": None} if "loss" in inspect.signature(reducer.reduce).parameters else {}  # once
 for _ in range(steps // 3):
     note()
@@ -193,7 +194,10 @@ def main() -> None:
 def page(base: str, turns: int, taken: dict[str, tuple[list[float], list[float]]]) -> str:
     """A row for each kind of step, from the turns so far."""
     lines = ["# Turns", "", f"`python -m benchmarks.turns {base}`", ""]
-    lines += [f"{processor()}, one core, {turns} turns. The present tree is {commit()}.", ""]
+    lines += [
+        f"{processor_name()}, one core, {turns} turns. The present tree is {find_commit()}.",
+        "",
+    ]
     lines += [(__doc__ or "").split("\n\n", 2)[2].strip(), ""]
     lines += [f"| a step of | {base}, ms | present, ms | ratio | 95 % |"]
     lines += ["|---|---:|---:|---:|---|"]

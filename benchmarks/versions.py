@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.trees import ROOT, run_script, unpack
 from regimes.records import write_output
-from regimes.records.provenance import commit, processor
+from regimes.records.provenance import find_commit, processor_name
 
 RANKS, WORKERS, TURNS, STEPS = (1, 2, 4), (1, 4), 7, 5
 PRESENT = "the present tree"
@@ -60,7 +60,10 @@ def measure(tree: Path, workers: int) -> dict[int, float]:
 def page(names: Sequence[str], taken: dict[tuple[str, int, int], list[float]]) -> str:
     """A row for each number of workers and rank, a column for each version."""
     lines = ["# Versions", "", f"`python -m benchmarks.versions {' '.join(names[:-1])}`", ""]
-    lines += [f"{processor()}, one core, {TURNS} turns. The present tree is {commit()}.", ""]
+    lines += [
+        f"{processor_name()}, one core, {TURNS} turns. The present tree is {find_commit()}.",
+        "",
+    ]
     lines += [(__doc__ or "").split("\n\n", 2)[2].strip(), ""]
     heads = "".join(f" {name}, ms |" for name in names)
     ratios = "".join(f" to {name} |" for name in names[:-1])

@@ -285,7 +285,7 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 def losses(_: str = "") -> str:
     """Every measured loss of a method beside dense, with what it was measured on."""
-    from regimes.cost.evidence import measured
+    from regimes.cost.evidence import read_harms
 
     rows = [
         (
@@ -296,7 +296,7 @@ def losses(_: str = "") -> str:
             f"`{harm.setting.grid}`",
             str(harm.setting.n),
         )
-        for method, harms in measured().items()
+        for method, harms in read_harms().items()
         for harm in harms
     ]
     head = ("method", "harm [95 % interval]", "verdict", "measured on", "grid", "n")
@@ -311,13 +311,13 @@ EXAMPLES = ("compressor.residual=update", "dtype=bfloat16", "data.augment=true",
 def all_parts() -> dict[str, tuple[frozenset[str], tuple[str, ...]]]:
     """By part: what it needs, and the calls that can ask for it."""
     from regimes.capabilities import OWN_COLLECTIVES, PROBE, declared_needs
-    from regimes.compression.needs import compressors
+    from regimes.compression.needs import compressor_needs
     from regimes.config import OuterConfig, RunConfig, override
-    from regimes.config.interventions import interventions
+    from regimes.config.interventions import registered_interventions
     from regimes.data import deficits
     from regimes.ddp.attaching import NEEDS
     from regimes.instruments import REGISTRY
-    from regimes.instruments.needs import needs_of, signals, statistics
+    from regimes.instruments.needs import needs_of, signal_needs, statistic_needs
     from regimes.job.probe import OF_EXCHANGE
     from regimes.training.checks import PlugIns
     from regimes.training.needs import FIELDS, outer_parts, parts_of
@@ -326,12 +326,12 @@ def all_parts() -> dict[str, tuple[frozenset[str], tuple[str, ...]]]:
         return frozenset().union(*(p.needs for p in parts_of(config, PlugIns.from_config(config))))
 
     usual, parts = RunConfig(), {}
-    for name, needs in compressors().items():
+    for name, needs in compressor_needs().items():
         parts[f"compressor `{name}`"] = needs, EVERYWHERE
-    for name, needs in statistics().items():
+    for name, needs in statistic_needs().items():
         parts[f"policy that reads `{name}`"] = needs, EVERYWHERE
     parts["policy that reads the training loss"] = frozenset({OWN_COLLECTIVES}), EVERYWHERE
-    for name, needs in signals().items():
+    for name, needs in signal_needs().items():
         parts[f"`signal = {name}`"] = needs, (*TRAINER, "attach")
     for name in REGISTRY:
         if name != "norms":  # its readings are the signals
@@ -346,8 +346,8 @@ def all_parts() -> dict[str, tuple[frozenset[str], tuple[str, ...]]]:
             parts[f"`{field}`"] = needs, TRAINER
     for name in RunConfig.known_beside():
         parts[f"`{name}`"] = declared_needs(RunConfig.known_beside().dataclass(name)), TRAINER
-    for name in interventions():
-        parts[f"`{name}`"] = declared_needs(interventions().load(name)), TRAINER
+    for name in registered_interventions():
+        parts[f"`{name}`"] = declared_needs(registered_interventions().load(name)), TRAINER
     for setting in EXAMPLES:
         needs = asked(override(usual, [setting])) - asked(usual)
         calls = EVERYWHERE if setting.startswith("compressor") else TRAINER

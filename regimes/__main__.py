@@ -20,11 +20,11 @@ def main() -> None:
     """Run the command line; an error of the user is one sentence and an exit code."""
     from regimes.console import stdout
 
-    stdout.prepare()
+    stdout.prepare_stdout()
     code = 0
     try:
         code = _command()
-        stdout.flush()
+        stdout.flush_stdout()
     except OSError as error:
         if (lost := stdout.exit_code_of(error)) is not None:
             code = code or lost  # the training's own failure comes first

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from regimes.errors import ConfigError, nearest
+from regimes.errors import ConfigError, suggest_nearest
 
 # -- capabilities ----------------------------------------------------------------------------------
 
@@ -181,7 +181,9 @@ def _check_known(plug_in: Any, attribute: str, names: Iterable[str]) -> None:
     for name in names:
         if name not in MEANING:
             kind = plug_in if isinstance(plug_in, type) else type(plug_in)
-            raise ConfigError(f"{kind.__name__}.{attribute}: {name!r}: {nearest(name, MEANING)}")
+            raise ConfigError(
+                f"{kind.__name__}.{attribute}: {name!r}: {suggest_nearest(name, MEANING)}"
+            )
 
 
 def find_missing(needs: Collection[str], modes: Iterable[Mode]) -> tuple[Mode, str] | None:

@@ -41,7 +41,7 @@ class TrainingError(RegimesError):
 MANY = 24  # an error lists no more names than this
 
 
-def nearest(word: str, known: Iterable[str], listed: str = "") -> str:
+def suggest_nearest(word: str, known: Iterable[str], listed: str = "") -> str:
     """A hint for a misspelt name: the nearest known one, and all of them where they are few.
 
     Args:
@@ -55,8 +55,8 @@ def nearest(word: str, known: Iterable[str], listed: str = "") -> str:
     return f"{hint}Known: {', '.join(known)}."
 
 
-def unexpected(field: str, value: object, expected: str) -> ConfigError:
-    """The error for a field whose value is not allowed."""
+def unexpected_value(field: str, value: object, expected: str) -> ConfigError:
+    """The error for a field with a value that is not allowed."""
     return ConfigError(f"{field} = {value!r}: expected {expected}")
 
 
@@ -68,4 +68,4 @@ def is_whole(value: object, low: int) -> bool:
 def require(condition: bool, field: str, value: object, expected: str) -> None:
     """Raise ConfigError for a field unless the condition holds."""
     if not condition:
-        raise unexpected(field, value, expected)
+        raise unexpected_value(field, value, expected)

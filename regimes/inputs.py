@@ -1,6 +1,6 @@
 """The input files of a command, which its output files must not replace.
 
-A command runs inside ``track_inputs``. Each place that reads a file calls ``add``;
+A command runs inside ``track_inputs``. Each place that reads a file calls ``add_input``;
 ``records.files.check_output`` asks ``was_read`` before it writes one.
 """
 
@@ -27,7 +27,7 @@ def track_inputs() -> Iterator[None]:
         _read = before
 
 
-def add(path: Path) -> None:
+def add_input(path: Path) -> None:
     """Register a file as input of the command."""
     identity = _identity(path)
     if _read is not None and identity:

@@ -8,7 +8,7 @@ each of ``copies(W) n / hops(W)`` bytes; it takes
 
 (plain: Thakur, Rabenseifner & Gropp, 2005, without the term for the arithmetic, which is part of
 the measured seconds). Every worker has one full-duplex link, the only bottleneck. Bandwidths and
-workers may be arrays and broadcast. `regimes.cost.cases` has the `Work` of recorded steps.
+workers may be arrays and broadcast. `regimes.cost.make_cases` has the `Work` of recorded steps.
 """
 
 from __future__ import annotations
@@ -87,10 +87,10 @@ class Network:
         return self
 
     def __str__(self) -> str:
-        return f"{spell(float(self.bandwidth))}, {float(self.latency) * 1e6:.4g} µs"
+        return f"{format_bandwidth(float(self.bandwidth))}, {float(self.latency) * 1e6:.4g} µs"
 
 
-def spell(bandwidth: float) -> str:
+def format_bandwidth(bandwidth: float) -> str:
     """A bandwidth in three digits: ``100 Mbit/s``; "any" for infinity, "none" for zero."""
     if bandwidth in (0.0, math.inf):
         return "any" if bandwidth else "none"
@@ -246,7 +246,7 @@ class Work:
     def communicate(
         self, network: Network, workers: Values, algorithm: str = "ring", buckets: int = 1
     ) -> Values:
-        """Seconds in collectives; those of the gradient are cut into ``buckets``."""
+        """Seconds in collectives; the gradient's are cut into ``buckets``."""
         total: Values = 0.0
         there = workers if self.present == 1 else np.maximum(1.0, workers * self.present)
         for kind, calls in self.calls.items():
@@ -258,7 +258,8 @@ class Work:
         return total
 
     def crossing(self, workers: int, algorithm: str = "ring") -> float:
-        """Bytes that the busiest link carries in each direction; with `FASTEST` those of a ring."""
+        """Bytes that the busiest link carries in each direction; with `FASTEST` the bytes of a
+        ring."""
         patterns = ALGORITHMS.find("ring" if algorithm == FASTEST else algorithm)
         return sum(
             float(patterns.find(kind).copies(workers)) * size for kind, size in self.bytes.items()
@@ -283,7 +284,7 @@ class Work:
         return (1 - BACKWARD) * self.compute + piped
 
 
-def mean(works: Iterable[tuple[float, Work]]) -> Work:
+def mean_step(works: Iterable[tuple[float, Work]]) -> Work:
     """The mean of (count, step) pairs."""
     pairs = list(works)
     total = sum(weight for weight, _ in pairs)
@@ -304,7 +305,7 @@ def break_even(
 ) -> float:
     """The bandwidth, bits/s, below which ``work`` is always faster than ``dense``.
 
-    As `crossing`.
+    As `crossing_bandwidth`.
     """
 
     def on(step: Work) -> Callable[[Any], Any]:
@@ -312,10 +313,10 @@ def break_even(
             Network(bandwidth, latency), workers, algorithm, buckets
         )
 
-    return crossing(on(work), on(dense))
+    return crossing_bandwidth(on(work), on(dense))
 
 
-def crossing(fast: Callable[[Any], Any], slow: Callable[[Any], Any]) -> float:
+def crossing_bandwidth(fast: Callable[[Any], Any], slow: Callable[[Any], Any]) -> float:
     """The bandwidth, bits/s, below which ``fast`` always takes fewer seconds than ``slow``.
 
     Infinity where it does at any bandwidth, zero where at none (searched up to 1e18). "Fewer" means

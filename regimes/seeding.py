@@ -2,7 +2,8 @@
 
 A stream is a function of its key alone, e.g. ``(seed, "order", epoch)`` or
 ``(seed, "dropout", epoch, step, worker)``. Any process can make any stream, and a resumed run
-makes the same ones again. ``uniform`` makes them where they are needed, the same on any device.
+makes the same ones again. ``draw_uniform`` makes them where they are needed, the same on any
+device.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ FACTORS = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
 BLOCK = 1 << 14  # words that fit into a CPU's cache
 
 
-def derive(*key: Key) -> int:
+def derive_seed(*key: Key) -> int:
     """A 63-bit seed that depends on the key alone (BLAKE2b of its text)."""
     text = "\x1f".join(map(str, key)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
 
-def stream(*key: Key) -> torch.Generator:
+def make_generator(*key: Key) -> torch.Generator:
     """A CPU generator for one purpose."""
-    return torch.Generator().manual_seed(derive(*key))
+    return torch.Generator().manual_seed(derive_seed(*key))
 
 
 def seed_generators(seed: int, device: torch.device) -> None:
@@ -51,9 +52,9 @@ def seed_generators(seed: int, device: torch.device) -> None:
             generator.manual_seed(seed)
 
 
-def uniform(wanted: Sequence[tuple[Seed, int, int]], device: torch.device) -> list[Tensor]:
-    """Multiples of 2^-24 in [0, 1) for each (seed by `derive`, how many, from which of its stream
-    on), made on the device. On a GPU a seed may be an int64 scalar there.
+def draw_uniform(wanted: Sequence[tuple[Seed, int, int]], device: torch.device) -> list[Tensor]:
+    """Multiples of 2^-24 in [0, 1) for each (seed by `derive_seed`, how many, from which of its
+    stream on), made on the device. On a GPU a seed may be an int64 scalar there.
 
     SplitMix64 (Steele, Lea & Flood, 2014): the i-th word is a hash of seed + i * GOLDEN, so that
     all are made at once. Each word gives two numbers, its lower half the first.
@@ -62,7 +63,7 @@ def uniform(wanted: Sequence[tuple[Seed, int, int]], device: torch.device) -> li
         flat = torch.empty(sum(size for _, size, _ in wanted))
         parts = flat.split([size for _, size, _ in wanted])
         for (seed, _, first), part in zip(wanted, parts, strict=True):
-            fill(part.numpy(), int(seed), first)
+            fill_uniform(part.numpy(), int(seed), first)
         return [*parts]
     words = [(first // 2, -(-(first + size) // 2)) for _, size, first in wanted]
     counts = [stop - start for start, stop in words]
@@ -70,7 +71,7 @@ def uniform(wanted: Sequence[tuple[Seed, int, int]], device: torch.device) -> li
     counters = torch.arange(1, max(stop for _, stop in words) + 1, device=device).mul_(GOLDEN)
     seeds: Any = [_word(seed) for seed, *_ in wanted]
     state = torch.cat(torch._foreach_add([counters[a:b] for a, b in words], seeds))
-    _mix(state, lambda z, bits: (z >> bits) & (2 ** (64 - bits) - 1))
+    _mix_words(state, lambda z, bits: (z >> bits) & (2 ** (64 - bits) - 1))
     torch.mul((state.view(torch.int32) >> 8) & (2**24 - 1), 2.0**-24, out=flat)
     pieces = zip(flat.split([2 * count for count in counts]), wanted, strict=True)
     return [piece[first % 2 :][:size] for piece, (_, size, first) in pieces]
@@ -107,9 +108,9 @@ class SeedTable:
             self.there[: len(seeds)].copy_(seeds, non_blocking=True)
 
 
-def fill(row: Float[np.ndarray, " numbers"], seed: int, first: int = 0) -> None:
-    """Fill a row of a CPU with `uniform` numbers, from the ``first`` of the stream on, block by
-    block in the cache: half the time of ``torch.rand``."""
+def fill_uniform(row: Float[np.ndarray, " numbers"], seed: int, first: int = 0) -> None:
+    """Fill a row of a CPU with `draw_uniform` numbers, from the ``first`` of the stream on, block
+    by block in the cache: half the time of ``torch.rand``."""
     skipped, (start, stop) = first % 2, (first // 2, -(-(first + len(row)) // 2))
     for word in range(start, stop, BLOCK):
         count = min(BLOCK, stop - word)
@@ -125,12 +126,12 @@ def fill(row: Float[np.ndarray, " numbers"], seed: int, first: int = 0) -> None:
 
 def halves_of_words(seed: int, word: int, count: int) -> UInt32[np.ndarray, " numbers"]:
     """The halves of at most ``BLOCK`` words of a stream, in memory that the next call takes: the
-    upper 24 bits of each are a number of `uniform`."""
+    upper 24 bits of each are a number of `draw_uniform`."""
     if not hasattr(_own, "room"):
         _own.room = np.empty((2, BLOCK), np.int64)
     state, other = _own.room[:, :count]
     np.add(_counters()[:count], _signed(seed + word * GOLDEN), out=state)
-    _mix(state, partial(_shifted, out=other))
+    _mix_words(state, partial(_shifted, out=other))
     halves: UInt32[np.ndarray, " numbers"] = state.view(np.uint32)
     return halves
 
@@ -148,7 +149,7 @@ def _shifted(words: Any, bits: int, out: Any) -> Any:
     return out
 
 
-def _mix(state: Any, shifted: Callable[[Any, int], Any]) -> None:
+def _mix_words(state: Any, shifted: Callable[[Any, int], Any]) -> None:
     """SplitMix64's hash of 64-bit words, in place; ``shifted`` is the unsigned right shift."""
     for bits, factor in FACTORS:
         state ^= shifted(state, bits)
@@ -157,7 +158,7 @@ def _mix(state: Any, shifted: Callable[[Any, int], Any]) -> None:
 
 
 def _word(seed: Seed) -> Seed:
-    """A seed by `derive` has 63 bits, so that one on a device needs no conversion."""
+    """A seed by `derive_seed` has 63 bits, so that one on a device needs no conversion."""
     return seed if isinstance(seed, Tensor) else _signed(seed)
 
 

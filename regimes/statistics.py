@@ -57,7 +57,7 @@ def paired_differences(runs: pd.DataFrame, a: str, b: str, column: str) -> list[
     return (wide[a] - wide[b]).to_list()
 
 
-def alike(values: Sequence[float]) -> bool:
+def are_alike(values: Sequence[float]) -> bool:
     """Are they one number, but for rounding?"""
     return bool(np.ptp(values) <= 1e-9 * max(1.0, float(np.abs(values).max())))
 
@@ -67,7 +67,7 @@ def p_value(values: Sequence[float], base: float = 0.0) -> float:
     out. nan for a single value, and where all are alike: they say nothing about sampling."""
     from scipy import stats
 
-    if len(values) < 2 or alike(values):
+    if len(values) < 2 or are_alike(values):
         return math.nan
     return float(stats.ttest_1samp(values, base).pvalue)
 
@@ -80,7 +80,7 @@ def p_ranks(values: Sequence[float], base: float = 0.0) -> float:
     """
     from scipy import stats
 
-    if len(values) < 2 or alike(values):
+    if len(values) < 2 or are_alike(values):
         return math.nan
     shifted = np.subtract(values, base)
     shifted = np.round(shifted / np.abs(shifted).max(), DIGITS)
@@ -111,12 +111,12 @@ def least_p(n: int) -> float:
     return 2.0 ** (1 - n)
 
 
-def holm(values: Sequence[float]) -> list[float]:
+def correct_by_holm(values: Sequence[float]) -> list[float]:
     """p values of a family, corrected so that one false alarm in it has at most the level's
     probability (Holm 1979): the i-th smallest of k times k - i, and never below a smaller one's.
     nan values are ignored.
 
-    >>> holm([0.01, 0.04, 0.03, math.nan])
+    >>> correct_by_holm([0.01, 0.04, 0.03, math.nan])
     [0.03, 0.06, 0.06, nan]
     """
     known = sorted((p, i) for i, p in enumerate(values) if not math.isnan(p))

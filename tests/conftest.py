@@ -121,7 +121,7 @@ def _committed_archives_are_read_once() -> Iterator[None]:
     from regimes import inputs
     from regimes.records import archive
 
-    data, original = Path(__file__).parents[1] / "data", archive.unpacked
+    data, original = Path(__file__).parents[1] / "data", archive.unpack_records
     folders: dict[Path, Path] = {}
     load = functools.lru_cache(maxsize=300)(archive.load)
 
@@ -134,7 +134,7 @@ def _committed_archives_are_read_once() -> Iterator[None]:
             return
         if path not in folders:
             folders[path] = kept.enter_context(original(place))
-        inputs.add(Path(place))
+        inputs.add_input(Path(place))
         yield folders[path]
 
     def shared(folder: Path) -> Any:
@@ -142,7 +142,7 @@ def _committed_archives_are_read_once() -> Iterator[None]:
         return load(folder) if known else load.__wrapped__(folder)
 
     with contextlib.ExitStack() as kept, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(archive, "unpacked", unpacked)
+        patch.setattr(archive, "unpack_records", unpacked)
         patch.setattr(archive, "load", shared)
         yield
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from regimes.errors import ConfigError, RecordError
-from regimes.records import provenance, unpacked
+from regimes.records import provenance, unpack_records
 from regimes.records.files import check_regular
 
 LOG = "campaign.jsonl"
@@ -22,14 +22,14 @@ def checked(allow_dirty: bool) -> dict[str, Any]:
     Raises:
         ConfigError: there are such files, and they are not allowed.
     """
-    changed = provenance.changes()
+    changed = provenance.find_changes()
     if changed and not allow_dirty:
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         raise ConfigError(
             f"regimes/ is not as committed ({', '.join(changed[:3])}{more}), so that no commit "
             "would have the code of these records: commit first, or --allow-dirty"
         )
-    code = provenance.code()
+    code = provenance.describe_code()
     if changed is None:
         code["commit"] = None
     return {"event": "start", **code, "changed": changed or [], "allow_dirty": allow_dirty}
@@ -64,6 +64,9 @@ def unpack(archives: Path, out: Path) -> None:
     for path in paths:
         folder = out / path.name.removesuffix(".tar.xz")
         if not folder.exists():
-            with unpacked(path) as scratch, tempfile.TemporaryDirectory(dir=out) as unfinished:
+            with (
+                unpack_records(path) as scratch,
+                tempfile.TemporaryDirectory(dir=out) as unfinished,
+            ):
                 shutil.copytree(scratch, Path(unfinished, "whole"))
                 Path(unfinished, "whole").rename(folder)

@@ -23,9 +23,9 @@ import tyro
 
 from regimes import presets
 from regimes.config import RunConfig, override
-from regimes.errors import ConfigError, RecordError, TrainingError, nearest
+from regimes.errors import ConfigError, RecordError, TrainingError, suggest_nearest
 from regimes.launch import sweep
-from regimes.presets.families import shortened
+from regimes.presets.families import shorten_training
 from regimes.records import load
 
 from ..tournament.yoked import ORDERS
@@ -70,10 +70,10 @@ class Step:
             n: change(c) for n, c in grid.items() if not self.schedules or n in self.schedules
         }
         seeds = list(range(self.first, self.first + self.seeds))
-        cells = sweep.cells(configs, seeds, out / self.folder)
+        cells = sweep.list_cells(configs, seeds, out / self.folder)
         originals = [cell for cell in cells if cell[1].name == "accordion"] if self.yoked else []
         for folder, config in originals:
-            if sweep.done(folder, config):
+            if sweep.is_finished(folder, config):
                 made = [yoked_to(load(folder), order) for order in ORDERS]
                 cells += [(out / self.folder / c.name / folder.name, c) for c in made]
         return cells
@@ -148,14 +148,14 @@ class Remaining:
 def run(
     steps: tuple[Step, ...], out: Path, jobs: int, change: Change, say: Callable[[str], None]
 ) -> list[str]:
-    """Run what is missing of all steps; returns a sentence per failed run, and per step whose
-    folder holds other runs."""
+    """Run what is missing of all steps; returns a sentence per failed run, and per step with other
+    runs in its folder."""
     clock = Remaining(jobs)
     failures: list[str] = []
     missing: dict[Step, int] = {}
     for step in steps:
         try:
-            missing[step] = step.count - sum(sweep.done(*c) for c in step.cells(out, change))
+            missing[step] = step.count - sum(sweep.is_finished(*c) for c in step.cells(out, change))
         except RecordError as error:
             failures.append(f"{step.folder} left out: {error}")
             say(failures[-1])
@@ -167,7 +167,7 @@ def run(
     for step, count in missing.items():
         later -= count * step.minutes
         for _ in range(1 + step.yoked):  # the controls are known when their originals are done
-            todo = [c for c in step.cells(out, change) if not sweep.done(*c)]
+            todo = [c for c in step.cells(out, change) if not sweep.is_finished(*c)]
             todo = [c for c in todo if not any(str(c[0]) in f for f in failures)]
             failures += _run(todo, step, jobs, clock, later, say)
     return failures
@@ -197,7 +197,7 @@ def changed(config: RunConfig, images: Path | None, share: float) -> RunConfig:
     """A run of the campaign with other images for CIFAR-10, or another length."""
     if images and config.data.name == "cifar10":
         config = override(config, ["data.name=folder", f"data.path={images}"])
-    return config if share == 1 else shortened(config, share)
+    return config if share == 1 else shorten_training(config, share)
 
 
 def main(
@@ -230,7 +230,7 @@ def main(
         raise ConfigError(f"--images: {images} does not exist")
     names = [step.folder for step in SCALES[scale]]
     for name in set(only) - set(names):
-        raise ConfigError(f"no step {name!r} at scale {scale}: {nearest(name, names)}")
+        raise ConfigError(f"no step {name!r} at scale {scale}: {suggest_nearest(name, names)}")
     line = begin.checked(allow_dirty)
     if start:
         unpack(start, out)

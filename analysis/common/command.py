@@ -23,7 +23,7 @@ import tyro
 from regimes.console import stdout
 from regimes.errors import ConfigError, RegimesError
 from regimes.inputs import track_inputs
-from regimes.plotting.offered import draw
+from regimes.plotting.offered import draw_figure
 from regimes.records import write_output
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Files:
     """
 
     def __init__(self, records: Path | str, out: Path | None = None) -> None:
-        """Write to ``out``; default ``figures/NAME``. ``records`` is a path, whose name is NAME, or
+        """Write to ``out``; default ``figures/NAME``. ``records`` is a path that ends in NAME, or
         NAME."""
         name = records if isinstance(records, str) else name_of(records)
         self.folder, self.paths = out or Path("figures", name), list[Path]()
@@ -81,7 +81,7 @@ class Files:
         """
         from regimes.plotting import style
 
-        self.paths += style.save(drawn[0], self.folder / name, drawn[1])
+        self.paths += style.save_figure(drawn[0], self.folder / name, drawn[1])
 
     def table(self, name: str, rows: pd.DataFrame) -> None:
         """Rows in full precision, as NAME.csv."""
@@ -95,7 +95,7 @@ class Files:
 
     def page(self, name: str, about: str, *tables: Table) -> None:
         """Tables, printed; and as Markdown in NAME.md below ``about``, each below its title."""
-        console, parts = stdout.console(highlight=False), [about] if about else []
+        console, parts = stdout.make_console(highlight=False), [about] if about else []
         for table in tables:
             console.print(table.drawn(), "")
             parts += [f"{table.title}.", table.markdown()] if table.title else [table.markdown()]
@@ -159,13 +159,13 @@ def start(main: Callable[..., Any], program: str = "", words: Sequence[str] | No
 
     Args:
         program: what help and errors call it; default the file that Python runs.
-        words: default those of the command line.
+        words: default the command line's.
     """
     try:
         program = program or f"python {sys.argv[0]}"
         given = sys.argv[1:] if words is None else words
-        draw(lambda others: call(main, others, program), given)
-        stdout.flush()
+        draw_figure(lambda others: call(main, others, program), given)
+        stdout.flush_stdout()
     except RegimesError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -15,13 +15,18 @@ from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.errors import LackingError
 from regimes.plotting import looks
-from regimes.plotting.groups import BASELINES, compressed, groups
+from regimes.plotting.groups import BASELINES, compressed_layers, group_runs
 from regimes.plotting.groups import Groups as Groups
+from regimes.plotting.groups import critical_windows as critical_windows
 from regimes.plotting.groups import tested_by as tested_by
-from regimes.plotting.groups import windows as windows
 from regimes.plotting.schedules import LAST as LAST
 from regimes.plotting.schedules import as_table as differences_as_table
-from regimes.plotting.schedules import differences, pair, pairs_of, reached
+from regimes.plotting.schedules import (
+    compare_pair,
+    pairs_of,
+    summarise_reached,
+    tabulate_differences,
+)
 from regimes.records import Record
 from regimes.statistics import paired_differences as paired_differences
 
@@ -73,7 +78,7 @@ def norms(runs: Sequence[Record]) -> pd.DataFrame:
     Raises:
         LackingError: a run has none, since its policy reads none.
     """
-    names = [layer["name"] for layer in compressed(runs[0])]
+    names = [layer["name"] for layer in compressed_layers(runs[0])]
     for run in runs:
         if run.statistic not in run.layers:
             raise LackingError(f"{run.folder} recorded no {run.statistic!r}, which this draws")
@@ -107,8 +112,8 @@ def table(
         all_pairs: all pairs of up to six schedules; of more, each with the baseline as well.
         baseline: compare each other schedule with this one, and nothing else.
     """
-    by_schedule = groups(runs, needed)
-    metric, by_run = reached([run for group in by_schedule.values() for run in group])
+    by_schedule = group_runs(runs, needed)
+    metric, by_run = summarise_reached([run for group in by_schedule.values() for run in group])
     by_run["floats"] /= 1e6
     rows = by_run.groupby("name", sort=False).agg(
         **{"n": ("seed", "size"), metric.name: (metric.name, "mean"), "sd": (metric.name, "std")},
@@ -123,15 +128,15 @@ def table(
         known = [{*two} for two in chosen]
         chosen += [two for two in pairs_of(list(by_schedule)) if {*two} not in known]
     if needed:
-        pairs = pd.DataFrame([pair(by_run, a, b, metric) for a, b in chosen])
+        pairs = pd.DataFrame([compare_pair(by_run, a, b, metric) for a, b in chosen])
     else:
-        pairs = differences(by_run, chosen, metric)
+        pairs = tabulate_differences(by_run, chosen, metric)
     return rows.rename_axis("schedule").reset_index(), pairs
 
 
 def as_text(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[Table, Table]:
     """Both tables as rounded text."""
-    shown = looks.named(str(rows.columns[2]))
+    shown = looks.find_metric(str(rows.columns[2]))
     base = next((name for name in BASELINES if name in set(rows["schedule"])), "baseline")
     columns: dict[str, Cell] = {
         "schedule": word("schedule"),
@@ -151,7 +156,7 @@ def _mean_and_sd(row: Row, shown: looks.Metric) -> str:
 
 def show(rows: pd.DataFrame, pairs: pd.DataFrame) -> None:
     """Print both tables."""
-    console = stdout.console(highlight=False)
+    console = stdout.make_console(highlight=False)
     for drawn in as_text(rows, pairs)[: 2 if len(pairs) else 1]:
         console.print(drawn.drawn(), "")
 

@@ -162,7 +162,7 @@ def count(run: Record) -> Counted:
         DataError: it is not there, or not the text of the run.
     """
     data = from_dict(DataConfig, run.config["data"])
-    corpus = tokens.load(data)
+    corpus = tokens.load_tokens(data)
     if corpus.digest != run.header["data"]["digest"]:
         raise DataError(f"the text of {run.folder} is another one on this machine")
     train, test = (part.numpy().astype(np.uint8) for part in (corpus.train, corpus.test))

@@ -17,7 +17,7 @@ from regimes.console.units import p_text
 from regimes.plotting import style
 from regimes.plotting.looks import Metric
 from regimes.plotting.said import Estimate, Verdict
-from regimes.statistics import alike, holm, p_value
+from regimes.statistics import are_alike, correct_by_holm, p_value
 
 from .estimates import Cell, estimate, mean
 
@@ -31,7 +31,7 @@ ALIKE = "[all alike]"  # several seeds with one difference say nothing about sam
 def compare(differences: Mapping[tuple[str, str], Sequence[float]]) -> pd.DataFrame:
     """One row per comparison: arm, control, n, mean difference, 95 % t interval, p, p_holm.
 
-    Without values all numbers are nan; if all values are alike, p and interval are.
+    Without values all numbers are nan; if all values are equal, p and interval are nan too.
 
     Args:
         differences: (arm, control) -> arm minus control, by seed.
@@ -39,13 +39,13 @@ def compare(differences: Mapping[tuple[str, str], Sequence[float]]) -> pd.DataFr
     rows: list[dict[str, Any]] = []
     for (arm, control), values in differences.items():
         row = estimate(values, "difference", "ci")
-        if len(values) and alike(values):
+        if len(values) and are_alike(values):
             row |= {"ci_low": math.nan, "ci_high": math.nan}
         names = {"arm": arm, "control": control, "n": len(values)}
         rows.append(names | row | {"p": p_value(values)})
     columns = ["arm", "control", "n", "difference", "ci_low", "ci_high", "p"]
     table = pd.DataFrame(rows, columns=columns)
-    return table.assign(p_holm=holm(table["p"].to_list()))
+    return table.assign(p_holm=correct_by_holm(table["p"].to_list()))
 
 
 def as_text(rows: pd.DataFrame, shown: Metric, against: str, missing: str) -> Table:

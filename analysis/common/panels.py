@@ -42,8 +42,8 @@ def draw_over_rates(ax: Axes, points: pd.DataFrame, look: Look) -> None:
 
 
 def hold(ax: Axes, points: pd.DataFrame, metric: Metric) -> None:
-    """A linear y axis that holds the means: intervals may leave it, as those of a few bad runs do,
-    which go below 0 % or far above all losses."""
+    """A linear y axis that holds the means: intervals may leave it: a few bad runs have some that
+    go below 0 % or far above all losses."""
     low, high = float(points["mean"].min()), float(points["mean"].max())
     room = 0.06 * (high - low)
     top = min(101.0, high + room) if metric.name == "accuracy" else high + room

@@ -7,9 +7,9 @@ Run, then draw (seconds)::
 
 Left: the speed-up of an epoch over dense against bandwidth, at the runs' W; each curve crosses 1 at
 its break-even bandwidth, below which compression pays. Right: seconds per step against W at one
-network, each worker keeping its batch. Both from recorded traffic and measured seconds
-(`cost.predict`, `regimes.network`); nothing here has been run on such a network. How well the model
-does where it has been: `benchmarks.network`.
+network, at a fixed batch per worker (weak scaling). Both from recorded traffic and measured seconds
+(`cost.predict_seconds`, `regimes.network`); nothing here has been run on such a network. How well
+the model does where it has been: `benchmarks.network`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ import numpy as np
 import pandas as pd
 
 from regimes.config import DENSE
-from regimes.cost.cases import Case, cases
-from regimes.cost.predict import predict
-from regimes.network import Network, Values, Work, spell
+from regimes.cost.cases import Case, make_cases
+from regimes.cost.predict import predict_seconds
+from regimes.network import Network, Values, Work, format_bandwidth
 from regimes.plotting import style
 from regimes.plotting.looks import style_of
-from regimes.plotting.words import headline
+from regimes.plotting.words import add_headline
 from regimes.records import Record, load_all
 from regimes.statistics import t_interval
 
 from ..common.command import Files, Out, Records
-from ..common.compare import groups
+from ..common.compare import group_runs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -119,15 +119,15 @@ def figure_cost(
     Raises:
         RecordError: runs of different settings, or a schedule of ``shown`` that is missing.
     """
-    known = groups(runs, shown)
+    known = group_runs(runs, shown)
     chosen = [run for name in shown for run in known[name]]
     workers = workers or int(chosen[0].config["workers"])
-    every = cases([run for group in known.values() for run in group], workers)
+    every = make_cases([run for group in known.values() for run in group], workers)
     chosen_cases = [case for case in every if not case.runs or case.name in shown]
     numbers = curves(chosen_cases, network, workers, algorithm, buckets)
-    table = predict(chosen_cases, network, workers, algorithm, buckets)
-    with style.theme():
-        fig = style.figure(3.4)
+    table = predict_seconds(chosen_cases, network, workers, algorithm, buckets)
+    with style.use_theme():
+        fig = style.make_figure(3.4)
         left, right = fig.subplots(1, 2)
         for name in shown:
             _draw(left, numbers, "bandwidth", name, "speed_up")
@@ -139,7 +139,9 @@ def figure_cost(
             xlabel=f"bandwidth of a link (bit/s), W = {workers}",
             ylabel="speed-up over dense\nhigher is better",
         )
-        left.set_xticks(ticks := [10**k for k in range(6, 12)], [spell(t)[:-5] for t in ticks])
+        left.set_xticks(
+            ticks := [10**k for k in range(6, 12)], [format_bandwidth(t)[:-5] for t in ticks]
+        )
         style.log_axis(left)
         right.set_xscale("log", base=2)
         right.set_xticks(ticks := [4**k for k in range(1, 7)], [f"{t:,}" for t in ticks])
@@ -150,15 +152,15 @@ def figure_cost(
         )
         handles, labels = right.get_legend_handles_labels()
         fig.legend(handles, labels, loc="outside upper left", ncols=4, handlelength=3.4)
-        headline(fig, _title(marked))
-        style.caption(fig, _caption(chosen_cases, chosen, network, algorithm, buckets))
+        add_headline(fig, _title(marked))
+        style.add_caption(fig, _caption(chosen_cases, chosen, network, algorithm, buckets))
     return style.Drawing(fig, pd.concat([numbers.drop(columns="dense"), marked], ignore_index=True))
 
 
 def _title(marked: pd.DataFrame) -> str:
     """Below which bandwidth each policy is faster than dense."""
     said = [
-        f"{style_of(row['case']).label} below {spell(row['x'])}"
+        f"{style_of(row['case']).label} below {format_bandwidth(row['x'])}"
         for row in marked.sort_values("x").to_dict("records")
     ]
     if not said:
@@ -215,7 +217,7 @@ def _caption(
         f"{1e3 * dense.compute:.1f} ms per worker and step on one core of "
         f"{header['machine'].get('processor') or 'the machine'}. Mean over "
         f"{style.seeds_in_words(seeds)}, bands: 95 % t interval (traffic alone differs between "
-        f"seeds, so most are too narrow to see). {style.setting(runs[0])}."
+        f"seeds, so most are too narrow to see). {style.describe_setting(runs[0])}."
     )
 
 
@@ -234,7 +236,7 @@ def main(
 
     Args:
         network: bandwidth and latency.
-        workers: W of the left panel and the table; default that of the runs.
+        workers: W of the left panel and the table; default the runs'.
         algorithm: of the collectives: ring, gloo or tree.
         buckets: parts of the gradient that are reduced during the backward pass.
     """

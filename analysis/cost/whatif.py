@@ -21,12 +21,12 @@ import numpy as np
 import pandas as pd
 
 from regimes.config import DENSE
-from regimes.cost.cases import Case, cases
+from regimes.cost.cases import Case, make_cases
 from regimes.errors import RecordError
 from regimes.network import Network, Work
 from regimes.records import Record
 from regimes.replay import detect
-from regimes.replay.replay import Rule, measured, replay, signal_cost
+from regimes.replay.replay import Rule, has_statistics, replay_rule, signal_cost
 
 DETECTORS = (
     "accordion",
@@ -95,7 +95,9 @@ class PricedRuns:
                     f"{run.name}, seed {run.seed}, has no two levels of compression to choose "
                     "between: explore a grid that has, e.g. small"
                 )
-        policies = {case.name.partition(" (")[0]: case for case in cases(runs) if not case.runs}
+        policies = {
+            case.name.partition(" (")[0]: case for case in make_cases(runs) if not case.runs
+        }
         self.works: dict[str, Case] = policies
         self.runs = {(run.name, run.seed): run for run in runs}
         self.header = runs[0].header
@@ -117,7 +119,7 @@ class PricedRuns:
 
     @cached_property
     def extra_bytes(self) -> float:
-        """Bytes per step besides those of layers (the loss)."""
+        """Bytes per step besides the layers' (the loss)."""
         level, case = next(iter(self.works.items()))
         levels = dict.fromkeys(range(len(self.header["layers"])), DENSE)
         levels.update(dict.fromkeys(self.layers, level))
@@ -125,20 +127,20 @@ class PricedRuns:
         return case.work.bytes["mean"] + case.work.bytes["gather"] - layers
 
     def detectors(self, run: Record) -> list[str]:
-        """The detectors whose signal the run recorded."""
-        return [name for name in DETECTORS if measured(run, detect.rule(name, run))]
+        """The detectors with a signal that the run recorded."""
+        return [name for name in DETECTORS if has_statistics(run, detect.make_rule(name, run))]
 
     def knobs(self, run: Record, detector: str) -> list[str]:
         """The settings that are fields of a detector."""
-        rule = detect.rule(detector, run)
+        rule = detect.make_rule(detector, run)
         return [name for name in KNOBS if hasattr(rule, name)]
 
     def rule(self, settings: Settings, detector: str) -> Rule:
-        """A detector whose fields have the values of the settings."""
+        """A detector with the values of the settings in its fields."""
         run = self.runs[settings.schedule, settings.seed]
         known = self.knobs(run, detector)
         given = ",".join(f"{name}={getattr(settings, name)}" for name in known)
-        return detect.rule(f"{detector}:{given}" if given else detector, run)
+        return detect.make_rule(f"{detector}:{given}" if given else detector, run)
 
     def answer(self, settings: Settings) -> Answer:
         """Everything that follows from one position of the knobs.
@@ -150,7 +152,7 @@ class PricedRuns:
         run = self.runs[settings.schedule, settings.seed]
         names = [settings.detector, *(n for n in self.detectors(run) if n != settings.detector)]
         rules = {name: self.rule(settings, name) for name in names}
-        tables = {name: _wide(replay(run, rule)) for name, rule in rules.items()}
+        tables = {name: _wide(replay_rule(run, rule)) for name, rule in rules.items()}
         trained = _wide(run.layers[run.layers["layer"].isin(tables[names[0]].index)])
         order = {names[0]: tables[names[0]], RECORDED: trained, **tables}
         bands = pd.DataFrame({name: (t == "low").mean() for name, t in order.items()}).T
@@ -198,8 +200,8 @@ class PricedRuns:
         """One worker's step with a level of its own for each layer (its index).
 
         The requests of all layers in a round travel as one collective, so a step has as many
-        collectives as the level that needs most. The time to compress at a level is that of a step
-        with all layers at this level, times the share of elements of the layers that have it.
+        collectives as the level that needs most. The time to compress at a level is taken from a
+        step with all layers at this level, times the share of elements of the layers that have it.
         """
         works = {level: self._uniform(level) for level in {levels[i] for i in self.layers}}
         share = {i: _elements(self.header["layers"][i]) for i in self.layers}
@@ -213,8 +215,8 @@ class PricedRuns:
         return Work(one.compute, compress, calls, size)
 
     def _uniform(self, level: str) -> Work:
-        """The mean step with all layers at one level; where no run has it, that of another level
-        of the same compressor, which asks for as many collectives."""
+        """The mean step with all layers at one level; where no run has it, the step at another
+        level of the same compressor, which asks for as many collectives."""
         known = self.works.get(level)
         compressed = (case for name, case in self.works.items() if name != DENSE)
         return (known or next(compressed, self.works[DENSE])).work

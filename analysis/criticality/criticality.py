@@ -89,8 +89,8 @@ def main(records: Records, out: Out = None, known: bool = False, last: int = 1) 
             be among them.
     """
     runs = load_all(records)
-    found = measured.pairs(runs)
-    trunks = measured.trunks(found)
+    found = measured.pair_branches(runs)
+    trunks = measured.list_trunks(found)
     units = measured.by_unit(found)
     each = measured.by_run(units, last)
     signals = scores.by_seed(trunks, runs)

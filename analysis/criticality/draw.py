@@ -10,10 +10,10 @@ import pandas as pd
 import seaborn as sns
 
 from regimes.plotting import canvas, style
-from regimes.plotting.groups import decays, tested_by
+from regimes.plotting.groups import find_decays, tested_by
 from regimes.plotting.looks import Look, Metric
 from regimes.plotting.said import Estimate
-from regimes.plotting.words import headline
+from regimes.plotting.words import add_headline
 from regimes.records import Record, unit_name
 from regimes.statistics import LEAST
 
@@ -68,8 +68,8 @@ def figure(
     felt = [a for a in names if not is_null(curve.loc[curve["arm"] == a, "harm"].to_list())]
     rows = list(dict.fromkeys(scored["signal"]))
     cells = shades(signals).loc[rows]
-    with style.theme():
-        fig, below = style.figure(5.4 + 0.17 * len(rows)), 0.3 + 0.17 * len(rows)
+    with style.use_theme():
+        fig, below = style.make_figure(5.4 + 0.17 * len(rows)), 0.3 + 0.17 * len(rows)
         if canvas.is_stacked(fig):  # image and scores below one another
             below *= 2
             fig.set_figheight(canvas.HIGHEST)
@@ -84,8 +84,8 @@ def figure(
             ax.set_title(f"after {of_pulse(str(arm))}", loc="left")
         image, forest = _signals(fig, grid[2], cells, scored, looks, trunk)
         _legend(fig, looks, felt)
-        headline(fig, worst(curve, trunk))
-        style.caption(fig, _caption(trunk, curve, shown, known))
+        add_headline(fig, worst(curve, trunk))
+        style.add_caption(fig, _caption(trunk, curve, shown, known))
     drawn = recovery[recovery["arm"].isin(first)]
     tables = {"harm": curve, "recovery": drawn, "signals": image, "scores": forest}
     return style.Drawing(
@@ -132,7 +132,7 @@ def worst(curve: pd.DataFrame, trunk: Record) -> str:
         return f"Open whether {pulse} harms: at most {size}, from unit {at:.0f}"
     else:
         return f"No {pulse.removeprefix('a ')} is shown to harm: at most {size}, from unit {at:.0f}"
-    fell = decays(trunk)
+    fell = find_decays(trunk)
     late = [harm for unit, harm in found if fell and unit >= fell[0][0]]
     if not late or at >= fell[0][0]:
         return said
@@ -269,5 +269,5 @@ def _caption(trunk: Record, curve: pd.DataFrame, shown: Metric, known: bool) -> 
         "pulse. Below: "
         "rank of each signal in its run (blue: no value), mean over seeds; at the right its "
         f"scores, of its {of}{over}; under the line those that measure nothing. "
-        f"{markov.caption(trunk)}{style.setting(trunk)}."
+        f"{markov.caption(trunk)}{style.describe_setting(trunk)}."
     )

@@ -33,7 +33,7 @@ from regimes.console.tables import Table
 from regimes.errors import RecordError, require
 from regimes.harms import law as laws
 from regimes.harms import measured
-from regimes.harms.decide import WORDS, Verdict, verdict
+from regimes.harms.decide import WORDS, Verdict, judge_harms
 from regimes.harms.records import facts_of_trunk
 from regimes.harms.search import Facts
 from regimes.records import Record, load_all
@@ -57,8 +57,9 @@ class Tree:
     """The pulses of one archive or folder.
 
     Attributes:
-        pulses: one row per branch: those of `measured.by_run`, tree, trunk (the name of its trunk),
-            rate (mean over its units, as a share of the peak), kind ("pulse", "deletion", "null").
+        pulses: one row per branch: the columns of `measured.by_run`, tree, trunk (the name of its
+            trunk), rate (mean over its units, as a share of the peak), kind ("pulse", "deletion",
+            "null").
         facts: metric, margin and grain, by the name of the trunk.
         unfinished: runs that are left out.
     """
@@ -73,10 +74,10 @@ def tree(name: str, runs: Sequence[Record]) -> Tree:
     """The finished pulses of some runs.
 
     Raises:
-        RecordError: as `measured.pairs`.
+        RecordError: as `measured.pair_branches`.
     """
     finished = [run for run in runs if run.finished and run.rows]
-    found = measured.pairs(finished)
+    found = measured.pair_branches(finished)
     trunks = {measured.arm_of(run): trunk.name for run, trunk in found}
     skipped = {measured.arm_of(run) for run, _ in found if run.config["branch"].get("skip")}
     parts = []
@@ -102,7 +103,7 @@ def called(harms: Sequence[float], margin: float, grain: float = 0.0) -> Verdict
     >>> called([0.1, 0.2, 0.3, 9.0], margin=1.0).call
     'safe'
     """
-    looks = [verdict(harms[:n], margin, grain) for n in range(LEAST, len(harms) + 1)]
+    looks = [judge_harms(harms[:n], margin, grain) for n in range(LEAST, len(harms) + 1)]
     return next((look for look in looks if look.call != "open"), looks[-1])
 
 
@@ -114,7 +115,7 @@ def judged(found: Tree, first: int | None = None, margin: float | None = None) -
 
     Args:
         first: seeds that may call; None: half of a phase's, at least three.
-        margin: in the unit of harm; None: that of `regimes harm`.
+        margin: in the unit of harm; None: the margin of `regimes harm`.
     """
     rows = []
     there = found.pulses[found.pulses["kind"] == "pulse"]
@@ -217,8 +218,8 @@ def predictions(found: Tree, three: Sequence[int] | None = None) -> pd.DataFrame
 def scored_together(
     found: Sequence[Tree], three: Sequence[int] | None = None
 ) -> dict[str, laws.Score]:
-    """How well three pulses of each arm predict its others, over all trees whose arms have more: by
-    the unit of harm."""
+    """How well three pulses of each arm predict its others, over all trees with more in their arms:
+    by the unit of harm."""
     said: dict[str, list[pd.DataFrame]] = {}
     for one in found:
         there = law.lasting(one.pulses[one.pulses["kind"] == "pulse"])

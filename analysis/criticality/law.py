@@ -28,7 +28,7 @@ from regimes.plotting import style
 from regimes.plotting.groups import tested_by
 from regimes.plotting.looks import Look, Metric
 from regimes.plotting.said import Estimate
-from regimes.plotting.words import headline
+from regimes.plotting.words import add_headline
 from regimes.records import Record, load_all
 
 from ..common import markov
@@ -52,12 +52,12 @@ LOOKS = (  # of the kinds of pulses; markers without a line, and the line of the
 
 
 def pulses(name: str, runs: Sequence[Record], arm: str) -> pd.DataFrame:
-    """One row per pulse of an arm: those of `measured.by_run`, tree (``name``) and rate.
+    """One row per pulse of an arm: the columns of `measured.by_run`, tree (``name``) and rate.
 
     Raises:
-        RecordError: as `measured.pairs`; or the tree has no such arm.
+        RecordError: as `measured.pair_branches`; or the tree has no such arm.
     """
-    found = [pair for pair in measured.pairs(runs) if measured.arm_of(pair[0]) == arm]
+    found = [pair for pair in measured.pair_branches(runs) if measured.arm_of(pair[0]) == arm]
     if not found:
         raise RecordError(f"{name} has no pulses {arm!r}: choose others with --arm")
     shares = {trunk.seed: shares_of(trunk) for _, trunk in found}
@@ -88,17 +88,17 @@ def fitted(table: pd.DataFrame, method: laws.Method | None = "log") -> laws.Law:
     """The law of some pulses of one length.
 
     Raises:
-        RecordError: as `regimes.harms.law.fit`, or the pulses have several lengths.
+        RecordError: as `regimes.harms.law.fit_law`, or the pulses have several lengths.
     """
     lengths = sorted({*table["length"]})
     if len(lengths) > 1:
         raise RecordError(f"pulses of {lengths} units: the law is of one length")
-    return laws.fit(*_columns(table), length=int(lengths[0]), method=method)
+    return laws.fit_law(*_columns(table), length=int(lengths[0]), method=method)
 
 
 def exponents(table: pd.DataFrame, method: laws.Method = "log") -> dict[Hashable, float]:
     """The exponent of each trunk of some pulses."""
-    return laws.exponents(*_columns(table), method=method)
+    return laws.fit_exponents(*_columns(table), method=method)
 
 
 def summary(each: pd.DataFrame) -> pd.DataFrame:
@@ -134,14 +134,14 @@ def from_three(table: pd.DataFrame, onsets: Sequence[int] | None = None) -> pd.D
 
     Args:
         table: pulses of one tree and arm.
-        onsets: of the three; None: chosen by their rates alone (`regimes.harms.law.pilots`).
+        onsets: of the three; None: chosen by their rates alone (`regimes.harms.law.choose_pilots`).
 
     Raises:
-        RecordError: as `regimes.harms.law.pilots` and `regimes.harms.law.fit`.
+        RecordError: as `regimes.harms.law.choose_pilots` and `regimes.harms.law.fit_law`.
     """
     rows = means(table)
     if onsets is None:
-        onsets = rows["onset"].iloc[laws.pilots(rows["rate"].to_list())].to_list()
+        onsets = rows["onset"].iloc[laws.choose_pilots(rows["rate"].to_list())].to_list()
     used = rows["onset"].isin(onsets)
     found = fitted(table[table["onset"].isin(onsets)], None)
     return rows.assign(
@@ -156,7 +156,7 @@ def scored(predicted: pd.DataFrame) -> laws.Score:
     """How well `from_three` says the harm of the pulses that it had not seen, of one tree or more;
     the constant that it is held against is the mean harm of the three of each tree."""
     rest = predicted[~predicted["fitted"].astype(bool)]
-    return laws.score(
+    return laws.score_predictions(
         rest["harm"].to_list(), rest["predicted"].to_list(), rest["constant"].to_list()
     )
 
@@ -176,7 +176,7 @@ def every_three(table: pd.DataFrame) -> list[float]:
 
 def points(each: pd.DataFrame) -> pd.DataFrame:
     """One row per arm, tree and onset: rate, x (the place of its point: arms stand side by side),
-    n, harm (geometric mean) and its 95 % t interval; of the seeds whose harm is positive."""
+    n, harm (geometric mean) and its 95 % t interval; of the seeds with positive harm."""
     rows, places = [], {arm: place for place, arm in enumerate(dict.fromkeys(each["arm"]))}
     for (arm, tree, onset), part in each.groupby(["arm", "tree", "onset"], sort=False):
         harms = part.loc[part["harm"] > 0, "harm"]
@@ -216,8 +216,8 @@ def figure(each: pd.DataFrame, trunk: Record) -> style.Drawing:
     drawn, law, shown = points(each), lines(each), tested_by(trunk)
     arms = [*dict.fromkeys(drawn["arm"])]
     handles = []
-    with style.theme():
-        fig = style.figure(4.7, COLUMN)
+    with style.use_theme():
+        fig = style.make_figure(4.7, COLUMN)
         ax = fig.subplots()
         for arm, look in zip(arms, LOOKS, strict=False):
             marks = look.line | {"linestyle": "none", "markeredgecolor": look.colour}
@@ -244,8 +244,8 @@ def figure(each: pd.DataFrame, trunk: Record) -> style.Drawing:
         ax.xaxis.set_minor_locator(NullLocator())
         place: Any = "outside upper left"
         fig.legend(handles=handles, loc=place, handlelength=3, fontsize=7)
-        headline(fig, answer(each))
-        style.caption(fig, _caption(drawn, trunk, shown))
+        add_headline(fig, answer(each))
+        style.add_caption(fig, _caption(drawn, trunk, shown))
     parts = [drawn.assign(part="pulses"), law.assign(part="law")]
     return style.Drawing(fig, pd.concat(parts, ignore_index=True))
 
@@ -279,7 +279,7 @@ def answer(each: pd.DataFrame) -> str:
     one, other = (exponents(each[each["arm"] == arm], method) for arm in arms[:2])
     if not one.keys() & other.keys():
         return f"Exponents of the learning rate in harm, of {arms[0]} and {arms[1]}"
-    gap = laws.difference(one, other)
+    gap = laws.compare_exponents(one, other)
     said = f"Exponents of the learning rate in harm, {arms[0]} minus {arms[1]}:"
     if _estimate(gap).is_above(0):
         said = (
@@ -301,7 +301,7 @@ def _caption(drawn: pd.DataFrame, trunk: Record, shown: Metric) -> str:
         f"{shown.label}, geometric mean over seeds, {style.seeds_in_words(counts)}, "
         f"{style.intervals_in_words(counts, bands=False)}. Lines: the law with a level for each "
         f"trunk, exponent [95 %, over trunks]. {common}Pulses from unit {FIRST} on that leave "
-        f"units to recover in. {left_out}{markov.caption(trunk)}{style.setting(trunk)}."
+        f"units to recover in. {left_out}{markov.caption(trunk)}{style.describe_setting(trunk)}."
     )
 
 
@@ -323,7 +323,7 @@ def _trees(records: Sequence[Path], arms: Sequence[str]) -> Iterator[tuple[Recor
     """A trunk and `lasting` pulses of each tree and arm that there is."""
     for path in records:
         runs, name = load_all(path), name_of(path)
-        there = {measured.arm_of(run): trunk for run, trunk in measured.pairs(runs)}
+        there = {measured.arm_of(run): trunk for run, trunk in measured.pair_branches(runs)}
         for arm in [arm for arm in arms if arm in there] or arms[:1]:
             table = lasting(pulses(name, runs, arm))
             if len(table):
@@ -335,8 +335,8 @@ def main(records: Several, out: Out = None, arm: Arms = ()) -> list[Path]:
 
     Args:
         records: folders of branches and their trunk, or archives of them.
-        arm: which pulses, at most three kinds; may be given several times; default those of rank 1
-            with error feedback and without.
+        arm: which pulses, at most three kinds; may be given several times; default rank 1 with
+            error feedback and without.
     """
     arm = arm or ARMS
     if not records:

@@ -43,7 +43,8 @@ COLUMNS = ("all", "when", "where")
 
 
 def group_of(branch: Record, trunk: Record) -> list[int]:
-    """The places of the layers whose level in the first unit of a branch is not the trunk's."""
+    """The places of the layers with another level than the trunk's in the first unit of a
+    branch."""
     at = branch.config["branch"]["at"]
     own, others = (run.rows[at]["layers"]["level"] for run in (branch, trunk))
     return [place for place, (a, b) in enumerate(zip(own, others, strict=True)) if a != b]
@@ -80,9 +81,10 @@ def pulses(runs: Sequence[Record]) -> pd.DataFrame:
     """One row per pulse in a part of the layers: arm, onset, seed, harm and `SIGNALS`.
 
     Raises:
-        RecordError: as `measured.pairs`; or fewer than two arms change a part of the layers.
+        RecordError: as `measured.pair_branches`; or fewer than two arms change a part of the
+            layers.
     """
-    found = measured.pairs(runs)
+    found = measured.pair_branches(runs)
     each = measured.by_run(measured.by_unit(found)).set_index(["arm", "onset", "seed"])
     by_key = dict(zip(each.index, each.to_dict("records"), strict=True))
     rows = []

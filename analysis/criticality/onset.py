@@ -20,7 +20,7 @@ from regimes.harms.rates import mean_rates
 from regimes.plotting import style
 from regimes.plotting.groups import tested_by
 from regimes.plotting.looks import Look
-from regimes.plotting.words import headline
+from regimes.plotting.words import add_headline
 from regimes.records import Record, load_all, unit_name
 
 from ..common import markov
@@ -41,10 +41,11 @@ def tree(runs: Sequence[Record]) -> Tree:
     """A trunk of the runs, and its pulses' harm by onset.
 
     Raises:
-        RecordError: as `measured.pairs` and `measured.trunks`; or no pulse changes anything.
+        RecordError: as `measured.pair_branches` and `measured.list_trunks`; or no pulse changes
+            anything.
     """
-    found = measured.pairs(runs)
-    trunks = measured.trunks(found)
+    found = measured.pair_branches(runs)
+    trunks = measured.list_trunks(found)
     curve = harm.curve(measured.by_run(measured.by_unit(found)))
     by_arm = curve.groupby("arm")["harm"]
     curve = curve[~by_arm.transform(lambda values: measured.is_null(values.to_list())).astype(bool)]
@@ -65,8 +66,8 @@ def figure(trees: Sequence[Tree]) -> style.Drawing:
     top = ROOM_ABOVE * (lasting if len(lasting) else every["harm"]).max()
     top = top if top > 0 else ROOM_ABOVE * float(every["harm"].abs().max())  # no pulse harms
     tables = []
-    with style.theme():
-        fig = style.figure(4.3, style.WIDTH if len(trees) > 1 else 0.7 * style.WIDTH)
+    with style.use_theme():
+        fig = style.make_figure(4.3, style.WIDTH if len(trees) > 1 else 0.7 * style.WIDTH)
         axes = fig.subplots(
             2, len(trees), sharex="col", sharey="row", squeeze=False, height_ratios=[3, 0.9]
         )
@@ -88,8 +89,8 @@ def figure(trees: Sequence[Tree]) -> style.Drawing:
         lines = [Line2D([], [], label=look.label, **look.line) for look in looks.values()]
         fig.legend(handles=lines, loc="outside upper left", ncols=3, handlelength=3.5)
         says = worst(trees[0][1], trees[0][0])
-        headline(fig, f"Left: {says[0].lower()}{says[1:]}" if len(trees) > 1 else says)
-        style.caption(fig, _caption(trees, top))
+        add_headline(fig, f"Left: {says[0].lower()}{says[1:]}" if len(trees) > 1 else says)
+        style.add_caption(fig, _caption(trees, top))
     return style.Drawing(fig, pd.concat(tables, ignore_index=True))
 
 
@@ -162,7 +163,8 @@ def _caption(trees: Sequence[Tree], top: float) -> str:
         f"Harm: {tested_by(trunk).label} at the end of a run with a pulse minus the same run's "
         "without it, by seed, signed so that a positive number is a worse result; "
         f"{style.seeds_in_words(counts)}, {style.intervals_in_words(counts, bands=False)}. "
-        f"{beyond}Dotted: the learning rate falls. {markov.caption(trunk)}{style.setting(trunk)}."
+        f"{beyond}Dotted: the learning rate falls. "
+        f"{markov.caption(trunk)}{style.describe_setting(trunk)}."
     )
 
 

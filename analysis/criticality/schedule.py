@@ -1,4 +1,4 @@
-"""From harm to a schedule: the low level in the pulses whose harm per float saved is largest.
+"""From harm to a schedule: the low level in the pulses of largest harm per float saved.
 
 What is assumed: harm adds up, so that the schedule which has the high level in several pulses is
 as much worse than the trunk as these pulses together are (`predicted`).
@@ -22,9 +22,11 @@ def pulses(runs: Sequence[Record], arm: str) -> pd.DataFrame:
     `measured.by_run`), saved (floats that the branch sends less than its trunk, mean over seeds).
 
     Raises:
-        RecordError: no such arm, or see `measured.pairs`.
+        RecordError: no such arm, or see `measured.pair_branches`.
     """
-    found = [(run, trunk) for run, trunk in measured.pairs(runs) if measured.arm_of(run) == arm]
+    found = [
+        (run, trunk) for run, trunk in measured.pair_branches(runs) if measured.arm_of(run) == arm
+    ]
     if not found:
         raise RecordError(f"no branch is called {arm!r} in these records")
     saved = pd.DataFrame(

@@ -2,13 +2,13 @@
 
 A signal of a pulse is the trunk's statistic in the units of the pulse (their mean), or its relative
 change from unit to unit there, which ACCORDION's rule compares with a threshold. These values are
-hindsight. With ``known=True`` a signal's value is that of the unit before the pulse, which a
+hindsight. With ``known=True`` a signal's value is from the unit before the pulse, which a
 detector would know. Next to them are three *dull*
 signals that measure nothing: the learning rate, time (the earlier, the higher), the first half.
 
 Per seed and arm, a score is Spearman's rank correlation of signal and harm over the onsets, and the
-area under the ROC curve for "in the worst third", a third of the onsets, rounded, those of most
-harm: 1 if the signal is higher there than elsewhere, 0.5 by chance, 0 if it is lower.
+area under the ROC curve for "in the worst third", the third of the onsets, rounded, with most harm:
+1 if the signal is higher there than elsewhere, 0.5 by chance, 0 if it is lower.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from regimes.detectors import RelativeChange
 from regimes.errors import RecordError
 from regimes.harms.rates import mean_rates
 from regimes.policies.detected import signal_values
-from regimes.records import Record, changes
-from regimes.replay.replay import measured, past_epochs
-from regimes.statistics import DIGITS, holm, p_value
+from regimes.records import Record, changed_fields
+from regimes.replay.replay import has_statistics, past_epochs
+from regimes.statistics import DIGITS, correct_by_holm, p_value
 
 from ..common.estimates import estimate
 from ..common.names import STATISTICS
@@ -56,7 +56,7 @@ def signals(runs: Sequence[Record]) -> pd.DataFrame:
     for name, text in STATISTICS.items():
         rule = RelativeChange(statistic=text, interval=1, per_layer=False)
         for run in runs:
-            if measured(run, rule) and name not in columns:
+            if has_statistics(run, rule) and name not in columns:
                 values = signal_values(past_epochs(run), rule, 0)
                 steps = pairwise(values)
                 columns[name] = values
@@ -67,8 +67,8 @@ def signals(runs: Sequence[Record]) -> pd.DataFrame:
 
 
 def by_seed(trunks: Sequence[Record], runs: Sequence[Record]) -> dict[int, pd.DataFrame]:
-    """`signals` of each trunk by seed, with those of all ``runs`` that differ from it in their
-    instruments alone."""
+    """`signals` of each trunk by seed, with the signals of all ``runs`` that differ from it in
+    their instruments alone."""
     plain = [run for run in runs if not run.config.get("branch")]
     return {
         trunk.seed: signals([trunk, *(run for run in plain if _like(trunk, run))])
@@ -77,7 +77,7 @@ def by_seed(trunks: Sequence[Record], runs: Sequence[Record]) -> dict[int, pd.Da
 
 
 def _like(trunk: Record, run: Record) -> bool:
-    other = changes(trunk.config, run.config)
+    other = changed_fields(trunk.config, run.config)
     return run is not trunk and all(field.startswith("instruments") for field in other)
 
 
@@ -162,7 +162,7 @@ def over_seeds(each: pd.DataFrame) -> pd.DataFrame:
         row |= estimate(part["auc"].to_list(), "auc")
         rows.append(row | {"p": p_value(known) if known else math.nan})
     table = pd.DataFrame(rows)
-    return table.assign(p_holm=holm(table["p"].to_list()))
+    return table.assign(p_holm=correct_by_holm(table["p"].to_list()))
 
 
 def against_dull(each: pd.DataFrame, column: str = "rank") -> pd.DataFrame:

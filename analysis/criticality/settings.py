@@ -4,9 +4,9 @@ A row for each tree and arm::
 
     regimes figure settings data/reference/harm-lm.tar.xz data/reference/harm-smoke.tar.xz
 
-*High* are the units whose learning rate is above half of its peak, *fallen* those after them. The
-pulse in the middle of a phase is that whose middle is nearest to the phase's (of two, the later),
-among those that start after unit 0 and leave units to recover in; none for a phase of no unit.
+*High* are the units with a learning rate above half of its peak, *fallen* the units after them. The
+pulse in the middle of a phase has its middle nearest to the phase's (of two, the later), among
+those that start after unit 0 and leave units to recover in; none for a phase of no unit.
 """
 
 from __future__ import annotations
@@ -112,12 +112,12 @@ def of_tree(name: str, runs: Sequence[Record], arm: str) -> tuple[pd.DataFrame, 
     second is empty where no harm differs from 0).
 
     Raises:
-        RecordError: as `measured.pairs`; or the tree has no such arm.
+        RecordError: as `measured.pair_branches`; or the tree has no such arm.
     """
-    found = [pair for pair in measured.pairs(runs) if measured.arm_of(pair[0]) == arm]
+    found = [pair for pair in measured.pair_branches(runs) if measured.arm_of(pair[0]) == arm]
     if not found:
         raise RecordError(f"{name} has no pulses {arm!r}: choose others with --arm")
-    trunks, each = measured.trunks(found), measured.by_run(measured.by_unit(found))
+    trunks, each = measured.list_trunks(found), measured.by_run(measured.by_unit(found))
     shape = harm.arms(each).iloc[0]
     label = name if arm == ARM else f"{name}: {arm}"
     about = {"setting": label, **described(trunks[0]), "reliability": shape["reliability"]}
@@ -186,7 +186,7 @@ def main(records: Several, out: Out = None, arm: Arms = (ARM,)) -> list[Path]:
     parts = []
     for path in records:
         runs, name = load_all(path), name_of(path)
-        there = {measured.arm_of(run) for run, _ in measured.pairs(runs)}
+        there = {measured.arm_of(run) for run, _ in measured.pair_branches(runs)}
         parts += [of_tree(name, runs, one) for one in arm if one in there or not there & {*arm}]
     harms = pd.concat([part[0] for part in parts], ignore_index=True)
     by_seed = pd.concat([part[1] for part in parts if len(part[1])], ignore_index=True)

@@ -29,11 +29,11 @@ from regimes.console.tables import Table
 from regimes.plotting import style
 from regimes.plotting.panels import draw_bands
 from regimes.plotting.said import Estimate
-from regimes.plotting.words import headline
+from regimes.plotting.words import add_headline
 from regimes.records import Record, load_all, unit_name
 
 from ..common.command import Files, Out, Records
-from ..common.compare import groups
+from ..common.compare import group_runs
 from ..common.estimates import as_table, mean, number, word
 from ..common.paired import draw_forest
 from . import unforced
@@ -77,8 +77,8 @@ def figure(
     all_epochs = shares.reindex(columns=range(int(shares.columns.max()) + 1))
     rows = unforced.over_seeds(unforced.pairs(tables))
     agreed = unforced.with_reference(rows, reference).set_index("detector")
-    with style.theme():
-        fig = style.figure(1.3 + 0.32 * len(shares))
+    with style.use_theme():
+        fig = style.make_figure(1.3 + 0.32 * len(shares))
         left, right = fig.subplots(1, 2, width_ratios=[3, 2])
         image = draw_bands(left, all_epochs)
         left.set_xlabel(unit_name(runs[0].config))
@@ -89,9 +89,9 @@ def figure(
         draw_forest(right, ends, "kappa", "kappa", sure)
         right.set_xlabel(f"kappa with {reference}\nright: agrees more")
         left.set_title("which epochs each statistic marks", loc="left", pad=13)
-        headline(fig, _title(ends, reference))
+        add_headline(fig, _title(ends, reference))
         right.set_yticks(range(len(ends)), [""] * len(ends))  # the lines are those of the bands
-        style.caption(fig, _words(runs, len(shares.columns), reference, change))
+        style.add_caption(fig, _words(runs, len(shares.columns), reference, change))
     numbers = shares.rename_axis("detector").reset_index()
     numbers = numbers.melt("detector", var_name="epoch", value_name="called")
     kept = ["n", "kappa", "kappa_low", "kappa_high"]
@@ -124,7 +124,7 @@ def _words(runs: Sequence[Record], counted: int, reference: str, change: Change)
         f"changed most since {ago}{'' if change.absolute else ', relatively'}. Right: agreement "
         f"with {reference} beyond chance (Cohen's kappa, 0 by chance), mean; "
         f"{style.intervals_in_words([len(runs)], bands=False)}; filled: above 0. "
-        f"{style.setting(runs[0])}."
+        f"{style.describe_setting(runs[0])}."
     )
 
 
@@ -144,12 +144,14 @@ def main(
         back: epochs that a score looks back.
         absolute: score the change itself, in place of its ratio to the older value.
     """
-    files, runs = Files(records, out), groups(load_all(records), [schedule])[schedule]
+    files, runs = Files(records, out), group_runs(load_all(records), [schedule])[schedule]
     change = Change(back, absolute)
     tables, spent = unforced.scored(runs, change), unforced.costs(runs)
     rows = unforced.over_seeds(unforced.pairs(tables))
     in_other_runs = unforced.other_runs(tables, reference)
-    stdout.console(highlight=False).print(as_text(rows, in_other_runs, spent, reference).drawn())
+    stdout.make_console(highlight=False).print(
+        as_text(rows, in_other_runs, spent, reference).drawn()
+    )
     print(
         f"with {reference}; other runs are of other seeds; cost: of training time, its whole "
         "instrument"

@@ -1,12 +1,12 @@
-"""Deficits in a deep linear network, whose critical period is known, and the detectors that see it.
+"""Deficits in a deep linear network with a known critical period, and the detectors that see it.
 
 Run, then draw (11 minutes a seed on one core)::
 
     regimes ablate deep-linear --seeds 4 --jobs 2
     regimes figure deep_linear runs/deep-linear
 
-A deficit's *harm* is the squared error at the end, over that of the same seed without a deficit
-after as many steps on the right matrix. Left: by a deficit's length, from the start.
+A deficit's *harm* is the squared error at the end, over the error of the same seed without a
+deficit after as many steps on the right matrix. Left: by a deficit's length, from the start.
 Middle: by its onset, of two lengths. Right: what detectors call critical in the training without a
 deficit. The score *finds* of a detector is the share of units that it calls critical inside the
 harmful deficits of the longest length (mean over seeds and layers), minus the share inside the
@@ -26,14 +26,14 @@ import pandas as pd
 from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting import style
-from regimes.plotting.groups import groups
+from regimes.plotting.groups import group_runs
 from regimes.plotting.panels import draw_bands
 from regimes.plotting.said import Estimate
-from regimes.plotting.words import headline
+from regimes.plotting.words import add_headline
 from regimes.records import Record, load_all, unit_name
-from regimes.replay.detect import rule
-from regimes.replay.replay import measured, replay
-from regimes.statistics import holm, p_value
+from regimes.replay.detect import make_rule
+from regimes.replay.replay import has_statistics, replay_rule
+from regimes.statistics import correct_by_holm, p_value
 
 from ..common.command import Files, Out, Records
 from ..common.compare import LAST
@@ -59,14 +59,14 @@ DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.5)))
 
 def harms(runs: Sequence[Record]) -> pd.DataFrame:
     """One row per deficit, by onset and length: its steps ``[first, stop)``, n, and the harm: the
-    geometric mean over seeds of the ratio of final errors, with its 95 % t interval. Of those whose
-    length has an earlier onset, too, the harm over that of the earliest (``later``), likewise, with
-    p of their logarithms' t test, corrected by Holm over all of them; else nan.
+    geometric mean over seeds of the ratio of final errors, with its 95 % t interval. If a deficit
+    of that length has an earlier onset, the harm over the harm of the earliest (``later``),
+    likewise, with p of their logarithms' t test, corrected by Holm over all of them; else nan.
 
     Raises:
         RecordError: no runs without a deficit, one that is too short, or no seed in common.
     """
-    by_name = groups(runs, [NONE])
+    by_name = group_runs(runs, [NONE])
     plain = {run.seed: run for run in by_name[NONE]}
     logs: dict[tuple[int, int], dict[int, float]] = {}
     for name, group in by_name.items():
@@ -84,7 +84,7 @@ def harms(runs: Sequence[Record]) -> pd.DataFrame:
         row |= estimate(later, "later", logs=True)
         rows.append(row | {"p": p_value(later)})
     table = pd.DataFrame(rows)
-    return table.assign(p_holm=holm(table["p"].to_list()))
+    return table.assign(p_holm=correct_by_holm(table["p"].to_list()))
 
 
 def _harm_of(run: Record, plain: Record) -> float:
@@ -104,19 +104,19 @@ def _harm_of(run: Record, plain: Record) -> float:
 def _against_the_earliest(
     logs: Mapping[tuple[int, int], Mapping[int, float]], first: int, stop: int
 ) -> list[float]:
-    """Logarithms of harm minus those of the earliest onset of that length, by seed."""
+    """Logarithms of harm minus the logarithms for the earliest onset of that length, by seed."""
     earliest = min(window for window in logs if window[1] - window[0] == stop - first)
     ours, theirs = logs[first, stop], logs[earliest]
     return [] if earliest[0] == first else [ours[s] - theirs[s] for s in ours if s in theirs]
 
 
 def calls(runs: Sequence[Record], texts: Sequence[str] = DETECTORS) -> dict[str, np.ndarray]:
-    """Per detector whose signal all runs recorded, the share of runs and layers that it calls
+    """Per detector with a signal that all runs recorded, the share of runs and layers that it calls
     critical, by unit."""
     shares_by_detector = {}
     for text in texts:
-        if all(measured(run, rule(text, run)) for run in runs):
-            tables = [replay(run, rule(text, run)) for run in runs]
+        if all(has_statistics(run, make_rule(text, run)) for run in runs):
+            tables = [replay_rule(run, make_rule(text, run)) for run in runs]
             shares = [table.groupby("epoch")["critical"].mean().to_numpy() for table in tables]
             shares_by_detector[text.partition(":")[0]] = np.mean(shares, axis=0)
     return shares_by_detector
@@ -181,8 +181,8 @@ def figure(
     runs: Sequence[Record], harm: pd.DataFrame, called: Mapping[str, np.ndarray]
 ) -> style.Drawing:
     """Harm by length and by onset, and the detectors' calls."""
-    with style.theme():
-        fig = style.figure(3.5)
+    with style.use_theme():
+        fig = style.make_figure(3.5)
         left, middle, right = fig.subplots(1, 3, width_ratios=[2, 2, 2.4])
         middle.sharey(left)
         early = harm[harm["first"] == 0]
@@ -208,13 +208,13 @@ def figure(
             strict=True,
         ):
             ax.set_title(title, loc="left")
-        headline(fig, _title(harm))
-        style.caption(
+        add_headline(fig, _title(harm))
+        style.add_caption(
             fig,
             f"{style.seeds_in_words(harm['n'].to_list())}, bars: 95 % t interval of the mean "
             "logarithm. In a deficit the entries are those of another matrix, of rank "
             f"{_other(runs)}; 'none' has as many steps on the right matrix. "
-            f"{style.setting(runs[0])} (without a deficit).",
+            f"{style.describe_setting(runs[0])} (without a deficit).",
         )
     table = pd.DataFrame(called).rename_axis("unit").reset_index()
     return style.Drawing(fig, pd.concat([harm, table], axis=1))
@@ -260,7 +260,7 @@ def main(records: Records, out: Out = None) -> list[Path]:
     finding = finds(
         next(iter(by_length(harm).values())), called, int(plain[0].config["unit_steps"])
     )
-    about = f"{style.setting(plain[0])} (without a deficit)."
+    about = f"{style.describe_setting(plain[0])} (without a deficit)."
     files.page("deep-linear", about, *as_text(harm, finding))
     files.figure("deep-linear", figure([*plain, *runs], harm, called))
     return files.print_paths()

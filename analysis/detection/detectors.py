@@ -5,7 +5,7 @@ Run, then draw (a minute per run on one core, and 10 seconds)::
     regimes ablate small --seeds 5 --schedules low accordion
     regimes figure detectors runs/small/low runs/small/accordion
 
-The tables are those of ``regimes detect``; the figure has one band per detector.
+The tables are as ``regimes detect`` prints them; the figure has one band per detector.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from regimes.plotting import panels as drawing
 from regimes.plotting import style
-from regimes.plotting.words import headline
+from regimes.plotting.words import add_headline
 from regimes.records import Record
 from regimes.replay import detect
 from regimes.replay.compare import Comparison
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 def bands(runs: Sequence[Record], result: Comparison) -> style.Drawing:
-    """`regimes.plotting.panels.bands`, with a caption."""
-    fig, numbers = drawing.bands(runs, result)
-    with style.theme():
-        headline(fig, _title(result))
-        style.caption(fig, _words(runs, result))
+    """`regimes.plotting.panels.draw_detectors`, with a caption."""
+    fig, numbers = drawing.draw_detectors(runs, result)
+    with style.use_theme():
+        add_headline(fig, _title(result))
+        style.add_caption(fig, _words(runs, result))
     return style.Drawing(fig, numbers)
 
 
@@ -55,7 +55,7 @@ def _words(runs: Sequence[Record], result: Comparison) -> str:
         "layers the detector calls critical in the epoch (those of one verdict for the model: the "
         "more seeds), replayed over runs of the schedule named above each panel. Of low: traffic "
         "of spending there and nowhere else, over low compression throughout. "
-        f"{style.setting(runs[0])}."
+        f"{style.describe_setting(runs[0])}."
     )
 
 
@@ -68,9 +68,9 @@ def main(
 
     Args:
         runs: runs, or folders of runs.
-        detectors: NAME or NAME:key=value,key=value; default all whose signal was recorded.
+        detectors: NAME or NAME:key=value,key=value; default all with a recorded signal.
     """
     files = Files(f"{name_of(runs[0])}/detectors", out)
     result = detect.main(runs, detectors, files.folder)
-    files.figure("bands", bands(detect.read(runs), result))
+    files.figure("bands", bands(detect.read_runs(runs), result))
     return files.print_paths()

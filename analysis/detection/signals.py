@@ -25,11 +25,11 @@ import pandas as pd
 
 from regimes.errors import RecordError
 from regimes.plotting import style
-from regimes.plotting.words import headline
+from regimes.plotting.words import add_headline
 from regimes.records import Record, load, unit_name
 
 from ..common.command import Files, Out
-from ..common.compare import compressed
+from ..common.compare import compressed_layers
 
 if TYPE_CHECKING:
     pass
@@ -67,7 +67,7 @@ def numbers(record: Record) -> pd.DataFrame:
             f"{record.folder} recorded no {'curvature' if not known else record.statistic}: switch "
             "it on, e.g. --set instruments.curvature.probes=10 --set instruments.fisher={}"
         )
-    names = [layer["name"] for layer in compressed(record)]
+    names = [layer["name"] for layer in compressed_layers(record)]
     layers = record.layers[record.layers["layer"].isin(names)]
     norm = layers.groupby("epoch")[record.statistic].apply(lambda v: float(np.sqrt((v**2).sum())))
     return record.epochs[["epoch", "lr", *known]].merge(norm.rename("norm"), on="epoch")
@@ -82,8 +82,8 @@ def signals(record: Record) -> style.Drawing:
     table = numbers(record)
     panels = {t: {c: w for c, w in columns.items() if c in table} for t, columns in PANELS.items()}
     panels = {title: columns for title, columns in panels.items() if columns}
-    with style.theme():
-        fig = style.figure(1.0 + 1.15 * len(panels))
+    with style.use_theme():
+        fig = style.make_figure(1.0 + 1.15 * len(panels))
         for ax, (title, columns) in zip(
             fig.subplots(len(panels), 1, sharex=True), panels.items(), strict=True
         ):
@@ -103,14 +103,14 @@ def signals(record: Record) -> style.Drawing:
             ncols=2,
             handlelength=4,
         )
-        headline(fig, _title(table))
+        add_headline(fig, _title(table))
         probe = record.config["instruments"].get("curvature", {}).get("images", 200)
-        style.caption(
+        style.add_caption(
             fig,
             f"One run ({record.name}, seed {record.seed}). Norm: of the gradient accumulated over "
             f"an epoch, all compressed layers. Curvature: of the loss on {probe} training images, "
             "with BatchNorm's running or batch statistics. "
-            f"{style.setting(record)}.",
+            f"{style.describe_setting(record)}.",
         )
     return style.Drawing(fig, table)
 

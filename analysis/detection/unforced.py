@@ -20,7 +20,7 @@ from regimes.detectors import RelativeChange
 from regimes.errors import LackingError, RecordError
 from regimes.policies.detected import signal_values
 from regimes.records import Record
-from regimes.replay.replay import measured, past_epochs, signal_cost
+from regimes.replay.replay import has_statistics, past_epochs, signal_cost
 from regimes.statistics import kappa
 
 from ..common import estimates
@@ -54,14 +54,16 @@ def rule(statistic: str) -> RelativeChange:
 
 
 def scores(run: Record, change: Change = RELATIVE) -> pd.DataFrame:
-    """A column of scores per detector whose statistic was recorded, a row per epoch that counts.
+    """A column of scores per detector with a recorded statistic, a row per epoch that counts.
     nan: the statistic was undefined.
 
     Raises:
         LackingError: a run without any of the statistics.
         RecordError: a run with fewer than four scores.
     """
-    known = {name: rule(text) for name, text in STATISTICS.items() if measured(run, rule(text))}
+    known = {
+        name: rule(text) for name, text in STATISTICS.items() if has_statistics(run, rule(text))
+    }
     if not known:
         raise LackingError(
             f"{run.folder} recorded none of the statistics: see `regimes presets "
@@ -119,7 +121,7 @@ def pairs(tables: Scores) -> pd.DataFrame:
 
 
 def other_runs(tables: Scores, reference: str = REFERENCE) -> pd.DataFrame:
-    """Per detector, kappa of its calls in one run with those of the reference (column ``with``) and
+    """Per detector, kappa of its calls in one run with the reference's (column ``with``) and
     with its own (``itself``) in a run of another seed, means over all pairs of runs."""
     called = [calls(table) for table in tables.values()]
     rows = [
@@ -142,7 +144,7 @@ def over_seeds(by_seed: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_reference(rows: pd.DataFrame, reference: str = REFERENCE) -> pd.DataFrame:
-    """The pairs of which one detector is the reference, by the other's name.
+    """The pairs with the reference, by the other's name.
 
     Raises:
         LackingError: no pair has it.

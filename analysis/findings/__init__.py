@@ -6,7 +6,7 @@
     make pages                            # or: python -m analysis.findings
     python -m analysis.findings --again   # compute every number again, about two minutes
 
-`claims` judges the sentences of `sentences`: each is an effect (`effects`), whose interval gives a
+`claims` judges the sentences of `sentences`: each is an effect (`effects`); its interval gives a
 verdict (`verdicts`). `provenance` lists the code behind the records. The pages are made so:
 
 1. `numbers` holds functions of the committed records, such as ``effect("small", "low", "high")``.

@@ -15,7 +15,7 @@ def main(again: bool = False) -> None:
     """Write the pages of the findings from the committed records.
 
     Args:
-        again: compute every number, not only those whose archives have changed.
+        again: compute every number, not only the numbers of archives that have changed.
     """
     store = Store(NUMBERS, None if again else pages.NUMBERS_FILE)
     try:
@@ -23,7 +23,7 @@ def main(again: bool = False) -> None:
     except ClaimError as error:
         raise SystemExit(f"error: {error}") from None
     written = "\n".join(str(path.relative_to(ROOT)) for path in changed)
-    stdout.console(highlight=False).print(written or "all pages are as they should be")
+    stdout.make_console(highlight=False).print(written or "all pages are as they should be")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,15 @@ from regimes.errors import RecordError
 from regimes.plotting.groups import check_setting, check_there, tested_by
 from regimes.records import Record, load_all, write_output
 from regimes.records import summary as ends_of
-from regimes.statistics import LEAST, alike, holm, least_p, p_ranks, p_value, t_interval
+from regimes.statistics import (
+    LEAST,
+    are_alike,
+    correct_by_holm,
+    least_p,
+    p_ranks,
+    p_value,
+    t_interval,
+)
 
 from ..common.compare import LAST
 from ..common.estimates import Cell, Row, as_table, number, p, word
@@ -62,7 +70,7 @@ def find(folder: Path, source: str) -> list[Record]:
 
 
 def judge(folder: Path, claims: Sequence[Claim] = (*PAPER, *QUESTIONS)) -> pd.DataFrame:
-    """One row per claim whose records are there.
+    """One row per claim that has its records.
 
     Columns: item, claim, records, effect, n, mean, ci_low, ci_high (of a 95 % t interval; nan where
     all seeds are alike), margin, p, p_ranks, p_holm (within the item), verdict, outcome, and
@@ -87,7 +95,9 @@ def judge(folder: Path, claims: Sequence[Claim] = (*PAPER, *QUESTIONS)) -> pd.Da
             "like grids, e.g. small or small.tar.xz"
         )
     frame = pd.DataFrame(rows)
-    frame["p_holm"] = frame.groupby("item", sort=False)["p"].transform(lambda p: holm(p.to_list()))
+    frame["p_holm"] = frame.groupby("item", sort=False)["p"].transform(
+        lambda p: correct_by_holm(p.to_list())
+    )
     cells = zip(*(frame[name] for name in DECIDE), strict=True)
     frame["outcome"] = [outcome(*cell) for cell in cells]
     return frame
@@ -99,7 +109,7 @@ def _row(claim: Claim, runs: Sequence[Record]) -> dict[str, Any]:
     check_setting(chosen, TASK)
     values = claim.effect(chosen)
     mean, low, high = t_interval(values)
-    if alike(values):
+    if are_alike(values):
         low = high = math.nan
     codes = [str(run.header.get("code", {}).get("digest")) for run in chosen]
     return {
@@ -181,7 +191,7 @@ def page(rows: pd.DataFrame) -> str:
 
 
 def main(folder: Path, out: Path | None = None, paper: bool = False) -> pd.DataFrame:
-    """Print the verdict on every claim whose records are in FOLDER.
+    """Print the verdict on every claim that has its records in FOLDER.
 
     Args:
         folder: of grids' records, each a folder or an archive of the grid's name.
@@ -192,7 +202,7 @@ def main(folder: Path, out: Path | None = None, paper: bool = False) -> pd.DataF
     if out:
         write_output(out, page(rows))
     items = summary(rows).astype(str)
-    console = stdout.console(highlight=False)
+    console = stdout.make_console(highlight=False)
     console.width = max(console.width, WIDTH)
     console.print(as_text(rows).drawn(), "")
     console.print(Table(list(items.columns), items.to_numpy().tolist()).drawn(), "")

@@ -19,7 +19,7 @@ Effect = Callable[[Sequence[Record]], list[float]]
 
 
 def minus(a: str, b: str) -> Effect:
-    """The metric of schedule ``a`` minus that of ``b``, paired over seeds, in the unit of
+    """The metric of schedule ``a`` minus the metric of ``b``, paired over seeds, in the unit of
     figures."""
 
     def values(runs: Sequence[Record]) -> list[float]:
@@ -40,7 +40,7 @@ def fall_at_decay(schedule: str) -> Effect:
             decay, *_ = decay_epochs(run) or (None,)
             if decay is None:
                 raise RecordError(f"{run.folder} does not say when its learning rate decays")
-            names = [layer["name"] for layer in compare.compressed(run)]
+            names = [layer["name"] for layer in compare.compressed_layers(run)]
             rows = run.layers[run.layers["layer"].isin(names)]
             after = rows["epoch"].between(decay, decay + 2)
             before = rows["epoch"].between(decay - 3, decay - 1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from regimes.errors import RecordError
-from regimes.records import Record, differing, identity
+from regimes.records import Record, differing_fields, identify_experiment
 
 BIT_EQUAL = (
     # Commits 28272e01, bfe363bb, 1ffbcafe, ef53b5e1: trained anew on one machine, each wrote the
@@ -45,7 +45,7 @@ def pool(blocks: Mapping[str, Sequence[Record]], schedules: Sequence[str]) -> li
 
 def difference(a: Record, b: Record) -> str:
     """Why two runs are not the same experiment; empty if they are."""
-    if differ := differing([identity(a), identity(b)]):
+    if differ := differing_fields([identify_experiment(a), identify_experiment(b)]):
         return f"has another {', '.join(differ)}"
     codes = [str(run.header.get("code", {}).get("digest"))[:DIGITS] for run in (a, b)]
     if not same_code(codes):

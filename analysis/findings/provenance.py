@@ -6,9 +6,9 @@
     regimes figure provenance data/reference            # every archive or folder of records in it
     regimes figure provenance small.tar.xz --strict     # exit code 1 if a digest has no commit
 
-A digest is that of `regimes.records.provenance.code_digest`, over ``regimes/**/*.py``. It is taken
+`regimes.records.provenance.code_digest` computes a digest, over ``regimes/**/*.py``. It is taken
 of every commit that HEAD comes from and that touches ``regimes/``, out of git's objects; nothing is
-checked out. A digest without a commit is that of code which was never committed as it ran.
+checked out. A digest without a commit is of code that was never committed as it ran.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import tyro
 from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.errors import RecordError
-from regimes.records import find, read_header, unpacked
+from regimes.records import find_runs, read_header, unpack_records
 from regimes.records.provenance import digest_of
 
 from ..common.command import name_of
@@ -119,8 +119,8 @@ def table(records: Sequence[Path], known: dict[str, str]) -> pd.DataFrame:
     """
     rows = []
     for place in (inside for path in records for inside in places(path)):
-        with unpacked(place) as root:
-            digests = Counter(str(read_header(run)["code"]["digest"]) for run in find(root))
+        with unpack_records(place) as root:
+            digests = Counter(str(read_header(run)["code"]["digest"]) for run in find_runs(root))
         if not digests:
             raise RecordError(f"no run in or under {place}")
         rows += [
@@ -162,7 +162,7 @@ def main(
     if not records:  # before the history is read, which takes seconds
         raise RecordError("no records are named: expected folders or archives of runs")
     rows = table(records, commits())
-    stdout.console(highlight=False).print(as_text(rows).drawn(), "", summary(rows), sep="\n")
+    stdout.make_console(highlight=False).print(as_text(rows).drawn(), "", summary(rows), sep="\n")
     if strict and (rows["commit"] == "").any():
         sys.exit(1)
     return rows

@@ -21,10 +21,10 @@ class Claim:
         item: where it comes from, a figure or table of the paper or a question of ours; the
             sentences of an item are the family over which p values are corrected.
         says: the sentence.
-        sources: the grids whose records it is about; several are pooled (`pools`).
+        sources: the grids with the records that it is about; several are pooled (`pools`).
         effect: one number per seed; above zero (``base``) is better for the one named first.
         name: of the effect, with its unit.
-        schedules: whose runs the effect reads.
+        schedules: the effect reads their runs.
         expect: "more" or "no less" than zero (than ``base``).
         margin: the smallest effect that matters.
     """

@@ -94,7 +94,7 @@ def _entries(source: str) -> tuple[pd.DataFrame, Metric]:
 
 
 def trials(source: str) -> list[dict[str, Any]]:
-    """The trials that chose learning rates; ``rate`` is that of each."""
+    """The trials that chose learning rates; ``rate`` is the rate of each."""
     path = record_read(f"{source}-tune.json")
     rows = json.loads(path.read_text(encoding="utf-8"))["trials"]
     return [{**row, "rate": float(row["values"].rpartition("=")[2])} for row in rows]

@@ -34,7 +34,7 @@ class Interval:
     p_holm: float = math.nan
 
     def __neg__(self) -> Interval:
-        """The interval of b - a, where this is that of a - b."""
+        """The interval of b - a, where this is the interval of a - b."""
         return dataclasses.replace(self, mean=-self.mean, low=-self.high, high=-self.low)
 
     def text(self, digits: int = 1, sign: bool = False, significant: bool = False) -> str:

@@ -9,12 +9,12 @@ and to the margin, the smallest effect that matters. It is one of six:
 - *worse, within the margin*, and *worse*: the same below zero;
 - *open*: contains zero and an effect that matters; more seeds are needed.
 
-A sentence expects *more* (an effect that matters) or *no less* (no loss that matters; the opposite
-of more in the other direction). More is *supported* if the effect is better, also after Holm's
-correction within the family, and its mean at least the margin; *contradicted* if the interval lies
-below the margin; open otherwise. A sentence about networks of a quality that the runs do not reach
-cannot be contradicted by them: it is *not reproduced at this scale*. So a claim of no effect is
-decided by the interval alone, and a claim of an effect must also hold after correction.
+A sentence expects *more* (an effect that matters) or *no less* (no decrease larger than the
+margin). More is *supported* if the effect is better, also after Holm's correction within the
+family, and its mean at least the margin; *contradicted* if the interval lies below the margin; open
+otherwise. A sentence about networks of a quality that the runs do not reach cannot be contradicted
+by them: it is *not reproduced at this scale*. So a claim of no effect is decided by the interval
+alone, and a claim of an effect must also hold after correction.
 """
 
 from __future__ import annotations

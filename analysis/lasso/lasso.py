@@ -24,7 +24,7 @@ import tyro
 from scipy.stats import norm
 
 from regimes.plotting import style
-from regimes.plotting.words import headline
+from regimes.plotting.words import add_headline
 from regimes.records import Record, load_all
 
 from ..common.command import Files, Out, Several
@@ -70,8 +70,8 @@ def lasso(s: Setting, runs: list[Record]) -> style.Drawing:
     """
     below = network(runs) if runs else None
     above = [sparsity(s), chances(s)]
-    with style.theme():
-        fig = style.figure(3.7 if below is None else 6.9)
+    with style.use_theme():
+        fig = style.make_figure(3.7 if below is None else 6.9)
         axes = fig.subplots(1 if below is None else 2, 2, squeeze=False)
         _sparsity(axes[0, 0], above[0], s)
         _chances(axes[0, 1], above[1], s)
@@ -79,10 +79,10 @@ def lasso(s: Setting, runs: list[Record]) -> style.Drawing:
         if below is not None:
             _network(axes[1, 0], axes[1, 1], below, runs[0])
             words += " " + _network_words(below, runs)
-        headline(
+        add_headline(
             fig, "Lemma 1 in a LASSO: how sparse the mean gradient is, and how much noise hides it"
         )
-        style.caption(fig, words)
+        style.add_caption(fig, words)
     return style.Drawing(
         fig, pd.concat([*above, *([below] if below is not None else [])], ignore_index=True)
     )
@@ -192,7 +192,7 @@ def _network_words(numbers: pd.DataFrame, runs: list[Record]) -> str:
         "of these variances v. Participation: (Σv)²/(NΣv²), 1 if they are equal. Resolved: what is "
         "not expected in the mean of so many from noise alone (axis cut at -0.5); at 0, the mean "
         f"has the shape of noise. Mean over {style.seeds_in_words([len(runs)])}; {spread}. "
-        f"{style.setting(runs[0])}."
+        f"{style.describe_setting(runs[0])}."
     )
 
 

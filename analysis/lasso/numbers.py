@@ -19,7 +19,7 @@ from regimes.errors import RecordError, require
 from regimes.records import Record
 from regimes.statistics import t_interval
 
-from ..common.compare import compressed, groups
+from ..common.compare import compressed_layers, group_runs
 from .model import (
     Problem,
     Vector,
@@ -177,7 +177,7 @@ def network(runs: Iterable[Record]) -> pd.DataFrame:
     Raises:
         RecordError: no readings, or runs of several schedules.
     """
-    by_schedule = groups(runs)
+    by_schedule = group_runs(runs)
     if len(by_schedule) > 1:
         raise RecordError(
             f"runs of the schedules {', '.join(by_schedule)}: give the folder of one of them"
@@ -192,7 +192,9 @@ def network(runs: Iterable[Record]) -> pd.DataFrame:
 
 
 def _of_run(run: Record) -> pd.DataFrame:
-    inside = run.layers[run.layers["layer"].isin([layer["name"] for layer in compressed(run)])]
+    inside = run.layers[
+        run.layers["layer"].isin([layer["name"] for layer in compressed_layers(run)])
+    ]
     parts = []
     for family in FAMILIES:
         columns = {f"{family}:{name}": name for name in SHAPES}

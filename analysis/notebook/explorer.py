@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets as widgets
 from matplotlib.patches import Patch
 
-from regimes.network import Network, spell
+from regimes.network import Network, format_bandwidth
 from regimes.plotting import style
-from regimes.plotting.looks import order
-from regimes.plotting.panels import draw_bands, draw_levels, layer_name, palette
+from regimes.plotting.looks import order_schedules
+from regimes.plotting.panels import draw_bands, draw_levels, layer_name, level_palette
 from regimes.records import Record, load_all, unit_name
 
 from ..cost.whatif import KNOBS, Answer, PricedRuns, Settings
@@ -70,7 +70,7 @@ class Explorer:
 
     def __init__(self, study: PricedRuns, **start: Any) -> None:
         self.study = study
-        schedules = order(name for name, _ in study.runs)
+        schedules = order_schedules(name for name, _ in study.runs)
         first = "low" if "low" in schedules else schedules[0]
         schedule = start.get("schedule", first)
         seed = min(seed for name, seed in study.runs if name == schedule)
@@ -116,7 +116,10 @@ class Explorer:
 def _knobs(start: Settings, schedules: list[str]) -> dict[str, widgets.Widget]:
     same: dict[str, Any] = {"layout": WIDE, "style": {"description_width": "120px"}}
     slider: dict[str, Any] = {**same, "min": 0.05, "step": 0.05, "readout_format": ".2f"}
-    bandwidths = {**{spell(b): b for b in BANDWIDTHS}, spell(start.bandwidth): start.bandwidth}
+    bandwidths = {
+        **{format_bandwidth(b): b for b in BANDWIDTHS},
+        format_bandwidth(start.bandwidth): start.bandwidth,
+    }
     latencies = {f"{1e6 * s:g} µs": s for s in sorted({*LATENCIES, start.latency})}
     return {
         "schedule": widgets.Dropdown(
@@ -201,11 +204,11 @@ def figure(study: PricedRuns, settings: Settings, answer: Answer) -> Figure:
     """Bands of all detectors, and the chosen one's level map."""
     run, bands, levels = study.runs[settings.schedule, settings.seed], answer.bands, answer.levels
     names = {layer["name"]: layer_name(layer) for layer in run.header["layers"]}
-    colours = palette(run, {"low", "high"})
+    colours = level_palette(run, {"low", "high"})
     size = 7.5 if len(levels) <= 30 else 4.5
     heights = [0.24 * len(bands) + 0.3, max(1.4, len(levels) * size / 45)]
-    with style.theme():
-        fig = style.figure(sum(heights) + 1.3, 8.8)
+    with style.use_theme():
+        fig = style.make_figure(sum(heights) + 1.3, 8.8)
         top, bottom = fig.subplots(2, 1, sharex=True, height_ratios=heights)
         draw_bands(top, bands)
         top.set_yticks(range(len(bands)), list(bands.index), fontsize=7.5)
@@ -224,9 +227,9 @@ def figure(study: PricedRuns, settings: Settings, answer: Answer) -> Figure:
         bottom.legend(handles=entries, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
         for ax in (top, bottom):
             style.mark_decays(ax, run, labelled=ax is top, behind="white")
-        style.caption(
+        style.add_caption(
             fig,
             f"Replayed over one run (n\xa0=\xa01): {run.name}, seed {run.seed}. "
-            f"{style.setting(run)}.",
+            f"{style.describe_setting(run)}.",
         )
     return fig

@@ -39,7 +39,7 @@ def png(figure: Figure, dpi: int = DPI) -> bytes:
     from PIL import Image
 
     drawn, kept = io.BytesIO(), io.BytesIO()
-    with style.theme():
+    with style.use_theme():
         figure.savefig(drawn, dpi=dpi, metadata={"Software": None})
     with Image.open(drawn) as image:
         few = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
@@ -78,7 +78,8 @@ def compared(
 
 
 def agreement(result: Comparison) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """(one row per detector, one row per pair) of ``replay.detect.bench``: means over seeds."""
+    """(one row per detector, one row per pair) of ``replay.detect.bench_detectors``: means over
+    seeds."""
     shown = []
     for part, columns in detect.NUMBERS.items():
         rows = detect.over_seeds(getattr(result, part), part)

@@ -22,7 +22,7 @@ from regimes.errors import RecordError
 from regimes.plotting import panels, style
 from regimes.plotting.groups import in_roles
 from regimes.plotting.looks import styles_of
-from regimes.plotting.words import answer, headline, names_of
+from regimes.plotting.words import add_headline, names_of, write_answer
 from regimes.records import Record, load_all
 
 from ..common import compare
@@ -62,31 +62,35 @@ def figure(runs: Iterable[Record], *, schedules: Sequence[str] = ()) -> style.Dr
         schedules: which ones; default all there are.
 
     Raises:
-        RecordError: see `compare.groups`.
+        RecordError: see `compare.group_runs`.
     """
-    by_schedule = compare.groups(runs, schedules, only=bool(schedules))
+    by_schedule = compare.group_runs(runs, schedules, only=bool(schedules))
     shown = compare.tested_by(next(iter(by_schedule.values()))[0])
-    numbers, last, steps = lines.curves(by_schedule), lines.ends(by_schedule), decided(by_schedule)
+    numbers, last, steps = (
+        lines.tabulate_curves(by_schedule),
+        lines.tabulate_ends(by_schedule),
+        decided(by_schedule),
+    )
     names = names_of(by_schedule)
-    with style.theme():
-        fig = style.figure(5.4)
+    with style.use_theme():
+        fig = style.make_figure(5.4)
         grid = fig.subplots(2, 2, height_ratios=[3, 2])
         for ax, against in zip(grid[0], ("epoch", "floats"), strict=True):
             panels.draw_curves(ax, against, numbers, last, shown, names, marks=against == "floats")
             panels.format_axis(ax, against, last, lines.typical_run(by_schedule).config)
-            cut = panels.limits(ax, numbers, shown, last)
+            cut = panels.set_limits(ax, numbers, shown, last)
             ax.set_ylabel(shown.axis)
         for ax, (column, label) in zip(grid[1], DECIDED.items(), strict=True):
             _step(ax, steps, column)
             ax.set(xlabel=grid[0, 0].get_xlabel(), ylabel=label)
             ax.margins(x=0.02)
         for ax in (grid[0, 0], *grid[1]):
-            style.shade(ax, compare.windows(by_schedule))
+            style.shade_windows(ax, compare.critical_windows(by_schedule))
             style.mark_decays(ax, lines.typical_run(by_schedule), labelled=ax is grid[0, 0])
         lines.name_ends(grid[0, 1], "floats", last, shown, names)
-        headline(fig, answer(by_schedule, shown, names))
+        add_headline(fig, write_answer(by_schedule, shown, names))
         below = "Below, thin: each seed; thick: the median. "
-        style.caption(fig, below + lines.words(by_schedule, ("epoch", "floats"), cut=cut))
+        style.add_caption(fig, below + lines.words(by_schedule, ("epoch", "floats"), cut=cut))
     parts = [numbers.assign(part="curve"), last.assign(part="end")]
     return style.Drawing(fig, pd.concat(parts))
 
@@ -142,7 +146,7 @@ def main(
     files.figure(name, figure(runs, schedules=schedules))
     chosen = [run for run in runs if not schedules or run.name in schedules]
     tables = compare.table(chosen, needed=(), all_pairs=True)
-    files.compared(tables, f"{style.setting(chosen[0])}.", f"{name}-")
-    by_schedule = compare.groups(runs, schedules, only=bool(schedules))
+    files.compared(tables, f"{style.describe_setting(chosen[0])}.", f"{name}-")
+    by_schedule = compare.group_runs(runs, schedules, only=bool(schedules))
     files.table(f"{name}-decided", decided(by_schedule))
     return files.print_paths()

@@ -23,13 +23,13 @@ import pandas as pd
 from regimes.errors import require
 from regimes.plotting import canvas, panels, style
 from regimes.plotting.curves import CLOCK as CLOCK
-from regimes.plotting.curves import curves, ends, has
-from regimes.plotting.curves import seconds as seconds
-from regimes.plotting.groups import decay_epochs, in_roles, measured, typical_run
+from regimes.plotting.curves import has_metric, tabulate_curves, tabulate_ends
+from regimes.plotting.curves import training_seconds as training_seconds
+from regimes.plotting.groups import decay_epochs, in_roles, measured_metric, typical_run
 from regimes.plotting.looks import Metric
 from regimes.plotting.schedules import pairs_of
-from regimes.plotting.words import LAST, answer, headline, label_ends, names_of
-from regimes.records import Record, length, load_all, unit_name
+from regimes.plotting.words import LAST, add_headline, label_ends, names_of, write_answer
+from regimes.records import Record, load_all, run_length, unit_name
 
 from ..common import compare, markov
 from ..common.command import Files, Out, Records
@@ -65,18 +65,18 @@ def figure(
         baseline: the schedule that the title compares with.
 
     Raises:
-        RecordError: see `compare.groups`; no such column; no such logs; no such baseline.
+        RecordError: see `compare.group_runs`; no such column; no such logs; no such baseline.
     """
-    by_schedule = compare.groups(runs, schedules, only=bool(schedules))
+    by_schedule = compare.group_runs(runs, schedules, only=bool(schedules))
     if baseline is not None:
         pairs_of(list(by_schedule), baseline)  # it is one of them
     one = next(iter(by_schedule.values()))[0]
-    shown = measured(one, column) if column else compare.tested_by(one)
-    numbers, last = curves(by_schedule, shown), ends(by_schedule, shown)
+    shown = measured_metric(one, column) if column else compare.tested_by(one)
+    numbers, last = tabulate_curves(by_schedule, shown), tabulate_ends(by_schedule, shown)
     authors = logs.of(one, shown) if overlay else None
     names = names_of(by_schedule)
-    with style.theme():
-        fig = style.figure(3.7)
+    with style.use_theme():
+        fig = style.make_figure(3.7)
         axes = fig.subplots(1, len(x), sharey=True, squeeze=False)[0]
         for ax, against in zip(axes, x, strict=True):
             marks = against != "epoch" or len(x) == 1  # at one x they would cover each other
@@ -85,16 +85,16 @@ def figure(
                 logs.overlay(ax, authors[authors["schedule"].isin(by_schedule)], shown)
             panels.format_axis(ax, against, last, typical_run(by_schedule).config)
             if against == "epoch":
-                style.shade(ax, compare.windows(by_schedule))
+                style.shade_windows(ax, compare.critical_windows(by_schedule))
                 style.mark_decays(ax, typical_run(by_schedule))
         axes[0].set_ylabel(shown.axis)
-        cut = panels.limits(axes[0], numbers, shown, last)
+        cut = panels.set_limits(axes[0], numbers, shown, last)
         if shown == compare.tested_by(one):
             for ax in axes:
                 markov.mark(ax, one, "y")
         _name(fig, axes, x, last, shown, names)
-        headline(fig, answer(by_schedule, shown, names, baseline))
-        style.caption(fig, words(by_schedule, x, authors is not None, cut))
+        add_headline(fig, write_answer(by_schedule, shown, names, baseline))
+        style.add_caption(fig, words(by_schedule, x, authors is not None, cut))
     parts = {"curve": numbers, "end": last, "authors": authors}
     drawn = [frame.assign(part=part) for part, frame in parts.items() if frame is not None]
     return style.Drawing(fig, pd.concat(drawn, ignore_index=True))
@@ -143,7 +143,7 @@ def words(by_schedule: Groups, x: Sequence[str], overlay: bool = False, cut: boo
         f"{style.intervals_in_words(counts, len(counts), 'epoch' in x)}; a large marker is the "
         f"{'last value' if one.hooked else 'end of training'}"
     ]
-    if compare.windows(by_schedule) and "epoch" in x:
+    if compare.critical_windows(by_schedule) and "epoch" in x:
         parts.append("Shaded: the hand-made critical windows")
     notes: dict[str, list[str]] = {}
     names = names_of(by_schedule)
@@ -163,7 +163,7 @@ def words(by_schedule: Groups, x: Sequence[str], overlay: bool = False, cut: boo
         parts.append("The axis leaves out the first values")
     if overlay:
         parts.append("Thin: the authors' logs, one seed")
-    return ". ".join([*parts, f"{markov.caption(one)}{style.setting(one)}."])
+    return ". ".join([*parts, f"{markov.caption(one)}{style.describe_setting(one)}."])
 
 
 def _differences(runs: Sequence[Record], one: Record) -> list[str]:
@@ -175,11 +175,11 @@ def _differences(runs: Sequence[Record], one: Record) -> list[str]:
     rate, common = runs[0].rate, one.rate
     if rate != common and math.isfinite(rate) and math.isfinite(common):
         said.append(f"learning rate {rate:g}, in place of {common:g}")
-    meant, usual = style.levels(runs[0].config), style.levels(one.config)
+    meant, usual = style.describe_levels(runs[0].config), style.describe_levels(one.config)
     if meant != usual:
         said.append(meant)
     lengths = sorted({len(run.epochs) for run in runs})
-    if lengths != [length(one.header, one.rows)]:
+    if lengths != [run_length(one.header, one.rows)]:
         spelt = " to ".join(map(str, {lengths[0]: 0, lengths[-1]: 0}))
         rest = "; the curve goes as far as all seeds" if len(lengths) > 1 else ""
         said.append(f"{spelt} {unit_name(one.config).partition(' ')[0]}s{rest}")
@@ -216,7 +216,7 @@ def main(
     options: Any = {"schedules": schedules, "x": x, "column": metric, "baseline": baseline}
     files.figure(name, figure(runs, overlay=published, **options))
     runs = [run for run in runs if not schedules or run.name in schedules]
-    if all(has(run, compare.tested_by(run)) for run in runs):
+    if all(has_metric(run, compare.tested_by(run)) for run in runs):
         tables = compare.table(runs, needed=(), all_pairs=True, baseline=baseline)
-        files.compared(tables, f"{style.setting(runs[0])}.", f"{name}-")
+        files.compared(tables, f"{style.describe_setting(runs[0])}.", f"{name}-")
     return files.print_paths()

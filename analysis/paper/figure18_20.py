@@ -20,13 +20,12 @@ from regimes.plotting import panels as drawing
 from regimes.plotting import style
 from regimes.plotting.looks import style_of
 from regimes.plotting.panels import layer_name as layer_name
-from regimes.plotting.panels import levels as levels
-from regimes.plotting.panels import palette as palette
-from regimes.plotting.words import headline
+from regimes.plotting.panels import level_palette as level_palette
+from regimes.plotting.words import add_headline
 from regimes.records import Record, load_all
 
 from ..common.command import Files, Out, Records
-from ..common.compare import groups
+from ..common.compare import group_runs
 
 if TYPE_CHECKING:
     pass
@@ -43,20 +42,22 @@ def level_map(
     Raises:
         RecordError: no run of that schedule or seed.
     """
-    chosen = groups(runs, [schedule], only=True)[schedule]
+    chosen = group_runs(runs, [schedule], only=True)[schedule]
     shown = next((run for run in chosen if seed in (None, run.seed)), None)
     if shown is None:
         raise RecordError(
             f"no {schedule!r} run of seed {seed}: there are {[r.seed for r in chosen]}"
         )
     fig, numbers = drawing.level_map(chosen, shown)
-    with style.theme():
-        headline(fig, f"{style_of(schedule).label} chose {drawing.level_share(chosen, numbers)}")
-        style.caption(
+    with style.use_theme():
+        add_headline(
+            fig, f"{style_of(schedule).label} chose {drawing.level_share(chosen, numbers)}"
+        )
+        style.add_caption(
             fig,
             f"Top: compression level of each compressed layer (network order){_of_run(shown)}. "
             f"Bottom: share of layers at each level but the "
-            f"highest compression{_seeds(len(chosen))}. {style.setting(shown)}.",
+            f"highest compression{_seeds(len(chosen))}. {style.describe_setting(shown)}.",
         )
     return style.Drawing(fig, numbers)
 

@@ -26,25 +26,31 @@ import seaborn as sns
 from regimes.plotting import canvas, panels, style
 from regimes.plotting.looks import LOOKS, Metric, style_of
 from regimes.plotting.said import Estimate
-from regimes.plotting.words import answer, difference, headline, names_of, spoken
+from regimes.plotting.words import (
+    add_headline,
+    describe_difference,
+    names_of,
+    spoken_name,
+    write_answer,
+)
 from regimes.records import Record, load_all, unit_name
 
 from ..common.command import Files, Out, Records
 from ..common.compare import (
     LAST,
     Groups,
-    compressed,
-    groups,
+    compare_pair,
+    compressed_layers,
+    critical_windows,
+    group_runs,
     norms,
-    pair,
-    reached,
     schedules,
+    summarise_reached,
     table,
     tested_by,
-    windows,
 )
 from ..common.names import FIGURE2
-from .curves import curves, ends, name_ends
+from .curves import name_ends, tabulate_curves, tabulate_ends
 from .figure18_20 import layer_name, level_map
 
 if TYPE_CHECKING:
@@ -62,14 +68,14 @@ PANELS = {  # the two halves of the argument; schedules that no figure knows go 
 
 def figure2a(runs: Iterable[Record], schedule: str = "low") -> style.Drawing:
     """Gradient norm per layer against epoch, and the numbers drawn."""
-    by_schedule = groups(runs, [schedule])
-    chosen, critical = by_schedule[schedule], windows(by_schedule)
-    numbers, layers, config = norms(chosen), compressed(chosen[0]), chosen[0].config
+    by_schedule = group_runs(runs, [schedule])
+    chosen, critical = by_schedule[schedule], critical_windows(by_schedule)
+    numbers, layers, config = norms(chosen), compressed_layers(chosen[0]), chosen[0].config
     colours = sns.color_palette("viridis", len(layers) + 1)[: len(layers)]  # the last is too pale
-    with style.theme():
-        fig = style.figure(3.3)
+    with style.use_theme():
+        fig = style.make_figure(3.3)
         ax = fig.add_subplot()
-        style.shade(ax, critical)
+        style.shade_windows(ax, critical)
         style.mark_decays(ax, chosen[0])
         for (depth, rows), colour in zip(numbers.groupby("depth"), colours, strict=True):
             positive = rows["norm"].where(rows["norm"] > 0)
@@ -97,55 +103,59 @@ def figure2a(runs: Iterable[Record], schedule: str = "low") -> style.Drawing:
         if not canvas.says_beside(fig, headline=_fall(numbers, critical)):  # the legend is beside
             ax.set_title(_fall(numbers, critical), loc="left", fontsize=9.5, pad=13)
         shaded = "Shaded: the hand-made critical windows. " if critical else ""
-        style.caption(
+        style.add_caption(
             fig,
             f"Norm of a layer's gradient accumulated over an epoch (signal {config['signal']!r}), "
             f"schedule {schedule!r}, mean over {style.seeds_in_words([len(chosen)])}. {shaded}"
-            f"{style.setting(chosen[0])}.",
+            f"{style.describe_setting(chosen[0])}.",
         )
     return style.Drawing(fig, numbers)
 
 
 def figure2b(runs: Iterable[Record]) -> style.Drawing:
     """Accuracy against epoch and against floats, per schedule, and the numbers drawn."""
-    every = groups(runs, FIGURE2)
+    every = group_runs(runs, FIGURE2)
     strangers = tuple(name for name in every if name not in LOOKS)
     shown_here = {*strangers, *sum(PANELS.values(), ())}
     by_schedule = {name: group for name, group in every.items() if name in shown_here}
-    numbers, last, one = curves(by_schedule), ends(by_schedule), by_schedule["low"][0]
+    numbers, last, one = (
+        tabulate_curves(by_schedule),
+        tabulate_ends(by_schedule),
+        by_schedule["low"][0],
+    )
     shown, said = tested_by(one), names_of(by_schedule)
-    with style.theme():
-        fig = style.figure(6.6)
+    with style.use_theme():
+        fig = style.make_figure(6.6)
         if canvas.is_stacked(fig):  # four panels below one another
             fig.set_figheight(canvas.HIGHEST)
         grid = fig.add_gridspec(2, 1, hspace=0.04)
         halves = [fig.add_subfigure(grid[i]) for i in range(2)]
         for (title, names), half in zip(PANELS.items(), halves, strict=True):
             left, right = canvas.subplots(half, 1, 2, sharey=True)
-            style.shade(left, windows(by_schedule))
+            style.shade_windows(left, critical_windows(by_schedule))
             style.mark_decays(left, one)
             drawn = names + (strangers if title == RECOVER else ())
             part = numbers[numbers["schedule"].isin(drawn)]
             for ax, against in ((left, "epoch"), (right, "floats")):
                 panels.draw_curves(ax, against, part, last, shown, said, marks=ax is right)
                 panels.format_axis(ax, against, last, one.config)
-            panels.limits(left, numbers, shown, last)
+            panels.set_limits(left, numbers, shown, last)
             left.set_ylabel(shown.axis)
             name_ends(right, "floats", last[last["schedule"].isin(drawn)], shown, said)
             half.suptitle(title, x=0.012, ha="left", fontsize=8.5)
         counts = [len(group) for group in by_schedule.values()]
-        shaded = "Shaded: the hand-made critical windows. " if windows(by_schedule) else ""
+        shaded = "Shaded: the hand-made critical windows. " if critical_windows(by_schedule) else ""
         sooner = by_schedule.get("dense-deleted", [one])[0].config["epochs"] - one.config["epochs"]
         early = f"The last control decays {-sooner} epochs earlier. " if sooner else ""
         most = max(len([n for n in names if n in by_schedule]) for names in PANELS.values())
-        headline(fig, _claim(by_schedule, shown, said))
-        style.caption(
+        add_headline(fig, _claim(by_schedule, shown, said))
+        style.add_caption(
             fig,
             f"Mean over {style.seeds_in_words(counts)}; "
             f"{style.intervals_in_words(counts, most + len(strangers))}. {shaded}"
             "Right: the same curves; a large marker is the end of training. "
             "The axes leave out the first epochs. "
-            f"{early}{_rates(by_schedule)}{style.setting(one)}.",
+            f"{early}{_rates(by_schedule)}{style.describe_setting(one)}.",
         )
     parts = {"curve": numbers, "end": last}
     tables = [rows.assign(part=part) for part, rows in parts.items()]
@@ -157,12 +167,12 @@ def _claim(by_schedule: Groups, shown: Metric, said: Mapping[str, str]) -> str:
     few = {name: by_schedule[name] for name in ("high", "low-in-critical") if name in by_schedule}
     less = few.get("low-in-critical")
     if len(few) < 2 or less is None:
-        return answer(by_schedule, shown, said)
-    _, by_run = reached([run for runs in few.values() for run in runs])
-    gap = Estimate.at(pair(by_run, "low-in-critical", "high", shown), "difference", "ci")
-    low, high = (spoken(name, less[0].config) for name in ("low", "high"))
+        return write_answer(by_schedule, shown, said)
+    _, by_run = summarise_reached([run for runs in few.values() for run in runs])
+    gap = Estimate.at(compare_pair(by_run, "low-in-critical", "high", shown), "difference", "ci")
+    low, high = (spoken_name(name, less[0].config) for name in ("low", "high"))
     alone = f"{low} in the shaded epochs alone"
-    return difference(alone, f"{high} throughout", gap, shown, beats=True)
+    return describe_difference(alone, f"{high} throughout", gap, shown, beats=True)
 
 
 def _rates(by_schedule: Groups) -> str:
@@ -212,7 +222,8 @@ def main(records: Records, out: Out = None) -> list[Path]:
     """Draw Figure 2 and its table, also of the schedules of a tournament, each at its own rate."""
     files, runs = Files(records, out), schedules(load_all(records))
     about = (
-        f"{style.setting(runs[0])}. Accuracy: mean of the last {LAST} epochs; mean ± sd over "
+        f"{style.describe_setting(runs[0])}. Accuracy: mean of the last {LAST} epochs; mean ± "
+        "sd over "
         "seeds. Floats: the paper's count. Differences: paired over seeds, in points of accuracy."
     )
     files.compared(table(runs), about)

@@ -6,8 +6,8 @@ Run, then draw (8 minutes and 10 seconds on one core)::
     regimes figure 3 runs/smoke-signals
 
 The paper (section 4.1) says that both flag the same regimes, the norm being orders of magnitude
-cheaper. The eigenvalue is measured twice: with BatchNorm's running statistics and with those of
-the batch, which can differ by an order of magnitude.
+cheaper. The eigenvalue is measured twice: with BatchNorm's running statistics and with the batch's,
+which can differ by an order of magnitude.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ import numpy as np
 import pandas as pd
 
 from regimes.detectors import Detector, FixedWindows, NormChange, RelativeChange
-from regimes.detectors.statistics import setting
+from regimes.detectors.statistics import measuring_options
 from regimes.errors import LackingError
 from regimes.plotting import style
 from regimes.plotting.said import Estimate
-from regimes.plotting.words import headline
+from regimes.plotting.words import add_headline
 from regimes.records import Record, load_all, unit_name
-from regimes.replay.compare import compare
+from regimes.replay.compare import compare_rules
 from regimes.statistics import t_interval
 
 from ..common.command import Files, Out, Records
-from ..common.compare import compressed, groups
+from ..common.compare import compressed_layers, group_runs
 from ..common.estimates import over_seeds
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def signals(runs: list[Record]) -> pd.DataFrame:
     parts = []
     for run in runs:
         check_measured(run)
-        names = [layer["name"] for layer in compressed(run)]
+        names = [layer["name"] for layer in compressed_layers(run)]
         layers = run.layers[run.layers["layer"].isin(names)]
         norm = layers.groupby("epoch")[run.statistic].apply(lambda v: float(np.sqrt((v**2).sum())))
         frame = run.epochs[["epoch", "eigenvalue", "eigenvalue:batch"]].assign(seed=run.seed)
@@ -85,7 +85,8 @@ def check_measured(run: Record) -> None:
         quoted = ", ".join(f'"{name}"' for name in STATISTICS)
         raise LackingError(
             f"{run.folder} recorded no {' and no '.join(map(repr, missing))}: write statistics = "
-            f"[{quoted}] into its grid, or train it with {setting(*STATISTICS)}, or a grid that "
+            f"[{quoted}] into its grid, or train it with {measuring_options(*STATISTICS)}, or a "
+            "grid that "
             "has it, e.g. regimes ablate smoke-signals"
         )
 
@@ -93,7 +94,7 @@ def check_measured(run: Record) -> None:
 def with_control(run: Record, interval_: int, eta: float) -> dict[str, Detector]:
     """The rules, and one that reads nothing: the first epochs, as many as the norm's rule flags."""
     known = rules(interval_, eta)
-    norm = compare(run, {NORM: known[NORM]}).epochs
+    norm = compare_rules(run, {NORM: known[NORM]}).epochs
     flagged = int((norm["critical"] >= 0.5).sum())
     return known | {CONTROL: FixedWindows(((0, flagged),) if flagged else ())}
 
@@ -101,14 +102,14 @@ def with_control(run: Record, interval_: int, eta: float) -> dict[str, Detector]
 def agreement(runs: list[Record], interval_: int, eta: float) -> tuple[pd.DataFrame, pd.DataFrame]:
     """(one row per detector and the control, one per pair): means over seeds with 95 % t intervals.
 
-    The share of training time of both eigenvalues is that of the whole curvature instrument.
+    The share of training time of both eigenvalues is the whole curvature instrument's.
 
     Raises:
         LackingError: a run without the eigenvalues.
     """
     for run in runs:  # before a rule asks for its own statistic alone
         check_measured(run)
-    comparisons = [compare(run, with_control(run, interval_, eta)) for run in runs]
+    comparisons = [compare_rules(run, with_control(run, interval_, eta)) for run in runs]
     alone = pd.concat([f.detectors for f in comparisons], ignore_index=True)
     pairs = pd.concat([f.pairs for f in comparisons], ignore_index=True)
     one = ["critical", "of_low", "seconds_per_epoch", "share_of_training"]
@@ -129,13 +130,13 @@ def figure3(
     Raises:
         LackingError: no run of the schedule, or runs without eigenvalues.
     """
-    chosen = groups(runs, [schedule])[schedule]
+    chosen = group_runs(runs, [schedule])[schedule]
     values, alone, pairs = signals(chosen), *agreement(chosen, interval_, eta)
-    calls = [compare(run, rules(interval_, eta)).epochs for run in chosen]
+    calls = [compare_rules(run, rules(interval_, eta)).epochs for run in chosen]
     shares = pd.concat(calls).groupby(["detector", "epoch"])["critical"].mean()
     numbers = pd.concat([_curve(values, name, shares) for name in LINES], ignore_index=True)
-    with style.theme():
-        fig = style.figure(4.6)
+    with style.use_theme():
+        fig = style.make_figure(4.6)
         top, middle, bottom = fig.subplots(3, 1, sharex=True, height_ratios=[3, 2, 1.1])
         for ax, names in ((top, (EVAL, BATCH)), (middle, (NORM,))):
             for name in names:
@@ -151,8 +152,8 @@ def figure3(
         _bands(bottom, numbers)
         style.mark_decays(bottom, chosen[0], labelled=False, behind="white")
         bottom.set_xlabel(unit_name(chosen[0].config))
-        headline(fig, _title(pairs))
-        style.caption(fig, _words(chosen, alone, pairs, interval_, eta))
+        add_headline(fig, _title(pairs))
+        style.add_caption(fig, _words(chosen, alone, pairs, interval_, eta))
     return style.Drawing(fig, numbers)
 
 
@@ -223,7 +224,7 @@ def _words(
         f"Below: what each rule calls critical (relative change of {eta:g} or more over "
         f"{interval_} epochs; of eigenvalues, falls only), dark where more layers and seeds are. "
         f"Agreement with the norm per epoch: {agree}. Cost: norm {cost[NORM]:.1%} of training "
-        f"time, the curvature instrument {cost[EVAL]:.0%}. {style.setting(runs[0])}."
+        f"time, the curvature instrument {cost[EVAL]:.0%}. {style.describe_setting(runs[0])}."
     )
 
 
@@ -248,7 +249,7 @@ def main(
         eta: relative change that counts as critical.
     """
     files, runs = Files(records, out), load_all(records)
-    alone, pairs = agreement(groups(runs, [schedule])[schedule], interval, eta)
+    alone, pairs = agreement(group_runs(runs, [schedule])[schedule], interval, eta)
     with pd.option_context("display.width", 200, "display.max_columns", None):
         print(alone.round(3).to_string(index=False), "\n")
         print(pairs.round(3).to_string(index=False), "\n")

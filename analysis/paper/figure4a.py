@@ -23,11 +23,11 @@ import pandas as pd
 
 from regimes.errors import LackingError, RecordError
 from regimes.plotting import style
-from regimes.plotting.words import headline
+from regimes.plotting.words import add_headline
 from regimes.records import Record, load_all, unit_name
 
 from ..common.command import Files, Out, Records
-from ..common.compare import groups
+from ..common.compare import group_runs
 from ..common.estimates import estimate
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def overlaps(runs: Sequence[Record]) -> pd.DataFrame:
 
     Raises:
         LackingError: a run without overlap readings.
-        RecordError: runs whose readings are of different shares.
+        RecordError: runs with readings of different shares.
     """
     rows = []
     for run in runs:
@@ -140,14 +140,14 @@ def verdict(numbers: pd.DataFrame, train: int | None) -> str:
 
 def figure4a(runs: Iterable[Record], schedule: str = "dense") -> style.Drawing:
     """Overlap against epoch and against batch size in training by one schedule."""
-    chosen = groups(runs, [schedule])[schedule]
+    chosen = group_runs(runs, [schedule])[schedule]
     numbers, one = overlaps(chosen), chosen[0]
     shown = [b for b in SHOWN if b in set(numbers["batch"])]
     if not shown:
         raise RecordError(f"none of the batch sizes {SHOWN} was measured in {one.folder}")
     when = moments(numbers, one.config)
-    with style.theme():
-        fig = style.figure(3.6)
+    with style.use_theme():
+        fig = style.make_figure(3.6)
         halves: Any = fig.subfigures(1, 2)
         left, right = (half.add_subplot() for half in halves)
         style.mark_decays(left, one)
@@ -170,8 +170,8 @@ def figure4a(runs: Iterable[Record], schedule: str = "dense") -> style.Drawing:
                 title=title,
                 handlelength=3,
             )
-        headline(fig, _title(numbers, max(shown)))
-        style.caption(fig, _caption(numbers, one, schedule, len(chosen)))
+        add_headline(fig, _title(numbers, max(shown)))
+        style.add_caption(fig, _caption(numbers, one, schedule, len(chosen)))
     return style.Drawing(fig, numbers)
 
 
@@ -242,7 +242,7 @@ def _caption(numbers: pd.DataFrame, one: Record, schedule: str, seeds: int) -> s
         f"epoch (every {table.get('every', 1)}), BatchNorm with each batch's statistics; schedule "
         f"{schedule!r}. Mean over all pairs (batch:\xa0pairs: {counts}), then over "
         f"{style.seeds_in_words([seeds])}; {spread}. "
-        f"{verdict(numbers, one.header['data']['train'])}. {style.setting(one)}."
+        f"{verdict(numbers, one.header['data']['train'])}. {style.describe_setting(one)}."
     )
 
 
@@ -254,7 +254,7 @@ def main(records: Records, out: Out = None) -> list[Path]:
     overlap."""
     files, every = Files(records, out), load_all(records)
     runs = [run for run in every if readings(run)] or every
-    for schedule in groups(runs):
+    for schedule in group_runs(runs):
         fig, numbers = figure4a(runs, schedule)
         files.figure(f"figure4a-{schedule}", (fig, numbers))
         print(f"{schedule}: {verdict(numbers, runs[0].header['data']['train'])}")

@@ -24,7 +24,7 @@ import tyro
 
 from regimes.console import stdout
 from regimes.console.tables import Table
-from regimes.errors import ConfigError, nearest
+from regimes.errors import ConfigError, suggest_nearest
 from regimes.plotting.needs import Needs
 from regimes.records import load_all
 
@@ -277,7 +277,7 @@ def main(
         _list()
         return []
     if number not in FIGURES:
-        raise ConfigError(f"no figure {number!r}: {nearest(number, FIGURES)}")
+        raise ConfigError(f"no figure {number!r}: {suggest_nearest(number, FIGURES)}")
     if not records:
         grid, *more_grids = FIGURES[number].grids
         also = f" (or {', '.join(more_grids)})" if more_grids else ""
@@ -297,4 +297,4 @@ def _list() -> None:
         (number, f.shows, "\n".join(f.small), "\n".join(f.paper), f.module)
         for number, f in FIGURES.items()
     ]
-    stdout.console(highlight=False).print(Table(heads, rows, texts=5).drawn())
+    stdout.make_console(highlight=False).print(Table(heads, rows, texts=5).drawn())

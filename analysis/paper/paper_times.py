@@ -17,7 +17,7 @@ two rows, as the model is of the network alone. Per setting:
 - ``floats``, ``seconds``: where ACCORDION lies between high (0) and low (1). Equal where time is
   linear in traffic, as the model says, at whatever bandwidth.
 
-Latencies fall out of all differences but those of the batch, where they are set to zero.
+Latencies fall out of all differences but the batch's, where they are set to zero.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ import pandas as pd
 from regimes.errors import RecordError
 from regimes.plotting import looks, panels, style
 from regimes.plotting.looks import Metric, styles_of
-from regimes.plotting.words import headline
+from regimes.plotting.words import add_headline
 from regimes.records import Record
 
 from ..common.command import Files, Out
@@ -105,7 +105,7 @@ def curves(*, data: str, model: str, compressor: str) -> pd.DataFrame:
             f"the authors published no curves for {data}, {model}, {compressor}; there are: "
             f"{'; '.join(there)}"
         )
-    shown = looks.named(chosen["metric"].iloc[0])
+    shown = looks.find_metric(chosen["metric"].iloc[0])
     values = chosen.assign(**{shown.name: shown.factor * chosen["value"]})
     columns = ["schedule", "level", "epoch", "test_loss", shown.name]
     return values[columns].reset_index(drop=True)
@@ -176,12 +176,12 @@ def figure() -> style.Drawing:
     frame = runs()
     settings = list(frame[KEYS].drop_duplicates().sort_values(KEYS).itertuples(index=False))
     rows = -(-len(settings) // COLUMNS)
-    with style.theme():
-        fig = style.figure(1.45 * rows + 0.7, 9.5)
+    with style.use_theme():
+        fig = style.make_figure(1.45 * rows + 0.7, 9.5)
         axes = fig.subplots(rows, COLUMNS, squeeze=False).ravel()
         for ax, (data, model, compressor) in zip(axes, settings, strict=False):
             logs = curves(data=data, model=model, compressor=compressor)
-            shown = looks.named(logs.columns[-1])
+            shown = looks.find_metric(logs.columns[-1])
             for name, look in styles_of(logs["schedule"]).items():
                 log = logs[logs["schedule"] == name]
                 word = "ACCORDION" if name.startswith("accordion") else log["level"].iloc[0]
@@ -194,7 +194,7 @@ def figure() -> style.Drawing:
                     linewidth=0.9,
                 )
             ax.set_title(f"{model}, {data}, {compressor}", fontsize=7)
-            panels.limits(ax, logs[logs["epoch"] > 20], shown)
+            panels.set_limits(ax, logs[logs["epoch"] > 20], shown)
             if shown.name != "accuracy":
                 ax.set_ylabel(shown.label, fontsize=6.5)
             ax.set_xlabel("epoch", fontsize=6.5, labelpad=1)
@@ -203,8 +203,8 @@ def figure() -> style.Drawing:
         for ax in axes[len(settings) :]:
             ax.set_axis_off()
         fig.supylabel("test accuracy (%, higher is better) unless marked otherwise", fontsize=8)
-        headline(fig, _title(frame))
-        style.caption(
+        add_headline(fig, _title(frame))
+        style.add_caption(
             fig,
             f"Metric against epoch in the authors' {frame.groupby([*KEYS, 'level']).ngroups} "
             "published logs, one seed each (n\xa0=\xa01, so no interval); 300 epochs, 90 of the "

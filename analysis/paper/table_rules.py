@@ -3,7 +3,7 @@
 One step is the compressor's own formula (the paper's count, `regimes.compression`) summed over the
 network's layers; one epoch of CIFAR is 98 steps of 4 x 128 images. Where that is not what the paper
 prints, `EXPLAINED` has the change of the rule that is, found in the printed numbers themselves.
-Of ACCORDION's rows those of Tables 5 and 6 have a rule, too (`window`). Used by `tables`.
+ACCORDION's rows in Tables 5 and 6 have a rule, too (`window`). Used by `tables`.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def _per_step(network: str, compressor: str, level: Level) -> float:
     from regimes.training.gradients import layer_table
 
     classes = 100 if network.endswith("cifar100") else 10
-    layers = layer_table(models.build(network, classes=classes, channels=3, image_size=32))
-    chosen = compression.compressor({"name": compressor})
+    layers = layer_table(models.build_model(network, classes=classes, channels=3, image_size=32))
+    chosen = compression.make_compressor({"name": compressor})
     return traffic_table(chosen, layers, level, WORKERS)[0]
 
 

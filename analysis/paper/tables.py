@@ -6,8 +6,8 @@
     regimes figure tables runs/paper-table1-resnet18    # and what runs of the same setting say
 
 `table_rules` has the rule and where the paper's rows depart from it. ACCORDION's rows of
-Tables 1 to 4 have none: what it sends is what its runs decide; those of 5 and 6 are a fixed window.
-Accuracy and seconds of ours have columns where there are runs of the very same setting:
+Tables 1 to 4 have none: what it sends is what its runs decide; in Tables 5 and 6 it is a fixed
+window. Accuracy and seconds of ours have columns where there are runs of the very same setting:
 network, whole data set, workers, batch, levels and epochs.
 """
 
@@ -29,7 +29,7 @@ from regimes.records import Record, check_same_experiment, load_all
 from ..common.command import Files, Out, Several
 from ..common.compare import LAST
 from . import published
-from .curves import seconds
+from .curves import training_seconds
 from .table_rules import BATCH, EPOCHS, UNITS, WORKERS, agrees, explained, rule, window
 
 Key = tuple[str, str, str, str]  # data, network, compressor, level
@@ -100,7 +100,7 @@ def keys(row: dict[str, Any], rows: pd.DataFrame) -> list[Key]:
 def table(runs: Iterable[Record] = ()) -> pd.DataFrame:
     """One row per row of Tables 1-6.
 
-    Columns: those of `published.tables`; ``plain`` (floats that the row would send as printed) and
+    Columns: as `published.tables`; ``plain`` (floats that the row would send as printed) and
     ``floats`` (as explained), ``agrees`` and ``why`` (rows with a rule); ``log`` (accuracy at the
     end of the authors' curve); of our runs ``n``, ``ours``, ``sd`` (accuracy in %),
     ``ours_floats``, ``ours_seconds``.
@@ -153,7 +153,7 @@ def _ours(runs: Sequence[Record]) -> dict[str, Any]:
         "ours": float(np.mean(last)),
         "sd": float(np.std(last, ddof=1)) if len(runs) > 1 else math.nan,
         "ours_floats": float(np.mean([run.epochs["floats"].sum() for run in runs])),
-        "ours_seconds": float(np.mean([seconds(run)[-1] for run in runs])),
+        "ours_seconds": float(np.mean([training_seconds(run)[-1] for run in runs])),
     }
 
 
@@ -204,7 +204,7 @@ def main(
 ) -> list[Path]:
     """Print Tables 1-6: the numbers of the paper, of the rule, and of the runs under RECORDS."""
     runs = load_all(*records) if records else []
-    rows, console = table(runs), stdout.console(highlight=False)
+    rows, console = table(runs), stdout.make_console(highlight=False)
     console.width = max(console.width, WIDTH)
     for _, group in rows.groupby("table"):
         console.print(as_text(group).drawn(), "")

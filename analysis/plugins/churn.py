@@ -37,8 +37,8 @@ class Churn(InterventionConfig):
             absent one joins, at the start of each unit; drawn from the run's seed.
         per: what ``away``, ``leave`` and ``join`` count: units, or steps at ``batch_size``.
         least: workers that are always present.
-        optimizer: with local steps, whose optimiser state one that joins starts from: a copy of
-            that of the first worker that stays, their mean, or none.
+        optimizer: with local steps, the optimiser state that one that joins starts from: a copy of
+            the first's that stays, the mean, or none.
     """
 
     requires: ClassVar[frozenset[str]] = frozenset({ONE_PROCESS})
@@ -151,9 +151,11 @@ class Presence:
         present and one of those before stays, from which others can copy."""
         import torch
 
-        from regimes.seeding import stream
+        from regimes.seeding import make_generator
 
-        drawn = torch.rand(max(self.all) + 1, generator=stream(self.seed, "churn", time)).tolist()
+        drawn = torch.rand(
+            max(self.all) + 1, generator=make_generator(self.seed, "churn", time)
+        ).tolist()
         present = {*before, *(w for w in self.all if drawn[w] < self.churn.join)}
         staying = len(before)
         for worker in before:

@@ -1,4 +1,4 @@
-"""A deep linear network: a matrix as a product of matrices, of which single entries are asked for.
+"""A deep linear network: a matrix as a product of matrices; single entries are asked for.
 
 Small random factors make the product small and of low rank in effect, so that gradient descent
 finds matrices of low rank first (Arora et al., "Implicit Regularization in Deep Matrix

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from regimes.config.bounds import Count, InnerShare, Positive
 from regimes.detectors import NormChange
-from regimes.policies.base import Decision, start
+from regimes.policies.base import Decision, start_level
 from regimes.policies.detected import FollowsDetector
 from regimes.policies.history import PastEpoch
 from regimes.policies.ladders import Rungs
@@ -16,7 +16,7 @@ from regimes.policies.ladders import Rungs
 
 @dataclass(frozen=True)
 class ErrorLadder(Rungs):
-    """Per layer, the highest compression whose error stays within ``error``.
+    """Per layer, the highest compression with an error within ``error``.
 
     Reads ``error:<level>``, the share of the gradient's energy that the compressor would lose at a
     level (instrument ``error``). For the paper's open problem of choosing l_low and l_high
@@ -32,7 +32,7 @@ class ErrorLadder(Rungs):
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
         if not history:
-            return start(self.levels[-1], layers)
+            return start_level(self.levels[-1], layers)
         last = history[-1]
         if (len(history) - 1) % self.interval:
             return [Decision(level) for level in last.levels]

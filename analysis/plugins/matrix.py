@@ -21,18 +21,18 @@ from torch import Tensor, nn
 from regimes.collectives.world import Evaluators, World
 from regimes.config import RunConfig
 from regimes.data import task
-from regimes.data.deficits import Deficit, GradientNoise, deficit
+from regimes.data.deficits import Deficit, GradientNoise, make_deficit
 from regimes.data.task import Shuffled
 from regimes.errors import DataError, require
 from regimes.reduction import Batch, Loss
-from regimes.seeding import stream
+from regimes.seeding import make_generator
 
 ROWS, RANK = 100, 5
 
 
 def low_rank(rows: int, rank: int) -> Float64[Tensor, "rows rows"]:
     """The matrix of a rank, the same on every machine and for every seed of a run."""
-    generator = stream("matrix", rows, rank)
+    generator = make_generator("matrix", rows, rank)
     left, right = torch.randn(2, rows, rank, generator=generator, dtype=torch.float64)
     product = left @ right.T
     return product / product.square().mean().sqrt()
@@ -62,7 +62,9 @@ class MatrixTask:
     def __init__(self, config: RunConfig) -> None:
         self.rows, rank = config.data.rows or ROWS, config.data.rank or RANK
         self.size = check(config, self.rows)
-        order = torch.randperm(self.rows**2, generator=stream("entries", self.rows))[: self.size]
+        order = torch.randperm(self.rows**2, generator=make_generator("entries", self.rows))[
+            : self.size
+        ]
         self.places: Int64[Tensor, "n 2"] = torch.stack([order // self.rows, order % self.rows], 1)
         self.matrix = low_rank(self.rows, rank)
         self.loss: Loss = half_square
@@ -74,10 +76,10 @@ class MatrixTask:
         return {"digest": self.digest, "train": self.size, "test": self.rows**2}
 
     def build(self, config: RunConfig) -> nn.Module:
-        return task.build(config, classes=self.classes, rows=self.rows)
+        return task.build_network(config, classes=self.classes, rows=self.rows)
 
     def batches(self, config: RunConfig, device: torch.device, dtype: torch.dtype) -> Entries:
-        change, targets = deficit(config.deficit), self.matrix
+        change, targets = make_deficit(config.deficit), self.matrix
         if isinstance(change, OtherMatrix):
             targets = low_rank(self.rows, change.rank)
         right, wrong = (self.values(m).to(device, dtype) for m in (self.matrix, targets))
@@ -116,14 +118,14 @@ class MatrixTask:
     def probe(self, batches: Entries, world: World, size: int, batch: int) -> list[Batch]:
         """The first observed entries."""
         mine = task.probe_share(world, size, batch, self.size, "the observed entries")
-        return task.pairs(batches.x[mine], batches.y[mine], batch)
+        return task.split_batches(batches.x[mine], batches.y[mine], batch)
 
     def samples(
         self, batches: Entries, seed: int, epoch: int, count: int, batch: int
     ) -> list[Batch]:
-        chosen = task.draw(seed, epoch, count * batch, self.size, "observed entries")
+        chosen = task.draw_distinct(seed, epoch, count * batch, self.size, "observed entries")
         chosen = chosen.to(batches.x.device)
-        return task.pairs(batches.x[chosen], batches.y[chosen], batch)
+        return task.split_batches(batches.x[chosen], batches.y[chosen], batch)
 
 
 class Entries(Shuffled):
@@ -169,7 +171,7 @@ def check(config: RunConfig, rows: int) -> int:
     require(rows >= 2, "data.rows", rows, "at least 2")
     require(size <= rows**2, "data.train_size", size, f"at most all {rows**2} entries")
     ranks = {"data.rank": data.rank or RANK}
-    change = deficit(config.deficit)
+    change = make_deficit(config.deficit)
     if isinstance(change, OtherMatrix):
         ranks["deficit.rank"] = change.rank
     elif type(change) not in (Deficit, GradientNoise):

@@ -6,8 +6,8 @@ networks it is a conjecture. Of each of N coordinates, the mean m and the varian
 - ``Moments``, of what the loop computes in an epoch. Weights move, so m is the mean along the way,
   and small where the gradient swings to and fro. v is the variance of worker gradients around their
   step's mean, at equal weights; 1 / (W - 1), averaged over the steps. In a union pass (or with one
-  worker) there is one gradient per step: v is that of *union* batches over steps, and includes the
-  drift of the mean. A short last batch counts like the others.
+  worker) there is one gradient per step: v is the variance of *union* batches over steps, and
+  includes the drift of the mean. A short last batch counts like the others.
 - ``FrozenMoments``, of extra batches at the weights at the end of the epoch: equation 1 as it is
   written. Train mode, BatchNorm with each batch's statistics, as in the overlap instrument.
 
@@ -15,7 +15,7 @@ Statistics, each within a layer, and of the whole model's vector (of ``FrozenMom
 ``moments-frozen:*``):
 
 - ``moments:mean-top1``, ``mean-top10``: the share of |m|^2 in its 1 % and 10 % largest
-  coordinates. Also that of *single* stochastic gradients, averaged (along the way:
+  coordinates. Also the share in *single* stochastic gradients, averaged (along the way:
   the workers' of the last measured step; frozen: all), and of one Gaussian draw of the variances v
   (``null-*``): what m would look like were there nothing but noise. Equal Gaussian coordinates have
   8 % and 44 %.
@@ -26,7 +26,7 @@ Statistics, each within a layer, and of the whole model's vector (of ``FrozenMom
 - ``noise-in-top10``: the share of sum v in the mean's top 10 % coordinates. A noise that is dense
   and knows nothing of the mean has 10 % there; where noise makes up m, it has more by selection.
 - ``resolved``: 1 - (sum v / n) / |m|^2 for n gradients, the share of |m|^2 that is not expected
-  from noise alone; low or negative, m is not resolved, and its ``mean-*`` are those of ``null-*``.
+  from noise alone; low or negative, m is not resolved, and its ``mean-*`` are as ``null-*``.
 - ``noise-to-mean``: sum v / (|m|^2 - sum v / n); NaN where that is not positive.
 
 Both corrections take the n gradients for independent draws. An epoch draws without replacement:
@@ -51,9 +51,9 @@ from regimes.instruments.base import (
     MeasurementContext,
     Reading,
     StridedGauge,
-    ratio,
+    divide_or_nan,
 )
-from regimes.seeding import stream
+from regimes.seeding import make_generator
 
 from .support_overlap import Pair, drawn_gradients
 
@@ -174,7 +174,7 @@ def reading(
     family: str,
 ) -> Reading:
     """The statistics, from the moments of ``samples`` gradients and shapes of ``single`` ones."""
-    sizes, draws = context.sizes, stream(context.seed, "moments", epoch)
+    sizes, draws = context.sizes, make_generator(context.seed, "moments", epoch)
     normal = torch.randn(len(variance), generator=draws, dtype=torch.float64)
     null = normal.to(variance.device) * variance.sqrt()
     tables = {"mean": shapes_of(mean, sizes), "single": single, "null": shapes_of(null, sizes)}
@@ -201,9 +201,9 @@ def compared(
     top = top_indices(mean, num_kept(10, len(mean))).long()
     return {
         "noise-density": density(variance),
-        "noise-in-top10": ratio(float(variance[top].sum()), noise),
-        "resolved": 1 - ratio(noise / samples, energy),
-        "noise-to-mean": ratio(noise, energy - noise / samples),
+        "noise-in-top10": divide_or_nan(float(variance[top].sum()), noise),
+        "resolved": 1 - divide_or_nan(noise / samples, energy),
+        "noise-to-mean": divide_or_nan(noise, energy - noise / samples),
     }
 
 
@@ -217,12 +217,12 @@ def shapes_of(vector: Float[Tensor, " N"], sizes: list[int]) -> Float[Tensor, "s
 def top_share(vector: Float[Tensor, " n"], percent: float) -> float:
     """The share of |v|^2 in its ``percent`` largest coordinates (at least one); NaN for zero."""
     top = top_indices(vector, num_kept(percent, len(vector))).long()
-    return ratio(float(vector[top].square().sum()), float(vector.square().sum()))
+    return divide_or_nan(float(vector[top].square().sum()), float(vector.square().sum()))
 
 
 def density(vector: Float[Tensor, " n"]) -> float:
     """|v|_1^2 / (n |v|_2^2), in [1 / n, 1]; NaN for zero."""
-    return ratio(float(vector.abs().sum()) ** 2, len(vector) * float(vector.square().sum()))
+    return divide_or_nan(float(vector.abs().sum()) ** 2, len(vector) * float(vector.square().sum()))
 
 
 def _parts(vector: Float[Tensor, " N"], sizes: list[int]) -> list[Tensor]:

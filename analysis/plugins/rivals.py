@@ -3,8 +3,8 @@
 At every step each of them compresses the workers' gradients twice, apart from the run. *Once*:
 without error feedback, so that the step stands for itself; its error is |g - u| / |g|, with the
 mean gradient g and the update u, over an epoch the root of the ratio of the sums of squares.
-*Summed*: with the error feedback that the compressor has; its error is that of all updates since
-the run began, |sum g - sum u| / |sum g|. Parameters that no compressor touches count in both, and
+*Summed*: with the error feedback that the compressor has; its error is over all updates since the
+run began, |sum g - sum u| / |sum g|. Parameters that no compressor touches count in both, and
 in floats and bytes, as they are sent: whole. Where what is sent depends on the gradient, floats and
 bytes are the mean over the steps of the sum. A level in units of the weights is one of the gradient
 here: the rate is 1.
@@ -23,13 +23,13 @@ from torch import Tensor
 from regimes.capabilities import WORKER_GRADIENTS
 from regimes.collectives.requests import Gather, Traffic
 from regimes.collectives.world import World
-from regimes.compression import compressor
+from regimes.compression import make_compressor
 from regimes.compression.reducer import Reducer
 from regimes.compression.traffic import traffic_table
 from regimes.config import DENSE, Bounded, Level
 from regimes.config.bounds import Count
 from regimes.errors import ConfigError, require
-from regimes.instruments.base import MeasurementContext, Reading, ratio
+from regimes.instruments.base import MeasurementContext, Reading, divide_or_nan
 from regimes.instruments.needs import UNDECLARED
 
 WHERE = "instruments.rivals"
@@ -57,7 +57,7 @@ class Rivals(Bounded):
         for table in self.tables:
             if "level" not in table:
                 raise ConfigError(f"{WHERE}.tables: {table} has no level, which it compresses at")
-            compressor(_plain(table)).check(table["level"])
+            make_compressor(_plain(table)).check(table["level"])
 
     def start(self, context: MeasurementContext) -> RivalsGauge:
         return RivalsGauge(self, context)
@@ -71,7 +71,7 @@ class Rival:
     """One compressor at one level, its memories and its sums."""
 
     def __init__(self, table: dict[str, Any], context: MeasurementContext) -> None:
-        chosen, layers = compressor(_plain(table)), list(context.layers)
+        chosen, layers = make_compressor(_plain(table)), list(context.layers)
         self.table, self.level = _plain(table), table["level"]
         self.levels: list[Level] = [self.level if x.compressed else DENSE for x in layers]
         workers = context.world.workers
@@ -150,8 +150,8 @@ class RivalsGauge:
         size = float(self.sum.norm())
         rivals = []
         for rival in self.rivals:
-            once = ratio(rival.lost, self.energy) ** 0.5
-            summed = ratio(float((self.sum - rival.sum).norm()), size)
+            once = divide_or_nan(rival.lost, self.energy) ** 0.5
+            summed = divide_or_nan(float((self.sum - rival.sum).norm()), size)
             rivals.append(
                 {
                     "compressor": rival.table,

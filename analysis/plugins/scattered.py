@@ -23,7 +23,7 @@ from regimes.errors import require
 
 @dataclass(frozen=True, kw_only=True)
 class ScatteredMean(QuantisedScatter):
-    """`QuantisedScatter` of a whole layer, whose owners then send the means of their rows to all as
+    """`QuantisedScatter` of a whole layer; its owners then send the means of their rows to all as
     they are, in place of FSDP2's gathering of weights."""
 
     in_place: ClassVar[bool] = True

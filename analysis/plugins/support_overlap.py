@@ -32,11 +32,11 @@ from regimes.collectives.requests import Gather
 from regimes.compression.sparse import num_kept, top_indices
 from regimes.config import Bounded, Bounds
 from regimes.config.bounds import Count
-from regimes.curvature.probe import preserved
+from regimes.curvature.probe import preserve_model
 from regimes.errors import ConfigError, TrainingError, require
 from regimes.instruments.base import EndOfEpochGauge, MeasurementContext, Reading
 from regimes.reduction import Batch
-from regimes.seeding import derive, seed_generators
+from regimes.seeding import derive_seed, seed_generators
 
 Pair = Annotated[int, Bounds("at least 2", low=2)]  # gradients to compare
 
@@ -181,10 +181,10 @@ def drawn_gradients(
     batches = context.samples(epoch, count, batch)
 
     def gradient(draw: int, *key: str | int) -> Float[Tensor, " N"]:
-        seed_generators(derive(context.seed, *key, draw), context.parameters[0].device)
+        seed_generators(derive_seed(context.seed, *key, draw), context.parameters[0].device)
         return batch_gradient(context, batches[draw])
 
-    with preserved(context.model):
+    with preserve_model(context.model):
         train_on_batch_statistics(context.model)
         yield gradient
 
@@ -200,7 +200,7 @@ def train_on_batch_statistics(model: nn.Module) -> None:
     """Train mode, in which every BatchNorm normalises with the whole batch and keeps no statistics.
 
     A BatchNorm in eval mode without running statistics does so, whatever the loop has set up for
-    its own passes. For use within ``preserved``, which puts all back.
+    its own passes. For use within ``preserve_model``, which puts all back.
     """
     model.train()
     for module in model.modules():

@@ -24,7 +24,7 @@ from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.groups import tested_by
 from regimes.records import Record, load_all
-from regimes.statistics import holm
+from regimes.statistics import correct_by_holm
 
 from ..common.command import Files, Out, Records
 from ..common.compare import LAST
@@ -82,12 +82,12 @@ def table(by_run: pd.DataFrame) -> pd.DataFrame:
             }
         )
     table = pd.DataFrame(rows)
-    table.insert(7, "p_holm", holm(table["p"].to_list()))
+    table.insert(7, "p_holm", correct_by_holm(table["p"].to_list()))
     return table
 
 
 def paired(ours: Sequence[bool], theirs: Sequence[bool]) -> float:
-    """Two-sided p that one of both collapses as often as the other, over seeds; nan if no seed
+    """Two-sided p, over seeds, for the hypothesis that both collapse equally often; nan if no seed
     tells them apart.
 
     >>> paired([True] * 6, [False] * 6)
@@ -120,6 +120,6 @@ def main(records: Records, out: Out = None) -> list[Path]:
     """Count the collapsed runs under RECORDS and print a table."""
     files, runs = Files(records, out), load_all(records)
     rows = table(entries(runs))
-    files.page("collapse", f"{style.setting(runs[0])}.", as_text(rows))
+    files.page("collapse", f"{style.describe_setting(runs[0])}.", as_text(rows))
     files.table("collapse", rows)
     return files.print_paths()

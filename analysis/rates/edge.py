@@ -26,7 +26,7 @@ from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.looks import styles_of
 from regimes.plotting.said import Estimate
-from regimes.plotting.words import headline
+from regimes.plotting.words import add_headline
 from regimes.records import Record, load_all
 
 from ..common.command import Files, Out, Records
@@ -71,7 +71,7 @@ def products(runs: Sequence[Record]) -> pd.DataFrame:
     with batch statistics times the epoch's rate.
 
     Raises:
-        RecordError: a run without such eigenvalues, or whose name has no rate.
+        RecordError: a run without such eigenvalues, or without a rate in its name.
     """
     rows = []
     for run in runs:
@@ -125,8 +125,8 @@ def figure(runs: Sequence[Record]) -> style.Drawing:
     limit, by_epoch = edge_of(runs), products(runs)
     check_arms(runs)
     rates = sorted(by_epoch["rate"].unique())
-    with style.theme():
-        fig = style.figure(3.4)
+    with style.use_theme():
+        fig = style.make_figure(3.4)
         panels = fig.subplots(1, len(rates), sharey=True, squeeze=False)[0]
         for ax, rate in zip(panels, rates, strict=True):
             _panel(ax, by_epoch[by_epoch["rate"] == rate])
@@ -140,14 +140,14 @@ def figure(runs: Sequence[Record]) -> style.Drawing:
         along = panels[0].get_yaxis_transform()
         panels[0].text(0.03, 1.03 * limit, "unstable above", transform=along, **look)
         legend(fig, styles_of(by_epoch["arm"]))
-        headline(fig, _title(by_epoch, limit))
+        add_headline(fig, _title(by_epoch, limit))
         counts = by_epoch.groupby(["arm", "rate"])["seed"].nunique().to_list()
-        style.caption(
+        style.add_caption(
             fig,
             "Top Hessian eigenvalue of the training loss, of batch statistics, times the "
             f"learning rate{_how_often(runs[0])}. Dotted: where a quadratic becomes unstable with "
             f"this momentum, without compression. Mean over {style.seeds_in_words(counts)}, thin: "
-            f"each seed. Rank: of PowerSGD. {style.setting(runs[0], compression=False)}.",
+            f"each seed. Rank: of PowerSGD. {style.describe_setting(runs[0], compression=False)}.",
         )
     return style.Drawing(fig, by_epoch)
 

@@ -30,7 +30,7 @@ from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.looks import styles_of
 from regimes.plotting.said import Estimate
-from regimes.plotting.words import headline
+from regimes.plotting.words import add_headline
 from regimes.records import Record, load_all
 from regimes.statistics import p_value
 
@@ -49,11 +49,11 @@ WINDOW = re.compile(r"rank \d+ in (\d+)-(\d+)")
 
 
 def losses(runs: Sequence[Record]) -> pd.DataFrame:
-    """One row per window, seed and rate: the training loss of the window's last epoch, and that of
-    the run without compression there (``dense``).
+    """One row per window, seed and rate: the training loss of the window's last epoch, and the loss
+    of the run without compression there (``dense``).
 
     Raises:
-        RecordError: an unfinished run, one of another grid, or one whose uncompressed twin lacks.
+        RecordError: an unfinished run, one of another grid, or one without its uncompressed twin.
     """
     known: dict[tuple[str, int, float], Record] = {}
     for run in runs:
@@ -109,7 +109,7 @@ def largest(by_run: pd.DataFrame) -> pd.DataFrame:
 
 
 def table(by_run: pd.DataFrame) -> pd.DataFrame:
-    """One row per limit and window: n of seeds whose ranges both end within the rates tried, the
+    """One row per limit and window: n of seeds with both ranges ending within the rates tried, the
     largest usable rate with rank 1 and without compression, and their ratio (geometric means with
     95 % t intervals); p of a ratio as in the last window, on common seeds (nan of that itself)."""
     limits, rows = largest(by_run), []
@@ -157,8 +157,8 @@ def figure(by_run: pd.DataFrame, run: Record) -> style.Drawing:
     """
     numbers, words = [], {"loss": "rank 1", "dense": "dense"}
     looks = styles_of(("rank 1", "dense"))
-    with style.theme():
-        fig = style.figure(2.9)
+    with style.use_theme():
+        fig = style.make_figure(2.9)
         windows = list(dict.fromkeys(by_run["window"]))
         panels = fig.subplots(1, len(windows), sharey=True, squeeze=False)[0]
         for ax, window in zip(panels, windows, strict=True):
@@ -184,9 +184,9 @@ def figure(by_run: pd.DataFrame, run: Record) -> style.Drawing:
             at, y = panels[0].get_yaxis_transform(), limit + _lowest(by_run, windows[0])
             panels[0].text(0.03, 1.04 * y, f"usable below: + {limit:g}", transform=at, **look)
         panels[0].legend(loc="lower left")
-        headline(fig, _title(table(by_run)))
+        add_headline(fig, _title(table(by_run)))
         counts = by_run.groupby(["window", "rate"]).size().to_list()
-        style.caption(fig, _words(counts, run))
+        style.add_caption(fig, _words(counts, run))
     return style.Drawing(fig, pd.concat(numbers, ignore_index=True))
 
 
@@ -220,7 +220,8 @@ def _words(counts: list[int], run: Record) -> str:
         "otherwise, beside "
         f"runs without any. Dotted: {nats} nats above the lowest loss without compression, up to "
         f"which a rate is called usable. {style.seeds_in_words(counts)}; bars: 95 % t intervals; "
-        f"constant rates after a warm-up. PowerSGD. {style.setting(run, compression=False)}."
+        "constant rates after a warm-up. PowerSGD. "
+        f"{style.describe_setting(run, compression=False)}."
     )
 
 
@@ -229,7 +230,7 @@ def main(records: Records, out: Out = None) -> list[Path]:
     files, runs = Files(records, out), load_all(records)
     by_run = losses(runs)
     rows = table(by_run)
-    files.page("largest", f"{style.setting(runs[0])}.", as_text(rows))
+    files.page("largest", f"{style.describe_setting(runs[0])}.", as_text(rows))
     files.figure("narrowing", figure(by_run, runs[0]))
     files.table("largest", rows)
     return files.print_paths()

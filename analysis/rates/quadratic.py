@@ -1,13 +1,13 @@
-"""The largest stable rate of a quadratic whose gradients are compressed: computed, and simulated.
+"""The largest stable rate of a quadratic with compressed gradients: computed, and simulated.
 
 Draw it; no records are needed (seconds on one core)::
 
     regimes figure quadratic
 
-Computed: one direction whose gradient passes through a linear filter (`quadratic_model`).
+Computed: one direction; its gradient passes through a linear filter (`quadratic_model`).
 Simulated: a matrix of directions of different curvature, with PowerSGD's power iteration and
-residual. Two questions: does the simulated limit agree with that of a filter that sends the same
-share of the energy, and does either predict what a network does (`regimes figure mechanism`)?
+residual. Two questions: does the simulated limit agree with the limit of a filter that sends the
+same share of the energy, and does either predict what a network does (`regimes figure mechanism`)?
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from regimes.config import DENSE, Level
 from regimes.console.tables import Table
 from regimes.plotting import style
 from regimes.plotting.looks import SPARE
-from regimes.plotting.words import headline
+from regimes.plotting.words import add_headline
 
 from ..common.command import Files, Out
 from ..common.estimates import Cell, as_table, number, word
@@ -100,7 +100,7 @@ def of_dense(rows: pd.DataFrame) -> pd.Series:
 
 
 def as_text(rows: pd.DataFrame) -> Table:
-    """The simulated limits, and those of filters at the same share of the energy, rounded."""
+    """The simulated limits, and the limits of filters at the same share of the energy, rounded."""
 
     def of_filter(name: str) -> Cell:
         return lambda row: _limit(at_share(rows, name, row["momentum"], row["share"]))
@@ -137,8 +137,8 @@ def at_share(rows: pd.DataFrame, how: str, momentum: float, share: float) -> flo
 def figure(rows: pd.DataFrame) -> style.Drawing:
     """A panel for each momentum: limits of dense's against the share that is sent."""
     momenta = list(dict.fromkeys(rows["momentum"]))
-    with style.theme():
-        fig = style.figure(3.4)
+    with style.use_theme():
+        fig = style.make_figure(3.4)
         for ax, momentum in zip(fig.subplots(1, len(momenta), sharey=True), momenta, strict=True):
             part = rows[rows["momentum"] == momentum]
             for (colour, dash, _), name in zip(SPARE, FILTERS, strict=False):
@@ -168,8 +168,8 @@ def figure(rows: pd.DataFrame) -> style.Drawing:
         fig.axes[0].set_ylabel("largest stable rate, of dense's\nhigher is better")
         handles, labels = fig.axes[0].get_legend_handles_labels()
         fig.legend(handles, labels, loc="outside upper left", ncols=3, handlelength=3)
-        headline(fig, _title(rows))
-        style.caption(
+        add_headline(fig, _title(rows))
+        style.add_caption(
             fig,
             "Computed: one direction of a quadratic. In turns: its residual is sent in every p-th "
             "step; low-pass: 1 / p of it in each step; delayed: the gradient of p - 1 steps ago, "

@@ -1,4 +1,4 @@
-"""Quadratics whose gradients are compressed: a direction as a linear filter, a matrix by PowerSGD.
+"""Quadratics with compressed gradients: a direction as a linear filter, a matrix by PowerSGD.
 
 SGD with Nesterov's momentum trains one direction of curvature 1. A linear filter with a memory
 (`FILTERS`) stands for compression, so that a period of steps is one matrix. A rate is stable while

@@ -15,7 +15,7 @@ The range of a seed starts at the arm's best rate (of the mean over seeds) and g
 it. It ends where a line through the points, over the logarithm of the rate, first crosses the
 limit; next to a run that is not finite, halfway between the two rates. If the line does not cross
 the limit within the rates that were tried, the range ends at the last of them; the table counts
-such seeds, whose range is at least as wide. A seed that is beyond the limit at the arm's best rate
+such seeds: their range is at least as wide. A seed that is beyond the limit at the arm's best rate
 has no range and is left out of n. Intervals are 95 % t intervals of the mean logarithm over seeds.
 """
 
@@ -79,8 +79,8 @@ def entries(runs: Sequence[Record], shown: Metric) -> pd.DataFrame:
     training loss; nan where one of the last units has none.
 
     Raises:
-        RecordError: an unfinished run, one whose name has no rate, two runs with the same arm, rate
-            and seed, or runs tested by another metric.
+        RecordError: an unfinished run, one without a rate in its name, two runs with the same arm,
+            rate and seed, or runs tested by another metric.
     """
     rows = []
     for run in runs:
@@ -175,7 +175,7 @@ def ends(by_run: pd.DataFrame, shown: Metric, tolerance: float | None = None) ->
     smallest and largest rate that was tried, ``tried_min`` and ``tried_max``.
 
     Args:
-        tolerance: the loss of the metric that is allowed; default that of `TOLERANCE`.
+        tolerance: the loss of the metric that is allowed; default in `TOLERANCE`.
 
     Raises:
         RecordError: a seed was not run at an arm's best rate.
@@ -213,8 +213,8 @@ def ends(by_run: pd.DataFrame, shown: Metric, tolerance: float | None = None) ->
 def table(by_run: pd.DataFrame, shown: Metric) -> pd.DataFrame:
     """One row per rule and arm: momentum, best rate, n of seeds that have a range; its smallest and
     largest rate, geometric means with 95 % t intervals; for how many seeds the range reaches the
-    end of the rates tried (``_beyond``); and the largest usable rate divided by that of dense with
-    the same momentum, on common seeds."""
+    end of the rates tried (``_beyond``); and the largest usable rate divided by dense's with the
+    same momentum, on common seeds."""
     ranges, rows = ends(by_run, shown), []
     best = _means(by_run, shown.name, shown)
     momentum = by_run.groupby("arm")["momentum"].first()
@@ -238,7 +238,7 @@ def table(by_run: pd.DataFrame, shown: Metric) -> pd.DataFrame:
 
 
 def _of_dense(ranges: pd.DataFrame, rule: str, arm: str, momentum: pd.Series) -> dict[str, float]:
-    """The largest usable rate over that of the dense arm of the same optimiser, by seed; nan where
+    """The largest usable rate over the dense arm's of the same optimiser, by seed; nan where
     no seed has both inside what was tried."""
     dense = [
         name
@@ -275,7 +275,7 @@ def main(records: Several, out: Out = None) -> list[Path]:
     files, runs = Files(records[0], out), load_all(*records)
     drawn, points, rows = figure(runs)
     plain = _plain(runs)
-    about = f"{style.setting(plain)} ({plain.name.partition(AT)[0]})."
+    about = f"{style.describe_setting(plain)} ({plain.name.partition(AT)[0]})."
     texts = as_text(rows)
     files.page("ranges", about, *(replace(t, title=f"Usable: {rule}") for rule, t in texts.items()))
     files.figure("mechanism", (drawn, points))

@@ -10,9 +10,9 @@ from matplotlib.lines import Line2D
 
 from regimes.console.tables import Table
 from regimes.plotting import canvas, style
-from regimes.plotting.looks import named, styles_of
+from regimes.plotting.looks import find_metric, styles_of
 from regimes.plotting.said import Estimate
-from regimes.plotting.words import headline
+from regimes.plotting.words import add_headline
 
 from ..common import markov
 from ..common.estimates import Row, as_table, mean, number, word
@@ -62,14 +62,14 @@ def figure(by_run: pd.DataFrame, rows: pd.DataFrame, run: Record, shown: Metric)
     momenta = list(dict.fromkeys(by_run["momentum"].fillna(NO_MOMENTUM)))
     numbers, first = [], rows["rule"].iloc[0] if len(rows) else ""
     every = _looks(by_run)
-    with style.theme():
-        fig = style.figure(2.6 * len(momenta) + 0.5)
+    with style.use_theme():
+        fig = style.make_figure(2.6 * len(momenta) + 0.5)
         panels = fig.subplots(len(momenta), 3, squeeze=False)
         for axes, momentum in zip(panels, sorted(momenta, reverse=True), strict=True):
             part = by_run[by_run["momentum"].fillna(NO_MOMENTUM) == momentum]
             looks = {arm: look for arm, look in every.items() if arm in {*part["arm"]}}
             for ax, column in zip(axes, (shown.name, "train_loss"), strict=False):
-                metric = shown if column == shown.name else named(column)
+                metric = shown if column == shown.name else find_metric(column)
                 numbers.append(_curves(ax, part, metric, column, looks))
             markov.mark(axes[0], run, "y", named=False)
             ranges = rows[(rows["rule"] == first) & rows["arm"].isin(looks)]
@@ -78,8 +78,8 @@ def figure(by_run: pd.DataFrame, rows: pd.DataFrame, run: Record, shown: Metric)
             axes[0].set_title(name, loc="left")
         counts = by_run.groupby(["arm", "rate"]).size().to_list()
         legend(fig, every)
-        headline(fig, _title(rows[rows["rule"] == first]))
-        style.caption(fig, _caption(first, counts, run))
+        add_headline(fig, _title(rows[rows["rule"] == first]))
+        style.add_caption(fig, _caption(first, counts, run))
     return style.Drawing(fig, pd.concat(numbers, ignore_index=True))
 
 
@@ -182,5 +182,5 @@ def _caption(rule: str, counts: list[int], run: Record) -> str:
         f"{rule}; the number is the largest usable rate divided by dense's; an arrow where the "
         "range reaches the last rate that was tried, and may go on. Compression: PowerSGD by rank, "
         "or TopK, with error feedback but where it says so. "
-        f"{markov.caption(run)}{style.setting(run, compression=False)}."
+        f"{markov.caption(run)}{style.describe_setting(run, compression=False)}."
     )

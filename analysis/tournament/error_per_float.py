@@ -26,9 +26,9 @@ from regimes.config import DENSE
 from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting import style
-from regimes.plotting.groups import groups
+from regimes.plotting.groups import group_runs
 from regimes.plotting.looks import SPARE, Look, level_text
-from regimes.plotting.words import headline, label_ends
+from regimes.plotting.words import add_headline, label_ends
 from regimes.records import Record, load_all
 
 from ..common.command import Files, Out, Records
@@ -67,7 +67,9 @@ def errors(runs: Sequence[Record]) -> pd.DataFrame:
     Raises:
         RecordError: a run without readings of the instrument, or runs of different settings.
     """
-    readings = [row for group in groups(runs).values() for run in group for row in _readings(run)]
+    readings = [
+        row for group in group_runs(runs).values() for run in group for row in _readings(run)
+    ]
     rows = []
     for (name, level), group in pd.DataFrame(readings).groupby(KEY, sort=False):
         row = {
@@ -142,21 +144,21 @@ def as_text(rows: pd.DataFrame) -> Table:
 
 def figure(rows: pd.DataFrame, run: Record) -> style.Drawing:
     """Both errors against bytes: a line per compressor, a point per level."""
-    with style.theme():
-        fig = style.figure(3.9)
+    with style.use_theme():
+        fig = style.make_figure(3.9)
         panels = fig.subplots(1, 2)
         for ax, (error, label) in zip(panels, ERRORS.items(), strict=True):
             _draw(ax, rows, "bytes", error)
             ax.set(xlabel="bytes of a step, of dense's", ylabel=f"{label}\nlower is better")
         _name(panels[1], rows)
-        headline(fig, _title(rows))
-        style.caption(
+        add_headline(fig, _title(rows))
+        style.add_caption(
             fig,
             "What each compressor makes of the gradients of one dense training, "
             f"{style.seeds_in_words(rows['n'].to_list())}, geometric means, bars: 95 % t "
             "interval. Left: a step without error feedback, mean over the run. Right: all "
             f"updates of the run, with the error feedback that each has by default. "
-            f"{style.setting(run, compression=False)}.",
+            f"{style.describe_setting(run, compression=False)}.",
         )
     return style.Drawing(fig, rows)
 
@@ -222,6 +224,6 @@ def main(records: Records, out: Out = None) -> list[Path]:
     """Draw the error of compressors against what they send and print the table."""
     files, runs = Files(records, out), load_all(records)
     rows = errors(runs)
-    files.page("rivals", f"{style.setting(runs[0])}.", as_text(rows))
+    files.page("rivals", f"{style.describe_setting(runs[0])}.", as_text(rows))
     files.figure("rivals", figure(rows, runs[0]))
     return files.print_paths()

@@ -25,7 +25,7 @@ from regimes.plotting import style
 from regimes.plotting.groups import tested_by
 from regimes.plotting.looks import Metric
 from regimes.plotting.said import Estimate
-from regimes.plotting.words import headline
+from regimes.plotting.words import add_headline
 from regimes.records import Record, load_all
 
 from ..common.command import Files, Out, Several, name_of
@@ -99,8 +99,8 @@ def figure(by_setting: Mapping[str, pd.DataFrame], run: Record, metric: Metric) 
     Args:
         run: any of them, for the setting that all share.
     """
-    with style.theme():
-        fig = style.figure(1.6 + 0.19 * len(PAIRS))
+    with style.use_theme():
+        fig = style.make_figure(1.6 + 0.19 * len(PAIRS))
         axes = fig.subplots(1, len(by_setting), sharex=True, sharey=True, squeeze=False)[0]
         for ax, (name, rows) in zip(axes, by_setting.items(), strict=True):
             _panel(ax, rows)
@@ -110,8 +110,8 @@ def figure(by_setting: Mapping[str, pd.DataFrame], run: Record, metric: Metric) 
         axes[0].set_yticks(range(len(PAIRS)), [spoken(arm) for arm, _ in PAIRS])
         _name_controls(axes[-1])
         counts = [int(n) for rows in by_setting.values() for n in rows["n"] if n]
-        headline(fig, _title(pd.concat(by_setting.values()), metric))
-        style.caption(fig, _words(counts, run))
+        add_headline(fig, _title(pd.concat(by_setting.values()), metric))
+        style.add_caption(fig, _words(counts, run))
     return style.Drawing(
         fig, pd.concat([rows.assign(setting=name) for name, rows in by_setting.items()])
     )
@@ -157,7 +157,8 @@ def _words(counts: list[int], run: Record) -> str:
         "knows. Mean and 95 % t interval, "
         f"{style.seeds_in_words(counts)}, every schedule at its own learning rate. "
         f"Filled: p < {ALPHA} after "
-        f"Holm's correction over all comparisons of the setting. {style.setting(run)} (the first)."
+        f"Holm's correction over all comparisons of the setting. {style.describe_setting(run)} "
+        "(the first)."
     )
 
 

@@ -22,11 +22,11 @@ import pandas as pd
 from regimes import inputs
 from regimes.config import DENSE
 from regimes.console.tables import Table
-from regimes.cost.cases import cases
+from regimes.cost.cases import make_cases
 from regimes.errors import RecordError
 from regimes.network import Network
 from regimes.plotting import style
-from regimes.plotting.groups import groups, tested_by
+from regimes.plotting.groups import group_runs, tested_by
 from regimes.plotting.looks import Metric
 from regimes.records import Record, load_all
 
@@ -53,11 +53,11 @@ def entries(runs: Iterable[Record], networks: Sequence[str] = NETWORKS) -> pd.Da
     Raises:
         RecordError: runs of different settings, an unfinished one, or one without seconds.
     """
-    by_arm = groups(runs)
+    by_arm = group_runs(runs)
     every = [run for group in by_arm.values() for run in group]
-    metric, by_run = compare.reached(every)
+    metric, by_run = compare.summarise_reached(every)
     by_run["rate"] = [run.rate for run in every]
-    spent = {case.name: case for case in cases(every) if case.runs}
+    spent = {case.name: case for case in make_cases(every) if case.runs}
     for text in networks:
         network, workers = Network.parse(text), int(every[0].config["workers"])
         seconds = {
@@ -134,7 +134,7 @@ def own_minus_shared(by_run: pd.DataFrame, shared: pd.DataFrame, column: str) ->
 
 
 def edges(trials: Path, rates: pd.Series) -> list[str]:
-    """Arms whose rate is the smallest or largest that was tried: a wider list may have a better.
+    """Arms at the smallest or largest rate that was tried: a wider list may have a better.
 
     Args:
         trials: ``tune.json``.
@@ -144,7 +144,7 @@ def edges(trials: Path, rates: pd.Series) -> list[str]:
         RecordError: no such file, or not of ``regimes tune``.
     """
     try:
-        inputs.add(trials)
+        inputs.add_input(trials)
         rows = json.loads(trials.read_text(encoding="utf-8"))["trials"]
         tried: dict[str, list[float]] = {}
         for row in rows:
@@ -223,7 +223,7 @@ def main(
         differences = own_minus_shared(by_run, entries(load_all(shared)), metric.name)
         texts.append(own_minus_shared_as_text(differences, metric))
         files.table("shared", differences)
-    files.page("tables", f"{style.setting(runs[0])}.", *texts)
+    files.page("tables", f"{style.describe_setting(runs[0])}.", *texts)
     if trials and (far := edges(trials, rows.set_index("arm")["rate"])):
         print(f"at the edge of the rates that were tried: {', '.join(far)}")
     drawn = tournament_figure.figure(rows, runs[0], NETWORKS, pairs["differences"])

@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from regimes.console.units import human
+from regimes.console.units import format_quantity
 from regimes.plotting import canvas, style
 from regimes.plotting.groups import tested_by
 from regimes.plotting.said import Estimate
-from regimes.plotting.words import headline
+from regimes.plotting.words import add_headline
 
 from ..common import markov, names
 from ..common.paired import ALPHA, are_shown, verdicts
@@ -68,8 +68,8 @@ def figure(
     network = SLOW if SLOW in networks else networks[0]
     against = rows[["arm", "place"]].merge(pairs[pairs["control"] == kind], on="arm")
     against = against[against["n"] > 0].reset_index(drop=True)
-    with style.theme():
-        fig = style.figure(1.9 + 0.165 * len(rows))
+    with style.use_theme():
+        fig = style.make_figure(1.9 + 0.165 * len(rows))
         ratios = [3, 3] if canvas.is_stacked(fig) else [3, 3, 3, 2.4]
         axes = fig.subplots(1, len(ratios), sharey=True, width_ratios=ratios)
         _metric(axes[0], rows, shown)
@@ -82,8 +82,8 @@ def figure(
         for label, control in zip(axes[0].get_yticklabels(), rows["control"], strict=True):
             label.set_color("#666666" if control else "black")
         axes[0].set_ylim(len(rows) - 0.5, -0.5)
-        headline(fig, _title(against, shown, BLIND[kind]))
-        style.caption(fig, _caption(rows, run, BLIND[kind], network))
+        add_headline(fig, _title(against, shown, BLIND[kind]))
+        style.add_caption(fig, _caption(rows, run, BLIND[kind], network))
     return style.Drawing(fig, _numbers(rows, against, shown, network))
 
 
@@ -165,7 +165,9 @@ def _few_ticks(ax: Axes, ratio: float) -> None:
         ax.xaxis.set_major_locator(MaxNLocator(3, steps=(1, 2, 5, 10)))
     else:
         ax.xaxis.set_major_locator(LogLocator(subs=(1, 3) if ratio > 30 else (1, 2, 5)))
-    ax.xaxis.set_major_formatter(lambda value, _: human(value) if value >= 1000 else f"{value:g}")
+    ax.xaxis.set_major_formatter(
+        lambda value, _: format_quantity(value) if value >= 1000 else f"{value:g}"
+    )
     ax.xaxis.set_minor_locator(NullLocator())
 
 
@@ -197,5 +199,5 @@ def _caption(rows: pd.DataFrame, run: Record, control: str, network: str) -> str
         f"{control} reaches with as many floats (interpolated); filled: p < {ALPHA} after Holm's "
         f"correction. Seconds on {network.replace(',', ', ')} are predicted from recorded traffic "
         "and measured compute and compression (regimes.cost, ring, no overlap). "
-        f"{markov.caption(run)}{style.setting(run)}."
+        f"{markov.caption(run)}{style.describe_setting(run)}."
     )

@@ -27,12 +27,12 @@ import numpy as np
 import pandas as pd
 
 from regimes.config import RunConfig, from_dict
-from regimes.detectors.baselines import place
+from regimes.detectors.baselines import place_windows
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.looks import Metric
 from regimes.plotting.said import Estimate
-from regimes.plotting.words import headline
+from regimes.plotting.words import add_headline
 from regimes.records import Record, load_all
 
 from ..common import compare
@@ -98,7 +98,7 @@ def _moved(order: str, layer: str, windows: dict[str, Windows], epochs: int, see
         return [(0, total)] if total else []
     if order == "last":
         return [(epochs - total, epochs)]
-    return place(lengths, epochs, random.Random(f"random {seed} {layer}"))
+    return place_windows(lengths, epochs, random.Random(f"random {seed} {layer}"))
 
 
 # -- the numbers and the figure --------------------------------------------------------------
@@ -106,17 +106,19 @@ def _moved(order: str, layer: str, windows: dict[str, Windows], epochs: int, see
 
 def numbers(runs: Iterable[Record], base: str = "accordion") -> pd.DataFrame:
     """Per schedule: the metric with its 95 % t interval, traffic as a share of ``base``'s, and the
-    difference to it paired over seeds (`compare.pair`).
+    difference to it paired over seeds (`compare.compare_pair`).
 
     Raises:
-        RecordError: see `compare.groups`.
+        RecordError: see `compare.group_runs`.
     """
-    by_schedule = compare.groups(runs, [base])
-    metric, by_run = compare.reached([run for group in by_schedule.values() for run in group])
+    by_schedule = compare.group_runs(runs, [base])
+    metric, by_run = compare.summarise_reached(
+        [run for group in by_schedule.values() for run in group]
+    )
     rows = []
     for name in [name for name in LABELS if name in by_schedule]:
         reached = estimate(by_run.loc[by_run["name"] == name, metric.name].to_list(), metric.name)
-        rows.append({"schedule": name} | reached | compare.pair(by_run, name, base, metric))
+        rows.append({"schedule": name} | reached | compare.compare_pair(by_run, name, base, metric))
     return pd.DataFrame(rows)
 
 
@@ -130,8 +132,8 @@ def figure(runs: Sequence[Record]) -> style.Drawing:
     rows = rows.assign(place=range(len(rows)))
     others = rows[rows["schedule"] != "accordion"]
     side = "left" if metric.lower else "right"
-    with style.theme():
-        fig = style.figure(3.2)
+    with style.use_theme():
+        fig = style.make_figure(3.2)
         left, middle, right = fig.subplots(1, 3, sharey=True, width_ratios=[3, 3, 2])
         _bars(left, rows, metric.name, f"{metric.name}_low", f"{metric.name}_high")
         middle.axvline(0, color="black", linewidth=0.8, linestyle=style.DOTTED)
@@ -141,13 +143,13 @@ def figure(runs: Sequence[Record]) -> style.Drawing:
         left.set(ylim=(len(rows) - 0.5, -0.5), xlabel=f"{metric.label}\n{side}: better")
         middle.set_xlabel(f"minus ACCORDION ({metric.unit})\n{side}: better")
         right.set(xlabel="floats sent,\nof ACCORDION's", xlim=(0, None))
-        headline(fig, _title(rows, metric))
-        style.caption(
+        add_headline(fig, _title(rows, metric))
+        style.add_caption(
             fig,
             f"Last {compare.LAST} epochs' mean, {style.seeds_in_words(list(rows['n']))}. Middle: "
             "differences paired over seeds. Bars: 95 % t "
             "intervals. Every control sends, layer by layer, what ACCORDION sent with its seed, at "
-            f"other times; with layers exchanged, nearly so. {style.setting(one)}.",
+            f"other times; with layers exchanged, nearly so. {style.describe_setting(one)}.",
         )
     return style.Drawing(fig, rows)
 
@@ -183,5 +185,5 @@ def main(records: Records, out: Out = None, name: str = "controls") -> list[Path
     rows, _ = compare.table(runs, needed=("accordion",))
     controls = pairs[pairs["schedule"] != "accordion"]
     files.figure(name, (fig, pairs))
-    files.compared((rows, controls), f"{style.setting(runs[0])}.", f"{name}-")
+    files.compared((rows, controls), f"{style.describe_setting(runs[0])}.", f"{name}-")
     return files.print_paths()

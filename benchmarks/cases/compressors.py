@@ -27,7 +27,7 @@ from benchmarks.process_group import added, processes, run_process
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
-from regimes.compression import compressor
+from regimes.compression import make_compressor
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, Level
 
@@ -121,10 +121,10 @@ def process(rank: int, quick: int) -> dict[str, Seconds]:
 
         for name, levels in LEVELS.items():
             for level in levels:
-                reducer = Reducer(compressor({"name": name}), layers, world, 0)
+                reducer = Reducer(make_compressor({"name": name}), layers, world, 0)
                 tasks: dict[str, Any] = {"regimes": Step(reducer, level, stack), FLOOR: floor}
                 if name in COMPILED:
-                    kernels = compressor({"name": name, "kernels": "compiled"})
+                    kernels = make_compressor({"name": name, "kernels": "compiled"})
                     tasks["compiled"] = Step(Reducer(kernels, layers, world, 0), level, stack)
                 tasks |= peers(name, level, layers, stack[0])
                 rounds = 1 if quick else ROUNDS[workers]

@@ -1,10 +1,10 @@
 """Growth of one reduction with layers, parameters and simulated workers
 
-The exponent e of cost ~ size^e by least squares over logarithms, 1 is linear; over the sizes whose
-cost is at least twice the smallest's, because below that what is constant hides the rest. Layers:
-of 64 x 576, from 1 to 256. Parameters: one matrix, from 2^12 to 2^22. Workers: 1 to 64 with four
-layers of 64 x 576, each worker's gradient apart; what they hold grows from 1 to 75 MB and leaves
-the caches on the way.
+The exponent e of cost ~ size^e by least squares over logarithms, 1 is linear; over the sizes that
+cost at least twice as much as the smallest, because below that what is constant hides the rest.
+Layers: of 64 x 576, from 1 to 256. Parameters: one matrix, from 2^12 to 2^22. Workers: 1 to 64 with
+four layers of 64 x 576, each worker's gradient apart; what they hold grows from 1 to 75 MB and
+leaves the caches on the way.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def step(layers: list[Layer], workers: int, compressor: Compressor, level: Any) 
 
 
 def exponent(sizes: list[int], seconds: list[float]) -> float:
-    """Of the sizes whose cost is at least twice that of the smallest; at least the last three."""
+    """Over the sizes that cost at least twice as much as the smallest; at least the last three."""
     grown = next((i for i, s in enumerate(seconds) if s >= 2 * seconds[0]), len(sizes))
     start = min(grown, len(sizes) - 3)
     slope, _ = np.polyfit(np.log(sizes[start:]), np.log(seconds[start:]), 1)

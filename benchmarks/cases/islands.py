@@ -19,7 +19,7 @@ from torch import Tensor
 from benchmarks.harness import Limits, Row, Seconds, compare, interleaved
 from benchmarks.process_group import added, processes, run_process
 from regimes.collectives.processes import ProcessWorld
-from regimes.models import build
+from regimes.models import build_model
 
 RANKS, TARGET = (1, 2, 4), 1.8
 PROCESSES, ISLANDS = 4, 2
@@ -32,7 +32,7 @@ def attached(rank: int, mesh: Any) -> Any:
 
     import regimes
 
-    net = build("resnet18-cifar10", classes=10, channels=3, image_size=32)
+    net = build_model("resnet18-cifar10", classes=10, channels=3, image_size=32)
     fully_shard(net, mesh=mesh["shard"])
     levels = {"low": rank, "high": rank}
     return net, regimes.attach(net, replicas=mesh["replicate"], levels=levels)

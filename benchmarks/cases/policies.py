@@ -18,10 +18,10 @@ from pathlib import Path
 from benchmarks.harness import Limits, Row
 from regimes.config import RunConfig
 from regimes.cost.cases import ITEMSIZE
-from regimes.policies import Policy, policy
+from regimes.policies import Policy, make_policy
 from regimes.policies.controller import Controller
 from regimes.policies.history import level_costs
-from regimes.presets import select
+from regimes.presets import select_schedules
 from regimes.records import Record
 from regimes.replay.replay import signal_cost
 from regimes.training.loop import run
@@ -81,7 +81,7 @@ def told(record: Record) -> float:
 
 def rows(name: str, config: RunConfig, folder: Path, rounds: int) -> list[Row]:
     """The policy beside training; its decisions late in a run beside early ones."""
-    record, rule = run(config, folder), policy(config.policy)
+    record, rule = run(config, folder), make_policy(config.policy)
     decides, *late = (decision(rule, record, units, rounds) for units in UNITS)
     measures, share = signal_cost(record, rule)
     without = measures / share if share else float("nan")
@@ -119,12 +119,12 @@ def measure(limits: Limits, *, quick: bool) -> list[Row]:
     found = []
     with tempfile.TemporaryDirectory() as folder:
         for name, (grid, length) in grids.items():
-            for arm, cell in select(grid, ARMS, [length]).items():
+            for arm, cell in select_schedules(grid, ARMS, [length]).items():
                 found += rows(name, cell, Path(folder, name, arm), 6 if quick else 60)
         grid, length = grids["smoke"][0], "epochs=8"  # a multiple of each `every`
         for arm, settings in FEWER.items():
             for setting in settings:
-                cell = select(grid, [arm], [length, setting])[arm]
+                cell = select_schedules(grid, [arm], [length, setting])[arm]
                 whole, *_ = rows(f"smoke, {setting}", cell, Path(folder, setting, arm), 6)
                 found.append(whole)
     return found

@@ -38,7 +38,7 @@ BATCH = {"small": 64, "ResNet-18": 32}
 
 
 class Pictures(Dataset):
-    """As torchvision's CIFAR10: an array, of which each item becomes a PIL image."""
+    """As torchvision's CIFAR10: an array; each item becomes a PIL image."""
 
     def __init__(self, x: np.ndarray, y: list[int], transform: Callable[[Any], Any]) -> None:
         self.x, self.y, self.transform = x, y, transform

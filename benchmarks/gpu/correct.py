@@ -128,7 +128,7 @@ def without_calls(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def compressor(name: str) -> Callable[[Place], str]:
     def check(place: Place) -> str:
         """Ten steps in float64, on the device and on the CPU."""
-        usual = compression.compressor({"name": name}).usual
+        usual = compression.make_compressor({"name": name}).usual
         level = json.dumps(usual.get("high", 0.001))  # a threshold has no usual level
         words = [
             f"compressor={name}",

@@ -9,8 +9,8 @@ import torch
 
 from benchmarks.gpu.place import numerics
 from regimes.curvature import HessianProduct, cross_entropy, eigenvalues
-from regimes.models import build
-from regimes.seeding import stream
+from regimes.models import build_model
+from regimes.seeding import make_generator
 
 
 def largest(
@@ -23,8 +23,8 @@ def largest(
         ConfigError: PyHessian is not installed.
     """
     torch.manual_seed(0)
-    net = build(model, classes=10, channels=3, image_size=side, width=width)
-    random = stream("noise")
+    net = build_model(model, classes=10, channels=3, image_size=side, width=width)
+    random = make_generator("noise")
     x = torch.randn(images, 3, side, side, generator=random).to(device)
     y = torch.randint(0, 10, (images,), generator=random).to(device)
     batches = [*zip(x.split(images // 2), y.split(images // 2), strict=True)]

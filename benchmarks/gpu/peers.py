@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from benchmarks.gpu.place import Place, numerics
 from benchmarks.gpu.sizes import UNITS, size, text_size
 from benchmarks.gpu.timing import Timer
-from regimes.models import build
+from regimes.models import build_model
 
 
 class Task(NamedTuple):
@@ -30,7 +30,7 @@ class Task(NamedTuple):
 def images(place: Place) -> Task:
     """ResNet-18, channels-last."""
     s = size(place)
-    net = build(s.model, classes=10, channels=3, image_size=s.side, width=s.width)
+    net = build_model(s.model, classes=10, channels=3, image_size=s.side, width=s.width)
     net = net.to(place.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     x = torch.randn(s.shape).to(place.device, memory_format=torch.channels_last)
     y = torch.randint(0, 10, (len(x),)).to(place.device)

@@ -60,7 +60,7 @@ def train(place: Place, name: str, config: RunConfig) -> dict[str, Any]:
     """One run, or the rest of one; its result, the mean of the last three evaluations."""
     folder = folder_of(place, name)
     data = task(place, 200, 32)
-    if not sweep.done(folder, config):
+    if not sweep.is_finished(folder, config):
         regimes.run(config, folder, resume=(folder / "run.json").exists(), task=data)
     found = rows(folder)
     known = [row["metric"] for row in found if row["metric"] is not None][-3:]

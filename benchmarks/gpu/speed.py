@@ -3,7 +3,7 @@ GPT-2 124M with 4 workers x 4 texts of 1,024 random tokens, against peers.
 
 Ours is the trainer as users run it, data, augmentation and instruments included: the median over
 units after the first two. Its workers have a pass each for TopK and 4 bits, all else one pass over
-the union. Kernels and optimisers are those of the peers: ``deterministic`` is off. Rows "as graphs"
+the union. Kernels and optimisers are the peers': ``deterministic`` is off. Rows "as graphs"
 are the trainer with ``graphs``, which a CPU has not.
 """
 
@@ -82,7 +82,7 @@ def config(place: Place, way: str, precision: str, graphs: int | None = None) ->
 
 
 def common(place: Place, precision: str, steps: int) -> dict[str, Any]:
-    """Settings of each row: those of the peers."""
+    """Settings of each row: the peers'."""
     return {
         "device": place.device,
         "precision": precision,

@@ -67,7 +67,7 @@ def start(tree: Path, names: list[str], out: Path, text: Path) -> subprocess.Pop
 
 
 def kept(folder: Path, commit: str) -> Path:
-    """Where results of a commit are kept: those of these cases, on this machine's torch."""
+    """Where results of a commit are kept: for these cases, on this machine's torch."""
     full = subprocess.run(
         ["git", "-C", str(ROOT), "rev-parse", commit], capture_output=True, check=True, text=True
     )

@@ -44,5 +44,5 @@ class Case:
         raise NotImplementedError
 
     def is_last(self, at: Place) -> bool:
-        """Is this the stage that is measured, with whose state the case ends?"""
+        """Is this the stage that is measured and ends the case?"""
         return at.stage == len(self.counts) - 1

@@ -4,7 +4,7 @@
 all Python threads count, so that a step that is overlapped costs what it costs without. ``held``
 are the bytes of all tensors that are alive when the last counted step is over: parameters,
 gradients, residuals, memories, batches. ``peak`` are the bytes that the counted steps have taken
-beyond what was there, at their highest; it is not known of several threads, whose order varies.
+beyond what was there, at their highest; it is not known of several threads: their order varies.
 """
 
 from __future__ import annotations

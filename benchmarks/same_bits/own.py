@@ -47,7 +47,7 @@ def plain_network() -> nn.Module:
 
 
 def over_first(output: Tensor, target: Tensor) -> Tensor:
-    """A mean over the samples whose class is 0 or 1."""
+    """A mean over the samples of class 0 or 1."""
     counts = target < 2
     each = nn.functional.cross_entropy(output, target, reduction="none")
     return (each * counts).sum() / counts.sum()

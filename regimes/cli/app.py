@@ -33,9 +33,9 @@ class _App(SubcommandApp):
             case ["figure", name, *words] if not name.startswith("-"):
                 from regimes.plotting import offered
 
-                return None if offered.begin(name, words) else sys.exit(2)
+                return None if offered.begin_figure(name, words) else sys.exit(2)
             case [verb, *words] if not {"-h", "--help"} & {*words}:
-                check_options(verb, words)
+                _check_options(verb, words)
         return super().cli(**kwargs)
 
 
@@ -43,17 +43,17 @@ app = _App()
 Settings = tyro.conf.UseAppendAction[tuple[str, ...]]
 
 
-def check_options(verb: str, words: Sequence[str]) -> None:
+def _check_options(verb: str, words: Sequence[str]) -> None:
     """Raise ConfigError if an option of this command is a field for `--set`."""
     from regimes import cli
 
-    known = options(getattr(cli, verb)) if verb in cli.__all__ else set()
+    known = list_options(getattr(cli, verb)) if verb in cli.__all__ else set()
     if "set" not in known:
         return
     for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
         key, _, value = word.removeprefix("--").partition("=")
         name = key.replace("-", "_")
-        if word.startswith("--") and name not in known and (field := _field(name)):
+        if word.startswith("--") and name not in known and (field := _find_field(name)):
             value = value or (following if following and not following.startswith("--") else "...")
             if field == "seed" and "first_seed" in known:
                 raise ConfigError(
@@ -72,8 +72,8 @@ def check_no_empty_word(words: Sequence[str]) -> None:
             raise ConfigError(f"an empty text{f' as {after}' * bool(after)}: expected a value")
 
 
-def options(command: Any) -> set[str]:
-    """The names of a command's parameters; those of `JobOptions` in place of ``job``."""
+def list_options(command: Any) -> set[str]:
+    """The names of a command's parameters; ``job`` stands for the fields of `JobOptions`."""
     known = {*inspect.signature(command).parameters}
     if "job" in known:
         known |= {field.name for field in dataclasses.fields(JobOptions)} - {"job"}
@@ -81,7 +81,7 @@ def options(command: Any) -> set[str]:
 
 
 def refuse_seed(settings: Sequence[str]) -> None:
-    """Raise ConfigError for a seed among the settings of a grid, whose runs have seeds of their
+    """Raise ConfigError for a seed among the settings of a grid: its runs have seeds of their
     own."""
     for text in settings:
         key, _, value = text.partition("=")
@@ -92,7 +92,7 @@ def refuse_seed(settings: Sequence[str]) -> None:
             )
 
 
-def _field(key: str) -> str:
+def _find_field(key: str) -> str:
     """The path of a field of the configuration, given the path or its last part; "" if none."""
     plain = as_tables(RunConfig()) | dict.fromkeys(RunConfig.known_beside())
     if key in plain or ("." in key and isinstance(plain.get(key.partition(".")[0]), dict)):
@@ -108,7 +108,7 @@ def welcome_plug_ins() -> None:
         sys.path.append("")
 
 
-def configuration(preset: str, settings: tuple[str, ...]) -> RunConfig:
+def read_configuration(preset: str, settings: tuple[str, ...]) -> RunConfig:
     """The configuration of a preset or a TOML file, with settings."""
     welcome_plug_ins()
     base = load_toml(preset) if preset.endswith(".toml") else presets.get_preset(preset)

@@ -37,13 +37,13 @@ def branch(
         processes: local processes that share the workers.
         quiet: print nothing but errors.
     """
-    from regimes.launch.processes import spawn, train
+    from regimes.launch.processes import spawn_processes, train_process
     from regimes.training.phases import branch_config
 
     welcome_plug_ins()
     config = branch_config(record, BranchConfig(at=at, length=length, skip=skip or None), set, out)
     resume = (out / "run.json").exists()
     if processes == 1 or read_launch().count > 1:
-        train(config, out, resume, quiet)
+        train_process(config, out, resume, quiet)
     else:
-        spawn(config, out, processes, resume=resume, quiet=quiet)
+        spawn_processes(config, out, processes, resume=resume, quiet=quiet)

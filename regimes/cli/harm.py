@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from regimes.cli.app import Settings, app, configuration
+from regimes.cli.app import Settings, app, read_configuration
 from regimes.console import stdout
 
 
@@ -49,13 +49,15 @@ def harm(
             the others.
         quiet: print the answer alone.
     """
-    from regimes.console.progress import spending
+    from regimes.console.progress import show_spending
     from regimes.harms.harm import harm as search
 
-    config = configuration(preset, set)
+    config = read_configuration(preset, set)
     stem = Path(preset).stem if preset.endswith(".toml") else preset
     folder = out or Path("runs", "harm", stem)
-    with spending("looking for harm", (lambda line: None) if quiet else stdout.try_print) as show:
+    with show_spending(
+        "looking for harm", (lambda line: None) if quiet else stdout.try_print
+    ) as show:
         found = search(
             config,
             pulse=pulse or "high",

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from regimes.cli.app import Settings, app, configuration
+from regimes.cli.app import Settings, app, read_configuration
 from regimes.console import stdout
 
 
@@ -52,13 +52,13 @@ def plan(
         quiet: print the answer alone.
     """
     from regimes.config.toml import read_pairs
-    from regimes.console.progress import spending
-    from regimes.cost.job import seconds as read_seconds
+    from regimes.console.progress import show_spending
+    from regimes.cost.job import parse_seconds as read_seconds
     from regimes.plans.plan import plan as search
 
-    config = configuration(preset, set)
+    config = read_configuration(preset, set)
     stem = Path(preset).stem if preset.endswith(".toml") else preset
-    with spending("planning", (lambda line: None) if quiet else stdout.try_print) as show:
+    with show_spending("planning", (lambda line: None) if quiet else stdout.try_print) as show:
         found = search(
             config,
             link=link,

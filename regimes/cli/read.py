@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from regimes.cli.app import Settings, app, configuration, welcome_plug_ins
-from regimes.cost.options import JobOptions, changed
+from regimes.cli.app import Settings, app, read_configuration, welcome_plug_ins
+from regimes.cost.options import JobOptions, changed_options
 from regimes.errors import ConfigError
 
 
@@ -22,7 +22,7 @@ def watch(folder: Annotated[Path, tyro.conf.Positional], once: bool = False) -> 
         folder: of a run or of many.
         once: print the state and return.
     """
-    from regimes.monitor.watch import watch as follow
+    from regimes.monitor.watch import watch_runs as follow
 
     follow(folder, once=once)
 
@@ -37,7 +37,7 @@ def pack(
         folder: of runs.
         archive: the file to write; every command that reads a folder of runs reads it too.
     """
-    from regimes.records import pack as write
+    from regimes.records import pack_records as write
 
     print(f"{archive}: {write(folder, archive)} runs")
 
@@ -80,16 +80,16 @@ def detect(
     Args:
         runs: runs, or folders of runs; several seeds give means and 95 % intervals.
         detectors: NAME or NAME:key=value,key=value, e.g. norm-change:interval=3,eta=0.4; default
-            all whose signal was recorded, and controls of equal length.
+            all with a recorded signal, and controls of equal length.
         out: folder for detectors.csv, pairs.csv and epochs.csv.
         where: only runs of which this is true, e.g. --where optimizer.lr=0.4.
     """
-    from regimes.records import selecting
-    from regimes.replay.detect import KNOWN, main, parse
+    from regimes.records import select_while_loading
+    from regimes.replay.detect import KNOWN, main, parse_rule
 
-    if any(parse(text)["name"] not in KNOWN for text in detectors):
+    if any(parse_rule(text)["name"] not in KNOWN for text in detectors):
         welcome_plug_ins()
-    with selecting(where, print_notes=True):
+    with select_while_loading(where, print_notes=True):
         main(runs, detectors, out)
 
 
@@ -114,7 +114,7 @@ def cost(
     Args:
         what: a preset, which is timed here for a few steps, or recorded runs; nothing with --model.
         network: bandwidth of each link and latency of a message.
-        workers: how many, one per link; default those of the run.
+        workers: how many, one per link; default the run's.
         algorithm: of the all-reduce; fastest: of ring and tree for each collective, as NCCL
             chooses. Default ring, with --model fastest.
         buckets: into how many parts a step's traffic is cut, so that it overlaps with backward.
@@ -126,18 +126,18 @@ def cost(
         given = {"what": what, "network": network, "workers": workers, "buckets": buckets}
         _plan(given | {"set": set, "where": where}, job, algorithm or "fastest", csv)
         return
-    for name in changed(job, JobOptions()):
+    for name in changed_options(job, JobOptions()):
         raise ConfigError(f"--{name} describes a job that has not been run: give its --model too")
     from regimes.cost.predict import main
     from regimes.network import Network
-    from regimes.records import selecting
+    from regimes.records import select_while_loading
 
     recorded = [Path(place).exists() and not place.endswith(".toml") for place in what]
     if not what or (len(what) > 1 and not all(recorded)):
         raise ConfigError("name one preset, or recorded runs: see regimes presets")
-    config = None if all(recorded) else configuration(what[0], set)
+    config = None if all(recorded) else read_configuration(what[0], set)
     link = Network.parse(network)
-    with selecting(where, print_notes=True):
+    with select_while_loading(where, print_notes=True):
         main(what, config, link, workers, algorithm=algorithm or "ring", buckets=buckets, csv=csv)
 
 
@@ -174,11 +174,11 @@ def report(
         where: only runs of which this is true, e.g. --where optimizer.lr=0.4.
         baseline: the schedule that the others are compared with; default all pairs of up to six.
     """
-    from regimes.records import selecting
-    from regimes.report import write
+    from regimes.records import select_while_loading
+    from regimes.report import write_report
 
-    with selecting(where):
-        write(records, network, out, baseline)
+    with select_while_loading(where):
+        write_report(records, network, out, baseline)
     print(f"{out}: {out.stat().st_size / 1e6:.2f} MB")
 
 
@@ -197,8 +197,8 @@ def figure(
     from regimes.plotting import offered
 
     if name is None:
-        offered.show()
-    elif not offered.begin(name, words):
+        offered.print_figures()
+    elif not offered.begin_figure(name, words):
         sys.exit(2)
 
 
@@ -216,7 +216,7 @@ def doctor(
             which regimes cost --links reads.
     """
     from regimes.collectives.launcher import read_launch
-    from regimes.monitor.doctor import check, group_report, report
+    from regimes.monitor.doctor import check_records, group_report, print_report
 
     alone = read_launch().count == 1
     if links and (records or alone):
@@ -225,6 +225,6 @@ def doctor(
             f"--links {links}"
         )
     if records:
-        sys.exit(0 if check(records) else 2)
-    good = report() if alone else group_report(links=links)
+        sys.exit(0 if check_records(records) else 2)
+    good = print_report() if alone else group_report(links=links)
     sys.exit(0 if good else 1)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from regimes import presets as _presets
-from regimes.cli.app import Settings, app, configuration, refuse_seed, welcome_plug_ins
+from regimes.cli.app import Settings, app, read_configuration, refuse_seed, welcome_plug_ins
 from regimes.collectives.launcher import check_islands, read_launch
 from regimes.config import read_value, to_dict, to_toml
 from regimes.console import stdout
@@ -43,23 +43,23 @@ def run(
         resume: continue the run in the folder from its last checkpoint.
         quiet: print nothing but errors.
     """
-    from regimes.launch.processes import spawn, train
+    from regimes.launch.processes import spawn_processes, train_process
 
     given = (("seed", seed), ("workers", workers))
-    config = configuration(preset, (*set, *(f"{k}={x}" for k, x in given if x is not None)))
-    out = out or Path("runs", _stem(preset), f"seed-{config.seed}")
+    config = read_configuration(preset, (*set, *(f"{k}={x}" for k, x in given if x is not None)))
+    out = out or Path("runs", _name_output(preset), f"seed-{config.seed}")
     if (note := sibling_difference(to_dict(config), out)) and not quiet and read_launch().rank == 0:
         stdout.try_print(f"note: {note}")
     if read_launch().count > 1:
-        train(config, out, resume, quiet, shards)
+        train_process(config, out, resume, quiet, shards)
     elif processes == 1:
         check_islands(1, shards, config.workers)
-        train(config, out, resume, quiet)
+        train_process(config, out, resume, quiet)
     else:
-        spawn(config, out, processes, resume=resume, quiet=quiet, shards=shards)
+        spawn_processes(config, out, processes, resume=resume, quiet=quiet, shards=shards)
 
 
-def _stem(name: str) -> str:
+def _name_output(name: str) -> str:
     """The name of a preset, a grid or a TOML file in the folder of runs."""
     return Path(name).stem if name.endswith(".toml") else name
 
@@ -99,10 +99,12 @@ def ablate(
     for text in option:
         require("=" in text, "--option", text, "the form key=value")
     named = _presets.seeds_of(grid) if seeds is None else None
-    numbers = named or _presets.numbers(3 if seeds is None else seeds, first_seed)
-    cells = _presets.select(grid, schedules, set)
+    numbers = named or _presets.number_seeds(3 if seeds is None else seeds, first_seed)
+    cells = _presets.select_schedules(grid, schedules, set)
     options = {key: read_value(text) for key, _, text in (o.partition("=") for o in option)}
-    ablation.main(cells, numbers, out or Path("runs", _stem(grid)), jobs, executor, options)
+    ablation.run_ablation(
+        cells, numbers, out or Path("runs", _name_output(grid)), jobs, executor, options
+    )
 
 
 @app.command
@@ -139,20 +141,20 @@ def tune(
     welcome_plug_ins()
     refuse_seed(set)
     require(jobs >= 1, "--jobs", jobs, "at least 1")
-    numbers = _presets.numbers(seeds, first_seed)
-    cells = _presets.arms(grid, schedules, set)
+    numbers = _presets.number_seeds(seeds, first_seed)
+    cells = _presets.select_arms(grid, schedules, set)
     if grid in _presets.PRESETS and len(cells) > 1:
         stdout.try_print(
             f"{grid}: the grid with the schedules {', '.join(cells)}, and not the preset of "
             "that name; --schedules NAME tunes one"
         )
-    folder = out or Path("runs", "tune", _stem(grid))
-    tuning.main(cells, values, numbers, folder, jobs, halving, budget)
+    folder = out or Path("runs", "tune", _name_output(grid))
+    tuning.run_tuning(cells, values, numbers, folder, jobs, halving, budget)
 
 
 @app.command
 def presets(words: Annotated[tuple[str, ...], tyro.conf.Positional] = ()) -> None:
-    """List presets and grids, or those whose descriptions have some words; print one as TOML.
+    """List presets and grids, all or by words of their descriptions; print one as TOML.
 
     Args:
         words: a preset, or GRID/SCHEDULE; or words to search for, e.g. topk gpu.
@@ -160,7 +162,7 @@ def presets(words: Annotated[tuple[str, ...], tyro.conf.Positional] = ()) -> Non
     if len(words) == 1 and (words[0] in _presets.PRESETS or "/" in words[0]):
         print(to_toml(_presets.get_preset(words[0])), end="")
         return
-    for kind, about, rows in _presets.groups(words):
-        stdout.console().print(
+    for kind, about, rows in _presets.list_groups(words):
+        stdout.make_console().print(
             Table((kind, "command, what, how long"), rows, texts=2, title=about).drawn(), ""
         )

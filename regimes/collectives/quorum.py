@@ -24,7 +24,7 @@ from regimes.collectives import agreement
 from regimes.collectives.faults import Faults
 from regimes.collectives.process_group import Group
 from regimes.collectives.world import World
-from regimes.errors import ConfigError, unexpected
+from regimes.errors import ConfigError, unexpected_value
 
 _USED = ("start_quorum", "is_participating", "report_error", "should_commit")  # of a manager
 
@@ -132,7 +132,7 @@ class Quorum:
             ConfigError: it is no manager, or its group is not of gloo.
         """
         if not all(callable(getattr(manager, name, None)) for name in _USED):
-            raise unexpected("manager", manager, "a Manager of torchft")
+            raise unexpected_value("manager", manager, "a Manager of torchft")
         self.manager, self.group = manager, ManagedGroup(manager)
         if "gloo" not in (kind := str(self.group.torch_group.getBackendName())):
             raise ConfigError(

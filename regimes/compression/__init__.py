@@ -31,9 +31,9 @@ REGISTRY = Registry(
 )
 
 
-def compressor(table: dict) -> Compressor:
+def make_compressor(table: dict) -> Compressor:
     """The compressor that a configuration table names; ConfigError if it is none."""
     return REGISTRY.make(table)
 
 
-__all__ = ["REGISTRY", "Compressor", "State", "compressor"]
+__all__ = ["REGISTRY", "Compressor", "State", "make_compressor"]

@@ -24,14 +24,14 @@ from regimes.compression.codes import (
     Added,
     Rounded,
     Rows,
-    chunks,
+    decode_codes,
     in_blocks,
-    rounded,
-    unpacked,
+    round_chunks,
+    split_chunks,
     write_packed,
 )
 from regimes.compression.elementwise import CompiledRounding
-from regimes.compression.layout import Noise, Spread, draw, layout
+from regimes.compression.layout import Noise, Spread, draw_noise, make_layout
 from regimes.config import DENSE, Bounds, Level
 from regimes.errors import require
 
@@ -44,7 +44,7 @@ class QuantisedAllReduce(CompiledRounding):
     With s the scale of a block and n = 2^(bits - 1) - 1, a number is sent as a multiple of s / n:
     nearest rounding errs by at most s / (2 n), stochastic rounding by less than s / n and by zero
     in the mean. Both rounding errors go into residuals: each worker's own, and, at the owner of a
-    part, that of the rounded mean, multiplied by W because the next mean divides by W.
+    part, the error of the rounded mean, multiplied by W because the next mean divides by W.
 
     Attributes:
         block: how many numbers share a scale.
@@ -64,7 +64,7 @@ class QuantisedAllReduce(CompiledRounding):
         first, bits, hosted, count = states[0], int(level), len(deltas[0]), states[0].workers
         # ``deltas`` may be of 16 bits; scales and sums are not
         exact = torch.promote_types(deltas[0].dtype, torch.float32)
-        plan = layout(tuple(numbers_of(deltas)), count, self.block)
+        plan = make_layout(tuple(numbers_of(deltas)), count, self.block)
         flat = [delta.flatten(1) for delta in deltas]
         # [L, W, width], first the numbers, then their rounded values, in the end the update
         values = torch.empty((hosted, count, plan.width), dtype=exact, device=flat[0].device)
@@ -76,8 +76,8 @@ class QuantisedAllReduce(CompiledRounding):
         noise = self._noise_of(plan, states, "numbers", count, values)
         of_means = self._noise_of(plan, states, "means", 1, values)
         if isinstance(noise, Noise) and isinstance(of_means, Noise) and not self.kernels:
-            draw([noise, of_means])
-        wire = _quantised(rows, bits, self.block, noise, values.flatten(0, 1), self._rounded)
+            draw_noise([noise, of_means])
+        wire = _encode_chunks(rows, bits, self.block, noise, values.flatten(0, 1), self._rounded)
         packed = wire.shape[1]
         wire = plan.without_gaps(wire, bits).unflatten(0, (hosted, count))
         received = yield Exchange(wire, [count * size for size in sizes])  # [L, W, bytes]
@@ -91,7 +91,7 @@ class QuantisedAllReduce(CompiledRounding):
             received = plan.with_gaps(received, bits, packed)
             mean = in_order_sum(received, bits, self.block, plan.width, exact, count)
         kept = torch.empty_like(mean) if self.error_feedback else mean
-        wire = quantise(mean, bits, self.block, of_means, kept, self._rounded)
+        wire = quantise_rows(mean, bits, self.block, of_means, kept, self._rounded)
         parts = yield Gather(plan.without_gaps(wire, bits), sizes)  # [W, bytes]
         if self.error_feedback:  # the owner of a part keeps what rounding its mean has lost
             for row in range(hosted):
@@ -102,7 +102,7 @@ class QuantisedAllReduce(CompiledRounding):
             update = kept
         else:
             parts = plan.with_gaps(parts, bits, packed)
-            update = dequantise(parts, bits, self.block, plan.width, exact)
+            update = dequantise_rows(parts, bits, self.block, plan.width, exact)
         # of one worker its rounded values are not needed any more
         whole = values[0] if hosted == 1 else torch.empty_like(update)
         whole = whole.view(1, -1)[:, : sum(plan.sizes)]
@@ -117,30 +117,30 @@ class QuantisedAllReduce(CompiledRounding):
         return Traffic(workers * size / 4, workers * size)
 
 
-def quantise(
+def quantise_rows(
     numbers: Float[Tensor, "*rows size"],
     bits: int,
     block: int,
     noise: Added,
     values: Float[Tensor, "*rows size"] | None = None,
-    by: Rounded = rounded,
+    by: Rounded = round_chunks,
 ) -> UInt8[Tensor, "*rows packed"]:
     """Scales and packed codes of each row.
 
     Args:
         noise: added before rounding down: 0.5 rounds to the nearest, a uniform number in [0, 1)
             stochastically. Or what gives those of some columns, ``[all rows, columns]``.
-        values: overwritten with what `dequantise` makes of the answer; without gaps in memory. It
-            may be ``numbers``.
+        values: overwritten with what `dequantise_rows` makes of the answer; without gaps in memory.
+            It may be ``numbers``.
         by: what rounds.
     """
     rows = numbers.flatten(0, -2)
     noise = noise.reshape(rows.shape) if isinstance(noise, Tensor) else noise
     kept = None if values is None else values.view(rows.shape)
-    return _quantised(rows, bits, block, noise, kept, by).view(*numbers.shape[:-1], -1)
+    return _encode_chunks(rows, bits, block, noise, kept, by).view(*numbers.shape[:-1], -1)
 
 
-def _quantised(
+def _encode_chunks(
     rows: Rows,
     bits: int,
     block: int,
@@ -148,7 +148,7 @@ def _quantised(
     values: Float[Tensor, "rows size"] | None,
     by: Rounded,
 ) -> UInt8[Tensor, "rows packed"]:
-    """`quantise` of rows."""
+    """`quantise_rows` of rows."""
     size, steps = rows.shape[1], 2 ** (bits - 1) - 1  # codes -steps .. steps
     block, width = min(block, max(1, size)), rows.dtype.itemsize
     end = -(-size // block) * width
@@ -160,19 +160,19 @@ def _quantised(
     return wire
 
 
-def dequantise(
+def dequantise_rows(
     wire: UInt8[Tensor, "*rows packed"], bits: int, block: int, size: int, dtype: torch.dtype
 ) -> Float[Tensor, "*rows size"]:
-    """The inverse of `quantise`: the same bits as its ``values``."""
+    """The inverse of `quantise_rows`: the same bits as its ``values``."""
     rows = wire.flatten(0, -2)
     values = torch.empty((len(rows), size), dtype=dtype, device=wire.device)
-    for first, stop, value in _decoded(rows, bits, block, size, dtype):
+    for first, stop, value in _decode_chunks(rows, bits, block, size, dtype):
         values[:, first:stop] = value
     return values.view(*wire.shape[:-1], size)
 
 
 def wire_bytes(size: int, bits: int, block: int, itemsize: int = 4) -> int:
-    """Bytes of ``quantise``'s answer for so many numbers: scales, and packed codes."""
+    """Bytes of ``quantise_rows``' answer for so many numbers: scales, and packed codes."""
     return max(4, itemsize) * -(-size // block) + -(-size * bits // 8)
 
 
@@ -185,10 +185,10 @@ def in_order_sum(
     divisor: int = 1,
 ) -> Float[Tensor, "hosted size"]:
     """The sum over workers of what they have quantised, added one after the other, and divided: the
-    bits do not depend on how many workers a process hosts, as those of a reduction might."""
+    bits do not depend on how many workers a process hosts; a reduction's might."""
     hosted, workers, _ = wire.shape
     result = torch.empty((hosted, size), dtype=dtype, device=wire.device)
-    for first, stop, value in _decoded(wire.flatten(0, 1), bits, block, size, dtype):
+    for first, stop, value in _decode_chunks(wire.flatten(0, 1), bits, block, size, dtype):
         rows = value.unflatten(0, (hosted, workers))
         total = rows[:, 0]
         for worker in range(1, workers):
@@ -197,7 +197,7 @@ def in_order_sum(
     return result
 
 
-def _decoded(
+def _decode_chunks(
     rows: UInt8[Tensor, "rows packed"], bits: int, block: int, size: int, dtype: torch.dtype
 ) -> Iterator[tuple[int, int, Float[Tensor, "rows chunk"]]]:
     """(first number, stop, values) of each chunk of what was quantised."""
@@ -208,9 +208,9 @@ def _decoded(
     # a copy, because a view as another dtype needs aligned storage
     copied = torch.empty((len(rows), end), dtype=torch.uint8, device=rows.device)
     scales = copied.copy_(rows[:, :end]).view(dtype).div_(steps)
-    for first, stop in chunks(rows, block, size):
+    for first, stop in split_chunks(rows, block, size):
         packed = rows[:, end + first * bits // 8 : end - (-stop * bits // 8)]
-        code = unpacked(packed, bits, steps, dtype)
+        code = decode_codes(packed, bits, steps, dtype)
         blocks = in_blocks(code[:, : stop - first], block)
         scale = scales[:, first // block : first // block + blocks.shape[1], None]
         yield first, stop, blocks.mul_(scale).flatten(1)[:, : stop - first]

@@ -17,7 +17,7 @@ MOST = 1 << 16  # at most so many numbers of a layer are compared, spread evenly
 Where = tuple[str, str]  # the names of the compressor and the layer
 
 
-def sample(delta: Float[Tensor, "hosted n m"]) -> Float[Tensor, " some"]:
+def sample_evenly(delta: Float[Tensor, "hosted n m"]) -> Float[Tensor, " some"]:
     """A copy of numbers spread evenly over a layer; of all if they are few."""
     flat = delta.detach().reshape(-1)
     return flat[:: flat.numel() // MOST + 1].clone()
@@ -41,7 +41,7 @@ def check_sent(
 
     Args:
         answer: ``(update, sent)``.
-        before: `sample` of ``delta`` before the program began.
+        before: `sample_evenly` of ``delta`` before the program began.
         feedback: with error feedback a program may subtract ``sent`` from ``delta`` itself.
 
     Raises:
@@ -49,16 +49,16 @@ def check_sent(
     """
     good = isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], Tensor)
     require_of(good, where, f"send returned {type(answer).__name__}, expected (update, sent)")
-    (update, sent), of_one, of_all = answer, _describe(delta[0]), _describe(delta)
+    (update, sent), of_one, of_all = answer, _describe_answer(delta[0]), _describe_answer(delta)
     good = (update.shape, update.dtype) == (delta.shape[1:], delta.dtype)
-    require_of(good, where, f"the update is {_describe(update)}, expected {of_one}")
+    require_of(good, where, f"the update is {_describe_answer(update)}, expected {of_one}")
     if isinstance(sent, Tensor):
         good = sent.shape in (delta.shape, delta.shape[1:])
-        require_of(good, where, f"sent is {_describe(sent)}, expected {of_all} or {of_one}")
+        require_of(good, where, f"sent is {_describe_answer(sent)}, expected {of_all} or {of_one}")
     else:
         what = f"sent is a {type(sent).__name__}, expected a tensor or None"
         require_of(sent is None, where, what)
-    same = (sample(delta) == before) | (before != before)
+    same = (sample_evenly(delta) == before) | (before != before)
     require_of(
         (feedback and sent is None) or bool(same.all()),
         where,
@@ -67,7 +67,7 @@ def check_sent(
     )
 
 
-def _describe(tensor: Tensor) -> str:
+def _describe_answer(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 

@@ -26,11 +26,11 @@ from regimes.capabilities import (
     NUMBERS_BY_SHARD,
 )
 from regimes.collectives.requests import Batched, Layer, Mean, Program, Request, Shard, Traffic
-from regimes.compression.answers import check_send, check_sent, sample
+from regimes.compression.answers import check_send, check_sent, sample_evenly
 from regimes.compression.kernels import Workspace, add_, add_apart, clone, sub_
 from regimes.config import DENSE, AnyLevel, Bounded, FeedbackLevel, Level
 from regimes.errors import ConfigError, require
-from regimes.seeding import Seed, derive
+from regimes.seeding import Seed, derive_seed
 
 Unit = Literal["gradient", "update"]  # of a residual
 Sending = Generator[Request, Any, tuple[Tensor, Tensor | None]]
@@ -49,8 +49,8 @@ class State(Workspace):
             not memory.
         shard: which rows of the layer are here; None: all. Identity, not memory.
         step: how often this layer has been sent.
-        rate: the learning rate of this step; 1 where nothing says it, as between local steps, whose
-            movements are in units of the weights.
+        rate: the learning rate of this step; 1 where nothing says it, as between local steps: their
+            updates are in units of the weights.
         scale: what the gradient of this step was multiplied by, with the loss (a GradScaler's).
             Where a residual is saved, it is divided by it.
         residual_rate: the learning rate at which the residual is a movement of the weights; None:
@@ -86,7 +86,7 @@ class State(Workspace):
         return self.seeds(what, self.hosted or range(first, first + hosted))
 
     def _seed(self, what: str, *tail: int) -> int:
-        return derive(*self.key, what, self.step, *tail)
+        return derive_seed(*self.key, what, self.step, *tail)
 
     def twin(self) -> State:
         """A state that shares no memory with this one but the residual, the buffer and what is no
@@ -145,14 +145,14 @@ class Compressor(Bounded, ABC):
             not finite either.
         entrywise: an entry of the update depends on that entry of the gradients alone, whatever
             else is in the layer.
-        takes_bucket: it is an `InBuckets`, whose ``send_bucket`` is given several layers.
+        takes_bucket: it is an `InBuckets`: ``send_bucket`` is given several layers.
         in_place: the next residual may be computed in the memory of the present one, which is in
             units of the step's ``scale``. Without it the compressor leaves the present one as it
             is, and keeps its unit.
-        joins_shards: a layer whose rows are divided among processes is compressed as one matrix;
+        joins_shards: a layer with rows on several processes is compressed as one matrix;
             without it each shard by itself, as if it were a layer.
         phases: the number of kinds of steps that ``traffic`` averages over; see ``phase``.
-        usual: the levels "low" and "high" of a hook whose user names none.
+        usual: the levels "low" and "high" of a hook, unless its user names some.
         level_text: how figures write a level, e.g. "rank {}", of a class that a package offers.
             Those of this project are in ``plotting/looks.py``: drawing does not import torch.
         memory: the class of a layer's memory.
@@ -333,7 +333,7 @@ class Compressor(Bounded, ABC):
         """``send``; its first call at a level is checked."""
         if not state.is_first((level, bool(self.error_feedback))):
             return (yield from self.send(delta, state, level))
-        where, before = (type(self).__name__, state.key[1]), sample(delta)
+        where, before = (type(self).__name__, state.key[1]), sample_evenly(delta)
         program = self.send(delta, state, level)
         check_send(where, program)
         answer = yield from program
@@ -354,7 +354,7 @@ def check_level(chosen: Compressor, level: AnyLevel) -> None:
     compressor.check(plain)
 
 
-def dropping(chosen: Compressor, levels: Mapping[str, AnyLevel]) -> tuple[str, ...]:
+def levels_without_feedback(chosen: Compressor, levels: Mapping[str, AnyLevel]) -> tuple[str, ...]:
     """The names of levels at which a compressor has no error feedback."""
     return tuple(name for name, x in levels.items() if not chosen.at(x)[0].error_feedback)
 
@@ -420,7 +420,7 @@ class InBuckets(Compressor):
         """``send_bucket``; its first call at a level is checked, by the first layer."""
         if not states[0].is_first((level, bool(self.error_feedback))):
             return (yield from self.send_bucket(deltas, states, level))
-        where, before = (type(self).__name__, states[0].key[1]), sample(deltas[0])
+        where, before = (type(self).__name__, states[0].key[1]), sample_evenly(deltas[0])
         updates, sent = yield from self.send_bucket(deltas, states, level)
         here, shape = slice(deltas[0][0].numel()), deltas[0].shape
         first = updates[0].view(shape[1:]), None if sent is None else sent[:, here].view(shape)
@@ -450,7 +450,7 @@ def numbers_of(deltas: Sequence[Float[Tensor, "hosted _ _"]]) -> list[int]:
     return [delta[0].numel() for delta in deltas]
 
 
-def restarted(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> dict[str, Any]:
+def restart_memories(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> dict[str, Any]:
     """New memories, by layer, that go on counting steps and keep the residuals' units."""
     kept = ("step", "residual_rate")
     return {
@@ -459,7 +459,7 @@ def restarted(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> dict[str, A
     }
 
 
-def upgraded(saved: Mapping[str, Any], residual: Unit) -> dict[str, Any]:
+def upgrade_memories(saved: Mapping[str, Any], residual: Unit) -> dict[str, Any]:
     """Memories, by layer, of any version in the present form.
 
     Args:

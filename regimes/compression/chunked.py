@@ -21,8 +21,8 @@ from torch import Tensor
 from regimes.collectives.requests import Batched, Gather, Layer, Traffic
 from regimes.compression.base import Sending, State
 from regimes.compression.cosine import Chunk, largest_divisor
-from regimes.compression.elementwise import pack, unpack
-from regimes.compression.kernels import cached
+from regimes.compression.elementwise import pack_codes, unpack_codes
+from regimes.compression.kernels import cache_tensors
 from regimes.compression.sparse import Sparsifier, in_each, num_kept, scatter_sum
 from regimes.config import Level
 from regimes.errors import require
@@ -60,10 +60,10 @@ class ChunkedTopK(Sparsifier):
             codes, table = in_bins(value, self.bits)
             own = table.gather(1, codes)
             tables = yield Gather(table)
-            wires = yield Gather(pack(codes.to(torch.uint8), self.bits))
-            values = tables.gather(1, unpack(wires, self.bits, value.shape[1]).long())
+            wires = yield Gather(pack_codes(codes.to(torch.uint8), self.bits))
+            values = tables.gather(1, unpack_codes(wires, self.bits, value.shape[1]).long())
         indices = yield Gather(index.short().view(hosted, -1))
-        first, offset = _places(*delta.shape[1:], h, w, delta.device)
+        first, offset = _locate_blocks(*delta.shape[1:], h, w, delta.device)
 
         def in_matrix(index: Int64[Tensor, "rows k"]) -> Int64[Tensor, "rows k"]:
             return (offset[index].view(len(index), len(first), -1) + first).flatten(1)
@@ -85,8 +85,8 @@ class ChunkedTopK(Sparsifier):
         return Traffic((means + codes / 4 + k / 2) * workers, means * itemsize + codes + 2 * k)
 
 
-@cached(256)
-def _places(
+@cache_tensors(256)
+def _locate_blocks(
     n: int, m: int, h: int, w: int, device: torch.device
 ) -> tuple[Int64[Tensor, "blocks 1"], Int64[Tensor, " size"]]:
     """In a matrix ``[n, m]``: where each block's first number is, and how far behind it are the

@@ -18,7 +18,7 @@ from regimes.compression.kernels import on_gpu
 
 CHUNK = 1 << 16  # numbers that a CPU computes at once
 Added = Tensor | float | Callable[[int, int], Tensor]  # what gives it for some columns of all rows
-Rounded = Callable[..., Iterator[tuple[int, int, Tensor, Tensor]]]  # as `rounded`
+Rounded = Callable[..., Iterator[tuple[int, int, Tensor, Tensor]]]  # as `round_chunks`
 
 
 @runtime_checkable
@@ -40,7 +40,7 @@ class Rows(Protocol):
         """Some columns, of all rows; they may be overwritten when others are asked for."""
 
 
-def chunks(rows: Rows, block: int, size: int, most: int = CHUNK) -> Iterator[tuple[int, int]]:
+def split_chunks(rows: Rows, block: int, size: int, most: int = CHUNK) -> Iterator[tuple[int, int]]:
     """(first number, stop) of the parts of all rows that are computed at once: on a CPU as many as
     its cache holds with what is computed from them, on a GPU all."""
     pair = 2 * block  # whole bytes of codes
@@ -52,10 +52,10 @@ def chunks(rows: Rows, block: int, size: int, most: int = CHUNK) -> Iterator[tup
 def in_blocks(numbers: Tensor, block: int) -> Tensor:
     """``[..., size]`` to ``[..., blocks, block]``, the last one padded with zeros."""
     block = min(block, max(1, numbers.shape[-1]))
-    return padded(numbers, -numbers.shape[-1] % block).unflatten(-1, (-1, block))
+    return _pad_end(numbers, -numbers.shape[-1] % block).unflatten(-1, (-1, block))
 
 
-def padded(numbers: Tensor, zeros: int) -> Tensor:
+def _pad_end(numbers: Tensor, zeros: int) -> Tensor:
     """With zeros at the end; without any the tensor itself, which torch would copy."""
     return torch.nn.functional.pad(numbers, (0, zeros)) if zeros else numbers
 
@@ -63,7 +63,7 @@ def padded(numbers: Tensor, zeros: int) -> Tensor:
 def largest_of_blocks(rows: Rows, block: int) -> Float[Tensor, "rows blocks"]:
     """The largest magnitude of each block."""
     parts, room = [], None
-    for first, stop in chunks(rows, block, rows.shape[1]):
+    for first, stop in split_chunks(rows, block, rows.shape[1]):
         blocks = in_blocks(rows[:, first:stop], block)
         room = rows.new_empty(blocks.numel()) if room is None else room
         magnitudes = torch.abs(blocks, out=room[: blocks.numel()].view(blocks.shape))
@@ -71,7 +71,7 @@ def largest_of_blocks(rows: Rows, block: int) -> Float[Tensor, "rows blocks"]:
     return torch.cat(parts, dim=1)
 
 
-def rounded(
+def round_chunks(
     rows: Rows,
     block: int,
     steps: int,
@@ -85,12 +85,12 @@ def rounded(
 
     Args:
         steps: codes stand for ``-steps .. steps`` times ``scale / steps``.
-        noise: see `all_reduce.quantise`.
+        noise: see `all_reduce.quantise_rows`.
         values: may be ``rows`` itself.
         scales: of blocks; None: the largest magnitude of each.
     """
     block, room = min(block, max(1, rows.shape[1])), None
-    for first, stop in chunks(rows, block, rows.shape[1]):
+    for first, stop in split_chunks(rows, block, rows.shape[1]):
         blocks, here = (
             in_blocks(rows[:, first:stop], block),
             slice(first // block, -(-stop // block)),
@@ -128,7 +128,7 @@ def write_packed(
         signed = wire[:, : 2 * codes.shape[1]]
         signed.copy_(codes.sub(2**15 - 1).to(torch.int16).view(torch.uint8))
         return
-    codes = padded(codes, -codes.shape[1] % (8 // bits))
+    codes = _pad_end(codes, -codes.shape[1] % (8 // bits))
     if on_gpu(codes):
         while bits < 8:  # floats still, which pack faster than integers
             codes = torch.add(codes[:, 0::2], codes[:, 1::2], alpha=2**bits)
@@ -147,7 +147,7 @@ def write_packed(
         np.copyto(narrow, pairs | pairs >> (8 - bits // 2), casting="unsafe")
 
 
-def unpacked(
+def decode_codes(
     wire: UInt8[Tensor, "rows packed"], bits: int, steps: int, dtype: torch.dtype
 ) -> Float[Tensor, "rows codes"]:
     """Codes, less ``steps``; of 1 bit -1 and 1."""
@@ -159,18 +159,20 @@ def unpacked(
         shifts = bits * torch.arange(8 // bits, dtype=torch.uint8, device=wire.device)
         codes = ((wire.unsqueeze(-1) >> shifts) & (2**bits - 1)).flatten(1).to(dtype)
         return codes.mul_(2).sub_(1) if bits == 1 else codes.sub_(steps)
-    return torch.from_numpy(np.take(_table(bits, steps, dtype), wire.numpy(), axis=0)).flatten(1)
+    return torch.from_numpy(np.take(_make_table(bits, steps, dtype), wire.numpy(), axis=0)).flatten(
+        1
+    )
 
 
 @lru_cache(maxsize=16)
-def _table(bits: int, steps: int, dtype: torch.dtype) -> Float[np.ndarray, "256 codes"]:
+def _make_table(bits: int, steps: int, dtype: torch.dtype) -> Float[np.ndarray, "256 codes"]:
     """The numbers that each byte holds."""
     codes = np.arange(256)[:, None] >> bits * np.arange(8 // bits) & 2**bits - 1
     codes = 2 * codes - 1 if bits == 1 else codes - steps
     return codes.astype(torch.empty(0, dtype=dtype).numpy().dtype)
 
 
-def signs(rows: Float[Tensor, "rows size"]) -> UInt8[Tensor, "rows packed"]:
+def pack_signs(rows: Float[Tensor, "rows size"]) -> UInt8[Tensor, "rows packed"]:
     """A bit for each number, 1 unless it is negative or NaN. ``size`` is a multiple of 8."""
     if on_gpu(rows):
         wire = rows.new_empty((len(rows), rows.shape[1] // 8), dtype=torch.uint8)
@@ -179,7 +181,7 @@ def signs(rows: Float[Tensor, "rows size"]) -> UInt8[Tensor, "rows packed"]:
     array = rows.numpy()
     packed = [
         np.packbits(array[:, a:b] >= 0, axis=1, bitorder="little")
-        for a, b in chunks(rows, 8, rows.shape[1])
+        for a, b in split_chunks(rows, 8, rows.shape[1])
     ]
     return torch.from_numpy(np.concatenate(packed, axis=1))
 
@@ -194,9 +196,9 @@ def weighted_sums(
     """(first number, stop, sum) of each chunk: of workers' codes times their scales, added one
     after the other, and divided."""
     size, steps = scales.shape[1] * block, 2 ** (bits - 1) - 1
-    for first, stop in chunks(wires, block, size):
+    for first, stop in split_chunks(wires, block, size):
         packed = wires[:, first * bits // 8 : stop * bits // 8]
-        codes = in_blocks(unpacked(packed, bits, steps, scales.dtype), block)
+        codes = in_blocks(decode_codes(packed, bits, steps, scales.dtype), block)
         by = scales[:, first // block : stop // block, None]
         total = codes[0].mul_(by[0])
         for code, scale in zip(codes[1:], by[1:], strict=True):

@@ -1,8 +1,8 @@
 """Rounding as one function, which `torch.compile` makes a kernel of: C++ on a CPU, Triton on a GPU.
 
 The random numbers are made in it, from a seed and a place for each block; they are those of
-`seeding.uniform`. The answers are those of `codes.rounded`, which stays the reference; where a GPU
-divides or adds in another order, a code next to a tie may be its neighbour.
+`seeding.draw_uniform`. The answers are those of `codes.round_chunks`, which stays the reference;
+where a GPU divides or adds in another order, a code next to a tie may be its neighbour.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from regimes.compression import codes
-from regimes.compression.codes import Added, Rows, chunks
+from regimes.compression.codes import Added, Rows, split_chunks
 from regimes.compression.layout import Noise
 from regimes.errors import ConfigError
 from regimes.seeding import FACTORS, GOLDEN
@@ -41,7 +41,7 @@ def require_compiler() -> None:
         )
 
 
-def rounded(
+def round_compiled(
     rows: Rows,
     block: int,
     steps: int,
@@ -49,16 +49,16 @@ def rounded(
     values: Tensor | None = None,
     scales: Tensor | None = None,
 ) -> Iterator[tuple[int, int, Tensor, Tensor]]:
-    """`codes.rounded`, compiled; that itself for blocks of other sizes than multiples of 16, codes
-    of 16 bits, and noise that is already there."""
+    """`codes.round_chunks`, compiled; that itself for blocks of other sizes than multiples of 16,
+    codes of 16 bits, and noise that is already there."""
     size, known = rows.shape[1], isinstance(noise, float | Noise)
     if block % UNIT or size % block or steps > 127 or not known:
-        yield from codes.rounded(rows, block, steps, noise, values, scales)
+        yield from codes.round_chunks(rows, block, steps, noise, values, scales)
         return
     drawn, odd = (noise.places() if isinstance(noise, Noise) else None), False
     if isinstance(noise, Noise):
         odd = noise.rows > 1 and any(part % 2 for part in noise.plan.parts)
-    for first, stop in chunks(rows, block, size, CHUNK):
+    for first, stop in split_chunks(rows, block, size, CHUNK):
         here, numbers = slice(first // block, stop // block), rows[:, first:stop]
         if len(numbers) == 1:  # with the strides of a whole one, for which there is a kernel
             numbers = numbers[0].unsqueeze(0)
@@ -130,13 +130,13 @@ def round_blocks(
 
 
 def uniform_of_blocks(seeds: Tensor, places: Tensor, block: int, odd: bool) -> Tensor:
-    """`seeding.uniform` numbers of each block, ``[rows, blocks, block]``, from its place on. A CPU
-    makes each word once, and reads both halves; a GPU makes it for either half."""
+    """`seeding.draw_uniform` numbers of each block, ``[rows, blocks, block]``, from its place on. A
+    CPU makes each word once, and reads both halves; a GPU makes it for either half."""
     if seeds.is_cuda:
         at = places.unsqueeze(-1) + torch.arange(block, device=seeds.device)
-        return half_of(mixed(seeds.unsqueeze(-1), at // 2), at)
+        return half_of(mix_words(seeds.unsqueeze(-1), at // 2), at)
     ahead = torch.arange(block // 2 + odd)
-    halves = mixed(seeds.unsqueeze(-1), places.unsqueeze(-1) // 2 + ahead).view(torch.int32)
+    halves = mix_words(seeds.unsqueeze(-1), places.unsqueeze(-1) // 2 + ahead).view(torch.int32)
     if odd:
         second = places.unsqueeze(-1) % 2 == 1
         halves = torch.where(second, halves[..., 1 : block + 1], halves[..., :block])
@@ -149,8 +149,8 @@ def half_of(word: Tensor, at: Tensor) -> Tensor:
     return half.to(torch.int32).to(torch.float32) * 2.0**-24
 
 
-def mixed(seeds: Tensor, at: Tensor) -> Tensor:
-    """The words of streams: SplitMix64's hash, see `seeding.uniform`."""
+def mix_words(seeds: Tensor, at: Tensor) -> Tensor:
+    """The words of streams: SplitMix64's hash, see `seeding.draw_uniform`."""
     state = seeds + (at + 1) * GOLDEN
     for bits, factor in FACTORS:
         state = (state ^ ((state >> bits) & (2 ** (64 - bits) - 1))) * factor

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from regimes.collectives.requests import Batched, Gather, Layer, Traffic
 from regimes.compression.base import Sending, State
-from regimes.compression.kernels import batch_by_shape, cached
+from regimes.compression.kernels import batch_by_shape, cache_tensors
 from regimes.compression.sparse import Sparsifier, in_each, num_kept, scatter_sum
 from regimes.config import Bounds, Level
 
@@ -43,7 +43,7 @@ class DCTTopK(Sparsifier):
 
     def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
         bases = [
-            basis(largest_divisor(size, self.chunk), delta.dtype, delta.device)
+            dct_basis(largest_divisor(size, self.chunk), delta.dtype, delta.device)
             for size in delta.shape[1:]
         ]
         blocks = yield Batched(encode, delta, *bases)
@@ -82,8 +82,8 @@ def largest_divisor(size: int, most: int) -> int:
     return next(side for side in range(min(size, most), 0, -1) if size % side == 0)
 
 
-@cached(256)
-def basis(size: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "size size"]:
+@cache_tensors(256)
+def dct_basis(size: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "size size"]:
     """The orthonormal DCT-II: row k is a cosine of k half waves."""
     at = torch.arange(size, dtype=torch.float64)
     cosines = torch.cos(math.pi / size * at[:, None] * (at + 0.5)) * math.sqrt(2 / size)
@@ -91,14 +91,14 @@ def basis(size: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, 
     return cosines.to(dtype).to(device)
 
 
-def _encode(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+def _transform_blocks(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """``[..., n, m]`` to the coefficients of its blocks, ``[..., y, x, h, w]``; the bases have the
-    leading axes of a batch of layers, but not that of workers."""
+    leading axes of a batch of layers, but not the axis of workers."""
     tall = rows[..., None, None, :, :] @ matrix.unflatten(-2, (-1, rows.shape[-1]))
     return _in_one(tall.unflatten(-1, (-1, columns.shape[-1])), columns.mT).transpose(-3, -2)
 
 
-def _decode(blocks: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+def _invert_blocks(blocks: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """The inverse."""
     wide = _in_one(blocks.transpose(-3, -2), columns)
     return (rows.mT[..., None, None, :, :] @ wide.flatten(-2)).flatten(-3, -2)
@@ -109,4 +109,4 @@ def _in_one(pieces: Float[Tensor, "... w"], by: Float[Tensor, "*layers w w"]) ->
     return (pieces.reshape(*by.shape[:-2], -1, by.shape[-1]) @ by).view(pieces.shape)
 
 
-encode, decode = batch_by_shape(_encode), batch_by_shape(_decode)
+encode, decode = batch_by_shape(_transform_blocks), batch_by_shape(_invert_blocks)

@@ -31,16 +31,16 @@ from regimes.compression.base import (
 from regimes.compression.codes import (
     Rounded,
     Rows,
-    chunks,
+    decode_codes,
     largest_of_blocks,
-    rounded,
-    signs,
-    unpacked,
+    pack_signs,
+    round_chunks,
+    split_chunks,
     weighted_sums,
     write_packed,
 )
 from regimes.compression.kernels import on_gpu, random_rows
-from regimes.compression.layout import Layout, Noise, Spread, layout
+from regimes.compression.layout import Layout, Noise, Spread, make_layout
 from regimes.config import DENSE, Level
 from regimes.errors import ConfigError, require
 from regimes.precision import HALF
@@ -72,7 +72,7 @@ class Dense(Compressor):
         return Traffic(layer.size, layer.size * itemsize)
 
 
-def pack(codes: UInt8[Tensor, "*batch size"], bits: int) -> UInt8[Tensor, "*batch packed"]:
+def pack_codes(codes: UInt8[Tensor, "*batch size"], bits: int) -> UInt8[Tensor, "*batch packed"]:
     """Codes of 1, 2, 4 or 8 bits, ``8 / bits`` to the byte, low bits first, padded with zeros."""
     if bits == 1 and not on_gpu(codes):
         return torch.from_numpy(np.packbits(codes.numpy(), axis=-1, bitorder="little"))
@@ -84,10 +84,10 @@ def pack(codes: UInt8[Tensor, "*batch size"], bits: int) -> UInt8[Tensor, "*batc
     return codes
 
 
-def unpack(
+def unpack_codes(
     packed: UInt8[Tensor, "*batch packed"], bits: int, size: int
 ) -> UInt8[Tensor, "*batch size"]:
-    """The inverse of ``pack``."""
+    """The inverse of ``pack_codes``."""
     if bits == 8:
         return packed[..., :size]
     if bits == 1 and not on_gpu(packed):
@@ -97,7 +97,7 @@ def unpack(
     return ((packed.unsqueeze(-1) >> shifts) & (2**bits - 1)).flatten(-2)[..., :size]
 
 
-def _packed(layer: Layer, bits: int, workers: int, itemsize: int) -> Traffic:
+def _gather_codes(layer: Layer, bits: int, workers: int, itemsize: int) -> Traffic:
     """Packed codes and one scale of every worker."""
     size = math.ceil(layer.size * bits / 8)
     return Traffic(workers * (size / 4 + 1), size + itemsize)
@@ -130,19 +130,19 @@ class Sign(InBuckets):
         self, deltas: Sequence[Float[Tensor, "hosted _ _"]], states: Sequence[State], level: Level
     ) -> SendingTogether:
         flat = [delta.flatten(1) for delta in deltas]
-        plan, dtype = layout(tuple(numbers_of(deltas)), 1, BLOCK), flat[0].dtype
+        plan, dtype = make_layout(tuple(numbers_of(deltas)), 1, BLOCK), flat[0].dtype
         exact = torch.promote_types(dtype, torch.float32)
         # first the numbers, then what their signs stand for
         values = torch.empty((len(flat[0]), plan.width), dtype=exact, device=flat[0].device)
         plan.spread(flat, values[:, None])
         scale = _mean_magnitudes(flat)  # [L, layers]
         scales = yield Gather(scale, [1] * len(flat))  # [W, layers]
-        wire = signs(values)
+        wire = pack_signs(values)
         received = yield from plan.gather(wire, 1)
         if self.error_feedback or len(received) == 1:
             by = plan.of_blocks(scale.to(exact))
-            for first, stop in chunks(values, BLOCK, plan.width):
-                ones = unpacked(wire[:, first // 8 : stop // 8], 1, 0, exact)
+            for first, stop in split_chunks(values, BLOCK, plan.width):
+                ones = decode_codes(wire[:, first // 8 : stop // 8], 1, 0, exact)
                 of_block = by[:, first // BLOCK : stop // BLOCK, None]
                 into = values[:, first:stop].unflatten(1, (-1, BLOCK))
                 torch.mul(ones.unflatten(1, (-1, BLOCK)), of_block, out=into)
@@ -156,7 +156,7 @@ class Sign(InBuckets):
         return [update.to(dtype) for update in updates], None
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
-        return _packed(layer, 1, workers, itemsize)
+        return _gather_codes(layer, 1, workers, itemsize)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,7 +230,7 @@ class CompiledRounding(Rounding):
 
     @property
     def _rounded(self) -> Rounded:
-        return compiled.rounded if self.kernels else rounded
+        return compiled.round_compiled if self.kernels else round_chunks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,7 +251,7 @@ class Quantise(CompiledRounding):
         flat, bits = [delta.flatten(1) for delta in deltas], int(level)
         dtype, steps = flat[0].dtype, 2 ** (bits - 1) - 1  # codes -steps .. steps
         exact = torch.promote_types(dtype, torch.float32)
-        plan = layout(tuple(numbers_of(deltas)), 1, BLOCK)
+        plan = make_layout(tuple(numbers_of(deltas)), 1, BLOCK)
         rows, alone = Spread(plan, flat, exact), len(flat[0]) == states[0].workers == 1
         scale = plan.largest(largest_of_blocks(rows, BLOCK))  # [L, layers]
         scale = scale.clamp_min_(torch.finfo(dtype).tiny).to(dtype)
@@ -259,7 +259,7 @@ class Quantise(CompiledRounding):
         scales = yield Gather(scale, [1] * len(flat))  # [W, layers]
         of_blocks = plan.of_blocks(scale.to(exact))
         values = rows.new_empty(rows.shape) if self.error_feedback or alone else None
-        wire = _codes(self._rounded, rows, bits, noise, values, of_blocks)
+        wire = _round_rows(self._rounded, rows, bits, noise, values, of_blocks)
         del rows, noise  # and their memory
         received = yield from plan.gather(wire, bits)
         if self.error_feedback and values is not None:
@@ -272,10 +272,10 @@ class Quantise(CompiledRounding):
         return [update.to(dtype) for update in updates], None
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
-        return _packed(layer, int(level), workers, itemsize)
+        return _gather_codes(layer, int(level), workers, itemsize)
 
 
-def _codes(
+def _round_rows(
     by: Rounded,
     rows: Rows,
     bits: int,

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int32
 from torch import Tensor
 
-from regimes.seeding import Seed, SeedTable, uniform
+from regimes.seeding import Seed, SeedTable, draw_uniform
 
 T = TypeVar("T")
 Entries = Sequence[tuple[Tensor, ...]]
@@ -26,13 +26,13 @@ PLANS = 8  # of padding that stay in memory, one for each vector of levels and b
 SHIFTS = (1e-10, 0.0, 0.0)  # of the Gram matrix, pass by pass
 
 
-_held: list[Any] | None = None  # see ``holding``
+_held: list[Any] | None = None  # see ``hold_cached_tensors``
 
 
 @contextmanager
-def holding() -> Iterator[list[Any]]:
-    """A list of what the caches of ``cached`` give inside. While it lives those tensors do, which a
-    captured graph reads at their addresses long after a cache has dropped them."""
+def hold_cached_tensors() -> Iterator[list[Any]]:
+    """A list of what the caches of ``cache_tensors`` give inside. While it lives those tensors do,
+    which a captured graph reads at their addresses long after a cache has dropped them."""
     global _held
     held: list[Any] = []
     _held = held
@@ -42,8 +42,8 @@ def holding() -> Iterator[list[Any]]:
         _held = None
 
 
-def cached(most: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """``functools.lru_cache`` for tensors on a device, see ``holding``."""
+def cache_tensors(most: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """``functools.lru_cache`` for tensors on a device, see ``hold_cached_tensors``."""
 
     def decorate(make: Callable[..., T]) -> Callable[..., T]:
         remembered = lru_cache(maxsize=most)(make)
@@ -78,13 +78,13 @@ def batch_by_shape(one: Callable[..., Tensor]) -> Callable[[Entries], list[Tenso
         results: dict[int, Tensor] = {}
         for ids in groups.values():
             columns = zip(*(entries[i] for i in ids), strict=True)
-            results.update(zip(ids, one(*map(stacked, columns)), strict=True))
+            results.update(zip(ids, one(*map(stack_tensors, columns)), strict=True))
         return [results[i] for i in range(len(entries))]
 
     return kernel
 
 
-def stacked(tensors: Sequence[Tensor]) -> Tensor:
+def stack_tensors(tensors: Sequence[Tensor]) -> Tensor:
     """``[k, *shape]``: a view where the tensors lie evenly in one piece of memory, else a copy."""
     first, offsets = tensors[0], [t.storage_offset() for t in tensors]
     step = offsets[1] - offsets[0] if len(offsets) > 1 else 0
@@ -97,7 +97,7 @@ def stacked(tensors: Sequence[Tensor]) -> Tensor:
 
 # Without gaps whatever the order in memory of a gradient: a residual is written to as one vector.
 clone = batch_by_shape(partial(torch.clone, memory_format=torch.contiguous_format))
-_side_by_side = batch_by_shape(lambda tensor: tensor)  # in one piece of memory, for ``stacked``
+_side_by_side = batch_by_shape(lambda tensor: tensor)  # in one piece, for ``stack_tensors``
 
 
 def add_(entries: Sequence[tuple[Tensor, Tensor, float, Tensor | None]]) -> list[Tensor]:
@@ -147,8 +147,8 @@ def sub_(entries: Entries) -> list[Tensor]:
 def random_rows(entries: Sequence[tuple[Sequence[Seed], Tensor]]) -> list[Tensor]:
     """Random numbers in [0, 1), a row for each seed, of the size and on the device of a row."""
     wanted = [(seed, row.numel(), 0) for seeds, row in entries for seed in seeds]
-    rows = iter(uniform(wanted, entries[0][1].device))
-    return [stacked([next(rows) for _ in seeds]) for seeds, _ in entries]
+    rows = iter(draw_uniform(wanted, entries[0][1].device))
+    return [stack_tensors([next(rows) for _ in seeds]) for seeds, _ in entries]
 
 
 class Workspace:
@@ -263,7 +263,7 @@ def reconstruct_and_subtract_(
     return updates
 
 
-def orthonormal(entries: Sequence[tuple[Tensor]]) -> list[Tensor]:
+def orthonormalise(entries: Sequence[tuple[Tensor]]) -> list[Tensor]:
     """An orthonormal basis ``[rank, n]`` of each matrix's row space, rank <= n: by Householder QR,
     or on a GPU by ``in_batches``. It is completed where rows are dependent: power iteration never
     leaves a zero factor, which a zero gradient would give."""
@@ -279,19 +279,19 @@ def in_batches(matrices: Sequence[Tensor]) -> list[Tensor]:
     keeps the first Cholesky factor real; two more passes orthogonalise to the last bits.
     """
     results: dict[int, Tensor] = {}
-    for ids in batches(tuple(rows.shape for rows in matrices)):
+    for ids in choose_batches(tuple(rows.shape for rows in matrices)):
         results.update(zip(ids, _one_batch([matrices[i] for i in ids]), strict=True))
     return [results[i] for i in range(len(matrices))]
 
 
 @lru_cache(maxsize=PLANS)
-def batches(shapes: tuple[tuple[int, int], ...]) -> list[list[int]]:
+def choose_batches(shapes: tuple[tuple[int, int], ...]) -> list[list[int]]:
     """Which matrices ``[rank, n]`` are padded to the size of the largest of their batch. Zeros are
     at most as many as numbers, except in a batch of few numbers: a batch costs launches.
 
-    >>> batches(((4, 768), (4, 50257), (4, 2304), (4, 768)))
+    >>> choose_batches(((4, 768), (4, 50257), (4, 2304), (4, 768)))
     [[1, 2], [0, 3]]
-    >>> batches(((1, 64), (4, 512), (2, 10)))
+    >>> choose_batches(((1, 64), (4, 512), (2, 10)))
     [[1, 0, 2]]
     """
     found: list[list[int]] = []
@@ -308,7 +308,7 @@ def batches(shapes: tuple[tuple[int, int], ...]) -> list[list[int]]:
 
 
 def _one_batch(matrices: Sequence[Tensor]) -> list[Tensor]:
-    gather, inverse, tiny, one = _padding(
+    gather, inverse, tiny, one = _index_padding(
         tuple(rows.shape for rows in matrices), matrices[0].device
     )
     end = matrices[0].new_zeros(1)
@@ -329,8 +329,8 @@ def _one_batch(matrices: Sequence[Tensor]) -> list[Tensor]:
     return [piece.view(rows.shape) for piece, rows in zip(pieces, matrices, strict=True)]
 
 
-@cached(PLANS)
-def _padding(
+@cache_tensors(PLANS)
+def _index_padding(
     shapes: tuple[tuple[int, int], ...], device: torch.device
 ) -> tuple[
     Int32[Tensor, "layers ranks n"],

@@ -15,15 +15,15 @@ from jaxtyping import Float, Int64, Shaped, UInt8
 from torch import Tensor
 
 from regimes.collectives.requests import Gather, Program
-from regimes.compression.kernels import cached, on_gpu
-from regimes.seeding import Seed, fill, uniform
+from regimes.compression.kernels import cache_tensors, on_gpu
+from regimes.seeding import Seed, draw_uniform, fill_uniform
 
-Wanted = tuple[Seed, int, int]  # see `uniform`
+Wanted = tuple[Seed, int, int]  # see `draw_uniform`
 Span = tuple[int, int]  # the first of some places, and the one after the last
 
 
 class Layout:
-    """Rows ``[owners, width]`` with a part of each layer: its ``part`` is that of every owner, the
+    """Rows ``[owners, width]`` with a part of each layer: every owner has ``part`` numbers, the
     last one's padded with zeros, and so are the gaps before the next block.
 
     Args:
@@ -238,12 +238,12 @@ class Spread:
 
 
 @lru_cache(maxsize=64)
-def layout(sizes: tuple[int, ...], owners: int, block: int) -> Layout:
+def make_layout(sizes: tuple[int, ...], owners: int, block: int) -> Layout:
     """The layout of a bucket's layers, made once."""
     return Layout(sizes, owners, block)
 
 
-@cached(64)
+@cache_tensors(64)
 def _layer_of_block(plan: Layout, device: torch.device) -> Int64[Tensor, " blocks"]:
     """Which layer each block belongs to."""
     ends = [*plan.starts[1:], plan.width]
@@ -251,7 +251,7 @@ def _layer_of_block(plan: Layout, device: torch.device) -> Int64[Tensor, " block
     return torch.from_numpy(np.repeat(np.arange(len(counts)), counts)).to(device)
 
 
-@cached(64)
+@cache_tensors(64)
 def _place_of_block(
     plan: Layout, owners: int, device: torch.device
 ) -> Int64[Tensor, "owners blocks"]:
@@ -281,7 +281,7 @@ class Noise:
         """Those of some columns, of all workers' rows, until the next call; any in gaps."""
         if on_gpu(self.like):
             if self.drawn is None:
-                draw([self])
+                draw_noise([self])
             assert self.drawn is not None
             return self.drawn[:, first:stop]
         rows = len(self.seeds[0]) * self.rows
@@ -289,7 +289,7 @@ class Noise:
             self.room = np.zeros(rows * (stop - first), np.float32)
         drawn = self.room[: rows * (stop - first)].reshape(rows, -1)
         for (seed, _, begin), place in self.wanted(first, stop):
-            fill(drawn[place], int(seed), begin)
+            fill_uniform(drawn[place], int(seed), begin)
         return torch.from_numpy(drawn).to(self.like.dtype)
 
     def places(self) -> tuple[Int64[Tensor, "all blocks"], Int64[Tensor, "all blocks"]]:
@@ -303,7 +303,7 @@ class Noise:
         return of_blocks.repeat_interleave(self.rows, 0), places.repeat(hosted, 1)
 
     def wanted(self, first: int, stop: int) -> Iterator[tuple[Wanted, tuple[int, slice]]]:
-        """For some columns what `uniform` is asked, and where it goes."""
+        """For some columns what `draw_uniform` is asked, and where it goes."""
         for i, (a, b) in self.plan.segments(first, stop):
             start, part = self.plan.starts[i] - first, self.plan.parts[i]
             for row in range(len(self.seeds[i]) * self.rows):
@@ -312,7 +312,7 @@ class Noise:
                 yield asked, (row, slice(start + a, start + b))
 
 
-def draw(noises: Sequence[Noise]) -> None:
+def draw_noise(noises: Sequence[Noise]) -> None:
     """On a GPU draw all numbers of several at once, with the launches of one."""
     if not on_gpu(noises[0].like):
         return
@@ -322,4 +322,4 @@ def draw(noises: Sequence[Noise]) -> None:
         for wanted, place in noise.wanted(0, noise.plan.width):
             asked.append(wanted)
             places.append(noise.drawn[place])
-    torch._foreach_copy_(places, uniform(asked, noises[0].like.device))
+    torch._foreach_copy_(places, draw_uniform(asked, noises[0].like.device))

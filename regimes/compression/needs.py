@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from regimes.capabilities import GRADIENT_UNIT, LEARNING_RATE, Part, declared_needs
-from regimes.compression import REGISTRY, Compressor, compressor
+from regimes.compression import REGISTRY, Compressor, make_compressor
 from regimes.errors import ConfigError
 
 
@@ -18,13 +18,13 @@ def compressor_parts(chosen: Compressor, field: str = "compressor") -> Iterator[
         usual = repr(type(chosen).residual)
         yield Part(f"{field}.residual", of_residual, chosen.residual, usual)
         needs -= of_residual
-    yield Part(field, needs, name, "another one", compressors)
+    yield Part(field, needs, name, "another one", compressor_needs)
 
 
-def compressors() -> dict[str, frozenset[str]]:
+def compressor_needs() -> dict[str, frozenset[str]]:
     """What each registered compressor needs, by name."""
     found = {}
     for name in REGISTRY:
         with suppress(ConfigError):  # a package's compressor that cannot be imported
-            found[name] = declared_needs(compressor({"name": name}))
+            found[name] = declared_needs(make_compressor({"name": name}))
     return found

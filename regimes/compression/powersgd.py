@@ -23,7 +23,7 @@ from regimes.collectives.requests import (
 from regimes.compression.base import Compressor, Sending, State
 from regimes.compression.kernels import (
     left_product,
-    orthonormal,
+    orthonormalise,
     reconstruct,
     reconstruct_and_subtract_,
     right_product,
@@ -32,7 +32,7 @@ from regimes.compression.kernels import (
 from regimes.config import DENSE, Bounds, Level
 from regimes.errors import require
 from regimes.precision import HALF
-from regimes.seeding import stream
+from regimes.seeding import make_generator
 
 
 class LowRank(Compressor):
@@ -62,8 +62,8 @@ class PowerSGD(LowRank):
 
     Each step makes one power iteration that starts from the last step's right factor Q, so that Q
     follows the gradient's leading directions. Differences with the paper: none in the maths; Q
-    survives a change of rank (rows are added or dropped). Of a matrix whose rows are divided into
-    shards, each process has its rows of P; the shards' contributions to Q are added.
+    survives a change of rank (rows are added or dropped). Where a matrix is divided into shards of
+    rows, each process has its rows of P; the shards' contributions to Q are added.
 
     Attributes:
         reset_on_change: the authors' quirk: a change of level forgets Q, and a change to dense
@@ -118,7 +118,7 @@ class PowerSGD(LowRank):
             rank, own = len(p), p.mT.reshape(-1)  # row by row of the matrix
             joined = yield JoinShards(own, shard.chunk * rank, shard.rows * rank)
             p = joined.view(-1, rank).mT
-        p = yield Batched(orthonormal, p)
+        p = yield Batched(orthonormalise, p)
         return p if shard is None else p[:, shard.here]
 
     def _mean_of_shards(
@@ -161,7 +161,7 @@ def resize_rows(
         return rows[:rank]
     old = [] if rows is None else list(rows)
     fresh = [
-        torch.randn(width, generator=stream(*key, row), dtype=like.dtype).to(like.device)
+        torch.randn(width, generator=make_generator(*key, row), dtype=like.dtype).to(like.device)
         for row in range(len(old), rank)
     ]
     return torch.stack([*old, *fresh])
@@ -206,7 +206,7 @@ class ACPSGD(LowRank):
             side, name = (1, "p") if state.is_left else (2, "q")
             key = (*state.key, name)
             last = resize_rows(state.factor, rank, delta.shape[side], delta, key)
-            basis = yield Batched(orthonormal, last)
+            basis = yield Batched(orthonormalise, last)
             own = yield Batched(right_product if state.is_left else left_product, basis, rest)
             if self.error_feedback or half < self.iterations - 1:
                 p, q = _in_order(state, own, basis.expand(len(own), -1, -1))
@@ -220,7 +220,7 @@ class ACPSGD(LowRank):
         return (yield Batched(reconstruct, p, q, state)), None
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
-        """The mean of two steps, of which one sends P and one Q where ``iterations`` is odd."""
+        """The mean of two steps; where ``iterations`` is odd, one sends P and the other Q."""
         n, m = layer.matrix
         twice = self.iterations * (n + m) * min(int(level), n, m)
         return Traffic(twice / 2, twice * itemsize // 2)

@@ -21,7 +21,7 @@ from regimes.collectives.requests import (
     mean_of_sums,
 )
 from regimes.collectives.world import World
-from regimes.compression.base import Compressor, InBuckets, State, upgraded
+from regimes.compression.base import Compressor, InBuckets, State, upgrade_memories
 from regimes.compression.elementwise import Dense
 from regimes.compression.kernels import on_gpu
 from regimes.compression.traffic import TrafficCheck
@@ -67,7 +67,7 @@ class Reducer:
             state.workers = world.workers
 
     def place(self, workers: int, first: int) -> None:
-        """Adapt to a world with ``workers`` workers, of which ``first`` is the first hosted one."""
+        """Adapt to a world with ``workers`` workers; ``first`` is the first hosted one."""
         for state in self.states:
             if (state.workers, state.first_worker) != (workers, first):
                 state.workers, state.first_worker = workers, first
@@ -99,7 +99,7 @@ class Reducer:
         places: list[int | list[int]] = []
         for i in bucket:
             if i == NO_LAYER and extra is not None:
-                programs.append(_mean(extra, self.world.shards))
+                programs.append(_average_value(extra, self.world.shards))
                 places.append(i)
             elif i not in joint:
                 programs.append(self._program(i, gradients[i], memories[i], levels[i]))
@@ -200,7 +200,7 @@ class Reducer:
         for layer, state, compressor in parts:
             if layer.name not in shared or layer.name not in residuals:
                 raise ConfigError(f"the checkpoint has no layer {layer.name!r}: another model?")
-            kept = upgraded({layer.name: shared[layer.name]}, compressor.residual)
+            kept = upgrade_memories({layer.name: shared[layer.name]}, compressor.residual)
             state.load_shared_state(kept[layer.name])
             state.residual = residual = residuals[layer.name]
             if residual is None:
@@ -223,7 +223,7 @@ class Reducer:
         return self
 
 
-def _mean(value: Tensor, shards: int) -> Program | Mean:
+def _average_value(value: Tensor, shards: int) -> Program | Mean:
     if shards == 1:
         return Mean(value)
     return _mean_loss(value, shards) if value.ndim == 1 else _mean_of_shards(value, shards)

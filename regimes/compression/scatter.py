@@ -3,8 +3,8 @@
 Quantised, it is the first phase of the quantised all-reduce alone. Each worker owns a part of the
 numbers. All send their quantised numbers of a part to its owner, which decodes them and adds them
 up in float32 at least (ZeRO++'s qgZ, Wang et al., 2023, without its hierarchy of nodes). Nothing is
-gathered: the parameters are divided as the sums are. PowerSGD computes whole matrices, of which
-each worker keeps its rows.
+gathered: the parameters are divided as the sums are. PowerSGD computes whole matrices, and each
+worker keeps its rows.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from regimes.capabilities import MODULE_PARTS
 from regimes.collectives.requests import Layer, Program, Scatter, Traffic
 from regimes.compression.all_reduce import (
     QuantisedAllReduce,
-    dequantise,
+    dequantise_rows,
     in_order_sum,
-    quantise,
+    quantise_rows,
     wire_bytes,
 )
 from regimes.compression.base import Sending, State
@@ -86,7 +86,7 @@ class QuantisedScatter(QuantisedAllReduce):
         own = None
         if self.error_feedback:
             own = torch.empty_like(delta, memory_format=torch.contiguous_format)
-        wire = quantise(delta, int(level), self.block, noise, own)
+        wire = quantise_rows(delta, int(level), self.block, noise, own)
         received = yield Scatter(wire)  # [L, W, bytes]: of all workers, this one's part
         size = delta.shape[2]
         return in_order_sum(received, int(level), self.block, size, delta.dtype), own
@@ -121,7 +121,7 @@ class QuantisedScatter(QuantisedAllReduce):
     def stored(self, left: Float[Tensor, "hosted workers part"]) -> Tensor:
         """A residual as it is kept."""
         if self.residual_bits == 8:
-            return quantise(left.float(), 8, self.block, 0.5)
+            return quantise_rows(left.float(), 8, self.block, 0.5)
         return left.to(torch.bfloat16) if self.residual_bits == 16 else left
 
     def numbers(self, residual: Tensor, layer: Layer) -> Tensor:
@@ -129,7 +129,7 @@ class QuantisedScatter(QuantisedAllReduce):
 
     def _numbers(self, residual: Tensor, part: int) -> Float[Tensor, "hosted workers part"]:
         if self.residual_bits == 8:
-            return dequantise(residual, 8, self.block, part, torch.float32)
+            return dequantise_rows(residual, 8, self.block, part, torch.float32)
         return residual
 
     def residual_shape(self, layer: Layer) -> tuple[int, ...]:
@@ -154,7 +154,7 @@ class QuantisedScatter(QuantisedAllReduce):
 
 @dataclass(frozen=True, kw_only=True)
 class ScatteredPowerSGD(PowerSGD):
-    """PowerSGD of whole matrices, whose means all workers know; each keeps its rows of the update.
+    """PowerSGD of whole matrices. All workers know their means; each keeps its rows of the update.
     The numbers are those of PowerSGD in DistributedDataParallel. With error feedback each worker
     has the residual of the whole model."""
 

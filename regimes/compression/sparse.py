@@ -29,7 +29,7 @@ from regimes.compression.base import (
 from regimes.compression.kernels import Workspace, on_gpu, random_rows
 from regimes.config import DENSE, Level
 from regimes.errors import require
-from regimes.seeding import BLOCK, Seed, halves_of_words, uniform
+from regimes.seeding import BLOCK, Seed, draw_uniform, halves_of_words
 
 DRAWN = 2 * BLOCK  # random numbers that a CPU draws and compares at once
 IN_CACHE = 1 << 16  # values of short rows that it searches at once
@@ -50,7 +50,7 @@ def num_kept(level: Level, size: int, count: str = "round") -> int:
 
 
 class Sparsifier(Compressor):
-    """Base of compressors whose level is a percentage."""
+    """Base of compressors with a percentage as level."""
 
     usual: ClassVar[Mapping[str, Level]] = {"low": 10, "high": 1}
 
@@ -67,8 +67,8 @@ class TopK(Sparsifier):
 
     Attributes:
         reduction: "mean" over workers, or "sum", the authors' quirk.
-        count: see `num_kept`; "truncate" is the authors' quirk: a layer of which K percent are less
-            than one coordinate sends nothing, and without error feedback it never changes.
+        count: see `num_kept`; "truncate" is the authors' quirk: a layer sends nothing if K percent
+            of it are less than one coordinate, and without error feedback it never changes.
     """
 
     reduction: str = "mean"
@@ -88,7 +88,7 @@ class TopK(Sparsifier):
         if not k:
             return state.buffer(delta.shape[1:], delta).zero_(), None
         # With error feedback the chosen coordinates are cleared: what remains is the residual.
-        index, value = largest(flat, k, clear=bool(self.error_feedback))  # [L, k]
+        index, value = select_largest(flat, k, clear=bool(self.error_feedback))  # [L, k]
         values = yield Gather(value)  # [W, k]
         indices = yield Gather(index)
         weight = 1 / len(values) if self.reduction == "mean" else 1
@@ -106,8 +106,8 @@ def scatter_sum(
     shape; on a CPU in the workspace's buffer.
 
     A GPU adds the numbers of one call in any order. Where workers share a coordinate, processes
-    would round differently and replicas drift apart. So there one call adds one worker, whose
-    indices are distinct, for all layers.
+    would round differently and replicas drift apart. So there one call adds one worker for all
+    layers: its indices are distinct.
     """
     if not on_gpu(entries[0][1]):
         sums = []
@@ -144,7 +144,7 @@ class RandomK(InBuckets, Sparsifier):
         flat, sizes = [delta.flatten(1) for delta in deltas], numbers_of(deltas)
         kept = [num_kept(level, size) for size in sizes]
         seeds = [state.seeds("random-k")[0] for state in states]
-        chosen = random_places([(s, x[0], k) for s, x, k in zip(seeds, flat, kept, strict=True)])
+        chosen = _draw_places([(s, x[0], k) for s, x, k in zip(seeds, flat, kept, strict=True)])
         starts = [*accumulate(sizes, initial=0)]
         places = torch.cat(torch._foreach_add(chosen, starts[:-1]))
         if self.error_feedback:
@@ -165,7 +165,7 @@ class RandomK(InBuckets, Sparsifier):
         return Traffic(k, k * itemsize)
 
 
-def random_places(entries: Sequence[tuple[Seed, Tensor, int]]) -> list[Int64[Tensor, " k"]]:
+def _draw_places(entries: Sequence[tuple[Seed, Tensor, int]]) -> list[Int64[Tensor, " k"]]:
     """For each (seed, row, k) the places of the k largest of random numbers, one for each place of
     the row, ascending."""
     if not on_gpu(entries[0][1]):
@@ -190,9 +190,9 @@ def _drawn_places(seed: int, size: int, k: int) -> Int64[Tensor, " k"]:
         values.append((halves.take(kept) >> 8).astype(np.float32) * np.float32(2**-24))
     found = np.concatenate(places)
     if len(found) < k:
-        (drawn,) = uniform([(seed, size, 0)], torch.device("cpu"))
+        (drawn,) = draw_uniform([(seed, size, 0)], torch.device("cpu"))
         return top_indices(drawn, k).long()
-    return torch.from_numpy(found[_exactly(np.concatenate(values), k, last=False)])
+    return torch.from_numpy(found[_select_exactly(np.concatenate(values), k, last=False)])
 
 
 # -- the k largest magnitudes ----------------------------------------------------------------
@@ -204,10 +204,10 @@ def _drawn_places(seed: int, size: int, k: int) -> Int64[Tensor, " k"]:
 
 def top_indices(values: Float[Tensor, " size"], k: int) -> Int32[Tensor, " k"]:
     """Indices of the k largest magnitudes, ascending; ties go to the smaller index."""
-    return largest(values[None], k)[0][0]
+    return select_largest(values[None], k)[0][0]
 
 
-def largest(
+def select_largest(
     rows: Float[Tensor, "rows size"], k: int, *, clear: bool = False
 ) -> tuple[Int32[Tensor, "rows k"], Float[Tensor, "rows k"]]:
     """``(indices, values)`` of each row's k largest magnitudes, by ascending index; ties go to the
@@ -247,7 +247,7 @@ def _in_each(rows: Float[Tensor, "rows size"], k: int) -> Int64[np.ndarray, " ch
     Rows are divided into groups of columns. The k-th largest of the groups' largest numbers is a
     bound: k groups have one that is no smaller. What is above it is few, and is searched alone.
     """
-    keys, size = _keys(rows), rows.shape[1]
+    keys, size = _sort_keys(rows), rows.shape[1]
     groups = 1 << (2 * k - 1).bit_length()
     if 4 * groups > size:
         bound = keys.topk(k, sorted=False).values.amin(1, keepdim=True)
@@ -266,7 +266,7 @@ def _in_each(rows: Float[Tensor, "rows size"], k: int) -> Int64[np.ndarray, " ch
 
 
 def by_threshold(rows: Float[Tensor, "rows size"], k: int) -> Int64[Tensor, "rows k"]:
-    """The indices of `largest`, of all rows at once, on any device. k is at least 1."""
+    """The indices of `select_largest`, of all rows at once, on any device. k is at least 1."""
     keys, bound = _keys_and_bound(rows, k)
     above = (keys > bound).cumsum(1, dtype=torch.int32)
     ties = (keys == bound).cumsum(1, dtype=torch.int32)
@@ -277,11 +277,11 @@ def by_threshold(rows: Float[Tensor, "rows size"], k: int) -> Int64[Tensor, "row
 
 def _keys_and_bound(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Integers in the order of the magnitudes, NaN highest, and the k-th largest of each row."""
-    keys = _keys(rows)
+    keys = _sort_keys(rows)
     return keys, keys.topk(k, sorted=False).values.amin(1, keepdim=True)
 
 
-def _keys(rows: Tensor) -> Tensor:
+def _sort_keys(rows: Tensor) -> Tensor:
     # IEEE floats without their sign bit compare as integers do.
     integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[rows.element_size()]
     return rows.view(integer) & torch.iinfo(integer).max
@@ -290,16 +290,16 @@ def _keys(rows: Tensor) -> Tensor:
 def _of_row(
     row: Float[Tensor, " size"], k: int, clear: bool
 ) -> tuple[Int32[Tensor, " k"], Float[Tensor, " k"]]:
-    """`largest` of one row on a CPU."""
+    """`select_largest` of one row on a CPU."""
     array = row.detach().numpy()
     magnitude, n = np.abs(array), len(array)
     if 2 * k <= n:
-        chosen = _largest(magnitude, k)
+        chosen = _index_largest(magnitude, k)
         index, value = chosen.astype(np.int32), array.take(chosen)
         if clear:
             array[chosen] = 0
     else:
-        rest = _largest(np.negative(magnitude, out=magnitude), n - k, last=True)
+        rest = _index_largest(np.negative(magnitude, out=magnitude), n - k, last=True)
         mask = np.ones(n, bool)
         mask[rest] = False
         index, value = np.arange(n, dtype=np.int32)[mask], array[mask]
@@ -310,20 +310,20 @@ def _of_row(
     return torch.from_numpy(index), torch.from_numpy(value)
 
 
-def _largest(
+def _index_largest(
     keys: Float[np.ndarray, " size"], k: int, last: bool = False
 ) -> Int64[np.ndarray, " k"]:
     """Indices of the k largest, ascending; ties go to the first, or to the last."""
     if len(keys) < SMALL or k == 0:
-        return _exactly(keys, k, last)
-    low, high = _bounds(keys, k)
+        return _select_exactly(keys, k, last)
+    low, high = _bracket_largest(keys, k)
     candidates = np.flatnonzero(keys >= low)
     if len(candidates) < k:  # the bound from the sample was too high
-        return _exactly(keys, k, last)
-    return candidates[_exactly(keys.take(candidates), k, last, high)]
+        return _select_exactly(keys, k, last)
+    return candidates[_select_exactly(keys.take(candidates), k, last, high)]
 
 
-def _bounds(keys: Float[np.ndarray, " size"], k: int) -> tuple[float, float]:
+def _bracket_largest(keys: Float[np.ndarray, " size"], k: int) -> tuple[float, float]:
     """Two values that very probably enclose the k-th largest: n^(2/3) values sorted, and four
     standard deviations of a place among them."""
     sample = np.sort(keys[:: round(len(keys) ** (1 / 3)) | 1])  # an odd stride
@@ -334,10 +334,10 @@ def _bounds(keys: Float[np.ndarray, " size"], k: int) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _exactly(
+def _select_exactly(
     keys: Float[np.ndarray, " size"], k: int, last: bool, high: float = math.inf
 ) -> Int64[np.ndarray, " k"]:
-    """`_largest` for any keys. The k-th is first sought among those up to ``high``."""
+    """`_index_largest` for any keys. The k-th is first sought among those up to ``high``."""
     if k == 0:
         return np.zeros(0, np.int64)
     few = keys.take(np.flatnonzero(keys <= high))

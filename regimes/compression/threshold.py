@@ -1,5 +1,5 @@
 """A constant threshold (Sahu et al., "Rethinking gradient sparsification as total error
-minimization", NeurIPS 2021): all coordinates whose movement is large enough.
+minimization", NeurIPS 2021): all coordinates that move far enough.
 
 At equal floats, TopK has the smallest error of a single step, and a constant threshold the smallest
 error of all steps together. Its traffic varies: it is high while gradients and rate are large.
@@ -26,9 +26,9 @@ from regimes.errors import require
 
 @dataclass(frozen=True, kw_only=True)
 class Threshold(Compressor):
-    """Each worker sends the coordinates whose gradient plus residual, times the learning rate, is
+    """Each worker sends the coordinates where gradient plus residual, times the learning rate, is
     at least the level in magnitude, with their indices. The level is in units of the weights: the
-    hard threshold of Sahu et al., which is on rate x gradient + residual.
+    hard threshold of Sahu et al., which they apply to rate x gradient + residual.
 
     Workers first exchange how many coordinates each of them sends. Those with fewer than the most
     pad their message with zeros. In local steps the level is compared with the movement itself.
@@ -53,15 +53,15 @@ class Threshold(Compressor):
     def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
         flat = delta.flatten(1)
         large = flat.abs() * (state.rate / state.scale) >= float(level)
-        own, places_of = chosen(large)
+        own, places_of = _locate_chosen(large)
         counts = yield Gather(own)  # [W]
-        most = yield Batched(largest_counts, counts)
-        if not most:
+        max_count = yield Batched(_largest_counts, counts)
+        if not max_count:
             return state.buffer(delta.shape[1:], delta).zero_(), None
-        number = torch.arange(1, most + 1, dtype=torch.int32, device=flat.device)
+        number = torch.arange(1, max_count + 1, dtype=torch.int32, device=flat.device)
         padding = number > own[:, None]
         places = places_of(number).masked_fill_(padding, 0)
-        values = yield Gather(flat.gather(1, places).masked_fill_(padding, 0))  # [W, most]
+        values = yield Gather(flat.gather(1, places).masked_fill_(padding, 0))  # [W, max_count]
         indices = yield Gather(places.int())
         weight, shape = 1 / len(values), delta[0].shape
         update = yield Batched(scatter_sum, indices, values, weight, shape, state)
@@ -74,15 +74,15 @@ class Threshold(Compressor):
         return Traffic((2 * layer.size + 1) * workers, layer.size * (itemsize + 4) + 4)
 
 
-def chosen(
+def _locate_chosen(
     large: Bool[Tensor, "hosted size"],
-) -> tuple[Int32[Tensor, " hosted"], Callable[[Tensor], Int64[Tensor, "hosted most"]]]:
+) -> tuple[Int32[Tensor, " hosted"], Callable[[Tensor], Int64[Tensor, "hosted max_count"]]]:
     """How many places of each row are true, and what gives the first, the second, ... of them; the
     place of a number above their count is any."""
     if not on_gpu(large):
         found = [np.flatnonzero(row) for row in large.numpy()]
 
-        def listed(number: Int32[Tensor, " most"]) -> Int64[Tensor, "hosted most"]:
+        def listed(number: Int32[Tensor, " max_count"]) -> Int64[Tensor, "hosted max_count"]:
             places = np.zeros((len(found), len(number)), np.int64)
             for row, own in zip(places, found, strict=True):
                 row[: len(own)] = own
@@ -92,13 +92,13 @@ def chosen(
     taken = large.cumsum(1, dtype=torch.int32)  # chosen numbers up to each place
     own = taken[:, -1].contiguous()
 
-    def searched(number: Int32[Tensor, " most"]) -> Int64[Tensor, "hosted most"]:
+    def searched(number: Int32[Tensor, " max_count"]) -> Int64[Tensor, "hosted max_count"]:
         return torch.searchsorted(taken, number.repeat(len(large), 1))
 
     return own, searched
 
 
-def largest_counts(entries: Sequence[tuple[Int32[Tensor, " workers"]]]) -> list[int]:
+def _largest_counts(entries: Sequence[tuple[Int32[Tensor, " workers"]]]) -> list[int]:
     """The largest count of each layer. A sync point, the only one of a step for each bucket: counts
     are values, and they are the sizes of the next messages, which the host must know."""
     return torch.stack([counts.max() for (counts,) in entries]).tolist()

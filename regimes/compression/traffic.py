@@ -71,10 +71,10 @@ class TrafficCheck:
                 formula = chosen.traffic(layer, level, self.world.workers, itemsize)
                 where = type(compressor).__name__, layer.name
                 most = compressor.data_dependent
-                check_traffic(where, levels[i], formula, steps.values(), most)
+                _check_traffic(where, levels[i], formula, steps.values(), most)
 
 
-def check_traffic(
+def _check_traffic(
     where: Where, level: AnyLevel, formula: Traffic, steps: Collection[Traffic], most: bool = False
 ) -> None:
     """Raise ConfigError unless a compressor's formula gives the mean of what steps have sent, or
@@ -94,7 +94,7 @@ def check_traffic(
 # -- formulas of several layers --------------------------------------------------------------
 
 
-def worker_cost(
+def _worker_cost(
     compressor: Compressor, layer: Layer, level: AnyLevel, workers: int, shards: int = 1
 ) -> Traffic:
     """What a worker sends of a whole layer in one float32 step, all its shards together."""
@@ -109,7 +109,7 @@ def traffic_table(
     compressor: Compressor, layers: Sequence[Layer], level: AnyLevel, workers: int, shards: int = 1
 ) -> tuple[float, int]:
     """(floats, bytes) of one float32 step at one level, by the compressors' formulas."""
-    costs = [worker_cost(compressor, layer, level, workers, shards) for layer in layers]
+    costs = [_worker_cost(compressor, layer, level, workers, shards) for layer in layers]
     return sum(c.floats for c in costs), sum(c.bytes for c in costs)
 
 
@@ -125,7 +125,7 @@ def costs_per_step(
     table = {}
     for name, level in {**levels, DENSE: DENSE}.items():
         floats, sent = traffic_table(compressor, layers, level, workers, shards)
-        costs = [worker_cost(compressor, layer, level, workers, shards) for layer in layers]
+        costs = [_worker_cost(compressor, layer, level, workers, shards) for layer in layers]
         by_layer = [cost.floats for cost in costs]
         table[name] = {"floats": floats, "bytes": sent, "layers": by_layer}
     return table

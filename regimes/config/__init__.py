@@ -8,7 +8,7 @@ torch.
 # ruff: noqa: F401 -- the names of the room
 
 from regimes.config.bounds import MOST_EPOCHS, Bounded, Bounds, check_bounds
-from regimes.config.convert import as_tables, convert, current_names, from_dict, to_dict
+from regimes.config.convert import as_tables, convert_value, current_names, from_dict, to_dict
 from regimes.config.level import (
     DENSE,
     AnyLevel,
@@ -18,7 +18,7 @@ from regimes.config.level import (
     as_level,
     plain_levels,
 )
-from regimes.config.registry import Registry, offered
+from regimes.config.registry import Registry, find_offered
 from regimes.config.retired import RETIRED, Retired, with_retired
 from regimes.config.run import (
     BranchConfig,

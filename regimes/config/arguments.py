@@ -20,7 +20,7 @@ WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "True or
 WORDS |= {Path: "a path", type(None): "None"}
 
 
-def checked(
+def check_arguments(
     *own: str, error: type[RegimesError] = ConfigError
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """A decorator: a call with an argument of a wrong type raises ``error``, one sentence with the
@@ -38,11 +38,11 @@ def checked(
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            hints = _hints(function)
+            hints = _resolve_hints(function)
             for name, value in signature.bind(*args, **kwargs).arguments.items():
-                if name not in own and not _fits(value, hints.get(name, Any)):
+                if name not in own and not _fits_hint(value, hints.get(name, Any)):
                     shown = " ".join(f"{value!r}".split())
-                    raise error(f"{name} = {shown:.80}: expected {_words(hints[name])}")
+                    raise error(f"{name} = {shown:.80}: expected {_describe_hint(hints[name])}")
             return function(*args, **kwargs)
 
         return call
@@ -51,19 +51,19 @@ def checked(
 
 
 @functools.cache
-def _hints(function: Callable[..., Any]) -> Mapping[str, Any]:
+def _resolve_hints(function: Callable[..., Any]) -> Mapping[str, Any]:
     try:
         return typing.get_type_hints(function)
     except NameError:  # imported for type checkers only
         return {}
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def _fits_hint(value: Any, hint: Any) -> bool:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
-        return any(_fits(value, one) for one in args)
+        return any(_fits_hint(value, one) for one in args)
     if origin is Annotated:
-        return _fits(value, args[0])
+        return _fits_hint(value, args[0])
     if origin is Literal or hint is Any:  # of words the function says more
         return True
     kind = origin or hint
@@ -77,23 +77,23 @@ def _fits(value: Any, hint: Any) -> bool:
     except TypeError:  # a protocol
         return True
     if good and isinstance(value, list | tuple) and len(args) == 1:
-        return all(_fits(one, args[0]) for one in value)
+        return all(_fits_hint(one, args[0]) for one in value)
     if good and isinstance(value, Mapping) and len(args) == 2:
-        return all(_fits(key, args[0]) for key in value)
+        return all(_fits_hint(key, args[0]) for key in value)
     return good
 
 
-def _words(hint: Any) -> str:
+def _describe_hint(hint: Any) -> str:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(map(_words, args)))
+        return " or ".join(dict.fromkeys(map(_describe_hint, args)))
     kind = origin or hint
     if kind in WORDS:
         return WORDS[kind]
     if kind is collections.abc.Callable:
         return "a function"
     if isinstance(kind, type) and issubclass(kind, Mapping):
-        return "a mapping" + (f" from {_words(args[0])}" if args else "")
+        return "a mapping" + (f" from {_describe_hint(args[0])}" if args else "")
     if isinstance(kind, type) and issubclass(kind, Iterable) and args:
-        return f"a list, each {_words(args[0])}" if args[0] is not Any else "a list"
+        return f"a list, each {_describe_hint(args[0])}" if args[0] is not Any else "a list"
     return f"a {getattr(kind, '__name__', kind)}"

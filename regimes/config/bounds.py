@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Annotated, Any, ClassVar
 
-from regimes.errors import unexpected
+from regimes.errors import unexpected_value
 
 LARGEST = 1e30  # of a rate or a decay: a step multiplies some of them, and float32 ends at 3e38
 LONGEST = 1e9  # seconds, or steps of a period
@@ -66,7 +66,7 @@ def check_bounds(config: Any, where: str = "") -> None:
     Raises:
         ConfigError: the first field, in order, with a number outside.
     """
-    hints = _hints(type(config))  # type: ignore[arg-type]  # classes are hashable
+    hints = _resolve_hints(type(config))  # type: ignore[arg-type]  # classes are hashable
     for field in dataclasses.fields(config):
         name, value, hint = where + field.name, getattr(config, field.name), hints.get(field.name)
         if dataclasses.is_dataclass(value) and hint is not Any:  # a plug-in checks its own
@@ -74,17 +74,17 @@ def check_bounds(config: Any, where: str = "") -> None:
         elif (bounds := _declared(hint)) is not None:
             for place, given, number in _numbers(name, value):
                 if number not in bounds:
-                    raise unexpected(place, given, bounds.text)
+                    raise unexpected_value(place, given, bounds.text)
 
 
 @functools.cache
-def _hints(cls: type) -> dict[str, Any]:
+def _resolve_hints(cls: type) -> dict[str, Any]:
     """The annotations of a class; of its base where a user's class has some that are imported for
     type checkers only."""
     try:
         return typing.get_type_hints(cls, include_extras=True)
     except NameError:
-        return _hints(cls.__mro__[1])
+        return _resolve_hints(cls.__mro__[1])
 
 
 def _declared(hint: Any) -> Bounds | None:

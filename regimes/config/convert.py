@@ -15,7 +15,7 @@ from datetime import date, time
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from regimes.config.retired import without_retired
-from regimes.errors import ConfigError, nearest, unexpected
+from regimes.errors import ConfigError, suggest_nearest, unexpected_value
 
 T = TypeVar("T")
 
@@ -47,15 +47,17 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
         ConfigError: an unknown key (with the nearest known one), a value of the wrong type, or a
             retired field with another value than its default.
     """
-    hints = _hints(cls)  # type: ignore[arg-type]  # classes are hashable
+    hints = _resolve_hints(cls)  # type: ignore[arg-type]  # classes are hashable
     values = without_retired(current_names(cls, values), where)
     field = getattr(cls, "BESIDE", "")
     names = [f.name for f in dataclasses.fields(cls) if f.init and f.name != field]  # type: ignore[arg-type]
     others = {key: value for key, value in values.items() if key not in names}
     beside = _classes_beside(cls, others, names, where)
-    arguments = {k: convert(hints[k], v, where + k) for k, v in values.items() if k in names}
+    arguments = {k: convert_value(hints[k], v, where + k) for k, v in values.items() if k in names}
     if beside:
-        arguments[field] = {k: convert(kind, values[k], where + k) for k, kind in beside.items()}
+        arguments[field] = {
+            k: convert_value(kind, values[k], where + k) for k, kind in beside.items()
+        }
     try:
         return cls(**arguments)
     except TypeError as error:
@@ -74,7 +76,7 @@ def _classes_beside(
     offered: Any = cls.known_beside() if others and takes_others else {}
     for key, value in others.items():
         if key not in offered:
-            known = nearest(key, [*names, *offered])
+            known = suggest_nearest(key, [*names, *offered])
             if takes_others and isinstance(value, Mapping):
                 known += " If a package offers this table, install the package."
             raise ConfigError(f"unknown key {where + key!r}: {known}")
@@ -82,7 +84,7 @@ def _classes_beside(
 
 
 @functools.cache
-def _hints(cls: type) -> dict[str, Any]:
+def _resolve_hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
@@ -96,11 +98,11 @@ def current_names(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
     return current
 
 
-def convert(kind: Any, value: Any, where: str) -> Any:
+def convert_value(kind: Any, value: Any, where: str) -> Any:
     """Check ``value`` against an annotation; integers pass as floats, lists as tuples."""
     origin, args = get_origin(kind), get_args(kind)
     if kind is Any:
-        return _plain(value, where)
+        return _check_plain(value, where)
     if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
         return from_dict(typing.cast(type, kind), value, where + ".")
     if origin in (typing.Union, types.UnionType):
@@ -108,33 +110,33 @@ def convert(kind: Any, value: Any, where: str) -> Any:
     if origin is Literal:
         if value in args and not isinstance(value, bool):
             return value
-        raise ConfigError(f"{where} = {value!r}: {nearest(str(value), map(str, args))}")
+        raise ConfigError(f"{where} = {value!r}: {suggest_nearest(str(value), map(str, args))}")
     if origin is tuple and isinstance(value, list | tuple):
         kinds = args[:1] * len(value) if args[-1] is Ellipsis else args
         if len(kinds) == len(value):
             pairs = enumerate(zip(kinds, value, strict=True))
-            return tuple(convert(k, v, f"{where}[{i}]") for i, (k, v) in pairs)
+            return tuple(convert_value(k, v, f"{where}[{i}]") for i, (k, v) in pairs)
     if origin is dict and isinstance(value, Mapping):
-        return {str(k): convert(args[1], v, f"{where}.{k}") for k, v in value.items()}
+        return {str(k): convert_value(args[1], v, f"{where}.{k}") for k, v in value.items()}
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         if not abs(value) <= sys.float_info.max:  # JSON, and so a record, has neither nan nor inf
-            raise unexpected(where, value, "a finite number")
+            raise unexpected_value(where, value, "a finite number")
         return float(value) if isinstance(value, int) else value
     if kind is int and isinstance(value, int) and abs(value) >= 2**63:  # of a tensor of integers
-        raise unexpected(where, value, "a whole number of at most 63 bits")
+        raise unexpected_value(where, value, "a whole number of at most 63 bits")
     matches = isinstance(kind, type) and isinstance(value, kind)
     if matches and (kind is bool or not isinstance(value, bool)):  # True is an int of Python
         return value
-    raise unexpected(where, value, _describe(kind))
+    raise unexpected_value(where, value, _describe(kind))
 
 
-def _plain(value: Any, where: str) -> Any:
+def _check_plain(value: Any, where: str) -> Any:
     """Check a plug-in's field of any type: TOML's dates and times have no form in JSON."""
     if isinstance(value, date | time):
-        raise unexpected(where, value, "a number, a text, true or false, a list or a table")
+        raise unexpected_value(where, value, "a number, a text, true or false, a list or a table")
     inner = value.items() if isinstance(value, Mapping) else ()
     for key, one in enumerate(value) if isinstance(value, list | tuple) else inner:
-        _plain(one, f"{where}.{key}")
+        _check_plain(one, f"{where}.{key}")
     return value
 
 
@@ -143,11 +145,11 @@ def _convert_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
     if isinstance(value, Mapping):
         types = [k for k in types if dataclasses.is_dataclass(k)] or types
     if len(types) == 1 and value is not None:
-        return convert(types[0], value, where)  # for its more exact error
+        return convert_value(types[0], value, where)  # for its more exact error
     for kind in sorted(kinds, key=lambda kind: type(value) is not kind):  # the exact type first
         with suppress(ConfigError):
-            return convert(kind, value, where)
-    raise unexpected(where, value, " or ".join(map(_describe, types)))
+            return convert_value(kind, value, where)
+    raise unexpected_value(where, value, " or ".join(map(_describe, types)))
 
 
 def _describe(kind: Any) -> str:
@@ -166,8 +168,8 @@ def _describe(kind: Any) -> str:
 
 def fields_as_html(config: Any, usual_one: Any) -> str:
     """A table of the fields that have other values than in the usual one, by dotted name."""
-    usual, rows = _dotted(to_dict(usual_one)), []
-    for name, value in _dotted(to_dict(config)).items():
+    usual, rows = _join_path(to_dict(usual_one)), []
+    for name, value in _join_path(to_dict(config)).items():
         if usual.get(name, ...) != value:
             cells = html.escape(name), html.escape(json.dumps(value, ensure_ascii=False))
             rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
@@ -175,9 +177,9 @@ def fields_as_html(config: Any, usual_one: Any) -> str:
     return f"<table>{body}</table>"
 
 
-def _dotted(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+def _join_path(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in table.items():
         inner = isinstance(value, Mapping)
-        found |= _dotted(value, f"{before}{name}.") if inner else {before + name: value}
+        found |= _join_path(value, f"{before}{name}.") if inner else {before + name: value}
     return found

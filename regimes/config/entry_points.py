@@ -20,13 +20,13 @@ def entry_points(group: str) -> list[metadata.EntryPoint]:
     ``pyproject.toml``: it may only stand on the path, and metadata are as old as its installation.
     """
     points = [*_of_packages(tuple(sys.path)).select(group=group)]
-    if own := _declared(CHECKOUT / "pyproject.toml"):
-        points = [point for point in points if owner(point) != PROJECT]
+    if own := _read_declared(CHECKOUT / "pyproject.toml"):
+        points = [point for point in points if find_owner(point) != PROJECT]
         points += [metadata.EntryPoint(*pair, group) for pair in own.get(group, {}).items()]
-    return sorted(points, key=lambda point: (point.name, owner(point)))
+    return sorted(points, key=lambda point: (point.name, find_owner(point)))
 
 
-def owner(point: metadata.EntryPoint) -> str:
+def find_owner(point: metadata.EntryPoint) -> str:
     """The name of the package that offers it; this project, where no metadata say so."""
     return PROJECT if point.dist is None else _name_of(point.dist)
 
@@ -43,7 +43,7 @@ def _of_packages(path: tuple[str, ...]) -> Any:
 
 
 @functools.cache
-def _declared(file: Path) -> dict[str, dict[str, str]]:
+def _read_declared(file: Path) -> dict[str, dict[str, str]]:
     """The entry points by group of this project's ``pyproject.toml``; none of another's."""
     try:
         project = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})

@@ -14,6 +14,6 @@ GROUP = "regimes.interventions"
 
 
 @functools.cache
-def interventions() -> Registry:
+def registered_interventions() -> Registry:
     """The registered names, read when a table is no field: searching all packages takes time."""
     return Registry("intervention", group=GROUP)

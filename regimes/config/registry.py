@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from regimes.config.convert import from_dict, without_none
-from regimes.config.entry_points import PROJECT, entry_points, owner
-from regimes.errors import ConfigError, RegimesError, nearest
+from regimes.config.entry_points import PROJECT, entry_points, find_owner
+from regimes.errors import ConfigError, RegimesError, suggest_nearest
 
 T = TypeVar("T")
 CLASSES = {  # of packages, which are names of `import regimes`
@@ -21,7 +21,7 @@ CLASSES = {  # of packages, which are names of `import regimes`
 }
 
 
-def offered(group: str) -> dict[str, str]:
+def find_offered(group: str) -> dict[str, str]:
     """What packages offer by entry points of a group: {name: "package.module:Class"}."""
     return {point.name: point.value for point in entry_points(group)}
 
@@ -70,7 +70,7 @@ class Registry(dict[str, Any]):
             name, value = point.name, point.value
             if self.get(name) != value:  # equal ones: a package that is on the path twice
                 claim = owners.setdefault(name, [])
-                claim.append(owner(point))
+                claim.append(find_owner(point))
                 self[name] = value if len(claim) == 1 else Contested(tuple(claim))
 
     def register(self, name: str) -> Callable[[T], T]:
@@ -84,7 +84,9 @@ class Registry(dict[str, Any]):
 
     def unknown(self, name: str) -> ConfigError:
         """The error for an unknown name, with the nearest one."""
-        return ConfigError(f"unknown {self.kind} {name!r}: {nearest(name, self, self.listed)}")
+        return ConfigError(
+            f"unknown {self.kind} {name!r}: {suggest_nearest(name, self, self.listed)}"
+        )
 
     def find(self, name: str) -> Any:
         """The object of a registered name; ConfigError for any other."""
@@ -110,10 +112,11 @@ class Registry(dict[str, Any]):
             return target
         if ":" not in target and name not in self:
             raise self.unknown(name)
-        return imported(self.kind, target)
+        return _import_object(self.kind, target)
 
     def dataclass(self, name: str) -> type:
-        """`load` a class whose fields are the keys of a table; ConfigError for any other object."""
+        """`load` a class with the keys of a table as its fields; ConfigError for any other
+        object."""
         cls = self.load(name)
         if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
             what = f"the {self.kind} {self.get(name, name)!r} is no dataclass"
@@ -125,13 +128,13 @@ class Registry(dict[str, Any]):
         with its fields; for a class that is no dataclass, with its public attributes."""
         kind = type(plug_in)
         known = [*self.items(), *self.inner.items()]
-        names = (name for name, target in known if _names(target, kind))
+        names = (name for name, target in known if _names_class(target, kind))
         if dataclasses.is_dataclass(plug_in):
             fields = [field.name for field in dataclasses.fields(plug_in) if field.init]
         else:
             fields = [key for key in getattr(plug_in, "__dict__", {}) if not key.startswith("_")]
         values = {name: getattr(plug_in, name) for name in fields}
-        plain = _plain(without_none(values))
+        plain = _to_plain(without_none(values))
         plain.pop("name", None)
         return {"name": next(names, f"{kind.__module__}:{kind.__qualname__}"), **plain}
 
@@ -149,7 +152,7 @@ class Registry(dict[str, Any]):
         where, values = where or self.kind, dict(table)
         name = values.pop("name", None)
         if not isinstance(name, str):
-            raise ConfigError(f"{where}.name is missing: {nearest('', self)}")
+            raise ConfigError(f"{where}.name is missing: {suggest_nearest('', self)}")
         plug_in: Any = from_dict(self.dataclass(name), values, f"{where}.")
         for part in self.has:
             if not hasattr(plug_in, part):
@@ -163,15 +166,15 @@ def offered_class(name: str) -> Any:
     kinds = {
         target: kind
         for kind, group in CLASSES.items()
-        for target in offered(group).values()
+        for target in find_offered(group).values()
         if target.endswith(f":{name}")
     }
     if len(kinds) > 1:
         raise ConfigError(f"packages offer {' and '.join(kinds)}: import one of them from there")
-    return next((imported(kind, target) for target, kind in kinds.items()), None)
+    return next((_import_object(kind, target) for target, kind in kinds.items()), None)
 
 
-def imported(kind: str, target: str) -> Any:
+def _import_object(kind: str, target: str) -> Any:
     """The object ``package.module:Class``; ConfigError if it cannot be imported."""
     module, _, attribute = target.partition(":")
     try:
@@ -194,21 +197,21 @@ def required_arguments(function: Callable[..., Any]) -> list[str]:
     return [x.name for x in parameters if x.default is x.empty and x.kind not in several]
 
 
-def _names(target: Any, kind: type) -> bool:
+def _names_class(target: Any, kind: type) -> bool:
     """Does ``package.module:Class`` name this class? Nothing is imported for the answer."""
     module, _, attribute = target.partition(":") if isinstance(target, str) else ("", "", "")
     return attribute == kind.__name__ and getattr(sys.modules.get(module), attribute, None) is kind
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     """Nested plain types. Any other value becomes its ``repr``, or the name of its class where the
     ``repr`` holds a memory address: processes compare these tables."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _to_plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_to_plain(one) for one in value]
     if type(value).__repr__ is object.__repr__ or callable(value):
         named = value if hasattr(value, "__qualname__") else type(value)
         return f"{named.__module__}:{named.__qualname__}"

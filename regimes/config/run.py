@@ -1,4 +1,4 @@
-"""The configuration of a run: frozen dataclasses, whose defaults describe a run that works."""
+"""The configuration of a run: frozen dataclasses; the defaults describe a run that works."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from regimes.config.bounds import (
     Timeout,
 )
 from regimes.config.convert import fields_as_html, to_dict
-from regimes.config.interventions import interventions
+from regimes.config.interventions import registered_interventions
 from regimes.config.level import AnyLevel
 from regimes.config.registry import Registry
 from regimes.config.retired import with_retired
@@ -228,9 +228,8 @@ class RunConfig:
         compile: ``torch.compile`` for the forward and backward passes of training: faster steps
             after minutes of compiling, and other bits.
         graphs: on a GPU, steps are CUDA graphs, recorded once and replayed by one call: of forward
-            and backward, and of the reduction at so many vectors of levels, of which the least
-            recently used is dropped (``training/graphs.py``). None: kernels are launched one by
-            one.
+            and backward, and of the reduction at so many vectors of levels; the least recently used
+            is dropped (``training/graphs.py``). None: kernels are launched one by one.
         reporters: what else reports each unit: "tensorboard", "wandb", a reporter of an installed
             package (``records/reporting.py``), or ``package.module:Class``.
         checkpoint_keep: which checkpoints stay, for branches: the "last" two, "all" that are
@@ -308,11 +307,11 @@ class RunConfig:
     @staticmethod
     def known_beside() -> Registry:
         """The tables that may stand beside the fields, by name."""
-        return interventions()
+        return registered_interventions()
 
     def digest(self) -> str:
-        """SHA-256 of the whole configuration; retired fields count with their defaults, so that it
-        is that of earlier versions."""
+        """SHA-256 of the whole configuration; retired fields count with their defaults, so that
+        earlier versions computed the same."""
         whole = with_retired(to_dict(self))
         return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
 

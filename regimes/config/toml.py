@@ -12,7 +12,7 @@ from typing import Any
 from regimes import inputs
 from regimes.config.convert import as_tables, current_names, from_dict, to_dict, without_none
 from regimes.config.run import RunConfig
-from regimes.errors import ConfigError, nearest
+from regimes.errors import ConfigError, suggest_nearest
 
 PLUG_INS = ("compressor", "policy", "batch_policy", "sync_policy", "deficit")  # name a class
 KEYS = re.compile(r'"([^"]*)"|([^."]+)')  # of a.b."c.d"
@@ -74,7 +74,7 @@ def override_table(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     Raises:
         ConfigError: an unknown key, a wrong type.
     """
-    return _with(config, _leaves(changes))
+    return _with(config, _flatten_leaves(changes))
 
 
 def override_fields(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
@@ -89,12 +89,12 @@ def override_fields(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
     return _with(config, list(values.items()))
 
 
-def _leaves(table: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten_leaves(table: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
     """(a.b.c, value) of a nested table, a plug-in's name before its fields."""
     for key in sorted(table, key=lambda key: key != "name"):
         value, path = table[key], place + (f'"{key}"' if "." in key else key)
         if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{path}.")
+            yield from _flatten_leaves(value, f"{path}.")
         else:
             yield path, None if value == "none" else value
 
@@ -103,11 +103,11 @@ def _with(config: RunConfig, pairs: Iterable[tuple[str, Any]]) -> RunConfig:
     plain = as_tables(config)
     for path, value in pairs:
         place = path if "." in path else _present_name(path)
-        _put(plain, place, current_names(RunConfig, {path: value}).get(place, value))
+        _set_in_place(plain, place, current_names(RunConfig, {path: value}).get(place, value))
     return from_dict(RunConfig, without_none(plain))
 
 
-def _put(plain: dict[str, Any], path: str, value: Any) -> None:
+def _set_in_place(plain: dict[str, Any], path: str, value: Any) -> None:
     """Change what is at ``a.b.c``, in place."""
     *parents, key = [quoted or bare for quoted, bare in KEYS.findall(path)] or [path]
     in_plug_in = bool(parents) and parents[0] in PLUG_INS
@@ -119,7 +119,7 @@ def _put(plain: dict[str, Any], path: str, value: Any) -> None:
         elif table is plain["instruments"] or (in_plug_in and table is not plain):
             table.setdefault(parent, {})  # switches the instrument on; its class checks the field
         if not isinstance(table.get(parent), dict):
-            raise ConfigError(f"unknown key {path!r}: {nearest(parent, table)}")
+            raise ConfigError(f"unknown key {path!r}: {suggest_nearest(parent, table)}")
         table = table[parent]
     if path in PLUG_INS and isinstance(value, str):
         value = {"name": value}
@@ -160,7 +160,7 @@ def read_tables(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     if path.exists() and not path.is_file():
         raise OSError("it is no regular file")
-    inputs.add(path)
+    inputs.add_input(path)
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 

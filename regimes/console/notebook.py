@@ -29,7 +29,7 @@ class Stopped(KeyboardInterrupt):
 
 
 @contextmanager
-def stoppable(kept: Callable[[], str]) -> Iterator[None]:
+def end_in_one_sentence(kept: Callable[[], str]) -> Iterator[None]:
     """A stop of the cell ends in one sentence; elsewhere an interrupt stays as it is.
 
     Args:
@@ -46,7 +46,7 @@ def stoppable(kept: Callable[[], str]) -> Iterator[None]:
         raise Stopped(f"Stopped: {kept()}.") from None
 
 
-def kept(out: Path) -> str:
+def describe_kept_runs(out: Path) -> str:
     """What a stop leaves of several runs below a folder."""
     return f"the runs that had ended are kept in {out}; run the cell again to go on"
 

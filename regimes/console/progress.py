@@ -14,7 +14,7 @@ T = TypeVar("T")
 SOON = 2.0  # seconds without a bar
 
 
-def tracked(things: Sequence[T], doing: str) -> Iterator[T]:
+def track_progress(things: Sequence[T], doing: str) -> Iterator[T]:
     """The things, one after the other. A bar appears on a terminal after `SOON` seconds, and is
     gone at the end; elsewhere nothing is printed.
 
@@ -27,7 +27,7 @@ def tracked(things: Sequence[T], doing: str) -> Iterator[T]:
             if bar is not None:
                 bar.update(bar.task_ids[0], completed=done)
             elif done and time.monotonic() - start > SOON and sys.stderr.isatty():
-                bar = _bar(doing, len(things), done)
+                bar = _make_bar(doing, len(things), done)
             yield thing
     finally:
         if bar is not None:
@@ -35,7 +35,9 @@ def tracked(things: Sequence[T], doing: str) -> Iterator[T]:
 
 
 @contextmanager
-def spending(doing: str, show: Callable[[str], None]) -> Iterator[Callable[[str, float], None]]:
+def show_spending(
+    doing: str, show: Callable[[str], None]
+) -> Iterator[Callable[[str, float], None]]:
     """A bar of a budget, on a terminal. Yields what is called with each line to show and the share
     of the budget that is spent.
 
@@ -75,7 +77,7 @@ def shown_by(show: Callable[[str, float], None] | None) -> Iterator[Callable[[st
             cell.clear()
 
 
-def _bar(doing: str, total: int, done: int) -> Any:
+def _make_bar(doing: str, total: int, done: int) -> Any:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 

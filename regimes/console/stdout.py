@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 CLOSED_PIPE = 128 + getattr(signal, "SIGPIPE", 13)  # the exit code of a program ended by SIGPIPE
-STDOUT = "<stdout>"  # in place of the file's name in an error of `flush`
+STDOUT = "<stdout>"  # in place of the file's name in an error of `flush_stdout`
 WRITE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline
 PRINT_ERRORS = (OSError, ValueError)  # ValueError: a closed file, or a letter without encoding
 
 
-def prepare() -> None:
+def prepare_stdout() -> None:
     """Make printing safe: letters outside the encoding are escaped, and the numbers of closed
     standard streams are occupied, so that no file opened later receives what is printed."""
     with contextlib.suppress(OSError):
@@ -56,7 +56,7 @@ def is_terminal() -> bool:
         return False
 
 
-def console(**options: Any) -> Console:
+def make_console(**options: Any) -> Console:
     """A rich console that raises BrokenPipeError; rich's own would end the program."""
     from rich.console import Console
 
@@ -77,10 +77,10 @@ def try_print(*objects: Any, on: Console | None = None) -> None:
     except PRINT_ERRORS as error:
         with contextlib.suppress(*PRINT_ERRORS):
             log.warning("standard output cannot be written and is silent from now on: %s", error)
-        _disable()
+        _disable_stdout()
 
 
-def _disable() -> None:
+def _disable_stdout() -> None:
     """Redirect standard output to the null device, its unwritten buffer included."""
     with contextlib.suppress(*PRINT_ERRORS, AttributeError):
         null = os.open(os.devnull, os.O_WRONLY)
@@ -88,7 +88,7 @@ def _disable() -> None:
         os.close(null)
 
 
-def flush() -> None:
+def flush_stdout() -> None:
     """Write the buffer now: a failure while Python shuts down could not be handled."""
     if sys.stdout is not None and not sys.stdout.closed:
         try:
@@ -109,7 +109,7 @@ def exit_code_of(error: OSError) -> int | None:
         and (error.filename is not None or error.errno not in WRITE_ERRNOS)
     ):
         return None
-    _disable()
+    _disable_stdout()
     if pipe:
         return CLOSED_PIPE
     print(f"error: cannot write to standard output: {error.strerror}", file=sys.stderr)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 
-def human(count: float | int, unit: str = "") -> str:
+def format_quantity(count: float | int, unit: str = "") -> str:
     """Three digits, a prefix and a unit.
 
-    >>> human(1_080_000), human(1_080_000, "B"), human(12, "B")
+    >>> format_quantity(1_080_000), format_quantity(1_080_000, "B"), format_quantity(12, "B")
     ('1.08 M', '1.08 MB', '12 B')
     """
     for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):

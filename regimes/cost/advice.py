@@ -1,4 +1,4 @@
-"""Which method to try: of those whose loss was measured as harmless, never of the others.
+"""Which method to try: only of methods with a loss that was measured as harmless.
 
 The methods stand in the order of the bits that they keep of a gradient, most first. The advice goes
 from one to the next at a bandwidth of the slow link, its threshold: below it the next method is
@@ -18,11 +18,11 @@ import numpy as np
 import pandas as pd
 
 from regimes.console.tables import Table
-from regimes.console.units import human
+from regimes.console.units import format_quantity
 from regimes.cost import evidence
 from regimes.cost.job import USUAL, Job
-from regimes.cost.methods import Method, over, works
-from regimes.network import Network, Work, crossing
+from regimes.cost.methods import Method, methods_work, seconds_by_bandwidth
+from regimes.network import Network, Work, crossing_bandwidth
 
 NEAR = 1.1  # times the fewest seconds: a difference that a prediction cannot decide
 APART = 1.2
@@ -31,24 +31,24 @@ BANDWIDTHS = np.logspace(4, 13, 361)  # bits/s, at which methods are compared
 Steps = Sequence[tuple[Method, Work]]
 
 
-def recommended(steps: Steps, limits: Sequence[float], bandwidth: float) -> Method:
+def recommend_method(steps: Steps, limits: Sequence[float], bandwidth: float) -> Method:
     """The method to try on a slow link of that bandwidth.
 
     Args:
-        steps, limits: `candidates`, and their `thresholds`.
+        steps, limits: `list_candidates`, and their `find_thresholds`.
     """
     return steps[sum(bandwidth < limit for limit in limits)][0]
 
 
-def candidates(job: Job, methods: Iterable[Method]) -> Steps:
+def list_candidates(job: Job, methods: Iterable[Method]) -> Steps:
     """The harmless methods, in the order of what they keep, without those that no bandwidth makes
     faster than all before them. Whatever the link: they are judged without its latency."""
-    steps = [(method, step) for method, step in works(job, methods) if _harmless(method)]
+    steps = [(method, step) for method, step in methods_work(job, methods) if _harmless(method)]
     steps.sort(key=lambda pair: -sum(pair[1].bytes.values()))
     free = replace(
         job, within=Network(job.within.bandwidth), between=Network(job.between.bandwidth)
     )
-    seconds = np.array([over(free, step)(BANDWIDTHS) for _, step in steps])
+    seconds = np.array([seconds_by_bandwidth(free, step)(BANDWIDTHS) for _, step in steps])
     fewest = np.minimum.accumulate(seconds, axis=0)
     return [
         pair
@@ -61,9 +61,9 @@ def _harmless(method: Method) -> bool:
     return method.verdict == evidence.HARMLESS
 
 
-def thresholds(job: Job, steps: Steps) -> list[float]:
+def find_thresholds(job: Job, steps: Steps) -> list[float]:
     """The bandwidths below which the advice goes on from each method but the last, falling."""
-    curves = [over(job, step) for _, step in steps]
+    curves = [seconds_by_bandwidth(job, step) for _, step in steps]
     limits: list[float] = []
     for i in range(1, len(curves)):
 
@@ -75,23 +75,23 @@ def thresholds(job: Job, steps: Steps) -> list[float]:
             return np.maximum(seconds[0], NEAR * reduce(np.minimum, seconds))
 
         apart = limits[-1] / APART if limits else np.inf
-        limits.append(min(crossing(behind, before), apart))
+        limits.append(min(crossing_bandwidth(behind, before), apart))
     return limits
 
 
-def advice(job: Job, methods: Sequence[Method], frame: pd.DataFrame) -> str:
+def write_advice(job: Job, methods: Sequence[Method], frame: pd.DataFrame) -> str:
     """What to try, why, where its loss was measured, and what is faster, with what is known of it.
 
     Args:
-        frame: `methods.table` of the same job and methods.
+        frame: `methods.tabulate_methods` of the same job and methods.
     """
     rows: list[Any] = frame.to_dict("records")
-    steps = candidates(job, methods)
-    method = recommended(steps, thresholds(job, steps), float(job.link.bandwidth))
+    steps = list_candidates(job, methods)
+    method = recommend_method(steps, find_thresholds(job, steps), float(job.link.bandwidth))
     chosen = next(row for row in rows if row["method"] == method.label)
     dense, where = rows[0], f"on {job.link}"
-    waits = f"a dense step of {_text(dense['seconds'])} waits "
-    waits += f"{_text(dense['seconds'] - dense['compute'])} for the network"
+    waits = f"a dense step of {_format_seconds(dense['seconds'])} waits "
+    waits += f"{_format_seconds(dense['seconds'] - dense['compute'])} for the network"
     if chosen["method"] == dense["method"]:
         sentence = (
             f"Stay dense: {where} {waits}, and the methods whose loss was measured as harmless "
@@ -99,9 +99,10 @@ def advice(job: Job, methods: Sequence[Method], frame: pd.DataFrame) -> str:
         )
     else:
         sentence = (
-            f"Try {chosen['method']}: {where} {waits}, this one takes {_text(chosen['seconds'])}. "
-            f"Its loss was measured as harmless on {_where(chosen)}; your model is "
-            f"{_times(chosen['times'])} times as large."
+            f"Try {chosen['method']}: {where} {waits}, this one takes "
+            f"{_format_seconds(chosen['seconds'])}. "
+            f"Its loss was measured as harmless on {_describe_measurement(chosen)}; your model is "
+            f"{_format_factor(chosen['times'])} times as large."
         )
     faster = [
         f"{row['method']} ({row['loss']})"
@@ -115,27 +116,29 @@ def advice(job: Job, methods: Sequence[Method], frame: pd.DataFrame) -> str:
     return sentence
 
 
-def _text(seconds: float) -> str:
+def _format_seconds(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
-def _times(times: float) -> str:
+def _format_factor(times: float) -> str:
     return f"{times:.2g}" if times < 10 else f"{times:,.0f}"
 
 
-def _where(row: Any) -> str:
-    return f"{row['data']} with {human(row['parameters'])} parameters (n = {row['n']:.0f})"
+def _describe_measurement(row: Any) -> str:
+    return (
+        f"{row['data']} with {format_quantity(row['parameters'])} parameters (n = {row['n']:.0f})"
+    )
 
 
-def losses(job: Job, methods: Sequence[Method]) -> Table:
+def tabulate_losses(job: Job, methods: Sequence[Method]) -> Table:
     """What was measured of each method's loss, and how far that is from the job."""
     lines: list[Sequence[str]] = []
-    for method, _ in works(job, methods)[1:]:
+    for method, _ in methods_work(job, methods)[1:]:
         harm = method.harm(job.model.item)
         where = ["-"] * 4
         if harm is not None:
-            model = f"{human(harm.setting.parameters)}, {harm.setting.name}"
-            times = f"× {_times(job.model.size / harm.setting.parameters)}"
+            model = f"{format_quantity(harm.setting.parameters)}, {harm.setting.name}"
+            times = f"× {_format_factor(job.model.size / harm.setting.parameters)}"
             where = [str(harm), model, str(harm.setting.n), times]
         lines.append((method.label, method.verdict, *where))
     note = (

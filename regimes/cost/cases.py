@@ -1,4 +1,4 @@
-"""The work of levels and policies, from records or timed here, for `regimes.cost.predict`.
+"""The work of levels and policies, from records or timed here, for `regimes.cost.predict_seconds`.
 
 In a simulated run one process does the work of L = W / P workers, or of those that are
 present. One worker's seconds are then compute / L and compress / L; after a union pass compress is
@@ -23,10 +23,10 @@ import numpy as np
 from regimes.capabilities import LEVEL_BYTES, LINK_SECONDS, declared_needs
 from regimes.config import DENSE, RunConfig, as_level
 from regimes.errors import RecordError
-from regimes.network import Work, mean
-from regimes.policies import PastEpoch, Static, policy
+from regimes.network import Work, mean_step
+from regimes.policies import PastEpoch, Static, make_policy
 from regimes.policies.schedules import period_of
-from regimes.records import Record, Row, differing, identity, separate
+from regimes.records import Record, Row, differing_fields, identify_experiment, separate_experiments
 from regimes.records.fields import differences_text
 from regimes.records.reader import workers_present
 from regimes.training.learning_rate import LearningRate
@@ -55,10 +55,10 @@ class Case:
     @property
     def work(self) -> Work:
         """The mean step."""
-        return mean(self.epochs)
+        return mean_step(self.epochs)
 
 
-def recorded(run: Record, sample: float | None = None) -> list[Epoch]:
+def recorded_work(run: Record, sample: float | None = None) -> list[Epoch]:
     """One worker's work in each epoch of a run.
 
     Args:
@@ -130,7 +130,7 @@ def per_sample(runs: Iterable[Record]) -> float:
     return statistics.median(values)
 
 
-def cases(runs: Sequence[Record], workers: int | None = None) -> list[Case]:
+def make_cases(runs: Sequence[Record], workers: int | None = None) -> list[Case]:
     """Levels, from the epochs in which all compressed layers had the same one, then policies.
 
     A level's seconds of compression are the median over its epochs, also in the policies' epochs.
@@ -142,14 +142,14 @@ def cases(runs: Sequence[Record], workers: int | None = None) -> list[Case]:
     Raises:
         RecordError: no run, runs of different settings, or one without seconds.
     """
-    runs = separate(runs)
+    runs = separate_experiments(runs)
     _check_alike(runs)
     sample, config = per_sample(runs), runs[0].config
     share = config["workers"] / (workers or config["workers"])
     epochs = [
         (run.name, uniform_level(run, row), (steps * share, work))
         for run in runs
-        for row, (steps, work) in zip(run.rows, recorded(run, sample), strict=True)
+        for row, (steps, work) in zip(run.rows, recorded_work(run, sample), strict=True)
     ]
     levels: dict[str, list[Epoch]] = {}
     for _, level, epoch in epochs:
@@ -160,7 +160,7 @@ def cases(runs: Sequence[Record], workers: int | None = None) -> list[Case]:
     compress = {name: statistics.median(w.compress for _, w in at) for name, at in levels.items()}
     level_cases = []
     for name, at in levels.items():
-        work = replace(mean(at), compress=compress[name])
+        work = replace(mean_step(at), compress=compress[name])
         level_cases.append(Case(_labelled(name, config["levels"]), [(at[0][0], work)]))
     level_cases.sort(key=lambda case: -sum(case.work.bytes.values()))
     policies: dict[str, list[Epoch]] = {}
@@ -194,7 +194,7 @@ def _check_alike(runs: Sequence[Record]) -> None:
     if not runs:
         raise RecordError("name at least one run, or a folder of runs")
     for run in runs:
-        if differ := differing([setting(runs[0]), setting(run)]):
+        if differ := differing_fields([compared_fields(runs[0]), compared_fields(run)]):
             raise RecordError(
                 f"{run.folder} and {runs[0].folder} differ in {differences_text(differ)}: a table "
                 "compares runs of one setting; choose one with --where FIELD=VALUE, or give the "
@@ -202,9 +202,9 @@ def _check_alike(runs: Sequence[Record]) -> None:
             )
 
 
-def setting(run: Record) -> dict[str, Any]:
+def compared_fields(run: Record) -> dict[str, Any]:
     """The fields in which compared runs must agree."""
-    return {k: v for k, v in identity(run).items() if k.partition(".")[0] in SAME}
+    return {k: v for k, v in identify_experiment(run).items() if k.partition(".")[0] in SAME}
 
 
 def _dense(run: Record, epoch: Epoch) -> Epoch:
@@ -221,26 +221,26 @@ def _dense(run: Record, epoch: Epoch) -> Epoch:
     return steps, Work(work.compute, 0.0, calls, moved)
 
 
-def measured(config: RunConfig, workers: int, steps: int = 5) -> list[Case]:
+def measure_cases(config: RunConfig, workers: int, steps: int = 5) -> list[Case]:
     """Levels of a configuration, timed on this machine, and its policy if that needs no statistic
     of the run (static, windows, periods by the rate; AdaComm as if the loss were constant)."""
-    from regimes.cost.measure import timed
+    from regimes.cost.measure import time_steps
 
-    per_epoch, works, _ = timed(config, workers, steps)
+    per_epoch, works, _ = time_steps(config, workers, steps)
     unit = min(per_epoch, config.unit_steps or per_epoch)  # steps in a row of the record
     levels = [Case(_labelled(x, config.levels), [(unit, work)]) for x, work in works.items()]
-    plan = planned(config, int(per_epoch))
+    plan = plan_units(config, int(per_epoch))
     if plan is None:
         return levels
     epochs: list[Epoch] = [(n, works[level].every(period)) for n, level, period in plan]
     return [*levels, Case(config.name, epochs, 1)]
 
 
-def planned(config: RunConfig, per_epoch: int) -> list[tuple[int, str, int]] | None:
+def plan_units(config: RunConfig, per_epoch: int) -> list[tuple[int, str, int]] | None:
     """(steps, level, period) of each unit; None if they depend on measurements, on bytes, or on the
     link."""
-    rule = policy(config.policy)
-    sync = policy(config.sync_policy, "sync_policy") if config.sync_policy else Static("1")
+    rule = make_policy(config.policy)
+    sync = make_policy(config.sync_policy, "sync_policy") if config.sync_policy else Static("1")
     if (
         rule.needs
         or sync.needs

@@ -71,7 +71,7 @@ class Harm:
 
 
 @functools.cache
-def measured() -> Mapping[str, tuple[Harm, ...]]:
+def read_harms() -> Mapping[str, tuple[Harm, ...]]:
     """The measurements of each method, as ``--methods`` spells it."""
     harms: dict[str, list[Harm]] = {}
     for table in read_tables(FILE).values():
@@ -82,22 +82,24 @@ def measured() -> Mapping[str, tuple[Harm, ...]]:
     return {method: tuple(values) for method, values in harms.items()}
 
 
-def verdict(method: str) -> str:
+def worst_verdict(method: str) -> str:
     """The worst of all measurements of a method: `HARMFUL`, `OPEN` or `HARMLESS`; or `UNKNOWN`.
 
-    >>> verdict("powersgd:1"), verdict("quantised-all-reduce:8"), verdict("powersgd:32")
-    ('harmful', 'harmless', 'not measured')
+    >>> worst_verdict("powersgd:1"), worst_verdict("powersgd:32")
+    ('harmful', 'not measured')
+    >>> worst_verdict("quantised-all-reduce:8")
+    'harmless'
     """
     if method == "dense":
         return HARMLESS
-    verdicts = {harm.verdict for harm in measured().get(method, ())}
+    verdicts = {harm.verdict for harm in read_harms().get(method, ())}
     return next((x for x in (HARMFUL, OPEN, HARMLESS) if x in verdicts), UNKNOWN)
 
 
-def deciding(method: str, item: str) -> Harm | None:
+def deciding_harm(method: str, item: str) -> Harm | None:
     """The measurement to show: of those with the method's verdict one on the same kind of data
     where there is one, of the largest model."""
-    harms = [x for x in measured().get(method, ()) if x.verdict == verdict(method)]
+    harms = [x for x in read_harms().get(method, ()) if x.verdict == worst_verdict(method)]
 
     def nearness(harm: Harm) -> tuple[bool, int]:
         return harm.setting.item == item, harm.setting.parameters

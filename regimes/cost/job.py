@@ -6,7 +6,7 @@ between nodes, and where there is one node the link within. A ring over replicas
 node by node enters and leaves each node once, so that a node's link carries what one replica's
 link would. The shards of a replica reduce a share of the gradient each, in rings of their own,
 which together carry the same bytes. Where the shards are all devices there is one replica, plain
-FSDP2, whose step `regimes.cost.sharded` predicts.
+FSDP2: `regimes.cost.sharded` predicts its step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 
 from regimes import inputs
 from regimes.cost.models import Model
-from regimes.errors import ConfigError, nearest, require
+from regimes.errors import ConfigError, require, suggest_nearest
 from regimes.network import FASTEST, SECONDS, Network, Values, Work
 
 MOST = 10**6  # nodes, GPUs of one, shards
@@ -67,10 +67,10 @@ _PREFIXES = {"": 1.0, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _RANGE = {"FLOP/s": (1e6, 1e20), "B/s": (1e6, 1e17)}
 
 
-def device(text: str) -> Device:
+def read_device(text: str) -> Device:
     """A device by name, or ``312TFLOP/s,2039GB/s``.
 
-    >>> device("312TFLOP/s,2039GB/s") == device("a100")
+    >>> read_device("312TFLOP/s,2039GB/s") == read_device("a100")
     True
 
     Raises:
@@ -81,16 +81,17 @@ def device(text: str) -> Device:
     form = "as 312TFLOP/s,2039GB/s: operations and bytes of memory per second"
     if not re.match(r"\s*[0-9.]", text):
         raise ConfigError(
-            f"--device {text}: no such device, {nearest(text, DEVICES)} Or give its speed, {form}"
+            f"--device {text}: no such device, {suggest_nearest(text, DEVICES)} Or give its "
+            f"speed, {form}"
         )
     parts = text.split(",")
     if len(parts) != 2:
         lacks = "lacks the memory's" if len(parts) == 1 else "has more than two"
         raise ConfigError(f"--device {text} {lacks} speed: give both, {form}")
-    return Device(*(_speed(text, *pair) for pair in zip(parts, _RANGE, strict=True)))
+    return Device(*(_parse_speed(text, *pair) for pair in zip(parts, _RANGE, strict=True)))
 
 
-def _speed(text: str, part: str, unit: str) -> float:
+def _parse_speed(text: str, part: str, unit: str) -> float:
     """``312TFLOP/s`` or ``2039GB/s``, the part of ``text`` with that unit."""
     low, high = _RANGE[unit]
     match = _SPEED.fullmatch(part)
@@ -108,15 +109,15 @@ def _speed(text: str, part: str, unit: str) -> float:
 
 def memory_of_step(size: float, compute: float) -> float:
     """Bytes per second that a device's memory has at least, if a step over ``size`` numbers takes
-    ``compute`` seconds: a step moves `STEP` arrays of that size. Of large batches, whose products
-    take most of the time, the truth may be many times as much."""
+    ``compute`` seconds: a step moves `STEP` arrays of that size. Where products take most of the
+    time, as in large batches, the truth may be many times as much."""
     return STEP * 4 * size / compute
 
 
-def seconds(text: str) -> float:
+def parse_seconds(text: str) -> float:
     """A duration: ``0.4s``, ``400ms``.
 
-    >>> seconds("400ms")
+    >>> parse_seconds("400ms")
     0.4
     """
     match = re.fullmatch(r"\s*([0-9.e+-]+)\s*([nuµμm]?s)\s*", text)
@@ -244,7 +245,7 @@ def read_links(path: Path) -> dict[str, Network]:
     Raises:
         ConfigError: no such file, or another content.
     """
-    inputs.add(path)
+    inputs.add_input(path)
     write = "write it with torchrun ... -m regimes doctor --links FILE"
     try:
         with path.open("rb") as file:
@@ -252,7 +253,7 @@ def read_links(path: Path) -> dict[str, Network]:
         if len(content) > LARGEST:
             raise ValueError("it is larger than a file of links")
         table = json.loads(content.decode("utf-8"))
-        return {name: _link(table[name]) for name in ("within", "between") if table.get(name)}
+        return {name: _read_link(table[name]) for name in ("within", "between") if table.get(name)}
     except UnicodeDecodeError:
         raise ConfigError(f"--links {path} is no text: {write}") from None
     except (
@@ -263,6 +264,6 @@ def read_links(path: Path) -> dict[str, Network]:
         raise ConfigError(f"--links {path} cannot be read ({what[:200]}): {write}") from None
 
 
-def _link(table: Mapping[str, Any]) -> Network:
+def _read_link(table: Mapping[str, Any]) -> Network:
     bandwidth, latency = float(table["bandwidth"]), float(table["latency"])
     return Network(bandwidth, latency).checked()

@@ -1,4 +1,4 @@
-"""A few timed steps of one worker at each level of a preset, for `regimes.cost.predict`."""
+"""A few timed steps of one worker at each level of a preset, for `regimes.cost.predict_seconds`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Timed(NamedTuple):
 
     Attributes:
         per_epoch: steps per epoch.
-        works: one step's work per level: "dense" and those of the configuration.
+        works: one step's work per level: "dense" and the configured levels.
         layers: of the model.
     """
 
@@ -39,7 +39,7 @@ class Timed(NamedTuple):
     layers: tuple[Layer, ...]
 
 
-def timed(config: RunConfig, workers: int, steps: int = 5, task: Task | None = None) -> Timed:
+def time_steps(config: RunConfig, workers: int, steps: int = 5, task: Task | None = None) -> Timed:
     """Train a few steps of one worker on this machine.
 
     Args:
@@ -53,10 +53,10 @@ def timed(config: RunConfig, workers: int, steps: int = 5, task: Task | None = N
     with contextlib.closing(parts), parts.numerics.training():
         full, rest = divmod(len(parts.batches), workers)
         per_epoch = max(1, full + (rest > 0 and not config.data.drop_last))
-        return Timed(per_epoch, _levels(parts, workers, steps, per_epoch), tuple(parts.layers))
+        return Timed(per_epoch, _time_levels(parts, workers, steps, per_epoch), tuple(parts.layers))
 
 
-def _levels(parts: Run, workers: int, steps: int, per_epoch: int) -> dict[str, Work]:
+def _time_levels(parts: Run, workers: int, steps: int, per_epoch: int) -> dict[str, Work]:
     """One step's work at each level."""
     # the epoch again where it is shorter than ``steps``
     stream = itertools.chain.from_iterable(parts.batches.epoch(0, [0]) for _ in itertools.count())
@@ -72,12 +72,12 @@ def _levels(parts: Run, workers: int, steps: int, per_epoch: int) -> dict[str, W
     world = World(workers, processes=workers)
     world.meter.dtype = parts.world.meter.dtype
     return {
-        name: _work(parts, world, name, compute, losses, steps, per_epoch)
+        name: _measure_work(parts, world, name, compute, losses, steps, per_epoch)
         for name in (DENSE, *parts.config.levels)
     }
 
 
-def _work(
+def _measure_work(
     run: Run, world: World, level: str, compute: float, losses: Tensor, steps: int, per_epoch: int
 ) -> Work:
     reducer = Reducer(run.plug_ins.compressor, run.layers, world, run.config.seed)

@@ -1,7 +1,7 @@
 """What a job's step would take by each method, from the shapes alone, for `regimes cost --model`.
 
 Bytes come from the compressors' own formulas. Their collectives come from one step of a small layer
-here. The seconds of compression are those of reading and writing its arrays at the speed of the
+here. The seconds of compression are for reading and writing its arrays at the speed of the
 device's memory, `TRANSFERS` times the gradient in float32: a lower bound, of an implementation that
 waits for nothing else.
 """
@@ -18,13 +18,13 @@ import numpy as np
 import pandas as pd
 
 from regimes.collectives.requests import Layer
-from regimes.compression import compressor
+from regimes.compression import make_compressor
 from regimes.config import DENSE, Level
 from regimes.config.toml import read_value
 from regimes.cost import evidence
 from regimes.cost.job import Job
 from regimes.errors import ConfigError, require
-from regimes.network import Work, crossing
+from regimes.network import Work, crossing_bandwidth
 
 USUAL = (
     *("dense", "cast:fp16", "quantised-all-reduce:8", "quantised-all-reduce:4", "powersgd:32"),
@@ -63,23 +63,23 @@ class Method:
     @property
     def verdict(self) -> str:
         """What was measured of its loss, see `evidence`."""
-        return evidence.verdict(self._spelt)
+        return evidence.worst_verdict(self._spelt)
 
     def harm(self, item: str) -> evidence.Harm | None:
-        """The measurement that decides the verdict, as `evidence.deciding`."""
-        return evidence.deciding(self._spelt, item)
+        """The measurement that decides the verdict, as `evidence.deciding_harm`."""
+        return evidence.deciding_harm(self._spelt, item)
 
     @property
     def _spelt(self) -> str:
-        """As `parse` reads it, e.g. "powersgd:4/32"; "" with options of the compressor, which were
-        not measured."""
+        """As `parse_method` reads it, e.g. "powersgd:4/32"; "" with options of the compressor,
+        which were not measured."""
         if len(self.table) > 1:
             return ""
         local = f"/{self.period}" if self.period > 1 else ""
         return f"{self.table['name']}{'' if self.level == DENSE else f':{self.level}'}{local}"
 
 
-def parse(text: str) -> Method:
+def parse_method(text: str) -> Method:
     """Read ``powersgd:4``, ``dense/32`` (every 32 steps) or ``topk:1/8``.
 
     Raises:
@@ -94,7 +94,7 @@ def parse(text: str) -> Method:
     name, level, period = match.groups()
     method = Method({"name": name}, read_value(level or DENSE), int(period or 1))
     require(method.period >= 1, f"--methods {text}: period", method.period, "at least 1")
-    chosen = compressor(method.table)
+    chosen = make_compressor(method.table)
     if method.level == DENSE and name != DENSE:
         raise ConfigError(f"--methods {text}: a level is missing, e.g. {name}:1")
     chosen.check(method.level)
@@ -104,10 +104,10 @@ def parse(text: str) -> Method:
 # -- the work of a step ----------------------------------------------------------------------
 
 
-def work(job: Job, method: Method) -> Work:
+def method_work(job: Job, method: Method) -> Work:
     """The mean step of one replica."""
     layers, itemsize = job.model.layers, job.itemsize
-    chosen, level, workers = compressor(method.table), method.level, job.replicas
+    chosen, level, workers = make_compressor(method.table), method.level, job.replicas
     packed = [layer for layer in layers if layer.compressed and level != DENSE]
     plain = sum(layer.size for layer in layers) - sum(layer.size for layer in packed)
     sent = sum(chosen.traffic(layer, level, workers, WIDE).bytes for layer in packed)
@@ -130,7 +130,7 @@ def _collectives(method: Method, workers: int) -> tuple[dict[str, float], dict[s
     from regimes.compression.reducer import Reducer
     from regimes.exchange.exchange import Exchange
 
-    chosen, few = compressor(method.table), min(workers, FEW)
+    chosen, few = make_compressor(method.table), min(workers, FEW)
     world = World(few, processes=few)  # the others count as copies of this one worker
     exchange = Exchange(Reducer(chosen, [Layer("small", (SIDE, SIDE))], world, 0))
     generator = torch.Generator().manual_seed(0)
@@ -151,21 +151,21 @@ def _collectives(method: Method, workers: int) -> tuple[dict[str, float], dict[s
 # -- tables ----------------------------------------------------------------------------------
 
 
-def table(job: Job, methods: Iterable[Method]) -> pd.DataFrame:
+def tabulate_methods(job: Job, methods: Iterable[Method]) -> pd.DataFrame:
     """One row per method, the dense one first.
 
     Columns: method, seconds of a step; its parts compute, compress and communicate; ``hidden``, the
     share of the communication that runs during the backward pass; bytes that a slow link carries in
     a step and ``bytes_per_day``; ``speed_up`` over dense, and ``break_even``, the bandwidth in
-    bits/s below which the method is faster than dense (as `network.crossing`), nan where the device
-    is assumed; ``loss``, the verdict of `evidence`, and where it was measured: ``harm`` with
-    ``harm_low``, ``harm_high`` and ``unit``, ``grid``, ``data``, ``parameters``, ``n``, and
+    bits/s below which the method is faster than dense (as `network.crossing_bandwidth`), nan where
+    the device is assumed; ``loss``, the verdict of `evidence`, and where it was measured: ``harm``
+    with ``harm_low``, ``harm_high`` and ``unit``, ``grid``, ``data``, ``parameters``, ``n``, and
     ``times``, how many times as large the job's model is; empty where nothing was.
     """
     rows = []
-    dense, assumed = work(job, parse(DENSE)), job.priced == "assumed"
-    base = over(job, dense)
-    for method, step in works(job, methods):
+    dense, assumed = method_work(job, parse_method(DENSE)), job.priced == "assumed"
+    base = seconds_by_bandwidth(job, dense)
+    for method, step in methods_work(job, methods):
         seconds = float(job.seconds(step))
         parts = job.buckets if step.overlaps else 1
         how = (job.link, job.replicas, job.algorithm, parts)
@@ -184,7 +184,9 @@ def table(job: Job, methods: Iterable[Method]) -> pd.DataFrame:
                 "bytes": sent,
                 "bytes_per_day": sent * DAY / seconds,
                 "speed_up": float(job.seconds(dense)) / seconds,
-                "break_even": math.nan if assumed else crossing(over(job, step), base),
+                "break_even": math.nan
+                if assumed
+                else crossing_bandwidth(seconds_by_bandwidth(job, step), base),
                 **_measured(job, method),
             }
         )
@@ -210,27 +212,31 @@ def _measured(job: Job, method: Method) -> dict[str, Any]:
     }
 
 
-def works(job: Job, methods: Iterable[Method]) -> list[tuple[Method, Work]]:
+def methods_work(job: Job, methods: Iterable[Method]) -> list[tuple[Method, Work]]:
     """The step of each method, the dense one first."""
-    every = {method.label: method for method in (parse(DENSE), *methods)}
-    return [(method, work(job, method)) for method in every.values()]
+    every = {method.label: method for method in (parse_method(DENSE), *methods)}
+    return [(method, method_work(job, method)) for method in every.values()]
 
 
-def over(job: Job, step: Work) -> Any:
+def seconds_by_bandwidth(job: Job, step: Work) -> Any:
     """Seconds as a function of the slow link's bandwidth."""
     return lambda bandwidth: job.at(bandwidth).seconds(step)
 
 
-def curves(job: Job, methods: Iterable[Method], bandwidths: np.ndarray) -> pd.DataFrame:
+def tabulate_curves(job: Job, methods: Iterable[Method], bandwidths: np.ndarray) -> pd.DataFrame:
     """Seconds of a step over the slow link's bandwidth: method, bandwidth (bits/s), seconds."""
     frames = []
-    for method, step in works(job, methods):
-        seconds = over(job, step)(bandwidths)
+    for method, step in methods_work(job, methods):
+        seconds = seconds_by_bandwidth(job, step)(bandwidths)
         rows = {"method": method.label, "bandwidth": bandwidths, "seconds": seconds}
         frames.append(pd.DataFrame(rows))
     return pd.concat(frames, ignore_index=True)
 
 
-def usual(job: Job) -> Sequence[Method]:
+def usual_methods(job: Job) -> Sequence[Method]:
     """The methods of a table by default. With a gradient in half precision a cast is left out."""
-    return [parse(text) for text in USUAL if not (job.itemsize < WIDE and text.startswith("cast"))]
+    return [
+        parse_method(text)
+        for text in USUAL
+        if not (job.itemsize < WIDE and text.startswith("cast"))
+    ]

@@ -1,8 +1,8 @@
-"""The shapes of a user's model, for `regimes cost --model`: no number of it is allocated.
+"""The shapes of a user's model, for `regimes cost --model`: no parameter memory is allocated.
 
 A model is named by one of
 
-- a name of `KNOWN`, whose shapes are a TOML file in ``shapes/``,
+- a name of `KNOWN`: its shapes are a TOML file in ``shapes/``,
 - such a file of the user's,
 - ``package.module:callable``, which builds the module (on the meta device) or is one,
 - a Hugging Face ``config.json``, or its folder (with transformers; on the meta device).
@@ -25,14 +25,14 @@ from regimes.collectives.requests import Layer
 from regimes.config import Registry
 from regimes.config.registry import required_arguments
 from regimes.config.toml import read_tables
-from regimes.errors import ConfigError, is_whole, nearest, require
+from regimes.errors import ConfigError, is_whole, require, suggest_nearest
 
 if TYPE_CHECKING:
     from torch import nn
 
 SHAPES = Path(__file__).with_name("shapes")
 KNOWN = tuple(sorted(path.stem for path in SHAPES.glob("*.toml")))
-MOST = 10**6  # layers of one line of a file
+MAX_LAYERS_PER_ENTRY = 10**6  # layers of one line of a file
 MOST_NUMBERS, MOST_FLOPS = 10**16, 1e30  # in all layers; of the forward pass for one item
 Item = Literal["token", "sample"]
 
@@ -84,23 +84,23 @@ class Model:
         return 3 * forward * items
 
 
-def read(text: str) -> Model:
+def read_model(text: str) -> Model:
     """The model that ``text`` names, in one of the four ways above.
 
     Raises:
         ConfigError: no model of that name, or it cannot be built or read.
     """
     if text in KNOWN:
-        return from_file(SHAPES / f"{text}.toml", text)
+        return _from_file(SHAPES / f"{text}.toml", text)
     if text.endswith(".toml"):
-        return from_file(Path(text), text)
+        return _from_file(Path(text), text)
     path = Path(text)
     if path.name == "config.json" or (path / "config.json").is_file():
-        return from_transformers(path)
+        return _from_transformers(path)
     if ":" in text:
-        return from_callable(text)
+        return _from_callable(text)
     raise ConfigError(
-        f"--model {text}: no such model, {nearest(text, KNOWN)} Or give a .toml of shapes, "
+        f"--model {text}: no such model, {suggest_nearest(text, KNOWN)} Or give a .toml of shapes, "
         "package.module:function, or the folder of a Hugging Face config.json"
     )
 
@@ -108,7 +108,7 @@ def read(text: str) -> Model:
 # -- a file of shapes ------------------------------------------------------------------------
 
 
-def from_file(path: Path, name: str) -> Model:
+def _from_file(path: Path, name: str) -> Model:
     """The model of a TOML file."""
     try:
         table = read_tables(path)
@@ -116,7 +116,7 @@ def from_file(path: Path, name: str) -> Model:
         raise ConfigError(f"the shapes {name} cannot be read: {error}") from None
     known = {"layers", "flops", "item"}
     for key in table.keys() - known:
-        raise ConfigError(f"{name}: unknown field {key!r}, {nearest(key, known)}")
+        raise ConfigError(f"{name}: unknown field {key!r}, {suggest_nearest(key, known)}")
     item, flops = table.get("item", "sample"), table.get("flops")
     require(item in get_args(Item), f"{name}: item", item, '"token" or "sample"')
     good = flops is None or (type(flops) in (int, float) and 0 < flops <= MOST_FLOPS)
@@ -124,12 +124,14 @@ def from_file(path: Path, name: str) -> Model:
     lines = table.get("layers")
     require(isinstance(lines, list) and bool(lines), f"{name}: layers", lines, "[[layers]] tables")
     layers = [
-        layer for i, line in enumerate(lines or []) for layer in _repeated(line, f"{name}: {i}")
+        layer
+        for i, line in enumerate(lines or [])
+        for layer in _repeat_layers(line, f"{name}: {i}")
     ]
-    return _sized(Model(name, tuple(layers), item, flops))
+    return _check_size(Model(name, tuple(layers), item, flops))
 
 
-def _sized(model: Model) -> Model:
+def _check_size(model: Model) -> Model:
     """The model, if it has parameters, and not more than any has.
 
     Raises:
@@ -140,7 +142,7 @@ def _sized(model: Model) -> Model:
     return model
 
 
-def _repeated(line: Any, where: str) -> list[Layer]:
+def _repeat_layers(line: Any, where: str) -> list[Layer]:
     """The layers of one ``[[layers]]``; ``{}`` in the name is the layer's number."""
     good = isinstance(line, dict) and line.keys() <= {"name", "shape", "times"}
     require(good, f"{where}. layer", line, "a table with name, shape and times")
@@ -148,28 +150,30 @@ def _repeated(line: Any, where: str) -> list[Layer]:
     require(isinstance(name, str), f"{where}. layer's name", name, "a text")
     good = isinstance(shape, list) and bool(shape) and all(is_whole(side, 1) for side in shape)
     require(good, f"{where}. layer's shape", shape, "a list of whole numbers from 1")
-    good = is_whole(times, 1) and times <= MOST
-    require(good, f"{where}. layer's times", times, f"a whole number from 1 to {MOST}")
+    good = is_whole(times, 1) and times <= MAX_LAYERS_PER_ENTRY
+    require(
+        good, f"{where}. layer's times", times, f"a whole number from 1 to {MAX_LAYERS_PER_ENTRY}"
+    )
     return [Layer(name.replace("{}", str(i)), tuple(shape)) for i in range(times)]
 
 
 # -- a module --------------------------------------------------------------------------------
 
 
-def from_callable(text: str) -> Model:
+def _from_callable(text: str) -> Model:
     """The model that ``package.module:callable`` returns, built on the meta device, or is."""
     from torch import nn
 
     if "" not in sys.path:
         sys.path.append("")  # modules of the current folder, after installed packages
-    target = _imported(text)
+    target = _import_object(text)
     if isinstance(target, nn.Module):
         return from_module(target, text)
     require(callable(target), f"--model {text}", target, "a module, or a function that returns one")
     return from_module(_on_meta(text, target), text)
 
 
-def _imported(text: str) -> Any:
+def _import_object(text: str) -> Any:
     """The object ``package.module:name``.
 
     Raises:
@@ -234,10 +238,10 @@ def from_module(model: nn.Module, name: str, item: Item | None = None) -> Model:
     if item is None:
         reads_text = any(isinstance(module, nn.Embedding) for module in model.modules())
         item = "token" if reads_text else "sample"
-    return _sized(Model(name, tuple(layer_table(model)), item))
+    return _check_size(Model(name, tuple(layer_table(model)), item))
 
 
-def from_transformers(path: Path) -> Model:
+def _from_transformers(path: Path) -> Model:
     """The causal language model of a Hugging Face configuration, or its bare model where there is
     no such head."""
     try:

@@ -64,7 +64,7 @@ class JobOptions:
     figure: Path | None = None
 
 
-def changed(options: JobOptions, usual: JobOptions) -> list[str]:
+def changed_options(options: JobOptions, usual: JobOptions) -> list[str]:
     """The options that differ from others, as a user writes them."""
     names = [field.name for field in fields(options)]
     differing = [name for name in names if getattr(options, name) != getattr(usual, name)]

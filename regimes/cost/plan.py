@@ -12,28 +12,34 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from regimes.console.stdout import console as new_console
+from regimes.console.stdout import make_console as new_console
 from regimes.console.tables import Table
-from regimes.console.units import human
+from regimes.console.units import format_quantity
 from regimes.cost import sharded
-from regimes.cost.advice import advice, losses
+from regimes.cost.advice import tabulate_losses, write_advice
 from regimes.cost.job import (
     BETWEEN,
     HALF,
     WITHIN,
     Job,
     Priced,
-    device,
     memory_of_step,
+    parse_seconds,
+    read_device,
     read_links,
-    seconds,
 )
 from regimes.cost.job import USUAL as USUAL_DEVICE
-from regimes.cost.methods import WIDE, curves, parse, table, usual
-from regimes.cost.models import MOST_FLOPS, Model, read
-from regimes.cost.options import JobOptions, changed
+from regimes.cost.methods import (
+    WIDE,
+    parse_method,
+    tabulate_curves,
+    tabulate_methods,
+    usual_methods,
+)
+from regimes.cost.models import MOST_FLOPS, Model, read_model
+from regimes.cost.options import JobOptions, changed_options
 from regimes.errors import ConfigError, is_whole, require
-from regimes.network import FASTEST, Network, spell
+from regimes.network import FASTEST, Network, format_bandwidth
 from regimes.records import write_output, write_table
 
 SMALLEST = 1e-3  # MiB of a bucket
@@ -49,7 +55,7 @@ COMPRESSION = {
 HEADS = ("", "compress", "network", "hidden", "step", "a day", "× dense", "pays below")
 
 
-def job(options: JobOptions, algorithm: str = FASTEST) -> Job:
+def make_job(options: JobOptions, algorithm: str = FASTEST) -> Job:
     """The job that the options describe.
 
     Raises:
@@ -60,7 +66,7 @@ def job(options: JobOptions, algorithm: str = FASTEST) -> Job:
     require(good, "--utilisation", options.utilisation, "a share in (0, 1]")
     good = SMALLEST <= options.bucket_mb < math.inf
     require(good, "--bucket-mb", options.bucket_mb, f"above 0, from {SMALLEST:g}")
-    model = read(str(options.model))
+    model = read_model(str(options.model))
     if options.flops is not None:
         good = 0 < options.flops <= MOST_FLOPS
         require(good, "--flops", options.flops, f"above 0, up to {MOST_FLOPS:g}")
@@ -85,13 +91,11 @@ def job(options: JobOptions, algorithm: str = FASTEST) -> Job:
 
 
 def _device(options: JobOptions, model: Model) -> tuple[float, float, Priced]:
-    """Seconds of a step's compute, bytes per second of the memory, and whose memory it is.
-
-    The memory is that of the device that is named. Where only the step's seconds are given, they
-    imply it: with the operations of its items, an A100's, slowed down as the step is; and not less
-    than `memory_of_step`.
+    """Seconds of a step's compute, bytes per second of the memory, and the name of its device: the
+    one that is given. Where only the step's seconds are given, they imply it: with the operations
+    of its items, an A100's, slowed down as the step is; and not less than `memory_of_step`.
     """
-    chosen = device(options.device or USUAL_DEVICE)
+    chosen = read_device(options.device or USUAL_DEVICE)
     predicted = None
     if options.items is not None and (options.step is None or model.counted):
         flops = model.step_flops(options.items)
@@ -103,7 +107,7 @@ def _device(options: JobOptions, model: Model) -> tuple[float, float, Priced]:
                 f"{model.item}s of one device's step, e.g. --items 8192"
             )
         return predicted, chosen.memory, "device" if options.device else "assumed"
-    compute = seconds(options.step)
+    compute = parse_seconds(options.step)
     if options.device is not None:
         return compute, chosen.memory, "device"
     least = memory_of_step(model.size / options.shards, compute)
@@ -139,31 +143,40 @@ def main(options: JobOptions, algorithm: str = FASTEST, csv: Path | None = None)
     Args:
         csv: file for the numbers in full precision.
     """
-    planned = job(options, algorithm)
+    planned = make_job(options, algorithm)
     if planned.replicas == 1:
         return _of_one_replica(options, planned, csv)
-    for name in changed(options, replace(options, weights="bfloat16", overlap=True)):
+    for name in changed_options(options, replace(options, weights="bfloat16", overlap=True)):
         raise ConfigError(
             f"--{name}: it is for plain FSDP2, whose shards are all devices: --shards "
             f"{planned.nodes * planned.gpus}"
         )
-    methods = [parse(text) for text in options.methods] or usual(planned)
-    frame = table(planned, methods)
-    console, sentence = new_console(highlight=False), advice(planned, methods, frame)
-    console.print(about(planned), markup=False)
-    console.print(drawn(frame, planned).drawn(padding=(0, 0, 0, 1)))
-    console.print(losses(planned, methods).drawn(word=20, padding=(0, 1, 0, 0)), "", sep="\n")
+    methods = [parse_method(text) for text in options.methods] or usual_methods(planned)
+    frame = tabulate_methods(planned, methods)
+    console, sentence = new_console(highlight=False), write_advice(planned, methods, frame)
+    console.print(_describe_job(planned), markup=False)
+    console.print(_format_table(frame, planned).drawn(padding=(0, 0, 0, 1)))
+    console.print(
+        tabulate_losses(planned, methods).drawn(word=20, padding=(0, 1, 0, 0)), "", sep="\n"
+    )
     console.print(sentence, markup=False)
     if csv:
         write_table(csv, frame)
     if options.json:
         write_output(options.json, _json(options, planned, frame, sentence))
     if options.figure:
-        from regimes.plotting.bandwidth import save
+        from regimes.plotting.bandwidth import save_bandwidth
 
         title = sentence.partition(":")[0] + f" at {planned.link}"
-        numbers = curves(planned, methods, BANDWIDTHS)
-        save(options.figure, numbers, frame, float(planned.link.bandwidth), title, about(planned))
+        numbers = tabulate_curves(planned, methods, BANDWIDTHS)
+        save_bandwidth(
+            options.figure,
+            numbers,
+            frame,
+            float(planned.link.bandwidth),
+            title,
+            _describe_job(planned),
+        )
     return frame
 
 
@@ -171,13 +184,13 @@ def _of_one_replica(options: JobOptions, planned: Job, csv: Path | None) -> pd.D
     """`main` of plain FSDP2."""
     if options.figure:
         raise ConfigError("--figure: there is none of plain FSDP2; leave it out, or use --csv")
-    methods = [sharded.parse(text) for text in options.methods or sharded.USUAL]
+    methods = [sharded.parse_sharded(text) for text in options.methods or sharded.USUAL]
     width = WIDE if options.weights == "float32" else HALF
-    frame = sharded.table(planned, methods, width=width, overlaps=options.overlap)
-    console, sentence = new_console(highlight=False), sharded.advice(planned, frame)
+    frame = sharded.tabulate_sharded(planned, methods, width=width, overlaps=options.overlap)
+    console, sentence = new_console(highlight=False), sharded.advise_sharded(planned, frame)
     groups = len(sharded.groups_of(planned.model.layers))
-    console.print(f"{about(planned)}; {groups} calls of fully_shard", markup=False)
-    console.print(sharded.drawn(frame).drawn(padding=(0, 0, 0, 1)), "", sep="\n")
+    console.print(f"{_describe_job(planned)}; {groups} calls of fully_shard", markup=False)
+    console.print(sharded.format_sharded(frame).drawn(padding=(0, 0, 0, 1)), "", sep="\n")
     console.print(sentence, markup=False)
     if csv:
         write_table(csv, frame)
@@ -186,7 +199,7 @@ def _of_one_replica(options: JobOptions, planned: Job, csv: Path | None) -> pd.D
     return frame
 
 
-def about(planned: Job) -> str:
+def _describe_job(planned: Job) -> str:
     """The job in a sentence: model, replicas, links, step.
 
     It is the first line of the table and the figure's caption.
@@ -205,12 +218,13 @@ def about(planned: Job) -> str:
     else:
         how += f" all-reduce in {planned.buckets} bucket{'s' * (planned.buckets > 1)}"
     return (
-        f"{model.name}: {human(model.size)} parameters in {len(model.layers)} layers; {where}; "
+        f"{model.name}: {format_quantity(model.size)} parameters in {len(model.layers)} layers; "
+        f"{where}; "
         f"{links}; {1e3 * planned.compute:.3g} ms of compute a step{assumed}; {how}"
     )
 
 
-def drawn(frame: pd.DataFrame, planned: Job) -> Table:
+def _format_table(frame: pd.DataFrame, planned: Job) -> Table:
     """A table of 80 columns: milliseconds of a step, bytes a day on each node's slow link, of one
     node on a device's."""
     lines: list[Sequence[str]] = []
@@ -222,9 +236,9 @@ def drawn(frame: pd.DataFrame, planned: Job) -> Table:
                 *parts,
                 f"{100 * row['hidden']:.0f} %",
                 f"{1e3 * row['seconds']:.4g}",
-                human(row["bytes_per_day"], "B"),
+                format_quantity(row["bytes_per_day"], "B"),
                 f"{row['speed_up']:.2f}",
-                "-" if math.isnan(row["break_even"]) else spell(row["break_even"]),
+                "-" if math.isnan(row["break_even"]) else format_bandwidth(row["break_even"]),
             )
         )
     whose = "node" if planned.nodes > 1 else "device"

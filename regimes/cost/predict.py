@@ -11,18 +11,18 @@ from pathlib import Path
 import pandas as pd
 
 from regimes.config import DENSE, RunConfig
-from regimes.console.stdout import console as new_console
+from regimes.console.stdout import make_console as new_console
 from regimes.console.tables import Table
-from regimes.cost.cases import Case, cases, measured
+from regimes.cost.cases import Case, make_cases, measure_cases
 from regimes.errors import require
-from regimes.network import Network, break_even, spell
+from regimes.network import Network, break_even, format_bandwidth
 from regimes.records import load_all, mixed_circumstances, write_table
 
 MOST = 10**9  # workers, and parts of a gradient
 HEADS = ("", "compute", "compress", "network", "step", "s/{}", "× dense", "pays below")
 
 
-def predict(
+def predict_seconds(
     cases: Sequence[Case], network: Network, workers: int, algorithm: str = "ring", buckets: int = 1
 ) -> pd.DataFrame:
     """One row per case: seconds per step (compute, compress, communicate, and ``seconds``, less
@@ -58,7 +58,7 @@ def predict(
     return pd.DataFrame(rows)
 
 
-def table(frame: pd.DataFrame, note: str = "", unit: str = "epoch") -> Table:
+def _format_table(frame: pd.DataFrame, note: str = "", unit: str = "epoch") -> Table:
     """Milliseconds per step, legible at 80 columns.
 
     Args:
@@ -70,7 +70,11 @@ def table(frame: pd.DataFrame, note: str = "", unit: str = "epoch") -> Table:
         for row in rows.to_dict("records"):
             names = ("compute", "compress", "communicate", "seconds")
             numbers = [f"{1e3 * row[name]:.3g}" for name in names]
-            numbers += [f"{row['epoch']:.3g}", f"{row['speed_up']:.2f}", spell(row["break_even"])]
+            numbers += [
+                f"{row['epoch']:.3g}",
+                f"{row['speed_up']:.2f}",
+                format_bandwidth(row["break_even"]),
+            ]
             lines.append((f" {row['case']}", *numbers))
     return Table([head.format(unit) for head in HEADS], lines, note)
 
@@ -98,14 +102,14 @@ def main(
     runs = [] if config else load_all(*what)
     if config:
         workers, unit = workers or config.workers, config.unit_steps
-        work = measured(config, workers, steps)
+        work = measure_cases(config, workers, steps)
     else:
-        work = cases(runs, workers)
+        work = make_cases(runs, workers)
         workers, unit = workers or runs[0].config["workers"], runs[0].config.get("unit_steps")
-    frame = predict(work, network, workers, algorithm, buckets)
+    frame = predict_seconds(work, network, workers, algorithm, buckets)
     console = new_console(highlight=False)
     console.print(f"{workers} workers, {network}, {algorithm}; ms per step")
-    result = table(frame, unit="unit" if unit else "epoch")
+    result = _format_table(frame, unit="unit" if unit else "epoch")
     console.print(result.drawn(padding=(0, 0, 0, 1)))
     for sentence in mixed_circumstances({"levels": runs} if runs else {}):
         console.print(f"note: {sentence}", markup=False)

@@ -10,15 +10,15 @@ import pandas as pd
 from regimes.collectives.requests import Layer
 from regimes.compression import REGISTRY
 from regimes.config import DENSE, as_level
-from regimes.cost.cases import recorded, uniform_level
+from regimes.cost.cases import recorded_work, uniform_level
 from regimes.cost.job import Job, memory_of_step
-from regimes.cost.methods import OTHERS, TRANSFERS, WIDE, Method, table, usual
+from regimes.cost.methods import OTHERS, TRANSFERS, WIDE, Method, tabulate_methods, usual_methods
 from regimes.cost.models import Model
 from regimes.network import Network
 from regimes.records import Record
 
 
-def job_of(run: Record, network: Network, algorithm: str = "ring") -> Job:
+def _job_of(run: Record, network: Network, algorithm: str = "ring") -> Job:
     """The run's model and seconds of compute, one replica for each of its workers, each with a link
     of its own. The speed of the memory is the one at which its own compressor took the seconds that
     are recorded; without compression `job.memory_of_step` of its seconds of compute.
@@ -28,7 +28,7 @@ def job_of(run: Record, network: Network, algorithm: str = "ring") -> Job:
     """
     layers = tuple(Layer(layer["name"], tuple(layer["shape"])) for layer in run.header["layers"])
     model = Model(str(run.config.get("model", {}).get("name", "the model")), layers)
-    compute = statistics.median(work.compute for _, work in recorded(run))
+    compute = statistics.median(work.compute for _, work in recorded_work(run))
     speeds = list(_speeds(run, sum(layer.size for layer in layers if layer.compressed)))
     return Job(
         model,
@@ -48,13 +48,13 @@ def _speeds(run: Record, size: int) -> Iterator[float]:
     """Bytes per second that compression has read and written, of each epoch at one level."""
     name = run.config["compressor"]["name"]
     moved = TRANSFERS.get(name, OTHERS) * WIDE * size
-    for row, (_, work) in zip(run.rows, recorded(run), strict=True):
+    for row, (_, work) in zip(run.rows, recorded_work(run), strict=True):
         level = uniform_level(run, row)
         if level not in (None, DENSE) and work.compress > 0 and moved:
             yield moved / work.compress
 
 
-def own_methods(run: Record) -> list[Method]:
+def _own_methods(run: Record) -> list[Method]:
     """The levels of the run's own compressor."""
     chosen = dict(run.config["compressor"])
     given = run.config["levels"].values() if chosen["name"] in REGISTRY else ()
@@ -62,7 +62,7 @@ def own_methods(run: Record) -> list[Method]:
     return [Method(chosen, level) for level in dict.fromkeys(levels) if level != DENSE]
 
 
-def alternatives(run: Record, network: Network) -> pd.DataFrame:
-    """`methods.table` of the run's job: its own levels, then the usual methods."""
-    job = job_of(run, network)
-    return table(job, [*own_methods(run), *usual(job)])
+def tabulate_alternatives(run: Record, network: Network) -> pd.DataFrame:
+    """`methods.tabulate_methods` of the run's job: its own levels, then the usual methods."""
+    job = _job_of(run, network)
+    return tabulate_methods(job, [*_own_methods(run), *usual_methods(job)])

@@ -1,7 +1,7 @@
 """Seconds of a step of plain FSDP2: one model divided among all devices, without replicas.
 
-Each call of ``fully_shard`` makes a group, whose weights are gathered before its forward pass and
-again before its backward pass, and whose gradients are reduced and scattered after that. With W
+Each call of ``fully_shard`` makes a group: its weights are gathered before its forward pass and
+again before its backward pass, and its gradients are reduced and scattered after that. With W
 devices and n numbers of a group, a device sends (W - 1) / W n numbers in each of the three. A ring
 over devices that are numbered node by node carries as much over a node's link; of an all-to-all, as
 which quantised gradients travel, each of a node's p devices sends W - p of its W - 1 parts over it.
@@ -25,7 +25,7 @@ from regimes.compression.all_reduce import wire_bytes
 from regimes.config import DENSE, Level
 from regimes.config.toml import read_value
 from regimes.console.tables import Table
-from regimes.console.units import human
+from regimes.console.units import format_quantity
 from regimes.cost import evidence
 from regimes.cost.advice import NEAR
 from regimes.cost.job import Job
@@ -50,8 +50,8 @@ class Group:
     """What one call of ``fully_shard`` divides.
 
     Attributes:
-        layers: of shape ``[rows, ...]``, whose rows are divided.
-        stays: its weights are not gathered again before the backward pass, as those of the root.
+        layers: of shape ``[rows, ...]``; the rows are divided.
+        stays: its weights are not gathered again before the backward pass, as the root's.
     """
 
     name: str
@@ -110,10 +110,12 @@ class Sharded:
         """What was measured of the loss; of gradients with as many bits that were rounded twice."""
         if self.gather != DENSE:
             return evidence.UNKNOWN
-        return evidence.verdict(DENSE if self.scatter == DENSE else f"{ROUND_TWICE}:{self.scatter}")
+        return evidence.worst_verdict(
+            DENSE if self.scatter == DENSE else f"{ROUND_TWICE}:{self.scatter}"
+        )
 
 
-def parse(text: str) -> Sharded:
+def parse_sharded(text: str) -> Sharded:
     """Read ``scatter:4``, ``scatter:4+gather:8``, ``dense`` or ``HSDP``.
 
     Raises:
@@ -138,7 +140,7 @@ def parse(text: str) -> Sharded:
 # -- seconds -------------------------------------------------------------------------------------
 
 
-def pipelined(
+def pipeline_seconds(
     compute: Sequence[float],
     gather: Sequence[float],
     again: Sequence[float],
@@ -151,10 +153,12 @@ def pipelined(
         gather, again, scatter: of its link, before the forward pass, before the backward pass, and
             after it.
 
-    Without a network it is the time of the products, and without products that of the link:
+    Without a network it is the time of the products, and without products the time of the link:
 
-    >>> pipelined([3, 3], [0, 0], [0, 0], [0, 0]), pipelined([0, 0], [1, 2], [0, 2], [1, 2])
-    (6.0, 8.0)
+    >>> pipeline_seconds([3, 3], [0, 0], [0, 0], [0, 0])
+    6.0
+    >>> pipeline_seconds([0, 0], [1, 2], [0, 2], [1, 2])
+    8.0
     """
     device = link = began = 0.0
     for seconds, wait in zip(compute, gather, strict=True):
@@ -182,13 +186,14 @@ class Prediction:
     bytes: float
 
 
-def predicted(
+def predict_step(
     job: Job, groups: Sequence[Group], method: Sharded, *, width: int = 2, overlaps: bool = True
 ) -> Prediction:
     """A step of FSDP2 on the slow link of a job.
 
     Args:
-        job: of one replica on all devices; its ``itemsize`` is that of a reduced gradient.
+        job: of one replica on all devices; ``itemsize`` is the bytes of a number of a reduced
+            gradient.
         width: bytes of a number of dense weights.
         overlaps: collectives run beside products, as on a GPU; gloo's do not.
     """
@@ -201,7 +206,7 @@ def predicted(
     wires = [p * width if dense else wire_bytes(p, int(method.gather), BLOCK) for p in parts]
     gathers = [_seconds(job, "gather", wire, devices) for wire in wires]
     again = [0.0 if g.stays else x for g, x in zip(groups, gathers, strict=True)]
-    scatters = [_scatter(job, method.scatter, part, devices) for part in parts]
+    scatters = [_scatter_seconds(job, method.scatter, part, devices) for part in parts]
     rounds = [0 if dense else 1 if group.stays else 2 for group in groups]
     pressed = [
         WIDE * g.size * (n * GATHERED + (SENT if method.scatter != DENSE else 0)) / job.memory
@@ -209,11 +214,11 @@ def predicted(
     ]
     busy = [x + y for x, y in zip(compute, pressed, strict=True)]
     waiting = sum(gathers) + sum(again) + sum(scatters)
-    seconds = pipelined(busy, gathers, again, scatters) if overlaps else sum(busy) + waiting
+    seconds = pipeline_seconds(busy, gathers, again, scatters) if overlaps else sum(busy) + waiting
     passes = [1 if group.stays else 2 for group in groups]
     carried = float((devices - 1) * sum(n * x for n, x in zip(passes, wires, strict=True)))
     times = _times(job, devices) if method.scatter == DENSE else 1.0
-    carried += times * sum(_carried(job, method.scatter, part, devices) for part in parts)
+    carried += times * sum(_carried_bytes(job, method.scatter, part, devices) for part in parts)
     return Prediction(seconds, job.compute, sum(pressed), waiting, carried)
 
 
@@ -227,7 +232,7 @@ def _times(job: Job, devices: int) -> float:
     return float(ALGORITHMS.find(name).find("scatter").copies(devices))
 
 
-def _carried(job: Job, level: Level, part: int, devices: int) -> float:
+def _carried_bytes(job: Job, level: Level, part: int, devices: int) -> float:
     """Bytes over a node's link of one reduce-scatter."""
     if level == DENSE:
         return (devices - 1) * part * job.itemsize
@@ -235,9 +240,9 @@ def _carried(job: Job, level: Level, part: int, devices: int) -> float:
     return here * (devices - here) * wire_bytes(part, int(level), BLOCK)
 
 
-def _scatter(job: Job, level: Level, part: int, devices: int) -> float:
-    """Seconds of one reduce-scatter, of which each device keeps so many numbers."""
-    size = _carried(job, level, part, devices)
+def _scatter_seconds(job: Job, level: Level, part: int, devices: int) -> float:
+    """Seconds of one reduce-scatter; each device keeps so many numbers."""
+    size = _carried_bytes(job, level, part, devices)
     return _seconds(job, "scatter" if level == DENSE else "exchange", size, devices)
 
 
@@ -259,7 +264,9 @@ def _of_islands(job: Job, groups: Sequence[Group], width: int, overlaps: bool) -
         for mean, p in zip(means, parts, strict=True)
     ]
     waiting = sum(gathers) + sum(again) + sum(scatters)
-    seconds = pipelined(compute, gathers, again, scatters) if overlaps else job.compute + waiting
+    seconds = (
+        pipeline_seconds(compute, gathers, again, scatters) if overlaps else job.compute + waiting
+    )
     carried = 2 * (islands - 1) / islands * sharing * sum(parts) * job.itemsize
     if job.nodes == 1:  # the link of a device has all of it
         passes = [1 if group.stays else 2 for group in groups]
@@ -272,7 +279,7 @@ def _of_islands(job: Job, groups: Sequence[Group], width: int, overlaps: bool) -
 # -- the table -------------------------------------------------------------------------------------
 
 
-def table(
+def tabulate_sharded(
     job: Job, methods: Iterable[Sharded], *, width: int = 2, overlaps: bool = True
 ) -> pd.DataFrame:
     """One row per method, the dense one first, then HSDP.
@@ -284,7 +291,7 @@ def table(
     groups, rows = groups_of(job.model.layers), []
     every = {x.label: x for x in (Sharded(), Sharded(islands=True), *methods)}
     for method in every.values():
-        step = predicted(job, groups, method, width=width, overlaps=overlaps)
+        step = predict_step(job, groups, method, width=width, overlaps=overlaps)
         alone = step.compute + step.compress + step.communicate
         share = (alone - step.seconds) / step.communicate if step.communicate else 1.0
         rows.append(
@@ -301,7 +308,7 @@ def table(
     return frame
 
 
-def drawn(frame: pd.DataFrame) -> Table:
+def format_sharded(frame: pd.DataFrame) -> Table:
     """A table of 80 columns."""
     lines = [
         (
@@ -309,7 +316,7 @@ def drawn(frame: pd.DataFrame) -> Table:
             *(f"{1e3 * row[name]:.3g}" for name in ("compress", "communicate")),
             f"{100 * row['hidden']:.0f} %",
             f"{1e3 * row['seconds']:.4g}",
-            human(row["bytes_per_day"], "B"),
+            format_quantity(row["bytes_per_day"], "B"),
             f"{row['speed_up']:.2f}",
         )
         for row in frame.to_dict("records")
@@ -322,9 +329,9 @@ def drawn(frame: pd.DataFrame) -> Table:
     return Table(HEADS, lines, note)
 
 
-def advice(job: Job, frame: pd.DataFrame) -> str:
-    """What to try: of methods whose gradients are not known to harm, the first that none is much
-    faster than; weights in fewer bits are named beside it, where they would be."""
+def advise_sharded(job: Job, frame: pd.DataFrame) -> str:
+    """What to try: of methods with gradients that are not known to harm, the first that none is
+    much faster than; weights in fewer bits are named beside it, where they would be."""
     rows = frame.to_dict("records")
     dense, peer, *others = rows
     known = [dense, *(row for row in others if row["loss"] == evidence.HARMLESS)]

@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 
 from regimes.errors import ConfigError
-from regimes.seeding import stream
+from regimes.seeding import make_generator
 
 OURS = "regimes.curvature."  # the module of our own Functions
 REMEDY = "compute it by operations that torch differentiates twice, or measure no Hessian"
@@ -92,7 +92,7 @@ def named_operation() -> Iterator[None]:
 
 def fixed_vectors(dimension: int, like: Tensor) -> Float[Tensor, "2 dimension"]:
     """u and v, the same in every measurement and on every process."""
-    pair = torch.randn(2, dimension, generator=stream(0, "symmetry"), dtype=like.dtype)
+    pair = torch.randn(2, dimension, generator=make_generator(0, "symmetry"), dtype=like.dtype)
     return pair.to(like.device)
 
 
@@ -107,7 +107,7 @@ def asymmetry(pair: Float[Tensor, "2 d"], images: Float[Tensor, "2 d"]) -> float
     return abs(float(u @ hv - v @ hu)) / size if size > 0 else 0.0
 
 
-def rounding(images: Float[Tensor, "2 d"], of_sum: Float[Tensor, " d"]) -> float:
+def rounding_error(images: Float[Tensor, "2 d"], of_sum: Float[Tensor, " d"]) -> float:
     """|H(u + v) - Hu - Hv|, relative to the same size: what products lose by rounding.
 
     It grows without limit where a loss tends to zero, because its curvature is then a difference of
@@ -122,19 +122,19 @@ def _size(images: Float[Tensor, "2 d"]) -> float:
     return float(images.double().square().sum()) ** 0.5
 
 
-# Times ``rounding``; in 40 states of three networks, from the first step to a loss of 3e-5, the
-# asymmetry of true Hessians was at most 14 times that.
+# Times ``rounding_error``; in 40 states of three networks, from the first step to a loss of 3e-5,
+# the asymmetry of true Hessians was at most 14 times that.
 ROUNDINGS = 100
 
 
-def negligible(dtype: torch.dtype) -> float:
+def negligible_asymmetry(dtype: torch.dtype) -> float:
     """An asymmetry that needs no third product to be explained: 3e-4 in float32, 1e-8 in
     float64."""
     return torch.finfo(dtype).eps ** 0.5
 
 
 def not_symmetric(functions: list[str]) -> ConfigError:
-    """The error for products that are those of no Hessian."""
+    """The error for products that no Hessian has."""
     among = " or ".join([*functions, "a gradient hook"])
     return ConfigError(
         f"The loss has no Hessian (u'Hv is not v'Hu): {among} returns a gradient that autograd "

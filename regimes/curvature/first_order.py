@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regimes.config.arguments import checked
+from regimes.config.arguments import check_arguments
 from regimes.curvature.differentiable import twice_differentiable, without_checkpoints
 from regimes.curvature.probe import (
     Estimate,
@@ -23,11 +23,11 @@ from regimes.curvature.probe import (
     check_loss,
     check_probe,
     no_random_draws,
-    preserved,
+    preserve_model,
 )
 from regimes.curvature.weights import Weight, weights_of
 from regimes.errors import TrainingError, require
-from regimes.seeding import stream
+from regimes.seeding import make_generator
 
 LIMIT = 60  # doublings or halvings of the first guess of a critical rate
 
@@ -40,7 +40,7 @@ class FisherTrace:
     layers: dict[str, Estimate]
 
 
-@checked()
+@check_arguments()
 def fisher_trace(
     model: nn.Module,
     batches: Iterable[tuple[Tensor, Tensor]],
@@ -59,7 +59,7 @@ def fisher_trace(
 
     It is the mean over samples of the squared gradient of log p(y | x), exact over the probe set:
     the gradient of each sample is taken on its own, which costs up to four times as much as in a
-    batch. The standard error is that of this mean, as if the samples were drawn at random from a
+    batch. The standard error is of this mean, as if the samples were drawn at random from a
     larger set.
 
     Args:
@@ -85,7 +85,7 @@ def fisher_trace(
     samples = [pair for x, y in batches for pair in zip(x.split(1), y.split(1), strict=True)]
     named = check_probe(model, len(samples), mode)
     rows = []
-    with preserved(model, mode), torch.enable_grad(), without_checkpoints():
+    with preserve_model(model, mode), torch.enable_grad(), without_checkpoints():
         for index, (x, y) in enumerate(samples):
             with nullcontext() if index else no_random_draws():
                 logits = model(x)
@@ -93,14 +93,14 @@ def fisher_trace(
                 raise TrainingError("The model's output is not finite; training has diverged.")
             if kind == "model":
                 p = logits.detach().double().softmax(-1).cpu()
-                key = stream(seed, "fisher", first_sample + index)
+                key = make_generator(seed, "fisher", first_sample + index)
                 y = torch.multinomial(p[0], draws, replacement=True, generator=key).to(y)
-            rows.append(_squares(logits, y, list(named.values())))
+            rows.append(_squared_norms(logits, y, list(named.values())))
     device, count = samples[0][0].device, 1 if mean is None else processes or 1
-    return _summary(torch.stack(rows), list(named), mean, count, device)
+    return _summarise_samples(torch.stack(rows), list(named), mean, count, device)
 
 
-def _squares(logits: Tensor, labels: Tensor, parameters: list[nn.Parameter]) -> Tensor:
+def _squared_norms(logits: Tensor, labels: Tensor, parameters: list[nn.Parameter]) -> Tensor:
     """Squared gradient norms of one sample, per layer, averaged over its labels."""
     out = torch.zeros(len(parameters), dtype=torch.float64)
     for label in labels:
@@ -113,7 +113,7 @@ def _squares(logits: Tensor, labels: Tensor, parameters: list[nn.Parameter]) -> 
     return out
 
 
-def _summary(
+def _summarise_samples(
     squares: Tensor,
     names: list[str],
     mean: ProcessMean | None,
@@ -151,7 +151,7 @@ class CriticalSharpness:
     forwards: int
 
 
-@checked("tolerance")
+@check_arguments("tolerance")
 def critical_sharpness(
     model: nn.Module,
     loss: ProbeLoss,
@@ -182,8 +182,8 @@ def critical_sharpness(
 
     Raises:
         ConfigError: an empty probe set, no trainable parameter, a guess or tolerance out of range,
-            a loss that is random or updates statistics, or of which trying does not show how
-            batches count.
+            a loss that is random or updates statistics, or where trying does not show how batches
+            count.
         TrainingError: the loss or the direction is not finite.
     """
     require(mode in (None, "eval"), "mode", mode, "'eval' or None")
@@ -194,7 +194,7 @@ def critical_sharpness(
     weights = weights_of(model, loss, probe, weight, mean)
     weighted = list(zip(weights, probe, strict=True))
     loss_along = _LossAlong(model, loss, weighted, list(parameters.values()), mean)
-    with preserved(model, mode):
+    with preserve_model(model, mode):
         here, gradient = loss_along.gradient()
         steps = gradient if direction is None else list(direction)
         size = sum(float(step.double().square().sum()) for step in steps)
@@ -203,11 +203,13 @@ def critical_sharpness(
         if size == 0:
             return CriticalSharpness(math.nan, math.nan, loss_along.forwards)
         # `not <=`: a loss that is NaN has risen
-        rate = _smallest(lambda rate: not loss_along(steps, rate) <= here, start or 1.0, tolerance)
+        rate = _find_smallest(
+            lambda rate: not loss_along(steps, rate) <= here, start or 1.0, tolerance
+        )
     return CriticalSharpness(2 / rate, rate, loss_along.forwards)
 
 
-def _smallest(rises: Callable[[float], bool], rate: float, tolerance: float) -> float:
+def _find_smallest(rises: Callable[[float], bool], rate: float, tolerance: float) -> float:
     """A rate at which the loss rises, at most ``tolerance`` above one at which it does not."""
     above = rises(rate)
     factor = 0.5 if above else 2.0

@@ -232,10 +232,10 @@ class Krylov:
         if n == self.dimension:
             return
         rest = self._rows[n].copy_(direction)
-        before = length(rest)
+        before = vector_norm(rest)
         for _ in range(2):
             _project_out(rest, self._rows[:n])
-        norm = length(rest)
+        norm = vector_norm(rest)
         if norm > 1e3 * torch.finfo(self.dtype).eps * before:
             rest /= norm
             self._c = self._c.new_zeros(1, self.capacity)
@@ -262,7 +262,7 @@ class Krylov:
         y = self._eigen()[1][:, index].to(self.device, self.dtype)
         rows = y.mT @ self._rows[: self.size]
         for row in rows:
-            row /= length(row)
+            row /= vector_norm(row)
         return rows
 
     def step(self, operator: Callable[[Tensor], Tensor]) -> None:
@@ -271,19 +271,19 @@ class Krylov:
         self._t[m, :m] = self._t[:m, m] = self._c[0, :m]
         self._c, self.size, self._pairs = self._c[1:], m + 1, None
         v, near = self._rows[m], self._t[m, :m].nonzero().flatten().tolist()
-        v /= length(v)
+        v /= vector_norm(v)
         w = operator(v)
         self.products += 1
-        scale = length(w)
+        scale = vector_norm(w)
         for i in near:  # w's components along the basis, by the relation
             w.add_(self._rows[i], alpha=-float(self._t[m, i]))
-        alpha = float(inner(v[None], w))
+        alpha = float(inner_products(v[None], w))
         w.add_(v, alpha=-alpha)
         # The above is the short recursion, one pass over few vectors; the second orthogonalisation,
         # over all of them, makes it good to rounding (twice is enough: Parlett 1998).
         h = _project_out(w, self._rows[: m + 1])
         # With alpha's, the only synchronisation of host and device in a step.
-        size, left, *along = torch.cat([scale[None], length(w)[None], h]).tolist()
+        size, left, *along = torch.cat([scale[None], vector_norm(w)[None], h]).tolist()
         self._t[m, m] = alpha + along[m]
         floor = max(size, self.radius) * 10 * torch.finfo(self.dtype).eps
         if left > floor and self.size < self.dimension:
@@ -306,7 +306,7 @@ class Krylov:
         self.size, self._pairs = n, None
 
 
-def inner(rows: Float[Tensor, "n d"], w: Float[Tensor, " d"]) -> Float[Tensor, " n"]:
+def inner_products(rows: Float[Tensor, "n d"], w: Float[Tensor, " d"]) -> Float[Tensor, " n"]:
     """rows @ w in float64, from sums of few enough terms for float32.
 
     Over 1e7 terms a float32 dot product or norm on a CPU is off by up to 1e-3, on this way by 1e-7.
@@ -314,18 +314,18 @@ def inner(rows: Float[Tensor, "n d"], w: Float[Tensor, " d"]) -> Float[Tensor, "
     if w.device.type == "cpu":  # where a batched product takes up to 8 times as long
         parts = zip(rows.split(CHUNK, dim=1), w.split(CHUNK), strict=True)
         return torch.stack([a @ b for a, b in parts]).double().sum(0)
-    (blocks, rest), (w_blocks, w_rest) = _cut(rows), _cut(w)
+    (blocks, rest), (w_blocks, w_rest) = _split_blocks(rows), _split_blocks(w)
     sums = torch.bmm(blocks.transpose(0, 1), w_blocks[..., None])[..., 0]
     return torch.cat([sums, (rest @ w_rest)[None]]).double().sum(0)
 
 
-def length(w: Float[Tensor, " d"]) -> Float[Tensor, ""]:
-    """The Euclidean norm in float64, summed like `inner`."""
-    blocks, rest = _cut(w)
+def vector_norm(w: Float[Tensor, " d"]) -> Float[Tensor, ""]:
+    """The Euclidean norm in float64, summed like `inner_products`."""
+    blocks, rest = _split_blocks(w)
     return torch.cat([blocks.norm(dim=1), rest.norm()[None]]).double().norm()
 
 
-def _cut(x: Tensor) -> tuple[Tensor, Tensor]:
+def _split_blocks(x: Tensor) -> tuple[Tensor, Tensor]:
     """The last axis in blocks, ``[..., blocks, CHUNK]``, and what is left over."""
     n = x.shape[-1] // CHUNK
     return x[..., : n * CHUNK].unflatten(-1, (n, CHUNK)), x[..., n * CHUNK :]
@@ -333,7 +333,7 @@ def _cut(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def _project_out(w: Float[Tensor, " d"], rows: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
     """Takes the part of w along orthonormal rows out of it, in place; returns its coordinates."""
-    along = inner(rows, w)
+    along = inner_products(rows, w)
     if len(rows):
         w.addmv_(rows.mT, along.to(w.dtype), alpha=-1)
     return along

@@ -1,4 +1,4 @@
-"""Convolution and batch normalisation whose *second* derivative runs on native kernels only.
+"""Convolution and batch normalisation with a *second* derivative that runs on native kernels only.
 
 A Hessian-vector product costs, at best, six convolutions per layer where a training step needs
 three. torch's own second derivative of a convolution needs more (slices per group, transposed
@@ -209,7 +209,7 @@ _LAYOUT_MATTERS = {torch.Tensor.view, torch.Tensor.as_strided, torch.as_strided}
 
 
 class NativeDoubleBackward(TorchFunctionMode):
-    """While active, convolutions and batch norms are those of this file.
+    """While active, convolutions and batch norms are this file's.
 
     `batch_statistics`: every batch norm uses its batch's statistics and updates none.
     `channels_last`: 2-d convolutions ask for that layout where their input is larger than their

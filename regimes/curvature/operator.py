@@ -4,7 +4,7 @@ How a product is made was chosen by measurement (`benchmarks/curvature.py`): dou
 (Pearlmutter 1994) through a *retained* graph, with the convolutions and batch norms of
 `native.py`. A rebuilt graph costs one forward and backward pass more per product,
 forward-over-reverse still more. As many micro-batches as fit a stated amount of memory retain their
-graphs; those of the others are rebuilt for each call.
+graphs; the others' are rebuilt for each call.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from regimes.curvature.differentiable import (
     asymmetry,
     fixed_vectors,
     named_operation,
-    negligible,
+    negligible_asymmetry,
     not_symmetric,
-    rounding,
+    rounding_error,
     twice_differentiable,
 )
 from regimes.curvature.native import NativeDoubleBackward
@@ -40,7 +40,7 @@ from regimes.curvature.probe import (
     check_loss,
     check_probe,
     no_random_draws,
-    preserved,
+    preserve_model,
 )
 from regimes.curvature.weights import Weight, weights_of
 from regimes.errors import ConfigError, TrainingError, require
@@ -55,9 +55,10 @@ class HessianProduct:
     every parameter that requires a gradient.
 
     Args:
-        model: unchanged by any measurement (see `preserved`).
+        model: unchanged by any measurement (see `preserve_model`).
         loss: `(model, batch) -> mean loss over the batch`, a scalar tensor; runs the model once.
-        batches: the probe set, split in micro-batches, whose losses together are that of one batch.
+        batches: the probe set, split in micro-batches; their losses together are the loss of one
+            batch.
         mode: how to normalise and drop out. "eval": as in `model.eval()`. "batch-statistics": the
             same, but each BatchNorm uses the statistics of its micro-batch (and updates none).
             None: as the model's flags stand, which must then leave the loss deterministic.
@@ -85,7 +86,7 @@ class HessianProduct:
     Raises:
         ConfigError: an empty probe set, a parameter that no micro-batch uses, a loss that is random
             or updates statistics, weights changed since the first product, a vector of a wrong
-            shape, a loss of which trying does not show how batches count; an operation without a
+            shape, a loss where trying does not show how batches count; an operation without a
             second derivative, by name where torch or the graph has it.
         TrainingError: the gradient or a product is not finite.
     """
@@ -242,16 +243,17 @@ class HessianProduct:
         return self._first
 
     def _is_asymmetric(self, pair: Tensor, images: Tensor, graphs: list[Product]) -> bool:
-        """Whether this process's products are those of no symmetric matrix, beyond rounding. Only
-        where they are not symmetric to `negligible`, a third product measures the rounding."""
+        """Whether no symmetric matrix has this process's products, beyond rounding. Only
+        where they are not symmetric to `negligible_asymmetry`, a third product measures the
+        rounding."""
         found = asymmetry(pair, images)
-        if not found > negligible(self.dtype):  # NaN: reported as such
+        if not found > negligible_asymmetry(self.dtype):  # NaN: reported as such
             return False
         both, of_sum = pair.sum(0, keepdim=True), torch.zeros_like(pair[:1])
         for index, weight in enumerate(self.weights):
             product = graphs[index] if index < len(graphs) else self._build(index)[0]
             self._add_products(of_sum, both, product, weight, range(len(self.parameters)))
-        return found > ROUNDINGS * rounding(images, of_sum[0])
+        return found > ROUNDINGS * rounding_error(images, of_sum[0])
 
     def _require_hessian(self, total: Tensor, marks: list[float]) -> None:
         """``marks``: for each layer whether it was used, then whether products are asymmetric."""
@@ -277,7 +279,7 @@ class HessianProduct:
 
     def _measure(self, stack: ExitStack) -> None:
         """Enter what a pass with a second derivative needs; nothing of the model changes."""
-        stack.enter_context(preserved(self.model, self.mode))
+        stack.enter_context(preserve_model(self.model, self.mode))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(twice_differentiable())
         native = NativeDoubleBackward(
@@ -303,9 +305,9 @@ class HessianProduct:
             with named_operation():
                 gradient = self._differentiate(value)
                 if self.kind == "hessian":
-                    product = hessian_product(gradient, self.parameters)
+                    product = _hessian_product(gradient, self.parameters)
                 else:
-                    product = gauss_newton_product(value, outputs, self.parameters)
+                    product = _gauss_newton_product(value, outputs, self.parameters)
             held = scale.held() if scale else 0
         return product, value.detach(), [g if g is None else g.detach() for g in gradient], held
 
@@ -318,7 +320,7 @@ class HessianProduct:
         )
 
 
-def hessian_product(gradient: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> Product:
+def _hessian_product(gradient: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> Product:
     """Pearlmutter's product: the derivative of <gradient, v> by the chosen layers."""
     return lambda v, layers: _derivative(
         [gradient[i] for i in layers], v, [parameters[i] for i in layers]
@@ -344,7 +346,7 @@ def _derivative(
     return _vjp(varying, targets, along)
 
 
-def gauss_newton_product(
+def _gauss_newton_product(
     value: Tensor, outputs: list[Any], parameters: Sequence[Tensor]
 ) -> Product:
     """J' H_L J v. J v is the derivative of J' s by s (the double-backward trick)."""

@@ -1,5 +1,5 @@
-"""The probe of a measurement: a model, a `loss(model, batch)` and batches. `preserved` restores the
-model after it.
+"""The probe of a measurement: a model, a `loss(model, batch)` and batches. `preserve_model`
+restores the model after it.
 
 Instruments run in the middle of training. Inside `preserved(model)` they may run forward passes
 that update BatchNorm statistics, fill `.grad` and draw random numbers, and the run still ends in
@@ -68,8 +68,8 @@ def check_probe(model: nn.Module, samples: int, mode: Mode | None) -> dict[str, 
     """The trainable parameters by name.
 
     Raises:
-        ConfigError: no sample, no trainable parameter; without a ``mode``, a module whose train
-            flag makes the loss random or updates statistics.
+        ConfigError: no sample, no trainable parameter; without a ``mode``, a module in training
+            mode with a loss that is random or updates statistics.
     """
     if not samples:
         raise ConfigError("The probe set is empty; give at least one batch with a sample.")
@@ -121,7 +121,7 @@ def no_random_draws() -> Iterator[None]:
 
 
 @contextmanager
-def preserved(model: nn.Module, mode: Mode | None = None) -> Iterator[None]:
+def preserve_model(model: nn.Module, mode: Mode | None = None) -> Iterator[None]:
     """Restores the model and the global random streams on exit, also after an error.
 
     Inside, every `.grad` is None, and with a ``mode`` the model is in eval mode. Restored are

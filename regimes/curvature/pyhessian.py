@@ -1,7 +1,7 @@
 """PyHessian (Yao et al. 2020) with the same signatures: its eigenvalues and its trace.
 
 It leaves the model in eval mode with `.grad` filled and draws from the global random stream, so it
-runs inside `preserved`. Its density no longer runs.
+runs inside `preserve_model`. Its density no longer runs.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from regimes.curvature.differentiable import twice_differentiable
 from regimes.curvature.lanczos import Eigenpairs, check_options
 from regimes.curvature.native import NativeDoubleBackward
 from regimes.curvature.operator import HessianProduct
-from regimes.curvature.probe import Estimate, preserved
+from regimes.curvature.probe import Estimate, preserve_model
 from regimes.errors import ConfigError, TrainingError, require
-from regimes.seeding import derive
+from regimes.seeding import derive_seed
 
 
 def eigenvalues(
@@ -110,10 +110,10 @@ def _measuring(hessian: HessianProduct, seed: int) -> Iterator[tuple[Any, list[i
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # its backward(create_graph=True) warns of a cycle
-        stack.enter_context(preserved(hessian.model))
+        stack.enter_context(preserve_model(hessian.model))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(twice_differentiable())
-        torch.manual_seed(derive(seed, "pyhessian"))
+        torch.manual_seed(derive_seed(seed, "pyhessian"))
         if hessian.mode == "batch-statistics":  # else all operations are torch's own
             stack.enter_context(NativeDoubleBackward(batch_statistics=True))
         product = counted(library.hessian_vector_product)

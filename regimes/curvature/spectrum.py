@@ -16,20 +16,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.config.arguments import checked
+from regimes.config.arguments import check_arguments
 from regimes.curvature import pyhessian
 from regimes.curvature.lanczos import Eigenpairs, Krylov, lanczos, random_direction
 from regimes.curvature.operator import HessianProduct
 from regimes.curvature.probe import Estimate
-from regimes.errors import ConfigError, require, unexpected
-from regimes.seeding import stream
+from regimes.errors import ConfigError, require, unexpected_value
+from regimes.seeding import make_generator
 
 # names of parameters, or by layer those that have one block together; None: each parameter
 Layers = Sequence[str] | Mapping[str, Sequence[str]] | None
 AT_ONCE = 4  # products per graph, where graphs are rebuilt
 
 
-@checked("tolerance", "start")
+@check_arguments("tolerance", "start")
 def eigenvalues(
     hessian: HessianProduct,
     *,
@@ -44,7 +44,7 @@ def eigenvalues(
 ) -> Eigenpairs:
     """Both ends of the spectrum, algebraically (see `lanczos` for tolerance and budgets).
 
-    `start` is the previous measurement of the same model, or its vectors, whose sum begins the
+    `start` is the previous measurement of the same model, or its vectors: their sum begins the
     Krylov space. `backend="pyhessian"` runs that library's power iteration instead. Its values are
     the largest in *magnitude*, with their signs; its residuals are NaN; `tolerance` is the relative
     change between two steps. It has no `smallest`, warm start, time budget or processes.
@@ -66,7 +66,7 @@ def eigenvalues(
         start=None if start is None else warm_start(start),
         max_products=max_products,
         max_seconds=max_seconds,
-        generator=stream(seed, "lanczos"),
+        generator=make_generator(seed, "lanczos"),
         **_vector_options(hessian),
     )
 
@@ -79,11 +79,11 @@ def warm_start(previous: Eigenpairs | Float[Tensor, "k d"]) -> Float[Tensor, " d
     """
     vectors = previous.vectors if isinstance(previous, Eigenpairs) else previous
     if not isinstance(vectors, Tensor) or vectors.dim() != 2:
-        raise unexpected("start", vectors, "Eigenpairs, or vectors of shape (k, d)")
+        raise unexpected_value("start", vectors, "Eigenpairs, or vectors of shape (k, d)")
     return vectors[torch.isfinite(vectors[:, 0])].sum(0)
 
 
-@checked("tolerance", "start")
+@check_arguments("tolerance", "start")
 def layer_eigenvalues(
     hessian: HessianProduct,
     *,
@@ -105,20 +105,20 @@ def layer_eigenvalues(
         ConfigError: a layer that the model does not have; else as `eigenvalues`.
     """
     pairs = {}
-    for name, places in _places(hessian, layers).items():
+    for name, places in _locate_layers(hessian, layers).items():
         pairs[name] = lanczos(
             hessian.block(*places),
             sum(hessian.parameters[i].numel() for i in places),
             tolerance=tolerance,
             max_products=max_products,
             max_seconds=max_seconds,
-            generator=stream(seed, "lanczos", name),
+            generator=make_generator(seed, "lanczos", name),
             **_vector_options(hessian),
         )
     return pairs
 
 
-@checked("tolerance", "start")
+@check_arguments("tolerance", "start")
 def trace(
     hessian: HessianProduct, *, products: int = 30, seed: int = 0, backend: str = "lanczos"
 ) -> Estimate:
@@ -127,11 +127,13 @@ def trace(
     if _uses_pyhessian(backend):
         return pyhessian.trace(hessian, products, seed)
     require(products >= 2, "products", products, "at least 2, for a standard error")
-    samples = [(z * hz).sum() for z, hz in _probes(hessian, products, stream(seed, "trace"))]
+    samples = [
+        (z * hz).sum() for z, hz in _probes(hessian, products, make_generator(seed, "trace"))
+    ]
     return Estimate.of([float(s) for s in samples])
 
 
-@checked("tolerance", "start")
+@check_arguments("tolerance", "start")
 def layer_traces(
     hessian: HessianProduct, *, layers: Layers = None, probes: int = 30, seed: int = 0
 ) -> dict[str, Estimate]:
@@ -142,16 +144,16 @@ def layer_traces(
     `layer_eigenvalues`. ConfigError: as there.
     """
     require(probes >= 2, "probes", probes, "at least 2, for a standard error")
-    blocks = _places(hessian, layers)
+    blocks = _locate_layers(hessian, layers)
     samples: dict[str, list[float]] = {name: [] for name in blocks}
-    for z, hz in _probes(hessian, probes, stream(seed, "trace")):
+    for z, hz in _probes(hessian, probes, make_generator(seed, "trace")):
         sums = [float(part.sum()) for part in hessian.split(z * hz).values()]
         for name, places in blocks.items():
             samples[name].append(math.fsum(sums[i] for i in places))
     return {name: Estimate.of(values) for name, values in samples.items()}
 
 
-def _places(hessian: HessianProduct, layers: Layers) -> dict[str, list[int]]:
+def _locate_layers(hessian: HessianProduct, layers: Layers) -> dict[str, list[int]]:
     """By layer the numbers of its parameters; ConfigError for a name that is none's."""
     if not isinstance(layers, Mapping):
         layers = {name: [name] for name in (hessian.names if layers is None else layers)}
@@ -176,7 +178,7 @@ class Density:
         return torch.exp(-0.5 * z**2) @ self.weights / (width * (2 * torch.pi) ** 0.5)
 
 
-@checked("tolerance", "start")
+@check_arguments("tolerance", "start")
 def density(hessian: HessianProduct, *, probes: int = 5, steps: int = 30, seed: int = 0) -> Density:
     """Stochastic Lanczos quadrature (Golub & Welsch 1969; Ubaru et al. 2017).
 
@@ -185,7 +187,7 @@ def density(hessian: HessianProduct, *, probes: int = 5, steps: int = 30, seed: 
     """
     require(probes >= 1, "probes", probes, "at least 1")
     require(steps >= 1, "steps", steps, "at least 1")
-    generator = stream(seed, "density")
+    generator = make_generator(seed, "density")
     before, nodes, weights = hessian.products, [], []
     for _ in range(probes):
         begin = random_direction(hessian.dimension, generator, hessian.dtype, hessian.device)

@@ -1,7 +1,7 @@
 """By what each micro-batch of a probe counts, so that all together give the loss of one batch.
 
-A loss of a model and a batch is a black box here: a mean over samples, over tokens of which some
-are ignored, or something else. It is tried on parts of the batches, which leaves the model and the
+A loss of a model and a batch is a black box here: a mean over samples, over the tokens that are not
+ignored, or something else. It is tried on parts of the batches, which leaves the model and the
 random streams as they are.
 """
 
@@ -14,7 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from regimes import reduction
-from regimes.curvature.probe import ProbeLoss, ProcessMean, batch_size, cross_entropy, preserved
+from regimes.curvature.probe import (
+    ProbeLoss,
+    ProcessMean,
+    batch_size,
+    cross_entropy,
+    preserve_model,
+)
 from regimes.errors import ConfigError
 from regimes.reduction import (
     IGNORED,
@@ -50,16 +56,16 @@ def weights_of(
     """
     if weight is None and loss is cross_entropy:
         joins = reduction.TargetMean()
-        return _shares([float(joins.weight(targets)) for _, targets in batches], mean, model)
+        return _share_weights([float(joins.weight(targets)) for _, targets in batches], mean, model)
     if weight is None:
         return _tried(model, loss, batches, mean)
     if weight == "samples":
         counts = [batch_size(batch) for batch in batches]
         return [n / sum(counts) for n in counts]
-    return _shares([float(weight(batch)) for batch in batches], mean, model)
+    return _share_weights([float(weight(batch)) for batch in batches], mean, model)
 
 
-def _shares(weights: list[float], mean: ProcessMean | None, model: nn.Module) -> list[float]:
+def _share_weights(weights: list[float], mean: ProcessMean | None, model: nn.Module) -> list[float]:
     """Weights over their sum, or over its mean over processes."""
     (total,) = _over_processes([sum(weights)], mean, model)
     if not total > 0:
@@ -124,7 +130,7 @@ def _tried(
         return [1.0]
     checks, why = list[Check](), ""
     try:
-        with preserved(model, "eval"), nudge_parameters(model), torch.enable_grad():
+        with preserve_model(model, "eval"), nudge_parameters(model), torch.enable_grad():
             checks = [*_checks(model, loss, batches)]
     except Exception as error:  # of the user's loss, which may raise anything
         why = str(error).partition("\n")[0] or type(error).__name__
@@ -149,8 +155,8 @@ def _tried(
 
 
 def _checks(model: nn.Module, loss: ProbeLoss, batches: Sequence[Any]) -> Iterator[Check]:
-    """Each batch against its parts; and the first samples of all batches together against those of
-    each, because samples may differ between batches alone."""
+    """Each batch against its parts; and the first samples of all batches together against the first
+    samples of each, because samples may differ between batches alone."""
 
     def value(batch: Any) -> float:
         return float(loss(model, batch).detach())

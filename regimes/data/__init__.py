@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from regimes.config import RunConfig
-from regimes.data.deficits import deficit
+from regimes.data.deficits import make_deficit
 from regimes.data.sources import TASKS, TEXTS
 from regimes.data.task import Task
 from regimes.errors import ConfigError, require
 from regimes.records import OWN
 
 
-def load(config: RunConfig) -> Task:
+def load_task(config: RunConfig) -> Task:
     """The task that a configuration names.
 
     Raises:
         ConfigError: a deficit that is for other data; a package's task cannot be imported.
     """
-    name, only_for = config.data.name, deficit(config.deficit).only_for
+    name, only_for = config.data.name, make_deficit(config.deficit).only_for
     if name == OWN:
         raise ConfigError(
             f"data.name = {OWN!r}: model and data were passed by a program and are in no file: "

@@ -49,7 +49,7 @@ def load_arrays(file: Path, names: Sequence[str]) -> list[np.ndarray] | None:
     try:
         with np.load(file, allow_pickle=False) as stored:
             arrays = [stored[name] for name in names]
-            if str(stored["checksum"]) == _checksum(arrays):
+            if str(stored["checksum"]) == _digest_file(arrays):
                 return arrays
         logger.warning("the cache file %s does not match its checksum and is rebuilt", file)
     except FileNotFoundError:
@@ -59,7 +59,7 @@ def load_arrays(file: Path, names: Sequence[str]) -> list[np.ndarray] | None:
     return None
 
 
-def _checksum(arrays: Iterable[np.ndarray]) -> str:
+def _digest_file(arrays: Iterable[np.ndarray]) -> str:
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(f"{array.shape} {array.dtype}".encode())
@@ -76,7 +76,7 @@ def store_arrays(file: Path, arrays: Mapping[str, np.ndarray], what: str) -> Non
         try:
             with open(temporary, "xb") as handle:
                 # allow_pickle is of numpy 2
-                np.savez(handle, **arrays, checksum=_checksum(arrays.values()))  # type: ignore[arg-type]
+                np.savez(handle, **arrays, checksum=_digest_file(arrays.values()))  # type: ignore[arg-type]
             temporary.replace(file)
         finally:
             temporary.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from regimes.collectives.world import Evaluators, World
 from regimes.config import RunConfig
 from regimes.data import images, task
-from regimes.data.deficits import deficit
+from regimes.data.deficits import make_deficit
 from regimes.data.images import ImageBatches, Split
 from regimes.errors import ConfigError
 from regimes.precision import full_precision
@@ -53,7 +53,7 @@ class ImageTask:
 
     def __init__(self, config: RunConfig, data: images.Images | None = None) -> None:
         """``data`` in place of the images that the configuration names."""
-        self.images = data or images.load(config.data)
+        self.images = data or images.load_images(config.data)
         self.digest, self.size = self.images.digest, len(self.images.train_y)
         self.loss: Loss = classification_loss
 
@@ -69,7 +69,7 @@ class ImageTask:
 
     def build(self, config: RunConfig) -> nn.Module:
         _, channels, size, _ = self.images.train_x.shape
-        model = task.build(config, classes=self.classes, channels=channels, image_size=size)
+        model = task.build_network(config, classes=self.classes, channels=channels, image_size=size)
         _check_outputs(model, config.model.name, self.images.train_x[:1].float(), self.classes)
         return model
 
@@ -83,7 +83,7 @@ class ImageTask:
             device=device,
             dtype=dtype,
             channels_last=config.channels_last,
-            deficit=deficit(config.deficit),
+            deficit=make_deficit(config.deficit),
         )
 
     def extra_metrics(self, loss: float) -> dict[str, float]:
@@ -107,7 +107,7 @@ class ImageTask:
             loss = F.cross_entropy(logits, y, reduction="sum").double()
             correct = (logits.argmax(1) == y).sum()
             sums[number] = torch.stack([loss, correct, torch.full_like(loss, len(y))])
-        total_loss, total_correct, count = task.total(evaluators, sums)
+        total_loss, total_correct, count = task.sum_over_processes(evaluators, sums)
         return total_loss / count, total_correct / count
 
     evaluate = partialmethod(_evaluate, "test")
@@ -117,7 +117,7 @@ class ImageTask:
         """The first images."""
         own = task.probe_share(world, size, batch, self.size, "the training set")
         x, y = (t[own].to(batches.device) for t in (self.images.train_x, self.images.train_y))
-        return task.pairs(batches.normalise(x), y, batch)
+        return task.split_batches(batches.normalise(x), y, batch)
 
     def samples(
         self, batches: ImageBatches, seed: int, epoch: int, count: int, batch: int

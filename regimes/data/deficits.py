@@ -20,7 +20,7 @@ from regimes.capabilities import NAMED_TASK, SHARED_UPDATES, WHOLE_LAYERS
 from regimes.config import Bounded, Bounds, Registry, check_windows, in_windows
 from regimes.config.bounds import Count, Positive
 from regimes.errors import require
-from regimes.seeding import stream
+from regimes.seeding import make_generator
 
 REGISTRY = Registry(
     "deficit",
@@ -123,7 +123,9 @@ def _noise_images(
     seed: int, shape: torch.Size, dtype: torch.dtype, device: torch.device
 ) -> Float[Tensor, "bank c h w"]:
     """A bank, because noise for each sample and epoch would cost a generator per sample."""
-    return torch.randn(BANK, *shape, generator=stream(seed, "noise images")).to(device, dtype)
+    return torch.randn(BANK, *shape, generator=make_generator(seed, "noise images")).to(
+        device, dtype
+    )
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ class Labels(Deficit):
     share: Annotated[float, Bounds("a share in (0, 1]", above=0, high=1)] = 1.0
 
     def labels(self, y: Targets, classes: int, seed: int) -> Targets:
-        generator = stream(seed, "wrong labels")
+        generator = make_generator(seed, "wrong labels")
         wrong = torch.randint(0, classes, y.shape, generator=generator)
         hit = torch.rand(y.shape, generator=generator) < self.share
         return torch.where(hit.to(y.device), wrong.to(y.device), y)
@@ -146,7 +148,7 @@ class GradientNoise(Deficit):
     scale: Positive = 1.0
 
     def updates(self, updates: list[Tensor], seed: int, epoch: int, step: int) -> list[Tensor]:
-        generator = stream(seed, "gradient noise", epoch, step)
+        generator = make_generator(seed, "gradient noise", epoch, step)
         noise = [torch.randn(u.shape, generator=generator) for u in updates]
         if updates[0].device.type == "cuda":  # one non-blocking copy for all layers
             flat = torch.cat([n.flatten() for n in noise]).pin_memory()
@@ -158,6 +160,6 @@ class GradientNoise(Deficit):
         ]
 
 
-def deficit(table: dict[str, Any] | None) -> Deficit:
+def make_deficit(table: dict[str, Any] | None) -> Deficit:
     """The deficit of a configuration table; for None one that never acts."""
     return Deficit() if table is None else REGISTRY.make(table)

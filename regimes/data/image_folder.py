@@ -25,7 +25,7 @@ from regimes.data.tree import (
     plain_places,
     split_places,
     subfolders,
-    unpacked,
+    unpack_images,
 )
 from regimes.errors import DataError, require
 
@@ -85,7 +85,7 @@ def load_tree(
         if stored := load_arrays(cached, Arrays._fields):
             train_x, train_y, test_x, test_y, classes = stored
             return Arrays(train_x, train_y, test_x, test_y, tuple(classes.tolist()))
-        arrays = _read(path, resize, test_share, split_seed or 0)
+        arrays = _read_pictures(path, resize, test_share, split_seed or 0)
         classes = np.array(arrays.classes)
         store_arrays(cached, arrays._asdict() | {"classes": classes}, "decoded images")
         return arrays
@@ -104,41 +104,45 @@ def _fingerprint(path: Path, options: str) -> str:
     path = path.resolve()
     digest = hashlib.sha256(f"{FORMAT}\0{path}\0{options}".encode())
     for file in find_images(path).values() if path.is_dir() else [path]:
-        inputs.add(file)
+        inputs.add_input(file)
         status = file.stat()
         digest.update(f"\0{file}\0{status.st_size}\0{status.st_mtime_ns}".encode())
     return digest.hexdigest()
 
 
-def _read(path: Path, resize: int | None, test_share: float | None, seed: int) -> Arrays:
-    with unpacked(path) as root:
+def _read_pictures(path: Path, resize: int | None, test_share: float | None, seed: int) -> Arrays:
+    with unpack_images(path) as root:
         files = find_images(root, nested=path.is_file())
         places = split_places(files, nested=path.is_file())
         places = places or plain_places(files, root, test_share, seed)
         order = sorted(places, key=lambda name: (places[name], name))
-        pixels = _decoded([(name, files[name]) for name in order], resize)
+        pixels = _decode_files([(name, files[name]) for name in order], resize)
         pictures = [Picture(places[n], one) for n, one in zip(order, pixels, strict=True)]
-        return _assemble(pictures, root)
+        return _assemble_arrays(pictures, root)
 
 
-def _decoded(files: list[tuple[str, Path]], size: int | None) -> list[UInt8[np.ndarray, "h w c"]]:
+def _decode_files(
+    files: list[tuple[str, Path]], size: int | None
+) -> list[UInt8[np.ndarray, "h w c"]]:
     """The pixels of many files, in their order; of very many in a process for each core."""
     if len(files) < SEVERAL:
-        return _part(files, size)
+        return _decode_part(files, size)
     from joblib import Parallel, delayed
 
     parts = [files[i : i + PART] for i in range(0, len(files), PART)]
     # Processes, because of a small image most of the time is Python's, which threads would share.
     with Parallel(n_jobs=-1, idle_worker_timeout=1, max_nbytes=None) as parallel:
-        decoded = parallel(delayed(_part)(part, size) for part in parts)
+        decoded = parallel(delayed(_decode_part)(part, size) for part in parts)
     return [one for part in decoded for one in part]
 
 
-def _part(files: list[tuple[str, Path]], size: int | None) -> list[UInt8[np.ndarray, "h w c"]]:
-    return [_pixels(name, file, size) for name, file in files]
+def _decode_part(
+    files: list[tuple[str, Path]], size: int | None
+) -> list[UInt8[np.ndarray, "h w c"]]:
+    return [_decode_pixels(name, file, size) for name, file in files]
 
 
-def _pixels(name: str, file: Path, size: int | None) -> UInt8[np.ndarray, "h w c"]:
+def _decode_pixels(name: str, file: Path, size: int | None) -> UInt8[np.ndarray, "h w c"]:
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     status = file.stat()
@@ -161,7 +165,7 @@ def _pixels(name: str, file: Path, size: int | None) -> UInt8[np.ndarray, "h w c
         raise DataError(f"{name} cannot be decoded as an image ({error}).") from error
 
 
-def _assemble(pictures: list[Picture], root: Path) -> Arrays:
+def _assemble_arrays(pictures: list[Picture], root: Path) -> Arrays:
     parts = {split: [p for p in pictures if p.place.split == split] for split in SPLITS}
     for split, part in parts.items():
         if not part:
@@ -185,11 +189,11 @@ def _assemble(pictures: list[Picture], root: Path) -> Arrays:
                 "must have one size: set data.resize = 32, or another size."
             )
     channels = max(picture.pixels.shape[2] for picture in pictures)
-    train, test = (_stack(part, classes, channels) for part in parts.values())
+    train, test = (_stack_arrays(part, classes, channels) for part in parts.values())
     return Arrays(*train, *test, classes)
 
 
-def _stack(
+def _stack_arrays(
     pictures: list[Picture], classes: tuple[str, ...], channels: int
 ) -> tuple[UInt8[np.ndarray, "n c h w"], Int64[np.ndarray, " n"]]:
     """Contiguous arrays; in a set with colour, grey images get three equal channels."""

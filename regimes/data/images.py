@@ -23,10 +23,10 @@ from torch.nn import functional
 
 from regimes.config import DataConfig
 from regimes.data.deficits import Deficit
-from regimes.data.sources import CIFAR_FOLDERS, balanced_order, hold_out, limit_sizes, read
+from regimes.data.sources import CIFAR_FOLDERS, balanced_order, hold_out, limit_sizes, read_images
 from regimes.data.task import Shuffled
 from regimes.errors import DataError
-from regimes.seeding import stream
+from regimes.seeding import make_generator
 
 Split = Literal["test", "validation"]
 PADDING = 4  # pixels on each side, black, before the random crop (the authors' code)
@@ -55,13 +55,15 @@ class Images:
         return replace(self, test_x=test_x, test_y=test_y, validation=held)
 
 
-def load(config: DataConfig) -> Images:
+def load_images(config: DataConfig) -> Images:
     """The data set of a configuration, cut to its sizes and pooled, or DataError."""
-    raw = read(config)
+    raw = read_images(config)
     config, classes = limit_sizes(config, raw), len(raw.classes)
 
     def select(x: np.ndarray, y: np.ndarray, index: np.ndarray) -> tuple[Tensor, Tensor]:
-        return _pool(torch.from_numpy(x[index]), config.image_size), torch.from_numpy(y[index])
+        return _average_blocks(torch.from_numpy(x[index]), config.image_size), torch.from_numpy(
+            y[index]
+        )
 
     order, held = _training_order(raw.train_y, classes, config)
     tests = balanced_order(raw.test_y, classes, config.test_size, "test")[: config.test_size]
@@ -69,7 +71,7 @@ def load(config: DataConfig) -> Images:
     test = select(raw.test_x, raw.test_y, tests)
     validation = None if held is None else select(raw.train_x, raw.train_y, held)
     is_cifar = config.name in CIFAR_FOLDERS
-    mean, std = (CIFAR_MEAN, CIFAR_STD) if is_cifar else _statistics(train[0])
+    mean, std = (CIFAR_MEAN, CIFAR_STD) if is_cifar else _channel_statistics(train[0])
     digest = hashlib.sha256(repr((raw.classes, mean, std)).encode())
     for tensor in (*train, *test, *(validation or ())):
         digest.update(repr(tuple(tensor.shape)).encode())
@@ -90,7 +92,7 @@ def _training_order(
     return order, held
 
 
-def _pool(x: UInt8[Tensor, "n c h w"], size: int | None) -> UInt8[Tensor, "n c s s"]:
+def _average_blocks(x: UInt8[Tensor, "n c h w"], size: int | None) -> UInt8[Tensor, "n c s s"]:
     """Average over blocks, rounded half up in integers: the same bytes on every machine."""
     _, c, h, w = x.shape
     if size is None or (h, w) == (size, size):
@@ -108,7 +110,7 @@ def _pool(x: UInt8[Tensor, "n c h w"], size: int | None) -> UInt8[Tensor, "n c s
     return torch.cat([((s + area // 2) // area).to(torch.uint8) for s in sums])
 
 
-def _statistics(x: UInt8[Tensor, "n c h w"]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _channel_statistics(x: UInt8[Tensor, "n c h w"]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation per channel, exact from counts, rounded to 4 digits."""
     values = torch.arange(256, dtype=torch.float64) / 255
     mean, std = [], []
@@ -181,7 +183,7 @@ class ImageBatches(Shuffled):
 
     def crops(self, epoch: int) -> Int64[Tensor, "3 n"]:
         """Row offset, column offset (0..8) and flip (0 or 1) of each sample, on the CPU."""
-        generator, n = stream(self.seed, "augment", epoch), len(self.y)
+        generator, n = make_generator(self.seed, "augment", epoch), len(self.y)
         offsets = torch.randint(0, 2 * PADDING + 1, (2, n), generator=generator)
         return torch.cat([offsets, torch.randint(0, 2, (1, n), generator=generator)])
 

@@ -28,9 +28,17 @@ from torch.nn import functional as F
 from regimes.collectives.world import Evaluators, World
 from regimes.config import RunConfig
 from regimes.data import task, tokens, wikitext
-from regimes.data.deficits import Deficit, deficit
+from regimes.data.deficits import Deficit, make_deficit
 from regimes.data.tokens import Split
-from regimes.data.windows import Layout, Streams, Windows, count_windows, covering, cut, take
+from regimes.data.windows import (
+    Layout,
+    Streams,
+    Windows,
+    count_windows,
+    cover_text,
+    cut_streams,
+    take_windows,
+)
 from regimes.errors import DataError, require
 from regimes.precision import full_precision
 from regimes.reduction import Batch, Loss, SampleMean, declare_reduction
@@ -60,12 +68,12 @@ class NextWord:
 
 
 @declare_reduction(SampleMean())
-def window_loss(model: nn.Module, x: Tensor, y: Tensor) -> Float[Tensor, ""]:
+def _window_loss(model: nn.Module, x: Tensor, y: Tensor) -> Float[Tensor, ""]:
     """`NextWord` without ``carry``: the loss of independent windows."""
     return NextWord()(model, x, y)
 
 
-def perplexity(loss: float) -> float:
+def _perplexity(loss: float) -> float:
     """exp of a mean loss in nats; infinite where that overflows."""
     return math.inf if loss >= 700 else math.exp(loss)
 
@@ -74,10 +82,10 @@ class TextTask:
     """Language modelling; the metric is the bits per byte, or the perplexity of words."""
 
     def __init__(self, config: RunConfig) -> None:
-        check(config)
+        _check_options(config)
         data = config.data
         of_words = data.name == "wikitext-2"
-        self.corpus = (wikitext if of_words else tokens).load(data)
+        self.corpus = wikitext.load_wikitext(data) if of_words else tokens.load_tokens(data)
         self.sequence = data.sequence
         self.layout: Layout = data.windows or ("streams" if of_words else "contiguous")
         self.digest, self.size = self.corpus.digest, len(self.corpus.train)
@@ -85,7 +93,7 @@ class TextTask:
         self.splits = self.layout != "streams"  # else micro-batches would pass on hidden states
         self.loss: Loss = NextWord()
         if self.layout != "streams":
-            self.size, self.loss = self._windows(), window_loss
+            self.size, self.loss = self._windows(), _window_loss
 
     @property
     def classes(self) -> int:
@@ -99,7 +107,7 @@ class TextTask:
         return {"digest": self.digest, **sizes, "words": len(corpus.words), **corpus.facts}
 
     def build(self, config: RunConfig) -> nn.Module:
-        return task.build(config, classes=len(self.corpus.words), sequence=self.sequence)
+        return task.build_network(config, classes=len(self.corpus.words), sequence=self.sequence)
 
     def batches(
         self, config: RunConfig, device: torch.device, dtype: torch.dtype
@@ -113,7 +121,7 @@ class TextTask:
         return Windows(ids, self.sequence, self.layout, **order, **common)
 
     def extra_metrics(self, loss: float) -> dict[str, float]:
-        return {"perplexity": perplexity(loss)} if self.metric == BITS else {}
+        return {"perplexity": _perplexity(loss)} if self.metric == BITS else {}
 
     @torch.no_grad()
     def _evaluate(
@@ -138,9 +146,9 @@ class TextTask:
             tokens = torch.full_like(loss, targets.numel(), dtype=torch.float64)
             bytes_ = torch.zeros_like(tokens) if lengths is None else lengths[targets].sum()
             sums[number] = torch.stack([loss.double() * tokens, tokens, bytes_])
-        total, count, size = task.total(evaluators, sums)
+        total, count, size = task.sum_over_processes(evaluators, sums)
         mean = total / count
-        return mean, perplexity(mean) if lengths is None else total / math.log(2) / size
+        return mean, _perplexity(mean) if lengths is None else total / math.log(2) / size
 
     evaluate = partialmethod(_evaluate, "test")
     validate = partialmethod(_evaluate, "validation")
@@ -151,11 +159,13 @@ class TextTask:
         """This process's numbered batches: inputs and targets ``[b, time]``."""
         if self.layout == "streams":
             # Process 0 alone: each batch needs the hidden state after the one before.
-            parts = cut(ids.long(), min(TEST_STREAMS, len(ids) - 1))
+            parts = cut_streams(ids.long(), min(TEST_STREAMS, len(ids) - 1))
             steps = zip(*(part.split(self.sequence, 1) for part in parts), strict=True)
             yield from enumerate(steps) if evaluators.rank == 0 else ()
             return
-        batches = covering(ids, self.sequence, max(1, MAX_LOGITS // (self.sequence * self.classes)))
+        batches = cover_text(
+            ids, self.sequence, max(1, MAX_LOGITS // (self.sequence * self.classes))
+        )
         own = itertools.islice(batches, evaluators.rank, None, evaluators.processes)
         yield from zip(task.own_batches(evaluators), own, strict=False)
 
@@ -170,7 +180,7 @@ class TextTask:
     ) -> list[Batch]:
         """Windows of ``data.sequence`` tokens that do not overlap."""
         what = f"windows of {self.sequence} tokens"
-        windows = task.draw(seed, epoch, count * batch, self._windows(), what)
+        windows = task.draw_distinct(seed, epoch, count * batch, self._windows(), what)
         return self._take(windows, batch, batches)
 
     def _windows(self) -> int:
@@ -180,10 +190,10 @@ class TextTask:
         self, windows: Int64[Tensor, " n"], batch: int, batches: Streams | Windows
     ) -> list[Batch]:
         firsts = (windows * self.sequence).to(batches.device)
-        return task.pairs(*take(batches.ids, firsts, self.sequence), batch)
+        return task.split_batches(*take_windows(batches.ids, firsts, self.sequence), batch)
 
 
-def check(config: RunConfig) -> None:
+def _check_options(config: RunConfig) -> None:
     """Raise ConfigError for options that do not fit a text."""
     data = config.data
     require(data.sequence >= 1, "data.sequence", data.sequence, "at least 1 token")
@@ -198,7 +208,7 @@ def check(config: RunConfig) -> None:
         require(sized, "data.vocabulary", data.vocabulary, 'none, or data.tokenizer = "bpe"')
     if data.name in ("stdlib", "synthetic-text"):
         require(data.path is None, "data.path", data.path, f"none for {data.name}")
-    kind = type(deficit(config.deficit))
+    kind = type(make_deficit(config.deficit))
     if kind.inputs is not Deficit.inputs or kind.labels is not Deficit.labels:
         name = (config.deficit or {})["name"]
         require(False, "deficit.name", name, '"gradient-noise", the only one for a text')

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int64
 
-from regimes.seeding import stream
+from regimes.seeding import make_generator
 
 LETTERS = b"abcdefghijklmnop"
 ORDER = 2
@@ -32,7 +32,7 @@ class Chain:
     64 equally likely draws."""
 
     def __init__(self, seed: int = 0) -> None:
-        generator, states = stream(seed, "markov chain"), len(LETTERS) ** ORDER
+        generator, states = make_generator(seed, "markov chain"), len(LETTERS) ** ORDER
         self.draws: Int64[np.ndarray, "states parts"] = np.empty((states, PARTS), np.int64)
         self.seed = seed
         for state in range(states):
@@ -72,7 +72,7 @@ class Chain:
         return (first + (sequence - 1) * self.entropy_rate) / sequence
 
     def text(self, length: int) -> bytes:
-        size, generator = length + BURN_IN, stream(self.seed, "markov text")
+        size, generator = length + BURN_IN, make_generator(self.seed, "markov text")
         draws, text, state = self.draws.tolist(), bytearray(size), 0
         for place, draw in enumerate(
             torch.randint(0, PARTS, (size,), generator=generator).tolist()

@@ -37,7 +37,7 @@ from regimes.reduction import (
     TargetMean,
 )
 from regimes.reduction import Loss as TaskLoss
-from regimes.seeding import derive, seed_generators
+from regimes.seeding import derive_seed, seed_generators
 
 EVALUATED = 256  # samples of an evaluation batch
 Loss = Callable[[Any, Tensor], Tensor]  # of the model's output and the targets: a scalar
@@ -47,7 +47,7 @@ TRIED = 16  # samples on which it is tried how a loss joins terms; half where ea
 REMEDY = "say in loss_weight what a batch's loss is divided by, if it is a mean"
 
 
-def logits(output: Any) -> Tensor:
+def _read_logits(output: Any) -> Tensor:
     """A model's output, or the ``logits`` of an output object."""
     values = getattr(output, "logits", output)
     return full_precision(values) if isinstance(values, Tensor) else values
@@ -56,7 +56,7 @@ def logits(output: Any) -> Tensor:
 def usual_loss(output: Any, target: Tensor) -> Float[Tensor, ""]:
     """Mean cross-entropy of classes ``[b]`` or tokens ``[b, time]``, or the mean squared error of
     real targets."""
-    values = logits(output)
+    values = _read_logits(output)
     if target.is_floating_point():
         if target.numel() != values.numel():
             raise ValueError(
@@ -68,16 +68,16 @@ def usual_loss(output: Any, target: Tensor) -> Float[Tensor, ""]:
 
 
 def accuracy(output: Any, target: Tensor) -> Float[Tensor, ""]:
-    """The share of samples whose class has the largest output."""
-    return (logits(output).argmax(-1) == target).double().mean()
+    """The share of samples with the largest output at their class."""
+    return (_read_logits(output).argmax(-1) == target).double().mean()
 
 
-def is_cross_entropy(loss: Loss | None) -> bool:
+def _is_cross_entropy(loss: Loss | None) -> bool:
     """Is it the cross-entropy of classes, as torch computes it?"""
     return loss is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
 
 
-def name_of(function: Callable[..., Any] | None) -> str | None:
+def _recorded_name(function: Callable[..., Any] | None) -> str | None:
     """The name by which a record knows a loss or a metric: of a function, or of a module with its
     settings."""
     if function is None:
@@ -87,7 +87,7 @@ def name_of(function: Callable[..., Any] | None) -> str | None:
     return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
-def model_digests(model: nn.Module) -> dict[str, str]:
+def _digest_model(model: nn.Module) -> dict[str, str]:
     """By what a record knows a model: SHA-256 of its ``repr`` (without addresses in memory), and of
     its parameters and buffers."""
     text = re.sub(r"0x[0-9a-fA-F]+", "0x", repr(model))
@@ -100,7 +100,7 @@ def model_digests(model: nn.Module) -> dict[str, str]:
     return {"model": hashlib.sha256(text.encode()).hexdigest(), "weights": weights.hexdigest()}
 
 
-def _tried(what: str, function: Callable[..., Any], *given: Any) -> Any:
+def _call_function(what: str, function: Callable[..., Any], *given: Any) -> Any:
     """What a function of the user's returns; ConfigError if it raises."""
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -139,7 +139,9 @@ class ObjectBatches(Shuffled):
         if self.samples.tensors is not None:
             return self.samples.take(index)
         with torch.random.fork_rng(devices=[]):
-            seed_generators(derive(self.seed, "samples", epoch, step, worker), torch.device("cpu"))
+            seed_generators(
+                derive_seed(self.seed, "samples", epoch, step, worker), torch.device("cpu")
+            )
             return self.samples.take(index)
 
     def moved(self, numbers: Tensor) -> Tensor:
@@ -202,7 +204,7 @@ class ObjectTask:
         self.model = model
         self.train, self.test = Samples(train, "train_data"), Samples(test, "test_data")
         self.size, self.outputs = self.train.count, 1
-        self.given = {"loss": name_of(loss), "metric": name_of(metric)}
+        self.given = {"loss": _recorded_name(loss), "metric": _recorded_name(metric)}
         self.functions = [f for f in (model, loss, metric) if f and not isinstance(f, nn.Module)]
         self.functions += [type(f) for f in (loss, metric) if isinstance(f, nn.Module)]
         self.first: dict[str, str] = {}  # digests of the model's text and of its first weights
@@ -211,7 +213,7 @@ class ObjectTask:
         self.loss: TaskLoss = self._joined
         (_, target), _ = (s.take(torch.arange(1)) for s in (self.train, self.test))
         whole = not target.is_floating_point()  # classes or tokens
-        self.classified = whole and (loss is None or is_cross_entropy(loss))
+        self.classified = whole and (loss is None or _is_cross_entropy(loss))
         usual = metric is None and self.classified and target.ndim == 1
         self.measured = accuracy if usual else metric
         plain = getattr(self.measured, "__name__", "metric")
@@ -239,7 +241,7 @@ class ObjectTask:
             model = copy.deepcopy(self.model)
         else:
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(derive(config.seed, "init"))
+                torch.manual_seed(derive_seed(config.seed, "init"))
                 model = self.model()
         require(isinstance(model, nn.Module), "model", type(model), "an nn.Module")
         for name, parameter in model.named_parameters():
@@ -248,7 +250,7 @@ class ObjectTask:
             if parameter.is_meta:
                 raise ConfigError(f"{name} is on the meta device: make the model on the CPU")
         check_real(model)
-        self.first = model_digests(model)
+        self.first = _digest_model(model)
         probe = copy.deepcopy(model).to("cpu", getattr(torch, config.dtype)).eval()
         for samples in (self.train, self.test):
             self._check(probe, samples, getattr(torch, config.dtype))
@@ -280,7 +282,7 @@ class ObjectTask:
         count = TRIED if y.ndim == 1 else TRIED // 2
         found = self._tried_on_parts(probe, self.train.varied(count), candidates)
         if given is not None and isinstance(found, Coupled):
-            said = given if isinstance(given, str) else name_of(given)
+            said = given if isinstance(given, str) else _recorded_name(given)
             raise ConfigError(f"loss_weight = {said!r} does not hold: {found.why}")
         return found
 
@@ -305,7 +307,9 @@ class ObjectTask:
             if self.test.count > EVALUATED:
                 x, _ = self.test.take(torch.arange(1))
                 dtype = next((p.dtype for p in probe.parameters()), torch.float32)
-                output = _tried("the model", probe, x.to(dtype) if x.is_floating_point() else x)
+                output = _call_function(
+                    "the model", probe, x.to(dtype) if x.is_floating_point() else x
+                )
                 if not isinstance(output, Tensor):
                     raise ConfigError(
                         f"test_data has {self.test.count} samples: expected at most {EVALUATED}, "
@@ -324,8 +328,8 @@ class ObjectTask:
         x, y = samples.take(torch.arange(min(2, samples.count)))
         x, y = (t.to(dtype) if t.is_floating_point() else t for t in (x, y))
         shapes = f"inputs {list(x.shape)} and targets {list(y.shape)} of {samples.name}"
-        output = _tried(f"the model does not take {shapes}", probe, x)
-        values = logits(output)
+        output = _call_function(f"the model does not take {shapes}", probe, x)
+        values = _read_logits(output)
         if isinstance(values, Tensor) and values.ndim:
             self.outputs = values.shape[-1]
             other = values.numel() == y.numel() and values.shape != y.shape
@@ -344,7 +348,7 @@ class ObjectTask:
         last = self.given["loss"] is None or (isinstance(values, Tensor) and values.ndim == 2)
         if self.classified and last and self.outputs > 1:
             samples.check_classes(self.outputs, getattr(self.criterion, "ignore_index", IGNORED))
-        loss = _tried(
+        loss = _call_function(
             f"the loss does not take the model's output, {shapes}", self.criterion, output, y
         )
         if not isinstance(loss, Tensor) or loss.ndim:
@@ -364,7 +368,7 @@ class ObjectTask:
                     "or does not depend on a parameter"
                 )
         if self.measured is not None:
-            value = _tried(f"the metric does not take {shapes}", self.measured, output, y)
+            value = _call_function(f"the metric does not take {shapes}", self.measured, output, y)
             if not isinstance(value, int | float | np.number) and not (
                 isinstance(value, Tensor) and value.numel() == 1
             ):
@@ -416,7 +420,7 @@ class ObjectTask:
             # a batch without a target adds nothing: its mean is NaN
             loss = torch.where(weight == 0, 0.0, loss * weight)
             sums[number] = torch.stack([loss, weight, value, count])
-        total_loss, total_weight, total_metric, samples = task.total(evaluators, sums)
+        total_loss, total_weight, total_metric, samples = task.sum_over_processes(evaluators, sums)
         mean = total_loss / joins.joined(total_weight)
         metric = total_metric / samples if samples else math.nan
         if kept:
@@ -433,7 +437,9 @@ class ObjectTask:
         joins = self._joined.reduction
         if self.measured is accuracy and isinstance(joins, TargetMean):
             kept = y != joins.ignored
-            return ((logits(output).argmax(-1) == y) & kept).sum().double(), kept.sum().double()
+            return (
+                (_read_logits(output).argmax(-1) == y) & kept
+            ).sum().double(), kept.sum().double()
         if self.measured is None or (self.measured is not accuracy and isinstance(output, Tensor)):
             return torch.zeros_like(count), count
         value = torch.as_tensor(self.measured(output, y), device=y.device)
@@ -452,7 +458,7 @@ class ObjectTask:
         """The first samples."""
         own = task.probe_share(world, size, batch, self.size, "the training set")
         x, y = self.train.take(torch.arange(own.start, own.stop))
-        return task.pairs(batches.moved(x), batches.moved(y), batch)
+        return task.split_batches(batches.moved(x), batches.moved(y), batch)
 
     def samples(
         self, batches: ObjectBatches, seed: int, epoch: int, count: int, batch: int

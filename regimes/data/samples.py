@@ -134,7 +134,7 @@ class Samples:
 
 
 def _unlike(targets: Shaped[Tensor, "n k"], count: int) -> Int64[Tensor, " m"]:
-    """Samples whose targets differ: the first with each whole number, from both ends of their
+    """Samples with targets that differ: the first with each whole number, from both ends of their
     range; of real numbers those with the fewest and most zeros, with NaN, and of extreme means."""
     if targets.is_floating_point() or targets.is_complex():
         seen = [(targets == 0).sum(1), targets.isnan().sum(1), targets.abs().nan_to_num().sum(1)]

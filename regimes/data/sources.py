@@ -15,8 +15,8 @@ import torch
 from regimes.config import DataConfig, Registry
 from regimes.data.cache import cache_root, data_root, user_path
 from regimes.data.image_folder import Arrays, load_tree
-from regimes.errors import DataError, nearest, require
-from regimes.seeding import stream
+from regimes.errors import DataError, require, suggest_nearest
+from regimes.seeding import make_generator
 
 logger = logging.getLogger(__name__)
 DIGITS_TRAIN = 1000  # of 1,797; the rest is the test set
@@ -34,12 +34,12 @@ class Availability(NamedTuple):
     where: str
 
 
-def read(config: DataConfig) -> Arrays:
+def read_images(config: DataConfig) -> Arrays:
     """The complete data set of a configuration, as it is stored."""
-    sources = dict(zip(IMAGES, (_digits, _cifar, _cifar, _folder), strict=True))
+    sources = dict(zip(IMAGES, (_read_digits, _read_cifar, _read_cifar, _read_folder), strict=True))
     known = (*sources, *TEXTS, *TASKS)
     if config.name not in sources:
-        raise DataError(f"Unknown data set {config.name!r}: {nearest(config.name, known)}")
+        raise DataError(f"Unknown data set {config.name!r}: {suggest_nearest(config.name, known)}")
     for field in ("resize", "test_share", "split_seed"):
         value, expected = getattr(config, field), 'none, it is for data.name = "folder"'
         require(value is None or config.name == "folder", f"data.{field}", value, expected)
@@ -48,7 +48,7 @@ def read(config: DataConfig) -> Arrays:
     return sources[config.name](config)
 
 
-def find(root: str | Path | None = None) -> list[Availability]:
+def find_data(root: str | Path | None = None) -> list[Availability]:
     """The data sets available under `root` (default: `data_root` and `cache_root`)."""
     base = Path(root) if root else data_root()
     text, decoded = base / "wikitext-2", Path(root) if root else cache_root()
@@ -60,7 +60,7 @@ def find(root: str | Path | None = None) -> list[Availability]:
     ]
 
 
-def _digits(config: DataConfig) -> Arrays:
+def _read_digits(config: DataConfig) -> Arrays:
     """1,797 handwritten digits of 8x8 pixels with values 0..16, embedded in scikit-learn. The test
     set is the rest after training and validation."""
     from sklearn.datasets import load_digits
@@ -74,7 +74,7 @@ def _digits(config: DataConfig) -> Arrays:
     return Arrays(x[train], y[train], x[test], y[test], tuple(map(str, raw.target_names)))
 
 
-def _folder(config: DataConfig) -> Arrays:
+def _read_folder(config: DataConfig) -> Arrays:
     if config.path is None:
         raise DataError('data.name = "folder" needs data.path: an image folder or an archive.')
     path = user_path(config.path)
@@ -96,7 +96,7 @@ def limit_sizes(config: DataConfig, raw: Arrays) -> DataConfig:
     return config
 
 
-def _cifar(config: DataConfig) -> Arrays:
+def _read_cifar(config: DataConfig) -> Arrays:
     """CIFAR-10 or -100 in the standard python layout; torchvision verifies each file's MD5."""
     datasets = torchvision_datasets()
     kind = datasets.CIFAR10 if config.name == "cifar10" else datasets.CIFAR100
@@ -164,11 +164,11 @@ def balanced_order(y: np.ndarray, classes: int, size: int | None, what: str) -> 
                 f"{what}: {size} images of {classes} classes need {share[worst]} of class {worst}, "
                 f"which has {counts[worst]}: set another data.{field}_size, or none for all."
             )
-    return _in_turn(torch.randperm(len(y), generator=stream("subset", what)).numpy(), y)
+    return _in_turn(torch.randperm(len(y), generator=make_generator("subset", what)).numpy(), y)
 
 
 def hold_out(y: np.ndarray, classes: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """(training, validation): indices of a training set ``y`` [n], of which ``size`` are held out.
+    """(training, validation): indices of a training set ``y`` [n]; ``size`` are held out.
 
     The last of each class in the order of `balanced_order` are held out: they depend neither on the
     seed nor on the training size, and a training subset is the same with and without validation.

@@ -1,9 +1,9 @@
 """The protocol of a task: a data set, the loss on its batches, the metric on its test set.
 
 The trainer knows a task by this protocol only. `regimes.data.classification` implements it for
-images, `regimes.data.language` for texts; `regimes.data.load` chooses one. A package offers a task
-by an entry point of the group ``regimes.tasks``: a class that takes the configuration, named by the
-``data.name`` that it is for.
+images, `regimes.data.language` for texts; `regimes.data.load_task` chooses one. A package offers a
+task by an entry point of the group ``regimes.tasks``: a class that takes the configuration, named
+by the ``data.name`` that it is for.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from regimes.collectives.world import Evaluators, World
 from regimes.config import RunConfig
 from regimes.errors import ConfigError, DataError
 from regimes.reduction import Batch, Loss
-from regimes.seeding import derive, stream
+from regimes.seeding import derive_seed, make_generator
 
 
 class Batches(ABC):
@@ -68,7 +68,7 @@ class Shuffled(Batches):
     def order(self, epoch: int) -> Int64[Tensor, " n"]:
         """The permutation of one epoch, on the CPU."""
         key = epoch if self.reshuffle else 0
-        return torch.randperm(self.count, generator=stream(self.seed, "order", key))
+        return torch.randperm(self.count, generator=make_generator(self.seed, "order", key))
 
     def _set(self, batch_size: int) -> None:
         union = self.workers * batch_size
@@ -148,7 +148,9 @@ def own_batches(evaluators: Evaluators) -> Iterator[int]:
     return itertools.count(evaluators.rank, evaluators.processes)
 
 
-def total(evaluators: Evaluators, own: Mapping[int, Float64[Tensor, " k"]]) -> list[float]:
+def sum_over_processes(
+    evaluators: Evaluators, own: Mapping[int, Float64[Tensor, " k"]]
+) -> list[float]:
     """The sums of ``k`` numbers over all batches of an evaluation, on every process.
 
     Args:
@@ -177,11 +179,13 @@ def probe_share(world: World, size: int, batch: int, available: int, source: str
     return slice(world.rank * part, (world.rank + 1) * part)
 
 
-def draw(seed: int, epoch: int, count: int, below: int, what: str) -> Int64[Tensor, " count"]:
+def draw_distinct(
+    seed: int, epoch: int, count: int, below: int, what: str
+) -> Int64[Tensor, " count"]:
     """Distinct random integers from 0 to ``below`` - 1."""
     if count > below:
         raise ConfigError(f"{what}: the training data hold {below}, expected at least {count}")
-    return torch.randperm(below, generator=stream(seed, "samples", epoch))[:count]
+    return torch.randperm(below, generator=make_generator(seed, "samples", epoch))[:count]
 
 
 def training_batches(
@@ -189,18 +193,18 @@ def training_batches(
 ) -> list[Batch]:
     """``count`` random batches of an epoch as one worker trains on them, augmentation included."""
     below = batches.count // batch
-    steps = draw(seed, epoch, count, below, f"batches of {batch} {batches.unit}")
+    steps = draw_distinct(seed, epoch, count, below, f"batches of {batch} {batches.unit}")
     alone = batches.rebatched(batch, workers=1)
     stacked = (next(alone.epoch(epoch, [0], step)) for step in steps.tolist())
     return [(x[0], y[0]) for x, y in stacked]
 
 
-def pairs(x: Tensor, y: Tensor, batch: int) -> list[Batch]:
+def split_batches(x: Tensor, y: Tensor, batch: int) -> list[Batch]:
     return list(zip(x.split(batch), y.split(batch), strict=True))
 
 
-def build(config: RunConfig, **shape: Any) -> nn.Module:
+def build_network(config: RunConfig, **shape: Any) -> nn.Module:
     """The configured network for inputs of a shape, initialised from the run's seed alone."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive(config.seed, "init"))
-        return models.build(**vars(config.model), **shape)
+        torch.manual_seed(derive_seed(config.seed, "init"))
+        return models.build_model(**vars(config.model), **shape)

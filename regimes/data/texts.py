@@ -51,28 +51,30 @@ class Parts:
     facts: dict[str, Any]
 
 
-def read(config: DataConfig) -> Parts:
+def read_text(config: DataConfig) -> Parts:
     """The complete text of a configuration.
 
     Raises:
         DataError: it is missing, empty or cannot be read.
     """
-    return {"text": _text, "stdlib": _stdlib, "synthetic-text": _markov}[config.name](config)
+    return {"text": _read_files, "stdlib": _read_stdlib, "synthetic-text": _write_markov}[
+        config.name
+    ](config)
 
 
-def _markov(config: DataConfig) -> Parts:
+def _write_markov(config: DataConfig) -> Parts:
     chain = Chain()
     floor = {"entropy_rate": chain.entropy_rate, "floor": chain.floor(config.sequence)}
     return by_position(chain.text(MARKOV_BYTES), floor)
 
 
-def _stdlib(config: DataConfig) -> Parts:
+def _read_stdlib(config: DataConfig) -> Parts:
     """The Python sources of the standard library without tests and tables of characters: complete
     files in the order of the split, up to 8 MB."""
     root = Path(sysconfig.get_paths()["stdlib"])
     contents, total = [], 0
-    for path in in_order(_sources(root), root):
-        content = _content(path)
+    for path in _split_in_order(_sources(root), root):
+        content = _read_content(path)
         if total + len(content) > STDLIB_BYTES:
             break
         total += len(content)
@@ -85,49 +87,49 @@ def _stdlib(config: DataConfig) -> Parts:
 
 
 def _sources(root: Path) -> Iterator[Path]:
-    paths = _walk(root, lambda name: name in EXCLUDED or name.startswith("config-"))
+    paths = _walk_files(root, lambda name: name in EXCLUDED or name.startswith("config-"))
     generated = "_sysconfigdata"  # of this machine's compiler
     return (path for path in paths if path.suffix == ".py" and generated not in path.name)
 
 
-def _text(config: DataConfig) -> Parts:
+def _read_files(config: DataConfig) -> Parts:
     if config.path is None:
         raise DataError('data.name = "text" needs data.path: a file or a folder.')
     path = user_path(config.path)
     if path.is_file():
-        return by_position(_content(path), {})
+        return by_position(_read_content(path), {})
     if not path.is_dir():
         raise DataError(f"{path} does not exist: data.path must be a text file or a folder.")
     if all((path / name).is_file() for name in STANDARD.values()):
-        standard = {split: _content(path / name) for split, name in STANDARD.items()}
+        standard = {split: _read_content(path / name) for split, name in STANDARD.items()}
         return Parts(**standard, facts={"files": len(standard)})
-    paths = _walk(path, lambda name: name.startswith(".") or name == "__pycache__")
+    paths = _walk_files(path, lambda name: name.startswith(".") or name == "__pycache__")
     visible = (
         p for p in paths if not p.name.startswith(".") and p.is_file() and not p.is_symlink()
     )
-    contents = [_content(file) for file in in_order(visible, path)]
+    contents = [_read_content(file) for file in _split_in_order(visible, path)]
     texts = [c for c in contents if c and 0 not in c[:BINARY]]
     if not texts:
         raise DataError(f"{path} has no text: all its files are empty, binary or hidden.")
     return by_file(texts, {}) if len(texts) >= 3 else by_position(b"".join(texts), {})
 
 
-def _walk(root: Path, excluded: Callable[[str], bool]) -> Iterator[Path]:
+def _walk_files(root: Path, excluded: Callable[[str], bool]) -> Iterator[Path]:
     """All files below a folder, but for folders of excluded names."""
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if not excluded(name)]
         yield from (Path(folder, name) for name in names)
 
 
-def _content(path: Path) -> bytes:
+def _read_content(path: Path) -> bytes:
     try:
-        inputs.add(path)
+        inputs.add_input(path)
         return path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from error
 
 
-def in_order(files: Iterable[Path], root: Path) -> list[Path]:
+def _split_in_order(files: Iterable[Path], root: Path) -> list[Path]:
     """Files sorted by the SHA-256 of their paths below ``root``."""
 
     def key(path: Path) -> bytes:
@@ -150,11 +152,13 @@ def by_file(contents: list[bytes], facts: dict[str, Any]) -> Parts:
 
 
 def by_position(content: bytes, facts: dict[str, Any]) -> Parts:
-    first, second = (_boundary(content, len(content) * n // SHARE) for n in (SHARE - 2, SHARE - 1))
+    first, second = (
+        _next_boundary(content, len(content) * n // SHARE) for n in (SHARE - 2, SHARE - 1)
+    )
     return Parts(content[:first], content[first:second], content[second:], facts)
 
 
-def _boundary(content: bytes, start: int) -> int:
+def _next_boundary(content: bytes, start: int) -> int:
     """The first position from ``start`` on that is not inside a character of UTF-8."""
     for end in range(start, start + 4):  # a character has at most four bytes
         if end >= len(content) or content[end] & 0xC0 != 0x80:

@@ -41,7 +41,7 @@ class Corpus:
         train, test, validation: token numbers, of any integer type.
         words: number -> printable token.
         digest: SHA-256 of all the above, compared between processes.
-        lengths: bytes of each token, for bits per byte; None for words, whose separators are lost.
+        lengths: bytes of each token, for bits per byte; None for words: their separators are lost.
         facts: further entries of the record's header.
     """
 
@@ -59,7 +59,7 @@ class Corpus:
         return replace(self, **{k: t.to(device) for k, t in tensors.items() if t is not None})
 
 
-def make(
+def make_corpus(
     parts: Mapping[Split, Integer[Tensor, " n"]],
     vocabulary: Sequence[str],
     config: DataConfig,
@@ -97,18 +97,20 @@ def _first(ids: Integer[Tensor, " n"], size: int | None, split: Split) -> Intege
     return ids[:size]
 
 
-def load(config: DataConfig) -> Corpus:
+def load_tokens(config: DataConfig) -> Corpus:
     """The text of a configuration as tokens, cut to its sizes.
 
     Raises:
         ConfigError: byte pairs without the package tokenizers, or a vocabulary of at most 256.
         DataError: the text cannot be read, is too small, or for byte pairs is not in UTF-8.
     """
-    parts, pairs = texts.read(config), config.tokenizer == "bpe"
-    vocabulary, ids = _pairs(parts, config.vocabulary or VOCABULARY) if pairs else _bytes(parts)
+    parts, pairs = texts.read_text(config), config.tokenizer == "bpe"
+    vocabulary, ids = (
+        _encode_parts(parts, config.vocabulary or VOCABULARY) if pairs else _bytes(parts)
+    )
     lengths = torch.tensor([len(word) for word in vocabulary])  # one character stands for one byte
     facts = {"tokenizer": config.tokenizer or "bytes", **parts.facts}
-    corpus = make(ids, vocabulary, config, lengths, facts)
+    corpus = make_corpus(ids, vocabulary, config, lengths, facts)
     cut = {split: getattr(corpus, split) for split in SPLITS}
     counts = {s: int(lengths[part.long()].sum()) for s, part in cut.items() if part is not None}
     return replace(corpus, facts={**facts, "bytes": counts})
@@ -119,7 +121,7 @@ def _bytes(parts: Parts) -> tuple[tuple[str, ...], dict[Split, Tensor]]:
     return BYTES, {split: torch.from_numpy(part.copy()) for split, part in contents.items()}
 
 
-def _pairs(parts: Parts, size: int) -> tuple[tuple[str, ...], dict[Split, Tensor]]:
+def _encode_parts(parts: Parts, size: int) -> tuple[tuple[str, ...], dict[Split, Tensor]]:
     """The vocabulary and the parts' numbers, from the cache if it has them."""
     require(size > 256, "data.vocabulary", size, "more than 256, the bytes")
     key = hashlib.sha256(f"{FORMAT}\0{size}".encode())
@@ -128,15 +130,15 @@ def _pairs(parts: Parts, size: int) -> tuple[tuple[str, ...], dict[Split, Tensor
     file = cache_root() / "tokens" / f"bpe-{key.hexdigest()[:20]}.npz"
     arrays = load_arrays(file, ("words", *SPLITS))
     if arrays is None:
-        contents = {split: _decode(getattr(parts, split), split) for split in SPLITS}
-        words, tokenizer = _train(contents["train"], size)
-        arrays = [np.array(words), *(_encode(tokenizer, contents[split]) for split in SPLITS)]
+        contents = {split: _decode_text(getattr(parts, split), split) for split in SPLITS}
+        words, tokenizer = _train_tokenizer(contents["train"], size)
+        arrays = [np.array(words), *(_encode_text(tokenizer, contents[split]) for split in SPLITS)]
         store_arrays(file, dict(zip(("words", *SPLITS), arrays, strict=True)), "byte pairs")
     ids = {s: torch.from_numpy(n) for s, n in zip(SPLITS, arrays[1:], strict=True)}
     return tuple(arrays[0].tolist()), ids
 
 
-def _decode(content: bytes, split: Split) -> str:
+def _decode_text(content: bytes, split: Split) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -146,7 +148,7 @@ def _decode(content: bytes, split: Split) -> str:
         ) from None
 
 
-def _train(text: str, size: int) -> tuple[list[str], Any]:
+def _train_tokenizer(text: str, size: int) -> tuple[list[str], Any]:
     """(tokens by number, tokenizer); a token has one character per byte."""
     try:
         from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -160,7 +162,7 @@ def _train(text: str, size: int) -> tuple[list[str], Any]:
     trainer = trainers.BpeTrainer(
         vocab_size=size, initial_alphabet=alphabet, special_tokens=[], show_progress=False
     )
-    tokenizer.train_from_iterator(_blocks(text), trainer)
+    tokenizer.train_from_iterator(_split_blocks(text), trainer)
     number_of = tokenizer.get_vocab()
     words = sorted(number_of, key=number_of.__getitem__)
     if len(words) < size:
@@ -171,13 +173,13 @@ def _train(text: str, size: int) -> tuple[list[str], Any]:
     return words, tokenizer
 
 
-def _encode(tokenizer: Any, text: str) -> Int32[np.ndarray, " n"]:
-    blocks = tokenizer.encode_batch(list(_blocks(text)))
+def _encode_text(tokenizer: Any, text: str) -> Int32[np.ndarray, " n"]:
+    blocks = tokenizer.encode_batch(list(_split_blocks(text)))
     ids = [np.array(block.ids, np.int32) for block in blocks]
     return np.concatenate([np.empty(0, np.int32), *ids])
 
 
-def _blocks(text: str) -> Iterator[str]:
+def _split_blocks(text: str) -> Iterator[str]:
     """The text in pieces that end with a line, if it has lines."""
     start = 0
     while start < len(text):

@@ -39,16 +39,16 @@ class Place(NamedTuple):
     name: str  # from the split or the class on
 
 
-def is_hidden(name: str) -> bool:
+def _is_hidden(name: str) -> bool:
     return any(part.startswith(HIDDEN) for part in name.removeprefix("./").split("/"))
 
 
-def is_image(name: str) -> bool:
-    return not is_hidden(name) and os.path.splitext(name)[1].lower() in SUFFIXES
+def _is_image(name: str) -> bool:
+    return not _is_hidden(name) and os.path.splitext(name)[1].lower() in SUFFIXES
 
 
 @contextmanager
-def unpacked(path: Path) -> Iterator[Path]:
+def unpack_images(path: Path) -> Iterator[Path]:
     """A folder itself; of an archive, a scratch folder with its content.
 
     Raises:
@@ -59,18 +59,18 @@ def unpacked(path: Path) -> Iterator[Path]:
         return
     with scratch_folder() as root:
         try:
-            _unpack(path, root)
+            _extract_archive(path, root)
             yield root
         except OSError as error:  # name the member, not the scratch file
             raise OSError(str(error).replace(f"{root}/", "")) from error
 
 
-def _unpack(archive: Path, root: Path) -> None:
+def _extract_archive(archive: Path, root: Path) -> None:
     if archive.suffix.lower() == ".zip":
         with zipfile.ZipFile(archive) as content:
             for info in content.infolist():
                 info.filename = _zip_name(info)
-                if info.is_dir() or is_image(info.filename):
+                if info.is_dir() or _is_image(info.filename):
                     check_size(info.filename, info.file_size)
                     content.extract(info, root)
     else:
@@ -99,7 +99,7 @@ def _checked(member: tarfile.TarInfo, root: str) -> tarfile.TarInfo | None:
         check_size(member.name, member.size)
         return tarfile.data_filter(member, root)
     except tarfile.FilterError:  # a device, or a link out of the archive
-        if is_image(member.name):
+        if _is_image(member.name):
             reason = "is no regular file, nor a link to one in the archive"
             raise tarfile.ReadError(f"{member.name} {reason}") from None
         return None
@@ -124,24 +124,26 @@ def find_images(root: Path, nested: bool = False) -> dict[str, Path]:
 
     Raises:
         OSError: a folder cannot be read, a link leads to a folder that it lies in, or two paths
-            lead to one folder of a class, whose images would count twice.
+            lead to one folder of a class: its images would count twice.
     """
     splits = [folder for split in SPLITS for folder in root.glob("**/" * nested + split)]
     splits_there = [
-        s for s in splits if s.is_dir() and not is_hidden(s.relative_to(root).as_posix())
+        s for s in splits if s.is_dir() and not _is_hidden(s.relative_to(root).as_posix())
     ]
     classes = [folder for split in splits_there for folder in subfolders(split)]
-    files = [file for folder in classes for file in _walk(folder, root)] or _walk(root, root)
+    files = [file for folder in classes for file in _walk_folders(folder, root)] or _walk_folders(
+        root, root
+    )
     return {file.relative_to(root).as_posix(): file for file in sorted(files)}
 
 
 def subfolders(parent: Path) -> list[Path]:
     """Raises OSError for a link that leads nowhere, which might be a class."""
-    visible = sorted(entry for entry in parent.iterdir() if not is_hidden(entry.name))
+    visible = sorted(entry for entry in parent.iterdir() if not _is_hidden(entry.name))
     return [entry for entry in visible if stat.S_ISDIR(entry.stat().st_mode)]
 
 
-def _walk(start: Path, root: Path) -> list[Path]:
+def _walk_folders(start: Path, root: Path) -> list[Path]:
     files: list[Path] = []
     paths: dict[Path, Path] = {}  # of each folder on disk, the first path that led to it
     for name, below, names in os.walk(start, onerror=_raise, followlinks=True):
@@ -153,10 +155,10 @@ def _walk(start: Path, root: Path) -> list[Path]:
         if first != folder:
             raise OSError(f"{folder} is {first} once more, through a link")
         # Sorted, so that the error above names the same two paths on every file system.
-        below[:] = sorted(name for name in below if not is_hidden(name))
-        visible = [folder / name for name in names if not is_hidden(name)]
+        below[:] = sorted(name for name in below if not _is_hidden(name))
+        visible = [folder / name for name in names if not _is_hidden(name)]
         # A link that leads nowhere might be to a folder of images: reading it raises.
-        files += [file for file in visible if is_image(file.name) or not file.exists()]
+        files += [file for file in visible if _is_image(file.name) or not file.exists()]
     return files
 
 

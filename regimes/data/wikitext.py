@@ -2,7 +2,7 @@
 
 Merity et al., "Pointer Sentinel Mixture Models" (2017). The files hold words separated by spaces,
 one paragraph per line, rare words already replaced by ``<unk>``; every line, an empty one too, ends
-in ``<eos>``. The vocabulary is that of the complete training file, whatever ``data.train_size``.
+in ``<eos>``. The vocabulary is of the complete training file, whatever ``data.train_size``.
 The original files give 33,278 words, 2,088,628 training tokens and 245,569 test tokens.
 
 The authors' code splits these words again with spaCy, makes them lower-case, and evaluates on the
@@ -24,7 +24,7 @@ from regimes.config import DataConfig
 from regimes.data.cache import data_root, user_path
 from regimes.data.sources import one_at_a_time, torchvision_datasets
 from regimes.data.texts import STANDARD
-from regimes.data.tokens import Corpus, make
+from regimes.data.tokens import Corpus, make_corpus
 from regimes.errors import DataError
 
 ARCHIVE = "https://wikitext.smerity.com/wikitext-2-v1.zip"  # hosted by an author of the data set
@@ -33,14 +33,14 @@ FOLDER = "wikitext-2"
 EOS, UNK = "<eos>", "<unk>"
 
 
-def load(config: DataConfig) -> Corpus:
+def load_wikitext(config: DataConfig) -> Corpus:
     """The corpus of a configuration, cut to its sizes in tokens, or DataError."""
     files = {"train": STANDARD["train"], "test": STANDARD["test"]}
     if config.validation_size is not None:
         files["validation"] = STANDARD["validation"]
-    folder = _folder(config, tuple(files.values()))
+    folder = _find_folder(config, tuple(files.values()))
     texts = {split: _tokens(folder / name) for split, name in files.items()}
-    known = vocabulary(texts["train"], config.vocabulary)
+    known = count_words(texts["train"], config.vocabulary)
     number = {word: i for i, word in enumerate(known)}
     for split, name in files.items():
         missing = sorted(set(texts[split]) - number.keys())
@@ -55,10 +55,10 @@ def load(config: DataConfig) -> Corpus:
     def ids(tokens: Sequence[str]) -> Int64[Tensor, " n"]:
         return torch.tensor([number.get(t, unknown) for t in tokens])
 
-    return make({split: ids(tokens) for split, tokens in texts.items()}, known, config)
+    return make_corpus({split: ids(tokens) for split, tokens in texts.items()}, known, config)
 
 
-def vocabulary(tokens: Sequence[str], size: int | None = None) -> tuple[str, ...]:
+def count_words(tokens: Sequence[str], size: int | None = None) -> tuple[str, ...]:
     """``<unk>`` and ``<eos>``, then all words, most frequent first, ties in the order of the text.
 
     Args:
@@ -78,7 +78,7 @@ def vocabulary(tokens: Sequence[str], size: int | None = None) -> tuple[str, ...
     return (*special, *words[: size - 2])
 
 
-def _folder(config: DataConfig, wanted: Sequence[str]) -> Path:
+def _find_folder(config: DataConfig, wanted: Sequence[str]) -> Path:
     """The folder with the files, downloaded if one is missing and ``data.download`` is set."""
     root = user_path(config.path) if config.path else data_root()
     folder = root if any((root / name).is_file() for name in wanted[:2]) else root / FOLDER
@@ -86,7 +86,7 @@ def _folder(config: DataConfig, wanted: Sequence[str]) -> Path:
         try:
             with one_at_a_time(folder):
                 if _missing(folder, wanted):  # no other process has downloaded them meanwhile
-                    _download(folder)
+                    _download_file(folder)
         except (OSError, RuntimeError) as error:
             raise DataError(f"WikiText-2 could not be downloaded to {folder}: {error}.") from error
     if missing := _missing(folder, wanted):
@@ -102,7 +102,7 @@ def _missing(folder: Path, wanted: Sequence[str]) -> list[str]:
     return [name for name in wanted if not (folder / name).is_file()]
 
 
-def _download(folder: Path) -> None:
+def _download_file(folder: Path) -> None:
     """Download under a temporary name, so that no other process sees half a file."""
     torchvision_datasets()  # makes the import below work on any torch
     from torchvision.datasets.utils import download_and_extract_archive

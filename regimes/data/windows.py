@@ -16,13 +16,13 @@ from torch import Tensor
 
 from regimes.data import task
 from regimes.errors import DataError
-from regimes.seeding import stream
+from regimes.seeding import make_generator
 
 Layout = Literal["streams", "contiguous", "sampled"]
 Ids = Integer[Tensor, "streams time"]
 
 
-def cut(ids: Integer[Tensor, " tokens"], streams: int) -> tuple[Ids, Ids]:
+def cut_streams(ids: Integer[Tensor, " tokens"], streams: int) -> tuple[Ids, Ids]:
     """Inputs and targets of equal consecutive streams of a text, as views.
 
     Each token but the first and the last (n - 1) mod ``streams`` is a target once; a stream's last
@@ -73,7 +73,7 @@ class Streams(task.Batches):
         hosted = torch.tensor(list(workers), device=self.device)
         x, y = (
             part.unflatten(0, (self.batch_size, self.workers))[:, hosted]  # [b, L, length]
-            for part in cut(self.ids, self.workers * self.batch_size)
+            for part in cut_streams(self.ids, self.workers * self.batch_size)
         )
         for step in range(start, self.steps):
             window = slice(step * self.sequence, (step + 1) * self.sequence)
@@ -113,7 +113,7 @@ class Windows(task.Shuffled):
         if self.layout == "contiguous":
             return self.order(epoch) * self.sequence
         key = epoch if self.reshuffle else 0
-        generator, last = stream(self.seed, "offsets", key), len(self.ids) - self.sequence
+        generator, last = make_generator(self.seed, "offsets", key), len(self.ids) - self.sequence
         return torch.randint(0, last, (self.count,), generator=generator)
 
     def epoch(
@@ -124,7 +124,7 @@ class Windows(task.Shuffled):
         hosted = torch.tensor(list(workers), device=self.device)
         for step in range(start, self.steps):
             own = self._union(firsts, step)[:, hosted]  # [b, L]
-            x, y = take(self.ids, own.flatten(), self.sequence)
+            x, y = take_windows(self.ids, own.flatten(), self.sequence)
             yield tuple(t.unflatten(0, own.shape).transpose(0, 1) for t in (x, y))
 
 
@@ -138,7 +138,7 @@ def count_windows(ids: Integer[Tensor, " tokens"], sequence: int) -> int:
     return (len(ids) - 1) // sequence
 
 
-def take(
+def take_windows(
     ids: Integer[Tensor, " tokens"], firsts: Int64[Tensor, " n"], sequence: int
 ) -> tuple[Int64[Tensor, "n sequence"], Int64[Tensor, "n sequence"]]:
     """Inputs and targets of the windows that start at ``firsts``, copied."""
@@ -146,7 +146,7 @@ def take(
     return ids[index].long(), ids[index + 1].long()
 
 
-def covering(
+def cover_text(
     ids: Integer[Tensor, " tokens"], sequence: int, batch: int
 ) -> Iterator[tuple[Int64[Tensor, "b time"], Int64[Tensor, "b time"]]]:
     """Inputs and targets of windows that cover a text, in batches: each token but the first is a
@@ -154,7 +154,7 @@ def covering(
     full = (len(ids) - 1) // sequence
     firsts = torch.arange(full, device=ids.device) * sequence
     for part in firsts.split(batch) if full else ():
-        yield take(ids, part, sequence)
+        yield take_windows(ids, part, sequence)
     rest = ids[full * sequence :].long()[None]
     if rest.shape[1] > 1:
         yield rest[:, :-1], rest[:, 1:]

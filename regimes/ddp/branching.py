@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from regimes.compression.base import restarted
+from regimes.compression.base import restart_memories
 from regimes.job.refit import list_names, refuse_state
 from regimes.job.state import State, by_layer, get_column, layer_shapes, own_part, with_column
 
@@ -52,7 +52,7 @@ def continue_as_branch(
     residuals = get_column(own["layers"], "residual")
     kind = type(chosen.compressor).__qualname__
     if state["compressor"].partition("(")[0] != kind:
-        memories = restarted(memories, hook_steps.reducer.state_dict()[0])
+        memories = restart_memories(memories, hook_steps.reducer.state_dict()[0])
     if not chosen.keeps_residuals:
         residuals = dict.fromkeys(residuals)
     if job.schedule.optimizer is None and any(

@@ -20,7 +20,7 @@ from regimes.collectives.islands import as_reduced
 from regimes.collectives.meter import Meter
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.requests import NO_LAYER
-from regimes.compression.all_reduce import dequantise, quantise
+from regimes.compression.all_reduce import dequantise_rows, quantise_rows
 from regimes.compression.base import State
 from regimes.compression.reducer import Reducer
 from regimes.compression.scatter import Weights
@@ -423,11 +423,11 @@ class _AllGather:
                 return self.usual(output_tensor, input_tensor, group, async_op)
         with steps.clock.count_waiting(world):
             exact = full_precision(input_tensor)
-            wire = quantise(exact[None], int(level), block, 0.5)
+            wire = quantise_rows(exact[None], int(level), block, 0.5)
             meter.count_weights(wire, others)
             (wires,) = world.all_gather([wire])
             size = len(input_tensor)
-            rows = dequantise(wires, int(level), block, size, exact.dtype)  # [ranks, part]
+            rows = dequantise_rows(wires, int(level), block, size, exact.dtype)  # [ranks, part]
             output_tensor.view(rows.shape).copy_(rows)
         return None
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
-from regimes.compression.base import dropping
+from regimes.compression.base import levels_without_feedback
 from regimes.compression.reducer import Reducer
 from regimes.compression.traffic import check_order, costs_per_step
 from regimes.config import DENSE
@@ -511,7 +511,7 @@ def _make_controller(chosen: Choice, layers: list[Layer], world: World) -> Contr
     compressed = [i for i, layer in enumerate(layers) if layer.compressed]
     per_step = costs_per_step(chosen.compressor, layers, chosen.levels, world.workers, world.shards)
     names, costs = [layer.name for layer in layers], level_costs(per_step, compressed)
-    ahead = Ahead(costs=costs, dropping=dropping(chosen.compressor, chosen.levels))
+    ahead = Ahead(costs=costs, dropping=levels_without_feedback(chosen.compressor, chosen.levels))
     return Controller(chosen.policy, names, compressed, chosen.signal, costs, ahead)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from regimes.collectives.islands import local_part, saved_names, sharded_tensor
 from regimes.collectives.requests import Layer
-from regimes.compression.base import restarted
+from regimes.compression.base import restart_memories
 from regimes.errors import ConfigError
 from regimes.job.refit import damage_refused, refuse_state
 from regimes.job.residuals import Residuals, residuals_for
@@ -166,7 +166,7 @@ class ShardedState:
                 continue
             steps = max(memory[layer.name]["step"] for memory in by_shard)
             fresh = {layer.name: c.init(layer, 0).shared_state()}
-            memories |= restarted(by_shard[0], fresh)
+            memories |= restart_memories(by_shard[0], fresh)
             memories[layer.name]["step"] = steps
         return memories
 

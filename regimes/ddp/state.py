@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
-from regimes.compression.base import upgraded as with_present_units
+from regimes.compression.base import upgrade_memories as with_present_units
 from regimes.config import DENSE
 from regimes.ddp.branching import continue_as_branch
 from regimes.ddp.source import plain_names
@@ -328,7 +328,7 @@ class StateCodec:
         """Raise if the state was saved for another model, or has damaged numbers."""
         self._check_shapes(state)
         plain = {k: v for k, v in {**own_part(state), **state}.items() if k in _PLAIN}
-        if problem := kinds.fault(plain, Object({}, _PLAIN)):
+        if problem := kinds.find_fault(plain, Object({}, _PLAIN)):
             raise ValueError(problem)
         for number, row in enumerate(state["rows"]):
             if row.get("epoch", number) != number:  # rows of version 0.1 have no number

@@ -37,6 +37,6 @@ REGISTRY = Registry(
 )
 
 
-def detector(table: Mapping[str, Any], where: str | None = None) -> Detector:
+def make_detector(table: Mapping[str, Any], where: str | None = None) -> Detector:
     """The detector that a configuration table names, or ConfigError at ``where``."""
     return REGISTRY.make(table, where)

@@ -78,7 +78,7 @@ class Online(ABC):
         return verdict
 
 
-def latest(values: Values, last: int) -> int | None:
+def latest_measured(values: Values, last: int) -> int | None:
     """The newest measured epoch that is not after ``last``; None if there is none."""
     epochs = range(min(last, len(values) - 1), -1, -1)
     return next((epoch for epoch in epochs if values[epoch] is not None), None)

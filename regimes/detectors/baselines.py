@@ -77,14 +77,16 @@ class RandomWindows(Bounded):
         total = round(self.share * self.epochs)
         count = min(self.count, total)
         lengths = [total // count + (i < total % count) for i in range(count)]
-        pairs = place(lengths, self.epochs, random.Random(self.seed))
+        pairs = place_windows(lengths, self.epochs, random.Random(self.seed))
         return frozenset(e for first, stop in pairs for e in range(first, stop))
 
     def __call__(self, values: Values) -> Verdict:
         return Verdict(len(values) in self.chosen)
 
 
-def place(lengths: Sequence[int], epochs: int, draw: random.Random) -> list[tuple[int, int]]:
+def place_windows(
+    lengths: Sequence[int], epochs: int, draw: random.Random
+) -> list[tuple[int, int]]:
     """Windows ``[first, stop)`` of these lengths, in any order, drawn evenly from all ways to place
     them without overlap."""
     lengths, count, free = list(lengths), len(lengths), epochs - sum(lengths)

@@ -12,7 +12,7 @@ from typing import Literal
 
 from regimes.config import Bounded
 from regimes.config.bounds import Count, Positive
-from regimes.detectors.base import Values, Verdict, latest
+from regimes.detectors.base import Values, Verdict, latest_measured
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class RelativeChange(Bounded):
             return Verdict(True, threshold=self.eta)
         if epoch % self.interval:
             return Verdict(None)
-        now, before = latest(values, epoch), latest(values, epoch - self.interval)
+        now, before = latest_measured(values, epoch), latest_measured(values, epoch - self.interval)
         if now is None or now == before:
             return Verdict(None)
         new, old = values[now], None if before is None else values[before]

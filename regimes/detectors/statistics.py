@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from regimes.config import offered
-from regimes.errors import ConfigError, nearest
+from regimes.config import find_offered
+from regimes.errors import ConfigError, suggest_nearest
 
 INSTRUMENT = {  # family -> the instrument that measures it; a package's has the family's name
-    **{name: name for name in offered("regimes.instruments")},
+    **{name: name for name in find_offered("regimes.instruments")},
     "norm": "norms",
     "eigenvalue": "curvature",
     "hessian_trace": "curvature",
@@ -63,7 +63,7 @@ def with_statistics(
         ConfigError: no instrument measures one of them.
     """
     found = {name: dict(fields) for name, fields in instruments.items()}
-    for name in lacking(instruments, names):
+    for name in lacking_statistics(instruments, names):
         instrument, options = _options(name)
         usual = ["eval"] if instrument in found else []  # modes of an instrument that names none
         known = found.setdefault(instrument, {})
@@ -75,11 +75,13 @@ def with_statistics(
     return found
 
 
-def lacking(instruments: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> list[str]:
+def lacking_statistics(
+    instruments: Mapping[str, Mapping[str, Any]], names: Iterable[str]
+) -> list[str]:
     """The statistics that a run with these tables of instruments does not record. The norm that its
     signal names ("norm") is always recorded.
 
-    >>> lacking({"curvature": {}}, ["norm", "eigenvalue", "eigenvalue:batch"])
+    >>> lacking_statistics({"curvature": {}}, ["norm", "eigenvalue", "eigenvalue:batch"])
     ['eigenvalue:batch']
 
     Raises:
@@ -102,12 +104,12 @@ def _has(given: Mapping[str, Any], field: str, wanted: Any) -> bool:
     return {*wanted} <= {*given.get(field, ["eval"] if field == "modes" else [])}
 
 
-def setting(*names: str) -> str:
+def measuring_options(*names: str) -> str:
     """The options of `regimes run` and `ablate` that measure statistics.
 
-    >>> print(setting("eigenvalue", "eigenvalue:batch"))
+    >>> print(measuring_options("eigenvalue", "eigenvalue:batch"))
     --set 'instruments.curvature.modes=["eval","batch-statistics"]'
-    >>> print(setting("diversity"))
+    >>> print(measuring_options("diversity"))
     --set instruments.noise={}
     """
     tables: dict[str, dict[str, Any]] = {}
@@ -158,7 +160,7 @@ class Statistic:
 
     @property
     def is_norm(self) -> bool:
-        """Is it a norm, whose value for the model is computed from those of the layers?"""
+        """Is it a norm? Its value for the model is computed from the values of the layers."""
         return self.family == "norm"
 
     @property
@@ -167,7 +169,7 @@ class Statistic:
         if self.family not in INSTRUMENT:
             raise ConfigError(
                 f"no instrument measures the statistic {self.name!r}: "
-                f"{nearest(self.family, INSTRUMENT)}"
+                f"{suggest_nearest(self.family, INSTRUMENT)}"
             )
         return INSTRUMENT[self.family]
 

@@ -75,7 +75,7 @@ class Verdict:
         low, high: its interval, which may be looked at again (`half_width`); nan below `LEAST`
             seeds.
         n: seeds.
-        needed: seeds, all together, of which the interval would decide if mean and spread stayed;
+        needed: seeds, all together, with which the interval would decide if mean and spread stayed;
             None: no number up to `MOST_SEEDS`, or not known; ``n`` where it is decided.
     """
 
@@ -87,7 +87,7 @@ class Verdict:
     needed: int | None
 
 
-def verdict(harms: Sequence[float], margin: float, grain: float = 0.0) -> Verdict:
+def judge_harms(harms: Sequence[float], margin: float, grain: float = 0.0) -> Verdict:
     """Judge the harms of one pulse, one number per seed. An infinite one is a training that broke.
 
     Args:
@@ -96,7 +96,7 @@ def verdict(harms: Sequence[float], margin: float, grain: float = 0.0) -> Verdic
             has a standard deviation of grain / sqrt(6) in a difference, and the harms of a few
             seeds that are alike by rounding have no smaller one.
 
-    >>> verdict([0.1, 0.2, 0.3], margin=1.0).call, verdict([1.0, 1.1, 1.2], margin=0.5).call
+    >>> judge_harms([0.1, 0.2, 0.3], margin=1.0).call, judge_harms([1.0, 1.1, 1.2], margin=0.5).call
     ('safe', 'harmful')
     """
     n = len(harms)
@@ -129,7 +129,8 @@ def _quantile(n: int) -> float:
 
 
 def seeds_needed(mean: float, spread: float, margin: float, n: int = 0) -> int | None:
-    """The smallest number of seeds above ``n`` whose interval decides, at this mean and spread."""
+    """The smallest number of seeds above ``n`` at which the interval decides, at this mean and
+    spread."""
     distance = margin - mean if mean < margin else mean
     counts = range(max(LEAST, n + 1), MOST_SEEDS + 1)
     return next((k for k in counts if half_width(spread, k) < distance), None)
@@ -142,7 +143,7 @@ class Rules:
     Attributes:
         units: of the run.
         arms: what is changed, a search for each.
-        margin, grain: as for `verdict`.
+        margin, grain: as for `judge_harms`.
         parts: coarse windows.
         least: units of the shortest window.
         several: the arms that can be changed in several spans of one run.
@@ -206,7 +207,7 @@ class Known:
     def of(self, pulse: Pulse) -> Verdict:
         """The verdict on a pulse."""
         values = [harm for (own, _), harm in sorted_runs(self.harms) if own == pulse]
-        return verdict(values, self.rules.margin, self.rules.grain)
+        return judge_harms(values, self.rules.margin, self.rules.grain)
 
     def windows(self, arm: str) -> list[Pulse]:
         """The windows of an arm as they are divided now, in order."""
@@ -216,7 +217,7 @@ class Known:
         return windows
 
     def _to_halve(self, windows: Sequence[Pulse]) -> int | None:
-        """The place of the next window to halve; one whose halves were tried is."""
+        """The place of the next window to halve; one with halves that were tried is."""
         tried = {pulse for pulse, _ in self.harms}
         begun = (i for i, window in enumerate(windows) if tried & {*self.rules.halves(window)})
         if (place := next(begun, None)) is not None:
@@ -236,7 +237,7 @@ class Known:
         return None
 
     def phases(self, arm: str) -> list[Pulse]:
-        """The windows of an arm for an answer: in place of two halves of which none was tried, the
+        """The windows of an arm for an answer: in place of two halves, neither of them tried, the
         window that they divide."""
         windows = self.windows(arm)
         untried = {window for window in windows if not self.of(window).n}
@@ -265,7 +266,7 @@ class Known:
         safe = [pulse for pulse in self.windows(arm) if self.of(pulse).call == "safe"]
         found = []
         while len(safe) > 1:
-            spans = joined([pulse.spans[0] for pulse in safe])
+            spans = _join_spans([pulse.spans[0] for pulse in safe])
             if len(spans) == 1 or arm in self.rules.several:
                 found.append(Pulse(arm, spans))
             safe.remove(max(safe, key=lambda pulse: self.of(pulse).harm / pulse.length))
@@ -273,7 +274,7 @@ class Known:
 
     def best(self, arm: str) -> Pulse | None:
         """The pulse of the most units that was shown to be safe as a whole; of several, the one
-        whose harm is least for sure."""
+        with the lowest upper end of its harm."""
         tried = [*self.windows(arm), *self.unions(arm)]
         safe = [pulse for pulse in tried if self.of(pulse).call == "safe"]
         return max(safe, key=lambda each: (each.length, -self.of(each).high), default=None)
@@ -283,7 +284,7 @@ class Known:
         return sum(self.rules.units - (pulse.first if pulse else 0) for pulse, _ in runs)
 
     def missing(self, pulse: Pulse, seeds: int) -> list[Run]:
-        """The runs by which a pulse gets so many seeds: those of trunks that are there first."""
+        """The runs by which a pulse gets so many seeds: first the runs of trunks that are there."""
         have = {seed for own, seed in self.harms if own == pulse}
         trunks = [seed for own, seed in self.harms if own is None]
         spare = [seed for seed in sorted(trunks) if seed not in have]
@@ -300,10 +301,10 @@ def sorted_runs(harms: Harms) -> list[tuple[Run, float]]:
     return sorted(harms.items(), key=lambda item: item[0][1])
 
 
-def joined(spans: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+def _join_spans(spans: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """Spans without those that touch.
 
-    >>> joined([(0, 2), (2, 3), (5, 6)])
+    >>> _join_spans([(0, 2), (2, 3), (5, 6)])
     ((0, 3), (5, 6))
     """
     found: list[tuple[int, int]] = []
@@ -326,9 +327,9 @@ def next_round(known: Known, left: Left, slots: int = 1) -> list[Run]:
     """
     if not known.harms:  # how long a unit takes is not known yet
         return [(None, seed) for seed in range(min(slots, LEAST, int(min(left.runs, LEAST))))]
-    first = _coarse(known)
+    first = _missing_of_coarse(known)
     if first:
-        return _fitting(known, first, left)
+        return _first_within(known, first, left)
     chosen: list[Run] = []
     for action in _actions(known, left):
         runs = [*chosen, *(run for run in action if run not in chosen)]
@@ -344,12 +345,15 @@ def parts_within(rules: Rules, left: Left) -> int:
     of all take at most half of it, else fewer, at least 2."""
     for parts in range(rules.parts, 2, -1):
         known = Known(replace(rules, parts=parts), {})
-        if known.cost(_coarse(known)) <= left.units / 2 and len(_coarse(known)) <= left.runs / 2:
+        if (
+            known.cost(_missing_of_coarse(known)) <= left.units / 2
+            and len(_missing_of_coarse(known)) <= left.runs / 2
+        ):
             return parts
     return min(2, rules.parts)
 
 
-def _coarse(known: Known) -> list[Run]:
+def _missing_of_coarse(known: Known) -> list[Run]:
     """What is missing of the coarse windows, seed by seed."""
     wanted: list[Run] = []
     for seed in range(LEAST):
@@ -360,7 +364,7 @@ def _coarse(known: Known) -> list[Run]:
     return [run for run in wanted if run not in known.harms and run[0] not in broken]
 
 
-def _fitting(known: Known, runs: Sequence[Run], left: Left) -> list[Run]:
+def _first_within(known: Known, runs: Sequence[Run], left: Left) -> list[Run]:
     """The first of these runs that fit into a budget."""
     fitting: list[Run] = []
     for run in runs:

@@ -28,7 +28,7 @@ HATCHES: dict[Call, str | None] = {"safe": None, "harmful": "////", "open": None
 MOST_ARMS = 6  # panels of a figure
 
 
-def figure(
+def draw_harm(
     known: Known, texts: Mapping[str, str], shown: Metric, unit: str, rates: Sequence[float]
 ) -> style.Shown:
     """A panel for each arm, and the learning rate below where it is known.
@@ -39,16 +39,16 @@ def figure(
     """
     arms = known.rules.arms[:MOST_ARMS]
     windows = [pulse for arm in arms for pulse in known.phases(arm)]
-    with style.theme():
-        fig = style.figure(0.9 + 1.25 * len(arms) + 0.55 * bool(rates), WIDTH)
+    with style.use_theme():
+        fig = style.make_figure(0.9 + 1.25 * len(arms) + 0.55 * bool(rates), WIDTH)
         heights = [1.0] * len(arms) + [0.4] * bool(rates)
         axes = fig.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)
         for ax, arm in zip(axes[:, 0], arms, strict=False):
-            _harms(ax, known, arm)
+            _draw_harms(ax, known, arm)
             ax.set_ylabel(f"harm ({shown.unit})")
             ax.set_title(texts[arm], loc="left")
         if rates:
-            _rates(axes[-1, 0], rates)
+            _draw_rates(axes[-1, 0], rates)
         axes[-1, 0].set_xlabel(unit)
         axes[-1, 0].set_xlim(-0.6, known.rules.units - 0.4)
         calls = {known.of(pulse).call for pulse in windows}
@@ -61,11 +61,11 @@ def figure(
         )
         words = f"Harm of a pulse over these units, at the end of the run; {bars}"
         untried = " ?: not tried." if any(not known.of(pulse).n for pulse in windows) else ""
-        style.caption(fig, f"{words}.{untried}")
+        style.add_caption(fig, f"{words}.{untried}")
     return fig
 
 
-def _harms(ax: Axes, known: Known, arm: str) -> None:
+def _draw_harms(ax: Axes, known: Known, arm: str) -> None:
     """Each window as a line over its units, at its mean harm, with the interval."""
     margin = known.rules.margin
     ax.axhline(0, color="#949494", linewidth=0.8)
@@ -97,6 +97,6 @@ def _look(call: Call) -> dict[str, Any]:
     return plain | MARKS[call]
 
 
-def _rates(ax: Axes, rates: Sequence[float]) -> None:
+def _draw_rates(ax: Axes, rates: Sequence[float]) -> None:
     ax.plot(range(len(rates)), rates, color="#555555", linewidth=1.2, drawstyle="steps-mid")
     ax.set(ylim=(0, 1.15), ylabel="rate")

@@ -101,15 +101,15 @@ class Harm:
     def _repr_png_(self) -> bytes:
         from regimes.plotting import style
 
-        with style.theme():
-            return style.drawn(self.figure(), "png")
+        with style.use_theme():
+            return style.render_figure(self.figure(), "png")
 
     def figure(self) -> Figure:
         """Harm of each phase with its interval, and the learning rate; one column wide."""
-        from regimes.harms.drawn import figure
+        from regimes.harms.drawn import draw_harm
 
         texts = {arm: self.kinds[arm].text for arm in self.known.rules.arms}
-        fig = figure(self.known, texts, self.shown, self.unit, self.rates)
+        fig = draw_harm(self.known, texts, self.shown, self.unit, self.rates)
         fig.data = self.table
         return fig
 
@@ -142,17 +142,19 @@ class Harm:
         def fitted(some: Sequence[Pulse]) -> Law:
             used = [(harm, self._rate(p), seed) for p, seed, harm in points if p in some]
             harms, rates, seeds = zip(*used, strict=True)
-            return laws.fit(harms, rates, seeds, method="harm")
+            return laws.fit_law(harms, rates, seeds, method="harm")
 
         whole = fitted(pulses)
-        pilots = [pulses[i] for i in laws.pilots([self._rate(pulse) for pulse in pulses])]
+        pilots = [pulses[i] for i in laws.choose_pilots([self._rate(pulse) for pulse in pulses])]
         others = [pulse for pulse in pulses if pulse not in pilots]
         if not others:
             return whole, None
         predicted = fitted(pilots).of_units([self._rate(pulse) for pulse in others])
         means = {p: statistics.fmean(harm for own, _, harm in points if own == p) for p in pulses}
         constant = statistics.fmean(means[pulse] for pulse in pilots)
-        return whole, laws.score([means[p] for p in others], predicted.tolist(), constant)
+        return whole, laws.score_predictions(
+            [means[p] for p in others], predicted.tolist(), constant
+        )
 
     def _rate(self, pulse: Pulse) -> float:
         """The mean rate of a pulse, as a share of the highest."""
@@ -187,7 +189,7 @@ class Harm:
 
         if self.out is None:
             raise ConfigError("out: expected a folder to save into")
-        paths = style.save(self.figure(), self.out / "harm", self.table)
+        paths = style.save_figure(self.figure(), self.out / "harm", self.table)
         if self.grid:
             write_output(self.out / "harm.toml", self.grid)
             paths.append(self.out / "harm.toml")

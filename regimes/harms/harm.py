@@ -9,22 +9,22 @@ from typing import Any
 
 from regimes.collectives.launcher import read_launch
 from regimes.config import RunConfig
-from regimes.config.arguments import checked
-from regimes.console.notebook import kept, stoppable
+from regimes.config.arguments import check_arguments
+from regimes.console.notebook import describe_kept_runs, end_in_one_sentence
 from regimes.console.progress import shown_by
 from regimes.errors import ConfigError, require
 from regimes.harms.found import Harm
 from regimes.harms.jobs import Jobs
-from regimes.harms.kinds import Kind, changed, kinds_of, kinds_of_job, trunk_of
+from regimes.harms.kinds import Kind, apply_pulse, kinds_of, kinds_of_job, trunk_of
 from regimes.harms.records import Records
 from regimes.harms.search import Show
 from regimes.launch.budgeted import Budget
-from regimes.launch.subject import subject
-from regimes.plotting.looks import METRICS, Metric, named
+from regimes.launch.subject import read_subject
+from regimes.plotting.looks import METRICS, Metric, find_metric
 from regimes.records.files import record_folder
 
 
-@checked("what")
+@check_arguments("what")
 def harm(
     what: Any,
     train_data: Any = None,
@@ -60,7 +60,7 @@ def harm(
         minutes, runs: the budget; default 10 minutes. A run that has begun is ended.
         jobs: runs at a time, each a process; model and data are then sent to it.
         margin: harm below which a phase is safe, in the unit of the table: points of an accuracy
-            (default 1), else that of the metric (default 2 % of the trunk's).
+            (default 1), else the metric's own (default 2 % of the trunk's).
         groups: patterns of layers' names, separated by spaces: a level in each group by itself.
         parts: windows that are tried first.
         first_seed: of the first trunk.
@@ -86,14 +86,14 @@ def harm(
     if units is not None:
         shown, arms = _metric(lower, **training), kinds_of_job(words)
         function = Jobs(out, what, arms, units, shown, margin, parts, first_seed)
-        with stoppable(lambda: kept(out)), shown_by(show) as line:
+        with end_in_one_sentence(lambda: describe_kept_runs(out)), shown_by(show) as line:
             return function.searched(budget, line)
-    config, task = subject(what, train_data, test_data, set, training)
+    config, task = read_subject(what, train_data, test_data, set, training)
     trunk = replace(trunk_of(config), seed=first_seed)
     kinds = kinds_of(words, groups, trunk)
     _check(trunk, kinds)
     records = Records(out, trunk, kinds, task, margin, parts)
-    with stoppable(lambda: kept(out)), shown_by(show) as line:
+    with end_in_one_sentence(lambda: describe_kept_runs(out)), shown_by(show) as line:
         return records.searched(budget, jobs, line)
 
 
@@ -103,7 +103,7 @@ def _metric(lower: bool | None, metric: str = "loss", **others: Any) -> Metric:
         raise ConfigError(f"{name}: expected metric alone, beside a function and its units")
     known = metric in METRICS
     require(known or lower is not None, "lower", lower, f"True or False: is less {metric} better?")
-    return named(metric) if lower is None else replace(named(metric), lower=lower)
+    return find_metric(metric) if lower is None else replace(find_metric(metric), lower=lower)
 
 
 def _check(trunk: RunConfig, kinds: Mapping[str, Kind]) -> None:
@@ -113,6 +113,6 @@ def _check(trunk: RunConfig, kinds: Mapping[str, Kind]) -> None:
     PlugIns.from_config(trunk)
     for name, kind in kinds.items():
         try:
-            PlugIns.from_config(changed(trunk, kind, [(0, 1)]))
+            PlugIns.from_config(apply_pulse(trunk, kind, [(0, 1)]))
         except ConfigError as error:
             raise ConfigError(f"pulse {name!r}: {error}") from None

@@ -1,4 +1,4 @@
-"""A search whose runs a function of the user trains, such as a loop with `regimes.attach`.
+"""A search with a function of the user that trains the runs, such as a loop with `regimes.attach`.
 
 The function gets a pulse, or None for the trunk, and a seed, and returns the metric in the end. How
 it continues a saved state is its own affair (`docs/how-to/harm.md` has a loop). Results are in the

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from regimes.config import DENSE, RunConfig, override, override_fields
-from regimes.errors import ConfigError, nearest, require
+from regimes.errors import ConfigError, require, suggest_nearest
 from regimes.plotting.looks import level_text
 
 Spans = Sequence[tuple[int, int]]
@@ -32,7 +32,7 @@ class Kind:
         name: of the arm.
         text: what it is, in a sentence.
         changes: fields by dotted path, during a pulse.
-        setup: those of them that a schedule needs in the whole run, such as ``sync_levels``.
+        setup: the changes that a schedule needs in the whole run, such as ``sync_levels``.
         skip: its units are left out.
         within: the policy that has it in several spans of one run, and its levels in and outside
             of them; None: a pulse has one span.
@@ -100,11 +100,11 @@ def kinds_of(words: Sequence[str], groups: Sequence[str], trunk: RunConfig) -> d
     for word in words:
         if word not in (*trunk.levels, DENSE):
             require(not groups, "pulse", word, "a level with groups of layers")
-            made.append(_other(word, trunk))
+            made.append(_set_other(word, trunk))
         elif groups:
-            made += [_level(word, group, trunk) for group in groups]
+            made += [_set_level(word, group, trunk) for group in groups]
         else:
-            made.append(_level(word, None, trunk))
+            made.append(_set_level(word, None, trunk))
     found = {kind.name: kind for kind in made}
     require(len(found) == len(made), "pulse", list(words), "each once")
     require(bool(found), "pulse", list(words), f"a level, or one of {', '.join(WORDS)}")
@@ -116,7 +116,7 @@ def kinds_of_job(words: Sequence[str]) -> dict[str, Kind]:
     return {word: Kind(word, word, within=("policy", word, "low")) for word in words}
 
 
-def _level(level: str, group: str | None, trunk: RunConfig) -> Kind:
+def _set_level(level: str, group: str | None, trunk: RunConfig) -> Kind:
     own = trunk.policy.get("level", "low")
     require(level != own, "pulse", level, f"another level than the trunk's, {own}")
     form, value = level_text(trunk.compressor["name"]), trunk.levels.get(level)
@@ -135,7 +135,7 @@ def _level(level: str, group: str | None, trunk: RunConfig) -> Kind:
     )
 
 
-def _other(word: str, trunk: RunConfig) -> Kind:
+def _set_other(word: str, trunk: RunConfig) -> Kind:
     key, equals, value = word.partition("=")
     if word == "deletion":
         return Kind("deletion", "leaving units out", skip=True)
@@ -146,15 +146,17 @@ def _other(word: str, trunk: RunConfig) -> Kind:
     if key in ("period", "batch") and equals:
         good = value.isdecimal() and int(value) > 1
         require(good, f"pulse {key}", value, "a whole number above 1")
-        return _longer(int(value)) if key == "period" else _larger(int(value), trunk)
+        return (
+            _lengthen_period(int(value)) if key == "period" else _enlarge_batch(int(value), trunk)
+        )
     if not equals:
         known = [*trunk.levels, DENSE, *WORDS]
-        raise ConfigError(f"pulse {word!r}: {nearest(word, known)} or FIELD=VALUE.")
+        raise ConfigError(f"pulse {word!r}: {suggest_nearest(word, known)} or FIELD=VALUE.")
     override(trunk, [word])  # raises for what is no field
     return Kind(word.replace("/", " "), word, {"": word})
 
 
-def _longer(steps: int) -> Kind:
+def _lengthen_period(steps: int) -> Kind:
     setup = {"sync_levels": {"low": 1, "high": steps}}
     changes = {**setup, "sync_policy": {"name": "static", "level": "high"}}
     within: tuple[Field, str, str] = ("sync_policy", "high", "low")
@@ -162,7 +164,7 @@ def _longer(steps: int) -> Kind:
     return Kind(f"period {steps}", text, changes, setup, within=within)
 
 
-def _larger(multiple: int, trunk: RunConfig) -> Kind:
+def _enlarge_batch(multiple: int, trunk: RunConfig) -> Kind:
     size = trunk.batch_size
     setup = {"batch_levels": {"low": size, "high": multiple * size}}
     changes = {**setup, "batch_policy": {"name": "static", "level": "high"}}
@@ -171,7 +173,7 @@ def _larger(multiple: int, trunk: RunConfig) -> Kind:
     return Kind(f"batch {multiple}", text, changes, setup, within=within)
 
 
-def changed(config: RunConfig, kind: Kind, spans: Spans) -> RunConfig:
+def apply_pulse(config: RunConfig, kind: Kind, spans: Spans) -> RunConfig:
     """A trunk's configuration as the pulse has it; with several spans as the whole run has it.
 
     Raises:

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from regimes.errors import RecordError
-from regimes.statistics import LEAST, alike, t_interval
+from regimes.statistics import LEAST, are_alike, t_interval
 
 Floats = NDArray[np.float64]
 Method = Literal["log", "harm"]
@@ -92,7 +92,7 @@ class Law:
             trunk: its own level is used; None: ``level``.
 
         Raises:
-            RecordError: the trunk was not among those of the fit.
+            RecordError: the trunk was not among the fit's.
         """
         if trunk is not None and trunk not in self.levels:
             raise RecordError(f"the law was not fitted to pulses of the trunk {trunk!r}")
@@ -136,8 +136,8 @@ class Score:
 
     Attributes:
         r2: 1 - sum of squared errors / the sum that a constant leaves; the constant knows no more
-            than the law did (`score`). 1 is perfect, 0 no better than the constant; it has no
-            lower bound.
+            than the law did (`score_predictions`). 1 is perfect, 0 no better than the constant; it
+            has no lower bound.
         rank: Spearman's correlation of predicted and measured; nan where one of both is constant.
         error: root of the mean squared error, in the unit of harm.
         n: pulses.
@@ -152,7 +152,7 @@ class Score:
 # -- fit -------------------------------------------------------------------------------------
 
 
-def fit(
+def fit_law(
     harms: Sequence[float],
     rates: Sequence[float],
     trunks: Sequence[Hashable],
@@ -162,7 +162,7 @@ def fit(
 ) -> Law:
     """Fit the law to pulses, one value each in the same order.
 
-    >>> law = fit([0.09, 0.01, 0.36, 0.04], [1, 1 / 3, 1, 1 / 3], ["a", "a", "b", "b"])
+    >>> law = fit_law([0.09, 0.01, 0.36, 0.04], [1, 1 / 3, 1, 1 / 3], ["a", "a", "b", "b"])
     >>> round(law.exponent.value, 6), round(law.level, 6), law.method
     (2.0, 0.18, 'log')
 
@@ -201,7 +201,7 @@ def fit(
     )
 
 
-def exponents(
+def fit_exponents(
     harms: Sequence[float],
     rates: Sequence[float],
     trunks: Sequence[Hashable],
@@ -211,10 +211,10 @@ def exponents(
     """The exponent of each trunk alone, of those that have pulses at two rates or more.
 
     Args:
-        harms, rates, trunks, method: as for `fit`.
+        harms, rates, trunks, method: as for `fit_law`.
 
     Raises:
-        RecordError: as `fit`.
+        RecordError: as `fit_law`.
     """
     y, x, names = _checked(harms, rates, trunks)
     used = y > 0 if method == "log" else np.ones(len(y), bool)
@@ -224,15 +224,15 @@ def exponents(
     return {
         name: solve(y[at], x[at], [name] * len(at)).exponent
         for name, at in places.items()
-        if not alike(x[at].tolist())
+        if not are_alike(x[at].tolist())
     }
 
 
-def difference(one: Mapping[Hashable, float], other: Mapping[Hashable, float]) -> Exponent:
+def compare_exponents(one: Mapping[Hashable, float], other: Mapping[Hashable, float]) -> Exponent:
     """One kind's exponents minus another's on the same trunks, with a t interval over trunks.
 
     Args:
-        one, other: of `exponents`; trunks that only one of them has are left out.
+        one, other: of `fit_exponents`; trunks that only one of them has are left out.
 
     Raises:
         RecordError: no trunk in common.
@@ -377,7 +377,7 @@ def _by_least_squares(y: Floats, x: Floats, trunks: Sequence[Hashable]) -> _Esti
 
 
 def _check_rates(x: Floats, places: Mapping[Hashable, NDArray[np.intp]]) -> None:
-    if all(alike(x[at].tolist()) for at in places.values()):
+    if all(are_alike(x[at].tolist()) for at in places.values()):
         raise RecordError(
             "no trunk has pulses at two rates: an exponent needs a rate that changes during the run"
         )
@@ -390,7 +390,7 @@ def _with_interval(
     estimate: _Estimate, y: Floats, x: Floats, trunks: Sequence[Hashable], method: Method
 ) -> Exponent:
     places, value = _places(trunks), estimate.exponent
-    several = sum(not alike(x[at].tolist()) for at in places.values())
+    several = sum(not are_alike(x[at].tolist()) for at in places.values())
     if several >= LEAST:
         low, high = _over_trunks(value, y, x, trunks, method)
         return Exponent(value, low, high, n=len(places), over="trunks")
@@ -443,19 +443,19 @@ def _over_pulses(estimate: _Estimate) -> tuple[float, float]:
 # -- what is predicted -----------------------------------------------------------------------
 
 
-def pilots(rates: Sequence[float], count: int = 3) -> list[int]:
+def choose_pilots(rates: Sequence[float], count: int = 3) -> list[int]:
     """Which pulses to measure first: those nearest to an even division of log rates from the lowest
     to the highest, in the order of the pulses. Among several at one rate it is the one in the
     middle (of two, the later).
 
-    >>> pilots([1, 1, 1, 0.86, 0.32, 0.19])
+    >>> choose_pilots([1, 1, 1, 0.86, 0.32, 0.19])
     [1, 4, 5]
 
     Raises:
         RecordError: fewer pulses than ``count``, or fewer than two rates.
     """
     x = np.asarray(rates, float)
-    if len(x) < count or count < 2 or alike(x.tolist()):
+    if len(x) < count or count < 2 or are_alike(x.tolist()):
         raise RecordError(f"{len(x)} pulses: an exponent needs {max(count, 2)}, at two rates")
     log = np.log(x)
     chosen: list[int] = []
@@ -469,7 +469,7 @@ def pilots(rates: Sequence[float], count: int = 3) -> list[int]:
     return sorted(chosen)
 
 
-def score(
+def score_predictions(
     measured: Sequence[float], predicted: Sequence[float], constant: float | Sequence[float]
 ) -> Score:
     """How well harms were predicted.
@@ -488,7 +488,7 @@ def score(
     )
     n = len(real)
     rank = math.nan
-    if n > 1 and not alike(real.tolist()) and not alike(said.tolist()):
+    if n > 1 and not are_alike(real.tolist()) and not are_alike(said.tolist()):
         rank = float(spearmanr(real, said).statistic)
     return Score(
         r2=1 - errors / plain if plain else math.nan,

@@ -21,13 +21,13 @@ import pandas as pd
 
 from regimes.errors import RecordError
 from regimes.plotting.groups import tested_by
-from regimes.records import Record, located
-from regimes.statistics import alike
+from regimes.records import Record, locate_trunk
+from regimes.statistics import are_alike
 
 Pair = tuple[Record, Record]  # a branch and its trunk
 
 
-def pairs(runs: Sequence[Record]) -> list[Pair]:
+def pair_branches(runs: Sequence[Record]) -> list[Pair]:
     """Each branch with its trunk, in the order of the runs.
 
     Raises:
@@ -40,7 +40,7 @@ def pairs(runs: Sequence[Record]) -> list[Pair]:
     found = []
     for run in runs:
         if branch := run.config.get("branch"):
-            trunk = by_folder.get(os.path.realpath(located(run.folder, branch["of"])))
+            trunk = by_folder.get(os.path.realpath(locate_trunk(run.folder, branch["of"])))
             if trunk is None or trunk.config.get("branch"):
                 raise RecordError(
                     f"{run.folder} is a branch of {branch['of']}, which is "
@@ -60,7 +60,7 @@ def arm_of(run: Record) -> str:
     return run.name.replace(f" from {run.config['branch']['at']}", "", 1)
 
 
-def trunks(found: Sequence[Pair]) -> list[Record]:
+def list_trunks(found: Sequence[Pair]) -> list[Record]:
     """The trunks, one per seed.
 
     Raises:
@@ -124,4 +124,4 @@ def by_run(units: pd.DataFrame, last: int = 1) -> pd.DataFrame:
 
 def is_null(harms: Sequence[float]) -> bool:
     """Are they 0 but for rounding?"""
-    return alike([0.0, *harms])
+    return are_alike([0.0, *harms])

@@ -18,7 +18,7 @@ def mean_rates(run: Record) -> pd.Series:
     """The mean over the steps of each unit, in the order of the units.
 
     A row's ``lr`` also has the factor of a larger batch. A record of the hook has no schedule: the
-    rate of its first step then stands for that of the unit.
+    rate of its first step then stands for the unit's.
     """
     firsts = run.epochs["lr"].astype(float).reset_index(drop=True)
     if (schedule := schedule_of(run)) is None:

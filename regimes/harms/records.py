@@ -1,4 +1,4 @@
-"""A search whose runs are trunks and branches of the trainer, each a record. No torch at import."""
+"""A search through trunks and branches of the trainer, each a record. No torch at import."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from regimes.errors import require
 from regimes.harms import measured
 from regimes.harms.decide import Known, Pulse, Run
 from regimes.harms.found import Harm
-from regimes.harms.kinds import Kind, changed
+from regimes.harms.kinds import Kind, apply_pulse
 from regimes.harms.rates import mean_rates
 from regimes.harms.schedule import controls_of, grid_toml
 from regimes.harms.search import Facts, Search, ended_runs, result_of, rules_of
@@ -21,7 +21,7 @@ from regimes.launch import budgeted, sweep
 from regimes.launch.budgeted import Budget, Round, rounds_of
 from regimes.launch.sweep import Cell
 from regimes.plotting.groups import tested_by
-from regimes.records import Record, check_same, load, reference, unit_name
+from regimes.records import Record, check_same, load, trunk_reference, unit_name
 from regimes.training.quirks import resolve_quirks
 
 if TYPE_CHECKING:
@@ -72,8 +72,10 @@ class Records(Search):
             return folder, config
         kind, trunk = self.kind_of(pulse), self.out / self.name((None, number))
         length = pulse.length if len(pulse.spans) == 1 else None
-        branch = BranchConfig(reference(trunk, folder), pulse.first, length, kind.skip or None)
-        config = changed(replace(config, checkpoint_keep=None), kind, pulse.spans)
+        branch = BranchConfig(
+            trunk_reference(trunk, folder), pulse.first, length, kind.skip or None
+        )
+        config = apply_pulse(replace(config, checkpoint_keep=None), kind, pulse.spans)
         return folder, replace(config, name=self.label(pulse), branch=branch)
 
     def record(self, run: Run) -> Record:
@@ -91,13 +93,13 @@ class Records(Search):
             check_same(self.out / self.name(run), to_dict(resolve_quirks(self.cell(run)[1])))
         if done and self.task is not None:
             self._check_task(self.task)
-        with sweep.trainer(jobs, [self.trunk.device], self.task) as trainer:
+        with sweep.make_trainer(jobs, [self.trunk.device], self.task) as trainer:
             self._trainer = trainer
             rounds = self.run(budget, jobs, show)
         return self.found(rounds)
 
     def _check_task(self, task: Task) -> None:
-        """Raise RecordError unless model and data are those of the first trunk: the trunks of other
+        """Raise RecordError unless model and data are the first trunk's: the trunks of other
         seeds would be of another search."""
         from regimes.training.state import check_same_task  # torch, so late
 
@@ -140,7 +142,7 @@ class Records(Search):
             return f"{name}: broke, {why}"
         shown = tested_by(self.record(run))
         if run[0] is None:
-            return f"{name}: {shown.heading} {last_metric(self.record(run)):.{shown.digits}f}"
+            return f"{name}: {shown.heading} {_last_metric(self.record(run)):.{shown.digits}f}"
         return f"{name}: harm {self.harm_of(run, rounds):.{shown.digits + 1}f} {shown.unit}"
 
     def found(self, rounds: Sequence[Round]) -> Harm:
@@ -175,9 +177,9 @@ def facts_of_trunk(run: Record) -> Facts:
     require(units >= 2, "unit_steps", run.config.get("unit_steps"), expected)
     count = run.header["data"].get("test")
     grain = shown.factor / count if shown.name == "accuracy" and count else 0.0
-    return Facts(units, last_metric(run), grain, shown)
+    return Facts(units, _last_metric(run), grain, shown)
 
 
-def last_metric(run: Record) -> float:
+def _last_metric(run: Record) -> float:
     """The metric in the end, in the unit of figures."""
     return tested_by(run).factor * float(run.epochs["metric"].dropna().iloc[-1])

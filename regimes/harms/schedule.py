@@ -2,7 +2,7 @@
 ``regimes ablate``. No torch, but for the formulas of a compressor.
 
 - *one level*: throughout, the level (rank, percentage, bits, period, size of the batch) between the
-  trunk's and the pulse's whose bytes are nearest;
+  trunk's and the pulse's with the nearest bytes;
 - *rate ladder*: the pulse's level in about as many units, those with the lowest learning rates
   (`regimes.policies.RateLadder`, which measures nothing).
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from regimes.config import DENSE, RunConfig, as_level, to_dict
-from regimes.policies import policy
+from regimes.policies import make_policy
 from regimes.policies.history import PastEpoch
 from regimes.records import OWN, Record
 
@@ -36,9 +36,9 @@ class Controls:
     """Schedules that send about as many bytes as one from harm.
 
     Attributes:
-        policies: tables by name, that of the trunk included.
+        policies: tables by name, the trunk's included.
         levels: further levels that they name.
-        bytes: of each, as a share of those of the trunk.
+        bytes: of each, as a share of the trunk's.
     """
 
     policies: Mapping[str, dict[str, Any]]
@@ -84,14 +84,14 @@ def _controls(
 
 
 class _Share:
-    """The bytes of a step at a level of the compressor, of those of the trunk's level, by the
-    compressor's formula."""
+    """The bytes of a step at a level of the compressor, as a share of the bytes at the trunk's
+    level, by the compressor's formula."""
 
     def __init__(self, trunk: Record, own: Any) -> None:
         from regimes.collectives.requests import Layer  # torch, so late
-        from regimes.compression import compressor
+        from regimes.compression import make_compressor
 
-        self.compressor = compressor(dict(trunk.config["compressor"]))
+        self.compressor = make_compressor(dict(trunk.config["compressor"]))
         layers = trunk.header["layers"]
         self.layers = [Layer(each["name"], tuple(each["shape"])) for each in layers]
         self.workers = trunk.config["workers"]
@@ -118,7 +118,7 @@ def _cost(trunk: Record, field: str, values: Mapping[str, Any], own: str) -> Any
 
 
 def _between(share: Any, values: Mapping[str, Any], own: str, other: str, target: float) -> Any:
-    """The level between two whose bytes are nearest to a share; None where levels are no numbers,
+    """The level between two with the bytes nearest to a share; None where levels are no numbers,
     or one of both is nearest."""
     ends: list[Any] = [values.get(own), values.get(other)]
     if not all(isinstance(end, int | float) for end in ends):
@@ -140,7 +140,7 @@ def _between(share: Any, values: Mapping[str, Any], own: str, other: str, target
 
 
 def _ladder(trunk: Record, inside: str, outside: str, units: int) -> dict[str, Any] | None:
-    """The ladder of two levels whose higher compression is in about so many units; None where no
+    """The ladder of two levels with the higher compression in about so many units; None where no
     share of the rate divides the units."""
     rates = [float(row["lr"]) for row in trunk.rows]
     following = [float(row["next_lr"]) for row in trunk.rows]
@@ -158,7 +158,7 @@ def _ladder(trunk: Record, inside: str, outside: str, units: int) -> dict[str, A
 
 def _units_at(table: dict[str, Any], level: str, trunk: Record) -> int:
     """In how many units of a run a policy that measures nothing has a level."""
-    rule, past, count = policy(dict(table)), list[PastEpoch](), 0
+    rule, past, count = make_policy(dict(table)), list[PastEpoch](), 0
     for row in trunk.rows:
         (decision,) = rule.decide(past, ["all"])
         count += decision.level == level
@@ -178,7 +178,7 @@ def grid_toml(found: Harm, trunk: RunConfig, used: int) -> str:
     import tomli_w
 
     own = trunk.data.name == OWN
-    base = _changed(to_dict(replace(trunk, name="run", seed=0, checkpoint_keep=None)))
+    base = _changed_fields(to_dict(replace(trunk, name="run", seed=0, checkpoint_keep=None)))
     schedules: dict[str, Any] = {}
     for arm, controls in found.controls.items():
         kind = found.kinds[arm]
@@ -207,7 +207,7 @@ def grid_toml(found: Harm, trunk: RunConfig, used: int) -> str:
     return "\n".join([*lines, "", plain])
 
 
-def _changed(config: dict[str, Any]) -> dict[str, Any]:
+def _changed_fields(config: dict[str, Any]) -> dict[str, Any]:
     """The fields of a configuration that have another value than by default."""
     usual, kept = to_dict(RunConfig()), {}
     for key, value in config.items():

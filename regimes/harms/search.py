@@ -18,7 +18,7 @@ from regimes.harms.decide import Known, Left, Pulse, Rules, Run, next_round, par
 from regimes.harms.found import Harm
 from regimes.harms.kinds import Kind
 from regimes.launch import budgeted
-from regimes.launch.budgeted import Budget, Ended, Round, seconds
+from regimes.launch.budgeted import Budget, Ended, Round, sum_seconds
 from regimes.plotting.looks import Metric
 from regimes.statistics import LEAST
 
@@ -122,7 +122,9 @@ class Search:
             jobs: runs at a time.
         """
         choose = functools.partial(self._choose, budget, jobs)
-        return budgeted.search(self.out, choose, functools.partial(self._train, budget, show))
+        return budgeted.search_in_rounds(
+            self.out, choose, functools.partial(self._train, budget, show)
+        )
 
     def known(self, rounds: Sequence[Round]) -> Known:
         """What the rounds say.
@@ -173,12 +175,12 @@ class Search:
         runs = math.inf if budget.runs is None else budget.runs - len(done)
         if budget.minutes is None:
             return Left(runs=runs)
-        spent, units = seconds(rounds), self.known(rounds).cost(done)
+        spent, units = sum_seconds(rounds), self.known(rounds).cost(done)
         return Left(max(0.0, 60 * budget.minutes - spent) * units / max(spent, 1e-9), runs)
 
     def _train(self, budget: Budget, show: Show, chosen: Round, ended: Ended) -> None:
-        runs = dict(zip(chosen.runs, runs_of(chosen), strict=True))
-        share = budgeted.shares(budget, budgeted.rounds_of(self.out))
+        runs = dict(zip(chosen.runs, _runs_of(chosen), strict=True))
+        share = budgeted.report_shares(budget, budgeted.rounds_of(self.out))
 
         def over(run: Run, result: Any) -> None:
             ended(self.name(run), result)
@@ -189,7 +191,7 @@ class Search:
     def found(self, rounds: Sequence[Round]) -> Harm:
         """What the rounds have found, without bytes and rates."""
         known, facts = self.known(rounds), self.facts_of(rounds)
-        minutes = seconds(rounds) / 60 / known.cost(ended_runs(rounds))
+        minutes = sum_seconds(rounds) / 60 / known.cost(ended_runs(rounds))
         return Harm(known, self.kinds, facts.shown, "epoch", minutes=minutes, out=self.out)
 
 
@@ -198,7 +200,7 @@ def rules_of(units: int, parts: int) -> Rules:
     return Rules(units, (), 1.0, parts=parts, least=max(1, round(units / SHORTEST)))
 
 
-def runs_of(each: Round) -> list[Run]:
+def _runs_of(each: Round) -> list[Run]:
     """The runs of a round, as its line in the log has them."""
     return [
         (p and Pulse(p[0], tuple((span[0], span[1]) for span in p[1])), number)
@@ -211,7 +213,7 @@ def ended_runs(rounds: Sequence[Round]) -> list[Run]:
     return [
         run
         for each in rounds
-        for name, run in zip(each.runs, runs_of(each), strict=True)
+        for name, run in zip(each.runs, _runs_of(each), strict=True)
         if name in each.results
     ]
 

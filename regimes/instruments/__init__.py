@@ -31,7 +31,7 @@ REGISTRY = Registry(
 )
 
 
-def instruments(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Instrument]:
+def make_instruments(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Instrument]:
     """The instruments that a configuration's tables name; ConfigError if one is none."""
     return {
         name: REGISTRY.make({"name": name, **fields}, f"instruments.{name}")

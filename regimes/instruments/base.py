@@ -181,7 +181,7 @@ class StridedGauge(StatelessGauge):
 
 @runtime_checkable
 class Instrument(Protocol):
-    """A frozen dataclass, whose fields are the configuration's table of that name. At the start of
+    """A frozen dataclass. Its fields are the configuration's table of that name. At the start of
     a run it makes one gauge, which is read in epochs 0, ``every``, 2 ``every``, ..."""
 
     @property
@@ -190,8 +190,8 @@ class Instrument(Protocol):
     def start(self, context: MeasurementContext) -> Gauge: ...
 
 
-def added(sums: list[Tensor], more: Sequence[Tensor], room: list[Tensor]) -> list[Tensor]:
-    """``sums + more`` in other memory than that of ``sums``.
+def add_sums(sums: list[Tensor], more: Sequence[Tensor], room: list[Tensor]) -> list[Tensor]:
+    """``sums + more`` in other memory than ``sums``.
 
     Args:
         room: memory that may be written to, where there is some. On a GPU it is not used: the
@@ -202,7 +202,7 @@ def added(sums: list[Tensor], more: Sequence[Tensor], room: list[Tensor]) -> lis
     return [torch.add(a, b, out=c) for a, b, c in zip(sums, more, room, strict=True)]
 
 
-def ratio(above: float, below: float) -> float:
+def divide_or_nan(above: float, below: float) -> float:
     """NaN unless the denominator is positive."""
     return above / below if below > 0 else math.nan
 

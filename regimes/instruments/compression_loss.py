@@ -135,7 +135,7 @@ class CompressionLossGauge(StridedGauge):
         )
 
     def _of_whole(self, squares: Float[Tensor, " layers"]) -> Float[Tensor, " layers"]:
-        """Squared norms of whole layers, from those of their parts."""
+        """Squared norms of whole layers, from the norms of their parts."""
         if self.world.shards == 1 and not self.world.divided:
             return squares
         device = getattr(self.world, "device", squares.device)

@@ -19,7 +19,7 @@ from torch import Tensor
 from regimes.capabilities import EXCHANGE_READINGS
 from regimes.config import Bounded, Bounds
 from regimes.config.bounds import Count
-from regimes.instruments.base import MeasurementContext, Reading, StatelessGauge, ratio
+from regimes.instruments.base import MeasurementContext, Reading, StatelessGauge, divide_or_nan
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Cosine(Bounded):
     Attributes:
         stride: measure every so many steps, counted over the whole job. On several processes a
             measured step exchanges its gradient once more, uncompressed (counted as signal bytes).
-        least: process 0 warns of each measured step of which the model's cosine is below it.
+        least: process 0 warns of each measured step where the model's cosine is below it.
     """
 
     bounds_prefix = "instruments.cosine."
@@ -85,7 +85,7 @@ class CosineGauge(StatelessGauge):
         rows = torch.stack(columns, dim=1).tolist()
         rows.append([sum(column) for column in zip(*rows, strict=True)])
         # <u, g> of squares, because norms are what is added up over parts of a layer
-        return [ratio((u + g - apart) / 2, (u * g) ** 0.5) for u, g, apart in rows]
+        return [divide_or_nan((u + g - apart) / 2, (u * g) ** 0.5) for u, g, apart in rows]
 
     def read(self, epoch: int) -> Reading:
         """``cosine`` of the unit's last measured step; nothing where there is none."""

@@ -1,6 +1,6 @@
 """Curvature as instruments of a run: the Hessian, the Fisher trace, critical sharpness.
 
-The measurements are those of ``regimes.curvature``, on a fixed probe of the training set, with the
+``regimes.curvature`` measures, on a fixed probe of the training set, with the
 weights of the epoch's end, averaged over all processes.
 """
 
@@ -36,7 +36,7 @@ from regimes.curvature.weights import Weight
 from regimes.errors import TrainingError, require
 from regimes.instruments.base import EndOfEpochGauge, MeasurementContext, Reading
 from regimes.reduction import Batch, Coupled, OwnMean, Sum, TargetMean
-from regimes.seeding import derive
+from regimes.seeding import derive_seed
 
 Mode = Literal["eval", "batch-statistics"]
 SUFFIX = {"eval": "", "batch-statistics": ":batch"}  # of the statistics' names
@@ -165,7 +165,7 @@ class CurvatureGauge(ProbeGauge):
                     ).check()
 
     def measure(self, epoch: int) -> Reading:
-        reading, seed = Reading(), derive(self.context.seed, "curvature", epoch)
+        reading, seed = Reading(), derive_seed(self.context.seed, "curvature", epoch)
         for mode in self.settings.modes:
             hessian = HessianProduct(
                 self.context.model,
@@ -242,7 +242,7 @@ class FisherGauge(ProbeGauge):
             self.context.model,
             self.batches,
             kind=self.settings.kind,
-            seed=derive(self.context.seed, "fisher", epoch),
+            seed=derive_seed(self.context.seed, "fisher", epoch),
             first_sample=self.context.world.rank * here,
             mode="eval",
             mean=self.process_mean,

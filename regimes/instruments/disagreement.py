@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from regimes.capabilities import OWN_COLLECTIVES, SEVERAL_WORKERS, WORKER_MODELS
 from regimes.collectives.requests import Exchange, Mean
-from regimes.instruments.base import MeasurementContext, Reading, StatelessGauge, ratio
+from regimes.instruments.base import MeasurementContext, Reading, StatelessGauge, divide_or_nan
 
 TINY = 1e-12  # of the largest squared singular value: zero but for rounding
 
@@ -90,7 +90,7 @@ class DisagreementGauge(StatelessGauge):
             return Reading()
         found = [_gaps(one) for one in (*products, products.sum(0))]
         sizes = [math.sqrt(max(0.0, float(s.sum())) / len(s)) for s, _ in found]
-        top = [ratio(float(s[-1]), float(s.sum())) for s, _ in found]
+        top = [divide_or_nan(float(s[-1]), float(s.sum())) for s, _ in found]
         singular = found[-1][0].clamp(min=0).sqrt().flip(0)[:-1].tolist()
         return Reading(
             {"disagreement": sizes[:-1], "disagreement:top": top[:-1]},

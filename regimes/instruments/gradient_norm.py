@@ -33,7 +33,13 @@ from regimes.capabilities import (
 )
 from regimes.collectives.requests import Mean, mean_of_sums
 from regimes.config import Signal
-from regimes.instruments.base import MeasurementContext, Reading, StatelessGauge, added, ratio
+from regimes.instruments.base import (
+    MeasurementContext,
+    Reading,
+    StatelessGauge,
+    add_sums,
+    divide_or_nan,
+)
 
 PER_WORKER = ("local-mean", "worker0")
 OF_GRADIENTS: tuple[Signal, ...] = ("update", "global", "local-mean", "worker0")
@@ -95,7 +101,7 @@ class NormsGauge(StatelessGauge):
             self.sums = {**self.sums, name: [t.clone() for t in tensors]}
         elif self.reversible:
             sums = self.sums[name]
-            self.sums = {**self.sums, name: added(sums, tensors, self._room.get(name, []))}
+            self.sums = {**self.sums, name: add_sums(sums, tensors, self._room.get(name, []))}
             self._room = {**self._room, name: sums}
         else:
             torch._foreach_add_(self.sums[name], tensors)
@@ -133,7 +139,7 @@ class NormsGauge(StatelessGauge):
         return own
 
     def _of_whole(self, norms: Float[Tensor, " layers"]) -> Float[Tensor, " layers"]:
-        """Norms of whole layers, from those of their shards."""
+        """Norms of whole layers, from the norms of their shards."""
         return self.world.whole_norms(norms)
 
     def _means(self, parts: Iterable[Float[Tensor, "rows ..."]]) -> list[Tensor]:
@@ -188,4 +194,4 @@ class Movement:
             moved[i] += decayed
         norms = torch.stack(torch._foreach_norm(moved)).tolist()
         rates, self.start, self.rates = self.rates, [], 0.0
-        return {"movement": norms, "movement/lr": [ratio(norm, rates) for norm in norms]}
+        return {"movement": norms, "movement/lr": [divide_or_nan(norm, rates) for norm in norms]}

@@ -30,7 +30,7 @@ def needs_of(instrument: Any) -> frozenset[str]:
     return declared_needs(instrument, UNDECLARED)
 
 
-def needs_of_statistic(name: str) -> frozenset[str]:
+def _needs_of_statistic(name: str) -> frozenset[str]:
     """What measuring a statistic needs; "norm" is the norm that the job's signal names, which is a
     part of its own."""
     statistic = Statistic.parse(name)
@@ -43,8 +43,8 @@ def needs_of_statistic(name: str) -> frozenset[str]:
 def policy_parts(rule: Policy, field: str) -> Iterator[Part]:
     """The statistics that a policy reads, and the training loss if it does."""
     for name in rule.needs:
-        needs = needs_of_statistic(name)
-        yield Part(f"{field}.needs", needs, name, "another statistic", statistics)
+        needs = _needs_of_statistic(name)
+        yield Part(f"{field}.needs", needs, name, "another statistic", statistic_needs)
     if needs := declared_needs(rule):
         yield Part(field, needs, type(rule).__name__, "another policy")
     if getattr(rule, "reads_loss", False):
@@ -54,7 +54,7 @@ def policy_parts(rule: Policy, field: str) -> Iterator[Part]:
 
 def signal_parts(signal: Signal, *rules: Policy) -> Iterator[Part]:
     """The norm that is always read, beside the policies that may read it."""
-    yield Part("signal", signals()[signal], signal, others=signals)
+    yield Part("signal", signal_needs()[signal], signal, others=signal_needs)
     if any(Statistic.parse(need).is_norm for rule in rules for need in rule.needs):
         yield Part("signal", _UNITS[signal], signal, others=lambda: _UNITS)
 
@@ -64,16 +64,16 @@ _UNITS: dict[str, frozenset[str]] = {
 }
 
 
-def signals() -> dict[str, frozenset[str]]:
-    """What each signal needs, by name. A run whose signal is of single workers has a pass for each,
+def signal_needs() -> dict[str, frozenset[str]]:
+    """What each signal needs, by name. A run with a signal of single workers has a pass for each,
     whatever ``union_pass`` says."""
     return {name: needs - {WORKER_GRADIENTS} for name, needs in REQUIRES.items()}
 
 
-def statistics() -> dict[str, frozenset[str]]:
+def statistic_needs() -> dict[str, frozenset[str]]:
     """What each statistic needs, by name."""
     found = {}
     for name in INSTRUMENT:
         with suppress(ConfigError):  # a package's instrument that cannot be imported
-            found[name] = needs_of_statistic(name)
+            found[name] = _needs_of_statistic(name)
     return found

@@ -27,8 +27,8 @@ from regimes.instruments.base import (
     Reading,
     StatelessGauge,
     StridedGauge,
-    added,
-    ratio,
+    add_sums,
+    divide_or_nan,
     squared_norms,
 )
 
@@ -96,8 +96,10 @@ class NoiseGauge(StridedGauge):
         pairs = list(zip([*small, math.fsum(small)], [*big, math.fsum(big)], strict=True))
         traces = [workers * (s - m) / (workers - 1) for s, m in pairs]  # tr(Sigma) / b
         signals = [(workers * m - s) / (workers - 1) for s, m in pairs]  # |G|^2
-        scale = [ratio(trace, signal) for trace, signal in zip(traces, signals, strict=True)]
-        diversity = [ratio(s, workers * m) for s, m in pairs]
+        scale = [
+            divide_or_nan(trace, signal) for trace, signal in zip(traces, signals, strict=True)
+        ]
+        diversity = [divide_or_nan(s, workers * m) for s, m in pairs]
         return Reading(
             layers={"noise_scale": scale[:-1], "diversity": diversity[:-1]},
             model={"noise_scale": scale[-1], "diversity": diversity[-1]},
@@ -145,7 +147,7 @@ class MsdrGauge(StatelessGauge):
         if self.steps:
             before = self.sums
             if self.reversible:
-                self.sums = added(before, updates, self.room)
+                self.sums = add_sums(before, updates, self.room)
                 self.room = before
             else:
                 torch._foreach_add_(self.sums, list(updates))
@@ -175,7 +177,7 @@ def _msdr(total: float, squares: float, steps: int) -> float:
     if steps < 2:
         return math.nan
     variance = (squares - total / steps) / (steps - 1)
-    return math.sqrt(ratio(total / steps**2, variance))
+    return math.sqrt(divide_or_nan(total / steps**2, variance))
 
 
 @dataclass(frozen=True)

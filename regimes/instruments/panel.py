@@ -14,9 +14,9 @@ from torch import Tensor
 from regimes import capabilities
 from regimes.capabilities import HALF, ONE_WORKER, TEXT, UNION_PASS, Mode, Part
 from regimes.config import Signal
-from regimes.detectors.statistics import FIELDS, Statistic, setting
+from regimes.detectors.statistics import FIELDS, Statistic, measuring_options
 from regimes.errors import ConfigError
-from regimes.instruments import instruments
+from regimes.instruments import make_instruments
 from regimes.instruments.base import EndOfEpochGauge, Gauge, MeasurementContext, Reading
 from regimes.instruments.gradient_norm import Norms
 from regimes.instruments.needs import needs_of
@@ -80,10 +80,14 @@ class Panel:
         for name, gauge in self.gauges.items():
             if epoch % self._every[name] == 0 and (seen or isinstance(gauge, EndOfEpochGauge)):
                 with timer(_clocked(name)):
-                    readings[name] = _checked(name, gauge.read(epoch), self.layers)
+                    readings[name] = _check_reading(name, gauge.read(epoch), self.layers)
         return Readings(
-            {k: [finite(x) for x in v] for r in readings.values() for k, v in r.layers.items()},
-            {k: finite(v) for r in readings.values() for k, v in r.model.items()},
+            {
+                k: [finite_or_none(x) for x in v]
+                for r in readings.values()
+                for k, v in r.layers.items()
+            },
+            {k: finite_or_none(v) for r in readings.values() for k, v in r.model.items()},
             {name: reading.detail for name, reading in readings.items() if reading.detail},
         )
 
@@ -101,13 +105,13 @@ def _clocked(name: str) -> str:
     return "instruments" if name == "norms" else name
 
 
-def choose(
+def choose_instruments(
     tables: Mapping[str, Mapping[str, Any]],
     needs: Iterable[str],
     signal: Signal | None,
     context: MeasurementContext,
 ) -> Panel:
-    """The configured instruments, and those whose statistics the policies need.
+    """The configured instruments, and the instruments of statistics that the policies need.
 
     Args:
         tables: fields by instrument, as the configuration has them.
@@ -123,7 +127,7 @@ def choose(
         instrument = Statistic.parse(need).instrument
         if instrument != "norms":
             wanted.setdefault(instrument, FIELDS.get(need, {}))
-    tools = instruments(wanted)
+    tools = make_instruments(wanted)
     if signal is not None:
         norms = tools.get("norms", Norms(()))
         readings = dict.fromkeys([signal, *getattr(norms, "readings", ())])
@@ -145,7 +149,7 @@ def _modes(context: MeasurementContext) -> list[Mode]:
     return [mode for mode, applies in found.items() if applies]
 
 
-def _checked(name: str, reading: Any, layers: int | None) -> Reading:
+def _check_reading(name: str, reading: Any, layers: int | None) -> Reading:
     """The reading itself; ConfigError, with the instrument's name, if it is none."""
 
     def require_reading(good: bool, got: object, expected: str) -> None:
@@ -171,10 +175,10 @@ def check_measured(needs: Iterable[str], readings: Readings) -> None:
             raise ConfigError(
                 f"the policy needs the statistic {need!r}, which the instrument "
                 f"{Statistic.parse(need).instrument!r} as configured does not measure: "
-                f"{setting(need)}"
+                f"{measuring_options(need)}"
             )
 
 
-def finite(value: float | None) -> float | None:
+def finite_or_none(value: float | None) -> float | None:
     """The value, or None where it is not finite: JSON has no NaN."""
     return value if value is not None and math.isfinite(value) else None

@@ -8,7 +8,7 @@ from typing import Any
 from accelerate import Accelerator
 
 from regimes.ddp import Hook, RecordOptions
-from regimes.integrations.shared import HookSettings, load, save
+from regimes.integrations.shared import HookSettings, load_hook, save_hook
 
 
 def attach(
@@ -41,6 +41,8 @@ def attach(
     hook = HookSettings(every, record, options).attach(
         model, optimizer, epoch=None, total=None, batch_size=None, scaler=accelerator.scaler
     )
-    accelerator.register_save_state_pre_hook(lambda models, weights, folder: save(hook, folder))
-    accelerator.register_load_state_pre_hook(lambda models, folder: load(hook, folder))
+    accelerator.register_save_state_pre_hook(
+        lambda models, weights, folder: save_hook(hook, folder)
+    )
+    accelerator.register_load_state_pre_hook(lambda models, folder: load_hook(hook, folder))
     return hook

@@ -9,12 +9,12 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from regimes.ddp import Hook, RecordOptions
-from regimes.integrations.shared import EVALUATED, HookSettings, collected, load_collected
+from regimes.integrations.shared import EVALUATED, HookSettings, collect_states, load_collected
 
 LOSSES = {"loss", "train_loss", "train/loss"}  # of training: logged at each step
 
 
-class Epochs:
+class _Epochs:
     """The epoch of a trainer, which ends a unit where a training step of the module may take
     several steps of several optimisers."""
 
@@ -70,7 +70,7 @@ class RegimesCallback(Callback):
             list(trainer.optimizers) or None,
             epoch=trainer.num_training_batches / accumulated,
             total=trainer.max_epochs if by_epoch else trainer.estimated_stepping_batches,
-            clock=Epochs(trainer) if by_epoch else None,
+            clock=_Epochs(trainer) if by_epoch else None,
             batch_size=None,
             scaler=getattr(trainer.precision_plugin, "scaler", None),
         )
@@ -95,7 +95,7 @@ class RegimesCallback(Callback):
         self._log(trainer, evaluated=False)
 
     def _log(self, trainer: Trainer, evaluated: bool) -> None:
-        """Log metrics of the evaluation, or only the others: at the end of an epoch, those of the
+        """Log metrics of the evaluation, or only the others: at the end of an epoch, metrics of the
         evaluation may be of an earlier epoch."""
         if self.hook is not None:
             metrics = {
@@ -111,7 +111,7 @@ class RegimesCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """The states of all processes, on process 0; Lightning calls this on all processes."""
-        return {} if self.hook is None else collected(self.hook) or {}
+        return {} if self.hook is None else collect_states(self.hook) or {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from the state once the model is wrapped."""

@@ -19,7 +19,7 @@ from regimes.collectives.islands import find_divided, load_parts, save_parts
 from regimes.collectives.launcher import read_launch
 from regimes.ddp import Hook, RecordOptions, attach
 from regimes.ddp.sharded_state import pack_state, unpack_state
-from regimes.errors import ConfigError, is_whole, nearest, require
+from regimes.errors import ConfigError, is_whole, require, suggest_nearest
 from regimes.job.recorder import record_options
 
 STATE = "regimes.pt"  # in the folder of a checkpoint: the states of all processes
@@ -49,7 +49,7 @@ class HookSettings:
         known = inspect.signature(attach).parameters.keys() - FROM_TRAINER
         for name in self.options:
             if name not in known:
-                raise ConfigError(f"unknown option {name!r}: {nearest(name, known)}")
+                raise ConfigError(f"unknown option {name!r}: {suggest_nearest(name, known)}")
 
     def attach(
         self,
@@ -142,7 +142,7 @@ def wrapped_model(model: nn.Module) -> tuple[nn.Module, dict[str, Any]]:
     )
 
 
-def save(hook: Hook, folder: str | Path) -> None:
+def save_hook(hook: Hook, folder: str | Path) -> None:
     """Save the hook's state in the folder of a checkpoint; all processes call this."""
     if hook.source.mesh is not None:
         save_parts({"hook": hook.sharded_state()}, Path(folder, SHARDED))
@@ -155,7 +155,7 @@ def save(hook: Hook, folder: str | Path) -> None:
         os.replace(part, Path(folder, STATE))
 
 
-def load(hook: Hook, folder: str | Path) -> None:
+def load_hook(hook: Hook, folder: str | Path) -> None:
     """Continue from a checkpoint with the hook's state; all processes call this.
 
     Raises:
@@ -175,7 +175,7 @@ def load(hook: Hook, folder: str | Path) -> None:
         raise ConfigError(f"{file}: {error}") from None
 
 
-def collected(hook: Hook) -> dict[str, Any] | None:
+def collect_states(hook: Hook) -> dict[str, Any] | None:
     """The states of all processes in one value, on process 0; all processes call this."""
     if hook.source.mesh is None:
         return hook.full_state_dict()
@@ -184,7 +184,8 @@ def collected(hook: Hook) -> dict[str, Any] | None:
 
 
 def load_collected(hook: Hook, saved: Mapping[str, Any]) -> None:
-    """Continue from what ``collected`` gave; all processes call this, each with the whole value.
+    """Continue from what ``collect_states`` gave; all processes call this, each with the whole
+    value.
 
     Raises:
         ConfigError: on all processes: it does not fit.

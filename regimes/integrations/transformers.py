@@ -10,7 +10,7 @@ from typing import Any
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from regimes.ddp import Hook, RecordOptions
-from regimes.integrations.shared import HookSettings, load, save
+from regimes.integrations.shared import HookSettings, load_hook, save_hook
 
 SUMMARY = "train_runtime"  # is only in the one entry about the whole job
 KNOWN = {"learning_rate", "epoch"}  # the record has them
@@ -71,7 +71,7 @@ class RegimesCallback(TrainerCallback):
             scaler=getattr(self.trainer.accelerator, "scaler", None),
         )
         if state.global_step:
-            load(self.hook, self.resume_from or self._checkpoint(args, state))
+            load_hook(self.hook, self.resume_from or self._checkpoint(args, state))
 
     def on_log(
         self,
@@ -93,7 +93,7 @@ class RegimesCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
         if self.hook is not None and not args.save_only_model:
-            save(self.hook, self._checkpoint(args, state))
+            save_hook(self.hook, self._checkpoint(args, state))
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any

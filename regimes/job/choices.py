@@ -33,8 +33,8 @@ from regimes.config import (
 )
 from regimes.config.bounds import LONGEST, SECONDS
 from regimes.config.convert import from_dict
-from regimes.errors import ConfigError, is_whole, nearest, require, unexpected
-from regimes.instruments import instruments
+from regimes.errors import ConfigError, is_whole, require, suggest_nearest, unexpected_value
+from regimes.instruments import make_instruments
 from regimes.instruments.needs import needs_of, policy_parts, signal_parts
 from regimes.job.probe import Probe
 from regimes.policies import Policy
@@ -79,7 +79,7 @@ class Choice:
         yield from self.instrument_parts()
 
     def instrument_parts(self) -> Iterator[Part]:
-        for name, tool in instruments(self.instruments).items():
+        for name, tool in make_instruments(self.instruments).items():
             yield Part(f"instruments.{name}", needs_of(tool))
 
     def instrument_facts(self) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def choose_exchange(
     good = is_whole(dense_start, 0)
     require(good, "start_compressing_after", dense_start, "a number of steps, from 0 up")
     if signal not in get_args(Signal):
-        raise ConfigError(f"signal = {signal!r}: {nearest(str(signal), get_args(Signal))}")
+        raise ConfigError(f"signal = {signal!r}: {suggest_nearest(str(signal), get_args(Signal))}")
     chosen = pick_compressor(compressor)
     known = pick_levels(chosen, chosen.usual if levels is None else levels)
     objects = "an object with decide(), needs and names"
@@ -247,9 +247,9 @@ def within_replicas(
 def _build_scatter(table: Any) -> Compressor:
     """The compressor of a table ``scatter``, which has its name and fields beside the levels."""
     if not isinstance(table, Mapping):
-        raise unexpected("scatter", table, 'a table like {"level": 4}')
+        raise unexpected_value("scatter", table, 'a table like {"level": 4}')
     if (name := table.get("name", "quantised")) not in _SCATTERS:
-        raise ConfigError(f"scatter.name = {name!r}: {nearest(str(name), _SCATTERS)}")
+        raise ConfigError(f"scatter.name = {name!r}: {suggest_nearest(str(name), _SCATTERS)}")
     given = {key: value for key, value in table.items() if key not in ("name", "level", "levels")}
     kind: Any = _SCATTERS[name]
     known = {field.name for field in dataclasses.fields(kind) if field.init}
@@ -262,7 +262,7 @@ def _build_scatter(table: Any) -> Compressor:
             )
     if unknown := given.keys() - known:
         words = ("name", "level", "levels", *sorted(known))
-        raise ConfigError(f"scatter.{min(unknown)}: {nearest(min(unknown), words)}")
+        raise ConfigError(f"scatter.{min(unknown)}: {suggest_nearest(min(unknown), words)}")
     try:
         made: Compressor = from_dict(kind, given, "scatter.")
     except ConfigError as error:  # of the compressor, whose fields the user has written here
@@ -277,10 +277,12 @@ def _choose_gather(table: Mapping[str, Any] | None) -> Weights:
         ConfigError: an unknown key, or a level that is none of the quantiser's.
     """
     if table is not None and not isinstance(table, Mapping):
-        raise unexpected("gather", table, 'a table like {"level": 8}')
+        raise unexpected_value("gather", table, 'a table like {"level": 8}')
     given = {} if table is None else dict(table)
     if unknown := given.keys() - {"level", "block"}:
-        raise ConfigError(f"gather.{min(unknown)}: {nearest(min(unknown), ('level', 'block'))}")
+        raise ConfigError(
+            f"gather.{min(unknown)}: {suggest_nearest(min(unknown), ('level', 'block'))}"
+        )
     level, block = given.get("level", DENSE), given.get("block", 64)
     good = level in (DENSE, 4, 8) and not isinstance(level, bool)
     require(good, "gather.level", level, '4 or 8 (bits), or "dense"')
@@ -330,17 +332,17 @@ def _is_number(value: Any) -> bool:
 
 def pick_policy(given: Any, expected: str) -> Policy:
     """A policy from a name, a table or an object; ConfigError with what was expected otherwise."""
-    rule = _build_from(given, policies.policy)
+    rule = _build_from(given, policies.make_policy)
     if not isinstance(rule, Policy):
-        raise unexpected("policy", given, expected)
+        raise unexpected_value("policy", given, expected)
     return rule
 
 
 def pick_compressor(given: Any) -> Compressor:
     """A compressor from a name, a table or an object; ConfigError otherwise."""
-    chosen = _build_from(given, compression.compressor)
+    chosen = _build_from(given, compression.make_compressor)
     if not isinstance(chosen, Compressor):
-        raise unexpected("compressor", given, "a name, a table with a name, or a Compressor")
+        raise unexpected_value("compressor", given, "a name, a table with a name, or a Compressor")
     return chosen
 
 
@@ -353,7 +355,9 @@ def _build_from(given: Any, make: Callable[[dict[str, Any]], Any]) -> Any:
 def pick_levels(compressor: Compressor, given: Any) -> dict[str, AnyLevel]:
     """Levels of a compressor by name; ConfigError if it has no such level."""
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
-        raise unexpected("levels", given, 'a table of levels by name, like {"low": 4, "high": 1}')
+        raise unexpected_value(
+            "levels", given, 'a table of levels by name, like {"low": 4, "high": 1}'
+        )
     levels = {name: _pick_level(level, f"levels.{name}") for name, level in given.items()}
     if not levels:
         raise ConfigError(

@@ -46,7 +46,7 @@ def build_header(
     header = {
         "config": dict(config),
         "code": code,
-        "machine": provenance.machine(),
+        "machine": provenance.describe_machine(),
         "world": {
             "workers": workers,
             "processes": processes,

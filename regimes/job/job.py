@@ -27,7 +27,7 @@ from regimes.config import Signal
 from regimes.errors import ConfigError, RecordError, RegimesError
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.gradient_norm import NormsGauge
-from regimes.instruments.panel import Panel, Readings, choose
+from regimes.instruments.panel import Panel, Readings, choose_instruments
 from regimes.job.choices import Choice
 from regimes.job.clock import Clock
 from regimes.job.header import build_header
@@ -239,7 +239,7 @@ class Job:
             reduced=reduced,
             members=members,
         )
-        return choose(exchange.instruments, needs, signal, context)
+        return choose_instruments(exchange.instruments, needs, signal, context)
 
     # -- record ------------------------------------------------------------------------------
 
@@ -269,7 +269,7 @@ class Job:
         }
         header = build_header(
             config,
-            provenance.code(config, {type(part) for part in network.modules()}),
+            provenance.describe_code(config, {type(part) for part in network.modules()}),
             world,
             world.device,
             self.layers,

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from regimes.errors import ConfigError, is_whole, nearest, require, unexpected
-from regimes.instruments import instruments
+from regimes.errors import ConfigError, is_whole, require, suggest_nearest, unexpected_value
+from regimes.instruments import make_instruments
 from regimes.reduction import tensors_in
 
 _ON_DATA = ("curvature", "sharpness")  # instruments that a hook can read on a probe
@@ -63,7 +63,7 @@ def pick_probe(
         ConfigError: they do not go together, or one is wrong.
     """
     found = _check_tables(tables, given) | _cosine_table(check_every, check_cosine)
-    instruments(found)  # refuses wrong fields
+    make_instruments(found)  # refuses wrong fields
     if given is None and not {*_ON_DATA} & {*found}:
         return None, found
     return as_probe(given), found
@@ -78,12 +78,12 @@ def _check_tables(tables: Any, probe: Any) -> dict[str, Any]:
     if not isinstance(tables, Mapping) or not tables:
         form = '{"error"}, or a table like ' if probe is None else "a table like "
         form += '{"error": {}}' if probe is None else '{"curvature": {}} with the probe'
-        raise unexpected("instruments", tables, form)
+        raise unexpected_value("instruments", tables, form)
     for name, table in tables.items():
         if name not in known:
-            raise ConfigError(f"instruments: {name!r}: {nearest(str(name), known)}")
+            raise ConfigError(f"instruments: {name!r}: {suggest_nearest(str(name), known)}")
         if not isinstance(table, Mapping):
-            raise unexpected(f"instruments.{name}", table, "a table of its fields, or {}")
+            raise unexpected_value(f"instruments.{name}", table, "a table of its fields, or {}")
         unused = sorted({"images", "batch"} & {*table}) if name in _ON_DATA else []
         if unused:
             raise ConfigError(f"instruments.{name}.{unused[0]}: the probe has its own batches")
@@ -108,7 +108,7 @@ def as_probe(given: Any) -> Probe:
     """A script's loss and batches; ConfigError if they are none."""
     several = isinstance(given, tuple | list) and len(given) in (2, 3)
     if not several or not all(map(callable, (given[0], *given[2:]))):
-        raise unexpected("probe", given, _FORM)
+        raise unexpected_value("probe", given, _FORM)
     loss: Callable[..., Any]
     loss, batches, *weight = given
     probe = Probe(loss, tuple(batches) if isinstance(batches, list) else (batches,), *weight)

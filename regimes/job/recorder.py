@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, cast
 from torch import Tensor
 
 from regimes import compression, policies
-from regimes.errors import ConfigError, RecordError, is_whole, require, unexpected
+from regimes.errors import ConfigError, RecordError, is_whole, require, unexpected_value
 from regimes.job.reporters import Reporters
 from regimes.records import (
     OWN,
@@ -32,10 +32,10 @@ from regimes.records import (
     RecordWriter,
     Row,
     check_reporters,
-    complete,
+    is_complete,
+    make_reporters,
     read_header,
     read_lines,
-    reporters,
 )
 from regimes.records.schema import FileState
 
@@ -95,7 +95,7 @@ def record_options(record: Any) -> RecordOptions | None:
         return record
     if isinstance(record, str | Path) and str(record):
         return RecordOptions(record)
-    raise unexpected("record", record, "a folder, or regimes.RecordOptions(folder, ...)")
+    raise unexpected_value("record", record, "a folder, or regimes.RecordOptions(folder, ...)")
 
 
 def _same_entry(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
@@ -166,7 +166,7 @@ class JobRecorder:
             ConfigError: a package that a reporter needs is missing.
         """
         self.pending = []
-        self.reporters = Reporters(reporters(self.options.reporters, self.folder))
+        self.reporters = Reporters(make_reporters(self.options.reporters, self.folder))
         exists = (self.folder / "run.json").exists()
         written = cast("list[Row]", read_lines(self.folder / "epochs.jsonl") if exists else [])
         if written and not continued:
@@ -194,7 +194,7 @@ class JobRecorder:
     def _check_unfinished(self, written: list[Row]) -> None:
         """A job that was killed before its first checkpoint starts again in its folder; the rows of
         units that are trained again are set aside (``superseded.jsonl``)."""
-        if complete(read_header(self.folder), written):
+        if is_complete(read_header(self.folder), written):
             raise RecordError(
                 f"{self.folder} already holds a run: load the state of its hook to continue it, "
                 "or choose another folder"

@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 from regimes.console.notebook import Line, in_notebook
 from regimes.errors import RecordError
 from regimes.job.termination import Terminated
-from regimes.records import Header, Row, unit_name, units
+from regimes.records import Header, Row, number_of_units, unit_name
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class CellLine:
         self._line, self._began = Line(), time.monotonic()
         self._first: float | None = None  # where training went on, in units
         self._unit = unit_name(header["config"]).partition(" ")[0]
-        self._units, self._metric = units(header), header["metric"]
+        self._units, self._metric = number_of_units(header), header["metric"]
         self._last = ""
 
     def step(self, epoch: int, done: int, steps: int) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from regimes.errors import RegimesError
-from regimes.policies import REGISTRY, policy
+from regimes.policies import REGISTRY, make_policy
 from regimes.records import Header, Row, count_units
 
 
@@ -88,5 +88,5 @@ def _comparison_interval(table: dict[str, Any]) -> int | None:
     interval = table.get("interval")
     if table["name"] in REGISTRY:
         with contextlib.suppress(RegimesError):  # the table has a field of another version
-            interval = getattr(policy(table), "interval", None)
+            interval = getattr(make_policy(table), "interval", None)
     return interval if type(interval) is int else None

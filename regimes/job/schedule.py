@@ -10,7 +10,7 @@ from typing import Any, SupportsFloat
 
 from torch import Tensor, nn
 
-from regimes.errors import ConfigError, is_whole, require, unexpected
+from regimes.errors import ConfigError, is_whole, require, unexpected_value
 
 
 class _JoinedOptimizers:
@@ -171,7 +171,7 @@ def unit_schedule(every: Any, optimizer: Any, model: nn.Module) -> UnitSchedule:
     counted = is_whole(every, 1)
     if not (counted or every == "epoch" or hasattr(every, "epoch")):
         calls = '"epoch" (then call epoch_end()), or a sampler with set_epoch()'
-        raise unexpected("every", every, f"a number of steps from 1 up, {calls}")
+        raise unexpected_value("every", every, f"a number of steps from 1 up, {calls}")
     if optimizer is None:
         if every != "epoch":
             raise ConfigError(
@@ -182,7 +182,7 @@ def unit_schedule(every: Any, optimizer: Any, model: nn.Module) -> UnitSchedule:
     several = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
     if not several or not all(getattr(one, "param_groups", None) for one in several):
         expected = "an optimiser of torch, with param_groups, or a list of such"
-        raise unexpected("optimizer", optimizer, expected)
+        raise unexpected_value("optimizer", optimizer, expected)
     optimizer = several[0] if len(several) == 1 else _JoinedOptimizers(several)
     trained = {id(p) for p in model.parameters()}
     if not any(id(p) in trained for group in optimizer.param_groups for p in group["params"]):

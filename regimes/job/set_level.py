@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from regimes.config import DENSE
-from regimes.errors import ConfigError, nearest
+from regimes.errors import ConfigError, suggest_nearest
 from regimes.policies import Decision
 from regimes.policies.controller import Levels
 from regimes.records import Row
@@ -29,7 +29,7 @@ def set_entry(level: Any, why: Any, known: Collection[str], unit: int) -> dict[s
         return None
     names = [*known, DENSE]
     if not isinstance(level, str) or level not in names:
-        raise ConfigError(f"set_level: {level!r}: {nearest(str(level), names)}")
+        raise ConfigError(f"set_level: {level!r}: {suggest_nearest(str(level), names)}")
     if not isinstance(why, str):
         raise ConfigError(f"set_level: why = {why!r:.60}: expected a text")
     return {"level": level, "unit": unit, "why": why}

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from regimes.console.units import human
-from regimes.records import Header, Row, sent
+from regimes.console.units import format_quantity
+from regimes.records import Header, Row, sum_sent
 
 
 def job_summary(
@@ -21,11 +21,11 @@ def job_summary(
             empty: not known.
         folder: of the record, if there is one.
     """
-    total, world = sent(rows), header["world"]
+    total, world = sum_sent(rows), header["world"]
     share = total.of_dense(header)
     of_dense = "" if share is None else f", {share:.2f} of what no compression would send"
     whole = "process" if world.get("shards", 1) == 1 else "island"
-    lines = {"sent": f"{human(total.bytes, 'B')} by each {whole}{of_dense}"}
+    lines = {"sent": f"{format_quantity(total.bytes, 'B')} by each {whole}{of_dense}"}
     if spent := sum(seconds.values()):
         waited, pressed = seconds.get("communicate", 0.0), seconds.get("compress", 0.0)
         text = f"{_format_seconds(waited)} of {_format_seconds(spent)} for other processes"

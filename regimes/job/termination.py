@@ -13,7 +13,7 @@ import time
 from types import FrameType
 from typing import Any
 
-from regimes.errors import TrainingError, unexpected
+from regimes.errors import TrainingError, unexpected_value
 
 _GRACE = "REGIMES_GRACE"
 _SECONDS = 30.0  # between SIGTERM and the end, at most; REGIMES_GRACE overrides it
@@ -43,7 +43,7 @@ def grace_seconds() -> float:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds <= _LONGEST:
-        raise unexpected(_GRACE, text, f"a number of seconds, from 0 to {_LONGEST:.0f}")
+        raise unexpected_value(_GRACE, text, f"a number of seconds, from 0 to {_LONGEST:.0f}")
     return seconds
 
 

@@ -16,11 +16,11 @@ from regimes.errors import TrainingError
 from regimes.launch import cluster, sweep
 from regimes.monitor.text import metric_text
 from regimes.presets import Grid
-from regimes.records import load, notes, separate, sibling_difference
+from regimes.records import load, separate_experiments, sibling_difference, write_notes
 from regimes.training.quirks import resolve_quirks
 
 
-def main(
+def run_ablation(
     grid: Grid,
     seeds: list[int],
     out: Path,
@@ -31,12 +31,13 @@ def main(
     """Run what is missing and print the table.
 
     Args:
-        executor, options: see ``cluster.submit``; None: ``jobs`` processes of this machine.
+        executor, options: see ``cluster.submit_ablation``; None: ``jobs`` processes of this
+            machine.
     """
-    console = stdout.console(quiet=read_launch().rank > 0, highlight=False, markup=False)
+    console = stdout.make_console(quiet=read_launch().rank > 0, highlight=False, markup=False)
     show = functools.partial(stdout.try_print, on=console)
-    cells = sweep.cells(grid, seeds, out)
-    todo = [cell for cell in cells if not sweep.done(*cell)]
+    cells = sweep.list_cells(grid, seeds, out)
+    todo = [cell for cell in cells if not sweep.is_finished(*cell)]
     _check({folder.parent: config for folder, config in todo}.values())
     show(f"{len(cells)} runs in {out}, {len(cells) - len(todo)} already finished")
     for folder, config in {cell[0].parent: cell for cell in todo}.values():
@@ -46,28 +47,31 @@ def main(
     if executor is None:
         failures = sweep.ablate(todo, jobs, progress)
     else:
-        failures = cluster.submit(todo, out, executor, options or {}, progress)
+        failures = cluster.submit_ablation(todo, out, executor, options or {}, progress)
     if failures:
         raise TrainingError(f"{len(failures)} of {len(todo)} runs failed; first: {failures[0]}")
-    if others := [folder for folder, config in cells if not sweep.done(folder, config)]:
+    if others := [folder for folder, config in cells if not sweep.is_finished(folder, config)]:
         show(
             f"{len(others)} runs are trained by another process: start the same command again when "
             "it has ended, for the table"
         )
         return
-    from regimes.plotting.schedules import between, schedules  # pandas, so late
+    from regimes.plotting.schedules import (  # pandas, so late
+        differences_between,
+        tabulate_schedules,
+    )
 
-    runs = separate(load(folder) for folder, _ in cells)
-    summary = schedules(runs)
+    runs = separate_experiments(load(folder) for folder, _ in cells)
+    summary = tabulate_schedules(runs)
     note = (
         f"{summary.shown.name}: mean of the last 3 epochs, mean ± sd over seeds; "
         "floats: the paper's count; bytes: sent by each worker"
     )
     columns = ("n", "metric", "floats", "of_base", "bytes", "seconds")
     show(summary.table(columns, note).drawn())
-    if differences := between(runs):
+    if differences := differences_between(runs):
         show("", differences.drawn())
-    for sentence in notes(runs):
+    for sentence in write_notes(runs):
         show(f"note: {sentence}")
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from regimes.errors import RecordError, TrainingError, require
 from regimes.launch import sweep
 from regimes.records.files import make_folder
-from regimes.records.lines import complete_lines, parse
+from regimes.records.lines import complete_lines, parse_line
 
 LOG = "rounds.jsonl"
 NOT_FINITE = "is not finite"  # in the error of a training that broke
@@ -88,7 +88,7 @@ def rounds_of(folder: Path) -> list[Round]:
         RecordError: the log is damaged.
     """
     found: list[Round] = []
-    lines = (parse(text) for text in complete_lines(folder / LOG))
+    lines = (parse_line(text) for text in complete_lines(folder / LOG))
     try:
         for line in filter(None, lines):  # one that was torn by a kill is none
             if "runs" in line:
@@ -101,7 +101,7 @@ def rounds_of(folder: Path) -> list[Round]:
     return found
 
 
-def search(folder: Path, choose: Choose, train: Train) -> list[Round]:
+def search_in_rounds(folder: Path, choose: Choose, train: Train) -> list[Round]:
     """Train rounds of runs until nothing is chosen.
 
     Args:
@@ -134,19 +134,19 @@ def search(folder: Path, choose: Choose, train: Train) -> list[Round]:
             raise TrainingError(f"{found[-1].missing[0]} has not ended: start the search again")
 
 
-def seconds(rounds: Sequence[Round]) -> float:
+def sum_seconds(rounds: Sequence[Round]) -> float:
     """That the runs have taken, side by side."""
     return sum(each.seconds for each in rounds)
 
 
-def shares(budget: Budget, rounds: Sequence[Round]) -> Callable[[], float]:
+def report_shares(budget: Budget, rounds: Sequence[Round]) -> Callable[[], float]:
     """What gives, each time that one more run has ended, the share of the budget that is spent.
 
     Args:
         rounds: so far, the one that is being trained among them.
     """
     counter = itertools.count(1 + sum(len(each.results) for each in rounds))
-    spent, start = seconds(rounds), time.monotonic()
+    spent, start = sum_seconds(rounds), time.monotonic()
 
     def share() -> float:
         count = next(counter)
@@ -178,7 +178,7 @@ def train_cells(
     names = {folder: name for name, (folder, _) in cells.items()}
     todo = []
     for name, cell in cells.items():
-        if sweep.done(*cell):
+        if sweep.is_finished(*cell):
             ended(name, None)
         else:
             todo.append(cell)

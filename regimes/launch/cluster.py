@@ -13,12 +13,12 @@ from regimes.config import RunConfig
 from regimes.errors import ConfigError
 from regimes.job import termination
 from regimes.launch.processes import GRACE
-from regimes.launch.sweep import Progress, collected, ends_by_sigterm, run_cell
-from regimes.launch.trees import waves
+from regimes.launch.sweep import Progress, collect_outcomes, ends_by_sigterm, run_cell
+from regimes.launch.trees import group_waves
 from regimes.monitor.watch import in_use
 
 
-def submit(
+def submit_ablation(
     todo: list[tuple[Path, RunConfig]],
     out: Path,
     executor: str,
@@ -35,7 +35,7 @@ def submit(
     pool, grace = _executor(out, executor, options), termination.grace_seconds()
     return [
         failure
-        for wave in waves(todo)
+        for wave in group_waves(todo)
         for failure in _submit_wave(pool, wave, executor, grace, progress)
     ]
 
@@ -54,7 +54,7 @@ def _submit_wave(
     outcomes = ((jobs[job], _outcome(job)) for job in helpers.as_completed(list(jobs)))
     with ends_by_sigterm():
         try:
-            return collected(outcomes, progress)
+            return collect_outcomes(outcomes, progress)
         except BaseException:
             if executor == "local":
                 _end_local(jobs, grace)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
-def visible() -> list[str]:
+def visible_gpus() -> list[str]:
     """The GPUs that this process may use: indices, or UUIDs where the variable has them.
 
     torch is imported only if the variable is not set and there is a driver.
@@ -36,18 +36,18 @@ def _driver() -> bool:
         return False
 
 
-def shared(jobs: int, devices: Iterable[str]) -> list[str | None]:
+def share_gpus(jobs: int, devices: Iterable[str]) -> list[str | None]:
     """A GPU for each job, round-robin; None: the job sees all GPUs.
 
     Args:
         devices: of the runs' configurations. A device such as "cuda:1" is an index into the GPUs
             visible now, so none is hidden.
     """
-    gpus = visible() if {"auto", "cuda"}.issuperset(devices) else []
+    gpus = visible_gpus() if {"auto", "cuda"}.issuperset(devices) else []
     return [gpus[job % len(gpus)] if gpus else None for job in range(jobs)]
 
 
-def take(gpu: str | None) -> None:
+def hide_other_gpus(gpu: str | None) -> None:
     """Hide all other GPUs from this process. CUDA reads the variable once, at its first use."""
     if gpu is not None:
         os.environ[VARIABLE] = gpu

@@ -25,23 +25,23 @@ from regimes.job import termination
 from regimes.job.run_warnings import run_warnings
 from regimes.monitor import reporters as monitoring
 from regimes.monitor.text import metric_text
-from regimes.records import reporters
+from regimes.records import make_reporters
 from regimes.training.interventions import intervention_parts
 
 GRACE = 10.0  # seconds that the other processes have to end when one has died
 
 
-def train(config: RunConfig, out: Path, resume: bool, quiet: bool, shards: int = 1) -> None:
+def train_process(config: RunConfig, out: Path, resume: bool, quiet: bool, shards: int = 1) -> None:
     """Train in this process; resume where torchrun restarted it. Process 0 prints the result."""
     from regimes.training.loop import run
 
     process = read_launch()
     resume = resume or (process.restarts > 0 and (out / "run.json").exists())
     if quiet or process.rank > 0:
-        named = reporters(config.reporters, out) if process.rank == 0 else ()
+        named = make_reporters(config.reporters, out) if process.rank == 0 else ()
         run(config, out, resume=resume, reporters=named, shards=shards)
         return
-    shown = monitoring.reporters(config, out)
+    shown = monitoring.terminal_reporters(config, out)
     record = run(config, out, resume=resume, reporters=shown, shards=shards)
     last, name = record.epochs.iloc[-1], record.header["metric"]
     unit = " %" if name == "accuracy" else ""
@@ -54,7 +54,7 @@ def train(config: RunConfig, out: Path, resume: bool, quiet: bool, shards: int =
         stdout.try_print(sentence)
 
 
-def spawn(
+def spawn_processes(
     config: RunConfig,
     out: Path,
     count: int,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from regimes.data.task import Task
 
 
-def subject(
+def read_subject(
     what: Any, train: Any, test: Any, set: Mapping[str, Any] | None, training: dict[str, Any]
 ) -> tuple[RunConfig, Task | None]:
     """The configuration and, of a model, the task."""

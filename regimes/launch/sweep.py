@@ -31,9 +31,9 @@ from regimes.launch.processes import die_with_parent
 from regimes.presets import Grid
 from regimes.records import (
     check_same,
-    complete,
-    ended,
-    located,
+    has_ended,
+    is_complete,
+    locate_trunk,
     read_events,
     read_header,
     read_rows,
@@ -49,23 +49,23 @@ Outcome = tuple[Path, str | None]  # a run's folder, and its error if it failed
 
 
 class InUse(str):
-    """In place of a run's error: another process writes its record, or that of its trunk."""
+    """In place of a run's error: another process writes its record, or its trunk's."""
 
 
 Progress = Callable[[Path, str | None], None]  # called with each outcome
 Train = Callable[[list[Cell], Progress], list[str]]  # trains cells; a message per failed one
 
 
-def cells(grid: Grid, seeds: list[int], out: Path) -> list[Cell]:
+def list_cells(grid: Grid, seeds: list[int], out: Path) -> list[Cell]:
     """The runs of an ablation, seed by seed: ``OUT/<schedule>/seed-<seed>``; see `trees`."""
     return [
         (out / name / f"seed-{seed}", replace(config, seed=seed))
         for seed in seeds
-        for name, config in trees.placed(grid, out, seed).items()
+        for name, config in trees.place_branches(grid, out, seed).items()
     ]
 
 
-def done(folder: Path, config: RunConfig) -> bool:
+def is_finished(folder: Path, config: RunConfig) -> bool:
     """Is there a finished run of this configuration in the folder, with its last checkpoint?
 
     Raises:
@@ -78,18 +78,18 @@ def done(folder: Path, config: RunConfig) -> bool:
     if trunk is not None and not (trunk / "run.json").exists():  # it will be trained again
         return False
     header = read_header(folder)
-    return complete(header, read_rows(folder, header)) and ended(read_events(folder))
+    return is_complete(header, read_rows(folder, header)) and has_ended(read_events(folder))
 
 
 def ablate(todo: list[Cell], jobs: int, progress: Progress) -> list[str]:
     """Run the cells, ``jobs`` at a time, each job on one of the visible GPUs, shared if there are
     fewer; returns one message per failed cell."""
-    with trainer(jobs, [config.device for _, config in todo]) as train:
+    with make_trainer(jobs, [config.device for _, config in todo]) as train:
         return train(todo, progress)
 
 
 @contextmanager
-def trainer(jobs: int, devices: Sequence[str], task: Task | None = None) -> Iterator[Train]:
+def make_trainer(jobs: int, devices: Sequence[str], task: Task | None = None) -> Iterator[Train]:
     """What trains cells as `ablate` does, as often as it is called; its processes stay.
 
     Args:
@@ -106,7 +106,9 @@ def trainer(jobs: int, devices: Sequence[str], task: Task | None = None) -> Iter
     with ends_by_sigterm(), ExitStack() as stack:
         if jobs > 1:
             _check_sent(task, jobs)
-            pools = [stack.enter_context(_pool(jobs, gpu)) for gpu in gpus.shared(jobs, devices)]
+            pools = [
+                stack.enter_context(_pool(jobs, gpu)) for gpu in gpus.share_gpus(jobs, devices)
+            ]
             yield functools.partial(_train_in_parallel, pools, task)
             return
         if read_launch().count > 1:  # all processes run each cell together, in one group for all
@@ -115,8 +117,10 @@ def trainer(jobs: int, devices: Sequence[str], task: Task | None = None) -> Iter
             stack.enter_context(shared_group())
 
         def train(todo: list[Cell], progress: Progress) -> list[str]:
-            waves = [cell for wave in trees.waves(todo) for cell in wave]
-            return collected(((folder, run_cell(folder, c, task)) for folder, c in waves), progress)
+            waves = [cell for wave in trees.group_waves(todo) for cell in wave]
+            return collect_outcomes(
+                ((folder, run_cell(folder, c, task)) for folder, c in waves), progress
+            )
 
         yield train
 
@@ -162,8 +166,8 @@ def _train_in_parallel(
     pools: list[ProcessPoolExecutor], task: Task | None, todo: list[Cell], progress: Progress
 ) -> list[str]:
     try:
-        waves = [_outcomes(wave, pools, task) for wave in trees.waves(todo)]
-        return collected(itertools.chain.from_iterable(waves), progress)
+        waves = [_outcomes(wave, pools, task) for wave in trees.group_waves(todo)]
+        return collect_outcomes(itertools.chain.from_iterable(waves), progress)
     except BaseException as error:  # Ctrl-C or SIGTERM: the runs end with their epoch
         for process in multiprocessing.active_children():
             process.terminate()
@@ -205,7 +209,7 @@ def _pool(jobs: int, gpu: str | None) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(1, context, initializer=start)
 
 
-def collected(outcomes: Iterable[Outcome], progress: Progress) -> list[str]:
+def collect_outcomes(outcomes: Iterable[Outcome], progress: Progress) -> list[str]:
     """Report each outcome; returns one message per failed run; one that is in use is none."""
     failures = []
     for folder, error in outcomes:
@@ -220,7 +224,7 @@ def _start_worker(threads: int, gpu: str | None, parent: int) -> None:
     handles, and ends with the parent."""
     die_with_parent(parent)  # before torch, whose import takes seconds in which the parent may end
     termination.remember_sigterm()  # SIGTERM ends all runs of the process, the next ones too
-    gpus.take(gpu)
+    gpus.hide_other_gpus(gpu)
     import torch
 
     torch.set_num_threads(threads)
@@ -231,7 +235,7 @@ def run_cell(folder: Path, config: RunConfig, task: Task | None = None) -> str |
     """One run, started or resumed; returns the error's sentence, if any, or `InUse`.
 
     Args:
-        task: as of `trainer`.
+        task: as of `make_trainer`.
 
     Raises:
         Terminated: SIGTERM came.
@@ -239,7 +243,7 @@ def run_cell(folder: Path, config: RunConfig, task: Task | None = None) -> str |
     from regimes.monitor.watch import in_use
     from regimes.training.loop import run
 
-    if config.branch is not None and in_use(trunk := located(folder, config.branch.of)):
+    if config.branch is not None and in_use(trunk := locate_trunk(folder, config.branch.of)):
         return InUse(f"another process is writing to its trunk, {trunk}")
     try:
         run(config, folder, resume=(folder / "run.json").exists(), reporters=(), task=task)

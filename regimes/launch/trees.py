@@ -14,12 +14,12 @@ from pathlib import Path
 from regimes.config import RunConfig
 from regimes.errors import ConfigError
 from regimes.presets import Grid
-from regimes.records import located, reference
+from regimes.records import locate_trunk, trunk_reference
 
 Cell = tuple[Path, RunConfig]  # as of `sweep`
 
 
-def placed(grid: Grid, out: Path, seed: int) -> Grid:
+def place_branches(grid: Grid, out: Path, seed: int) -> Grid:
     """A grid's configurations for one seed: trunks keep what branches need, and branches have the
     path to their trunk in place of its schedule.
 
@@ -50,19 +50,19 @@ def _with_path(
             f"{name} is a branch of {config.branch.of!r}, which is not among the schedules: add "
             f"--schedules {config.branch.of!r}"
         )
-    path = reference(trunk, out / name / f"seed-{seed}")
+    path = trunk_reference(trunk, out / name / f"seed-{seed}")
     return replace(config, branch=replace(config.branch, of=path))
 
 
-def waves(todo: Sequence[Cell]) -> list[list[Cell]]:
-    """The runs in groups: those of one need only runs of earlier ones."""
+def group_waves(todo: Sequence[Cell]) -> list[list[Cell]]:
+    """The runs in groups: a group needs only runs of earlier groups."""
     configs = {os.path.realpath(folder): config for folder, config in todo}
 
     def depth(place: str) -> int:
         config = configs.get(place)
         if config is None or config.branch is None:
             return 0
-        return 1 + depth(os.path.realpath(located(Path(place), config.branch.of)))
+        return 1 + depth(os.path.realpath(locate_trunk(Path(place), config.branch.of)))
 
     depths = [depth(os.path.realpath(folder)) for folder, _ in todo]
     return [

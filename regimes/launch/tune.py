@@ -30,8 +30,8 @@ from regimes.console.tables import Table
 from regimes.errors import ConfigError, RecordError, TrainingError, is_whole, require
 from regimes.launch import sweep
 from regimes.launch.sweep import Cell, Progress
-from regimes.plotting.looks import named
-from regimes.presets.families import shortened
+from regimes.plotting.looks import find_metric
+from regimes.presets.families import shorten_training
 from regimes.records import check_output, load, write_output
 
 LAST = 3  # units whose mean counts
@@ -69,7 +69,7 @@ class Tuned:
     @property
     def chosen(self) -> dict[str, Trial]:
         """The best trial of each cell."""
-        return {cell: ranked(trials, self.metric)[0] for cell, trials in self.trials.items()}
+        return {cell: _rank_trials(trials, self.metric)[0] for cell, trials in self.trials.items()}
 
     def table(self) -> Table:
         """One row per trial, with the chosen ones marked."""
@@ -122,13 +122,13 @@ def _spell(scores: Sequence[float]) -> str:
     return f"{fmean(scores):.4g}{spread}" if scores else ""
 
 
-def ranked(trials: Sequence[Trial], metric: str) -> list[Trial]:
+def _rank_trials(trials: Sequence[Trial], metric: str) -> list[Trial]:
     """The longest trained first, then the best; failed ones last."""
-    sign = 1 if named(metric).lower else -1
+    sign = 1 if find_metric(metric).lower else -1
     return sorted(trials, key=lambda t: (not t.scores, -t.share, sign * fmean(t.scores or [0])))
 
 
-def main(
+def run_tuning(
     cells: Mapping[str, RunConfig],
     values: Sequence[str],
     seeds: Sequence[int],
@@ -142,7 +142,7 @@ def main(
     Args:
         values: "optimizer.lr=0.1,0.2", one text per field.
     """
-    console = stdout.console(highlight=False, markup=False)
+    console = stdout.make_console(highlight=False, markup=False)
 
     def progress(folder: Path, error: str | None) -> None:
         result = f"failed: {error}" if error else "done"
@@ -213,7 +213,10 @@ def tune(
     for number, (share, count) in enumerate(rounds):
         going = tried
         if number:
-            good = {cell: [t for t in ranked(ts, metric) if t.scores] for cell, ts in tried.items()}
+            good = {
+                cell: [t for t in _rank_trials(ts, metric) if t.scores]
+                for cell, ts in tried.items()
+            }
             going = {cell: trials[:count] for cell, trials in good.items()}
         place = out if share == 1 else out / f"round-{number}"
         metric, ran = _round(going, seeds, place, jobs, share, progress, run or sweep.ablate)
@@ -284,7 +287,9 @@ def _round(
     runs = {
         (cell, trial.label, seed): (
             place / cell / quote(trial.label, " =,[]") / f"seed-{seed}",
-            replace(shortened(trial.config, share) if share < 1 else trial.config, seed=seed),
+            replace(
+                shorten_training(trial.config, share) if share < 1 else trial.config, seed=seed
+            ),
         )
         for cell, trials in going.items()
         for trial in trials
@@ -299,7 +304,7 @@ def _round(
             failures[folder] = error
         progress(folder, error)
 
-    run([cell for cell in runs.values() if not sweep.done(*cell)], jobs, ended)
+    run([cell for cell in runs.values() if not sweep.is_finished(*cell)], jobs, ended)
     metric, scored = "", {}
     for cell, trials in going.items():
         for trial in trials:

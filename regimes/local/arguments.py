@@ -21,7 +21,7 @@ from regimes.compression.needs import compressor_parts
 from regimes.config import DENSE, AnyLevel, GivenLevel, OuterConfig, check_bounds, from_dict
 from regimes.ddp.sharded import ShardedGradients
 from regimes.ddp.source import check_parameters
-from regimes.errors import ConfigError, is_whole, require, unexpected
+from regimes.errors import ConfigError, is_whole, require, unexpected_value
 from regimes.instruments.needs import policy_parts
 from regimes.job import choices
 from regimes.job.job import Job
@@ -207,10 +207,10 @@ def check_trained(model: nn.Module, optimizer: Any, replicas: Any, manager: Any 
             "torch.distributed.init_process_group() first"
         )
     if not isinstance(model, nn.Module):
-        raise unexpected("model", model, "a torch.nn.Module")
+        raise unexpected_value("model", model, "a torch.nn.Module")
     _check_values(model)
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise unexpected("optimizer", optimizer, "an optimiser of torch")
+        raise unexpected_value("optimizer", optimizer, "an optimiser of torch")
     if replicas is None:
         parameters = _bare_parameters(model)
         found = Trained(parameters, [p.data for p in parameters.values()])
@@ -290,7 +290,7 @@ def _choose_outer(given: Any) -> OuterConfig:
     elif isinstance(given, Mapping):
         config = from_dict(OuterConfig, given, "outer.")
     else:
-        raise unexpected("outer", given, 'a table like {"lr": 0.7, "momentum": 0.9}')
+        raise unexpected_value("outer", given, 'a table like {"lr": 0.7, "momentum": 0.9}')
     check_bounds(config, "outer.")
     check_outer(config)
     return replace(config, period_one="parameters")

@@ -22,7 +22,7 @@ from regimes.compression.reducer import Reducer
 from regimes.ddp.sharded_state import ProcessState
 from regimes.errors import ConfigError, TrainingError
 from regimes.exchange.nonfinite import loss_with_flag
-from regimes.instruments.panel import Readings, finite
+from regimes.instruments.panel import Readings, finite_or_none
 from regimes.job.clock import Clock
 from regimes.job.full_state import collect_full_state, divide_full_state
 from regimes.job.job import Job, on_all_processes
@@ -311,7 +311,7 @@ class LocalSteps(Job):
         gathered = self.world.gather_object(float(total) / count if count else None)
         known = [loss for loss in gathered if loss is not None]
         if known:
-            return finite(math.fsum(known) / len(known))
+            return finite_or_none(math.fsum(known) / len(known))
         if not self.closed and all(row["train_loss"] is None for row in self.rows):
             raise ConfigError(
                 f"policy: {type(self.chosen.rule).__name__} decides by the training loss, and none "

@@ -1,10 +1,9 @@
-"""Networks by name; one file per family. Parameter counts are those of the paper's Tables 8-10.
+"""Networks by name; one file per family. Parameter counts are in the paper's Tables 8-10.
 
-A builder takes ``classes``, those of images also ``channels`` and ``image_size``, and, if it has
-a choice, ``width`` (the channels of its first layer), ``depth`` (its layers), ``dropout`` (a
-probability), and of a Transformer ``heads`` and ``tied``. Images may have any size
-unless a builder says otherwise. Initialisation draws from torch's global generator: seed it around
-`build`.
+A builder takes ``classes``, a builder for images also ``channels`` and ``image_size``, and, if it
+has a choice, ``width`` (the channels of its first layer), ``depth`` (its layers), ``dropout`` (a
+probability), and of a Transformer ``heads`` and ``tied``. Images may have any size unless a builder
+says otherwise. Initialisation draws from torch's global generator: seed it around `build_model`.
 
 Language models (``text = True``) take ``classes`` words and, if they have such a parameter,
 ``sequence``, the longest text. They map ``tokens [batch, time]`` and a hidden state to logits
@@ -12,7 +11,7 @@ Language models (``text = True``) take ``classes`` words and, if they have such 
 network for a matrix (``matrix = True``) takes its ``rows`` and maps entries
 ``[batch, 2]`` to their values.
 
-``head`` is the layer whose outputs are the logits, or ends with it; None where no layer does that.
+``head`` is the layer that gives the logits, or ends with it; None where no layer does that.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ def check_real(model: nn.Module) -> None:
             )
 
 
-def build(
+def build_model(
     name: str,
     *,
     classes: int,
@@ -95,10 +94,10 @@ def build(
     Raises:
         ConfigError: there is no such network, it does not fit the data, or has no such choice.
     """
-    builder = _builder(name)
+    builder = _find_builder(name)
     shape = {"channels": channels, "image_size": image_size}
     images = shape if any(v is not None for v in shape.values()) else {}
-    takes, data = kind(name), "images" if images else "text" if rows is None else "a matrix"
+    takes, data = input_kind(name), "images" if images else "text" if rows is None else "a matrix"
     if takes != data:
         raise ConfigError(f"Model {name!r} takes {takes}, the data are {data}: choose another.")
     keywords: dict[str, Any] = {"classes": classes, **images}
@@ -117,9 +116,9 @@ def build(
     return model
 
 
-def kind(name: str) -> str:
+def input_kind(name: str) -> str:
     """What a network or a callable takes, by its attributes: "text", "a matrix" or "images"."""
-    builder = _builder(name)
+    builder = _find_builder(name)
     if getattr(builder, "matrix", False):
         return "a matrix"
     return "text" if getattr(builder, "text", False) else "images"
@@ -145,7 +144,7 @@ def _checked_choices(
     return chosen
 
 
-def _builder(name: str) -> Callable[..., object]:
+def _find_builder(name: str) -> Callable[..., object]:
     builder = MODELS.load(name)
     if not callable(builder):
         kind = type(builder).__name__

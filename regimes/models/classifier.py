@@ -36,7 +36,7 @@ def conv_unit(
     return nn.Sequential(conv, nn.BatchNorm2d(width), nn.ReLU())
 
 
-def stages(
+def list_blocks(
     block: Callable[[int, int, int], nn.Module], features: int, widths: Sequence[int], count: int
 ) -> list[nn.Module]:
     """``count`` blocks (input channels, output channels, stride) of each width; each stage but the

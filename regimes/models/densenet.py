@@ -35,7 +35,7 @@ class DenseLayer(nn.Module):
         return torch.cat([x, self.conv2(functional.relu(self.bn2(y)))], dim=1)
 
 
-def transition(channels: int, features: int) -> nn.Sequential:
+def _make_transition(channels: int, features: int) -> nn.Sequential:
     """Halves the image: mean2x2(conv1x1(relu(bn(x))))."""
     conv = nn.Conv2d(channels, features, 1, bias=False)
     return nn.Sequential(nn.BatchNorm2d(channels), nn.ReLU(), conv, nn.AvgPool2d(2))
@@ -50,7 +50,7 @@ def densenet121(*, classes: int, channels: int, image_size: int, width: int = 24
     blocks: list[nn.Module] = []
     for stage, count in enumerate(BLOCKS):
         if stage > 0:
-            blocks.append(transition(features, features // 2))
+            blocks.append(_make_transition(features, features // 2))
             features //= 2
         for _ in range(count):
             blocks.append(DenseLayer(features, growth))

@@ -6,7 +6,7 @@ small ResNet for a CPU. All start from PyTorch's default initialisation.
   3x3 stem without max-pool, no biases in convolutions.
 - SENet: Hu et al., "Squeeze-and-Excitation Networks" (2018): each block weighs its channels by a
   small network of their means. Table 8 counts the pre-activation variant of kuangliu; Table 9, and
-  the traffic of every SENet row in Tables 1-4, belong to the authors' copy of that of weiaicunzai:
+  the traffic of every SENet row in Tables 1-4, belong to the authors' copy of weiaicunzai's:
   convolutions with bias, ReLU before the weighing, 516 channels in the last stage
   (github.com/uw-mad-dash/Accordion; weiaicunzai's has 512).
 - WideResNet: Zagoruyko and Komodakis, "Wide Residual Networks" (2016), in the variant of
@@ -22,7 +22,7 @@ from functools import partial
 from torch import nn
 from torch.nn import functional
 
-from regimes.models.classifier import Classifier, Features, Images, conv_unit, stages
+from regimes.models.classifier import Classifier, Features, Images, conv_unit, list_blocks
 
 REDUCTION = 16  # of the channels, inside SqueezeExcite
 WIDEN = 10
@@ -41,7 +41,7 @@ class Block(nn.Module):
         self.bn1 = nn.BatchNorm2d(width)
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
-        self.shortcut = _shortcut(channels, width, stride, bias=False)
+        self.shortcut = _make_shortcut(channels, width, stride, bias=False)
 
     def forward(self, x: Images) -> Features:
         y = functional.relu(self.bn1(self.conv1(x)))
@@ -58,7 +58,7 @@ class Shortcut(nn.Conv2d):
         return functional.conv2d(x[:, :, ::across, ::down], self.weight, self.bias)
 
 
-def _shortcut(channels: int, width: int, stride: int, bias: bool) -> nn.Sequential:
+def _make_shortcut(channels: int, width: int, stride: int, bias: bool) -> nn.Sequential:
     if stride == 1 and channels == width:
         return nn.Sequential()
     return nn.Sequential(Shortcut(channels, width, 1, stride, bias=bias), nn.BatchNorm2d(width))
@@ -66,21 +66,21 @@ def _shortcut(channels: int, width: int, stride: int, bias: bool) -> nn.Sequenti
 
 def resnet18(*, classes: int, channels: int, image_size: int, width: int = 64) -> Classifier:
     """ResNet-18 of Tables 8 and 9: 11,173,962 parameters for 10 classes, 11,220,132 for 100."""
-    return _resnet(Block, classes, channels, [width, 2 * width, 4 * width, 8 * width])
+    return _make_resnet(Block, classes, channels, [width, 2 * width, 4 * width, 8 * width])
 
 
 def resnet8(*, classes: int, channels: int, image_size: int, width: int = 16) -> Classifier:
     """Three blocks (w, 2w, 4w), for tests and laptops: 78,042 parameters for CIFAR-10, width 16."""
-    return _resnet(Block, classes, channels, [width, 2 * width, 4 * width], count=1)
+    return _make_resnet(Block, classes, channels, [width, 2 * width, 4 * width], count=1)
 
 
 def resnet20(*, classes: int, channels: int, image_size: int, width: int = 16) -> Classifier:
     """Nine blocks (w, 2w, 4w), He et al. (2016), Section 4.2, with 1x1 shortcuts (option B):
     272,474 parameters for CIFAR-10, width 16."""
-    return _resnet(Block, classes, channels, [width, 2 * width, 4 * width], count=3)
+    return _make_resnet(Block, classes, channels, [width, 2 * width, 4 * width], count=3)
 
 
-def _resnet(
+def _make_resnet(
     block: type[nn.Module],
     classes: int,
     channels: int,
@@ -89,7 +89,7 @@ def _resnet(
     bias: bool = False,
 ) -> Classifier:
     stem = conv_unit(channels, widths[0], bias=bias)
-    blocks = stages(block, widths[0], widths, count)
+    blocks = list_blocks(block, widths[0], widths, count)
     return Classifier(stem, nn.Sequential(*blocks), widths[-1], classes)
 
 
@@ -117,7 +117,7 @@ class SqueezeExciteBlock(nn.Module):
         super().__init__()
         first, second = conv_unit(channels, width, 3, stride), conv_unit(width, width)
         self.residual = nn.Sequential(*first, *second)
-        self.shortcut = _shortcut(channels, width, stride, bias=True)
+        self.shortcut = _make_shortcut(channels, width, stride, bias=True)
         self.weigh = SqueezeExcite(width)
 
     def forward(self, x: Images) -> Features:
@@ -149,13 +149,13 @@ class PreActivationBlock(nn.Module):
 def senet18(*, classes: int, channels: int, image_size: int, width: int = 64) -> Classifier:
     """Pre-activation SE-ResNet-18 of Table 8: 11,260,354 parameters for 10 classes."""
     widths = [width, 2 * width, 4 * width, 8 * width]
-    return _resnet(PreActivationBlock, classes, channels, widths)
+    return _make_resnet(PreActivationBlock, classes, channels, widths)
 
 
 def se_resnet18(*, classes: int, channels: int, image_size: int, width: int = 64) -> Classifier:
     """SE-ResNet-18 of Table 9: 11,436,256 parameters for 100 classes, 11,389,726 for 10."""
     widths = [width, 2 * width, 4 * width, 8 * width + width // 16]  # the last is 516 at width 64
-    return _resnet(SqueezeExciteBlock, classes, channels, widths, bias=True)
+    return _make_resnet(SqueezeExciteBlock, classes, channels, widths, bias=True)
 
 
 # -- WideResNet ------------------------------------------------------------------------------
@@ -187,6 +187,6 @@ def wideresnet28_10(
     authors trained without dropout."""
     stem = nn.Conv2d(channels, width, 3, padding=1)
     widths = [width * WIDEN * multiple for multiple in (1, 2, 4)]
-    blocks = stages(partial(WideBlock, dropout=dropout), width, widths, WIDE_BLOCKS)
+    blocks = list_blocks(partial(WideBlock, dropout=dropout), width, widths, WIDE_BLOCKS)
     blocks += [nn.BatchNorm2d(widths[-1]), nn.ReLU()]
     return Classifier(stem, nn.Sequential(*blocks), widths[-1], classes)

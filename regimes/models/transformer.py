@@ -75,20 +75,22 @@ class Transformer(nn.Module):
         """Logits of each next word, from this and earlier words of the same sequence."""
         weight = self.embedding.weight
         width, time = weight.shape[1], tokens.shape[1]
-        x = self.dropout(self.embedding(tokens) * math.sqrt(width) + positions(time, weight))
+        x = self.dropout(self.embedding(tokens) * math.sqrt(width) + encode_positions(time, weight))
         mask = nn.Transformer.generate_square_subsequent_mask(time, x.device, x.dtype)
         with sdpa_kernel(SDPBackend.MATH):  # other kernels round otherwise than recorded runs
             x = self.blocks(x, mask, is_causal=True)
         return functional.linear(x, weight), None
 
 
-def positions(time: int, like: Float[Tensor, "words width"]) -> Float[Tensor, "{time} width"]:
+def encode_positions(
+    time: int, like: Float[Tensor, "words width"]
+) -> Float[Tensor, "{time} width"]:
     """sin(t / 10,000^(2 i / width)) for all i, then the cosines (Vaswani et al., section 3.5)."""
-    angle = _angles(time, like.shape[1], like.device, like.dtype)
+    angle = _time_angles(time, like.shape[1], like.device, like.dtype)
     return torch.cat([angle.sin(), angle.cos()], dim=1)
 
 
-def _angles(
+def _time_angles(
     time: int, size: int, device: torch.device, dtype: torch.dtype
 ) -> Float[Tensor, "{time} pairs"]:
     """t 10,000^(-2 k / size) for all times t and pairs k."""
@@ -159,7 +161,7 @@ class GPT(nn.Module):
             require(time <= longest, "the text's length", time, f"at most {longest} tokens")
             x = x + self.places.weight[:time]
         x = self.dropout(x)
-        turns = angles(time, self.head_size, x) if self.places is None else None
+        turns = rotary_angles(time, self.head_size, x) if self.places is None else None
         for block in self.blocks:
             x = block(x, turns)
         return self.head(self.norm(x)), None
@@ -186,7 +188,7 @@ class Block(nn.Module):
     def _attend(self, x: Stream, turns: Turns | None) -> Stream:
         query_key, value = self.qkv(x).unflatten(2, (3, self.heads, -1)).split((2, 1), 2)
         if turns is not None:
-            query_key = rotate(query_key, turns)  # [batch, time, 2, heads, size]
+            query_key = rotate_pairs(query_key, turns)  # [batch, time, 2, heads, size]
         parts = (*query_key.unbind(2), value[:, :, 0])
         query, key, value = (part.transpose(1, 2) for part in parts)
         dropped = self.dropout.p if self.training else 0.0
@@ -196,14 +198,14 @@ class Block(nn.Module):
         return mixed.transpose(1, 2).flatten(2)
 
 
-def angles(time: int, size: int, like: Tensor) -> Turns:
+def rotary_angles(time: int, size: int, like: Tensor) -> Turns:
     """exp(i t 10,000^(-2 k / size)) for all times t and pairs k (Su et al., 2021, section 3.2.2),
     in single precision or more."""
-    angle = _angles(time, size, like.device, torch.promote_types(like.dtype, torch.float32))
+    angle = _time_angles(time, size, like.device, torch.promote_types(like.dtype, torch.float32))
     return torch.polar(torch.ones_like(angle), angle)
 
 
-def rotate(
+def rotate_pairs(
     x: Float[Tensor, "batch time *which size"], turns: Turns
 ) -> Float[Tensor, "batch time *which size"]:
     """Rotate each pair (x_2k, x_2k+1) by its time's angle (Su et al., 2021, equation 34). The

@@ -2,7 +2,7 @@
 
 Simonyan and Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition"
 (2015), configuration E with batch normalisation (VGG-19bn), in the two widely used variants for
-32x32 images whose parameter counts are those of the paper's Tables 8 and 9.
+32x32 images with the parameter counts of the paper's Tables 8 and 9.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class VGG(nn.Module):
         return self.head(self.features(x).flatten(1))
 
 
-def stages(
+def _make_stages(
     multiples: Sequence[Sequence[int]], width: int, channels: int, image_size: int, bias: bool
 ) -> tuple[nn.Sequential, int]:
     """The convolutional part, and how many numbers it leaves per image."""
@@ -55,7 +55,7 @@ def vgg7(*, classes: int, channels: int, image_size: int, width: int = 16) -> VG
     For tests and laptops: 18,482 parameters for digits (8x8x1, width 8), 74,874 for CIFAR-10 pooled
     to 16x16x3 (width 16).
     """
-    features, size = stages(VGG7, width, channels, image_size, bias=False)
+    features, size = _make_stages(VGG7, width, channels, image_size, bias=False)
     return VGG(features, nn.Linear(size, classes))
 
 
@@ -68,7 +68,7 @@ def vgg19bn_cifar10(
     512-512-512-10 with dropout 0.5 before its first two layers; convolutions start from
     N(0, 2 / (9 x output channels)) and bias 0, all else from PyTorch's default.
     """
-    features, size = stages(VGG19, width, channels, image_size, bias=True)
+    features, size = _make_stages(VGG19, width, channels, image_size, bias=True)
     hidden = 8 * width
     head = nn.Sequential(
         *(nn.Dropout(dropout), nn.Linear(size, hidden), nn.ReLU()),
@@ -91,7 +91,7 @@ def vgg19bn_cifar100(
     The variant of github.com/weiaicunzai/pytorch-cifar100: convolutions with bias, a head
     512-4096-4096-100 with dropout 0.5 after its first two layers; PyTorch's default init.
     """
-    features, size = stages(VGG19, width, channels, image_size, bias=True)
+    features, size = _make_stages(VGG19, width, channels, image_size, bias=True)
     hidden = 64 * width
     head = nn.Sequential(
         *(nn.Linear(size, hidden), nn.ReLU(), nn.Dropout(dropout)),

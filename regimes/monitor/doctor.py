@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regimes.collectives.launcher import read_launch
-from regimes.console.stdout import console, escape_control
+from regimes.console.stdout import escape_control, make_console
 from regimes.console.tables import Table
-from regimes.console.units import human
+from regimes.console.units import format_quantity
 from regimes.errors import RecordError
-from regimes.monitor.watch import ACTIVE, state
-from regimes.records import find, find_edit, load, provenance, unpacked
+from regimes.monitor.watch import ACTIVE, describe_state
+from regimes.records import find_edit, find_runs, load, provenance, unpack_records
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +59,7 @@ TWO_INDEXES = (
 )
 
 
-def report() -> bool:
+def print_report() -> bool:
     """Print a table; False if something that is needed does not work."""
     from regimes.data import sources
 
@@ -84,10 +84,10 @@ def report() -> bool:
     good = all(state == "ok" for name, state, _ in rows if name in needed)
     rows += [
         (f"data: {data.name}", "found" if data.available else "not found", data.where)
-        for data in sources.find()
+        for data in sources.find_data()
     ]
     heads = ("what", "state", "detail")
-    console().print(Table(heads, rows, title="regimes doctor", texts=3).drawn())
+    make_console().print(Table(heads, rows, title="regimes doctor", texts=3).drawn())
     return good
 
 
@@ -142,10 +142,10 @@ def _figures() -> str:
 
     from regimes.plotting import style
 
-    with style.theme():
-        fig = style.figure(2.0)
+    with style.use_theme():
+        fig = style.make_figure(2.0)
         sns.lineplot(x=[0, 1, 2], y=[1, 2, 4], ax=fig.subplots())
-    return f"a curve drawn, PNG of {len(style.drawn(fig, 'png'))} bytes"
+    return f"a curve drawn, PNG of {len(style.render_figure(fig, 'png'))} bytes"
 
 
 def _curvature(backend: str) -> str:
@@ -179,7 +179,7 @@ def _digits() -> str:
     from regimes.config import DataConfig
     from regimes.data import images
 
-    digits = images.load(DataConfig())
+    digits = images.load_images(DataConfig())
     return f"{len(digits.train_y)} training, {len(digits.test_y)} test images"
 
 
@@ -190,7 +190,7 @@ def _cuda() -> str:
         raise RuntimeError("torch finds no GPU")
     count = torch.cuda.device_count()
     names = ", ".join(torch.cuda.get_device_name(i) for i in range(count))
-    direct, pairs = sum(map(len, provenance.peers())), count * (count - 1)
+    direct, pairs = sum(map(len, provenance.find_peers())), count * (count - 1)
     return f"{names}; direct access in {direct} of {pairs} ordered pairs" if pairs else names
 
 
@@ -238,7 +238,7 @@ def group_report(patience: float = 60.0, links: Path | None = None) -> bool:
     from regimes.collectives.connect import connect_world
     from regimes.collectives.devices import pick_device
     from regimes.cost.measure import median_seconds
-    from regimes.monitor.links import measure, write
+    from regimes.monitor.links import measure_links, write_links
 
     place, device = read_launch(), pick_device("auto")
     world, seconds = connect_world(place.count, device, patience), dict[int, float]()
@@ -247,16 +247,16 @@ def group_report(patience: float = 60.0, links: Path | None = None) -> bool:
         for count in (1, FLOATS):  # numbers in a mean over all processes
             mean = functools.partial(world.mean_over_workers, [torch.ones(1, count, device=device)])
             seconds[count] = median_seconds(mean, TIMES, device)
-        networks = measure(world, [str(process["host"]) for process in processes], device)
+        networks = measure_links(world, [str(process["host"]) for process in processes], device)
     finally:
         world.close()
-    differ = differences(processes)
+    differ = describe_differences(processes)
     if place.rank == 0:
         _print(processes, seconds, differ)
         for name, link in networks.items():
-            console(highlight=False).print(f"{name} machines: {link} a message", markup=False)
+            make_console(highlight=False).print(f"{name} machines: {link} a message", markup=False)
         if links:
-            write(links, networks)
+            write_links(links, networks)
     return not any(name in FATAL for name, _ in differ)
 
 
@@ -270,7 +270,7 @@ def _describe(device: torch.device) -> Process:
     gpu = device.type == "cuda"
     return {
         "host": socket.gethostname(),
-        "device": torch.cuda.get_device_name(device) if gpu else provenance.processor(),
+        "device": torch.cuda.get_device_name(device) if gpu else provenance.processor_name(),
         "threads": torch.get_num_threads(),
         "seconds": median_seconds(lambda: left @ left, TIMES, device),
         "code": provenance.code_digest()[:12],
@@ -281,11 +281,11 @@ def _describe(device: torch.device) -> Process:
     }
 
 
-def differences(processes: Sequence[Process]) -> list[tuple[str, str]]:
+def describe_differences(processes: Sequence[Process]) -> list[tuple[str, str]]:
     """(what, in words): versions that differ from the most frequent one, and slow processes.
 
     >>> alike = dict.fromkeys(ALIKE, "1") | {"seconds": 1.0}
-    >>> for words in differences([alike, alike, alike | {"torch": "2", "seconds": 4.0}]):
+    >>> for words in describe_differences([alike, alike, alike | {"torch": "2", "seconds": 4.0}]):
     ...     print(*words, sep=": ")
     torch: process 2 has 2, the others have 1
     speed: process 2 takes 4.0 times as long
@@ -312,10 +312,13 @@ def _print(
         for rank, p in enumerate(processes)
     ]
     heads = ("process", "host", "device", "threads", "ms of a product")
-    out, first = console(highlight=False), processes[0]
+    out, first = make_console(highlight=False), processes[0]
     out.print(Table(heads, rows, title=f"{len(processes)} processes connected", texts=3).drawn())
     versions = ", ".join(f"{name} {first[name]}" for name in ALIKE if first[name] != "none")
-    rate, size = human(4 * FLOATS / seconds[FLOATS], "B"), human(4 * FLOATS, "B")
+    rate, size = (
+        format_quantity(4 * FLOATS / seconds[FLOATS], "B"),
+        format_quantity(4 * FLOATS, "B"),
+    )
     lines = [
         f"process 0: {versions}",
         f"a mean over all: {1e6 * seconds[1]:.0f} us of one number, {rate}/s of {size}",
@@ -328,7 +331,7 @@ def _print(
 # -- records -----------------------------------------------------------------------------------
 
 
-def check(places: Sequence[Path]) -> bool:
+def check_records(places: Sequence[Path]) -> bool:
     """Print one line per record in or under folders and archives: is it as it was written, by its
     hash chain? True if all are.
 
@@ -337,24 +340,24 @@ def check(places: Sequence[Path]) -> bool:
     """
     intact = True
     for place in places:
-        with unpacked(place) as root:
-            runs = find(root)
+        with unpack_records(place) as root:
+            runs = find_runs(root)
             if not runs:
                 raise RecordError(f"no run in or under {place}")
             for run in runs:
                 name = str(place / run.relative_to(root))
-                what, more = verdict(run)
+                what, more = judge_record(run)
                 details = f"; {more.replace(str(run), name)}" if more else ""
                 print(escape_control(f"{name}: {what}{details}"))
                 intact &= what not in ("edited", "unreadable")
     return intact
 
 
-def verdict(run: Path) -> tuple[str, str]:
+def judge_record(run: Path) -> tuple[str, str]:
     """(whole, running, starting, broken off, stopped, no chain, edited or unreadable; details)."""
     try:
         record = load(run)
-        what, more = state(run, record.header, record.rows)
+        what, more = describe_state(run, record.header, record.rows)
         why = find_edit(run, growing=what in ACTIVE)
     except RecordError as error:
         return "unreadable", str(error)

@@ -27,7 +27,7 @@ FLOATS = 2**22  # of the large tensor, 16 MiB: larger than the cache of one proc
 TIMES = 11
 
 
-def measure(world: World, hosts: Sequence[str], device: torch.device) -> dict[str, Network]:
+def measure_links(world: World, hosts: Sequence[str], device: torch.device) -> dict[str, Network]:
     """``within`` the slowest machine, and ``between`` machines, at the slowest; one that the group
     does not have is missing. All processes must call it, after they have connected.
 
@@ -81,7 +81,7 @@ def _reduction(group: Any, count: int, device: torch.device) -> Callable[[], Any
     return lambda: dist.all_reduce(numbers, group=group)
 
 
-def write(path: Path, links: dict[str, Network]) -> None:
+def write_links(path: Path, links: dict[str, Network]) -> None:
     """Write links (bits per second, seconds) to a file that `cost.job.read_links` reads."""
     plain = {name: vars(link) for name, link in links.items()}
     write_output(path, json.dumps(plain, indent=1) + "\n")

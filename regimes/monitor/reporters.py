@@ -1,5 +1,5 @@
 """Reporters of a training: a live table in a terminal, plain lines in a log file, and the numbers
-of each epoch as curves in TensorBoard and Weights & Biases, whose packages are imported late."""
+of each epoch as curves in TensorBoard and Weights & Biases; their packages are imported late."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from rich.live import Live
 from rich.text import Text
 
 from regimes.config import RunConfig
-from regimes.console.stdout import console as new_console
 from regimes.console.stdout import is_terminal
+from regimes.console.stdout import make_console as new_console
 from regimes.errors import ConfigError
 from regimes.job.reporters import Reporter
-from regimes.monitor.text import EPOCHS, at_low, cells, epoch_table, headline
-from regimes.records import Header, Row, count_units, sent, unit_name, units
-from regimes.records import reporters as named
+from regimes.monitor.text import EPOCHS, at_low, describe_run, epoch_table, format_row
+from regimes.records import Header, Row, count_units, number_of_units, sum_sent, unit_name
+from regimes.records import make_reporters as named
 
 
-def reporters(config: RunConfig, out: Path, terminal: bool | None = None) -> list[Reporter]:
+def terminal_reporters(
+    config: RunConfig, out: Path, terminal: bool | None = None
+) -> list[Reporter]:
     """A live table in a terminal, else plain lines; and the reporters of the configuration."""
     terminal = is_terminal() if terminal is None else terminal
     chosen: list[Any] = [LiveTable() if terminal else PlainLines()]
@@ -49,10 +51,10 @@ class LiveTable:
     def start(self, header: Header, rows: list[Row]) -> None:
         """Draw first; ``rows`` are those before a resume."""
         self.header, self.rows = header, rows[-EPOCHS:]
-        self.before = sent(rows[:-EPOCHS])
+        self.before = sum_sent(rows[:-EPOCHS])
         self.unit = unit_name(header["config"]).partition(" ")[0]
         self.now = self.bars.add_task(self.unit, total=None)
-        self.all = self.bars.add_task("run", total=units(header), completed=len(rows))
+        self.all = self.bars.add_task("run", total=number_of_units(header), completed=len(rows))
         self.live = Live(self.draw(), console=self.console, refresh_per_second=4)
         self.live.start()
 
@@ -75,7 +77,7 @@ class LiveTable:
         self.live.stop()
 
     def draw(self, message: str = "") -> RenderableType:
-        parts: list[RenderableType] = [Text(headline(self.header), style="bold"), self.bars]
+        parts: list[RenderableType] = [Text(describe_run(self.header), style="bold"), self.bars]
         if self.rows:
             parts.append(epoch_table(self.header, self.rows, self.seconds, self.before))
         if message:
@@ -90,16 +92,16 @@ class PlainLines:
         self.stream = stream or sys.stdout
 
     def start(self, header: Header, rows: list[Row]) -> None:
-        self.header, self.sent = header, sent(rows)
+        self.header, self.sent = header, sum_sent(rows)
         done = f", the first {len(rows)} done before" if rows else ""
-        self._print(f"{headline(header)}, {count_units(header, rows)}{done}")
+        self._print(f"{describe_run(header)}, {count_units(header, rows)}{done}")
 
     def step(self, epoch: int, done: int, steps: int) -> None:
         """Ignored: one line per epoch."""
 
     def epoch(self, row: Row, seconds: dict[str, float]) -> None:
         self.sent = self.sent.after(row)
-        text = cells(self.header, row, sum(seconds.values()), self.sent)
+        text = format_row(self.header, row, sum(seconds.values()), self.sent)
         self._print("  ".join(f"{k} {v}" for k, v in text.items()))
 
     def stop(self, message: str) -> None:

@@ -10,10 +10,10 @@ from rich.table import Table as Drawn
 
 from regimes.config import as_level
 from regimes.console.tables import Table
-from regimes.console.units import human
+from regimes.console.units import format_quantity
 from regimes.policies.schedules import in_words
 from regimes.records import NOT_RECORDED, OWN, Header, Row, Sent, unknown_fields
-from regimes.records.schema import hooked
+from regimes.records.schema import is_hooked
 
 EPOCHS = 8  # in the table
 STRAGGLES = 1.3  # times the median of the other processes
@@ -34,11 +34,11 @@ def metric_text(header: Header, value: float | None) -> tuple[str, str]:
     """(short name, value) of the metric: accuracy is a percentage."""
     name = header["metric"]
     if name == "accuracy":
-        return "acc %", format_value(None if value is None else 100 * value, ".1f")
-    return SHORT.get(name, name), format_value(value, ".4g")
+        return "acc %", _format_value(None if value is None else 100 * value, ".1f")
+    return SHORT.get(name, name), _format_value(value, ".4g")
 
 
-def format_value(value: float | None, form: str) -> str:
+def _format_value(value: float | None, form: str) -> str:
     """A number; a dash if it was not logged."""
     return DASH if value is None else f"{value:{form}}"
 
@@ -50,7 +50,7 @@ def at_low(header: Header, row: Row) -> tuple[int, int]:
     return levels.count("low"), len(levels)
 
 
-def headline(header: Header) -> str:
+def describe_run(header: Header) -> str:
     """Name, seed, model, data, workers, compressor, levels and, of local steps, the rule."""
     c, world = header["config"], header["world"]
     levels = ", ".join(f"{name} {as_level(value)}" for name, value in c["levels"].items())
@@ -71,7 +71,7 @@ def unknown_text(header: Header) -> str:
     return f"{NOT_RECORDED}: {', '.join(missing)}" if missing else ""
 
 
-def straggler(processes: Mapping[str, Sequence[float]]) -> str:
+def describe_straggler(processes: Mapping[str, Sequence[float]]) -> str:
     """A sentence on a process that is much slower than the others; empty if there is none.
 
     Args:
@@ -90,7 +90,7 @@ def straggler(processes: Mapping[str, Sequence[float]]) -> str:
     )
 
 
-def cells(header: Header, row: Row, seconds: float | None, sent: Sent) -> dict[str, str]:
+def format_row(header: Header, row: Row, seconds: float | None, sent: Sent) -> dict[str, str]:
     """A row as text by column. Epochs count from 0 as in the record; for units, the column is the
     steps done.
 
@@ -105,26 +105,29 @@ def cells(header: Header, row: Row, seconds: float | None, sent: Sent) -> dict[s
     texts = {
         "step" if by_steps else "epoch": str(row["unit"]["stop"] if by_steps else row["epoch"]),
         "lr": f"{row['lr']:.3g}",
-        "train loss": format_value(row["train_loss"], ".3f"),
-        "test loss": format_value(row["test_loss"], ".3f"),
+        "train loss": _format_value(row["train_loss"], ".3f"),
+        "test loss": _format_value(row["test_loss"], ".3f"),
     }
     if name != "loss":  # else it is the test loss
         texts[name] = value
-    if hooked(header):  # the count of the paper is for comparisons of runs
-        texts |= {"MB": megabytes(sent), "of dense": format_value(sent.of_dense(header), ".2f")}
+    if is_hooked(header):  # the count of the paper is for comparisons of runs
+        texts |= {
+            "MB": _format_megabytes(sent),
+            "of dense": _format_value(sent.of_dense(header), ".2f"),
+        }
     else:
-        texts["floats"] = human(sent.floats)
+        texts["floats"] = format_quantity(sent.floats)
     if has_low:
-        share = {} if hooked(header) else {"of low": format_value(sent.of_low(header), ".2f")}
+        share = {} if is_hooked(header) else {"of low": _format_value(sent.of_low(header), ".2f")}
         texts |= {**share, "at low": f"{low}/{layers}"}
     if sync.get("level"):
         texts["period"] = str(sync["period"])
         if not has_low:  # with the columns of low, 80 characters have no room for it
-            texts["rounds"] = format_value(sync.get("rounds"), "d")
-    return texts | {"s": format_value(seconds, ".1f")}
+            texts["rounds"] = _format_value(sync.get("rounds"), "d")
+    return texts | {"s": _format_value(seconds, ".1f")}
 
 
-def megabytes(sent: Sent) -> str:
+def _format_megabytes(sent: Sent) -> str:
     """What was sent, in megabytes of three digits or more."""
     return f"{sent.bytes / 1e6:.3g}" if sent.bytes < 1e9 else f"{sent.bytes / 1e6:,.0f}"
 
@@ -132,7 +135,7 @@ def megabytes(sent: Sent) -> str:
 def logged_text(row: Row) -> str:
     """The further values that a user's training has logged, in one line."""
     values = row.get("logged", {}).items()
-    return ", ".join(f"{name} {format_value(value, '.4g')}" for name, value in values)
+    return ", ".join(f"{name} {_format_value(value, '.4g')}" for name, value in values)
 
 
 def epoch_table(
@@ -147,7 +150,7 @@ def epoch_table(
     for i, row in enumerate(rows):
         sent = sent.after(row)
         if i >= len(rows) - EPOCHS:
-            lines.append(cells(header, row, seconds.get(row["epoch"]), sent))
+            lines.append(format_row(header, row, seconds.get(row["epoch"]), sent))
     notes = "; ".join(f"{name}: {words}" for name, words in NOTES.items() if name in lines[-1])
     note = f"{notes}; {'units' if header['config'].get('unit_steps') else 'epochs'} count from 0"
     table = Table(tuple(lines[-1]), [tuple(line.values()) for line in lines], note, texts=0)

@@ -18,8 +18,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table as Grid
 from rich.text import Text
 
-from regimes.console.stdout import console as new_console
 from regimes.console.stdout import escape_control
+from regimes.console.stdout import make_console as new_console
 from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.job.run_warnings import run_warnings
@@ -28,28 +28,28 @@ from regimes.records import (
     Event,
     Header,
     Row,
-    complete,
-    ended,
-    find,
+    find_runs,
     first_unit,
-    progress,
+    format_progress,
+    has_ended,
+    is_complete,
+    number_of_units,
     read_header,
     read_rows,
-    sent,
+    sum_sent,
     trunk_of,
-    units,
-    unpacked,
+    unpack_records,
 )
 from regimes.records.branches import check_row
 from regimes.records.lines import Growing, file_state
-from regimes.records.schema import hooked
+from regimes.records.schema import is_hooked
 
 ACTIVE = ("running", "starting")
 PATIENCE = 60  # seconds in which the next run of a grid may begin
 COLOURS = {"finished": "green", "stopped": "bold red", "broken off": "bold red"}  # else cyan
 
 
-def watch(folder: Path, once: bool = False, console: Console | None = None) -> None:
+def watch_runs(folder: Path, once: bool = False, console: Console | None = None) -> None:
     """Show a run, or a folder of runs, and follow it every second until it ends or Ctrl-C; wait for
     the first run. A terminal is redrawn in place; other outputs get a new print after each change.
     An archive is shown once.
@@ -59,7 +59,7 @@ def watch(folder: Path, once: bool = False, console: Console | None = None) -> N
     """
     folder, console = Path(folder), console or new_console()
     if folder.is_file():
-        with unpacked(folder) as root:
+        with unpack_records(folder) as root:
             console.print(_many(root, None, title=str(folder))[0])
         return
     with contextlib.suppress(KeyboardInterrupt):
@@ -95,7 +95,7 @@ def _pictures(folder: Path, once: bool, height: int | None) -> Iterator[Renderab
 
 def _wait_for_run(folder: Path, once: bool, console: Console) -> None:
     announced = False
-    while not ((folder / "run.json").exists() or find(folder)):
+    while not ((folder / "run.json").exists() or find_runs(folder)):
         if once:
             raise RecordError(f"no run in or under {folder}: expected a file run.json there")
         if not announced:
@@ -106,10 +106,10 @@ def _wait_for_run(folder: Path, once: bool, console: Console) -> None:
         time.sleep(1)
 
 
-def state(folder: Path, header: Header, rows: Sequence[Row]) -> tuple[str, str]:
+def describe_state(folder: Path, header: Header, rows: Sequence[Row]) -> tuple[str, str]:
     """(finished, running, starting, stopped or broken off; details)."""
     events = cast("list[Event]", _lines(folder / "events.jsonl"))
-    if complete(header, rows) and ended(events):
+    if is_complete(header, rows) and has_ended(events):
         return "finished", ""
     if events and events[-1]["event"] == "stopped":
         return "stopped", escape_control(events[-1].get("why", ""))
@@ -136,7 +136,7 @@ def in_use(folder: Path) -> bool:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """`read_lines`, of which only the new lines are read."""
+    """`read_lines`, but only the new lines are read."""
     return _growing(path).read()
 
 
@@ -146,7 +146,7 @@ def _growing(path: Path) -> Growing:
 
 
 class _Run:
-    """A run's header and rows, of which only what has changed is read and checked."""
+    """A run's header and rows; only what has changed is read and checked."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.states = folder, ()
@@ -193,18 +193,18 @@ def _run(folder: Path) -> tuple[Header, list[Row]]:
 def _one(folder: Path) -> tuple[RenderableType, bool]:
     """(picture of one run, may it still change?)"""
     header, rows = _run(folder)
-    what, more = state(folder, header, rows)
+    what, more = describe_state(folder, header, rows)
     lines, seconds = _lines(folder / "seconds.jsonl"), dict[int, float]()
     for line in lines[-2 * text.EPOCHS :]:  # may be one ahead of the rows
         if clocks := [x for name, x in line.items() if name not in ("epoch", "processes")]:
             seconds[line["epoch"]] = sum(clocks)
-    wanted = units(header)
+    wanted = number_of_units(header)
     recent = [seconds[row["epoch"]] for row in rows[-5:] if row["epoch"] in seconds]
     if what == "running" and recent and wanted is not None:
         left = sum(recent) / len(recent) * (wanted - len(rows))
         more = f"about {left / 60:.1f} min left"
-    status = f"{progress(header, rows)}, {what}{': ' if more else ''}{more}"
-    parts: list[RenderableType] = [Text(text.headline(header), "bold")]
+    status = f"{format_progress(header, rows)}, {what}{': ' if more else ''}{more}"
+    parts: list[RenderableType] = [Text(text.describe_run(header), "bold")]
     if wanted:
         bar = Grid.grid()
         bar.add_row(ProgressBar(wanted, len(rows), width=48))
@@ -216,7 +216,7 @@ def _one(folder: Path) -> tuple[RenderableType, bool]:
             parts.append(Text(escape_control(f"logged: {logged}")))
     if unknown := text.unknown_text(header):
         parts.append(Text(unknown, "dim"))
-    if lines and (slow := text.straggler(lines[-1].get("processes", {}))):
+    if lines and (slow := text.describe_straggler(lines[-1].get("processes", {}))):
         parts.append(Text(slow, "yellow"))
     if what == "finished":
         parts += [Text(sentence, "yellow") for sentence in run_warnings(header, rows)]
@@ -225,7 +225,7 @@ def _one(folder: Path) -> tuple[RenderableType, bool]:
 
 def _many(folder: Path, height: int | None, title: str = "") -> tuple[RenderableType, bool]:
     """(one line per run under a folder, is one active?); finished runs are hidden to fit."""
-    paths = find(folder)
+    paths = find_runs(folder)
     own = all(_is_hooked(path) for path in paths)
     numbers = ("MB", "of dense") if own else ("floats", "of low")
     lines = [_line(path, folder, numbers) for path in paths]
@@ -245,7 +245,7 @@ def _many(folder: Path, height: int | None, title: str = "") -> tuple[Renderable
 
 def _is_hooked(path: Path) -> bool:
     with contextlib.suppress(RecordError):
-        return hooked(_run(path)[0])
+        return is_hooked(_run(path)[0])
     return False
 
 
@@ -255,15 +255,18 @@ def _line(
     """(state, the cells of one run's line, the metric's name).
 
     Args:
-        columns: which numbers of `text.cells` it has beside the metric.
+        columns: which numbers of `text.format_row` it has beside the metric.
     """
     name = str(path.relative_to(folder))
     try:
         header, rows = _run(path)
-        what, more = state(path, header, rows)
+        what, more = describe_state(path, header, rows)
     except RecordError as error:
         return "damaged", [name, *[""] * 5, Text(escape_control(str(error)), style="bold red")], ""
-    wanted, texts = units(header), text.cells(header, rows[-1], None, sent(rows)) if rows else {}
+    wanted, texts = (
+        number_of_units(header),
+        text.format_row(header, rows[-1], None, sum_sent(rows)) if rows else {},
+    )
     known = [row["metric"] for row in rows if row["metric"] is not None]
     metric_name, metric = text.metric_text(header, known[-1] if known else None)
     numbers = [metric, *(texts.get(key, "-") for key in columns)]

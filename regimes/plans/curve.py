@@ -6,8 +6,8 @@ For given exponent a of a power law (as in Hestness et al., 2017) the expected l
                     + g_m + b_m r + h_m log2(n / n0) + u_seed + w(n)
 
 with n steps, r the rate in doublings of the configuration's, and terms of a method m for all but
-the first, dense. So each method has a best rate of its own, which moves with the length as that of
-the others does, and a gap to dense that changes by h_m with each doubling of the steps. w(n) is a
+the first, dense. So each method has a best rate of its own, which moves with the length as the
+others' does, and a gap to dense that changes by h_m with each doubling of the steps. w(n) is a
 smooth deviation from the power law, a sum of bumps a doubling apart. The prior of the coefficients
 is normal, in units of what the losses span; noise has an inverse gamma one. Each exponent then has
 its posterior and its evidence in closed form (Bishop, 2006, section 3.3; Gelman et al., 2013,

@@ -1,8 +1,8 @@
 """Which probes are trained next, and what the losses say.
 
-Methods are compared after equal seconds on the link, in rungs of which each is twice as long as the
-one before: first at some learning rates each, then at the best. Methods that are surely not the
-best take no further part, at most half of them after a rung (as in successive halving: Jamieson &
+Methods are compared after equal seconds on the link, in rungs, each twice as long as the one
+before: first at some learning rates each, then at the best. Methods that are surely not the best
+take no further part, at most half of them after a rung (as in successive halving: Jamieson &
 Talwalkar, 2016). Where the budget has no time for another rung, further seeds of the last one show
 how sure its losses are.
 """
@@ -142,13 +142,13 @@ def rungs_within(
     afford: Callable[[Sequence[Probe]], bool],
     least: int = 1,
 ) -> tuple[float, ...]:
-    """The seconds of the rungs of a training: the first is the longest whose probes of all methods
-    there is time for.
+    """The seconds of the rungs of a training: the first is the longest with time for probes of all
+    methods.
 
     Args:
         span: seconds of the training.
         afford: is there time for some probes?
-        least: how many rungs there are; a training whose length is not known has several.
+        least: how many rungs there are; a training of unknown length has several.
 
     Returns:
         No rungs, if there is no time for any.
@@ -234,7 +234,7 @@ def _rung(known: Known, rung: int, seed: int) -> list[Probe]:
 
 
 def _left(known: Known, rung: int) -> list[str]:
-    """The methods of a rung: dense, and of those of the rung before the ones that may be the best,
+    """The methods of a rung: dense, and from the rung before the methods that may be the best,
     at least half of them."""
     dense = known.methods[0]
     before = [m for m in known.methods if m != dense and known.seeds_of(m, rung - 1)]

@@ -28,7 +28,7 @@ STYLES = [  # colour and marker: told apart in grey by the marker
 ]
 
 
-def figure(plan: Plan) -> style.Shown:
+def draw_plan(plan: Plan) -> style.Shown:
     """Loss in the end against the seconds of the whole training on the link: solid where a probe
     was as long, dashed beyond, with the 95 % interval of the best method and of dense."""
     known = plan.known
@@ -37,8 +37,8 @@ def figure(plan: Plan) -> style.Shown:
     dense = known.methods[0]
     ranked = [m for m in plan.table["method"] if m != dense][: MOST - 1]
     sign = 1 if plan.shown.lower else -1
-    with style.theme():
-        fig = style.figure(HEIGHT, WIDTH)
+    with style.use_theme():
+        fig = style.make_figure(HEIGHT, WIDTH)
         ax = fig.subplots()
         for (colour, marker), method in zip(STYLES, [dense, *ranked], strict=False):
             second = known.prices[method].seconds
@@ -71,7 +71,7 @@ def figure(plan: Plan) -> style.Shown:
         ax.set_ylabel(f"{plan.shown.label} in the end")
         fig.legend(loc="outside upper left", ncols=2, fontsize=7)
         seeds = {probe.seed for probe in known.curve.losses}
-        style.caption(
+        style.add_caption(
             fig,
             "Marks: the best short training of a length. Lines: fitted to all, at the best rate; "
             "dashed: longer than any of the method. Bands: 95 % interval of the mean "
@@ -88,8 +88,8 @@ def _whole(plan: Plan) -> style.Shown:
     seeds = {probe.seed for probe in plan.known.curve.losses}
     rung = plan.known.rungs[0]
     share = rung / plan.known.rungs[-1]
-    with style.theme():
-        fig = style.figure(1.4 + 0.28 * len(table), WIDTH)
+    with style.use_theme():
+        fig = style.make_figure(1.4 + 0.28 * len(table), WIDTH)
         ax = fig.subplots()
         middle = table["loss"].to_numpy()
         widths = np.abs(table[["low", "high"]].to_numpy() - middle[:, None]).T
@@ -99,7 +99,7 @@ def _whole(plan: Plan) -> style.Shown:
         ax.set_ylim(-0.5, len(table) - 0.5)
         ax.set_xlabel(f"{plan.shown.label} {'minus dense' if plan.smaller else 'in the end'}")
         trained = "whole" if share >= 1 else f"for {share:.0%} of its time"
-        style.caption(
+        style.add_caption(
             fig,
             f"After {plan.known.rungs[-1]:.3g} s of training on {plan.where}. "
             f"Each method was trained {trained}; 95 % intervals of the fitted mean "

@@ -16,7 +16,7 @@ from regimes.cost.methods import Method
 from regimes.errors import ConfigError
 from regimes.plans.curve import Probe
 from regimes.plans.decide import SURE, Known
-from regimes.plans.probes import configured
+from regimes.plans.probes import configure_probe
 from regimes.plotting.looks import Metric
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Plan:
         where: the link in words.
         own: the model and data are the user's: there is no file to train from.
         smaller: the probes are of a smaller model: losses are given as differences to dense's, and
-            learning rates in proportion to that of the configuration, taken as dense's best.
+            learning rates in proportion to the configuration's, taken as dense's best.
         out: the folder.
     """
 
@@ -139,7 +139,7 @@ class Plan:
         steps = row["steps"] if math.isfinite(row["steps"]) else self.known.horizon(self.best)
         rate = math.log2(row["rate"] / self.config.optimizer.lr)
         seed = max(probe.seed for probe in self.known.curve.losses) + 1
-        return configured(self.config, self.methods[self.best], round(steps), rate, seed)
+        return configure_probe(self.config, self.methods[self.best], round(steps), rate, seed)
 
     def hook(self) -> str:
         """The lines of a training script of one's own."""
@@ -164,8 +164,8 @@ class Plan:
     def _repr_png_(self) -> bytes:
         from regimes.plotting import style
 
-        with style.theme():
-            return style.drawn(self.figure(), "png")
+        with style.use_theme():
+            return style.render_figure(self.figure(), "png")
 
     def lines(self) -> str:
         """The table in words."""
@@ -249,9 +249,9 @@ class Plan:
 
     def figure(self) -> Figure:
         """The loss in the end against the seconds of the training, for each method; one column."""
-        from regimes.plans.drawn import figure
+        from regimes.plans.drawn import draw_plan
 
-        fig = figure(self)
+        fig = draw_plan(self)
         fig.data = self.table
         return fig
 
@@ -263,7 +263,7 @@ class Plan:
 
         if self.out is None:
             raise ConfigError("out: expected a folder to save into")
-        paths = style.save(self.figure(), self.out / "plan", self.table)
+        paths = style.save_figure(self.figure(), self.out / "plan", self.table)
         if not self.own:
             write_output(self.out / "plan.toml", to_toml(self.config_to_train))
             paths.append(self.out / "plan.toml")

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from regimes.collectives.launcher import read_launch
 from regimes.config import DENSE, RunConfig, override_fields
-from regimes.config.arguments import checked
-from regimes.console.notebook import kept, stoppable
+from regimes.config.arguments import check_arguments
+from regimes.console.notebook import describe_kept_runs, end_in_one_sentence
 from regimes.console.progress import shown_by
 from regimes.cost.job import WITHIN, read_links
-from regimes.cost.methods import parse
+from regimes.cost.methods import parse_method
 from regimes.errors import require
 from regimes.launch.budgeted import Budget
-from regimes.launch.subject import subject
+from regimes.launch.subject import read_subject
 from regimes.network import Network
 from regimes.plans.decide import Aim
 from regimes.plans.found import Plan
-from regimes.plans.priced import Links, paying, prices
+from regimes.plans.priced import Links, keep_faster, price_methods
 from regimes.plans.probes import in_steps
-from regimes.plans.search import Asked, Probes, Show, asked
+from regimes.plans.search import Asked, Probes, Show, read_question
 from regimes.records.files import record_folder
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ METHODS = (
 )
 
 
-@checked("what")
+@check_arguments("what")
 def plan(
     what: Any,
     train_data: Any = None,
@@ -99,32 +99,35 @@ def plan(
     where = _links(link, links, gpus, step)
     budget = Budget(10.0 if minutes is None and runs is None else minutes, runs)
     data = train_data, test_data
-    config, task = subject(what, *data, set, training)
+    config, task = read_subject(what, *data, set, training)
     whole = probe is None or loss is None
     require(whole, "loss", loss, "seconds in its place; a smaller model has other losses")
     smaller = (
         (config, task) if probe is None else _smaller(what, config, probe, data, set, training)
     )
-    every = [parse(DENSE), *(parse(text) for text in methods or METHODS if text != DENSE)]
+    every = [
+        parse_method(DENSE),
+        *(parse_method(text) for text in methods or METHODS if text != DENSE),
+    ]
     aim = Aim(seconds, loss)
     out = record_folder(out)
     question = {"link": str(where.between), "within": str(where.within), "gpus": gpus, "step": step}
     question |= {"methods": [m.label for m in every], "seconds": seconds, "loss": loss}
     # the probes' records tell one model from another
     question["probe"] = "a model" if callable(probe) else probe and dict(probe)
-    facts = asked(out, question)
+    facts = read_question(out, question)
     if facts is None:
-        per_epoch, priced = prices(config, every, where, task)
+        per_epoch, priced = price_methods(config, every, where, task)
         if probe is not None:
-            here = prices(smaller[0], every, where, smaller[1])[1]
+            here = price_methods(smaller[0], every, where, smaller[1])[1]
             priced = {name: replace(price, here=here[name].here) for name, price in priced.items()}
         facts = Asked(question, per_epoch, priced)
-    chosen = paying(every, facts.prices)
+    chosen = keep_faster(every, facts.prices)
     left_out = tuple(method.label for method in every if method not in chosen)
     table = {method.label: method for method in chosen}
     trained = in_steps(smaller[0], facts.per_epoch)
     probes = Probes(out, trained, table, facts, aim, smaller[1])
-    with stoppable(lambda: kept(out)), shown_by(show) as line:
+    with end_in_one_sentence(lambda: describe_kept_runs(out)), shown_by(show) as line:
         known, shown = probes.searched(budget, jobs, line)
     return Plan(
         known,
@@ -153,7 +156,9 @@ def _smaller(
     expected = "fields of the configuration" if fields else "a model for the same data"
     require(good, "probe", probe, expected)
     return (
-        (override_fields(config, probe), None) if fields else subject(probe, *data, set, training)
+        (override_fields(config, probe), None)
+        if fields
+        else read_subject(probe, *data, set, training)
     )
 
 

@@ -50,7 +50,7 @@ class Links:
     compute: float | None = None
 
 
-def prices(
+def price_methods(
     config: RunConfig, methods: Sequence[Method], links: Links, task: Task | None = None
 ) -> tuple[int, dict[str, Price]]:
     """Time a few steps of one worker on this machine by each compressor, and price them.
@@ -61,7 +61,7 @@ def prices(
     Raises:
         ConfigError: workers that do not fill their nodes.
     """
-    from regimes.cost.measure import timed  # torch, so late
+    from regimes.cost.measure import time_steps  # torch, so late
 
     workers = config.workers
     if workers % links.gpus:
@@ -75,7 +75,7 @@ def prices(
         plain = replace(config, sync_levels={}, sync_policy=None)
         if levels:
             plain = replace(plain, compressor=dict(tables[0].table), levels=levels)
-        per_epoch, found, layers = timed(plain, workers, task=task)
+        per_epoch, found, layers = time_steps(plain, workers, task=task)
         works |= {method.label: found[str(method.level)] for method in tables}
     job = Job(
         Model(config.model.name, layers),
@@ -105,7 +105,7 @@ def _by_compressor(methods: Sequence[Method]) -> list[list[Method]]:
     return list(found.values())
 
 
-def paying(methods: Sequence[Method], prices: Mapping[str, Price]) -> list[Method]:
+def keep_faster(methods: Sequence[Method], prices: Mapping[str, Price]) -> list[Method]:
     """Those with fewer seconds a step than dense, which is the first and stays: a method that loses
     information and takes as long cannot end lower."""
     dense = methods[0]

@@ -9,7 +9,7 @@ from regimes.config import DENSE, RunConfig
 from regimes.cost.methods import Method
 from regimes.errors import require
 from regimes.plans.curve import Probe
-from regimes.presets.families import at_rate, shortened, static
+from regimes.presets.families import at_rate, shorten_training, static_table
 
 LEVEL = "sent"  # the level of a method in its configuration
 
@@ -40,7 +40,9 @@ def in_steps(config: RunConfig, per_epoch: int) -> RunConfig:
     return replace(config, steps=total, unit_steps=total, optimizer=replace(optimizer, **changed))
 
 
-def configured(config: RunConfig, method: Method, steps: int, rate: float, seed: int) -> RunConfig:
+def configure_probe(
+    config: RunConfig, method: Method, steps: int, rate: float, seed: int
+) -> RunConfig:
     """A training by a method.
 
     Args:
@@ -49,7 +51,7 @@ def configured(config: RunConfig, method: Method, steps: int, rate: float, seed:
         rate: doublings of the configuration's learning rate.
     """
     share = steps / (config.steps or steps)
-    made = shortened(at_rate(config, config.optimizer.lr * 2.0**rate), share)
+    made = shorten_training(at_rate(config, config.optimizer.lr * 2.0**rate), share)
     compressed = method.level != DENSE
     return replace(
         made,
@@ -59,9 +61,9 @@ def configured(config: RunConfig, method: Method, steps: int, rate: float, seed:
         unit_steps=steps,
         compressor=dict(method.table) if compressed else made.compressor,
         levels={LEVEL: method.level} if compressed else made.levels,
-        policy=static(LEVEL if compressed else DENSE),
+        policy=static_table(LEVEL if compressed else DENSE),
         sync_levels={LEVEL: method.period} if method.period > 1 else {},
-        sync_policy=static(LEVEL) if method.period > 1 else None,
+        sync_policy=static_table(LEVEL) if method.period > 1 else None,
         instruments={},
         reporters=(),
         drawn_per_seed=(),
@@ -69,7 +71,7 @@ def configured(config: RunConfig, method: Method, steps: int, rate: float, seed:
     )
 
 
-def name(probe: Probe) -> str:
+def name_probe(probe: Probe) -> str:
     """The name of a probe in the log, and of its folder."""
     method = probe.method.replace("/", " ")
     return f"{method}/{probe.steps} steps/rate {probe.rate:+g}/seed-{probe.seed}"

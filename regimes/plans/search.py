@@ -27,7 +27,7 @@ from regimes.plans.decide import (
     rungs_within,
 )
 from regimes.plans.priced import Price
-from regimes.plans.probes import configured, name
+from regimes.plans.probes import configure_probe, name_probe
 from regimes.plotting.groups import tested_by
 from regimes.plotting.looks import Metric
 from regimes.records import check_same, load
@@ -60,7 +60,7 @@ class Asked:
         return {"question": {**self.question}, "per_epoch": self.per_epoch, "prices": prices}
 
 
-def asked(out: Path, question: Mapping[str, Any]) -> Asked | None:
+def read_question(out: Path, question: Mapping[str, Any]) -> Asked | None:
     """What the plan in a folder is about; None if there is none yet.
 
     Raises:
@@ -123,11 +123,11 @@ class Probes:
         with self._trainer(jobs) as train:
             choose = functools.partial(self._choose, budget, jobs, seeds)
             step = functools.partial(self._train, train, budget, show)
-            rounds = budgeted.search(self.out, choose, step)
+            rounds = budgeted.search_in_rounds(self.out, choose, step)
         return self.known(rounds), self._shown(rounds)
 
     def _check_task(self, rounds: Sequence[Round]) -> None:
-        """Raise RecordError unless model and data are those of the probes so far."""
+        """Raise RecordError unless the probes so far have the same model and data."""
         run = next((run for each in rounds for run in each.results), None)
         if self.task is None or run is None:
             return
@@ -139,11 +139,11 @@ class Probes:
         check_same_task(folder, load(folder).header["data"], self.task.header())
 
     def _trainer(self, jobs: int) -> AbstractContextManager[sweep.Train]:
-        return sweep.trainer(jobs, [self.config.device], self.task)
+        return sweep.make_trainer(jobs, [self.config.device], self.task)
 
     def _config(self, probe: Probe) -> RunConfig:
         method = self.methods[probe.method]
-        return configured(self.config, method, probe.steps, probe.rate, probe.seed)
+        return configure_probe(self.config, method, probe.steps, probe.rate, probe.seed)
 
     # -- rounds ------------------------------------------------------------------------------
 
@@ -183,11 +183,11 @@ class Probes:
         self, probes: Sequence[Probe], more: Mapping[str, Any]
     ) -> tuple[list[str], dict[str, Any]]:
         plain = [[p.method, p.steps, p.rate, p.seed] for p in probes]
-        return [name(probe) for probe in probes], {"probes": plain, **more}
+        return [name_probe(probe) for probe in probes], {"probes": plain, **more}
 
     @property
     def _span(self) -> float:
-        """Seconds of the training on the link: those of the aim, or of the configured steps of
+        """Seconds of the training on the link, given by the aim or by the configured steps of
         dense."""
         if self.aim.seconds is not None:
             return self.aim.seconds
@@ -225,7 +225,7 @@ class Probes:
             for run, probe in _probes_of(each).items()
             if run in each.results
         ]
-        spent = budgeted.seconds(rounds)
+        spent = budgeted.sum_seconds(rounds)
         expected = sum(self._seconds(probe) for probe in done)
         factor = spent / expected if done else 1 / jobs
         left = math.inf if budget.minutes is None else share * (60 * budget.minutes - spent)
@@ -247,7 +247,10 @@ class Probes:
     ) -> None:
         """Train the missing probes of a round, or find them finished; a result is the loss, None
         if the training broke."""
-        share, probes = budgeted.shares(budget, budgeted.rounds_of(self.out)), _probes_of(chosen)
+        share, probes = (
+            budgeted.report_shares(budget, budgeted.rounds_of(self.out)),
+            _probes_of(chosen),
+        )
 
         def over(run: str, error: str | None) -> None:
             loss = None if error else self._loss(run)

@@ -11,8 +11,7 @@ import pandas as pd
 
 from regimes.errors import ConfigError
 from regimes.plotting import style
-from regimes.plotting.words import apart as apart
-from regimes.plotting.words import headline
+from regimes.plotting.words import add_headline, move_apart
 from regimes.records import write_output
 
 if TYPE_CHECKING:
@@ -25,10 +24,10 @@ KINDS = ("png", "svg", "pdf")
 DASHES = ("-", (0, (6, 1.2)), (0, (2, 1)), (0, (4, 1, 1, 1)))
 
 
-def save(
+def save_bandwidth(
     path: Path, numbers: pd.DataFrame, table: pd.DataFrame, here: float, title: str, about: str
 ) -> None:
-    """Draw `figure` into a file.
+    """Draw `_draw_bandwidth` into a file.
 
     Raises:
         ConfigError: the name ends with none of `KINDS`.
@@ -36,15 +35,16 @@ def save(
     kind = path.suffix.removeprefix(".")
     if kind not in KINDS:
         raise ConfigError(f"--figure {path}: expected a name that ends with .png, .svg or .pdf")
-    with style.theme():
-        content = style.drawn(figure(numbers, table, here, title, about), kind)
+    with style.use_theme():
+        content = style.render_figure(_draw_bandwidth(numbers, table, here, title, about), kind)
     write_output(path, content)
 
 
-def figure(
+def _draw_bandwidth(
     numbers: pd.DataFrame, table: pd.DataFrame, here: float, title: str, about: str
 ) -> Figure:
-    """One panel: a line per method; a ring where it crosses that of dense; the user's bandwidth.
+    """One panel: a line per method; a ring where it crosses the line of dense; the user's
+    bandwidth.
 
     Args:
         numbers: method, bandwidth (bits/s), seconds; the first method is the dense one.
@@ -53,7 +53,7 @@ def figure(
         title: which method is fastest there.
         about: the job, in words.
     """
-    fig = style.figure(4.6)
+    fig = style.make_figure(4.6)
     ax = fig.subplots()
     names = list(dict.fromkeys(numbers["method"]))
     for i, name in enumerate(names):
@@ -65,10 +65,10 @@ def figure(
     ax.set_xticks(list(TICKS), list(TICKS.values()))
     ax.margins(x=0)
     style.log_axis(ax)
-    _mark(ax, numbers, table, here)
-    _label(ax, numbers, names)
-    headline(fig, title)
-    style.caption(
+    _mark_crossings(ax, numbers, table, here)
+    _label_lines(ax, numbers, names)
+    add_headline(fig, title)
+    style.add_caption(
         fig,
         f"{about}. Predicted, not measured. Rings: below this bandwidth the "
         "method is faster than dense. Vertical line: the bandwidth of the job.",
@@ -76,7 +76,7 @@ def figure(
     return fig
 
 
-def _mark(ax: Axes, numbers: pd.DataFrame, table: pd.DataFrame, here: float) -> None:
+def _mark_crossings(ax: Axes, numbers: pd.DataFrame, table: pd.DataFrame, here: float) -> None:
     """The crossings with the dense line, and the user's bandwidth."""
     dense = numbers[numbers["method"] == numbers["method"].iloc[0]]
     low, high = ax.get_xlim()
@@ -87,13 +87,13 @@ def _mark(ax: Axes, numbers: pd.DataFrame, table: pd.DataFrame, here: float) -> 
         ax.axvline(here, color="#555555", linewidth=0.8, linestyle=(0, (1, 2)))
 
 
-def _label(ax: Axes, numbers: pd.DataFrame, names: Sequence[str]) -> None:
+def _label_lines(ax: Axes, numbers: pd.DataFrame, names: Sequence[str]) -> None:
     """Names at the left ends of the lines, moved apart where they would overlap."""
     first = numbers.groupby("method", sort=False)["seconds"].first()
     bottom, top = (np.log(edge) for edge in ax.get_ylim())
     order = sorted(names, key=lambda name: float(first[name]))
     ends = np.array([(np.log(first[name]) - bottom) / (top - bottom) for name in order])
-    for name, end, at in zip(order, ends, apart(ends, APART), strict=True):
+    for name, end, at in zip(order, ends, move_apart(ends, APART), strict=True):
         colour = "black" if name == names[0] else f"C{names.index(name) % 10}"
         ax.annotate(
             name,

@@ -1,8 +1,8 @@
 """How figures come out: their width, their files, with or without title and caption.
 
-`options` holds for all figures that are drawn and saved inside it::
+`use_options` holds for all figures that are drawn and saved inside it::
 
-    with options(width=3.3, plain=True, formats=("pdf",)):
+    with use_options(width=3.3, plain=True, formats=("pdf",)):
         style.save(*figure(runs), Path("figures/2"), numbers)
 
 In a figure narrower than `COLUMN`, panels that stood beside one another stand below one another.
@@ -59,19 +59,19 @@ class Options:
 _OPTIONS: ContextVar[Options] = ContextVar("figure_options", default=Options())  # noqa: B039 (frozen)
 
 
-def current() -> Options:
+def current_options() -> Options:
     return _OPTIONS.get()
 
 
 @contextmanager
-def options(chosen: Options | None = None, **changes: Any) -> Iterator[Options]:
+def use_options(chosen: Options | None = None, **changes: Any) -> Iterator[Options]:
     """Figures come out by other options inside it.
 
     Args:
-        chosen: default those of the context around.
+        chosen: default the context's.
         changes: fields of `Options` in their place.
     """
-    now = replace(chosen or current(), **changes)
+    now = replace(chosen or current_options(), **changes)
     token = _OPTIONS.set(now)
     try:
         yield now
@@ -88,7 +88,7 @@ class Canvas(Figure):
     """
 
     def __init__(self, width: float, height: float, dpi: int) -> None:
-        chosen = current()
+        chosen = current_options()
         self.headline = self.caption = ""
         self.plain = chosen.plain
         self.narrow = (chosen.width or width) < width
@@ -100,7 +100,7 @@ class Canvas(Figure):
         if not self.stacked or ncols == 1:
             return super().subplots(nrows, ncols, **kwargs)
         self._grow(ncols)
-        return stacked(super().subplots, nrows, ncols, **kwargs)
+        return _stack_panels(super().subplots, nrows, ncols, **kwargs)
 
     def subfigures(self, nrows: int = 1, ncols: int = 1, **kw: Any) -> Any:  # type: ignore[override]
         """As matplotlib's; below `COLUMN` inches all are in one column."""
@@ -129,14 +129,14 @@ class Canvas(Figure):
 
 
 def subplots(part: Figure | SubFigure, nrows: int, ncols: int, **kwargs: Any) -> Any:
-    """The panels of a part of a figure, as those of a whole one (`Canvas.subplots`)."""
+    """The panels of a part of a figure, as `Canvas.subplots` has them of a whole one."""
     make = part.subplots
     if is_stacked(part):
-        return stacked(make, nrows, ncols, **kwargs)
+        return _stack_panels(make, nrows, ncols, **kwargs)
     return make(nrows, ncols, **kwargs)
 
 
-def stacked(make: Callable[..., Any], nrows: int, ncols: int, **kwargs: Any) -> Any:
+def _stack_panels(make: Callable[..., Any], nrows: int, ncols: int, **kwargs: Any) -> Any:
     """Axes of ``nrows x ncols`` panels that are all in one column, row by row. Panels that shared
     the labels of their row's first one get them, once it has some."""
     squeeze, heights = kwargs.pop("squeeze", True), kwargs.pop("height_ratios", None)

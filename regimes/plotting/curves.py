@@ -8,21 +8,23 @@ import numpy as np
 import pandas as pd
 
 from regimes.errors import RecordError
-from regimes.plotting.groups import Groups, measured, tested_by
+from regimes.plotting.groups import Groups, measured_metric, tested_by
 from regimes.plotting.looks import METRICS, Metric
 from regimes.records import Record
-from regimes.records.reader import logged
+from regimes.records.reader import logged_values
 from regimes.replay.replay import TRAINING as CLOCK
 from regimes.statistics import t_interval
 
 KEYS = ("schedule", "epoch", "n", "ci_low", "ci_high", "floats", "seconds")  # of the tables below
 
 
-def values(run: Record, shown: Metric) -> np.ndarray:
+def metric_values(run: Record, shown: Metric) -> np.ndarray:
     """A metric per epoch, in the shown unit (accuracy in %)."""
-    if not has(run, shown):
-        metrics = (measured(run, name) for name in (*METRICS, *logged(run.rows).values()))
-        known = [m.name for m in (tested_by(run), *metrics) if has(run, m)]
+    if not has_metric(run, shown):
+        metrics = (
+            measured_metric(run, name) for name in (*METRICS, *logged_values(run.rows).values())
+        )
+        known = [m.name for m in (tested_by(run), *metrics) if has_metric(run, m)]
         choice = ", ".join(dict.fromkeys(known))
         raise RecordError(
             f"{run.folder} has no {shown.name!r}: "
@@ -35,7 +37,7 @@ def values(run: Record, shown: Metric) -> np.ndarray:
     return shown.factor * np.asarray(run.column(_column(run, shown)), dtype=float)
 
 
-def has(run: Record, shown: Metric) -> bool:
+def has_metric(run: Record, shown: Metric) -> bool:
     """Was it measured, or logged, in any epoch?"""
     column = run.column(_column(run, shown))
     return column is not None and bool(pd.notna(column).any())
@@ -45,7 +47,7 @@ def _column(run: Record, shown: Metric) -> str:
     return "metric" if shown == tested_by(run) else shown.name
 
 
-def seconds(run: Record) -> np.ndarray:
+def training_seconds(run: Record) -> np.ndarray:
     """Seconds of training up to the end of each epoch; without evaluation and instruments."""
     names = [column.removeprefix("seconds_") for column in CLOCK]
     spent = [run.clock.get(row["epoch"], {}) for row in run.rows]
@@ -57,9 +59,10 @@ def _sent(run: Record) -> np.ndarray:
     return np.cumsum(np.asarray(run.column("floats")))
 
 
-def curves(by_schedule: Groups, shown: Metric | None = None) -> pd.DataFrame:
+def tabulate_curves(by_schedule: Groups, shown: Metric | None = None) -> pd.DataFrame:
     """Per schedule and epoch: n, the metric with its 95 % t interval, mean floats and seconds so
-    far. A schedule's curve ends where the first of its seeds does; `ends` has the ends of all.
+    far. A schedule's curve ends where the first of its seeds does; `tabulate_ends` has the ends of
+    all.
 
     Args:
         shown: default: what the runs were tested by; its name is the column's.
@@ -68,29 +71,29 @@ def curves(by_schedule: Groups, shown: Metric | None = None) -> pd.DataFrame:
     rows = []
     for name, runs in by_schedule.items():
         last = min(len(run.rows) for run in runs)
-        metrics = np.stack([values(run, shown)[:last] for run in runs])
+        metrics = np.stack([metric_values(run, shown)[:last] for run in runs])
         floats = np.mean([_sent(run)[:last] for run in runs], axis=0)
-        clock = np.mean([seconds(run)[:last] for run in runs], axis=0)
+        clock = np.mean([training_seconds(run)[:last] for run in runs], axis=0)
         for epoch in range(last):
             mean_and_ends = t_interval(metrics[:, epoch].tolist())
             rows.append((name, epoch, len(runs), *mean_and_ends, floats[epoch], clock[epoch]))
     return pd.DataFrame(rows, columns=[*KEYS[:3], shown.name, *KEYS[3:]])
 
 
-def ends(by_schedule: Groups, shown: Metric | None = None) -> pd.DataFrame:
-    """One row per schedule: the columns of `curves` at the end of each seed (the epoch is the mean
-    of their last ones; in a hook's record the last with a logged metric), with the 95 % t intervals
-    of floats and seconds too."""
+def tabulate_ends(by_schedule: Groups, shown: Metric | None = None) -> pd.DataFrame:
+    """One row per schedule: the columns of `tabulate_curves` at the end of each seed (the epoch is
+    the mean of their last ones; in a hook's record the last with a logged metric), with the 95 % t
+    intervals of floats and seconds too."""
     shown = shown or tested_by(next(iter(by_schedule.values()))[0])
     rows = []
     for name, runs in by_schedule.items():
         row: dict[str, Any] = {"schedule": name, "n": len(runs)}
         last = [(run, _last(run, shown)) for run in runs]
         for column, numbers in (
-            (shown.name, [values(run, shown)[end] for run, end in last]),
+            (shown.name, [metric_values(run, shown)[end] for run, end in last]),
             ("epoch", [end for _, end in last]),
             ("floats", [_sent(run)[end] for run, end in last]),
-            ("seconds", [seconds(run)[end] for run, end in last]),
+            ("seconds", [training_seconds(run)[end] for run, end in last]),
         ):
             prefix = "" if column == shown.name else f"{column}_"
             names = (column, f"{prefix}ci_low", f"{prefix}ci_high")
@@ -101,5 +104,5 @@ def ends(by_schedule: Groups, shown: Metric | None = None) -> pd.DataFrame:
 
 def _last(run: Record, shown: Metric) -> int:
     """The last epoch; in a hook's record, the last with a value."""
-    known = ~np.isnan(values(run, shown))  # raises if there is none
+    known = ~np.isnan(metric_values(run, shown))  # raises if there is none
     return int(np.flatnonzero(known)[-1]) if run.hooked else len(run.rows) - 1

@@ -10,10 +10,17 @@ from typing import Any
 import numpy as np
 
 from regimes.errors import LackingError, RecordError
-from regimes.plotting.looks import Metric, named, order
-from regimes.policies import history
+from regimes.plotting.looks import Metric, find_metric, order_schedules
+from regimes.policies import read_history
 from regimes.policies.base import FollowsDecays
-from regimes.records import Record, differing, identity, length, separate, variants
+from regimes.records import (
+    Record,
+    differing_fields,
+    identify_experiment,
+    list_variants,
+    run_length,
+    separate_experiments,
+)
 from regimes.records.fields import differences_text
 from regimes.records.selection import add_note
 
@@ -25,10 +32,11 @@ SETTING = {  # shared by all schedules of a figure
 }
 
 
-def groups(
+def group_runs(
     runs: Iterable[Record], needed: Sequence[str] = (), only: bool = False, unfinished: bool = False
 ) -> Groups:
-    """Runs by schedule, each list by seed: only seeds of one experiment (`records.separate`).
+    """Runs by schedule, each list by seed: only seeds of one experiment
+    (`records.separate_experiments`).
 
     Args:
         needed: schedules that must be there, by their name or their role (`in_roles`).
@@ -40,7 +48,7 @@ def groups(
             of different settings or of one role.
         LackingError: a schedule of ``needed`` is missing.
     """
-    runs, by_schedule = in_roles(separate(runs), needed), Groups()
+    runs, by_schedule = in_roles(separate_experiments(runs), needed), Groups()
     check_there(runs, needed)
     runs = [run for run in runs if run.name in needed or not only]
     for run in runs:
@@ -48,7 +56,10 @@ def groups(
             run.check_finished()
         by_schedule.setdefault(run.name, []).append(run)
     check_setting(runs)
-    return {name: sorted(by_schedule[name], key=lambda r: r.seed) for name in order(by_schedule)}
+    return {
+        name: sorted(by_schedule[name], key=lambda r: r.seed)
+        for name in order_schedules(by_schedule)
+    }
 
 
 def in_roles(runs: Iterable[Record], needed: Sequence[str]) -> list[Record]:
@@ -98,14 +109,15 @@ def check_there(runs: Sequence[Record], needed: Iterable[str]) -> None:
     names = {run.name for run in runs}
     missing = [name for name in needed if name not in names]
     for name in missing:
-        if experiments := variants(runs, name):
+        if experiments := list_variants(runs, name):
             raise RecordError(
                 f"{', '.join(experiments)}: runs of {name!r} are not of the same experiment; "
                 "choose one with --where FIELD=VALUE, or read a folder that has one of them"
             )
     if missing:
         raise LackingError(
-            f"no run of schedule {', '.join(missing)}; found {', '.join(order(names)) or 'none'}: "
+            f"no run of schedule {', '.join(missing)}; found "
+            f"{', '.join(order_schedules(names)) or 'none'}: "
             "run the missing ones (regimes ablate GRID --schedules ...) before drawing, or say "
             f"which schedule takes the part, --role {missing[0]}=NAME"
         )
@@ -115,14 +127,18 @@ def check_setting(runs: Sequence[Record], shared: Collection[str] = SETTING) -> 
     """Raise RecordError unless schedules that are compared share these fields or tables."""
 
     def fields(run: Record) -> dict[str, Any]:
-        return {k: v for k, v in identity(run).items() if {k, k.partition(".")[0]} & {*shared}}
+        return {
+            k: v
+            for k, v in identify_experiment(run).items()
+            if {k, k.partition(".")[0]} & {*shared}
+        }
 
     first_runs = list({run.name: run for run in reversed(runs)}.values())[::-1]
     # stable: all are compared with one whose batch is fixed
     first_runs.sort(key=lambda run: bool(run.config.get("batch_policy")))
     for other in first_runs[1:]:
         one = first_runs[0]
-        differ = differing([fields(one), fields(other)])
+        differ = differing_fields([fields(one), fields(other)])
         if other.config.get("batch_policy"):
             differ.pop("batch_size", None)
         if differ:
@@ -135,21 +151,21 @@ def check_setting(runs: Sequence[Record], shared: Collection[str] = SETTING) -> 
 
 def tested_by(run: Record) -> Metric:
     """The metric by which the run was tested."""
-    return measured(run, run.header.get("metric", "accuracy"))
+    return measured_metric(run, run.header.get("metric", "accuracy"))
 
 
-def measured(run: Record, column: str) -> Metric:
+def measured_metric(run: Record, column: str) -> Metric:
     """How a column of the run's epochs is written."""
     own_loss = run.header["data"].get("loss") is not None
-    return named(column, unit_known=not run.hooked and not own_loss)
+    return find_metric(column, unit_known=not run.hooked and not own_loss)
 
 
-def compressed(run: Record) -> list[dict[str, Any]]:
+def compressed_layers(run: Record) -> list[dict[str, Any]]:
     """The compressed layers in network order."""
     return [layer for layer in run.header["layers"] if layer["compressed"]]
 
 
-def windows(by_schedule: Groups) -> list[list[int]]:
+def critical_windows(by_schedule: Groups) -> list[list[int]]:
     """The hand-made critical windows ``[first, stop)``; empty if no run has them."""
     for level, table in (("low", "policy"), ("high", "policy"), ("small", "batch_policy")):
         if runs := by_schedule.get(f"{level}-in-critical"):
@@ -157,12 +173,12 @@ def windows(by_schedule: Groups) -> list[list[int]]:
     return []
 
 
-def decays(run: Record) -> list[tuple[int, float]]:
+def find_decays(run: Record) -> list[tuple[int, float]]:
     """The units of a run that are the first at a lower learning rate, and the factor by which it
     falls (infinity: to zero). A trainer's step schedule gives the configured ones; a user's own
-    training, whose schedule is not known, those that the policies see in its rates."""
+    training has no known schedule and gives the decays that the policies see in its rates."""
     if run.hooked:
-        seen = FollowsDecays().decays(history(run.rows, [], run.config["signal"]))
+        seen = FollowsDecays().decays(read_history(run.rows, [], run.config["signal"]))
         known = [(first, old, new) for first, old, new in seen if first < len(run.rows)]
         return [(first, old / new if new else math.inf) for first, old, new in known]
     optimizer, per_epoch = run.config["optimizer"], run.header.get("steps_per_epoch") or 1
@@ -173,18 +189,18 @@ def decays(run: Record) -> list[tuple[int, float]]:
     # the first unit that begins at or after a decay: one within which the rate falls is not lower
     size = run.config.get("unit_steps") or per_epoch
     units = [-(-step // size) for step in sorted(steps)]
-    factor, end = np.float64(optimizer.get("decay_factor") or 1), length(run.header, run.rows)
+    factor, end = np.float64(optimizer.get("decay_factor") or 1), run_length(run.header, run.rows)
     with np.errstate(over="ignore"):
         return [(first, float(factor**n)) for first, n in Counter(units).items() if first < end]
 
 
 def decay_epochs(run: Record) -> tuple[int, ...]:
     """The units that are the first at a lower learning rate."""
-    return tuple(first for first, _ in decays(run))
+    return tuple(first for first, _ in find_decays(run))
 
 
 def typical_run(by_schedule: Groups) -> Record:
-    """A run whose decays most of the schedules share."""
+    """A run with the decays that most of the schedules share."""
     runs = [group[0] for group in by_schedule.values()]
     decays = [decay_epochs(run) for run in runs]
     return runs[decays.index(max(decays, key=decays.count))]

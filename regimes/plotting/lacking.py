@@ -10,7 +10,7 @@ from typing import NamedTuple
 from regimes.config import RunConfig
 from regimes.console import stdout
 from regimes.console.tables import Table
-from regimes.detectors.statistics import lacking, setting
+from regimes.detectors.statistics import lacking_statistics, measuring_options
 from regimes.plotting.groups import part_of
 from regimes.plotting.needs import Needs
 from regimes.presets import get_grid, own
@@ -30,11 +30,11 @@ class Need(NamedTuple):
     key: str = ""
 
 
-def compare(needs: Needs, grid: Mapping[str, RunConfig], in_file: bool = True) -> list[Need]:
+def compare_needs(needs: Needs, grid: Mapping[str, RunConfig], in_file: bool = True) -> list[Need]:
     """Each need of a figure, and what a grid has of it.
 
     Args:
-        in_file: the grid is a file, whose keys can be set; else options of `regimes ablate` are.
+        in_file: the grid is a file, and its keys can be set; else options of `regimes ablate` are.
 
     Raises:
         ConfigError: no instrument measures a statistic.
@@ -49,13 +49,13 @@ def compare(needs: Needs, grid: Mapping[str, RunConfig], in_file: bool = True) -
     ]
     readers = [name for role in needs.schedules for name in names.get(role, [])]
     every, readers = bool(readers), readers or list(grid)
-    lacks = {name: lacking(grid[name].instruments, needs.statistics) for name in readers}
+    lacks = {name: lacking_statistics(grid[name].instruments, needs.statistics) for name in readers}
     if every:
         missing = [x for x in needs.statistics if any(x in lacks[name] for name in readers)]
     else:  # those of the schedule that lacks the fewest
         missing = min(lacks.values(), key=len)
     wanted = [x for x in needs.statistics if x != "norm"]  # that is always recorded
-    key = f"statistics = {json.dumps(wanted)}" if in_file else setting(*wanted)
+    key = f"statistics = {json.dumps(wanted)}" if in_file else measuring_options(*wanted)
     for statistic in needs.statistics:
         having = ", ".join(name for name in readers if statistic not in lacks[name])
         found.append(Need(f"statistic {statistic}", having, key if statistic in missing else ""))
@@ -73,7 +73,7 @@ def _schedule(role: str, names: list[str], in_file: bool) -> Need:
     return Need(f"schedule {role}", ", ".join(names), key)
 
 
-def show(figure: str, needs: Needs, name: str) -> bool:
+def print_needs(figure: str, needs: Needs, name: str) -> bool:
     """Print what a figure needs of a grid; returns whether the grid has it all.
 
     Args:
@@ -84,11 +84,11 @@ def show(figure: str, needs: Needs, name: str) -> bool:
         ConfigError: no such grid.
     """
     in_file = own.is_file(name)
-    rows = compare(needs, get_grid(name), in_file)
+    rows = compare_needs(needs, get_grid(name), in_file)
     title = f"What figure {figure} needs"
     cells = [(x.what, x.has or ("lacking" if x.key else "none")) for x in rows]
     table = Table(("needed", f"in {name}"), cells, texts=2, title=title)
-    stdout.console(highlight=False).print(table.drawn(), "")
+    stdout.make_console(highlight=False).print(table.drawn(), "")
     runs = f"runs/{Path(name).stem}"
     if keys := list(dict.fromkeys(row.key for row in rows if row.key)):
         print(f"Before the training, {'set in ' + name if in_file else f'regimes ablate {name}'}:")

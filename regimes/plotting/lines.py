@@ -10,14 +10,20 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from regimes.config.arguments import checked
-from regimes.errors import RecordError, nearest
+from regimes.config.arguments import check_arguments
+from regimes.errors import RecordError, suggest_nearest
 from regimes.plotting import canvas, panels, style
-from regimes.plotting.curves import curves, ends, has
-from regimes.plotting.groups import Groups, measured, tested_by, typical_run, windows
+from regimes.plotting.curves import has_metric, tabulate_curves, tabulate_ends
+from regimes.plotting.groups import (
+    Groups,
+    critical_windows,
+    measured_metric,
+    tested_by,
+    typical_run,
+)
 from regimes.plotting.looks import Metric
-from regimes.plotting.schedules import given
-from regimes.plotting.words import LAST, answer, headline, names_of
+from regimes.plotting.schedules import read_given
+from regimes.plotting.words import LAST, add_headline, names_of, write_answer
 from regimes.records import Record
 
 WIDTH = 4.8  # inches: letters are legible on a phone
@@ -30,7 +36,7 @@ BATCH = Metric("batch_size", "batch per worker", "batch", "samples")
 COLUMNS = {metric.name: metric for metric in (TRAFFIC, SENT, FLOATS, PERIOD, BATCH)}
 
 
-@checked(error=RecordError)
+@check_arguments(error=RecordError)
 def plot(
     records: str | Path | Record | Iterable[str | Path | Record],
     column: str | None = None,
@@ -55,55 +61,55 @@ def plot(
         `regimes.plotting.style.Drawing`); with ``ax`` the figure of these axes as it is.
 
     Raises:
-        RecordError: no run, runs whose settings differ, or a column that they do not have.
+        RecordError: no run, runs with different settings, or a column that they do not have.
     """
-    by_schedule = given(records, where)
+    by_schedule = read_given(records, where)
     example = typical_run(by_schedule)
     shown = tested_by(example)
     if column is not None:
-        shown = COLUMNS.get(column) or measured(example, column)
+        shown = COLUMNS.get(column) or measured_metric(example, column)
     if against not in ("epoch", "floats"):
         raise RecordError(f'against = {against!r}: expected "epoch" or "floats"')
     for runs in by_schedule.values():
-        if not all(has(run, shown) for run in runs):
-            known = nearest(shown.name, map(str, runs[0].epochs.columns))
+        if not all(has_metric(run, shown) for run in runs):
+            known = suggest_nearest(shown.name, map(str, runs[0].epochs.columns))
             raise RecordError(f"{runs[0].folder} has no column {shown.name!r}, {known}")
     if ax is not None:
-        _draw(ax, by_schedule, against, shown, example)
+        _draw_curves(ax, by_schedule, against, shown, example)
         ax.legend(handlelength=3.2)
         whole = ax.get_figure(root=True)
         assert whole is not None  # axes that are drawn into are in one
         return whole
-    fig, outside = lines(by_schedule, against, shown, example)
+    fig, outside = draw_lines(by_schedule, against, shown, example)
     counts = [len(runs) for runs in by_schedule.values()]
     spread = style.intervals_in_words(counts, len(counts), against == "epoch")
     many = f"Means over {style.seeds_in_words(counts)}; {spread}"
     shape = "One seed a curve" if max(counts) == 1 else many
     cut = ". The axis leaves out the first values" if outside else ""
-    with style.theme():
-        headline(fig, answer(by_schedule, shown, names_of(by_schedule)))
-        style.caption(
+    with style.use_theme():
+        add_headline(fig, write_answer(by_schedule, shown, names_of(by_schedule)))
+        style.add_caption(
             fig,
             f"{shape}; in the title means of the last {LAST} values{cut}.",
         )
-    parts = {"curve": curves(by_schedule, shown), "end": ends(by_schedule, shown)}
+    parts = {"curve": tabulate_curves(by_schedule, shown), "end": tabulate_ends(by_schedule, shown)}
     tables = [numbers.assign(part=part) for part, numbers in parts.items()]
     fig.data = pd.concat(tables, ignore_index=True)
     return fig
 
 
-def lines(
+def draw_lines(
     by_schedule: Groups, against: str, shown: Metric, example: Record
 ) -> tuple[style.Shown, bool]:
     """The figure without headline and caption, and whether values are outside of its axis.
 
     Args:
-        example: the run whose configuration and decays stand for all.
+        example: the configuration and decays of this run stand for all.
     """
-    with style.theme():
-        fig = style.figure(2.7 + 0.17 * ((len(by_schedule) + 1) // 2), WIDTH)
+    with style.use_theme():
+        fig = style.make_figure(2.7 + 0.17 * ((len(by_schedule) + 1) // 2), WIDTH)
         ax = fig.add_subplot()
-        outside = _draw(ax, by_schedule, against, shown, example)
+        outside = _draw_curves(ax, by_schedule, against, shown, example)
         handles, labels = ax.get_legend_handles_labels()
         columns = canvas.legend_columns(labels, WIDTH, 2)
         place: Any = "outside upper left"
@@ -111,20 +117,22 @@ def lines(
     return fig, outside
 
 
-def _draw(ax: Axes, by_schedule: Groups, against: str, shown: Metric, example: Record) -> bool:
+def _draw_curves(
+    ax: Axes, by_schedule: Groups, against: str, shown: Metric, example: Record
+) -> bool:
     """One curve per schedule; returns whether values are outside of the axis."""
-    numbers, last = curves(by_schedule, shown), ends(by_schedule, shown)
+    numbers, last = tabulate_curves(by_schedule, shown), tabulate_ends(by_schedule, shown)
     outside = False
     panels.draw_curves(ax, against, numbers, last, shown, names_of(by_schedule))
     panels.format_axis(ax, against, last, example.config)
     ax.set_ylabel(shown.axis)
     if shown not in (TRAFFIC, BATCH):
-        outside = panels.limits(ax, numbers, shown, last)
+        outside = panels.set_limits(ax, numbers, shown, last)
     elif numbers[shown.name].max() > panels.WIDE * numbers[shown.name].min():
         style.log_axis(ax)
     else:
         ax.set_ylim(bottom=0)
     if against == "epoch":
-        style.shade(ax, windows(by_schedule))
+        style.shade_windows(ax, critical_windows(by_schedule))
         style.mark_decays(ax, example)
     return outside

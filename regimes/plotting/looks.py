@@ -140,14 +140,14 @@ def style_of(name: str, spare: int = 0) -> Look:
 def styles_of(names: Iterable[str]) -> dict[str, Look]:
     """The looks of one figure's schedules, in order; those outside the tables have markers that no
     other has."""
-    looks = {name: style_of(name) for name in order(names)}
+    looks = {name: style_of(name) for name in order_schedules(names)}
     unknown = [name for name in looks if name not in LOOKS and name not in LIKE]
     taken = {look.marker for name, look in looks.items() if name not in unknown}
     free = [i for i, (*_, marker) in enumerate(SPARE) if marker not in taken]
     return looks | {name: style_of(name, free[i % len(free)]) for i, name in enumerate(unknown)}
 
 
-def order(names: Iterable[str]) -> list[str]:
+def order_schedules(names: Iterable[str]) -> list[str]:
     """The table's order, then the unknown ones by name."""
     place = {name: i for i, name in enumerate(LOOKS)}
     return sorted({*names}, key=lambda n: (place.get(LIKE.get(n, (n,))[0], len(place)), n))
@@ -206,7 +206,7 @@ _METRICS = (
 METRICS = {metric.name: metric for metric in _METRICS}
 
 
-def named(name: str, unit_known: bool = True) -> Metric:
+def find_metric(name: str, unit_known: bool = True) -> Metric:
     """How a metric is written; plainly, under its own name, if the table has none.
 
     Args:

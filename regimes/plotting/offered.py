@@ -3,7 +3,7 @@
     [project.entry-points."regimes.figures"]
     mine = "package.module:offers"
 
-whose ``offers()`` gives a dictionary of name to `Offer`. The study of the paper is one of them.
+where ``offers()`` gives a dictionary of name to `Offer`. The study of the paper is one of them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 from regimes.config.entry_points import entry_points
 from regimes.console import stdout
 from regimes.console.tables import Table
-from regimes.errors import ConfigError, LackingError, nearest, require
+from regimes.errors import ConfigError, LackingError, require, suggest_nearest
 from regimes.plotting.needs import Needs
-from regimes.records import selecting
+from regimes.records import select_while_loading
 
 GROUP = "regimes.figures"
 
@@ -30,7 +30,7 @@ class Offer:
     Attributes:
         says: one sentence.
         start: called with the words after the name: records and options.
-        grids: those whose records it draws (`regimes presets`); none: its help says what it needs.
+        grids: the grids (`regimes presets`) it draws records of; none: its help says what it needs.
         section: the heading under which it is listed.
         needs: of a grid; None: nothing certain, it draws what there is.
     """
@@ -42,7 +42,7 @@ class Offer:
     needs: Needs | None = None
 
 
-def offered() -> dict[str, Offer]:
+def find_figures() -> dict[str, Offer]:
     """All offers by name, in the packages' order.
 
     Raises:
@@ -68,7 +68,7 @@ def offered() -> dict[str, Offer]:
     return known
 
 
-def begin(name: str, words: Sequence[str]) -> bool:
+def begin_figure(name: str, words: Sequence[str]) -> bool:
     """Draw or print the offer of that name; with ``--needs GRID`` print what it needs of a grid.
 
     Returns:
@@ -78,20 +78,22 @@ def begin(name: str, words: Sequence[str]) -> bool:
         ConfigError: no such offer, or one that needs nothing certain of a grid.
         LackingError: records without a schedule or a statistic that it needs.
     """
-    known = offered()
+    known = find_figures()
     if name not in known:
-        raise ConfigError(f"no figure {name!r}: {nearest(name, known, 'regimes figure')}")
+        raise ConfigError(f"no figure {name!r}: {suggest_nearest(name, known, 'regimes figure')}")
     needs = known[name].needs
-    grids, words = _taken(words, "--needs")
+    grids, words = _take_option(words, "--needs")
     if grids:
         if needs is None:
             raise ConfigError(f"figure {name} needs no certain schedules: it draws those there are")
-        from regimes.plotting.lacking import show as show_needs  # presets and pandas, so late
+        from regimes.plotting.lacking import (
+            print_needs as show_needs,  # presets and pandas, so late
+        )
 
         complete = [show_needs(name, needs, grid) for grid in grids]
         return all(complete)
     try:
-        draw(known[name].start, words)
+        draw_figure(known[name].start, words)
     except LackingError as error:
         if needs is None:
             raise
@@ -101,51 +103,51 @@ def begin(name: str, words: Sequence[str]) -> bool:
     return True
 
 
-def draw(start: Callable[[Sequence[str]], object], words: Sequence[str]) -> None:
+def draw_figure(start: Callable[[Sequence[str]], object], words: Sequence[str]) -> None:
     """Start a figure with its own words, under the options of every figure: ``--where``,
-    ``--role``, and those of `printed`.
+    ``--role``, and those of `take_print_options`.
 
     Raises:
         ConfigError: an option without a value, or with a wrong one.
     """
-    where, words = conditions(words)
-    roles, words = _taken(words, "--role")
-    changes, rest = printed(words)
-    with selecting(where, print_notes=True, roles=roles), drawn_by(changes):
+    where, words = _take_conditions(words)
+    roles, words = _take_option(words, "--role")
+    changes, rest = take_print_options(words)
+    with select_while_loading(where, print_notes=True, roles=roles), _drawn_by(changes):
         start(rest)
 
 
-def conditions(words: Sequence[str]) -> tuple[list[str], list[str]]:
+def _take_conditions(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """(the values of ``--where``, an option of every figure; the other words).
 
-    >>> conditions(["runs/small", "--where", "optimizer.lr=0.4", "--out", "figures"])
+    >>> _take_conditions(["runs/small", "--where", "optimizer.lr=0.4", "--out", "figures"])
     (['optimizer.lr=0.4'], ['runs/small', '--out', 'figures'])
 
     Raises:
         ConfigError: ``--where`` without a value.
     """
-    where, rest = _taken(words, "--where")
+    where, rest = _take_option(words, "--where")
     if not all(where):
         raise ConfigError("--where needs FIELD=VALUE, e.g. --where optimizer.lr=0.4")
     return where, rest
 
 
-def printed(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+def take_print_options(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """(how the figure comes out, as `canvas.Options` has it; the other words): ``--style paper``,
     ``--width``, ``--format`` and ``--plain`` are options of every figure.
 
-    >>> printed(["runs/small", "--width", "3.3", "--plain", "--format", "pdf,svg"])
+    >>> take_print_options(["runs/small", "--width", "3.3", "--plain", "--format", "pdf,svg"])
     ({'width': 3.3, 'formats': ('pdf', 'svg'), 'plain': True}, ['runs/small'])
 
     Raises:
         ConfigError: a width that is no number.
     """
     changes: dict[str, Any] = {}
-    styles, others = _taken(words, "--style")
+    styles, others = _take_option(words, "--style")
     if {*styles} == {"paper"}:  # another one is an option of the figure itself
         words, changes = others, {"width": 3.3, "formats": ("pdf", "png"), "plain": True}
-    widths, words = _taken(words, "--width")
-    formats, words = _taken(words, "--format")
+    widths, words = _take_option(words, "--width")
+    formats, words = _take_option(words, "--format")
     for text in widths:
         try:
             changes["width"] = float(text)
@@ -160,18 +162,18 @@ def printed(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 
 
 @contextmanager
-def drawn_by(changes: Mapping[str, Any]) -> Iterator[None]:
-    """Figures come out by these `canvas.options`; without any matplotlib is not imported."""
+def _drawn_by(changes: Mapping[str, Any]) -> Iterator[None]:
+    """Figures come out by these `canvas.use_options`; without any matplotlib is not imported."""
     if not changes:
         yield
         return
-    from regimes.plotting.canvas import options
+    from regimes.plotting.canvas import use_options
 
-    with options(**changes):
+    with use_options(**changes):
         yield
 
 
-def _taken(words: Sequence[str], name: str) -> tuple[list[str], list[str]]:
+def _take_option(words: Sequence[str], name: str) -> tuple[list[str], list[str]]:
     """The values of an option, given as ``--name VALUE`` or ``--name=VALUE``; the other words."""
     values, rest, remaining = [], [], iter(words)
     for word in remaining:
@@ -183,13 +185,13 @@ def _taken(words: Sequence[str], name: str) -> tuple[list[str], list[str]]:
     return values, rest
 
 
-def show() -> None:
+def print_figures() -> None:
     """Print all offers, one table per section."""
     sections: dict[str, list[tuple[str, str, str]]] = {}
-    for name, offer in offered().items():
+    for name, offer in find_figures().items():
         row = (name, offer.says, "\n".join(offer.grids))
         sections.setdefault(offer.section, []).append(row)
-    console = stdout.console(highlight=False)
+    console = stdout.make_console(highlight=False)
     for title, rows in sections.items():
         of_grids = any(grids for _, _, grids in rows)
         heads = ("figure", "shows", "records of")[: 3 if of_grids else 2]

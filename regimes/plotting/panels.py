@@ -18,8 +18,16 @@ from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
 
 from regimes.config import as_level
 from regimes.plotting import canvas, style
-from regimes.plotting.groups import compressed
-from regimes.plotting.looks import LEVELS, Look, Metric, level_text, order, style_of, styles_of
+from regimes.plotting.groups import compressed_layers
+from regimes.plotting.looks import (
+    LEVELS,
+    Look,
+    Metric,
+    level_text,
+    order_schedules,
+    style_of,
+    styles_of,
+)
 from regimes.records import Record, unit_name
 from regimes.replay import detect
 from regimes.replay.compare import Comparison
@@ -43,7 +51,7 @@ def draw_curves(
 
     Args:
         against: "epoch", "floats" or "seconds".
-        numbers, last: of `curves.curves` and `curves.ends`.
+        numbers, last: of `curves.tabulate_curves` and `curves.tabulate_ends`.
         names: of the schedules, in place of their looks' labels.
         marks: whether the ends have a large marker and bars.
     """
@@ -61,7 +69,7 @@ def draw_curves(
             band: Any = {"color": look.colour, "alpha": 0.12, "linewidth": 0}
             ax.fill_between(rows["epoch"], floor, rows["ci_high"], **band)
         if marks:
-            _end(ax, against, last[last["schedule"] == name].iloc[0], look, shown)
+            _mark_end(ax, against, last[last["schedule"] == name].iloc[0], look, shown)
     extremes = numbers[against].agg(["min", "max"])  # epochs without a value included
     ax.update_datalim([(x, 0.0) for x in extremes], updatey=False)
     ax.autoscale_view()
@@ -75,7 +83,7 @@ def named_looks(
     return {name: replace(look, label=given.get(name, look.label)) for name, look in looks.items()}
 
 
-def _end(ax: Axes, against: str, end: pd.Series, look: Look, shown: Metric) -> None:
+def _mark_end(ax: Axes, against: str, end: pd.Series, look: Look, shown: Metric) -> None:
     """A large marker where training ends, with the intervals of both means."""
     ranges = ((shown.name, "ci_high"), (against, f"{against}_ci_high"))
     half = [0.0 if math.isnan(end[high]) else end[high] - end[key] for key, high in ranges]
@@ -107,12 +115,12 @@ def format_axis(ax: Axes, against: str, last: pd.DataFrame, config: dict[str, An
         ax.xaxis.set_major_formatter(EngFormatter(sep="\N{NO-BREAK SPACE}"))
 
 
-def limits(
+def set_limits(
     ax: Axes, numbers: pd.DataFrame, shown: Metric, last: pd.DataFrame | None = None
 ) -> bool:
     """Set the limits of the y axis. The ends of curves and their intervals get about half of it, so
-    that values far from them, as those of the first epochs, may be outside. An accuracy stays
-    inside 0 to 100 %. Returns whether a value is outside."""
+    that values far from them, as in the first epochs, may be outside. An accuracy stays inside 0 to
+    100 %. Returns whether a value is outside."""
     ends = [] if last is None else [last["ci_low"], last["ci_high"]]
     low, high = pd.concat([numbers[shown.name], *ends]).agg(["min", "max"])
     if not math.isfinite(low) or not math.isfinite(high):  # a record's 1e308, as a percentage
@@ -126,7 +134,7 @@ def limits(
         ax.set_ylim(0.93 * low, 1.05 * high)
         return bool(highest > 1.05 * high)
     if last is not None and len(last) > 1 and shown.directed:  # one curve is shown whole
-        low, high = _cut(low, high, pd.concat([last[shown.name], *ends]), shown.lower)
+        low, high = _cut_limits(low, high, pd.concat([last[shown.name], *ends]), shown.lower)
     if shown.name == "accuracy":
         ax.set_ylim(max(0.0, low - 1 if low > lowest else low - 4), min(101.0, high + 4))
     elif shown.directed and last is not None and high > low:
@@ -134,7 +142,7 @@ def limits(
     return bool(low > lowest or high < highest)
 
 
-def _cut(low: float, high: float, ends: pd.Series, lower: bool) -> tuple[float, float]:
+def _cut_limits(low: float, high: float, ends: pd.Series, lower: bool) -> tuple[float, float]:
     """The limits without the worse side, if the ends would get less than a third of the axis."""
     least, most = ends.min(), ends.max()
     room = max(most - least, 0.15 * (high - low))
@@ -146,9 +154,12 @@ def _cut(low: float, high: float, ends: pd.Series, lower: bool) -> tuple[float, 
 # -- levels: the darker, the more a layer sends ----------------------------------------------
 
 
-def levels(runs: Sequence[Record]) -> pd.DataFrame:
+def tabulate_levels(runs: Sequence[Record]) -> pd.DataFrame:
     """One row per seed, epoch and compressed layer: the level."""
-    names, columns = [layer["name"] for layer in compressed(runs[0])], ["epoch", "layer", "level"]
+    names, columns = (
+        [layer["name"] for layer in compressed_layers(runs[0])],
+        ["epoch", "layer", "level"],
+    )
     tables = [run.layers[columns].assign(seed=run.seed) for run in runs]
     table = pd.concat(tables)[["seed", *columns]]
     return table[table["layer"].isin(names)].reset_index(drop=True)
@@ -156,21 +167,21 @@ def levels(runs: Sequence[Record]) -> pd.DataFrame:
 
 def level_map(runs: Sequence[Record], shown: Record, width: float = style.WIDTH) -> style.Drawing:
     """The level of each compressed layer per epoch in one run; below, the share of all layers at
-    each level except that of the highest compression.
+    each level but the highest compression.
 
     Args:
         runs: of one schedule.
         shown: which of them is the map.
         width: inches.
     """
-    numbers, layers = levels(runs), compressed(shown)
+    numbers, layers = tabulate_levels(runs), compressed_layers(shown)
     rows = numbers[numbers["seed"] == shown.seed]
     image = rows.pivot(index="layer", columns="epoch", values="level")
-    colours = palette(shown, {*numbers["level"], *shown.config["levels"]})
-    with style.theme():
+    colours = level_palette(shown, {*numbers["level"], *shown.config["levels"]})
+    with style.use_theme():
         size = 7.0 if len(layers) <= 30 else 4.5
         map_height = max(1.4, len(layers) * size / 45)
-        fig = style.figure(map_height + 2.2, width)
+        fig = style.make_figure(map_height + 2.2, width)
         top, bottom = fig.subplots(2, 1, sharex=True, height_ratios=[map_height, 1.0])
         draw_levels(top, image.loc[[layer["name"] for layer in layers]], colours)
         entries = [
@@ -179,7 +190,7 @@ def level_map(runs: Sequence[Record], shown: Record, width: float = style.WIDTH)
         ]
         fig.legend(handles=entries, loc="outside upper left", ncols=4 if width > 6 else 2)
         top.set_yticks(range(len(layers)), [layer_name(layer) for layer in layers], fontsize=size)
-        _shares(bottom, numbers, colours)
+        _draw_shares(bottom, numbers, colours)
         bottom.set_xlabel(unit_name(shown.config))
         bottom.locator_params(axis="x", integer=True)
         for ax in (top, bottom):
@@ -189,13 +200,13 @@ def level_map(runs: Sequence[Record], shown: Record, width: float = style.WIDTH)
 
 def level_share(runs: Sequence[Record], numbers: pd.DataFrame) -> str:
     """How often the lowest compression was chosen, in words: of all layers, units and seeds."""
-    colours = palette(runs[0], {*numbers["level"], *runs[0].config["levels"]})
+    colours = level_palette(runs[0], {*numbers["level"], *runs[0].config["levels"]})
     level = [*colours][-1]
     share = 100 * (numbers["level"] == level).mean()
     return f"{_label(runs[0], level)} in {share:.0f}\xa0% of layers and epochs"
 
 
-def palette(run: Record, present: Iterable[str]) -> dict[str, Any]:
+def level_palette(run: Record, present: Iterable[str]) -> dict[str, Any]:
     """A colour for each level, light to dark from the highest compression to the lowest: fixed ones
     if all are in `looks.LEVELS`, else shades of blue."""
     sends = {name: cost["floats"] for name, cost in run.header["per_step"].items()}
@@ -219,10 +230,10 @@ def draw_levels(ax: Axes, image: pd.DataFrame, colours: dict[str, Any]) -> None:
     """Draw levels as colours."""
     norm = BoundaryNorm(np.arange(len(colours) + 1) - 0.5, len(colours))
     indices, shades = image.map(list(colours).index), ListedColormap(list(colours.values()))
-    _draw(ax, indices, 0.8, cmap=shades, norm=norm)
+    _draw_rows(ax, indices, 0.8, cmap=shades, norm=norm)
 
 
-def _shares(ax: Axes, numbers: pd.DataFrame, colours: dict[str, Any]) -> None:
+def _draw_shares(ax: Axes, numbers: pd.DataFrame, colours: dict[str, Any]) -> None:
     """Draw the share of layers at each level against epochs: seeds thin, their mean thick."""
     shown = list(colours)[1:] or list(colours)
     for level in shown:
@@ -245,11 +256,13 @@ def layer_name(layer: Mapping[str, Any]) -> str:
 # -- detectors ---------------------------------------------------------------------------------
 
 
-def bands(runs: Sequence[Record], result: Comparison, width: float = style.WIDTH) -> style.Drawing:
+def draw_detectors(
+    runs: Sequence[Record], result: Comparison, width: float = style.WIDTH
+) -> style.Drawing:
     """One panel per schedule, one band per detector.
 
     Args:
-        result: ``regimes.replay.detect.bench(runs, ...)``.
+        result: ``regimes.replay.detect.bench_detectors(runs, ...)``.
         width: inches.
 
     Returns:
@@ -261,20 +274,23 @@ def bands(runs: Sequence[Record], result: Comparison, width: float = style.WIDTH
         n=("critical", "size"), critical=("critical", "mean")
     )
     costs = detect.over_seeds(result.detectors, "detectors")
-    schedules, names = order(numbers["schedule"]), list(dict.fromkeys(numbers["detector"]))
-    with style.theme():
-        each = 0.65 + 0.27 * len(names) + 0.4 * (width > (canvas.current().width or width))
+    schedules, names = (
+        order_schedules(numbers["schedule"]),
+        list(dict.fromkeys(numbers["detector"])),
+    )
+    with style.use_theme():
+        each = 0.65 + 0.27 * len(names) + 0.4 * (width > (canvas.current_options().width or width))
         schedules = schedules[: max(1, int((canvas.HIGHEST - 0.9) / each))]
-        fig = style.figure(0.9 + len(schedules) * each, width)
+        fig = style.make_figure(0.9 + len(schedules) * each, width)
         panels = fig.subplots(len(schedules), 1, squeeze=False)[:, 0]
         for ax, schedule in zip(panels, schedules, strict=True):
             shown = numbers[numbers["schedule"] == schedule]
             table = shown.pivot(index="detector", columns="epoch", values="critical").loc[names]
             image = draw_bands(ax, table)
-            _totals(ax, costs[costs["schedule"] == schedule].set_index("detector").loc[names])
+            _write_totals(ax, costs[costs["schedule"] == schedule].set_index("detector").loc[names])
             run = next(run for run in runs if run.name == schedule)
             style.mark_decays(ax, run, behind="white")
-            label = style_of(schedule).label + detect.intervals(result, schedule)
+            label = style_of(schedule).label + detect.describe_intervals(result, schedule)
             ax.set_title(label, loc="left", pad=13)
         panels[-1].set_xlabel(unit_name(runs[0].config))
         if canvas.is_stacked(fig):
@@ -291,13 +307,13 @@ def bands(runs: Sequence[Record], result: Comparison, width: float = style.WIDTH
 
 def draw_bands(ax: Axes, table: pd.DataFrame) -> AxesImage:
     """Shares between 0 and 1, light to dark; a row's name breaks at its first space."""
-    image = _draw(ax, table, 2.5, cmap="Blues", vmin=0, vmax=1)
+    image = _draw_rows(ax, table, 2.5, cmap="Blues", vmin=0, vmax=1)
     ax.set_yticks(range(len(table)), [name.replace(" ", "\n", 1) for name in table.index])
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     return image
 
 
-def _totals(ax: Axes, rows: pd.DataFrame) -> None:
+def _write_totals(ax: Axes, rows: pd.DataFrame) -> None:
     """Write the share critical and the traffic, right of each band."""
     shares, costs = rows["critical"].map("{:.0%}".format), rows["of_low"].map("{:.2f}".format)
     columns = (28, "critical", shares), (58, "of low", costs.replace("nan", "–"))
@@ -308,7 +324,7 @@ def _totals(ax: Axes, rows: pd.DataFrame) -> None:
             ax.annotate(words, (1, i), (x, 0), ax.get_yaxis_transform(), va="center", **look)
 
 
-def _draw(ax: Axes, table: pd.DataFrame, gap: float, **colours: Any) -> AxesImage:
+def _draw_rows(ax: Axes, table: pd.DataFrame, gap: float, **colours: Any) -> AxesImage:
     """The rows of a table as bands, with white lines of width ``gap`` between them; ``colours``: of
     ``Axes.imshow``."""
     image = ax.imshow(table.to_numpy(), aspect="auto", interpolation="nearest", **colours)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from regimes.statistics import ANY, LEAST, Range, alike, t_interval
+from regimes.statistics import ANY, LEAST, Range, are_alike, t_interval
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,7 +45,7 @@ class Estimate:
         finite = [float(value) for value in values if math.isfinite(value)]
         if not finite:
             return cls(math.nan, math.nan, math.nan, 0)
-        if alike(finite):
+        if are_alike(finite):
             return cls(finite[0], math.nan, math.nan, len(finite))
         return cls(*t_interval(finite, within), len(finite))
 
@@ -102,10 +102,10 @@ class Estimate:
 
     def numbers(self, form: str, unit: str = "") -> str:
         """`text` without the seeds, which the sentence names elsewhere."""
-        size = f"{number(self.value, form)} {unit}".rstrip()
+        size = f"{format_number(self.value, form)} {unit}".rstrip()
         if math.isnan(self.low):
             return size
-        return f"{size} [{number(self.low, form)}, {number(self.high, form)}]"
+        return f"{size} [{format_number(self.low, form)}, {format_number(self.high, form)}]"
 
     @property
     def seeds(self) -> str:
@@ -116,10 +116,10 @@ class Estimate:
         return f" in {count}"
 
 
-def number(value: float, form: str) -> str:
+def format_number(value: float, form: str) -> str:
     """A rounded number; a zero has no minus, and a number that is none does not look like one.
 
-    >>> number(-0.01, ".1f"), number(0.01, "+.1f")
+    >>> format_number(-0.01, ".1f"), format_number(0.01, "+.1f")
     ('0.0', '0.0')
     """
     text = f"{value:{form}}"

@@ -16,12 +16,19 @@ from typing import Any
 import pandas as pd
 
 from regimes.console.tables import Table
-from regimes.console.units import human, interval_text
+from regimes.console.units import format_quantity, interval_text
 from regimes.errors import RecordError
-from regimes.plotting.curves import has, values
-from regimes.plotting.groups import BASELINES, Groups, check_setting, groups, tested_by
+from regimes.plotting.curves import has_metric, metric_values
+from regimes.plotting.groups import BASELINES, Groups, check_setting, group_runs, tested_by
 from regimes.plotting.looks import Metric
-from regimes.records import Record, load_all, select, separate, share_of_low, summary
+from regimes.records import (
+    Record,
+    load_all,
+    select_runs,
+    separate_experiments,
+    share_of_low,
+    summary,
+)
 from regimes.statistics import paired_differences, t_interval
 
 DASH = "–"
@@ -45,7 +52,7 @@ class Schedules:
         frame: one row per schedule, in the order of the runs: n, logged (runs with a metric),
             metric (in the shown unit, mean), sd (over seeds; nan for one), floats, bytes, seconds
             (means over runs), of_base.
-        base: the schedule of whose floats ``of_base`` is the share; None without a baseline.
+        base: ``of_base`` is a share of this schedule's floats; None without a baseline.
     """
 
     frame: pd.DataFrame
@@ -66,20 +73,20 @@ class Schedules:
         return {
             "n": f"{row['logged']:.0f} of {row['n']:.0f}" if some else f"{row['n']:.0f}",
             "metric": DASH if math.isnan(row["metric"]) else f"{row['metric']:.{digits}f}{spread}",
-            "floats": human(row["floats"]),
+            "floats": format_quantity(row["floats"]),
             "of_base": DASH if math.isnan(share) else f"{share:.2f}",
-            "bytes": human(row["bytes"], "B"),
+            "bytes": format_quantity(row["bytes"], "B"),
             "seconds": f"{row['seconds']:.1f}",
         }
 
 
-def schedules(runs: Iterable[Record]) -> Schedules:
+def tabulate_schedules(runs: Iterable[Record]) -> Schedules:
     """The table of some finished runs.
 
     Raises:
         RecordError: an unfinished run, or runs of several metrics.
     """
-    runs = separate(runs)
+    runs = separate_experiments(runs)
     if len({tested_by(run) for run in runs}) > 1:
         check_setting(runs)
     shown = tested_by(runs[0])
@@ -122,14 +129,14 @@ def compare(
     Raises:
         RecordError: no or unfinished runs, other settings, no such schedule, or only one.
     """
-    by_schedule = given(records, where)
+    by_schedule = read_given(records, where)
     if len(by_schedule) < 2:
         raise RecordError(f"only {', '.join(by_schedule)}: name runs of another schedule, too")
-    shown, summaries = reached([run for group in by_schedule.values() for run in group])
-    return differences(summaries, pairs_of(list(by_schedule), baseline), shown)
+    shown, summaries = summarise_reached([run for group in by_schedule.values() for run in group])
+    return tabulate_differences(summaries, pairs_of(list(by_schedule), baseline), shown)
 
 
-def given(
+def read_given(
     records: str | Path | Record | Iterable[str | Path | Record], where: Sequence[str] = ()
 ) -> Groups:
     """The finished runs that a user has named, by schedule.
@@ -143,13 +150,13 @@ def given(
     runs = [run for run in places if isinstance(run, Record)]
     if folders := [place for place in places if not isinstance(place, Record)]:
         runs += load_all(*folders)
-    by_schedule = groups(select(runs, where))
+    by_schedule = group_runs(select_runs(runs, where))
     if not by_schedule:
         raise RecordError("name at least one run, or a folder of runs")
     return by_schedule
 
 
-def reached(runs: Sequence[Record]) -> tuple[Metric, pd.DataFrame]:
+def summarise_reached(runs: Sequence[Record]) -> tuple[Metric, pd.DataFrame]:
     """The metric by which runs were tested, and `records.summary` with a column of it, in the shown
     unit.
 
@@ -158,7 +165,7 @@ def reached(runs: Sequence[Record]) -> tuple[Metric, pd.DataFrame]:
     """
     shown = tested_by(runs[0])
     for run in runs:
-        values(run, shown)  # raises if there is none
+        metric_values(run, shown)  # raises if there is none
     summaries = summary(runs, LAST)
     summaries[shown.name] = shown.factor * summaries["metric"]
     return shown, summaries
@@ -183,17 +190,17 @@ def pairs_of(names: Sequence[str], baseline: str | None = None) -> list[tuple[st
     return [(name, base) for name in names if name != base] if base else []
 
 
-def differences(
+def tabulate_differences(
     summaries: pd.DataFrame, pairs: Iterable[tuple[str, str]], shown: Metric
 ) -> pd.DataFrame:
-    """One row per pair that has a common seed; ``summaries`` as `reached` gives it."""
+    """One row per pair that has a common seed; ``summaries`` as `summarise_reached` gives it."""
     seeds = summaries.groupby("name")["seed"].agg(set)
-    rows = [pair(summaries, a, b, shown) for a, b in pairs if seeds[a] & seeds[b]]
+    rows = [compare_pair(summaries, a, b, shown) for a, b in pairs if seeds[a] & seeds[b]]
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def pair(summaries: pd.DataFrame, a: str, b: str, shown: Metric) -> dict[str, Any]:
-    """One row of `differences`; RecordError without a common seed."""
+def compare_pair(summaries: pd.DataFrame, a: str, b: str, shown: Metric) -> dict[str, Any]:
+    """One row of `tabulate_differences`; RecordError without a common seed."""
     by_seed = paired_differences(summaries, a, b, shown.name)
     floats = summaries.groupby("name")["floats"].mean()
     ratio = floats[a] / floats[b] if floats[b] else math.nan
@@ -203,7 +210,7 @@ def pair(summaries: pd.DataFrame, a: str, b: str, shown: Metric) -> dict[str, An
 
 
 def as_table(rows: pd.DataFrame, shown: Metric, note: bool = False) -> Table:
-    """`differences`, rounded; ``note``: with an explanation below the table."""
+    """`tabulate_differences`, rounded; ``note``: with an explanation below the table."""
     lines, signed = [], f"+.{shown.digits}f"
     for row in rows.to_dict("records"):
         difference, ratio = format(row["difference"], signed), row["traffic_ratio"]
@@ -214,17 +221,17 @@ def as_table(rows: pd.DataFrame, shown: Metric, note: bool = False) -> Table:
     return Table(heads, lines, NOTE.format(len(lines)) if note else "")
 
 
-def between(runs: Sequence[Record], baseline: str | None = None) -> Table | None:
+def differences_between(runs: Sequence[Record], baseline: str | None = None) -> Table | None:
     """The table of the differences between finished runs' schedules; None where there is nothing to
     compare: one schedule, no common seed, another setting, or no metric."""
     shown = tested_by(runs[0])
     names = list(dict.fromkeys(run.name for run in runs))
-    if len(names) < 2 or not all(has(run, shown) for run in runs):
+    if len(names) < 2 or not all(has_metric(run, shown) for run in runs):
         return None
     try:
         check_setting(runs)
     except RecordError:
         return None
-    shown, summaries = reached(runs)
-    rows = differences(summaries, pairs_of(names, baseline), shown)
+    shown, summaries = summarise_reached(runs)
+    rows = tabulate_differences(summaries, pairs_of(names, baseline), shown)
     return as_table(rows, shown, note=True) if len(rows) else None

@@ -23,7 +23,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 from regimes.config import as_level
 from regimes.plotting import canvas
 from regimes.plotting.canvas import Canvas
-from regimes.plotting.groups import decays
+from regimes.plotting.groups import find_decays
 from regimes.policies.schedules import in_words
 from regimes.records import NOT_RECORDED, OWN, Record, count_units, write_output, write_table
 from regimes.statistics import LEAST
@@ -35,7 +35,7 @@ CAPTION_LETTERS = 132  # of size 7 that fit into WIDTH
 DOTTED = (0, (1, 1.6))
 
 
-def theme() -> AbstractContextManager[None]:
+def use_theme() -> AbstractContextManager[None]:
     """matplotlib's settings while a figure is drawn or saved; other figures keep theirs."""
     return mpl.rc_context(
         {
@@ -72,11 +72,11 @@ class Shown(Canvas):
 
     def save(self, path: str | Path) -> list[Path]:
         """Write the figure and its numbers, see `Drawing.save`."""
-        return _saved(self, self.data, Path(path))
+        return _save_file(self, self.data, Path(path))
 
     def _repr_png_(self) -> bytes:
-        with theme():
-            return drawn(self, "png")
+        with use_theme():
+            return render_figure(self, "png")
 
 
 class Drawing(NamedTuple):
@@ -95,28 +95,28 @@ class Drawing(NamedTuple):
 
         Args:
             path: "mine.pdf" writes this file alone; "mine" writes mine.png, mine.svg (or the
-                formats of the present `canvas.options`) and the numbers, mine.csv.
+                formats of the present `canvas.use_options`) and the numbers, mine.csv.
 
         Raises:
             RecordError: they cannot be written.
         """
-        return _saved(self.figure, self.data, Path(path))
+        return _save_file(self.figure, self.data, Path(path))
 
     def _repr_png_(self) -> bytes:
-        with theme():
-            return drawn(self.figure, "png")
+        with use_theme():
+            return render_figure(self.figure, "png")
 
 
-def figure(height: float, width: float = WIDTH) -> Shown:
+def make_figure(height: float, width: float = WIDTH) -> Shown:
     """An empty figure, inches; not known to pyplot, so it needs no closing. The present
-    `canvas.options` may give it another width."""
+    `canvas.use_options` may give it another width."""
     return Shown(width, height, DPI)
 
 
 # -- texts of all figures --------------------------------------------------------------------
 
 
-def setting(run: Record, compression: bool = True) -> str:
+def describe_setting(run: Record, compression: bool = True) -> str:
     """Data set, model, scale and workers of a run, in words.
 
     Args:
@@ -132,7 +132,8 @@ def setting(run: Record, compression: bool = True) -> str:
     return (
         f"Setting: {_data(run, unit)}; {c['model']['name']}, {parameters:,} parameters; "
         f"{count_units(h, run.rows)}; W\xa0=\xa0{c['workers']} worker"
-        f"{'' if c['workers'] == 1 else 's'}{samples}{f'; {levels(c)}' if compression else ''}"
+        f"{'' if c['workers'] == 1 else 's'}{samples}"
+        f"{f'; {describe_levels(c)}' if compression else ''}"
     )
 
 
@@ -161,7 +162,7 @@ def _samples(run: Record) -> tuple[str, str]:
     return token.get(kind, "bytes"), "streams" if streams else f"windows of {data['sequence']}"
 
 
-def levels(config: dict[str, Any]) -> str:
+def describe_levels(config: dict[str, Any]) -> str:
     """The meaning of a run's levels: of the batch size or the period, where these change."""
 
     def listed(values: dict[str, Any] | None) -> str:
@@ -194,7 +195,7 @@ def intervals_in_words(
 
     Args:
         counts: seeds of each schedule.
-        drawn: schedules in a panel of curves, of which many have no bands.
+        drawn: schedules in a panel of curves; many have no bands.
         bands, bars: whether the figure has a panel with them.
     """
     if max(counts) < LEAST:
@@ -203,7 +204,7 @@ def intervals_in_words(
     return f"{' and '.join(kinds)}: 95 % t interval of the mean"
 
 
-def caption(fig: Figure, text: str) -> None:
+def add_caption(fig: Figure, text: str) -> None:
     """A small wrapped paragraph below the figure; the layout makes room for it."""
     if canvas.says_beside(fig, caption=text):
         return
@@ -236,7 +237,7 @@ def mark_decays(ax: Axes, run: Record, labelled: bool = True, behind: str | None
     centred: Any = {"fontsize": 7, "ha": "center", "va": "bottom"}
     # a line over the whole height that, unlike ``axvline``, does not change the limits
     upright: Any = {"ydata": [0, 1], "transform": ax.get_xaxis_transform()}
-    for first, factor in decays(run):
+    for first, factor in find_decays(run):
         x = first - 0.5
         if behind:
             ax.add_artist(Line2D([x, x], color=behind, linewidth=2.2, zorder=1, **upright))
@@ -263,7 +264,7 @@ def _show_where_room(ax: Axes, texts: dict[float, Text]) -> None:
         last = x if shown else last
 
 
-def shade(ax: Axes, windows: Iterable[Sequence[int]]) -> None:
+def shade_windows(ax: Axes, windows: Iterable[Sequence[int]]) -> None:
     """Grey behind the epochs of each window ``[first, stop)``."""
     for first, stop in windows:
         ax.axvspan(first - 0.5, stop - 0.5, color="#ececec", linewidth=0, zorder=0)
@@ -272,15 +273,15 @@ def shade(ax: Axes, windows: Iterable[Sequence[int]]) -> None:
 # -- to disk ---------------------------------------------------------------------------------
 
 
-def save(fig: Figure, stem: Path, numbers: pd.DataFrame | None) -> list[Path]:
-    """``stem``.png and .svg, or the formats of the present `canvas.options`, and .csv with the
+def save_figure(fig: Figure, stem: Path, numbers: pd.DataFrame | None) -> list[Path]:
+    """``stem``.png and .svg, or the formats of the present `canvas.use_options`, and .csv with the
     plotted numbers in full precision, where they are given; of a plain figure also .txt with title
     and caption. The same numbers give the same bytes."""
-    kinds = canvas.current().formats
+    kinds = canvas.current_options().formats
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in kinds]
     _plain_where_no_formula(fig)
     for path, kind in zip(paths, kinds, strict=True):
-        write_output(path, drawn(fig, kind, letters=True))
+        write_output(path, render_figure(fig, kind, letters=True))
     if numbers is not None:
         paths.append(stem.with_name(f"{stem.name}.csv"))
         write_table(paths[-1], numbers)
@@ -290,15 +291,15 @@ def save(fig: Figure, stem: Path, numbers: pd.DataFrame | None) -> list[Path]:
     return paths
 
 
-def _saved(fig: Figure, numbers: pd.DataFrame | None, path: Path) -> list[Path]:
+def _save_file(fig: Figure, numbers: pd.DataFrame | None, path: Path) -> list[Path]:
     kind = path.suffix.removeprefix(".")
     if kind in canvas.FORMATS:
-        with canvas.options(formats=(kind,)):
-            return save(fig, path.with_suffix(""), None)
-    return save(fig, path, numbers)
+        with canvas.use_options(formats=(kind,)):
+            return save_figure(fig, path.with_suffix(""), None)
+    return save_figure(fig, path, numbers)
 
 
-def drawn(fig: Figure, kind: str = "svg", dpi: int = DPI, letters: bool = False) -> bytes:
+def render_figure(fig: Figure, kind: str = "svg", dpi: int = DPI, letters: bool = False) -> bytes:
     """A figure as a file without date and version.
 
     Args:
@@ -307,13 +308,13 @@ def drawn(fig: Figure, kind: str = "svg", dpi: int = DPI, letters: bool = False)
     buffer = io.BytesIO()
     unsaid = {"png": ("Software",), "pdf": ("Creator", "Producer", "CreationDate")}
     metadata = dict.fromkeys(unsaid.get(kind, ("Date", "Creator")))
-    with theme(), mpl.rc_context({"svg.fonttype": "none"} if letters else {}):
+    with use_theme(), mpl.rc_context({"svg.fonttype": "none"} if letters else {}):
         canvas.complete_labels(fig)
         fig.savefig(buffer, format=kind, dpi=dpi, metadata=metadata)
-    return _smaller(buffer) if kind == "png" else buffer.getvalue()
+    return _reduce_colours(buffer) if kind == "png" else buffer.getvalue()
 
 
-def _smaller(png: io.BytesIO) -> bytes:
+def _reduce_colours(png: io.BytesIO) -> bytes:
     """The picture with a palette of 256 colours, in a third of the bytes."""
     from PIL import Image
 

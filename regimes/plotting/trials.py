@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from regimes.errors import ConfigError
 from regimes.plotting import style
-from regimes.policies import Trial, policy
+from regimes.policies import Trial, make_policy
 from regimes.policies.history import History
 from regimes.records import Record, unit_name
 from regimes.replay.replay import past_epochs
@@ -20,13 +20,13 @@ from regimes.replay.replay import past_epochs
 def rule_of(run: Record) -> Trial | None:
     """The run's policy, if it makes trials."""
     try:
-        rule: Any = policy(dict(run.config["policy"]))
+        rule: Any = make_policy(dict(run.config["policy"]))
     except ConfigError:  # a package's that is not installed
         return None
     return rule if isinstance(rule, Trial) else None
 
 
-def harms(run: Record) -> pd.DataFrame:
+def tabulate_harms(run: Record) -> pd.DataFrame:
     """The intervals of each level's harm after each epoch, as the run's policy saw them, one row
     for each: epoch, level, blocks (of trials), mean, low, high (in nats; infinite while there are
     too few trials), shown (whether the level was shown to harm since the last decay). Empty for a
@@ -49,13 +49,13 @@ def draw_harms(run: Record, width: float = style.WIDTH) -> style.Drawing:
         width: inches.
 
     Returns:
-        The figure, and its numbers, `harms`.
+        The figure, and its numbers, `tabulate_harms`.
     """
-    numbers, rule = harms(run), rule_of(run)
+    numbers, rule = tabulate_harms(run), rule_of(run)
     levels = list(dict.fromkeys(numbers["level"]))
     colours = dict(zip(levels, sns.color_palette("colorblind", len(levels)), strict=True))
-    with style.theme():
-        fig = style.figure(2.4, width)
+    with style.use_theme():
+        fig = style.make_figure(2.4, width)
         ax = fig.add_subplot()
         for level in levels:
             whole = numbers[numbers["level"] == level]

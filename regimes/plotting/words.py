@@ -1,6 +1,7 @@
 """What a reader takes in first: the title of a figure, and names at the ends of its lines.
 
-A title is an answer. Where a figure is of a user's own records, `answer` computes it from them.
+A title is an answer. Where a figure is of a user's own records, `write_answer` computes it from
+them.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from matplotlib.lines import Line2D
 
 from regimes.config import as_level
 from regimes.plotting import canvas
-from regimes.plotting.curves import values
+from regimes.plotting.curves import metric_values
 from regimes.plotting.groups import BASELINES, Groups
 from regimes.plotting.looks import Look, Metric, level_text, style_of
-from regimes.plotting.said import Estimate, number
+from regimes.plotting.said import Estimate, format_number
 from regimes.records import Record
 from regimes.statistics import ANY
 
@@ -50,10 +51,10 @@ SPOKEN = {  # a schedule as one says it, by what its levels mean
 # -- names ---------------------------------------------------------------------------------------
 
 
-def spoken(name: str, config: Mapping[str, Any]) -> str:
+def spoken_name(name: str, config: Mapping[str, Any]) -> str:
     """A schedule's name in a figure, with the meaning of its levels where they have one.
 
-    >>> spoken("low", {"levels": {"low": 4, "high": 1}, "compressor": {"name": "powersgd"}})
+    >>> spoken_name("low", {"levels": {"low": 4, "high": 1}, "compressor": {"name": "powersgd"}})
     'rank 4'
     """
     form = level_text((config.get("compressor") or {}).get("name", ""))
@@ -68,22 +69,22 @@ def spoken(name: str, config: Mapping[str, Any]) -> str:
 
 
 def names_of(by_schedule: Groups) -> dict[str, str]:
-    """`spoken` of each schedule; two that would have one name have that of their look. A longer
-    run's name says how many floats it has sent: its budget may never have ended it."""
-    names = {name: spoken(name, runs[0].config) for name, runs in by_schedule.items()}
+    """`spoken_name` of each schedule; two that would have one name have that of their look. A
+    longer run's name says how many floats it has sent: its budget may never have ended it."""
+    names = {name: spoken_name(name, runs[0].config) for name, runs in by_schedule.items()}
     said = [*names.values()]
     names = {k: v if said.count(v) == 1 else style_of(k).label for k, v in names.items()}
     base = next((name for name in BASELINES if name in by_schedule), None)
     for name in LONGER:
         if base and name in by_schedule:
-            share = sent_by(by_schedule[name]) / (sent_by(by_schedule[base]) or math.nan)
+            share = _sent_by(by_schedule[name]) / (_sent_by(by_schedule[base]) or math.nan)
             as_many = abs(share - 1) < 0.05  # it ends after the unit that reaches its budget
             of_base = f"as many floats as {base}" if as_many else f"{share:.2f} of {base}'s floats"
             names[name] += f", {of_base}" if math.isfinite(share) else ""
     return names
 
 
-def sent_by(runs: Sequence[Record]) -> float:
+def _sent_by(runs: Sequence[Record]) -> float:
     """Floats of a whole run, the mean over seeds."""
     return float(np.mean([run.epochs["total_floats"].iloc[-1] for run in runs]))
 
@@ -94,7 +95,7 @@ def sent_by(runs: Sequence[Record]) -> float:
 _UNIT = re.compile(r"(?<=\d) (?=(?:s|ms|min|h|%|bits?|[kMG]B|[kMG]bit/s)(?!\w))")
 
 
-def headline(fig: Figure, text: str) -> None:
+def add_headline(fig: Figure, text: str) -> None:
     """The title of a whole figure, at its upper left; above a legend that stands there."""
     if canvas.says_beside(fig, headline=text):
         return
@@ -111,7 +112,7 @@ def headline(fig: Figure, text: str) -> None:
     fig.suptitle(wrapped, x=0.012, ha="left", linespacing=1.3, **look)  # with y it has no room
 
 
-def answer(
+def write_answer(
     by_schedule: Groups, shown: Metric, names: Mapping[str, str], baseline: str | None = None
 ) -> str:
     """What curves say, in a sentence with its number: ACCORDION against the best schedule that
@@ -125,7 +126,7 @@ def answer(
     if not ends:
         return ""
     mean = {name: float(np.mean([*found.values()])) for name, found in ends.items()}
-    sent = {name: sent_by(by_schedule[name]) for name in ends}
+    sent = {name: _sent_by(by_schedule[name]) for name in ends}
     if len(ends) == 1:
         (name,) = ends
         unit = "%" if shown.name == "accuracy" else _unit(shown)
@@ -136,7 +137,7 @@ def answer(
     a, b = _two(mean, sent, sign, baseline)
     about = a in SUBJECTS
     gap = _gap(ends, a, b, shown)
-    said = difference(names[a], names[b], gap, shown, beats=about)
+    said = describe_difference(names[a], names[b], gap, shown, beats=about)
     less, more = (b, a) if about else (a, b)
     if sent[more] > 0:
         share = f"sends {_percent(sent[less] / sent[more])} of its floats"
@@ -163,7 +164,9 @@ def _gap(ends: Mapping[str, Mapping[int, float]], a: str, b: str, shown: Metric)
     return Estimate(means[0] - means[1], math.nan, math.nan, 0)
 
 
-def difference(one: str, other: str, gap: Estimate, shown: Metric, *, beats: bool = False) -> str:
+def describe_difference(
+    one: str, other: str, gap: Estimate, shown: Metric, *, beats: bool = False
+) -> str:
     """How a schedule's metric compares with another's, a sentence that `Estimate.verdict` allows.
 
     Args:
@@ -171,10 +174,10 @@ def difference(one: str, other: str, gap: Estimate, shown: Metric, *, beats: boo
         gap: one minus other, in the unit of the metric's differences.
         beats: whether the question is if the first one is better; else, if it is worse.
 
-    >>> from regimes.plotting.looks import named
-    >>> difference("A", "B", Estimate.of([-1.0, 2.0, 3.0]), named("accuracy"))
+    >>> from regimes.plotting.looks import find_metric
+    >>> describe_difference("A", "B", Estimate.of([-1.0, 2.0, 3.0]), find_metric("accuracy"))
     'A is not shown to lose to B'
-    >>> difference("A", "B", Estimate.of([-1.0, -2.0]), named("accuracy"))
+    >>> describe_difference("A", "B", Estimate.of([-1.0, -2.0]), find_metric("accuracy"))
     'Open whether A loses to B: -1.5 points in two seeds'
     """
     form, verdict = f".{max(1, shown.digits - 1)}f" if shown.directed else ".4g", gap.verdict()
@@ -194,7 +197,7 @@ def difference(one: str, other: str, gap: Estimate, shown: Metric, *, beats: boo
 
 def _reached(runs: Sequence[Any], shown: Metric) -> dict[int, float]:
     """The mean of each seed's last values, those that are numbers."""
-    last = {run.seed: values(run, shown)[-LAST:] for run in runs}
+    last = {run.seed: metric_values(run, shown)[-LAST:] for run in runs}
     finite = {seed: found[np.isfinite(found)] for seed, found in last.items()}
     return {seed: float(found.mean()) for seed, found in finite.items() if found.size}
 
@@ -221,7 +224,7 @@ def _percent(share: float) -> str:
 
 def _size(value: float, shown: Metric, more: int = 0) -> str:
     """A value with the digits of its metric, or four where nothing is known of it."""
-    return number(value, f".{max(1, shown.digits + more)}f" if shown.directed else ".4g")
+    return format_number(value, f".{max(1, shown.digits + more)}f" if shown.directed else ".4g")
 
 
 def _first(words: str) -> str:
@@ -260,7 +263,7 @@ def label_ends(
     rows.sort(key=lambda row: row[0])
     room = [LINE * (1 + row[3].count("\n")) / height for row in rows]
     centres = [(a + b) / 2 for a, b in pairwise(room)]
-    places = apart(np.array([row[0] for row in rows]), np.cumsum([0.0, *centres]))
+    places = move_apart(np.array([row[0] for row in rows]), np.cumsum([0.0, *centres]))
     for (_, x, y, name, look), at in zip(rows, places, strict=True):
         ax.annotate(
             name,
@@ -282,7 +285,7 @@ def label_ends(
         ax.add_artist(Line2D([1.045], [at], **drawn))  # told apart in grey
 
 
-def apart(places: np.ndarray, ladder: np.ndarray | float) -> np.ndarray:
+def move_apart(places: np.ndarray, ladder: np.ndarray | float) -> np.ndarray:
     """Increasing places, moved as little as possible (in squares) to have at least the distances of
     a ladder.
 
@@ -291,7 +294,7 @@ def apart(places: np.ndarray, ladder: np.ndarray | float) -> np.ndarray:
     Args:
         ladder: increasing numbers, one per place; or the distance of each two.
 
-    >>> apart(np.array([0.0, 0.1, 0.1]), 0.1).round(3).tolist()
+    >>> move_apart(np.array([0.0, 0.1, 0.1]), 0.1).round(3).tolist()
     [-0.033, 0.067, 0.167]
     """
     from scipy.optimize import isotonic_regression

@@ -14,7 +14,7 @@ from regimes.policies.base import Decision, Policy
 from regimes.policies.by_layer import ByLayer
 from regimes.policies.detected import Accordion, BatchAccordion, Detected
 from regimes.policies.harm import LeastHarm
-from regimes.policies.history import LevelCost, PastEpoch, history, whole_history
+from regimes.policies.history import LevelCost, PastEpoch, read_history, whole_history
 from regimes.policies.ladders import AdaQS, RateLadder
 from regimes.policies.link import LinkLadder
 from regimes.policies.schedules import (
@@ -50,8 +50,8 @@ __all__ = [
     "Trial",
     "Windows",
     "check_levels",
-    "history",
-    "policy",
+    "make_policy",
+    "read_history",
     "whole_history",
 ]
 
@@ -81,7 +81,7 @@ REGISTRY = Registry(
 )
 
 
-def policy(table: dict[str, Any], where: str = "policy") -> Policy:
+def make_policy(table: dict[str, Any], where: str = "policy") -> Policy:
     """The policy that a configuration table names; ConfigError if it is none."""
     return REGISTRY.make(table, where)
 

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 from regimes.capabilities import declared_needs
 from regimes.config import DENSE, Bounds
 from regimes.config.bounds import Count
-from regimes.errors import ConfigError, require, unexpected
-from regimes.policies.base import Decision, Policy, start
-from regimes.policies.history import History, PastEpoch, as_history, cost
+from regimes.errors import ConfigError, require, unexpected_value
+from regimes.policies.base import Decision, Policy, start_level
+from regimes.policies.history import History, PastEpoch, as_history, level_cost
 from regimes.policies.ladders import Rungs
 
 Table = Sequence[Sequence[float]]  # a row per layer, a column per level
@@ -22,8 +22,11 @@ Gains = list[float | None]  # of a level, smoothed, after each epoch; None befor
 ShareAboveZero = Annotated[float, Bounds("a share above 0, up to 1", above=0, high=1)]
 
 
-def allocate(errors: Table, floats: Table, bound: float, bins: int = 10_000) -> list[int] | None:
-    """The column of each row with the fewest floats whose errors sum to at most ``bound``, or None.
+def allocate_levels(
+    errors: Table, floats: Table, bound: float, bins: int = 10_000
+) -> list[int] | None:
+    """The column of each row with the fewest floats and errors that sum to at most ``bound``, or
+    None.
 
     L-GreCo's dynamic programme (Markov et al., MLSys 2024). Errors are rounded up to
     ``bins`` equal parts of the bound, so the result never exceeds it.
@@ -82,14 +85,14 @@ class LGreCo(Rungs):
     After every ``interval`` epochs it takes the levels that send the fewest floats with a sum of
     the layers' errors of at most ``alpha`` times the sum at the levels of ``base``. A layer's error
     is the norm that its level loses, from the instrument ``error`` and the norm of its gradient
-    over the epoch. Without errors the levels are those of ``base``. ACCORDION as ``base`` is the
+    over the epoch. Without errors ``base`` gives the levels. ACCORDION as ``base`` is the
     authors' combination of the two.
 
     Differences with the authors: they search all ranks from half to twice the base's, every 100
     steps, with the mean of the last 10 gradients; here it is ``levels``, at the end of a unit.
 
     Attributes:
-        levels: from the highest compression to the lowest, with those of ``base``.
+        levels: from the highest compression to the lowest, with the levels of ``base``.
         base: a policy's table, or the object.
         alpha: from 1 up; for less error choose a base that sends more.
     """
@@ -109,13 +112,13 @@ class LGreCo(Rungs):
     @cached_property
     def rule(self) -> Policy:
         """``base`` as an object."""
-        from regimes.policies import policy
+        from regimes.policies import make_policy
 
         if isinstance(self.base, dict):
-            return policy(self.base, "policy.base")
+            return make_policy(self.base, "policy.base")
         if isinstance(self.base, Policy):
             return self.base
-        raise unexpected("policy.base", self.base, "a table with a name")
+        raise unexpected_value("policy.base", self.base, "a table with a name")
 
     @property
     def requires(self) -> frozenset[str]:
@@ -150,14 +153,14 @@ class LGreCo(Rungs):
         return self.rule.decide(past, layers)
 
     def _allocated(self, last: PastEpoch, base: Sequence[Decision]) -> dict[int, Decision]:
-        """The decision for each layer whose errors are known; empty where no allocation within the
+        """The decision for each layer with known errors; empty where no allocation within the
         bound sends less."""
         by_layer = {i: row for i in range(len(base)) if (row := lost_norms(last, i, self.levels))}
         errors = list(by_layer.values())
-        floats = [[cost(last, level).floats[i] for level in self.levels] for i in by_layer]
+        floats = [[level_cost(last, level).floats[i] for level in self.levels] for i in by_layer]
         base_columns = [self.rung(base[i].level) for i in by_layer]
         bound = self.alpha * _total(errors, base_columns)
-        columns = allocate(errors, floats, bound)
+        columns = allocate_levels(errors, floats, bound)
         if columns is None or _total(floats, columns) > _total(floats, base_columns):
             return {}
         why = {"rule": "allocation", "new": _total(errors, columns), "threshold": bound}
@@ -219,7 +222,7 @@ class GraVAC(Rungs):
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
         if not history:
-            return start(self.levels[-1], layers)
+            return start_level(self.levels[-1], layers)
         history = as_history(history)
         gains = {level: self._gains(history, level) for level in self.levels}
         tried = self._search(history, gains)
@@ -249,7 +252,9 @@ class GraVAC(Rungs):
             if last >= len(history):
                 return level
             gain = gains[level][last] or 0.0
-            one_step = self.seconds[level] if self.seconds else cost(history[last], level).bytes
+            one_step = (
+                self.seconds[level] if self.seconds else level_cost(history[last], level).bytes
+            )
             products.append(1 / one_step * gain)  # in any unit, because only ratios count
             best, *rest = sorted(range(tried), key=lambda i: -products[i])
             if rest:

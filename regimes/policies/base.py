@@ -35,7 +35,7 @@ class Policy(Protocol):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The levels it may ask for, that of critical regimes first."""
+        """The levels it may ask for, the level of critical regimes first."""
         ...
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
@@ -43,12 +43,12 @@ class Policy(Protocol):
         ...
 
 
-def start(level: str, layers: Sequence[str]) -> list[Decision]:
+def start_level(level: str, layers: Sequence[str]) -> list[Decision]:
     """The decisions of the first epoch: one level for all layers."""
     return [Decision(level, {"rule": "start"})] * len(layers)
 
 
-def followed(
+def follow_level(
     level: str, why: dict[str, Any] | None, history: Sequence[PastEpoch]
 ) -> list[Decision]:
     """One level for all layers after at least one epoch, with the reason where it changes."""

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from regimes.capabilities import declared_needs
-from regimes.errors import ConfigError, nearest, unexpected
+from regimes.errors import ConfigError, suggest_nearest, unexpected_value
 from regimes.policies.base import Decision, Policy
 from regimes.policies.history import Costs, History, LevelCost, PastEpoch, as_history
 
@@ -20,7 +20,7 @@ class ByLayer:
 
     A layer belongs to the first group with a pattern that its name matches (``*`` stands for any
     characters), else to ``otherwise``. The policy of a group sees the statistics, levels and costs
-    of its layers alone; bytes of a step, and what is measured of the whole model, are those of all
+    of its layers alone; bytes of a step, and what is measured of the whole model, are of all
     layers.
 
     >>> from regimes.policies.schedules import Static
@@ -43,7 +43,7 @@ class ByLayer:
 
     def __post_init__(self) -> None:
         if not isinstance(self.groups, dict) or not all(str(key).split() for key in self.groups):
-            raise unexpected("policy.groups", self.groups, "a table of patterns and policies")
+            raise unexpected_value("policy.groups", self.groups, "a table of patterns and policies")
         self.rules  # noqa: B018  (checks the tables)
 
     @cached_property
@@ -82,7 +82,7 @@ class ByLayer:
         return [decided[i] for i in range(len(layers))]
 
     def _groups_of(self, layers: Sequence[str]) -> list[int]:
-        """The number of each layer's group; that of ``otherwise`` is the last."""
+        """The number of each layer's group; ``otherwise`` has the last."""
         groups = [key.split() for key in self.groups]
         return [
             next((i for i, keys in enumerate(groups) if _matches(layer, keys)), len(groups))
@@ -94,7 +94,7 @@ class ByLayer:
             if not any(fnmatchcase(layer, pattern) for layer in layers):
                 raise ConfigError(
                     f"policy.groups: no compressed layer matches {pattern!r}; "
-                    f"{nearest(pattern, layers)}"
+                    f"{suggest_nearest(pattern, layers)}"
                 )
 
 
@@ -103,13 +103,13 @@ def _matches(layer: str, patterns: Sequence[str]) -> bool:
 
 
 def _policy(table: Any, where: str) -> Policy:
-    from regimes.policies import policy
+    from regimes.policies import make_policy
 
     if isinstance(table, dict):
-        return policy(table, where)
+        return make_policy(table, where)
     if isinstance(table, Policy):
         return table
-    raise unexpected(where, table, "a table with a name")
+    raise unexpected_value(where, table, "a table with a name")
 
 
 @dataclass(frozen=True)

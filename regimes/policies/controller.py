@@ -70,7 +70,7 @@ class Controller:
     def decide_after(self, past: Sequence[PastEpoch]) -> Levels:
         """The levels of the epoch after these."""
         names = [self.layers[i] for i in self.compressed]
-        decided = checked(self.policy, self.policy.decide(past, names), names)
+        decided = check_decisions(self.policy, self.policy.decide(past, names), names)
         decisions = dict(zip(self.compressed, decided, strict=True))
         every = [decisions.get(i, Decision(DENSE)) for i in range(len(self.layers))]
         return Levels([d.level for d in every], [d.why for d in every], decisions)
@@ -78,7 +78,7 @@ class Controller:
 
 @dataclass(frozen=True)
 class WholeController:
-    """A policy whose only layer is the whole model.
+    """A policy with the whole model as its only layer.
 
     Attributes:
         signal: which norm it reads as "norm".
@@ -95,16 +95,16 @@ class WholeController:
         """The level in epoch ``len(rows)``, from the record's rows."""
         read = partial(whole_epoch, signal=self.signal, table=self.table)
         decided = self.policy.decide(self.reader.history(rows, read), [self.table])
-        return checked(self.policy, decided, [self.table], periods=self.table == "sync")[0]
+        return check_decisions(self.policy, decided, [self.table], periods=self.table == "sync")[0]
 
 
-def checked(
+def check_decisions(
     policy: Policy, decided: Any, layers: Sequence[str], *, periods: bool = False
 ) -> Sequence[Decision]:
     """``decided`` itself, if it is a decision for each layer; called at every epoch of a replay.
 
     Args:
-        periods: a level may also be a whole number, as those of local steps are.
+        periods: a level may also be a whole number, as in local steps.
 
     Raises:
         ConfigError: another type or length, a level outside ``policy.names``, a reason that is no

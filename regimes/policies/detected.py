@@ -9,9 +9,9 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, TypeGuard
 
 from regimes.config.bounds import Count, Positive
-from regimes.detectors import Detector, NormChange, Online, Verdict, detector
+from regimes.detectors import Detector, NormChange, Online, Verdict, make_detector
 from regimes.detectors.statistics import Statistic
-from regimes.errors import unexpected
+from regimes.errors import unexpected_value
 from regimes.policies.base import Decision, FollowsDecays
 from regimes.policies.history import PastEpoch, as_history, root_of_squares
 
@@ -42,7 +42,7 @@ class FollowsDetector(FollowsDecays):
         history = as_history(history)
         if self.decay_rule and (why := self.just_decayed(history)):
             return [Decision(self.names[0], why)] * len(layers)
-        verdicts = current_verdicts(history, self.rule, len(layers))
+        verdicts = _current_verdicts(history, self.rule, len(layers))
         return [self._decision(history, i, verdict) for i, verdict in enumerate(verdicts)]
 
     def _decision(self, history: Sequence[PastEpoch], layer: int, verdict: Verdict) -> Decision:
@@ -51,7 +51,7 @@ class FollowsDetector(FollowsDecays):
         before = history[-1].levels[layer]
         if verdict.critical is None:
             return _unchanged(before)
-        why = verdict.why(in_words(type(self.rule).__name__))
+        why = verdict.why(_in_words(type(self.rule).__name__))
         return Decision(self.level_for(verdict.critical, before), why)
 
 
@@ -61,7 +61,7 @@ def _unchanged(level: str) -> Decision:
 
 
 @lru_cache
-def in_words(name: str) -> str:
+def _in_words(name: str) -> str:
     """``NormChange`` as "norm change"."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
 
@@ -87,10 +87,10 @@ class Detected(FollowsDetector):
     @cached_property
     def rule(self) -> Detector:
         if isinstance(self.detector, dict):
-            return detector(self.detector, "policy.detector")
+            return make_detector(self.detector, "policy.detector")
         if isinstance(self.detector, Detector):
             return self.detector
-        raise unexpected("policy.detector", self.detector, "a table with a name")
+        raise unexpected_value("policy.detector", self.detector, "a table with a name")
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -176,7 +176,11 @@ def _by_layer(rule: Detector) -> bool:
 def _of_layers(statistic: Statistic | None, past: PastEpoch) -> Sequence[float | None]:
     assert statistic is not None
     values = past.statistics.get(statistic.name) or [None] * len(past.levels)
-    return [_scaled(value, statistic, past) for value in values] if statistic.times_lr else values
+    return (
+        [_scale_values(value, statistic, past) for value in values]
+        if statistic.times_lr
+        else values
+    )
 
 
 def _of_model(statistic: Statistic | None, past: PastEpoch) -> Sequence[float | None]:
@@ -184,10 +188,10 @@ def _of_model(statistic: Statistic | None, past: PastEpoch) -> Sequence[float | 
         return (None,)
     norms = past.statistics.get(statistic.name) if statistic.is_norm else None
     value = root_of_squares(norms) if norms else past.model.get(statistic.name)
-    return (_scaled(value, statistic, past),)
+    return (_scale_values(value, statistic, past),)
 
 
-def _scaled(value: float | None, statistic: Statistic, past: PastEpoch) -> float | None:
+def _scale_values(value: float | None, statistic: Statistic, past: PastEpoch) -> float | None:
     return value * past.lr if statistic.times_lr and value is not None else value
 
 
@@ -212,17 +216,17 @@ def online_state(history: Sequence[PastEpoch], rule: Online, layer: int) -> Onli
     return history.accumulate((rule.update, layer), lambda: OnlineState(*rule.begin()), extend)
 
 
-def current_verdicts(history: Sequence[PastEpoch], rule: Detector, layers: int) -> list[Verdict]:
+def _current_verdicts(history: Sequence[PastEpoch], rule: Detector, layers: int) -> list[Verdict]:
     """A detector's verdicts on the next epoch, for each layer."""
     if not rule.per_layer:
-        return [current_verdict(history, rule, 0)] * layers
+        return [_current_verdict(history, rule, 0)] * layers
     columns = _columns(history, rule)
     if _is_online(rule) or not (columns and _by_layer(rule)):
-        return [current_verdict(history, rule, i) for i in range(layers)]
+        return [_current_verdict(history, rule, i) for i in range(layers)]
     return [rule(columns[i]) for i in range(layers)]
 
 
-def current_verdict(history: Sequence[PastEpoch], rule: Detector, layer: int) -> Verdict:
+def _current_verdict(history: Sequence[PastEpoch], rule: Detector, layer: int) -> Verdict:
     """A detector's verdict on the next epoch, for a layer or the whole model."""
     if _is_online(rule):
         return online_state(history, rule, layer).verdict

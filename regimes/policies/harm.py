@@ -12,19 +12,19 @@ from regimes.config import Bounds
 from regimes.config.bounds import NonNegative, Positive
 from regimes.errors import ConfigError, require
 from regimes.policies.allocation import Table, lost_norms
-from regimes.policies.base import Decision, followed, start
+from regimes.policies.base import Decision, follow_level, start_level
 from regimes.policies.history import Ahead, PastEpoch, as_history
 from regimes.policies.ladders import Rungs
 
 Rate = Annotated[float, Bounds("a number from 0 up", low=0)]
 
 
-def spread(harms: Table, costs: Table, budget: float) -> list[int] | None:
-    """The column of each row with the least sum of harms whose costs sum to at most ``budget``.
+def spread_budget(harms: Table, costs: Table, budget: float) -> list[int] | None:
+    """The column of each row with the least sum of harms and costs that sum to at most ``budget``.
 
     From the cheapest columns on, the step with the most harm saved per cost is taken while it fits,
     so that in the end the marginal harm per cost is the same in all rows, up to one step (Everett,
-    1963). Among equal steps those of earlier rows come first. No other choice of the same cost has
+    1963). Among equal steps an earlier row comes first. No other choice of the same cost has
     less harm; of a budget between two such costs the rest is filled by later steps that fit.
 
     Args:
@@ -34,8 +34,10 @@ def spread(harms: Table, costs: Table, budget: float) -> list[int] | None:
         None: the cheapest columns cost more.
 
     >>> costs = [[1, 2, 4], [1, 2, 4]]
-    >>> spread([[3, 1, 0], [3, 1, 0]], costs, 4), spread([[3, 1, 0], [6, 2, 0]], costs, 6)
-    ([1, 1], [1, 2])
+    >>> spread_budget([[3, 1, 0], [3, 1, 0]], costs, 4)
+    [1, 1]
+    >>> spread_budget([[3, 1, 0], [6, 2, 0]], costs, 6)
+    [1, 2]
     """
     columns = [
         min(range(len(row)), key=lambda k: (cost[k], row[k], k))
@@ -77,20 +79,20 @@ def _hull(
 
 @dataclass(frozen=True)
 class LeastHarm(Rungs):
-    """The levels over the run whose predicted harm is least, of all that send so many bytes.
+    """The levels over the run with the least predicted harm, of all that send so many bytes.
 
     The harm of a step at a level is ``c (rate / peak)^p``: an exponent of 1.7 with error feedback
-    and of 0.5 without, as measured (docs/findings/law.md), and c the bytes of a dense step over
-    those of the level, minus 1. Harms of steps are taken to add up. The levels of all units are
-    chosen before the run, from its schedule of learning rates, such that the marginal harm per byte
-    is the same in all of them (`spread`). A level of an intermediate number of bytes then sends
-    about ``rate^(p/2)``. Of two levels that send the same bytes, one without feedback, that is
-    chosen above 0.49 of the peak rate.
+    and of 0.5 without, as measured (docs/findings/law.md), and c the bytes of a dense step over the
+    bytes of a step at the level, minus 1. Harms of steps are taken to add up. The levels of all
+    units are chosen before the run, from its schedule of learning rates, such that the marginal
+    harm per byte is the same in all of them (`spread_budget`). A level of an intermediate number of
+    bytes then sends about ``rate^(p/2)``. Of two levels that send the same bytes, one without
+    feedback, that is chosen above 0.49 of the peak rate.
 
     Attributes:
         levels: from the highest compression to the lowest, one or more.
-        budget: bytes of the whole run: a share of those of the level that sends most, or the name
-            of a level, for as many as it sends throughout.
+        budget: bytes of the whole run: a share of the bytes at the level that sends most, or the
+            name of a level, for as many as it sends throughout.
         exponent: of levels with error feedback.
         dropped_exponent, dropped_harm: the exponent of levels without, and their c as a multiple of
             what it is with feedback.
@@ -138,8 +140,8 @@ class LeastHarm(Rungs):
         unit = min(len(history), len(plan) - 1)
         level, rate = self.levels[plan[unit]], self._shares(past.ahead)[unit]
         if not history:
-            return start(level, layers)
-        decided = followed(level, {"rule": "harm", "new": rate}, history)
+            return start_level(level, layers)
+        decided = follow_level(level, {"rule": "harm", "new": rate}, history)
         if self.by_layer:
             decided = self._among_layers(history[-1], level, rate, past.ahead, decided)
         return decided
@@ -166,7 +168,7 @@ class LeastHarm(Rungs):
             one = ahead.costs[self.budget].bytes
         else:
             one = self.budget * max(sent)
-        columns = spread(harms, costs, one * sum(self._steps(ahead)))
+        columns = spread_budget(harms, costs, one * sum(self._steps(ahead)))
         if columns is None:
             share = min(sent) / max(sent)
             raise ConfigError(
@@ -230,7 +232,7 @@ class LeastHarm(Rungs):
         harms = [[e * w for e, w in zip(row, weights, strict=True)] for row in errors.values()]
         costs = [[ahead.costs[name].floats[i] for name in self.levels] for i in errors]
         budget = sum(ahead.costs[level].floats[i] for i in errors)
-        columns = spread(harms, costs, budget) or []
+        columns = spread_budget(harms, costs, budget) or []
         why: Mapping[str, Any] = {"rule": "harm", "new": rate, "base": level}
         chosen = {
             i: Decision(self.levels[k], dict(why)) for i, k in zip(errors, columns, strict=False)

@@ -52,7 +52,7 @@ class PastEpoch:
     """What a policy may know of one epoch.
 
     Attributes:
-        lr, next_lr: the rate it trained at and that of the epoch after, at the same batch size.
+        lr, next_lr: the rate it trained at and the next epoch's, at the same batch size.
         statistics: per statistic, one value per layer; None is an undefined value, and a statistic
             that was not measured in the epoch is absent. "norm" is the run's ``signal``, summed
             over an epoch's steps, and times m where the batch is m times as large: there are m
@@ -79,7 +79,7 @@ class PastEpoch:
         return values[layer] if layer < len(values) else None
 
 
-def cost(past: PastEpoch, level: str) -> LevelCost:
+def level_cost(past: PastEpoch, level: str) -> LevelCost:
     """What a step sends at a level; RecordError where the record does not say."""
     if level not in past.costs:
         raise RecordError(f"the record does not say what a step sends at level {level!r}")
@@ -155,7 +155,7 @@ class Reader:
         return past
 
 
-def history(
+def read_history(
     rows: Sequence[Row], compressed: Sequence[int], signal: str, costs: Costs | None = None
 ) -> History:
     """A record's epoch rows as past epochs of the compressed layers."""
@@ -168,7 +168,7 @@ def past_epoch(row: Row, compressed: Sequence[int], signal: str, costs: Costs) -
         name: [values[i] for i in compressed] for name, values in row["statistics"].items()
     }
     if (norms := statistics.get(norm_of(signal))) is not None:
-        statistics["norm"] = _scaled(norms, row, signal)
+        statistics["norm"] = _scale_norms(norms, row, signal)
     levels = [row["layers"]["level"][i] for i in compressed]
     model, trials = row.get("model", {}), row.get("trials", ())
     link = _link(row)
@@ -185,15 +185,15 @@ def whole_history(
 def whole_epoch(row: Row, signal: str, table: Literal["batch", "sync"]) -> PastEpoch:
     """A row as a past epoch with the whole model as the only layer.
 
-    The norm is that of all parameters (paper, section 4.2: "looks at the gradient of whole
+    The norm is of all parameters (paper, section 4.2: "looks at the gradient of whole
     model"); other statistics are the model's, "train_loss" included.
 
     Args:
-        table: whose levels: sizes of the batch, or periods between synchronisations.
+        table: it decides the levels: sizes of the batch, or periods between synchronisations.
     """
     norms = row["statistics"].get(norm_of(signal), [])
     statistics = {name: [value] for name, value in row.get("model", {}).items()}
-    statistics["norm"] = _scaled([root_of_squares(norms)], row, signal)
+    statistics["norm"] = _scale_norms([root_of_squares(norms)], row, signal)
     level = row.get(table, {}).get("level") or "low"
     model = {"train_loss": row.get("train_loss"), **row.get("model", {})}
     return PastEpoch(row["lr"], row["next_lr"], statistics, [level], model, link=_link(row))
@@ -212,12 +212,12 @@ def _link(row: Row) -> Mapping[str, float]:
 
 
 def root_of_squares(norms: Sequence[float | None]) -> float | None:
-    """The norm of the whole from those of its parts; None without parts, or if one is None."""
+    """The norm of the whole from the norms of its parts; None without parts, or if one is None."""
     known = [value for value in norms if value is not None]
     return math.hypot(*known) if norms and len(known) == len(norms) else None
 
 
-def _scaled(values: list[float | None], row: Row, signal: str) -> list[float | None]:
+def _scale_norms(values: list[float | None], row: Row, signal: str) -> list[float | None]:
     """Norms of a gradient times the row's batch size over the configuration's; norms of a movement
     unchanged, because they do not grow with the number of steps alone."""
     multiple = row.get("batch", {}).get("multiple", 1)

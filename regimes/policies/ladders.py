@@ -13,7 +13,7 @@ from regimes.config import Bounded
 from regimes.config.bounds import InnerShare
 from regimes.detectors import RelativeFall
 from regimes.errors import require
-from regimes.policies.base import Decision, at_most, followed, start
+from regimes.policies.base import Decision, at_most, follow_level, start_level
 from regimes.policies.detected import online_state
 from regimes.policies.history import PastEpoch, as_history
 
@@ -61,7 +61,7 @@ class AdaQS(Rungs):
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
         if not history:
-            return start(self.levels[0], layers)
+            return start_level(self.levels[0], layers)
         _, last, falls = online_state(history, self.rule, 0)
         why = None if last.critical is None else last.why("msdr fall")
         return [Decision(self.levels[min(falls, len(self.levels) - 1)], why)] * len(layers)
@@ -93,11 +93,11 @@ class RateLadder(Rungs):
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
         if not history:
-            return start(self.levels[-1], layers)
+            return start_level(self.levels[-1], layers)
         rate = history[-1].next_lr
         peak = as_history(history).accumulate("highest rate", lambda: -math.inf, _highest)
         level = self.levels[sum(at_most(share * peak, rate) for share in self.shares)]
-        return followed(level, {"rule": "rate", "old": peak, "new": rate}, history)
+        return follow_level(level, {"rule": "rate", "old": peak, "new": rate}, history)
 
 
 def _highest(peak: float, epochs: Sequence[PastEpoch]) -> float:

@@ -21,8 +21,8 @@ from regimes.capabilities import (
 )
 from regimes.config.bounds import InnerShare, NonNegative
 from regimes.errors import ConfigError, require
-from regimes.policies.base import Decision, followed, start
-from regimes.policies.history import History, PastEpoch, as_history, cost
+from regimes.policies.base import Decision, follow_level, start_level
+from regimes.policies.history import History, PastEpoch, as_history, level_cost
 from regimes.policies.ladders import Rungs
 
 CONFIRM = 3  # units whose medians are read: one that was disturbed decides nothing
@@ -158,18 +158,18 @@ class LinkLadder(Rungs):
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
         if not history:
             self._check_order(history)
-            return start(self.levels[0], layers)
+            return start_level(self.levels[0], layers)
         seen = as_history(history).accumulate(self._add, _Seen, self._add)
         if seen.level not in self.levels:  # of a trunk
-            return followed(self.levels[0], {"rule": "start"}, history)
+            return follow_level(self.levels[0], {"rule": "start"}, history)
         if len(seen.recent) < CONFIRM:
-            return followed(seen.level, None, history)
+            return follow_level(seen.level, None, history)
         now = seen.now
         may = seen.first or seen.units >= HOLD or self._is_another_link(seen, now)
         shares = self._shares(seen, now, history[-1])
         level = self._best(shares, seen.level) if may else seen.level
         why = {"rule": "link", "old": shares[seen.level], "new": shares[level]}
-        return followed(level, why, history)
+        return follow_level(level, why, history)
 
     def _add(self, seen: _Seen, epochs: Sequence[PastEpoch]) -> _Seen:
         for past in epochs:
@@ -206,7 +206,7 @@ class LinkLadder(Rungs):
         if past.costs:
             # a burst that the link lets through makes bytes look free: then only the bound is left
             empty = min(now.latency, (1 - MOVING) * now.exchange, *known.values())
-            loads = {level: cost(past, level).bytes for level in self.levels}
+            loads = {level: level_cost(past, level).bytes for level in self.levels}
         else:  # of a period, the whole exchange is as seldom as its steps are many
             empty, loads = 0.0, {level: 1 / int(level) for level in self.levels}
         moving, least = now.exchange - empty, max(0.0, empty - hidden)

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from regimes.config import Bounded, check_windows, in_windows
 from regimes.config.bounds import Count, Positive
-from regimes.errors import ConfigError, nearest, require
-from regimes.policies.base import Decision, FollowsDecays, followed, start
+from regimes.errors import ConfigError, require, suggest_nearest
+from regimes.policies.base import Decision, FollowsDecays, follow_level, start_level
 from regimes.policies.history import PastEpoch, as_history
 
 LONGEST = 10**9  # steps of a period; at a rate of zero the formula is infinite
@@ -38,7 +38,7 @@ class Windows:
 
     Attributes:
         windows: pairs ``[first, stop)`` of epochs, e.g. ``[[0, 6], [12, 14]]``.
-        layers: windows of single layers by name, in place of those of all.
+        layers: windows of single layers by name, in place of ``windows``.
         inside, outside: levels; the reverse schedule is ``inside="high", outside="dense"``.
 
     >>> from regimes.policies.history import PastEpoch
@@ -68,7 +68,9 @@ class Windows:
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
         for name in self.layers:
             if name not in layers:
-                raise ConfigError(f"policy.layers: no layer {name!r}: {nearest(name, layers)}")
+                raise ConfigError(
+                    f"policy.layers: no layer {name!r}: {suggest_nearest(name, layers)}"
+                )
         levels = history[-1].levels if history else [None] * len(layers)
         decisions = []
         for name, before in zip(layers, levels, strict=True):
@@ -83,7 +85,7 @@ class Windows:
 class Smith(FollowsDecays):
     """Grow the batch where the learning rate would decay (Smith et al. 2017).
 
-    After n decays of the learning rate the batch is that of ``levels[n]``. With the rate scaled by
+    After n decays of the learning rate the batch is ``levels[n]``. With the rate scaled by
     the batch and each level ``decay_factor`` times the one before, the rate stays constant; after
     the last level it decays. The authors' "increased initial learning rate" starts at a larger
     rate and batch.
@@ -103,8 +105,8 @@ class Smith(FollowsDecays):
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
         level = self.levels[min(len(self.decays(history)), len(self.levels) - 1)]
         if not history:
-            return start(level, layers)
-        return followed(level, self.just_decayed(history), history)
+            return start_level(level, layers)
+        return follow_level(level, self.just_decayed(history), history)
 
 
 # -- periods of local steps, for ``sync_policy`` ----------------------------------------------
@@ -161,8 +163,8 @@ class PostLocal(FollowsDecays):
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
         level = self.after if self.decays(history) else self.before
         if not history:
-            return start(level, layers)
-        return followed(level, self.just_decayed(history), history)
+            return start_level(level, layers)
+        return follow_level(level, self.just_decayed(history), history)
 
 
 class Periods(Bounded):
@@ -187,8 +189,8 @@ class QSR(Periods):
     """The quadratic synchronisation rule (Gu et al., ICLR 2024): a period of ``max(base,
     floor((alpha / lr)^2))`` at the learning rate of the unit to come.
 
-    While the rate rises the period is ``base``; the authors use that of the first step after the
-    warm-up, which a rule of the past alone cannot know.
+    While the rate rises the period is ``base``; the authors use the period of the first step after
+    the warm-up, which a rule of the past alone cannot know.
 
     Attributes:
         alpha: in units of the rate; below a rate of ``alpha / sqrt(base)`` the period grows.
@@ -200,12 +202,12 @@ class QSR(Periods):
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
         if not history:
-            return start(str(self.base), layers)
+            return start_level(str(self.base), layers)
         rate, period = history[-1].next_lr, self.base
         if rate <= history[-1].lr:
             longest = self.alpha >= rate * math.sqrt(LONGEST)  # also at a rate of zero
             period = LONGEST if longest else max(period, math.floor((self.alpha / rate) ** 2))
-        return followed(str(period), {"rule": "rate", "new": rate}, history)
+        return follow_level(str(period), {"rule": "rate", "new": rate}, history)
 
 
 @dataclass(frozen=True)
@@ -227,17 +229,17 @@ class AdaComm(Periods):
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
         if not history:
-            return start(str(self.base), layers)
+            return start_level(str(self.base), layers)
         last = history[-1].model.get("train_loss")
         first = as_history(history).accumulate("first loss", lambda: None, _first_loss)
         if first is None or last is None:  # a record without losses
-            return followed(history[-1].levels[0], None, history)
+            return follow_level(history[-1].levels[0], None, history)
         ratio = max(last / first, 0.0)
         if self.rates:
             next_rate = history[-1].next_lr
             ratio *= history[0].lr / next_rate if next_rate > 0 else float(LONGEST)
         level = str(min(LONGEST, max(1, math.ceil(self.base * math.sqrt(ratio) - 1e-9))))
-        return followed(level, {"rule": "loss", "old": first, "new": last}, history)
+        return follow_level(level, {"rule": "loss", "old": first, "new": last}, history)
 
 
 def _first_loss(loss: float | None, epochs: Sequence[PastEpoch]) -> float | None:

@@ -16,7 +16,7 @@ from regimes.capabilities import ALIKE_WORKERS, FIXED_WORKERS, WORKER_MODELS, WO
 from regimes.config import AnyLevel, FeedbackLevel
 from regimes.config.bounds import Count, InnerShare, NonNegative
 from regimes.errors import require
-from regimes.policies.base import Decision, FollowsDecays, RatesSoFar, followed, start
+from regimes.policies.base import Decision, FollowsDecays, RatesSoFar, follow_level, start_level
 from regimes.policies.history import PastEpoch, as_history
 from regimes.policies.ladders import Rungs
 
@@ -127,7 +127,7 @@ class Trial(Rungs, FollowsDecays):
     At some synchronisations of local steps a share of the workers is *treated*: they start the next
     round from where another level would have led, the others from where the job's own level leads.
     At the end of the round, before they are averaged, all are scored on one batch. The trial's
-    result is the mean loss of the treated less that of the others.
+    result is the mean loss of the treated less the mean loss of the others.
 
     *Who.* Trials come in blocks of ``1 / share``. In a block each worker is treated once, in an
     order drawn from the seed, so that what distinguishes the workers cancels in the block's mean,
@@ -235,15 +235,15 @@ class Trial(Rungs, FollowsDecays):
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
         first = self.levels[-1 if self.only_measures else 0]
         if not history:
-            return start(first, layers)
+            return start_level(first, layers)
         if self.only_measures:
-            return followed(first, None, history)
+            return follow_level(first, None, history)
         shown = self._results(history).shown
         level = next((x for x in self.levels[:-1] if x not in shown), self.levels[-1])
         why = self.just_decayed(history)
         if why is None and (found := shown.get(history[-1].levels[0])) is not None:
             why = {"rule": "trial", "old": self.margin, "new": found.low, "blocks": found.blocks}
-        return followed(level, why, history)
+        return follow_level(level, why, history)
 
     @property
     def _risk(self) -> float:
@@ -267,8 +267,8 @@ class Trial(Rungs, FollowsDecays):
         return results
 
     def _add_trial(self, results: _Results, trial: Mapping[str, Any]) -> None:
-        """Add a trial, and if it ends a block, whose trials all compared the same levels, the
-        block's harm."""
+        """Add a trial, and the block's harm if it ends a block that compared the same levels
+        throughout."""
         number, block = trial["number"], trial["number"] // self.block
         results.last = number
         if results.block and results.block[0]["number"] // self.block != block:

@@ -2,7 +2,7 @@
 
 A preset is a diff from the defaults; its docstring says the command, the machine and the minutes.
 A grid is a family of schedules of one preset: ``{schedule: configuration}``; every seed of a grid
-is a run of its own. ``families`` makes grids from a preset, ``cpu`` has those of minutes on two
+is a run of its own. ``families`` makes grids from a preset, ``cpu`` has presets of minutes on two
 cores, ``language`` has language models on a text that is everywhere. ``own`` reads TOML files, also
 those that installed packages offer: the study's, the paper's scale included, are among them.
 """
@@ -14,35 +14,35 @@ from pathlib import Path
 from typing import Any
 
 from regimes.config import Registry, RunConfig, load_toml, override, to_dict
-from regimes.config.arguments import checked
-from regimes.errors import ConfigError, nearest, require
-from regimes.policies import policy
+from regimes.config.arguments import check_arguments
+from regimes.errors import ConfigError, require, suggest_nearest
+from regimes.policies import make_policy
 from regimes.presets import cpu, language, own
-from regimes.presets.families import schedules
-from regimes.presets.registry import GRIDS, PRESETS, Grid, grid, groups, preset
+from regimes.presets.families import figure2_schedules
+from regimes.presets.registry import GRIDS, PRESETS, Grid, grid, list_groups, preset
 
 __all__ = [
     "GRIDS",
     "PRESETS",
     "Grid",
-    "arms",
     "check_common",
     "cpu",
+    "figure2_schedules",
     "get_grid",
     "get_preset",
     "grid",
-    "groups",
     "language",
-    "numbers",
+    "list_groups",
+    "number_seeds",
     "own",
     "preset",
-    "schedules",
     "seeds_of",
-    "select",
+    "select_arms",
+    "select_schedules",
 ]
 
 
-@checked()
+@check_arguments()
 def get_preset(name: str) -> RunConfig:
     """A preset, or ConfigError with the nearest name. ``GRID/SCHEDULE`` names a cell of a grid."""
     grid_name, slash, schedule = name.partition("/")
@@ -52,7 +52,7 @@ def get_preset(name: str) -> RunConfig:
     cells = get_grid(grid_name)
     if schedule not in cells:
         raise ConfigError(
-            f"grid {grid_name!r} has no schedule {schedule!r}: {nearest(schedule, cells)}"
+            f"grid {grid_name!r} has no schedule {schedule!r}: {suggest_nearest(schedule, cells)}"
         )
     return cells[schedule]
 
@@ -74,7 +74,7 @@ def get_grid(name: str) -> Grid:
 
 
 def _check_file(name: str, known: Registry) -> None:
-    """Raise ConfigError if an unknown name looks like that of a file."""
+    """Raise ConfigError if an unknown name looks like a file's."""
     if name not in known and (Path(name).suffix or Path(name).exists()):
         why = "is no file *.toml" if Path(name).exists() else "does not exist"
         raise ConfigError(f"no {known.kind} {name!r}, and a file of that name {why}")
@@ -85,7 +85,9 @@ def seeds_of(name: str) -> list[int] | None:
     return own.read_seeds(name) if own.is_file(name) else None
 
 
-def select(name: str, schedules: Sequence[str] = (), settings: Sequence[str] = ()) -> Grid:
+def select_schedules(
+    name: str, schedules: Sequence[str] = (), settings: Sequence[str] = ()
+) -> Grid:
     """Some schedules of a grid, default all, with settings for each of them.
 
     Raises:
@@ -102,24 +104,24 @@ def select(name: str, schedules: Sequence[str] = (), settings: Sequence[str] = (
     for cell in changed.values():
         for table in ("policy", "batch_policy", "sync_policy"):
             if getattr(cell, table) is not None:
-                policy(getattr(cell, table), table)
+                make_policy(getattr(cell, table), table)
     return changed
 
 
-def arms(name: str, schedules: Sequence[str] = (), settings: Sequence[str] = ()) -> Grid:
-    """The configurations that `regimes tune` tries: `select` of a grid, or that of one preset or
-    GRID/SCHEDULE. A name of both a grid and a preset is the grid's, as for `ablate`.
+def select_arms(name: str, schedules: Sequence[str] = (), settings: Sequence[str] = ()) -> Grid:
+    """The configurations that `regimes tune` tries: `select_schedules` of a grid, or that of one
+    preset or GRID/SCHEDULE. A name of both a grid and a preset is the grid's, as for `ablate`.
 
     Raises:
-        ConfigError: as `select` and `get_preset` do.
+        ConfigError: as `select_schedules` and `get_preset` do.
     """
     one = name in PRESETS or "/" in name
     if schedules or name in GRIDS or own.is_file(name) or Path(name).is_dir() or not one:
-        return select(name, schedules, settings)
+        return select_schedules(name, schedules, settings)
     return {name: override(get_preset(name), list(settings))}
 
 
-def numbers(count: int, first: int = 0) -> list[int]:
+def number_seeds(count: int, first: int = 0) -> list[int]:
     """``count`` seeds from ``first`` on.
 
     Raises:
@@ -147,4 +149,4 @@ def _at(table: Any, path: list[str]) -> Any:
     return table
 
 
-own.register(get_preset)
+own.register_offered(get_preset)

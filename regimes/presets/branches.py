@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from regimes.config import BranchConfig, override_table
-from regimes.errors import ConfigError, is_whole, nearest, require, unexpected
+from regimes.errors import ConfigError, is_whole, require, suggest_nearest, unexpected_value
 from regimes.presets.registry import Grid
 
 KEYS = ("of", "at", "length", "skip")
@@ -44,7 +44,7 @@ def branches_of(
     of, fields = table["of"], {k: v for k, v in changes.items() if k != "branch"}
     trunks = of_schedule.get(of) or [of] * (of in cells)
     if not trunks:
-        raise ConfigError(f"{where}.branch.of = {of!r}: {nearest(of, cells)}")
+        raise ConfigError(f"{where}.branch.of = {of!r}: {suggest_nearest(of, cells)}")
     branches: Grid = {}
     for trunk in trunks:
         for unit in units:
@@ -61,10 +61,10 @@ def branches_of(
 def _units(where: str, table: Any) -> list[Any]:
     """The first units of a schedule's branches."""
     if not isinstance(table, Mapping):
-        raise unexpected(f"{where}.branch", table, 'a table like {of = "low", at = [0, 3]}')
+        raise unexpected_value(f"{where}.branch", table, 'a table like {of = "low", at = [0, 3]}')
     for key in table:
         if key not in KEYS:
-            raise ConfigError(f"{where}.branch: unknown key {key!r}: {nearest(key, KEYS)}")
+            raise ConfigError(f"{where}.branch: unknown key {key!r}: {suggest_nearest(key, KEYS)}")
     given, length = table.get("at"), table.get("length")
     units = given if isinstance(given, list) else [given]
     good = bool(units) and all(is_whole(unit, 0) for unit in units) and len({*units}) == len(units)

@@ -89,4 +89,4 @@ def lstm_small_grid() -> Grid:
 
 def _figure2(base: RunConfig) -> Grid:
     """Figure 2 and its controls, in 24 epochs with decays at 12 and 20."""
-    return families.schedules(base, [(0, 6), (12, 14)], late=(12, 18), interval=3)
+    return families.figure2_schedules(base, [(0, 6), (12, 14)], late=(12, 18), interval=3)

@@ -11,11 +11,11 @@ from regimes.presets.registry import Grid
 Table = dict[str, Any]  # of a policy
 
 
-def static(level: str) -> Table:
+def static_table(level: str) -> Table:
     return {"name": "static", "level": level}
 
 
-def windows(*windows: tuple[int, int], inside: str = "low", outside: str = "high") -> Table:
+def windows_table(*windows: tuple[int, int], inside: str = "low", outside: str = "high") -> Table:
     return {"name": "windows", "windows": list(windows), "inside": inside, "outside": outside}
 
 
@@ -26,12 +26,12 @@ def at_rate(base: RunConfig, lr: float) -> RunConfig:
     return replace(base, optimizer=replace(optimizer, lr=lr, warmup_from=start))
 
 
-def follow(base: RunConfig, policies: dict[str, Table]) -> Grid:
+def grid_of_policies(base: RunConfig, policies: dict[str, Table]) -> Grid:
     """A grid of one training under several policies."""
     return {name: replace(base, name=name, policy=table) for name, table in policies.items()}
 
 
-def schedules(
+def figure2_schedules(
     base: RunConfig, critical: list[tuple[int, int]], late: tuple[int, int], **accordion: Any
 ) -> Grid:
     """The schedules of Figure 2 and their controls.
@@ -43,16 +43,16 @@ def schedules(
     """
     early = critical[0]
     policies: dict[str, Table] = {
-        "dense": static("dense"),
-        "low": static("low"),
-        "high": static("high"),
-        "low-in-critical": windows(*critical),
-        "high-in-critical": windows(*critical, inside="high", outside="dense"),
+        "dense": static_table("dense"),
+        "low": static_table("low"),
+        "high": static_table("high"),
+        "low-in-critical": windows_table(*critical),
+        "high-in-critical": windows_table(*critical, inside="high", outside="dense"),
         "accordion": {"name": "accordion", **accordion},
-        "low-early": windows(early),
-        "low-late": windows(late),
+        "low-early": windows_table(early),
+        "low-late": windows_table(late),
     }
-    cells = follow(base, policies)
+    cells = grid_of_policies(base, policies)
     # As many epochs as the early window has are left out before the first decay (the warm-up
     # stays): does compression in that window do damage, or does it only cost time?
     sooner = tuple(first - early[1] for first in base.optimizer.decay_epochs)
@@ -65,7 +65,7 @@ def schedules(
     return cells
 
 
-def shortened(config: RunConfig, share: float) -> RunConfig:
+def shorten_training(config: RunConfig, share: float) -> RunConfig:
     """The same training in a share of its epochs or steps: decays, windows, intervals and the
     budget in proportion, each at least one."""
 

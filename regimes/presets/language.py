@@ -71,9 +71,9 @@ def lm_small_grid() -> Grid:
     the first, second or last quarter, ACCORDION; 12 minutes, 2 cores."""
     base = lm_small()
     quarters = {"low-first": (0, 6), "low-second": (6, 12), "low-last": (18, 24)}
-    policies = {level: families.static(level) for level in ("dense", "low", "mid", "high")}
-    policies |= {name: families.windows(quarter) for name, quarter in quarters.items()}
-    return families.follow(base, {**policies, "accordion": base.policy})
+    policies = {level: families.static_table(level) for level in ("dense", "low", "mid", "high")}
+    policies |= {name: families.windows_table(quarter) for name, quarter in quarters.items()}
+    return families.grid_of_policies(base, {**policies, "accordion": base.policy})
 
 
 @grid("lm-demo")
@@ -82,7 +82,7 @@ def lm_demo() -> Grid:
     ranks 4, 2 and 1, rank 4 in the first or last quarter, ACCORDION, each at its own learning
     rate; 3.5 minutes, 2 cores."""
     arms = lm_small_grid()
-    cells = families.follow(
+    cells = families.grid_of_policies(
         _in_steps(192, 8, 128), {name: arms[name].policy for name in DEMO_RATES}
     )
     return {name: families.at_rate(cell, DEMO_RATES[name]) for name, cell in cells.items()}
@@ -103,10 +103,10 @@ def sparseloco_small() -> RunConfig:
         lm_small(),
         name="sparseloco",
         sync_levels={"h": 15},
-        sync_policy=families.static("h"),
+        sync_policy=families.static_table("h"),
         compressor={"name": "chunked-topk", "bits": 2, "error_feedback": 0.95},
         levels={"high": 1.5625},
-        policy=families.static("high"),
+        policy=families.static_table("high"),
     )
 
 
@@ -115,7 +115,7 @@ def sparseloco_grid() -> Grid:
     """`regimes ablate sparseloco-small --seeds 3`: SparseLoCo; with whole values; with feedback 1
     or none; dense averages at its period; DiLoCo; 4 minutes a seed, on one core."""
     base = sparseloco_small()
-    dense = replace(base, policy=families.static("dense"))
+    dense = replace(base, policy=families.static_table("dense"))
     tables: dict[str, families.Table] = {
         "sparseloco": {},
         "32 bits": {"bits": 32},

@@ -57,11 +57,11 @@ from pathlib import Path
 from typing import Any
 
 from regimes.config import RunConfig, from_dict, load_toml, override, override_table
-from regimes.config.convert import convert
+from regimes.config.convert import convert_value
 from regimes.config.entry_points import entry_points
 from regimes.config.toml import read_tables
 from regimes.detectors.statistics import with_statistics
-from regimes.errors import ConfigError, is_whole, nearest, require, unexpected
+from regimes.errors import ConfigError, is_whole, require, suggest_nearest, unexpected_value
 from regimes.presets.branches import branches_of
 from regimes.presets.families import at_rate
 from regimes.presets.registry import GRIDS, PRESETS, Grid
@@ -102,7 +102,7 @@ def read_grid(path: str, preset: Presets) -> Grid:
         require(bool(good), f"{path}: schedules", name, "a name for a folder among the records")
         where = f"{path}: schedules.{name}"
         if not isinstance(changes, Mapping):
-            raise unexpected(where, changes, "a table of keys and values")
+            raise unexpected_value(where, changes, "a table of keys and values")
         if "branch" in changes:
             continue  # read below, after all schedules that can be its trunk
         fields = {key: changes[key] for key in changes if key not in NOT_CONFIGURATION}
@@ -129,11 +129,11 @@ def _measured(where: str, config: RunConfig, names: Any) -> RunConfig:
     Raises:
         ConfigError: no list of texts, or no instrument measures one of them.
     """
-    wanted = convert(tuple[str, ...], names, f"{where}statistics")
+    wanted = convert_value(tuple[str, ...], names, f"{where}statistics")
     return replace(config, instruments=with_statistics(config.instruments, wanted))
 
 
-def read_preset(path: str, preset: Presets) -> RunConfig:
+def _read_preset(path: str, preset: Presets) -> RunConfig:
     """The base of a file that has no schedules.
 
     Raises:
@@ -152,7 +152,7 @@ def read_seeds(path: str) -> list[int] | None:
     valid = isinstance(numbers, list) and all(is_whole(number, 0) for number in numbers)
     if not valid or not numbers or len({*numbers}) < len(numbers):
         expected = f"a number of seeds up to {MOST_SEEDS}, or a list of different ones"
-        raise unexpected(f"{path}: seeds", given, expected)
+        raise unexpected_value(f"{path}: seeds", given, expected)
     return numbers
 
 
@@ -164,7 +164,7 @@ def _at_rates(where: str, cell: RunConfig, table: Mapping[str, Any]) -> Grid:
         return {cell.name: cell}
     rates = table["rates"]
     if not isinstance(rates, list) or not rates:
-        raise unexpected(f"{where}.rates", rates, "a list of learning rates")
+        raise unexpected_value(f"{where}.rates", rates, "a list of learning rates")
     numbers = [_rate(f"{where}.rates", rate) for rate in rates]
     cells = {f"{cell.name}{AT}{rate:g}": at_rate(cell, rate) for rate in numbers}
     return {name: replace(at, name=name) for name, at in cells.items()}
@@ -189,14 +189,14 @@ def _table(path: str) -> Table:
         )
     for key in table:
         if key not in KEYS:
-            raise ConfigError(f"{path}: unknown key {key!r}: {nearest(key, KEYS)}")
+            raise ConfigError(f"{path}: unknown key {key!r}: {suggest_nearest(key, KEYS)}")
     return {**table, "schedules": schedules}
 
 
 def _included(path: str, table: Table) -> Table:
     """The schedules of the files that a file includes."""
     schedules: Table = {}
-    for name in convert(tuple[str, ...], table.get("include", []), f"{path}: include"):
+    for name in convert_value(tuple[str, ...], table.get("include", []), f"{path}: include"):
         other = str(Path(path).parent / name)
         included = _read(other, f"schedules that {path} includes:")
         if [*included] != ["schedules"] or not isinstance(included["schedules"], Mapping):
@@ -219,9 +219,9 @@ def _read(path: str, what: str) -> Table:
 def _base(path: str, table: Table, preset: Presets, folder: Path) -> RunConfig:
     """The base of a grid or of a schedule. A base that is a file lies in ``folder``, the grid's."""
     given = table.get("base", {})
-    settings = convert(tuple[str, ...], table.get("set", []), f"{path}: set")
+    settings = convert_value(tuple[str, ...], table.get("set", []), f"{path}: set")
     if not isinstance(given, str | Mapping):
-        raise unexpected(f"{path}: base", given, "the name of a preset, or a configuration")
+        raise unexpected_value(f"{path}: base", given, "the name of a preset, or a configuration")
     try:
         if isinstance(given, str) and is_file(given):
             known = load_toml(folder / given)
@@ -235,8 +235,7 @@ def _base(path: str, table: Table, preset: Presets, folder: Path) -> RunConfig:
 
 @dataclass(frozen=True)
 class OfferedFile:
-    """A function without arguments, like those of the toolkit's presets, that reads a package's
-    file."""
+    """A function without arguments, like the toolkit's presets, that reads a package's file."""
 
     path: str
     read: Callable[[str, Presets], Grid | RunConfig]
@@ -252,7 +251,7 @@ class OfferedFile:
         return group, about
 
 
-def register(preset: Presets) -> None:
+def register_offered(preset: Presets) -> None:
     """Register the grids and presets of installed packages, which replace none of the toolkit's.
 
     Args:
@@ -268,4 +267,4 @@ def register(preset: Presets) -> None:
             for path in sorted(Path(folder).glob("*.toml")):
                 GRIDS.setdefault(path.stem, OfferedFile(str(path), read_grid, preset))
             for path in sorted(Path(folder, "presets").glob("*.toml")):
-                PRESETS.setdefault(path.stem, OfferedFile(str(path), read_preset, preset))
+                PRESETS.setdefault(path.stem, OfferedFile(str(path), _read_preset, preset))

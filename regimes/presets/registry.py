@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from regimes.config import Registry, RunConfig
-from regimes.errors import ConfigError, nearest
+from regimes.errors import ConfigError, suggest_nearest
 
 Grid = dict[str, RunConfig]
 PRESETS = Registry("preset", listed="regimes presets")  # functions that make a RunConfig
@@ -29,7 +29,7 @@ class Group(NamedTuple):
     rows: list[tuple[str, str]]
 
 
-def groups(words: Sequence[str] = ()) -> list[Group]:
+def list_groups(words: Sequence[str] = ()) -> list[Group]:
     """All groups, or what has each word in its name, its description or its group's.
 
     Raises:
@@ -45,7 +45,7 @@ def groups(words: Sequence[str] = ()) -> list[Group]:
     if not rows_of:
         raise ConfigError(
             f"no preset or grid is about {' '.join(words)!r}: "
-            f"{nearest(words[0], {*PRESETS, *GRIDS}, 'regimes presets')}"
+            f"{suggest_nearest(words[0], {*PRESETS, *GRIDS}, 'regimes presets')}"
         )
     return [Group(*group, rows) for group, rows in rows_of.items()]
 

@@ -5,7 +5,7 @@ torn last line is ignored, and ``seconds.jsonl`` or ``instruments.jsonl`` may be
 Lines that are doubled, missing, out of order or not as `schema` allows are damage, which every
 reader reports. No torch.
 
-A branch has rows of its own units alone; readers put those of its trunk before them (`branches`).
+A branch has rows of its own units alone; readers put its trunk's before them (`branches`).
 
 `writer` writes records by `files`, `lines` reads them by `schema`, `reader` makes a `Record`.
 `experiment` decides which runs are seeds of the same experiment, by their `fields`, and
@@ -14,49 +14,54 @@ A branch has rows of its own units alone; readers put those of its trunk before 
 
 # ruff: noqa: F401 -- the names of the room
 
-from regimes.records.archive import load_all, pack, unpacked
+from regimes.records.archive import load_all, pack_records, unpack_records
 from regimes.records.branches import (
-    changes,
+    changed_fields,
     first_unit,
     in_force,
-    located,
-    phases,
+    list_phases,
+    locate_trunk,
     read_rows,
-    reference,
-    spliced,
+    splice_phases,
     trunk_of,
+    trunk_reference,
     trunk_table,
 )
 from regimes.records.chain import find_edit
 from regimes.records.experiment import (
     check_same,
     check_same_experiment,
-    identity,
+    identify_experiment,
+    list_variants,
     mixed_circumstances,
-    notes,
-    separate,
+    separate_experiments,
     sibling_difference,
-    variants,
+    write_notes,
 )
 from regimes.records.extent import (
     Sent,
-    complete,
     count_units,
-    ended,
-    length,
+    format_progress,
+    has_ended,
+    is_complete,
     low_floats,
-    progress,
-    sent,
+    number_of_units,
+    run_length,
     share_of_low,
+    sum_sent,
     unit_name,
-    units,
 )
-from regimes.records.fields import SAVING, differing, resolved
+from regimes.records.fields import SAVING, differing_fields, resolve_config
 from regimes.records.files import check_output, write_atomically, write_output, write_table
 from regimes.records.hooked import NOT_RECORDED, OWN, unknown_fields
 from regimes.records.lines import read_events, read_header, read_lines
-from regimes.records.reader import Record, find, load
-from regimes.records.reporting import check_reporters, reporters
+from regimes.records.reader import Record, find_runs, load
+from regimes.records.reporting import check_reporters, make_reporters
 from regimes.records.schema import Event, Header, Row
-from regimes.records.selection import select, select_and_separate, selecting, summary
+from regimes.records.selection import (
+    select_and_separate,
+    select_runs,
+    select_while_loading,
+    summary,
+)
 from regimes.records.writer import RecordWriter

@@ -15,13 +15,13 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from regimes import inputs
-from regimes.console.progress import tracked
+from regimes.console.progress import track_progress
 from regimes.errors import RecordError, RegimesError
 from regimes.records import chain
 from regimes.records.branches import trunk_of
 from regimes.records.files import check_output, check_regular, write_output
-from regimes.records.lines import collection_paused, content
-from regimes.records.reader import Record, find, load
+from regimes.records.lines import collection_paused, read_content
+from regimes.records.reader import Record, find_runs, load
 from regimes.records.selection import select_and_separate
 from regimes.records.shown import RunList
 
@@ -46,8 +46,8 @@ class Member(tarfile.TarInfo):
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """An empty folder, removed at the end. A killed process leaves it, but not its lock, by which
-    the next process knows that it may remove it."""
+    """An empty folder, removed at the end. The folder survives a kill, its lock does not; the next
+    process deletes it."""
     for abandoned in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{LOCK}"):
         with contextlib.suppress(OSError), abandoned.open("rb") as file:
             fcntl.flock(file, LOCKED)
@@ -62,13 +62,13 @@ def scratch_folder() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def unpacked(place: str | Path) -> Iterator[Path]:
-    """A folder as it is; of an archive by ``pack``, a scratch folder with its content."""
+def unpack_records(place: str | Path) -> Iterator[Path]:
+    """A folder as it is; of an archive by `pack_records`, a scratch folder with its content."""
     place = Path(place)
     if not place.is_file():
         yield place
         return
-    inputs.add(place)
+    inputs.add_input(place)
     size = 0
 
     def check_size(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
@@ -94,10 +94,10 @@ def unpacked(place: str | Path) -> Iterator[Path]:
 
 
 def load_all(*folders: str | Path, where: Sequence[str] = ()) -> list[Record]:
-    """Every run in or under some folders, or in archives by ``pack``.
+    """Every run in or under some folders, or in archives by ``pack_records``.
 
     Runs of one name that are not seeds of the same experiment get names of their own; see
-    `experiment.separate`.
+    `experiment.separate_experiments`.
 
     Args:
         where: conditions that a run fulfils, e.g. ``["optimizer.lr=0.4"]``; see `select`.
@@ -111,10 +111,10 @@ def load_all(*folders: str | Path, where: Sequence[str] = ()) -> list[Record]:
             raise RecordError(f"{place!r} is neither a folder of runs nor an archive")
         folder = Path(place)
         # a record's folder is its path in the archive
-        with unpacked(folder) as root, collection_paused():
+        with unpack_records(folder) as root, collection_paused():
             there = [
                 replace(load(path), folder=folder / path.relative_to(root))
-                for path in tracked(find(root), "reading runs")
+                for path in track_progress(find_runs(root), "reading runs")
             ]
         if not there:
             raise RecordError(f"no run in or under {folder}")
@@ -122,11 +122,12 @@ def load_all(*folders: str | Path, where: Sequence[str] = ()) -> list[Record]:
     return RunList(select_and_separate(runs, where))
 
 
-def pack(folder: str | Path, archive: str | Path) -> int:
+def pack_records(folder: str | Path, archive: str | Path) -> int:
     """Write the records under a folder, without checkpoints, to a ``.tar.xz``, of the same bytes
-    for the same records; returns how many. Of a chain it has the last states (`chain.shortened`).
+    for the same records; returns how many. Of a chain it has the last states
+    (`chain.shorten_chain`).
     """
-    folder, runs = Path(folder), find(folder)
+    folder, runs = Path(folder), find_runs(folder)
     check_output(Path(archive))  # now, not after the compression
     if not runs:
         raise RecordError(f"no run in or under {folder}")
@@ -139,7 +140,9 @@ def pack(folder: str | Path, archive: str | Path) -> int:
                 check_regular(path)  # a link may lead to any file of the user's
             except OSError as error:
                 raise RecordError(f"cannot pack {path}: {error.strerror}") from None
-            text = chain.shortened(path.parent) if path.name == chain.CHAIN else content(path)
+            text = (
+                chain.shorten_chain(path.parent) if path.name == chain.CHAIN else read_content(path)
+            )
             member = tarfile.TarInfo(path.relative_to(folder).as_posix())
             member.size = len(text)
             tar.addfile(member, io.BytesIO(text))

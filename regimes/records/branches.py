@@ -1,10 +1,10 @@
-"""Rows of a branch: those of its trunk, by reference, and its own. No torch.
+"""Rows of a branch: its trunk's, by reference, and its own. No torch.
 
 A branch is a run that continues another, its trunk, from the start of unit ``at``
 (``config.branch``). Its files have its own rows alone, from epoch ``at`` on. The header says by
 which digests the trunk's files began when the branch was made (``trunk.files``, as in `chain`);
 readers compare them, so that a branch is never read with the rows of another run. A trunk may be a
-branch itself, whose first unit is then earlier.
+branch itself; its first unit is then earlier.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, cast
 
 from regimes.errors import RecordError
 from regimes.records.chain import Sum
-from regimes.records.fields import STORAGE, Fields, flat, is_circumstance, resolved
-from regimes.records.lines import branch_table, complete_lines, parse, read_header
+from regimes.records.fields import STORAGE, Fields, flatten_table, is_circumstance, resolve_config
+from regimes.records.lines import branch_table, complete_lines, parse_line, read_header
 from regimes.records.lines import read_lines as read_own_lines
 from regimes.records.schema import FileState, Header, Row, Trunk, row_fault
 
@@ -34,18 +34,18 @@ def first_unit(header: Header) -> int:
 
 def trunk_of(folder: Path) -> Path | None:
     """The folder of a branch's trunk; None for other records."""
-    return _trunk(folder, branch_table(folder))
+    return _read_trunk(folder, branch_table(folder))
 
 
-def _trunk(folder: Path, branch: Config | None) -> Path | None:
+def _read_trunk(folder: Path, branch: Config | None) -> Path | None:
     """Args:
     branch: ``config.branch``, if there is one.
     """
     of = (branch or {}).get("of")
-    return None if of is None else located(folder, of)
+    return None if of is None else locate_trunk(folder, of)
 
 
-def located(folder: Path, of: str) -> Path:
+def locate_trunk(folder: Path, of: str) -> Path:
     """The folder of a trunk, from its path as a branch's configuration has it."""
     if os.path.isabs(of):
         raise RecordError(f"{folder}: branch.of is {of!r:.60}, expected a path from there")
@@ -54,13 +54,13 @@ def located(folder: Path, of: str) -> Path:
     return Path(os.path.normpath(base / of))
 
 
-def reference(trunk: Path, folder: Path) -> str:
+def trunk_reference(trunk: Path, folder: Path) -> str:
     """The path of a trunk from a branch's folder."""
     return Path(os.path.relpath(os.path.realpath(trunk), os.path.realpath(folder))).as_posix()
 
 
 def read_rows(folder: Path, header: Header, read: Read | None = None) -> list[Row]:
-    """The rows of a run, those of a branch's trunk included; the last of these has the branch's
+    """The rows of a run, a branch's trunk included; the last of these has the branch's
     rate as its ``next_lr``.
 
     Args:
@@ -84,11 +84,11 @@ def check_row(path: Path, number: int, header: Header, row: Row) -> None:
 
 
 def _prefix(folder: Path, header: Header, read: Read | None) -> list[Row]:
-    trunk = _trunk(folder, header["config"].get("branch"))
+    trunk = _read_trunk(folder, header["config"].get("branch"))
     if trunk is None:
         return []
     at = first_unit(header)
-    check_trunk(trunk, folder, header)
+    _check_trunk(trunk, folder, header)
     above = read_header(trunk)
     rows = read_rows(trunk, above, read)[:at]
     fits = above["layers"] == header["layers"] and not any(row_fault(header, r) for r in rows)
@@ -103,7 +103,7 @@ def read_all(folder: Path, header: Header, name: str) -> Lines:
     """The lines of ``seconds.jsonl`` or ``instruments.jsonl`` of a run and its trunks. `read_rows`
     has checked them."""
     own = read_own_lines(folder / name, first_unit(header))
-    trunk = _trunk(folder, header["config"].get("branch"))
+    trunk = _read_trunk(folder, header["config"].get("branch"))
     if trunk is None:
         return own
     above = read_all(trunk, read_header(trunk), name)
@@ -113,18 +113,18 @@ def read_all(folder: Path, header: Header, name: str) -> Lines:
 # -- the trunk -------------------------------------------------------------------------------
 
 
-def shared_state(trunk: Path, at: int) -> dict[str, FileState]:
+def _shared_state(trunk: Path, at: int) -> dict[str, FileState]:
     """Lines and digest of what a branch at unit ``at`` shares of each file of its trunk."""
     states: dict[str, FileState] = {}
     for name in SHARED:
         lines = [line + b"\n" for line in complete_lines(trunk / name)]
         states[name] = Sum(
-            line for line in lines if (parse(line) or {}).get("epoch", at) < at
+            line for line in lines if (parse_line(line) or {}).get("epoch", at) < at
         ).state
     return states
 
 
-def check_trunk(trunk: Path, folder: Path, header: Header) -> None:
+def _check_trunk(trunk: Path, folder: Path, header: Header) -> None:
     """Raise RecordError unless a trunk is there and begins as the branch says."""
     at = first_unit(header)
     if not (trunk / "run.json").is_file():
@@ -136,7 +136,7 @@ def check_trunk(trunk: Path, folder: Path, header: Header) -> None:
         raise RecordError(f"{folder} is damaged: unit {at} is not one that {trunk} trained itself")
     if _before(read_header(trunk), header["config"]) != header["trunk"]["before"]:
         raise RecordError(f"{folder} is a branch of {trunk}, whose configuration has changed since")
-    present = shared_state(trunk, at)
+    present = _shared_state(trunk, at)
     for name, state in header["trunk"]["files"].items():
         if present.get(name) != state:
             raise RecordError(
@@ -147,44 +147,44 @@ def check_trunk(trunk: Path, folder: Path, header: Header) -> None:
 def trunk_table(trunk: Path, at: int, config: Config, next_lr: float | None) -> Trunk:
     """The header's table for a branch of this configuration."""
     return Trunk(
-        files=shared_state(trunk, at), before=_before(read_header(trunk), config), next_lr=next_lr
+        files=_shared_state(trunk, at), before=_before(read_header(trunk), config), next_lr=next_lr
     )
 
 
 def _before(header: Header, config: Config) -> Fields:
     """What a branch of this configuration has changed of the trunk with this header."""
-    before = changes(header["config"], config)
+    before = changed_fields(header["config"], config)
     if above := header.get("trunk", {}).get("before"):  # the trunk is no plain run either
         branch = {k: v for k, v in header["config"]["branch"].items() if k != "of"}
         before |= {"branch": branch, "before": above}
     return before
 
 
-def changes(before: Config, after: Config) -> Fields:
+def changed_fields(before: Config, after: Config) -> Fields:
     """The values in a first configuration, by dotted path, of the fields that decide numbers and
     are others in a second one; null where the first has none."""
-    old, new = (flat(resolved(config)) for config in (before, after))
+    old, new = (flatten_table(resolve_config(config)) for config in (before, after))
     fields = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-    return {key: old.get(key) for key in fields if _decides(key)}
+    return {key: old.get(key) for key in fields if _decides_numbers(key)}
 
 
-def _decides(field: str) -> bool:
+def _decides_numbers(field: str) -> bool:
     if field == "branch.skip":
         return True
     plain = field not in ("name", *STORAGE) and not field.startswith("branch.")
     return plain and not is_circumstance(field)
 
 
-def phases(folder: Path) -> list[tuple[int, Config]]:
+def list_phases(folder: Path) -> list[tuple[int, Config]]:
     """(first unit, configuration) of each part of a run and its trunks, in order: one of a plain
     run, three of a pulse."""
     header = read_header(folder)
     config, trunk = header["config"], trunk_of(folder)
-    return [(0, config)] if trunk is None else spliced(phases(trunk), config)
+    return [(0, config)] if trunk is None else splice_phases(list_phases(trunk), config)
 
 
-def spliced(before: list[tuple[int, Config]], config: Config) -> list[tuple[int, Config]]:
-    """The phases of a branch of this configuration, from those of its trunk."""
+def splice_phases(before: list[tuple[int, Config]], config: Config) -> list[tuple[int, Config]]:
+    """The phases of a branch of this configuration, from its trunk's."""
     branch = config["branch"]
     at, length = branch["at"], branch.get("length")
     result = [*(phase for phase in before if phase[0] < at), (at, config)]

@@ -1,7 +1,7 @@
 """The hash chain, by which an edit of a record is noticed.
 
 Before a line is appended to a file, or a file is replaced, ``chain.jsonl`` gets the number of lines
-that the file will have and the SHA-256 of all of them: that of ``head -n LINES FILE``. A kill so
+that the file will have and the SHA-256 of all of them, as of ``head -n LINES FILE``. A kill so
 leaves each file as the last line of the chain states it, as the line before does, or between.
 """
 
@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from regimes.records.lines import complete_lines, content, read_lines
+from regimes.records.lines import complete_lines, read_content, read_lines
 from regimes.records.schema import FileState as State
 
 CHAIN = "chain.jsonl"
@@ -35,38 +35,38 @@ class Sum:
         return {"lines": self.lines, "sha256": self.digest.hexdigest()}
 
 
-def sums(folder: Path) -> dict[str, Sum]:
+def sum_files(folder: Path) -> dict[str, Sum]:
     """The checksum of each file of a record, by name."""
-    return {name: Sum(_lines(folder / name)) for name in CHAINED}
+    return {name: Sum(_read_states(folder / name)) for name in CHAINED}
 
 
-def shortened(folder: Path) -> bytes:
+def shorten_chain(folder: Path) -> bytes:
     """The text of ``chain.jsonl`` for an archive: the last state of each file alone.
 
     The states before it are digests of lines that the archive has, so they can be computed from it.
-    The empty last line says that nothing was announced and not written. A chain whose files are not
-    as it states them stays whole, so that `find_edit` still says which line is not.
+    The empty last line says that nothing was announced and not written. A chain stays whole if its
+    files are not as it states them, so that `find_edit` still says which line is not.
     """
-    text = content(folder / CHAIN)
+    text = read_content(folder / CHAIN)
     last: dict[str, State] = {}
     for row in read_lines(folder / CHAIN):
         last |= row["files"]
-    there = {name: found.state for name, found in sums(folder).items() if found.lines}
+    there = {name: found.state for name, found in sum_files(folder).items() if found.lines}
     last = {name: state for name, state in last.items() if state["lines"]}
     if not last or there != last or find_edit(folder):
         return text
     return b"".join(json.dumps({"files": each}).encode() + b"\n" for each in (last, {}))
 
 
-def split(text: bytes) -> list[bytes]:
+def split_lines(text: bytes) -> list[bytes]:
     """Lines with their ends; text after the last newline is a line, too."""
     *lines, rest = text.split(b"\n")
     return [line + b"\n" for line in lines] + [rest] * bool(rest)
 
 
-def _lines(path: Path) -> list[bytes]:
+def _read_states(path: Path) -> list[bytes]:
     if path.suffix == ".json":
-        return split(content(path))
+        return split_lines(read_content(path))
     return [line + b"\n" for line in complete_lines(path)]
 
 
@@ -78,7 +78,7 @@ def find_edit(folder: Path, growing: bool = False) -> str | None:
     """
     groups = [row["files"] for row in read_lines(folder / CHAIN)]
     if not groups:  # an older version had no chain; a file of it has a line before the record
-        text = content(folder / CHAIN)
+        text = read_content(folder / CHAIN)
         torn = text and b"\n" not in text  # by a kill at the first line of an older record's chain
         emptied = (folder / CHAIN).exists() and not torn
         return f"{CHAIN} is empty: its lines were removed" if emptied else None
@@ -86,14 +86,16 @@ def find_edit(folder: Path, growing: bool = False) -> str | None:
         states: list[State] = [Sum().state, *(group[name] for group in groups if name in group)]
         # Only what the last line of the chain announces may be unwritten or half written.
         allowed = states[-2:] if name in groups[-1] else states[-1:]
-        if why := _difference(folder / name, states, allowed, growing):
+        if why := _describe_difference(folder / name, states, allowed, growing):
             return f"{name} {why}"
     return None
 
 
-def _difference(path: Path, states: list[State], allowed: list[State], growing: bool) -> str | None:
+def _describe_difference(
+    path: Path, states: list[State], allowed: list[State], growing: bool
+) -> str | None:
     """How a file differs from all of the ``allowed`` states, and from what is between them."""
-    lines = _lines(path)
+    lines = _read_states(path)
     if path.suffix == ".json":
         return None if growing or Sum(lines).state in allowed else "is not as it was written"
     digests, last = {0: states[0]["sha256"]}, 0  # by number of lines
@@ -109,7 +111,7 @@ def _difference(path: Path, states: list[State], allowed: list[State], growing: 
         return why
     if len(lines) < min(counts):
         return f"ends before line {len(lines) + 1} of {min(counts)}"
-    torn = len(content(path)) > sum(map(len, lines))
+    torn = len(read_content(path)) > sum(map(len, lines))
     if growing or len(lines) + torn <= max(counts):
         return None
     return f"has a line {max(counts) + 1} that was not written by the run"

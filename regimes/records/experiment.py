@@ -5,7 +5,7 @@ the seed and
 
 - `fields.STORAGE`: where and how often to save, how the run was started, its role in figures;
 - `fields.CIRCUMSTANCES`: code, libraries, machine, processes. Runs that differ in them are
-  averaged, and `notes` says so.
+  averaged, and `write_notes` says so.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from regimes.records.fields import (
     STORAGE,
     Fields,
     differences_text,
-    differing,
-    flat,
-    identifying,
+    differing_fields,
+    flatten_table,
+    identifying_fields,
     is_circumstance,
-    resolved,
+    resolve_config,
 )
 from regimes.records.lines import read_header
 from regimes.records.reader import Record
@@ -37,7 +37,7 @@ FREE_ON_RESUME = {  # quirks show in other fields
 }
 
 
-def identity(run: Record) -> Fields:
+def identify_experiment(run: Record) -> Fields:
     """The fields in which all runs of an experiment agree."""
     return run.identity
 
@@ -49,7 +49,7 @@ def _by_name(runs: Iterable[Record]) -> dict[str, list[Record]]:
     return groups
 
 
-def separate(runs: Iterable[Record]) -> list[Record]:
+def separate_experiments(runs: Iterable[Record]) -> list[Record]:
     """The runs. Those of one name that are not of the same experiment get the fields in which they
     differ as `Record.variant`, a part of their name: "low (optimizer.lr=0.2)".
 
@@ -79,7 +79,7 @@ def _variants(runs: Sequence[Record]) -> dict[int, str]:
     several experiments share a name; the runs of the majority get all fields."""
     variants = {}
     for group in _by_name(runs).values():
-        differences = differing([identity(run) for run in group])
+        differences = differing_fields([identify_experiment(run) for run in group])
         if not differences:
             continue
         names = _distinguishing(differences)
@@ -105,7 +105,7 @@ def _distinguishing(differences: Mapping[str, Sequence[str]]) -> list[str]:
     return chosen
 
 
-def variants(runs: Iterable[Record], name: str) -> list[str]:
+def list_variants(runs: Iterable[Record], name: str) -> list[str]:
     """The names of runs that were called ``name``, but are not of one experiment."""
     return list(dict.fromkeys(r.name for r in runs if r.variant and r.config["name"] == name))
 
@@ -113,7 +113,9 @@ def variants(runs: Iterable[Record], name: str) -> list[str]:
 def check_same_experiment(runs: Sequence[Record]) -> None:
     """Raise RecordError unless all runs are seeds of one experiment, whatever their names."""
     for run in runs:
-        if differences := differing([identity(runs[0]), identity(run)]):
+        if differences := differing_fields(
+            [identify_experiment(runs[0]), identify_experiment(run)]
+        ):
             raise RecordError(
                 f"{runs[0].folder} and {run.folder} would be averaged, but differ in "
                 f"{differences_text(differences)}: choose one with --where FIELD=VALUE"
@@ -122,7 +124,7 @@ def check_same_experiment(runs: Sequence[Record]) -> None:
 
 def check_same(folder: Path, config: Mapping[str, Any]) -> None:
     """Raise RecordError unless the run in ``folder`` has this plain configuration."""
-    recorded, wanted = resolved(read_header(folder)["config"]), resolved(config)
+    recorded, wanted = resolve_config(read_header(folder)["config"]), resolve_config(config)
     keys = {*wanted, *recorded} - FREE_ON_RESUME
     differ = sorted(k for k in keys if recorded.get(k) != wanted.get(k))
     if differ:
@@ -145,7 +147,7 @@ def sibling_difference(config: Mapping[str, Any], folder: Path) -> str:
             continue
         with contextlib.suppress(RecordError):  # a damaged record, which is not compared
             recorded = _comparable(read_header(path.parent)["config"])
-            differences = differing([recorded, fields])
+            differences = differing_fields([recorded, fields])
             name = fields.get("name")
             if recorded.get("name") == name and differences:
                 return (
@@ -157,11 +159,11 @@ def sibling_difference(config: Mapping[str, Any], folder: Path) -> str:
 
 
 def _comparable(config: Mapping[str, Any]) -> Fields:
-    fields = {k: v for k, v in flat(resolved(config)).items() if k not in STORAGE}
-    return identifying(fields, config.get("drawn_per_seed") or ())
+    fields = {k: v for k, v in flatten_table(resolve_config(config)).items() if k not in STORAGE}
+    return identifying_fields(fields, config.get("drawn_per_seed") or ())
 
 
-def notes(runs: Iterable[Record]) -> list[str]:
+def write_notes(runs: Iterable[Record]) -> list[str]:
     """Sentences on the averages: experiments of one name that are shown apart, runs of other code
     or on another machine, seeds that chose the configuration they ran."""
     groups = _by_name(runs)
@@ -169,7 +171,7 @@ def notes(runs: Iterable[Record]) -> list[str]:
     tuned = []
     for name, group in groups.items():
         if group[0].variant:
-            experiments[group[0].config["name"]].append(identity(group[0]))
+            experiments[group[0].config["name"]].append(identify_experiment(group[0]))
         seeds = [str(run.seed) for run in group if run.seed in (run.config.get("tuned_on") or ())]
         if seeds:
             tuned.append(
@@ -180,7 +182,7 @@ def notes(runs: Iterable[Record]) -> list[str]:
         f"{name}: runs of {len(fields)} experiments, which differ in "
         f"{differences_text(differences)}, are shown apart; select with --where FIELD=VALUE"
         for name, fields in experiments.items()
-        if (differences := differing(fields))  # none: one was selected
+        if (differences := differing_fields(fields))  # none: one was selected
     ]
     return [*apart, *mixed_circumstances(groups), *tuned]
 
@@ -189,7 +191,7 @@ def mixed_circumstances(groups: Mapping[str, Sequence[Record]]) -> list[str]:
     """Sentences on the groups, each averaged as one, that mix code or machines."""
     by_text: defaultdict[str, list[str]] = defaultdict(list)
     for name, runs in groups.items():
-        differ = differing(
+        differ = differing_fields(
             [{k: v for k, v in run.fields.items() if is_circumstance(k)} for run in runs]
         )
         if "code.digest" not in differ:  # another commit with the same code

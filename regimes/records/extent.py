@@ -9,43 +9,43 @@ from typing import Any, NamedTuple
 from regimes.records.schema import Event, Header, Row
 
 
-def complete(header: Header, rows: Sequence[Row]) -> bool:
+def is_complete(header: Header, rows: Sequence[Row]) -> bool:
     """Has the run trained all its units, or spent its budget of floats?"""
-    budget, wanted = header.get("budget"), units(header)
+    budget, wanted = header.get("budget"), number_of_units(header)
     spent = budget is not None and sum(row["floats"] for row in rows) >= budget
     return spent or (wanted is not None and len(rows) >= wanted)
 
 
-def ended(events: Sequence[Event]) -> bool:
+def has_ended(events: Sequence[Event]) -> bool:
     """Did the run end by itself since its last start or resume? A trainer writes the event "end"
     after its last checkpoint: a run that has all rows but not the event has no final weights."""
     kinds = ("start", "resume", "end", "stopped")
     return [event["event"] for event in events if event["event"] in kinds][-1:] == ["end"]
 
 
-def units(header: Header) -> int | None:
+def number_of_units(header: Header) -> int | None:
     """The number of units (epochs, or of ``unit_steps`` steps) of a run; None for a user's own
-    training whose length is unknown."""
+    training of unknown length."""
     return header["units"] if "units" in header else header["config"]["epochs"]
 
 
-def length(header: Header, rows: Sequence[Row]) -> int:
+def run_length(header: Header, rows: Sequence[Row]) -> int:
     """The number of units of a run; if unknown, of those it has trained."""
-    wanted = units(header)
+    wanted = number_of_units(header)
     return len(rows) if wanted is None else wanted
 
 
 def count_units(header: Header, rows: Sequence[Row]) -> str:
     """ "24 epochs", "24 units of 50 steps"; "3 epochs so far" of an unknown number."""
-    number, (word, _, rest) = length(header, rows), unit_name(header["config"]).partition(" ")
+    number, (word, _, rest) = run_length(header, rows), unit_name(header["config"]).partition(" ")
     counted = f"{number} {word}{'s' * (number != 1)} {rest}".rstrip()
-    return f"{counted} so far" if units(header) is None else counted
+    return f"{counted} so far" if number_of_units(header) is None else counted
 
 
-def progress(header: Header, rows: Sequence[Row], of: str = "/") -> str:
+def format_progress(header: Header, rows: Sequence[Row], of: str = "/") -> str:
     """ "3/24 epochs", or "3 epochs so far"; ``of`` stands between the numbers."""
     counted = count_units(header, rows)
-    return counted if units(header) is None else f"{len(rows)}{of}{counted}"
+    return counted if number_of_units(header) is None else f"{len(rows)}{of}{counted}"
 
 
 def unit_name(config: Mapping[str, Any]) -> str:
@@ -55,9 +55,9 @@ def unit_name(config: Mapping[str, Any]) -> str:
 
 
 def share_of_low(header: Header, rows: Sequence[Row]) -> float | None:
-    """Floats sent so far divided by those of low compression in the same steps; None if the run has
-    no level "low"."""
-    return sent(rows).of_low(header)
+    """Floats sent so far divided by the floats of low compression in the same steps; None if the
+    run has no level "low"."""
+    return sum_sent(rows).of_low(header)
 
 
 def low_floats(header: Header) -> float:
@@ -92,7 +92,7 @@ class Sent(NamedTuple):
         )
 
     def of_dense(self, header: Header) -> float | None:
-        """The bytes divided by those of the same steps without compression; None if no step has
+        """The bytes divided by the bytes of the same steps without compression; None if no step has
         anything to send."""
         cost = header["per_step"].get("dense", {"bytes": 0})["bytes"]  # in float32
         width = 2 if header["config"].get("dtype") == "float64" else 1
@@ -100,12 +100,12 @@ class Sent(NamedTuple):
         return self.bytes / dense if dense else None
 
     def of_low(self, header: Header) -> float | None:
-        """The floats divided by those of low compression in the same steps; None if the run has no
-        level "low"."""
+        """The floats divided by the floats of low compression in the same steps; None if the run
+        has no level "low"."""
         low = low_floats(header)
         return self.floats / (low * self.steps) if low and self.steps else None
 
 
-def sent(rows: Sequence[Row]) -> Sent:
+def sum_sent(rows: Sequence[Row]) -> Sent:
     """What was sent in all these rows."""
     return functools.reduce(Sent.after, rows, Sent())

@@ -16,7 +16,7 @@ from regimes.config import (
     with_retired,
 )
 from regimes.errors import ConfigError
-from regimes.records.schema import Header, Row, hooked
+from regimes.records.schema import Header, Row, is_hooked
 
 SAVING = ("checkpoint_every", "checkpoint_seconds", "checkpoint_keep", "reporters", "timeout")
 # "data.weights": the first weights of a user's own model, which each seed may draw anew.
@@ -33,7 +33,7 @@ LONGEST = 24  # letters of a value in a name
 Fields = dict[str, Any]
 
 
-def resolved(config: Mapping[str, Any]) -> Fields:
+def resolve_config(config: Mapping[str, Any]) -> Fields:
     """A recorded configuration, with defaults for the fields that an older version lacked or this
     one has retired, so that both versions' records compare."""
     plain = dict(config)
@@ -59,12 +59,12 @@ def header_fields(header: Header, rows: Sequence[Row]) -> Fields:
         "units": config.get("epochs")
     }  # where an older version did not write the field
     table |= {key: value for key, value in header.items() if key != "config"}
-    if not hooked(header):
+    if not is_hooked(header):
         config = _resolved_but_seed(json.dumps({**config, "seed": 0})) | {"seed": config["seed"]}
     elif rows:  # a hook's learning rates stand in its rows alone
         rates = [row["lr"] for row in rows]
         table["rates"] = {"first": rates[0], "highest": max(rates)}
-    known = flat(config) | flat(table)
+    known = flatten_table(config) | flatten_table(table)
     # what a branch has changed tells it from its trunk; where the trunk is, and its digests, do not
     changed = bool(header.get("trunk", {}).get("before"))
     of_branch = ("branch.", "trunk.before.") if changed else ()
@@ -78,17 +78,17 @@ def header_fields(header: Header, rows: Sequence[Row]) -> Fields:
 
 @functools.lru_cache(256)
 def _resolved_but_seed(config: str) -> Fields:
-    """`resolved`, flat, of a configuration as JSON: the runs of an experiment have one except for
-    their seed, which has no default and decides no other field."""
-    return flat(resolved(json.loads(config)))
+    """`resolve_config`, flat, of a configuration as JSON: the runs of an experiment have one except
+    for their seed, which has no default and decides no other field."""
+    return flatten_table(resolve_config(json.loads(config)))
 
 
-def flat(table: Mapping[str, Any], prefix: str = "") -> Fields:
+def flatten_table(table: Mapping[str, Any], prefix: str = "") -> Fields:
     """Nested tables as one, without null: ``{"optimizer.lr": 0.4}``."""
     fields: Fields = {}
     for key, value in table.items():
         if isinstance(value, Mapping):
-            fields |= flat(value, f"{prefix}{key}.")
+            fields |= flatten_table(value, f"{prefix}{key}.")
         elif value is not None:
             fields[f"{prefix}{key}"] = value
     return fields
@@ -99,7 +99,7 @@ def is_circumstance(field: str) -> bool:
     return field != "world.workers" and field.partition(".")[0] in CIRCUMSTANCES
 
 
-def identifying(fields: Fields, per_seed: Iterable[str]) -> Fields:
+def identifying_fields(fields: Fields, per_seed: Iterable[str]) -> Fields:
     """The fields without the seed, circumstances, and what each seed has of its own.
 
     Args:
@@ -114,7 +114,7 @@ def identifying(fields: Fields, per_seed: Iterable[str]) -> Fields:
     }
 
 
-def differing(tables: Sequence[Fields]) -> dict[str, list[str]]:
+def differing_fields(tables: Sequence[Fields]) -> dict[str, list[str]]:
     """The fields in which some of the tables differ, each with its value in every table as text."""
     if all(table == tables[0] for table in tables):  # nearly always, and found out at once
         return {}

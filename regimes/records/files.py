@@ -59,7 +59,7 @@ def _write_synced(file: BinaryIO, content: bytes) -> None:
     os.fsync(file.fileno())
 
 
-def append(path: Path, content: bytes) -> None:
+def append_synced(path: Path, content: bytes) -> None:
     """At the end of a file, synced. On an OSError the file is as before."""
     with opened_to_append(path) as file:
         start = file.tell()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regimes.config.arguments import checked
+from regimes.config.arguments import check_arguments
 from regimes.errors import ConfigError, RecordError
 from regimes.records.archive import load_all
 from regimes.records.files import check_output, write_output
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-@checked(error=RecordError)
+@check_arguments(error=RecordError)
 def frame(*folders: str | Path, where: Sequence[str] = (), layers: bool = False) -> pd.DataFrame:
     """The epochs of all runs in one table.
 
@@ -28,8 +28,8 @@ def frame(*folders: str | Path, where: Sequence[str] = (), layers: bool = False)
             epoch (`Record.epochs`).
 
     Returns:
-        The columns "schedule" and "seed", and those of the runs' tables; a value that a run lacks
-        is nan.
+        The columns "schedule" and "seed", and the columns of the runs' tables; a value that a run
+        lacks is nan.
 
     Raises:
         RecordError: as of `load_all`.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from regimes.records.schema import Header, hooked
+from regimes.records.schema import Header, is_hooked
 
 OWN = "own"  # in place of the unknown name of data or of an optimiser
 COMPRESSION = ("compressor", "levels", "policy", "start_compressing_after", "signal")
@@ -22,7 +22,7 @@ NOT_RECORDED = "not recorded"
 
 def without_defaults(header: Header) -> Header:
     """A hook's header with the known part of its configuration; a trainer's header as it is."""
-    if not hooked(header):
+    if not is_hooked(header):
         return header
     config = header["config"]
     keys = [*KNOWN, *(LOCAL_STEPS if config.get("sync_policy") else ())]
@@ -43,7 +43,7 @@ def _optimizer(table: dict[str, Any]) -> dict[str, Any]:
 
 def unknown_fields(header: Header) -> list[str]:
     """The fields that a reader looks for and a hook's header lacks; none of a trainer's."""
-    if not hooked(header):
+    if not is_hooked(header):
         return []
     config = header["config"]
     known = {**config, **{f"optimizer.{k}": v for k, v in config["optimizer"].items()}}

@@ -40,8 +40,8 @@ class Object:
     def fits(self) -> Callable[[Any], bool]:
         """Whether a table has no fault. Every row of every file is checked, and nearly all are
         good: the kinds of the keys are looked up once, not at each value."""
-        own = {key: _check(kind) for key, kind in self.known.items()}.get
-        other, required = _check(self.extra or FREE), self.required.keys()
+        own = {key: _is_of_kind(kind) for key, kind in self.known.items()}.get
+        other, required = _is_of_kind(self.extra or FREE), self.required.keys()
 
         def fits(value: Any) -> bool:
             if type(value) is not dict:
@@ -74,11 +74,11 @@ def number(least: float, most: float, words: str) -> Kind:
     return Kind(words, lambda x: type(x) in (int, float) and least <= x <= most)
 
 
-def _check(kind: Any) -> Callable[[Any], bool]:
+def _is_of_kind(kind: Any) -> Callable[[Any], bool]:
     """Whether a value is of a kind."""
     if isinstance(kind, Kind | Object):
         return kind.fits
-    inner = _check(kind[0])
+    inner = _is_of_kind(kind[0])
     if isinstance(kind, Nullable):
         return lambda value: value is None or inner(value)
     return lambda value: type(value) is list and all(map(inner, value))
@@ -140,13 +140,13 @@ TABLES = Kind(
 )
 
 
-def fault(value: Any, kind: Any) -> str | None:
+def find_fault(value: Any, kind: Any) -> str | None:
     """The first value of another kind, its place and what was expected, in words; None if all fit.
 
-    >>> fault({"time": {"end": "noon"}}, Object({"time": Object(extra=COUNT)}))
+    >>> find_fault({"time": {"end": "noon"}}, Object({"time": Object(extra=COUNT)}))
     "time.end is 'noon', expected a whole number from 0 up"
     """
-    if _check(kind)(value):
+    if _is_of_kind(kind)(value):
         return None
     problem = _first_fault(value, kind)
     return problem and f"{problem[0].lstrip('.') or 'it'} {problem[1]}"

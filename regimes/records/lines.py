@@ -14,15 +14,15 @@ from regimes.config import RunConfig, current_names
 from regimes.errors import RecordError
 from regimes.records.files import opened_to_read
 from regimes.records.hooked import without_defaults
-from regimes.records.kinds import fault
-from regimes.records.schema import SCHEMA, Event, Header, header_fault, rows
+from regimes.records.kinds import find_fault
+from regimes.records.schema import SCHEMA, Event, Header, header_fault, row_kinds
 
 ONE_PER_EPOCH = ("epochs.jsonl", "seconds.jsonl")  # row i is epoch i, of a branch at + i
 LARGEST_FILE, LONGEST_LINE = 2**31, 2**24  # bytes
 DECODER = json.JSONDecoder(parse_constant=lambda name: None)
 
 
-def content(path: Path) -> bytes:
+def read_content(path: Path) -> bytes:
     """A file of a record; empty if there is none.
 
     Raises:
@@ -50,11 +50,11 @@ def _opened(path: Path) -> Iterator[BinaryIO | None]:
 def complete_lines(path: Path) -> list[bytes]:
     """The lines of a file without a torn end: what follows the last newline, and a last line that
     is no JSON."""
-    lines = content(path).split(b"\n")[:-1]
-    return lines[:-1] if lines and parse(lines[-1]) is None else lines
+    lines = read_content(path).split(b"\n")[:-1]
+    return lines[:-1] if lines and parse_line(lines[-1]) is None else lines
 
 
-def ended_lines(path: Path, start: int = 0) -> Iterator[bytes]:
+def _ended_lines(path: Path, start: int = 0) -> Iterator[bytes]:
     """The lines that end in a newline, without it, from a byte on; never the whole file at once."""
     with _opened(path) as file:
         if file:
@@ -62,7 +62,7 @@ def ended_lines(path: Path, start: int = 0) -> Iterator[bytes]:
             yield from (line[:-1] for line in file if line.endswith(b"\n"))
 
 
-def parse(text: bytes) -> dict[str, Any] | None:
+def parse_line(text: bytes) -> dict[str, Any] | None:
     """A table out of JSON, or None. NaN and Infinity, which JSON lacks, become null."""
     try:
         # as `json.detect_encoding` finds at more length
@@ -124,16 +124,16 @@ class Growing:
 
     def _continues(self) -> bool:
         start = self._end - len(self._last)
-        return not self._last or next(ended_lines(self.path, start), None) == self._last[:-1]
+        return not self._last or next(_ended_lines(self.path, start), None) == self._last[:-1]
 
     def _parsed(self) -> list[dict[str, Any]]:
         new: list[dict[str, Any]] = []
         before = self.lines[-1] if self.lines else {}
         damaged = ""
-        for number, line in enumerate(ended_lines(self.path, self._end), len(self.lines) + 1):
+        for number, line in enumerate(_ended_lines(self.path, self._end), len(self.lines) + 1):
             if damaged:  # it was not the last line, which may be torn
                 raise RecordError(damaged)
-            row = parse(line)
+            row = parse_line(line)
             if len(line) > LONGEST_LINE:
                 damaged = f"{self.path} line {number} is too long: {len(line)} bytes"
             elif row is None:
@@ -142,7 +142,7 @@ class Growing:
                 continue
             if damaged:
                 raise RecordError(damaged)
-            share(row, before)
+            _share_columns(row, before)
             new.append(row)
             before = row
             self._end, self._last = self._end + len(line) + 1, line + b"\n"
@@ -151,9 +151,9 @@ class Growing:
     def _check(self, new: list[dict[str, Any]]) -> None:
         if self.path.name in (*ONE_PER_EPOCH, "instruments.jsonl"):
             self._order.check(new)
-        kind = rows().get(self.path.name)
+        kind = row_kinds().get(self.path.name)
         for number, row in enumerate(new, start=len(self.lines) + 1):
-            if kind and (why := fault(row, kind)):
+            if kind and (why := find_fault(row, kind)):
                 raise RecordError(f"{self.path} line {number} is damaged: {why}")
 
 
@@ -168,8 +168,8 @@ def file_state(path: Path) -> tuple[int, int, int]:
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def share(row: dict[str, Any], before: dict[str, Any]) -> None:
-    """Replace the columns of a row that equal those of the row before by the same lists, and the
+def _share_columns(row: dict[str, Any], before: dict[str, Any]) -> None:
+    """Replace the columns of a row that are equal in the row before by the same lists, and the
     same of its collectives: most rows of a long run then hold little of their own."""
     counts = row.get("collectives")
     if isinstance(counts, dict) and repr(counts) == repr(before.get("collectives")):
@@ -235,7 +235,7 @@ def read_header(folder: Path) -> Header:
     path = folder / "run.json"
     if not os.path.lexists(path):
         raise RecordError(f"{folder} holds no run: expected a file run.json in it")
-    table = parse(content(path))
+    table = parse_line(read_content(path))
     if table is None:
         raise RecordError(f"{path} is damaged: not a run's header")
     if type(table.get("schema")) is int and table["schema"] > SCHEMA:
@@ -251,7 +251,7 @@ def read_header(folder: Path) -> Header:
 
 def branch_table(folder: Path) -> dict[str, Any]:
     """``config.branch`` of the record in a folder; empty where it is no branch, or damaged."""
-    table: Any = parse(content(folder / "run.json"))
+    table: Any = parse_line(read_content(folder / "run.json"))
     for key in ("config", "branch"):
         table = table.get(key) if isinstance(table, dict) else None
     complete = isinstance(table, dict) and type(table.get("at")) is int and "of" in table

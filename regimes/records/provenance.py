@@ -15,7 +15,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from regimes.config.interventions import GROUP
-from regimes.config.registry import offered
+from regimes.config.registry import find_offered
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -35,38 +35,38 @@ def digest_of(files: Iterable[tuple[PurePath, bytes]]) -> str:
     return digest.hexdigest()
 
 
-def commit() -> str | None:
+def find_commit() -> str | None:
     """The commit of the checkout that the package runs from, with "+" if it has changes."""
     try:
-        return _git("describe", "--always", "--dirty=+", "--abbrev=12").strip()
+        return _run_git("describe", "--always", "--dirty=+", "--abbrev=12").strip()
     except (OSError, subprocess.SubprocessError):
         return None
 
 
-def changes() -> list[str] | None:
+def find_changes() -> list[str] | None:
     """Files of the package that differ from the checkout's last commit: changed, deleted, or
     unknown to git, ignored ones as well; None where the package is no checkout."""
     try:
-        _git("ls-files", "--error-unmatch", "__init__.py")
-        changed = _git("diff", "--name-only", "--relative", "HEAD", "--", ".")
-        untracked = _git("ls-files", "--others", "--", ":(glob)**/*.py")
+        _run_git("ls-files", "--error-unmatch", "__init__.py")
+        changed = _run_git("diff", "--name-only", "--relative", "HEAD", "--", ".")
+        untracked = _run_git("ls-files", "--others", "--", ":(glob)**/*.py")
     except (OSError, subprocess.SubprocessError):
         return None
     return sorted({*changed.splitlines(), *untracked.splitlines()})
 
 
-def _git(*words: str) -> str:
+def _run_git(*words: str) -> str:
     git = ["git", "-C", str(PACKAGE), *words]
     return subprocess.run(git, capture_output=True, text=True, timeout=30, check=True).stdout
 
 
-def code(
+def describe_code(
     config: Mapping[str, Any] | None = None, objects: Iterable[Any] = ()
 ) -> dict[str, str | None]:
     """Version, commit and digest of this package, and `own_code`."""
     from regimes import __version__
 
-    ours = {"version": __version__, "commit": commit(), "digest": code_digest()}
+    ours = {"version": __version__, "commit": find_commit(), "digest": code_digest()}
     return ours | own_code(config or {}, objects)
 
 
@@ -87,11 +87,11 @@ def own_code(config: Mapping[str, Any], objects: Iterable[Any] = ()) -> dict[str
         config: plain; classes in it are named ``package.module:Class``, or offered by a package.
         objects: further classes and functions.
     """
-    offers = [offered(group) for group in OFFERED]  # one name may be of several kinds
-    named = [offer.get(name, name) for name in _names(config) for offer in offers]
-    named += [target for name, target in offered(GROUP).items() if name in config]
+    offers = [find_offered(group) for group in OFFERED]  # one name may be of several kinds
+    named = [offer.get(name, name) for name in _name_plug_ins(config) for offer in offers]
+    named += [target for name, target in find_offered(GROUP).items() if name in config]
     table: dict[str, str] = {}
-    for thing in [*filter(None, map(_imported, named)), *objects]:
+    for thing in [*filter(None, map(_find_imported, named)), *objects]:
         thing = getattr(thing, "func", thing)  # of functools.partial
         kind = thing if hasattr(thing, "__qualname__") else type(thing)
         for part in getattr(kind, "__mro__", (kind,)):
@@ -101,7 +101,7 @@ def own_code(config: Mapping[str, Any], objects: Iterable[Any] = ()) -> dict[str
     return dict(sorted(table.items()))
 
 
-def _names(config: Mapping[str, Any]) -> Iterator[str]:
+def _name_plug_ins(config: Mapping[str, Any]) -> Iterator[str]:
     """The names of the plug-ins of a configuration, at any depth."""
     for key, value in config.items():
         if key == "instruments" and isinstance(value, Mapping):
@@ -110,10 +110,10 @@ def _names(config: Mapping[str, Any]) -> Iterator[str]:
             if isinstance(table, Mapping):
                 if isinstance(name := table.get("name"), str):
                     yield name
-                yield from _names(table)
+                yield from _name_plug_ins(table)
 
 
-def _imported(target: str) -> Any:
+def _find_imported(target: str) -> Any:
     """What ``package.module:Class`` names, if the run has imported it."""
     module, colon, attribute = target.partition(":")
     return getattr(sys.modules.get(module), attribute, None) if colon else None
@@ -131,7 +131,7 @@ def _digest_of_source(module: str, thing: Any) -> dict[str, str]:
     return {f"{name}.digest": hashlib.sha256(text).hexdigest()}
 
 
-def machine() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     """Python, libraries, processor and threads; the GPU and its libraries if one is in use."""
     import torch
 
@@ -142,17 +142,17 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "numpy": importlib.metadata.version("numpy"),
         "system": platform.platform(),
-        "processor": processor(),
+        "processor": processor_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(count)],
-        **({"gpu": _gpu()} if torch.cuda.is_initialized() else {}),
+        **({"gpu": _describe_gpu()} if torch.cuda.is_initialized() else {}),
         "command": command.encode(errors="backslashreplace").decode(),  # bytes that are no UTF-8
     }
 
 
-def peers() -> list[list[int]]:
-    """For each GPU of this process: the GPUs whose memory it can read directly."""
+def find_peers() -> list[list[int]]:
+    """For each GPU of this process: the GPUs with memory that it can read directly."""
     import torch
 
     gpus = range(torch.cuda.device_count())
@@ -160,8 +160,8 @@ def peers() -> list[list[int]]:
     return [[other for other in gpus if other != gpu and reads(other, gpu)] for gpu in gpus]
 
 
-def _gpu() -> dict[str, Any]:
-    """The current GPU, its libraries, and `peers`."""
+def _describe_gpu() -> dict[str, Any]:
+    """The current GPU, its libraries, and `find_peers`."""
     import torch
 
     cudnn = torch.backends.cudnn.version()
@@ -171,11 +171,11 @@ def _gpu() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "cudnn": None if cudnn is None else str(cudnn),
         "nccl": None if nccl is None else ".".join(map(str, nccl)),
-        "peers": peers(),
+        "peers": find_peers(),
     }
 
 
-def processor() -> str:
+def processor_name() -> str:
     """The processor's name, as far as the system knows it; a name without a number, as virtual
     machines give it, has family and model beside it."""
     try:

@@ -10,14 +10,14 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from regimes.config.arguments import checked
+from regimes.config.arguments import check_arguments
 from regimes.errors import RecordError
 from regimes.records import shown
 from regimes.records.branches import read_all, read_rows
-from regimes.records.extent import complete, progress
-from regimes.records.fields import Fields, header_fields, identifying
+from regimes.records.extent import format_progress, is_complete
+from regimes.records.fields import Fields, header_fields, identifying_fields
 from regimes.records.lines import read_header
-from regimes.records.schema import Header, Row, Tried, hooked
+from regimes.records.schema import Header, Row, Tried, is_hooked
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,7 +42,7 @@ class Record:
             ``{"epoch": 0, "compute": [1.2, 1.9], ...}``.
         clock: the seconds of each epoch by purpose.
         variant: how the run differs from others of its name that were read with it, see
-            `experiment.separate`; empty if there are none.
+            `experiment.separate_experiments`; empty if there are none.
     """
 
     folder: Path
@@ -55,7 +55,7 @@ class Record:
 
     def __repr__(self) -> str:
         """One line: the rows of a run would be thousands."""
-        trained = progress(self.header, self.rows, " of ")
+        trained = format_progress(self.header, self.rows, " of ")
         return f"<Record {self.name}, seed {self.seed}: {trained}, {self.folder}>"
 
     def _repr_html_(self) -> str:
@@ -67,7 +67,8 @@ class Record:
 
     @property
     def name(self) -> str:
-        """The schedule's name: only seeds of one experiment share it, see `experiment.separate`."""
+        """The schedule's name: only seeds of one experiment share it, see
+        `experiment.separate_experiments`."""
         own = self.config["name"]
         return f"{own} ({self.variant})" if self.variant else own
 
@@ -75,8 +76,9 @@ class Record:
     def epochs(self) -> pd.DataFrame:
         """One row per epoch: epoch, lr, train_loss, test_loss, metric, floats, bytes, seconds_*,
         validation_loss and validation_metric where samples were held out, what a hook's user has
-        logged (`logged`), and ``total_floats``, ``total_bytes`` summed up to the epoch's end."""
-        return epochs_table(self.rows, self.clock)
+        logged (`logged_values`), and ``total_floats``, ``total_bytes`` summed up to the epoch's
+        end."""
+        return _epochs_table(self.rows, self.clock)
 
     def column(self, name: str) -> np.ndarray | None:
         """A column of `epochs`; None if there is none. What every row has is taken out of the rows:
@@ -113,14 +115,14 @@ class Record:
     def identity(self) -> Fields:
         """The fields in which all runs of the experiment agree, see `experiment`."""
         yoked = ("policy.layers",) if self.config["name"].startswith(YOKED) else ()
-        return identifying(self.fields, self.config.get("drawn_per_seed", yoked) or ())
+        return identifying_fields(self.fields, self.config.get("drawn_per_seed", yoked) or ())
 
     def varied(self, variant: str) -> Record:
         """A copy with another variant."""
         return self._changed(variant=variant)
 
     def called(self, name: str) -> Record:
-        """A copy whose schedule has another name, which is its role, too."""
+        """A copy with another name of the schedule, which is its role, too."""
         config = self.config | {"name": name, "role": name}
         return self._changed(header=self.header | {"config": config})
 
@@ -143,12 +145,12 @@ class Record:
 
     @property
     def finished(self) -> bool:
-        return complete(self.header, self.rows)
+        return is_complete(self.header, self.rows)
 
     @property
     def hooked(self) -> bool:
         """Did a hook write the record, of a user's own training?"""
-        return hooked(self.header)
+        return is_hooked(self.header)
 
     def check_finished(self) -> None:
         """Raise RecordError, with what to do about it, unless the run is finished."""
@@ -159,7 +161,7 @@ class Record:
                 else "finish it with --resume before it is summarised or drawn"
             )
             raise RecordError(
-                f"{self.folder} has {progress(self.header, self.rows, ' of ')}: {how}"
+                f"{self.folder} has {format_progress(self.header, self.rows, ' of ')}: {how}"
             )
 
     @property
@@ -168,7 +170,7 @@ class Record:
         return f"norm:{self.config['signal']}"
 
 
-@checked(error=RecordError)
+@check_arguments(error=RecordError)
 def load(folder: str | Path) -> Record:
     """Read one run."""
     folder = Path(folder)
@@ -182,15 +184,15 @@ def load(folder: str | Path) -> Record:
     return Record(folder, header, rows, details, processes, clock)
 
 
-def find(folder: str | Path) -> list[Path]:
+def find_runs(folder: str | Path) -> list[Path]:
     """Every run in or under a folder, sorted."""
     return sorted(path.parent for path in Path(folder).rglob("run.json"))
 
 
-def epochs_table(rows: Sequence[Row], seconds: Mapping[int, Mapping[str, float]]) -> pd.DataFrame:
+def _epochs_table(rows: Sequence[Row], seconds: Mapping[int, Mapping[str, float]]) -> pd.DataFrame:
     import pandas as pd
 
-    columns = logged(rows)
+    columns = logged_values(rows)
     table = pd.DataFrame(
         [
             _scalars(row)
@@ -207,7 +209,7 @@ def epochs_table(rows: Sequence[Row], seconds: Mapping[int, Mapping[str, float]]
     return table
 
 
-def logged(rows: Sequence[Row]) -> dict[str, str]:
+def logged_values(rows: Sequence[Row]) -> dict[str, str]:
     """The further values that a user's training has logged: name to column of the epochs, which
     begins with "logged_" where another column has the name."""
     names = dict.fromkeys(name for row in rows for name in row.get("logged", {}))

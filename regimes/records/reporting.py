@@ -23,22 +23,22 @@ OURS = {
 }
 
 
-def registry() -> Registry:
+def _load_registry() -> Registry:
     """All reporters by name."""
     return Registry("reporter", OURS, group="regimes.reporters")
 
 
 def check_reporters(names: Sequence[str]) -> None:
     """Raise ConfigError unless each is a known name or ``package.module:Class``."""
-    known = registry()
+    known = _load_registry()
     for name in names:
         known.load(name)
 
 
-def reporters(names: Sequence[str], folder: Path) -> list[Any]:
+def make_reporters(names: Sequence[str], folder: Path) -> list[Any]:
     """The reporters of these names, for the run in a folder. ConfigError for an unknown name, a
     missing package or method, or an exception while one is made."""
-    known, instances = registry(), []
+    known, instances = _load_registry(), []
     for name in names:
         cls = known.load(name)
         try:

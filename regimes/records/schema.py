@@ -12,7 +12,7 @@ from typing import Annotated, Any, NotRequired, TypedDict, cast
 
 from regimes.config import MOST_EPOCHS, RunConfig
 from regimes.records import kinds
-from regimes.records.kinds import AMOUNT, NAME, STEPS, Items, Nullable, Object, fault
+from regimes.records.kinds import AMOUNT, NAME, STEPS, Items, Nullable, Object, find_fault
 
 SCHEMA = 1
 MOST_WORKERS = 1_000_000
@@ -116,8 +116,8 @@ Churn = Annotated[
 class Tried(TypedDict):
     """A trial of a level that has ended in the unit, see ``policies.trial``.
 
-    Some workers, ``treated``, started ``level``'s way, the others that of ``base``. ``scores`` are
-    all workers' losses, ``difference`` the mean of the treated less that of the others; null is
+    Some workers, ``treated``, started at ``level``, the others at ``base``. ``scores`` are
+    all workers' losses, ``difference`` the mean of the treated less the mean of the others; null is
     what was not finite. ``bytes``: that one worker has sent for it.
     """
 
@@ -238,64 +238,74 @@ class Announcement(TypedDict):
     files: dict[str, FileState]
 
 
-def hooked(header: Mapping[str, Any]) -> bool:
+def is_hooked(header: Mapping[str, Any]) -> bool:
     """Did a hook, a callback or ``local_steps`` write the record?"""
     return header.get("written_by") == "hook"
 
 
-def _kind(hint: Any) -> Any:
+def _kind_of_annotation(hint: Any) -> Any:
     """The check of an annotation; of a configuration's dataclass, each field may be missing or
     null, because a hook does not know all."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         return hint.__metadata__[0]
     if origin is NotRequired:
-        return _kind(args[0])
+        return _kind_of_annotation(args[0])
     if typing.is_typeddict(hint):
         hints = typing.get_type_hints(hint, include_extras=True)
-        required = {k: _kind(x) for k, x in hints.items() if k in hint.__required_keys__}
-        return Object(required, {k: _kind(x) for k, x in hints.items() if k not in required})
+        required = {
+            k: _kind_of_annotation(x) for k, x in hints.items() if k in hint.__required_keys__
+        }
+        return Object(
+            required, {k: _kind_of_annotation(x) for k, x in hints.items() if k not in required}
+        )
     if dataclasses.is_dataclass(hint):
         hints = typing.get_type_hints(hint)
         names = [f.name for f in dataclasses.fields(hint)]
-        return Object({}, {name: Nullable(_kind(hints[name])) for name in names})
+        return Object({}, {name: Nullable(_kind_of_annotation(hints[name])) for name in names})
     if origin in (typing.Union, types.UnionType):
         known = [x for x in args if x is not type(None)]
         # A text may stand in place of a list, such as "last" for `checkpoint_keep`.
         lists = any(typing.get_origin(x) is tuple for x in known)
-        kind = _kind(known[0]) if len(known) == 1 else kinds.FREE if lists else kinds.SCALAR
+        kind = (
+            _kind_of_annotation(known[0])
+            if len(known) == 1
+            else kinds.FREE
+            if lists
+            else kinds.SCALAR
+        )
         return kind if len(known) == len(args) else Nullable(kind)
     if origin is dict:
-        return Object(extra=_kind(args[1]))
+        return Object(extra=_kind_of_annotation(args[1]))
     if origin in (list, tuple):
-        return Items(_kind(args[0]))
+        return Items(_kind_of_annotation(args[0]))
     plain = {int: kinds.WHOLE, float: kinds.NUMBER, bool: kinds.BOOLEAN, Any: kinds.FREE}
     return plain.get(hint, kinds.TEXT)  # Literal: a later version may add words
 
 
 @functools.cache
-def rows() -> dict[str, Object]:
+def row_kinds() -> dict[str, Object]:
     """The kind of each file's lines."""
     clocks = Object(extra=Items(kinds.SECONDS))
     return {
-        "epochs.jsonl": _kind(Row),
+        "epochs.jsonl": _kind_of_annotation(Row),
         "seconds.jsonl": Object({"epoch": EPOCHS}, {"processes": clocks}, kinds.SECONDS),
         "instruments.jsonl": Object({"epoch": EPOCHS, "instrument": NAME}),
-        "events.jsonl": _kind(Event),
+        "events.jsonl": _kind_of_annotation(Event),
         "superseded.jsonl": Object({"file": NAME, "epoch": EPOCHS}),
-        "chain.jsonl": _kind(Announcement),
+        "chain.jsonl": _kind_of_annotation(Announcement),
     }
 
 
 @functools.cache
-def header() -> Object:
+def _header_kind() -> Object:
     """The kind of ``run.json``."""
-    fields, plug_in = _kind(RunConfig).optional, Object({"name": NAME})
+    fields, plug_in = _kind_of_annotation(RunConfig).optional, Object({"name": NAME})
     required = {
         "name": NAME,
         "seed": kinds.WHOLE,
         "epochs": Nullable(EPOCHS),
-        "workers": _kind(Workers),
+        "workers": _kind_of_annotation(Workers),
         "signal": NAME,
         "levels": Object(extra=kinds.LEVEL),
         "compressor": plug_in,
@@ -316,7 +326,7 @@ def header() -> Object:
         ),
         "dtype": kinds.Kind("float32, float64, bfloat16 or float16", DTYPES.__contains__),
     }
-    kind: Object = _kind(Header)
+    kind: Object = _kind_of_annotation(Header)
     kind.required["config"] = Object(required, fields)
     kind.optional["machine"] = Object({}, {"gpus": kinds.TEXTS})
     return kind
@@ -324,10 +334,10 @@ def header() -> Object:
 
 def header_fault(table: Any) -> str | None:
     """What in a header is of another kind or contradicts itself, or None."""
-    if why := fault(table, header()):
+    if why := find_fault(table, _header_kind()):
         return why
     names, world = [layer["name"] for layer in table["layers"]], table["world"]
-    if table["config"]["epochs"] is None and not hooked(table):
+    if table["config"]["epochs"] is None and not is_hooked(table):
         return f"config.epochs is None, expected {EPOCHS.expected}"
     if bool(table["config"].get("branch")) != ("trunk" in table):
         return "config.branch and trunk do not fit: both are there, or neither"
@@ -335,7 +345,7 @@ def header_fault(table: Any) -> str | None:
         return "two layers have one name"
     if "shards" in world:
         islands, rest = divmod(world["processes"], world["shards"])
-        if rest or world["workers"] % islands or (hooked(table) and world["workers"] != islands):
+        if rest or world["workers"] % islands or (is_hooked(table) and world["workers"] != islands):
             return (
                 f"{world['workers']} workers are not shared by {world['processes']} processes in "
                 f"islands of {world['shards']}"

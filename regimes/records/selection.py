@@ -1,9 +1,10 @@
 """Selecting runs by their headers (``--where optimizer.lr=0.4``).
 
-A command reads inside `selecting`: every `load_all` there gives the selected runs, separated by
-experiment, and adds its `experiment.notes` to those of the command::
+A command reads inside `select_while_loading`: every `load_all` there gives the selected runs,
+    separated by
+experiment, and adds its `experiment.write_notes` to those of the command::
 
-    with selecting(["optimizer.lr=0.4"], print_notes=True):
+    with select_while_loading(["optimizer.lr=0.4"], print_notes=True):
         ...
 
 Or by their part in a figure (``--role low=mine``): runs of ``mine`` are read as if it were called
@@ -21,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from regimes.config import read_value
 from regimes.console.stdout import escape_control
-from regimes.errors import ConfigError, RecordError, nearest
-from regimes.records.experiment import notes, separate
+from regimes.errors import ConfigError, RecordError, suggest_nearest
+from regimes.records.experiment import separate_experiments, write_notes
 from regimes.records.fields import field_text
 from regimes.records.reader import Record
 
@@ -49,7 +50,7 @@ _selection: ContextVar[Selection | None] = ContextVar("selection", default=None)
 
 
 @contextlib.contextmanager
-def selecting(
+def select_while_loading(
     where: Sequence[str] = (), print_notes: bool = False, roles: Sequence[str] = ()
 ) -> Iterator[dict[str, None]]:
     """Let `load_all` select by ``where`` and call schedules by their ``roles``; yields the notes so
@@ -63,7 +64,7 @@ def selecting(
         ConfigError: a condition that is not FIELD=VALUE, or a role that is not ROLE=NAME.
     """
     for text in where:
-        _parsed(text)
+        _parse_condition(text)
     chosen = {}
     for text in roles:
         role, _, name = text.partition("=")
@@ -81,22 +82,23 @@ def selecting(
 
 
 def select_and_separate(runs: Iterable[Record], where: Sequence[str] = ()) -> list[Record]:
-    """The runs that ``where`` and the command select (`select`), separated by `separate`."""
+    """The runs that ``where`` and the command select (`select_runs`), separated by
+    `separate_experiments`."""
     command = _selection.get() or Selection()
-    selected = _in_roles(select(select(runs, command.where), where), command.roles)
-    selected = separate(selected)
-    command.notes |= dict.fromkeys(notes(selected))
+    selected = _in_roles(select_runs(select_runs(runs, command.where), where), command.roles)
+    selected = separate_experiments(selected)
+    command.notes |= dict.fromkeys(write_notes(selected))
     return selected
 
 
 def add_note(sentence: str) -> None:
-    """Let the command say something of the runs that it has read (`selecting`)."""
+    """Let the command say something of the runs that it has read (`select_while_loading`)."""
     if (command := _selection.get()) is not None:
         command.notes[sentence] = None
 
 
 def _in_roles(runs: Sequence[Record], roles: Mapping[str, str]) -> list[Record]:
-    """The runs, those of the schedules in ``roles`` (name by role) called by their roles.
+    """The runs; schedules in ``roles`` (name by role) are called by their roles.
 
     Raises:
         RecordError: no run of such a schedule.
@@ -105,7 +107,7 @@ def _in_roles(runs: Sequence[Record], roles: Mapping[str, str]) -> list[Record]:
     for role, name in roles.items():
         if names and name not in names:
             raise RecordError(
-                f"--role {role}={name}: no run of schedule {name!r}; {nearest(name, names)}"
+                f"--role {role}={name}: no run of schedule {name!r}; {suggest_nearest(name, names)}"
             )
     role_of = {name: role for role, name in roles.items()}
     kept = []
@@ -118,9 +120,9 @@ def _in_roles(runs: Sequence[Record], roles: Mapping[str, str]) -> list[Record]:
     return kept
 
 
-def select(runs: Iterable[Record], where: Sequence[str]) -> list[Record]:
-    """The runs whose header has each value, e.g. ``["optimizer.lr=0.4", "name=low"]``: a value as
-    in a configuration, the beginning of a digest, "none" for a field without a value.
+def select_runs(runs: Iterable[Record], where: Sequence[str]) -> list[Record]:
+    """The runs with each value in their header, e.g. ``["optimizer.lr=0.4", "name=low"]``: a value
+    as in a configuration, the beginning of a digest, "none" for a field without a value.
 
     Raises:
         ConfigError: a condition that is not FIELD=VALUE.
@@ -128,11 +130,13 @@ def select(runs: Iterable[Record], where: Sequence[str]) -> list[Record]:
     """
     left = list(runs)
     for text in [where] if isinstance(where, str) else where:
-        field, value, raw = _parsed(text)
+        field, value, raw = _parse_condition(text)
         tables = [{"name": run.config["name"], **run.fields} for run in left]
         if left and not any(field in table for table in tables):
             known = dict.fromkeys(name for table in tables for name in table)
-            raise RecordError(f"--where {text}: no run says {field!r}; {nearest(field, known)}")
+            raise RecordError(
+                f"--where {text}: no run says {field!r}; {suggest_nearest(field, known)}"
+            )
         chosen = [
             run
             for run, table in zip(left, tables, strict=True)
@@ -145,7 +149,7 @@ def select(runs: Iterable[Record], where: Sequence[str]) -> list[Record]:
     return left
 
 
-def _parsed(text: str) -> tuple[str, Any, str]:
+def _parse_condition(text: str) -> tuple[str, Any, str]:
     """(field, value, the value as it is written)."""
     field, _, raw = text.partition("=")
     if not (field and raw):
@@ -167,7 +171,7 @@ def summary(runs: Iterable[Record], last: int = 3) -> pd.DataFrame:
     import pandas as pd
 
     rows = []
-    for run in separate(runs):
+    for run in separate_experiments(runs):
         run.check_finished()
         reached = [row["metric"] for row in run.rows if row["metric"] is not None][-last:]
         floats, count = run.column("floats"), run.column("bytes")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from regimes.records.extent import progress
+from regimes.records.extent import format_progress
 
 if TYPE_CHECKING:
     from regimes.records.reader import Record
@@ -19,7 +19,7 @@ class RunList(list["Record"]):
         by_name: dict[str, list[Record]] = {}
         for run in self:
             by_name.setdefault(run.name, []).append(run)
-        return as_html([of_schedule(name, runs) for name, runs in by_name.items()])
+        return as_html([_of_schedule(name, runs) for name, runs in by_name.items()])
 
 
 def of_run(run: Record) -> dict[str, Any]:
@@ -27,33 +27,33 @@ def of_run(run: Record) -> dict[str, Any]:
     shown = {
         "schedule": run.name,
         "seed": run.seed,
-        "trained": progress(run.header, run.rows, " of "),
-        run.header["metric"]: last_metric(run),
-        "MB sent by a worker": sent(run),
+        "trained": format_progress(run.header, run.rows, " of "),
+        run.header["metric"]: _last_metric(run),
+        "MB sent by a worker": _sent_megabytes(run),
         "folder": str(run.folder),
     }
     return {name: value for name, value in shown.items() if value is not None}
 
 
-def of_schedule(name: str, runs: Sequence[Record]) -> dict[str, Any]:
+def _of_schedule(name: str, runs: Sequence[Record]) -> dict[str, Any]:
     """All runs of a schedule; numbers are means."""
-    ends = [end for run in runs if (end := last_metric(run)) is not None]
+    ends = [end for run in runs if (end := _last_metric(run)) is not None]
     return {
         "schedule": name,
         "seeds": len(runs),
         "finished": sum(run.finished for run in runs),
         runs[0].header["metric"]: math.fsum(ends) / len(ends) if ends else None,
-        "MB sent by a worker": math.fsum(map(sent, runs)) / len(runs),
+        "MB sent by a worker": math.fsum(map(_sent_megabytes, runs)) / len(runs),
     }
 
 
-def last_metric(run: Record) -> float | None:
+def _last_metric(run: Record) -> float | None:
     """The metric in the last row that has one."""
     known = (row["metric"] for row in reversed(run.rows) if row["metric"] is not None)
     return next(known, None)
 
 
-def sent(run: Record) -> float:
+def _sent_megabytes(run: Record) -> float:
     """MB that a worker has sent."""
     return math.fsum(row["bytes"] for row in run.rows) / 1e6
 

@@ -13,19 +13,27 @@ from typing import Any, cast
 
 from regimes.errors import FolderInUse, RecordError
 from regimes.records import chain
-from regimes.records.files import append, check_regular, opened_to_append, write_atomically
-from regimes.records.kinds import fault
+from regimes.records.files import append_synced, check_regular, opened_to_append, write_atomically
+from regimes.records.kinds import find_fault
 from regimes.records.lines import (
     LONGEST_LINE,
     ONE_PER_EPOCH,
     branch_table,
     complete_lines,
-    content,
-    parse,
+    parse_line,
+    read_content,
     read_header,
     read_lines,
 )
-from regimes.records.schema import SCHEMA, FileState, Header, Row, header_fault, row_fault, rows
+from regimes.records.schema import (
+    SCHEMA,
+    FileState,
+    Header,
+    Row,
+    header_fault,
+    row_fault,
+    row_kinds,
+)
 
 REWOUND = ("epochs.jsonl", "seconds.jsonl", "instruments.jsonl")  # by a resume
 
@@ -42,13 +50,13 @@ class RecordWriter:
             self._lock = opened_to_append(folder / ".lock")
         except OSError as error:
             raise RecordError(f"cannot write to {folder}: {error.strerror}") from None
-        if not _lock(self._lock.fileno()):
+        if not _lock_folder(self._lock.fileno()):
             self._lock.close()
             raise FolderInUse(f"another run is writing to {folder}: choose another folder (--out)")
         with self._close_on_error():
             for path in sorted(folder.glob("*.jsonl")):
                 _cut_torn_line(path)
-            self._sums = chain.sums(folder)
+            self._sums = chain.sum_files(folder)
 
     @contextlib.contextmanager
     def _close_on_error(self) -> Iterator[None]:
@@ -114,7 +122,7 @@ class RecordWriter:
             later = [{"file": name, **row} for row in lines if row["epoch"] >= epochs]
             if later:
                 superseded += later
-                texts = chain.split(content(self.folder / name))
+                texts = chain.split_lines(read_content(self.folder / name))
                 earlier[name] = b"".join(texts[: len(lines) - len(later)])
         if earlier:
             self._append([("superseded.jsonl", row) for row in superseded])
@@ -127,7 +135,7 @@ class RecordWriter:
         self._header = json.loads(text)
 
     def _replace(self, files: dict[str, bytes]) -> None:
-        sums = {name: chain.Sum(chain.split(text)) for name, text in files.items()}
+        sums = {name: chain.Sum(chain.split_lines(text)) for name, text in files.items()}
         self._announce(sums)
         try:
             for name, text in files.items():
@@ -181,7 +189,7 @@ class RecordWriter:
     def _checked(self, name: str, row: Mapping[str, Any]) -> bytes:
         """The line of a row; RecordError if readers would refuse it."""
         try:
-            line = _line(row)
+            line = _write_line(row)
             why = _unreadable(name, line, self._header)
         except (TypeError, ValueError, RecursionError) as error:
             line, why = b"", f"it is no JSON ({error})"
@@ -192,11 +200,13 @@ class RecordWriter:
 
     def _announce(self, sums: dict[str, chain.Sum]) -> None:
         """Write to the chain, before the files change, the digests that they will have."""
-        self._write(chain.CHAIN, _line({"files": {name: x.state for name, x in sums.items()}}))
+        self._write(
+            chain.CHAIN, _write_line({"files": {name: x.state for name, x in sums.items()}})
+        )
 
     def _write(self, name: str, lines: bytes) -> None:
         try:
-            append(self.folder / name, lines)
+            append_synced(self.folder / name, lines)
         except OSError as error:
             raise RecordError(
                 f"cannot write {self.folder / name}: {error.strerror}; all earlier lines are intact"
@@ -222,7 +232,7 @@ def _cut_torn_line(path: Path) -> None:
         raise RecordError(f"cannot write {path}: {error.strerror}") from None
 
 
-def _lock(file: int, tries: int = 5) -> bool:
+def _lock_folder(file: int, tries: int = 5) -> bool:
     """Take the lock. Several tries: ``watch`` holds it for an instant to see whether it is free."""
     try:
         import fcntl
@@ -240,23 +250,23 @@ def _lock(file: int, tries: int = 5) -> bool:
 
 def _unreadable(name: str, line: bytes, header: Mapping[str, Any]) -> str | None:
     """Why readers would refuse a line, or None."""
-    row = parse(line)
+    row = parse_line(line)
     if row is None:
         return "it has half of a letter, or is nested too deep"
     if len(line) > LONGEST_LINE:
         return f"it is too long: {len(line)} bytes, at most {LONGEST_LINE}"
-    if why := fault(row, rows()[name]):
+    if why := find_fault(row, row_kinds()[name]):
         return why
     fits = name != "epochs.jsonl"
     return None if fits else row_fault(cast("Header", header), cast("Row", row))
 
 
-def _line(row: Mapping[str, Any]) -> bytes:
+def _write_line(row: Mapping[str, Any]) -> bytes:
     """A row as JSON. NaN and infinity, which JSON lacks, become null."""
     try:
         text = json.dumps(row, separators=(",", ":"), allow_nan=False)
     except ValueError:
-        text = json.dumps(parse(json.dumps(row).encode()), separators=(",", ":"))
+        text = json.dumps(parse_line(json.dumps(row).encode()), separators=(",", ":"))
     return text.encode() + b"\n"
 
 
@@ -264,7 +274,7 @@ def _header_text(header: Mapping[str, Any], folder: Path) -> bytes:
     """``run.json``; RecordError if it could not be read again."""
     try:
         text = json.dumps(header, indent=1, allow_nan=False).encode() + b"\n"
-        parsed = parse(text)
+        parsed = parse_line(text)
         why = header_fault(parsed) if parsed else "a text in it is not UTF-8"
     except ValueError as error:
         why = str(error)

@@ -23,13 +23,13 @@ def schedule_of(run: Record) -> tuple[LearningRate, Units] | None:
 
 def ahead_of(run: Record) -> Ahead:
     """What a policy knew before the run."""
-    from regimes.compression import compressor  # torch, so late
-    from regimes.compression.base import dropping
+    from regimes.compression import make_compressor  # torch, so late
+    from regimes.compression.base import levels_without_feedback
 
     compressed = [i for i, layer in enumerate(run.header["layers"]) if layer["compressed"]]
     costs = level_costs(run.header["per_step"], compressed)
     levels = {name: as_level(level) for name, level in run.config["levels"].items()}
-    dropped = dropping(compressor(dict(run.config["compressor"])), levels)
+    dropped = levels_without_feedback(make_compressor(dict(run.config["compressor"])), levels)
     if (schedule := schedule_of(run)) is None:
         return Ahead(costs=costs, dropping=dropped)
     rate, units = schedule

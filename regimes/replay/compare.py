@@ -19,8 +19,8 @@ from regimes.replay.replay import (
     past_epochs,
     per_layer,
     replay_over,
+    replay_traffic,
     signal_cost,
-    traffic,
 )
 from regimes.statistics import Calls, jaccard, kappa
 
@@ -46,7 +46,7 @@ class Comparison:
     notes: tuple[str, ...] = ()
 
 
-def compare(record: Record, rules: Mapping[str, Rule]) -> Comparison:
+def compare_rules(record: Record, rules: Mapping[str, Rule]) -> Comparison:
     """Replay rules over one run and compare all pairs.
 
     Two rules per layer are compared by epoch and layer. Otherwise by epoch, where a rule per
@@ -54,7 +54,7 @@ def compare(record: Record, rules: Mapping[str, Rule]) -> Comparison:
     """
     recorded = past_epochs(record)
     frames = {name: replay_over(recorded, record, rule) for name, rule in rules.items()}
-    calls = {name: _calls(frame, rules[name]) for name, frame in frames.items()}
+    calls = {name: _count_calls(frame, rules[name]) for name, frame in frames.items()}
     notes: list[str] = []
     rows = [_row(record, name, rules[name], frame, notes) for name, frame in frames.items()]
     pairs = [(a, b, *_agreement(calls[a], calls[b])) for a, b in combinations(rules, 2)]
@@ -65,7 +65,7 @@ def compare(record: Record, rules: Mapping[str, Rule]) -> Comparison:
     return Comparison(pd.DataFrame(rows), pairs_frame, epochs, tuple(dict.fromkeys(notes)))
 
 
-def _calls(frame: pd.DataFrame, rule: Rule) -> Calls:
+def _count_calls(frame: pd.DataFrame, rule: Rule) -> Calls:
     table = _by_epoch(frame)
     return table if per_layer(as_policy(rule)) else table[:, 0]
 
@@ -86,10 +86,10 @@ def _agreement(a: Calls, b: Calls) -> tuple[str, float, float, float, float]:
     by_layer = a.ndim == b.ndim == 2
     if not by_layer:  # is it critical in at least half of the layers?
         a, b = (calls if calls.ndim == 1 else calls.mean(1) >= 0.5 for calls in (a, b))
-    return "epoch x layer" if by_layer else "epoch", jaccard(a, b), kappa(a, b), *lag(a, b)
+    return "epoch x layer" if by_layer else "epoch", jaccard(a, b), kappa(a, b), *find_lag(a, b)
 
 
-def lag(a: Calls, b: Calls, farthest: int = FARTHEST) -> tuple[float, float]:
+def find_lag(a: Calls, b: Calls, farthest: int = FARTHEST) -> tuple[float, float]:
     """By how many epochs ``b`` follows ``a`` (negative: leads it), and the agreement there.
 
     The shift s of at most ``farthest`` epochs, and at most a quarter of the run, that maximises
@@ -112,7 +112,7 @@ def _row(
 ) -> dict[str, Any]:
     """A row of ``Comparison.detectors``; what cannot be computed goes to ``notes``."""
     try:
-        floats = traffic(record, frame)
+        floats = replay_traffic(record, frame)
     except RecordError as error:
         floats = np.nan
         notes.append(str(error))

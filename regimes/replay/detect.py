@@ -17,15 +17,15 @@ from typing import Any
 import pandas as pd
 
 from regimes import detectors, policies
-from regimes.config import Registry, offered, read_value
+from regimes.config import Registry, find_offered, read_value
 from regimes.config.registry import required_arguments
-from regimes.console.progress import tracked
-from regimes.console.stdout import console as new_console
+from regimes.console.progress import track_progress
+from regimes.console.stdout import make_console as new_console
 from regimes.console.tables import Table
 from regimes.errors import ConfigError, RecordError
-from regimes.records import Record, load_all, separate, write_table
-from regimes.replay.compare import Comparison, compare
-from regimes.replay.replay import Rule, measured, past_epochs, replay
+from regimes.records import Record, load_all, separate_experiments, write_table
+from regimes.replay.compare import Comparison, compare_rules
+from regimes.replay.replay import Rule, has_statistics, past_epochs, replay_rule
 from regimes.statistics import t_interval
 
 NUMBERS = {
@@ -43,7 +43,7 @@ COLUMNS = {  # of the first table: (number, digits, factor)
 PAIR_COLUMNS = {"Jaccard": ("jaccard", 2, 1), "kappa": ("kappa", 2, 1), "lag": ("lag", 1, 1)}
 
 
-def read(places: Iterable[str | Path]) -> list[Record]:
+def read_runs(places: Iterable[str | Path]) -> list[Record]:
     """The runs in or under several folders or archives; a folder named twice is read once.
 
     Raises:
@@ -55,20 +55,20 @@ def read(places: Iterable[str | Path]) -> list[Record]:
     return load_all(*places)
 
 
-def bench(runs: Sequence[Record], texts: Sequence[str] = ()) -> Comparison:
-    """Replay detectors over every run; the frames gain the columns schedule and seed, that of
-    detectors also interval, with where it comes from.
+def bench_detectors(runs: Sequence[Record], texts: Sequence[str] = ()) -> Comparison:
+    """Replay detectors over every run; the frames gain the columns schedule and seed, the
+    detectors' frame also interval, with where it comes from.
 
     Args:
-        texts: see `parse`; default ``defaults(runs)``.
+        texts: see `parse_rule`; default ``defaults(runs)``.
     """
-    runs = separate(runs)
-    names = labels(texts or defaults(runs))
+    runs = separate_experiments(runs)
+    names = short_labels(texts or default_rules(runs))
     parts: dict[str, list[pd.DataFrame]] = {"detectors": [], "pairs": [], "epochs": []}
     notes: dict[str, None] = {}
-    for run in tracked(runs, "replaying detectors"):
-        rules = {short: rule(text, run) for text, short in names.items()}
-        compared = compare(run, rules)
+    for run in track_progress(runs, "replaying detectors"):
+        rules = {short: make_rule(text, run) for text, short in names.items()}
+        compared = compare_rules(run, rules)
         compared.detectors["interval"] = [
             _interval_text(text, rules[short], run) for text, short in names.items()
         ]
@@ -85,11 +85,11 @@ def _interval_text(text: str, chosen: Rule, run: Record) -> str:
     """ "3 (of the run's policy)"; empty for a rule without an interval."""
     if not hasattr(chosen, "interval"):
         return ""
-    source = "as given" if "interval" in parse(text) else interval_of(run)[1]
+    source = "as given" if "interval" in parse_rule(text) else interval_of(run)[1]
     return f"{chosen.interval} ({source})"
 
 
-def intervals(result: Comparison, schedule: str) -> str:
+def describe_intervals(result: Comparison, schedule: str) -> str:
     """ "; interval 3 (of the run's policy)", for a title; empty without an interval."""
     mine = result.detectors[result.detectors["schedule"] == schedule]
     texts = [text for text in dict.fromkeys(mine["interval"]) if text]
@@ -122,7 +122,7 @@ def _cell(row: Any, name: str, digits: int = 2, times: float = 1) -> str:
     return "-" if math.isnan(mean) else f"{mean:.{digits}f}{spread}"
 
 
-def tables(result: Comparison) -> list[Table]:
+def format_tables(result: Comparison) -> list[Table]:
     """Two tables per schedule, legible at 80 columns; no second one for a single detector."""
     result_tables = []
     pairs = over_seeds(result.pairs, "pairs").to_dict("records")
@@ -133,7 +133,7 @@ def tables(result: Comparison) -> list[Table]:
             for row in rows.to_dict("records")
         ]
         title = f"{schedule}, {n} seed{'s' if n > 1 else ''}"
-        title += intervals(result, str(schedule))
+        title += describe_intervals(result, str(schedule))
         result_tables.append(Table(("detector", *COLUMNS), lines, title=title))
         lines = []
         for row in pairs:
@@ -158,16 +158,16 @@ EXPLAINED = (
 
 def main(places: Sequence[Path], texts: Sequence[str], out: Path | None) -> Comparison:
     """Print the tables; with ``out`` also write detectors.csv, pairs.csv and epochs.csv."""
-    result, console = bench(read(places), texts), new_console(highlight=False)
-    for table in tables(result):
+    result, console = bench_detectors(read_runs(places), texts), new_console(highlight=False)
+    for table in format_tables(result):
         console.print(table.drawn(word=WORD, padding=(0, 1, 0, 0)), "")
     console.print(EXPLAINED, *result.notes[:1], sep="\n", style="dim", markup=False)
     if out:
-        console.print(*map(str, write(result, out)), sep="\n")
+        console.print(*map(str, _write_numbers(result, out)), sep="\n")
     return result
 
 
-def write(result: Comparison, out: Path) -> list[Path]:
+def _write_numbers(result: Comparison, out: Path) -> list[Path]:
     """The numbers in full precision: over seeds, and per run and epoch."""
     frames = {
         "detectors": over_seeds(result.detectors, "detectors"),
@@ -194,7 +194,7 @@ DETECTORS = (
 BASELINES = ("first-share", "random-windows")
 
 
-def parse(text: str) -> dict[str, Any]:
+def parse_rule(text: str) -> dict[str, Any]:
     """``NAME`` or ``NAME:key=value,key=value`` as a configuration table; values are read as TOML.
 
     Raises:
@@ -212,14 +212,14 @@ def parse(text: str) -> dict[str, Any]:
     return {"name": name, **{key.strip(): read_value(value.strip()) for key, _, value in pairs}}
 
 
-def rule(text: str, record: Record) -> Rule:
+def make_rule(text: str, record: Record) -> Rule:
     """The detector or policy that a text names, for one run, whatever else is read beside it.
 
     Fields that the text leaves open are the run's: the interval as `interval_of`; the seed and the
-    trained epochs (a budget may have ended it) of baselines, whose share is that of the first
-    detector of `signals_of`.
+    trained epochs (a budget may have ended it) of baselines; their share is the share of the first
+    detector of `_signals_of`.
     """
-    table = parse(text)
+    table = parse_rule(text)
     fields = {f.name for f in dataclasses.fields(KNOWN.dataclass(table["name"])) if f.init}
     for name in fields - table.keys():
         if name == "interval":
@@ -229,15 +229,17 @@ def rule(text: str, record: Record) -> Rule:
         elif name == "seed":
             table[name] = record.config[name]
         elif name == "share" and table["name"] in BASELINES:
-            first = next(signals_of(record), None)
+            first = next(_signals_of(record), None)
             if first is not None:
-                table[name] = float(replay(record, rule(first, record))["critical"].mean())
+                table[name] = float(
+                    replay_rule(record, make_rule(first, record))["critical"].mean()
+                )
     return KNOWN.make(table)
 
 
 def interval_of(record: Record) -> tuple[int, str]:
-    """The interval of detectors of a run, in units, and where it comes from: that of the run's
-    policy; else ten (the paper's), at most an eighth of the run."""
+    """The interval of detectors of a run, in units, and where it comes from: the run's policy; else
+    ten (the paper's), at most an eighth of the run."""
     own = record.config["policy"].get("interval")
     if type(own) is int and own >= 1:  # a user's policy may mean another thing
         return own, "of the run's policy"
@@ -247,19 +249,19 @@ def interval_of(record: Record) -> tuple[int, str]:
     return max(1, part), f"an eighth of {len(record.rows)} units"
 
 
-def signals_of(record: Record) -> Iterator[str]:
-    """Those of `DETECTORS`, then of packages, whose signal the run recorded. Packages are imported
-    when it is their turn."""
+def _signals_of(record: Record) -> Iterator[str]:
+    """The detectors of `DETECTORS`, then of packages, with a signal that the run recorded. Packages
+    are imported when it is their turn."""
     recorded = past_epochs(record)
     for text in chain(DETECTORS, _of_packages()):
-        if measured(record, rule(text, record), recorded):
+        if has_statistics(record, make_rule(text, record), recorded):
             yield text
 
 
 def _of_packages() -> Iterator[str]:
     """The detectors of packages that read a statistic and need no field, by statistic."""
     statistics = {}
-    for name in offered("regimes.detectors"):
+    for name in find_offered("regimes.detectors"):
         kind = KNOWN.load(name)
         statistic = getattr(kind, "statistic", None)
         if isinstance(statistic, str) and not required_arguments(kind):
@@ -267,22 +269,22 @@ def _of_packages() -> Iterator[str]:
     yield from sorted(statistics, key=lambda name: (statistics[name], name))
 
 
-def defaults(runs: Sequence[Record]) -> list[str]:
-    """Every detector whose signal all runs recorded, and two baselines of equal length.
+def default_rules(runs: Sequence[Record]) -> list[str]:
+    """Every detector with a signal that all runs recorded, and two baselines of equal length.
 
     Raises:
         RecordError: there is none.
     """
-    recorded = [[*signals_of(run)] for run in runs]
+    recorded = [[*_signals_of(run)] for run in runs]
     shared = [text for text in recorded[0] if all(text in texts for texts in recorded)]
     if not shared:
         raise RecordError(f"{runs[0].folder} recorded no signal that a detector reads")
     return [*shared, *BASELINES]
 
 
-def labels(texts: Iterable[str]) -> dict[str, str]:
+def short_labels(texts: Iterable[str]) -> dict[str, str]:
     """Short names: without the fields in which all detectors of that name agree."""
-    tables = {text: parse(text) for text in dict.fromkeys(texts)}
+    tables = {text: parse_rule(text) for text in dict.fromkeys(texts)}
     short = {}
     for text, table in tables.items():
         same = [t for t in tables.values() if t["name"] == table["name"]]

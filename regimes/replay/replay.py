@@ -1,6 +1,6 @@
 """Policies and detectors replayed over a record, without training. No torch.
 
-The statistics are those of the run as trained. A policy replayed over its own run decides exactly
+The statistics are of the run as trained. A policy replayed over its own run decides exactly
 as it did. Replayed over another run it decides from that run's statistics, which would have been
 others if the policy itself had chosen the levels.
 """
@@ -16,12 +16,12 @@ import pandas as pd
 from regimes.capabilities import LEVEL_BYTES, declared_needs
 from regimes.config import DENSE
 from regimes.detectors import Detector
-from regimes.detectors.statistics import Statistic, setting
+from regimes.detectors.statistics import Statistic, measuring_options
 from regimes.errors import ConfigError, RecordError
 from regimes.policies import Decision, Detected, Policy
 from regimes.policies.controller import Controller
 from regimes.policies.detected import signal_values
-from regimes.policies.history import Ahead, History, history, level_costs, whole_history
+from regimes.policies.history import Ahead, History, level_costs, read_history, whole_history
 from regimes.records import Record
 from regimes.replay.ahead import ahead_of
 
@@ -47,10 +47,10 @@ def past_epochs(record: Record) -> History:
     if not record.rows:
         raise RecordError(f"{record.folder} has no complete epoch to replay over")
     costs = level_costs(record.header["per_step"], compressed)
-    return history(record.rows, compressed, record.config["signal"], costs)
+    return read_history(record.rows, compressed, record.config["signal"], costs)
 
 
-def replay(record: Record, rule: Rule) -> pd.DataFrame:
+def replay_rule(record: Record, rule: Rule) -> pd.DataFrame:
     """What a policy or detector would have decided in each epoch of a run.
 
     Args:
@@ -68,7 +68,7 @@ def replay(record: Record, rule: Rule) -> pd.DataFrame:
 
 
 def replay_over(recorded: History, record: Record, rule: Rule) -> pd.DataFrame:
-    """`replay` over the past epochs of the record, which several rules can share."""
+    """`replay_rule` over the past epochs of the record, which several rules can share."""
     policy = as_policy(rule)
     layers = [layer["name"] for layer in record.header["layers"] if layer["compressed"]]
     _check_measured(record, policy, recorded)
@@ -77,7 +77,7 @@ def replay_over(recorded: History, record: Record, rule: Rule) -> pd.DataFrame:
 
 
 def replay_batch(record: Record, rule: Rule) -> pd.DataFrame:
-    """``replay`` of a batch policy: with the whole model as its only layer, "batch"."""
+    """``replay_rule`` for a batch policy: with the whole model as its only layer, "batch"."""
     past_epochs(record)  # raises unless there are some
     recorded = whole_history(record.rows, record.config["signal"])
     return _decisions(as_policy(rule), recorded, ["batch"])
@@ -105,7 +105,7 @@ def _decisions(
     return pd.DataFrame(columns)
 
 
-def measured(record: Record, rule: Rule, recorded: History | None = None) -> bool:
+def has_statistics(record: Record, rule: Rule, recorded: History | None = None) -> bool:
     """Does the record have the statistics that a rule reads?
 
     Args:
@@ -130,7 +130,7 @@ def _check_measured(record: Record, policy: Policy, past: History) -> None:
         where = "per layer" if per_layer(policy) else "for the whole model"
         known = {n for epoch in past for n in (*epoch.statistics, *epoch.model)}
         try:
-            options = setting(name)
+            options = measuring_options(name)
         except ConfigError:  # a user's own statistic
             options = "an instrument that measures it"
         raise RecordError(
@@ -139,11 +139,11 @@ def _check_measured(record: Record, policy: Policy, past: History) -> None:
         )
 
 
-def traffic(record: Record, levels: pd.DataFrame) -> float:
+def replay_traffic(record: Record, levels: pd.DataFrame) -> float:
     """Floats (the paper's count) that one worker would have sent at other levels.
 
     Args:
-        levels: columns epoch, layer, level of every compressed layer, as from ``replay``.
+        levels: columns epoch, layer, level of every compressed layer, as from ``replay_rule``.
 
     Raises:
         RecordError: a level's cost is in neither the header nor the run's own epochs.
@@ -197,7 +197,7 @@ def _row_costs(record: Record) -> Costs:
 def signal_cost(record: Record, rule: Rule) -> tuple[float, float]:
     """Seconds per epoch to measure what a rule reads, and their share of the training time.
 
-    Training time is that of compute, compression and communication. An instrument counts in full,
+    Training time is compute, compression and communication. An instrument counts in full,
     also if it measures other statistics in the same pass. (nan, nan): the record lacks its seconds.
     """
     needs = as_policy(rule).needs

@@ -11,12 +11,12 @@ from pathlib import Path
 from regimes.errors import RecordError
 from regimes.inputs import track_inputs
 from regimes.network import Network
-from regimes.records import notes, unpacked, write_output
+from regimes.records import unpack_records, write_notes, write_output
 from regimes.report import content, pictures
 
 
 @track_inputs()
-def write(records: Path, network: str, out: Path, baseline: str | None = None) -> None:
+def write_report(records: Path, network: str, out: Path, baseline: str | None = None) -> None:
     """Write the page of the records in a folder or archive.
 
     Args:
@@ -25,15 +25,15 @@ def write(records: Path, network: str, out: Path, baseline: str | None = None) -
     """
     if not out.name or out.is_dir():
         raise RecordError(f"cannot write {out}: it is a folder, expected a file, e.g. report.html")
-    write_output(out, page(records, network, baseline))
+    write_output(out, render_page(records, network, baseline))
 
 
-def page(records: Path, network: str, baseline: str | None = None) -> str:
+def render_page(records: Path, network: str, baseline: str | None = None) -> str:
     import jinja2
 
     link = Network.parse(network)
-    with unpacked(records) as root:
-        study = content.read(root, records)
+    with unpack_records(records) as root:
+        study = content.read_study(root, records)
         environment = jinja2.Environment(
             loader=jinja2.PackageLoader("regimes.report", "."),
             autoescape=True,
@@ -42,16 +42,16 @@ def page(records: Path, network: str, baseline: str | None = None) -> str:
             lstrip_blocks=True,
         )
         return environment.get_template("page.html").render(
-            unit=content.unit,
+            unit=content.name_unit,
             study=study,
-            notes=notes(study.runs),
-            table=content.results(study),
-            differences=content.differences(study, baseline),
-            seconds=content.seconds(study),
-            cost=content.cost(study, link),
+            notes=write_notes(study.runs),
+            table=content.tabulate_results(study),
+            differences=content.tabulate_differences(study, baseline),
+            seconds=content.tabulate_seconds(study),
+            cost=content.tabulate_cost(study, link),
             others=content.other_methods(study, link),
-            configuration=content.configuration(study),
-            provenance=content.provenance(study),
-            redraw=content.redraw(study, network),
-            pictures=pictures.draw(study),
+            configuration=content.write_configuration(study),
+            provenance=content.tabulate_provenance(study),
+            redraw=content.redraw_commands(study, network),
+            pictures=pictures.draw_pictures(study),
         )

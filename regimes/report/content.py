@@ -14,28 +14,28 @@ import pandas as pd
 import tomli_w
 
 from regimes import __version__
-from regimes.console.progress import tracked
+from regimes.console.progress import track_progress
 from regimes.console.tables import Table
-from regimes.console.units import human
-from regimes.cost.cases import cases, setting
-from regimes.cost.predict import predict
+from regimes.console.units import format_quantity
+from regimes.cost.cases import compared_fields, make_cases
+from regimes.cost.predict import predict_seconds
 from regimes.errors import RecordError, RegimesError
 from regimes.job.run_warnings import run_warnings
 from regimes.monitor.text import unknown_text
-from regimes.monitor.watch import state
-from regimes.network import Network, spell
+from regimes.monitor.watch import describe_state
+from regimes.network import Network, format_bandwidth
 from regimes.plotting import style
-from regimes.plotting.curves import has
-from regimes.plotting.groups import Groups, groups, tested_by, typical_run
-from regimes.plotting.looks import Metric, order, styles_of
-from regimes.plotting.schedules import DASH, between, pairs_of, schedules
+from regimes.plotting.curves import has_metric
+from regimes.plotting.groups import Groups, group_runs, tested_by, typical_run
+from regimes.plotting.looks import Metric, order_schedules, styles_of
+from regimes.plotting.schedules import DASH, differences_between, pairs_of, tabulate_schedules
 from regimes.records import (
     NOT_RECORDED,
     OWN,
     Record,
-    find,
+    find_runs,
+    format_progress,
     load,
-    progress,
     read_events,
     select_and_separate,
 )
@@ -48,7 +48,7 @@ class RunEntry:
     """One run's folder, as far as it can be read."""
 
     place: str  # relative to the folder of the study
-    state: str  # "damaged", or as `watch.state` calls it
+    state: str  # "damaged", or as `watch.describe_state` calls it
     more: str = ""  # why it stopped, or what is damaged
     progress: str = ""  # trained epochs, in words
     record: Record | None = None
@@ -73,7 +73,7 @@ class Study:
 
     @cached_property
     def example(self) -> Record:
-        """The run whose configuration and metric stand for all."""
+        """The run with the configuration and metric that stand for all."""
         return typical_run(self.groups) if self.groups else self.records[0]
 
     @property
@@ -120,13 +120,13 @@ class Study:
         counts = [len(runs) for runs in self.groups.values()]
         seeds = f" ({style.seeds_in_words(counts)} each)" if counts else ""
         what = "One run" if self.single else f"{many}{seeds}"
-        return f"{what}. {style.setting(self.example)}."
+        return f"{what}. {style.describe_setting(self.example)}."
 
 
-def read(root: Path, place: Path) -> Study:
+def read_study(root: Path, place: Path) -> Study:
     """Every selected run in or under a folder, the content of ``place``; RecordError if none can be
     read, or they are of different settings."""
-    entries = [_entry(path, root) for path in tracked(find(root), "reading runs")]
+    entries = [_entry(path, root) for path in track_progress(find_runs(root), "reading runs")]
     selected = select_and_separate([entry.record for entry in entries if entry.record])
     by_folder = {run.folder: run for run in selected}  # with the names of separate experiments
     entries = [
@@ -140,9 +140,9 @@ def read(root: Path, place: Path) -> Study:
         raise RecordError(f"no run in or under {place} can be read: {entries[0].more}")
     begun = [entry.record for entry in entries if entry.record and entry.record.rows]
     try:
-        by_name = groups(begun, unfinished=True)
+        by_name = group_runs(begun, unfinished=True)
     except RecordError as error:
-        raise RecordError(relative(root, error)) from None
+        raise RecordError(shorten_paths(root, error)) from None
     by_schedule = {
         name: [run for run in runs if run.finished] or runs for name, runs in by_name.items()
     }
@@ -154,46 +154,46 @@ def _entry(path: Path, root: Path) -> RunEntry:
     try:
         record = load(path)
     except RecordError as error:
-        return RunEntry(place, "damaged", relative(root, error))
-    what, more = state(path, record.header, record.rows)
-    trained = progress(record.header, record.rows, " of ")
+        return RunEntry(place, "damaged", shorten_paths(root, error))
+    what, more = describe_state(path, record.header, record.rows)
+    trained = format_progress(record.header, record.rows, " of ")
     return RunEntry(place, what, more if what == "stopped" else "", trained, record)
 
 
-def unit(study: Study) -> str:
+def name_unit(study: Study) -> str:
     """What a row of the records is: "epoch" or "unit"."""
     return "unit" if study.example.config.get("unit_steps") else "epoch"
 
 
-def relative(root: Path, error: RegimesError) -> str:
+def shorten_paths(root: Path, error: RegimesError) -> str:
     """An error's text, with paths relative to the study's folder."""
     return str(error).replace(f"{root}/", "")
 
 
-def results(study: Study) -> Table:
+def tabulate_results(study: Study) -> Table:
     """One row per schedule: metric, n, traffic; of an unfinished one how far it is."""
     columns = ("metric", "n", "floats", "of_base", "bytes")
     table = Table(("schedule", study.metric.heading, "n", "floats", "of low throughout", "bytes"))
     if finished := [run for run in study.runs if run.finished]:
-        table = schedules(finished).table(columns)
+        table = tabulate_schedules(finished).table(columns)
     rows = {row[0]: row for row in table.rows}
     for name, runs in study.groups.items():
         longest = max(runs, key=lambda run: len(run.rows))
-        trained = f"unfinished: {progress(longest.header, longest.rows, ' of ')}"
+        trained = f"unfinished: {format_progress(longest.header, longest.rows, ' of ')}"
         rows.setdefault(name, (name, trained, *[DASH] * (len(columns) - 1)))
     return Table(table.heads, [rows[name] for name in study.groups])
 
 
-def differences(study: Study, baseline: str | None = None) -> Table:
+def tabulate_differences(study: Study, baseline: str | None = None) -> Table:
     """The finished schedules against each other; RecordError for an unknown baseline."""
     runs = [run for run in study.runs if run.finished]
     if baseline is not None:
         pairs_of(list(dict.fromkeys(run.name for run in runs)), baseline)
-    return (between(runs, baseline) if runs else None) or Table()
+    return (differences_between(runs, baseline) if runs else None) or Table()
 
 
-def seconds(study: Study) -> Table:
-    """Per schedule, the seconds of an epoch by clock, and those of a run."""
+def tabulate_seconds(study: Study) -> Table:
+    """Per schedule, the seconds of an epoch by clock, and of a run."""
     means = {}  # of each clock over all epochs that have any
     for name, runs in study.groups.items():
         clocks = pd.concat([run.epochs.filter(like="seconds_") for run in runs])
@@ -210,29 +210,29 @@ def seconds(study: Study) -> Table:
         parts = mean.reindex(names, fill_value=0.0)
         texts = [f"{x:.3g} ({100 * x / total:.0f} %)" if x else DASH for x in parts]
         lines.append((name, *texts, f"{total:.3g}", f"{epochs * total:.3g}"))
-    return Table(("schedule", *names, f"s/{unit(study)}", "s/run"), lines)
+    return Table(("schedule", *names, f"s/{name_unit(study)}", "s/run"), lines)
 
 
-def cost(study: Study, network: Network) -> Table:
+def tabulate_cost(study: Study, network: Network) -> Table:
     """Predicted seconds of an epoch on a network, and the break-even bandwidth, per level and
     schedule. Schedules of another setting than the example's are named in the note instead."""
-    config, ours = study.example.config, setting(study.example)
-    alike = {name: runs for name, runs in study.groups.items() if setting(runs[0]) == ours}
+    config, ours = study.example.config, compared_fields(study.example)
+    alike = {name: runs for name, runs in study.groups.items() if compared_fields(runs[0]) == ours}
     left_out = ", ".join(name for name in study.groups if name not in alike)
     try:
-        known = cases([run for runs in alike.values() for run in runs])
-        frame = predict(known, network, config["workers"])
+        known = make_cases([run for runs in alike.values() for run in runs])
+        frame = predict_seconds(known, network, config["workers"])
     except RecordError as error:
-        return Table(note=f"No prediction: {relative(study.root, error)}.")
+        return Table(note=f"No prediction: {shorten_paths(study.root, error)}.")
     parts, speed_up = ("compute", "compress", "communicate"), "×\N{NO-BREAK SPACE}dense"
-    heads = ("level or schedule", *parts, f"s/{unit(study)}", speed_up, "pays below")
+    heads = ("level or schedule", *parts, f"s/{name_unit(study)}", speed_up, "pays below")
     lines = [
         (
             f"{row['case']}{'' if row['kind'] == 'level' else ' (schedule)'}",
             *(f"{row['steps_per_epoch'] * row[part]:.3g}" for part in parts),
             f"{row['epoch']:.3g}",
             f"{row['speed_up']:.2f}",
-            spell(row["break_even"]),
+            format_bandwidth(row["break_even"]),
         )
         for row in frame.to_dict("records")
     ]
@@ -242,19 +242,19 @@ def cost(study: Study, network: Network) -> Table:
 
 def other_methods(study: Study, network: Network) -> Table:
     """Predicted milliseconds of a step of the example's job by its own levels and other methods."""
-    from regimes.cost.recorded import alternatives
+    from regimes.cost.recorded import tabulate_alternatives
 
     try:
-        frame = alternatives(study.example, network)
+        frame = tabulate_alternatives(study.example, network)
     except RegimesError as error:  # also of a compressor that is not installed
-        return Table(note=f"No prediction: {relative(study.root, error)}.")
+        return Table(note=f"No prediction: {shorten_paths(study.root, error)}.")
     lines = [
         (
             row["method"],
             *(f"{1e3 * row[name]:.3g}" for name in ("compress", "communicate", "seconds")),
-            human(row["bytes"], "B"),
+            format_quantity(row["bytes"], "B"),
             f"{row['speed_up']:.2f}",
-            spell(row["break_even"]),
+            format_bandwidth(row["break_even"]),
         )
         for row in frame.to_dict("records")
     ]
@@ -265,7 +265,7 @@ def other_methods(study: Study, network: Network) -> Table:
 # -- where the runs come from ----------------------------------------------------------------
 
 
-def configuration(study: Study) -> list[tuple[str, str]]:
+def write_configuration(study: Study) -> list[tuple[str, str]]:
     """(title, TOML): what all runs share, then what each schedule has of its own."""
     configs = {run.name: run.config for run in study.records}
     if study.single:
@@ -275,7 +275,9 @@ def configuration(study: Study) -> list[tuple[str, str]]:
     same = {k for k in keys if all(c.get(k) == example.get(k) for c in configs.values())}
     parts = [("all runs", _toml(example, same) + _comments(study.example))]
     return parts + [
-        (name, text) for name in order(configs) if (text := _toml(configs[name], keys - same))
+        (name, text)
+        for name in order_schedules(configs)
+        if (text := _toml(configs[name], keys - same))
     ]
 
 
@@ -304,7 +306,7 @@ def _writable(value: Any) -> Any:
     return value
 
 
-def provenance(study: Study) -> list[tuple[str, list[str]]]:
+def tabulate_provenance(study: Study) -> list[tuple[str, list[str]]]:
     """(what, its distinct values over all runs)."""
     rows = [_origin(run) for run in study.records]
     values = [(key, _distinct(row[key] for row in rows)) for key in rows[0]]
@@ -348,11 +350,11 @@ def _distinct(values: Iterable[str], most: int = 5) -> list[str]:
     return distinct if rest <= 0 else [*distinct[:most], f"and {rest} more"]
 
 
-def redraw(study: Study, network: str) -> list[str]:
+def redraw_commands(study: Study, network: str) -> list[str]:
     """Commands that draw this page and its parts again."""
     name, link = (shlex.quote(x) for x in (study.place.resolve().name, network))
     commands = [f"regimes report {name} --network {link}", f"regimes cost {name} --network {link}"]
     if not study.place.is_file():
         commands.append(f"regimes detect {name}")
-    drawn = not study.unfinished and all(has(run, study.metric) for run in study.runs)
+    drawn = not study.unfinished and all(has_metric(run, study.metric) for run in study.runs)
     return [*commands, f"regimes figure curves {name}"] if drawn else commands

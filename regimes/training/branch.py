@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from regimes.config import BranchConfig
-from regimes.config.arguments import checked
+from regimes.config.arguments import check_arguments
 from regimes.data.objects import Loss, LossWeight, Metric, own_task
 from regimes.errors import ConfigError
 from regimes.job.reporters import Reporter
@@ -20,7 +20,7 @@ from regimes.training.phases import branch_config
 from regimes.training.simulate import _name_of
 
 
-@checked("model", "loss", "metric")
+@check_arguments("model", "loss", "metric")
 def branch(
     record: Record | str | Path,
     *,

@@ -15,23 +15,22 @@ from regimes.capabilities import FIXED_WORKERS, RATES_AHEAD, Mode, declared_need
 from regimes.collectives.connect import connect_world
 from regimes.collectives.devices import pick_device
 from regimes.collectives.world import World
-from regimes.compression.base import dropping
+from regimes.compression.base import levels_without_feedback
 from regimes.compression.reducer import Reducer
 from regimes.compression.traffic import check_order, costs_per_step
 from regimes.config import DENSE, AnyLevel, RunConfig, to_dict
-from regimes.data import Task
-from regimes.data import load as load_task
+from regimes.data import Task, load_task
 from regimes.exchange.exchange import Exchange, buckets_with_loss
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.gradient_norm import PER_WORKER
-from regimes.instruments.panel import choose
+from regimes.instruments.panel import choose_instruments
 from regimes.job.link import LinkMeter
 from regimes.models import check_real
 from regimes.policies.controller import Controller, WholeController
 from regimes.policies.history import Ahead, level_costs
 from regimes.precision import full_precision, is_half
 from regimes.records import Header, Row, provenance
-from regimes.seeding import derive
+from regimes.seeding import derive_seed
 from regimes.training.checks import (
     PlugIns,
     check_combined,
@@ -145,7 +144,9 @@ class Run:
         started = {name: table.start(job) for name, table in config.interventions.items()}
         self.interventions: dict[str, Intervention] = started
         self.context = self._make_context()
-        self.panel = choose(config.instruments, plug_ins.policy_needs, signal, self.context)
+        self.panel = choose_instruments(
+            config.instruments, plug_ins.policy_needs, signal, self.context
+        )
         self.step = self._make_step()
         self.header = cast("Header", {})
         self.rows: list[Row] = []
@@ -213,7 +214,7 @@ class Run:
             return None
 
         def batch(number: int) -> reduction.Batch:
-            seed = derive(config.seed, "trial", number)
+            seed = derive_seed(config.seed, "trial", number)
             return task.samples(self.batches, seed, 0, 1, rule.samples)[0]
 
         probe = Probe(model, batch, lambda batch: task.loss(model, *batch))
@@ -230,7 +231,9 @@ class Run:
         if RATES_AHEAD in declared_needs(rule):
             rates = mean_rates(self.learning_rate, self.units)
         steps = [stop - first for first, stop in map(self.units.step_span, range(len(self.units)))]
-        ahead = Ahead(rates, steps, costs, dropping(self.plug_ins.compressor, config.levels))
+        ahead = Ahead(
+            rates, steps, costs, levels_without_feedback(self.plug_ins.compressor, config.levels)
+        )
         return Controller(rule, names, compressed, config.signal, costs, ahead)
 
     def _make_context(self) -> MeasurementContext:

@@ -25,8 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regimes.compression import compressor
-from regimes.compression.base import has_feedback, restarted, upgraded
+from regimes.compression import make_compressor
+from regimes.compression.base import has_feedback, restart_memories, upgrade_memories
 from regimes.config import OptimizerConfig, RunConfig
 from regimes.errors import ConfigError
 from regimes.job.residuals import average_residuals
@@ -77,13 +77,13 @@ def _copy_part(part: Part) -> Part:
 
 
 def _fit_compressor(run: Run, state: State, before: RunConfig, notes: Notes) -> None:
-    old, new = compressor(before.compressor), run.plug_ins.compressor
+    old, new = make_compressor(before.compressor), run.plug_ins.compressor
     same = type(old) is type(new)
     fresh, _ = run.reducer.state_dict()
 
     def fit(table: _Table) -> _Table:
-        memories = upgraded(get_column(table, "memory"), old.residual)
-        return with_column(table, "memory", memories if same else restarted(memories, fresh))
+        memories = upgrade_memories(get_column(table, "memory"), old.residual)
+        return with_column(table, "memory", memories if same else restart_memories(memories, fresh))
 
     state["layers"] = fit(state["layers"])
     if "outer" in state:

@@ -12,13 +12,13 @@ import torch
 
 from regimes import capabilities
 from regimes.capabilities import LEVEL_BYTES, WORKER_SCORES, declared_needs
-from regimes.compression import Compressor, compressor
+from regimes.compression import Compressor, make_compressor
 from regimes.compression.base import check_level
 from regimes.config import DENSE, OuterConfig, RunConfig, check_bounds
 from regimes.data import deficits
 from regimes.data.task import Task
 from regimes.errors import ConfigError, DataError, require
-from regimes.policies import Policy, check_levels, policy
+from regimes.policies import Policy, check_levels, make_policy
 from regimes.policies.link import link_of
 from regimes.policies.trial import NO_PERIOD
 from regimes.training.interventions import Circumstances, check_interventions
@@ -51,7 +51,7 @@ class PlugIns:
                 fit together.
         """
         check_bounds(config)
-        chosen, rule = compressor(config.compressor), policy(config.policy)
+        chosen, rule = make_compressor(config.compressor), make_policy(config.policy)
         link_of(rule)
         for name, size in config.batch_levels.items():
             if size < config.batch_size or size % config.batch_size:
@@ -60,7 +60,7 @@ class PlugIns:
                     f"{config.batch_size}, the micro-batch that is accumulated"
                 )
         batch = _whole_policy(config, "batch", "larger", "the smaller batch")
-        deficit = deficits.deficit(config.deficit)
+        deficit = deficits.make_deficit(config.deficit)
         sync = _whole_policy(config, "sync", "longer", "the shorter period")
         made = cls(chosen, rule, batch, sync, deficit)
         check_combined(config, made)
@@ -90,7 +90,7 @@ def _whole_policy(config: RunConfig, kind: str, more: str, less: str) -> Policy 
     field, levels = f"{kind}_policy", getattr(config, f"{kind}_levels")
     if (table := getattr(config, field)) is None:
         return None
-    rule = policy(table, field)
+    rule = make_policy(table, field)
     link_of(rule, field)
     others = "another: this one chooses levels of a compressor, no periods or batches"
     require(LEVEL_BYTES not in declared_needs(rule), field, table["name"], others)

@@ -23,10 +23,10 @@ from regimes import reduction
 from regimes.collectives.islands import as_gradient, local_part
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
-from regimes.errors import ConfigError, TrainingError, unexpected
+from regimes.errors import ConfigError, TrainingError, unexpected_value
 from regimes.precision import is_half
 from regimes.reduction import CarryingLoss, Loss, OwnMean, SampleMean, Share
-from regimes.seeding import derive, seed_generators
+from regimes.seeding import derive_seed, seed_generators
 from regimes.training.batchnorm import PerWorkerBatchNorm
 from regimes.training.parts import ONE_SAMPLE, ONE_VALUE
 from regimes.training.replicas import Replicas
@@ -218,7 +218,7 @@ class Gradients:
         for row, (worker, _) in enumerate(zip(hosted, each, strict=True)):
             self._final_backward = last and row == len(x) - 1 and not local
             if self.seeded:
-                seed_generators(derive(self.seed, "dropout", *key, worker), x.device)
+                seed_generators(derive_seed(self.seed, "dropout", *key, worker), x.device)
             mode = self.batchnorm.set_pass(1, update=local or worker == self.world.leader)
             own = share[row] if isinstance(share, Tensor) else share
             losses.append(self._forward_backward(row, x[row], y[row], own, mode))
@@ -261,7 +261,9 @@ class Gradients:
                 torch.autograd.grad(loss, self.parameters, allow_unused=True)
         except torch._dynamo.exc.TorchDynamoException as error:
             reason = str(error).strip().splitlines()[0]
-            raise unexpected("compile", True, f"a model that torch can compile: {reason}") from None
+            raise unexpected_value(
+                "compile", True, f"a model that torch can compile: {reason}"
+            ) from None
 
     def move_hidden(self, moved: Callable[[list[Any]], list[Any]]) -> Callable[[], None]:
         """Call it before the present workers change; call what it returns after that.

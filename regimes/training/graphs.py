@@ -17,7 +17,7 @@ graphs are captured: libraries prepare a stream at its first use, which a captur
 What torch asks of a capture (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs), and
 where it is done: no wait of the host (the bounds of a step); fixed addresses (batch, losses, the
 gradients' stack, and `_Graph.inputs`); no random state of the host (``Gradients.seeded``,
-``seeding.SeedTable``); what a graph reads stays alive (``kernels.holding``).
+``seeding.SeedTable``); what a graph reads stays alive (``kernels.hold_cached_tensors``).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from torch import Tensor
 
 from regimes.collectives.meter import Meter
 from regimes.compression.base import State
-from regimes.compression.kernels import holding
+from regimes.compression.kernels import hold_cached_tensors
 from regimes.compression.reducer import Reducer
 from regimes.errors import ConfigError
 from regimes.seeding import SeedTable
@@ -53,7 +53,7 @@ class _Graph:
 
     Attributes:
         inputs: what a replay reads at these addresses; ``output``: what it leaves at others.
-        held: see ``kernels.holding``.
+        held: see ``kernels.hold_cached_tensors``.
         seeds, sent, after: of a reduction: its seeds, what one step sends, and the fields of each
             memory after it.
     """
@@ -118,7 +118,7 @@ class _Graphs:
             graph.graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"
         )
         try:
-            with holding() as graph.held, recording:
+            with hold_cached_tensors() as graph.held, recording:
                 graph.output = work()
         except torch.OutOfMemoryError:
             raise

@@ -14,8 +14,8 @@ from typing import Any, Literal, cast
 
 from regimes.collectives.agreement import check_same_weights, fingerprint
 from regimes.config import DENSE, AnyLevel, RunConfig
-from regimes.config.arguments import checked
-from regimes.console.notebook import stoppable
+from regimes.config.arguments import check_arguments
+from regimes.console.notebook import end_in_one_sentence
 from regimes.data import Task
 from regimes.errors import RegimesError, require
 from regimes.instruments.panel import check_measured
@@ -23,8 +23,8 @@ from regimes.job.clock import LOOP, Clock
 from regimes.job.reporters import Reporter, Reporters, default_reporters
 from regimes.job.rows import traffic_columns
 from regimes.job.termination import GracefulShutdown, Terminated
-from regimes.records import Record, RecordWriter, Row, complete, load, read_header, unit_name
-from regimes.records.extent import progress
+from regimes.records import Record, RecordWriter, Row, is_complete, load, read_header, unit_name
+from regimes.records.extent import format_progress
 from regimes.records.files import record_folder
 from regimes.training.build import Run, prepare_run
 from regimes.training.changes import rate_after
@@ -39,7 +39,7 @@ from regimes.training.state import open_record, remaining_phases, save_run
 from regimes.training.step import Losses
 
 
-@checked()
+@check_arguments()
 def run(
     config: RunConfig,
     out: str | Path,
@@ -73,7 +73,7 @@ def run(
     require(good, "resume", resume, 'True, False or "auto"')
     resumed = _has_epoch(out) if resume == "auto" else resume
     reporters = default_reporters() if reporters is None else reporters
-    with stoppable(lambda: _describe_kept(out, resume == "auto")):
+    with end_in_one_sentence(lambda: _describe_kept(out, resume == "auto")):
         for phase in remaining_phases(list_phases(resolve_quirks(config), out), out, resumed):
             resumed = _run_phase(phase, out, resumed, reporters, task, shards)
     return load(out)
@@ -88,7 +88,7 @@ def _describe_kept(out: Path, again: bool) -> str:
     if not _has_epoch(out):
         return "nothing is kept, since no epoch had ended; run the cell again to begin anew"
     run, how = load(out), "" if again else ' with resume="auto"'
-    kept = progress(run.header, run.rows, " of ")
+    kept = format_progress(run.header, run.rows, " of ")
     return f"{kept} are kept in {out}; run the cell again{how} to go on"
 
 
@@ -117,7 +117,7 @@ def _run_phase(
     group = Reporters(reporters if parts.world.rank == 0 else ())
     recorded = _open_during_run(parts, group, out, resume)
     with recorded as writer, shutdown, explain_nondeterminism():
-        while not complete(parts.header, parts.rows) and not phase.is_over(len(parts.rows)):
+        while not is_complete(parts.header, parts.rows) and not phase.is_over(len(parts.rows)):
             _advance_unit(parts, writer, group, out, shutdown)
     shutdown.pass_on()
     return True
@@ -134,7 +134,7 @@ def _open_during_run(
         reporters.event_log = writer.event if writer else None
         reporters.start(read_header(out), run.rows)
         yield writer
-        if writer and complete(run.header, run.rows):  # not yet where another phase follows
+        if writer and is_complete(run.header, run.rows):  # not yet where another phase follows
             writer.event("end")
         reporters.stop("")
         run.world.barrier()
@@ -171,7 +171,7 @@ def _advance_unit(
     run.rows.append(row)
     if writer:
         writer.epoch(row, {**seconds, **processes}, details)
-    ended = complete(run.header, run.rows)
+    ended = is_complete(run.header, run.rows)
     if due or ended or stopping or run.phase.is_over(len(run.rows)):
         save_run(run, out)
         run.saved = time.monotonic()

@@ -25,7 +25,7 @@ from regimes.capabilities import (
 from regimes.compression.needs import compressor_parts
 from regimes.config import DataConfig, ModelConfig, OuterConfig, RunConfig
 from regimes.data import deficits
-from regimes.instruments import instruments
+from regimes.instruments import make_instruments
 from regimes.instruments.needs import needs_of, policy_parts, signal_parts
 from regimes.policies.link import link_of
 from regimes.policies.schedules import period_of
@@ -68,7 +68,7 @@ def parts_of(config: RunConfig, plug_ins: PlugIns) -> Iterator[Part]:
         yield Part("model", {NAMED_TASK})
     yield from outer_parts(config.outer)
     yield from compressor_parts(plug_ins.compressor)
-    for name, tool in instruments(config.instruments).items():
+    for name, tool in make_instruments(config.instruments).items():
         yield Part(f"instruments.{name}", needs_of(tool))
     for field, rule in plug_ins.policies.items():
         yield from policy_parts(rule, field)

@@ -2,7 +2,7 @@
 
 A plain run has one. A branch (`regimes.branch`) continues its trunk's phases by one of its own; a
 pulse, a branch of a certain length, then by the trunk's again. Whether a configuration can follow
-another one is decided here, before any work; `changes` fits the state to it.
+another one is decided here, before any work; `changed_fields` fits the state to it.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from regimes.config import (
 from regimes.errors import ConfigError, require
 from regimes.records import (
     SAVING,
-    changes,
+    changed_fields,
     in_force,
-    located,
+    locate_trunk,
     read_header,
-    reference,
-    resolved,
-    spliced,
+    resolve_config,
+    splice_phases,
+    trunk_reference,
 )
-from regimes.records import phases as recorded_phases
+from regimes.records import list_phases as recorded_phases
 from regimes.training.interventions import Circumstances, check_interventions
 
 # Fields and tables that a branch shares with its trunk: its state or its units depend on them.
@@ -96,7 +96,7 @@ class Phase:
 
 def differing_fields(before: RunConfig, after: RunConfig) -> dict[str, Any]:
     """The first one's values of the fields that decide numbers and are others in the second."""
-    return changes(to_dict(before), to_dict(after))
+    return changed_fields(to_dict(before), to_dict(after))
 
 
 def list_phases(config: RunConfig, out: Path) -> list[Phase]:
@@ -109,14 +109,14 @@ def list_phases(config: RunConfig, out: Path) -> list[Phase]:
     if config.branch is None:
         return [Phase(config, config)]
     check_bounds(config.branch, "branch.")
-    trunk = located(out, config.branch.of)
+    trunk = locate_trunk(out, config.branch.of)
     if (header := read_header(trunk)).get("written_by") == "hook":
         raise ConfigError(
             f"{trunk} is the record of your own training script and has no checkpoint"
         )
     every = [
-        (first, from_dict(RunConfig, resolved(plain)))
-        for first, plain in spliced(recorded_phases(trunk), to_dict(config))
+        (first, from_dict(RunConfig, resolve_config(plain)))
+        for first, plain in splice_phases(recorded_phases(trunk), to_dict(config))
     ]
     at, kept = config.branch.at, {name: getattr(config, name) for name in _HARDWARE_FIELDS}
     every = [(first, replace(c, branch=None, **kept) if first > at else c) for first, c in every]
@@ -126,7 +126,7 @@ def list_phases(config: RunConfig, out: Path) -> list[Phase]:
             stop, after = every[i + 1] if i + 1 < len(every) else (None, None)
             made.append(Phase(own, config, first, stop, after, tuple(every[:i]), trunk))
     trained = in_force(recorded_phases(trunk), at)
-    _check_branch(from_dict(RunConfig, resolved(trained)), config, header["units"])
+    _check_branch(from_dict(RunConfig, resolve_config(trained)), config, header["units"])
     for phase in made:
         if phase.first:
             known = Circumstances(first=phase.first, before=phase.config_before(phase.first))
@@ -182,10 +182,10 @@ def branch_config(
     """
     check_bounds(branch, "branch.")
     table = in_force(recorded_phases(trunk), branch.at)
-    base = from_dict(RunConfig, resolved(table))
+    base = from_dict(RunConfig, resolve_config(table))
     base = replace(base, branch=None, checkpoint_keep=None, reporters=())
     if isinstance(settings, Mapping):
         made = override_fields(base, settings)
     else:
         made = override(base, [settings] if isinstance(settings, str) else list(settings))
-    return replace(made, branch=replace(branch, of=reference(trunk, out)))
+    return replace(made, branch=replace(branch, of=trunk_reference(trunk, out)))

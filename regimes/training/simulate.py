@@ -22,11 +22,11 @@ from regimes.config import (
     RunConfig,
     as_level,
 )
-from regimes.config.arguments import checked
+from regimes.config.arguments import check_arguments
 from regimes.config.registry import required_arguments
 from regimes.config.toml import override_fields
 from regimes.data.objects import Loss, LossWeight, Metric, ObjectTask, own_task
-from regimes.errors import ConfigError, nearest, unexpected
+from regimes.errors import ConfigError, suggest_nearest, unexpected_value
 from regimes.job.reporters import Reporter
 from regimes.records import OWN, Record
 from regimes.records.files import record_folder
@@ -35,7 +35,7 @@ from regimes.training.checks import PlugIns
 from regimes.training.loop import run
 
 
-@checked("model", "loss", "metric")
+@check_arguments("model", "loss", "metric")
 def simulate(
     model: nn.Module | Callable[[], nn.Module],
     train_data: Any,
@@ -137,12 +137,14 @@ def own_training(
     }
     for name in given:
         if name not in defaults:
-            raise ConfigError(f"{name}: no argument of a training. {nearest(name, defaults)}")
+            raise ConfigError(
+                f"{name}: no argument of a training. {suggest_nearest(name, defaults)}"
+            )
     own: Any = SimpleNamespace(**defaults | given)
     rule = _as_table(policies.REGISTRY, own.policy)
     chosen, levels = _as_table(compression.REGISTRY, own.compressor), own.levels
     if levels is None:
-        levels = compression.compressor(dict(chosen)).usual
+        levels = compression.make_compressor(dict(chosen)).usual
     config = RunConfig(
         name=own.name or str(rule["name"]).rpartition(":")[2],
         seed=own.seed,
@@ -169,11 +171,11 @@ def _as_table(registry: Registry, given: Any) -> dict[str, Any]:
         return {"name": given}
     if isinstance(given, Mapping):
         if not isinstance(given.get("name"), str) and registry is not optimizers.CLASSES:
-            raise unexpected(registry.kind, dict(given), "a name, or a table with a name")
+            raise unexpected_value(registry.kind, dict(given), "a name, or a table with a name")
         return dict(given)
     if given is None or isinstance(given, int | float | type):
         expected = "a name, a table with a name, or an object"
-        raise unexpected(registry.kind, given, expected)
+        raise unexpected_value(registry.kind, given, expected)
     return registry.table(given)
 
 
@@ -208,7 +210,7 @@ def _name_of(model: Any) -> str:
     """
     made = type(model) if isinstance(model, nn.Module) else model
     if not callable(made):
-        raise unexpected("model", model, "an nn.Module, or a function that makes one")
+        raise unexpected_value("model", model, "an nn.Module, or a function that makes one")
     name = str(getattr(made, "__name__", type(made).__name__)).strip("<>")
     if made is model and (needed := required_arguments(made)):
         raise ConfigError(

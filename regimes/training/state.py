@@ -20,8 +20,8 @@ from regimes.records import (
     RecordWriter,
     Row,
     check_same,
-    complete,
-    ended,
+    has_ended,
+    is_complete,
     provenance,
     read_events,
     read_header,
@@ -83,10 +83,10 @@ def _if_finished(out: Path) -> list[Row] | None:
     """
     header = read_header(out)
     rows = read_rows(out, header)
-    whole = complete(header, rows)
+    whole = is_complete(header, rows)
     return (
         rows
-        if whole and (ended(read_events(out)) or not checkpoint.list_checkpoints(out))
+        if whole and (has_ended(read_events(out)) or not checkpoint.list_checkpoints(out))
         else None
     )
 
@@ -176,7 +176,7 @@ def _header(run: Run) -> Header:
     levels = {name: run.level_value(name) for name in config.levels}
     header = build_header(
         to_dict(config),
-        provenance.code(to_dict(config), _own_classes(run)),
+        provenance.describe_code(to_dict(config), _own_classes(run)),
         run.world,
         run.device,
         run.layers,

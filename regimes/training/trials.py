@@ -28,7 +28,7 @@ from regimes.collectives.requests import Gather
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, AnyLevel, OuterConfig
 from regimes.errors import ConfigError
-from regimes.instruments.panel import finite
+from regimes.instruments.panel import finite_or_none
 from regimes.job.state import by_layer, get_column
 from regimes.policies import Policy, Trial
 from regimes.training.replicas import Replicas, outer_optimizer
@@ -161,8 +161,8 @@ class Trials:
             "level": trial.level,
             "base": trial.base,
             "treated": [*trial.treated],
-            "scores": [finite(score) for score in scores],
-            "difference": finite(sums[1] / treated - sums[0] / others),
+            "scores": [finite_or_none(score) for score in scores],
+            "difference": finite_or_none(sums[1] / treated - sums[0] / others),
             "bytes": trial.bytes + self._bytes_sent() - before,
         }
         self.ended.append(entry)

@@ -176,7 +176,7 @@ def test_muon_has_hidden_matrices_to_train(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(correct, "trained", trained)
     correct.CHECKS["optimizer muon"](Place(CPU, tmp_path))
-    network = models.build(**vars(configs[0].model), classes=256, sequence=8)
+    network = models.build_model(**vars(configs[0].model), classes=256, sequence=8)
     built = optimizers.build_optimizers(configs[0].optimizer, network, 256)
     assert [type(p).__name__ for p in built.parts] == ["Muon", "AdamW"]
 

@@ -194,7 +194,7 @@ def test_a_graph_outlives_the_caches_of_what_it_reads(tmp_path: Path) -> None:
     class Forgets(Steps):
         def step(self, *_: Any) -> None:
             if self.diary.graphs["captured"] == 2:
-                kernels._padding.forget()
+                kernels._index_padding.forget()
 
     with pretended.gpu() as diary:
         quiet = [*TINY, *POWERSGD, HIGH, "graphs=2"]

@@ -37,7 +37,7 @@ from regimes.curvature import lanczos as algorithm
 from regimes.curvature.lanczos import lanczos
 from regimes.data import deficits
 from regimes.models.transformer import GPT
-from regimes.seeding import stream
+from regimes.seeding import make_generator
 from regimes.training.rounds import Rounds
 
 PRODUCT = 40, 2  # launches and waits of a step of Lanczos beside the product itself
@@ -159,7 +159,7 @@ def test_a_step_of_lanczos_does_not_grow_with_the_network(monkeypatch: pytest.Mo
                 lambda v: scale * v,
                 d,
                 max_products=most,
-                generator=stream(1),
+                generator=make_generator(1),
                 tolerance=1e-9,
                 device="cuda",
             )
@@ -173,12 +173,12 @@ def test_a_step_of_lanczos_does_not_grow_with_the_network(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("size", [5, 64, 2 * 64, 683 * 64 + 17])
 def test_sums_in_blocks_are_those_of_float64(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(algorithm, "CHUNK", 64)
-    rows = torch.randn(7, size, generator=stream(2))
+    rows = torch.randn(7, size, generator=make_generator(2))
     exact = rows.double() @ rows[0].double()
     with pretended.gpu() as diary:
         there = rows.to("cuda")
         diary.clear()
-        sums, norm = algorithm.inner(there[1:4], there[0]), algorithm.length(there[0])
+        sums, norm = algorithm.inner_products(there[1:4], there[0]), algorithm.vector_norm(there[0])
         assert diary.ops.total() <= 12
         assert diary.waits.total() == 0
     torch.testing.assert_close(sums, exact[1:4], rtol=0, atol=1e-6 * float(exact[0]))

@@ -196,7 +196,7 @@ def test_visible_gpus_are_those_of_the_variable(
     variable: str, found: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
-    assert gpus.visible() == found
+    assert gpus.visible_gpus() == found
 
 
 def test_without_the_variable_torch_counts_and_only_where_a_driver_is(
@@ -205,15 +205,15 @@ def test_without_the_variable_torch_counts_and_only_where_a_driver_is(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(gpus, "_driver", lambda: True)
-    assert gpus.visible() == ["0", "1", "2"]
+    assert gpus.visible_gpus() == ["0", "1", "2"]
     monkeypatch.setattr(gpus, "_driver", lambda: False)
-    assert gpus.visible() == []
+    assert gpus.visible_gpus() == []
 
 
 def test_a_device_that_a_configuration_names_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
-    assert gpus.shared(3, ["auto", "cuda"]) == ["4", "5", "4"]
-    assert gpus.shared(2, ["auto", "cuda:1"]) == [None, None]
+    assert gpus.share_gpus(3, ["auto", "cuda"]) == ["4", "5", "4"]
+    assert gpus.share_gpus(2, ["auto", "cuda:1"]) == [None, None]
 
 
 def seen(folder: Path, config: RunConfig) -> str:

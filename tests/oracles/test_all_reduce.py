@@ -208,10 +208,10 @@ def test_chunks_do_not_change_a_bit(
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(codes, "CHUNK", size)
             values = torch.empty_like(numbers)
-            wire = all_reduce.quantise(numbers, bits, block, noise, values)
-            assert torch.equal(all_reduce.quantise(numbers, bits, block, noise), wire)
+            wire = all_reduce.quantise_rows(numbers, bits, block, noise, values)
+            assert torch.equal(all_reduce.quantise_rows(numbers, bits, block, noise), wire)
             assert torch.equal(
-                all_reduce.dequantise(wire, bits, block, shape[2], numbers.dtype), values
+                all_reduce.dequantise_rows(wire, bits, block, shape[2], numbers.dtype), values
             )
             mean = all_reduce.in_order_sum(wire, bits, block, shape[2], numbers.dtype, shape[1])
             found.append((wire, values, mean))

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from regimes.data.sources import torchvision_datasets
-from regimes.models import build, resnet
+from regimes.models import build_model, resnet
 from regimes.models.googlenet import Inception
 from regimes.models.lstm import LSTM
 from regimes.models.resnet import Shortcut, SqueezeExcite, WideBlock
@@ -42,7 +42,7 @@ def theirs_densenet():
 )
 def test_equals_torchvision_with_its_stem_replaced(name, make):
     torch.manual_seed(0)
-    ours = build(name, classes=10, channels=3, image_size=32).double()
+    ours = build_model(name, classes=10, channels=3, image_size=32).double()
     theirs = make().double()
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         other.data = mine.detach().clone()

@@ -70,7 +70,7 @@ def test_other_shapes(shape: tuple[int, ...]) -> None:
 def test_activations_and_their_gradients_stay_channels_last(name: str) -> None:
     blank: dict[str, Any] = dict.fromkeys(["depth", "dropout", "heads", "tied"])
     torch.manual_seed(0)
-    model = models.build(name=name, width=8, **blank, classes=5, channels=3, image_size=16)
+    model = models.build_model(name=name, width=8, **blank, classes=5, channels=3, image_size=16)
     gradients = Gradients(model, classification_loss, World(4), union=True, seed=0)
     formats: list[bool] = []
 

@@ -9,7 +9,7 @@ import torch
 
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
-from regimes.compression.cosine import DCTTopK, basis
+from regimes.compression.cosine import DCTTopK, dct_basis
 from regimes.compression.reducer import Reducer
 from regimes.errors import ConfigError
 from regimes.exchange.exchange import Exchange
@@ -29,7 +29,9 @@ CASES = [  # shape, chunk, rows and columns of a block, by hand
 @pytest.mark.parametrize("size", [1, 2, 7, 64])
 def test_the_basis_is_that_of_scipy(size: int) -> None:
     wanted = scipy.fft.dct(np.eye(size), axis=0, norm="ortho")
-    torch.testing.assert_close(basis(size, F64, CPU), torch.from_numpy(wanted), rtol=0, atol=1e-14)
+    torch.testing.assert_close(
+        dct_basis(size, F64, CPU), torch.from_numpy(wanted), rtol=0, atol=1e-14
+    )
 
 
 def gradients(shape: tuple[int, ...], step: int) -> torch.Tensor:

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from regimes.compression.sparse import top_indices
-from regimes.seeding import BLOCK, derive, seed_generators, uniform
+from regimes.seeding import BLOCK, derive_seed, draw_uniform, seed_generators
 
 CPU = torch.device("cpu")
 PUBLISHED = [  # SplitMix64 from 1234567 (rosettacode.org, "Pseudo-random numbers/Splitmix64")
@@ -28,7 +28,7 @@ def passes(p: float) -> bool:
 
 def test_numbers_are_the_published_words() -> None:
     halves = [half >> 8 for word in PUBLISHED for half in (word & (2**32 - 1), word >> 32)]
-    _, found = uniform([(5, 3, 0), (1234567, len(halves) - 1, 0)], CPU)
+    _, found = draw_uniform([(5, 3, 0), (1234567, len(halves) - 1, 0)], CPU)
     assert found.dtype == torch.float32
     assert (found * 2**24).tolist() == halves[:-1]
 
@@ -45,12 +45,12 @@ def test_a_stream_begins_as_torchs_own_on_each_device(
         return [torch.rand(5, generator=g).tolist() for g in (torch.default_generator, *gpus)]
 
     with torch.random.fork_rng([]):
-        torch.manual_seed(derive("as torch", 1))
+        torch.manual_seed(derive_seed("as torch", 1))
         for gpu in gpus:  # what torch does where they are
-            gpu.manual_seed(derive("as torch", 1))
+            gpu.manual_seed(derive_seed("as torch", 1))
         expected = drawn()
         monkeypatch.setattr(torch, "manual_seed", lambda _: pytest.fail("torch.manual_seed"))
-        seed_generators(derive("as torch", 1), torch.device(device))
+        seed_generators(derive_seed("as torch", 1), torch.device(device))
         numbers = 1 if device == "cpu" else 3
         assert drawn()[:numbers] == expected[:numbers]
 
@@ -62,19 +62,21 @@ def test_a_gpus_numbers_are_those_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> N
         (seed, size, first)
         for size in sizes
         for first in (0, 1, BLOCK, 7)
-        for seed in (0, 2**63 - 1, derive(1, "x"))
+        for seed in (0, 2**63 - 1, derive_seed(1, "x"))
     ]
-    expected = uniform(wanted, CPU)
+    expected = draw_uniform(wanted, CPU)
     for name in ("empty", "arange"):
         make = getattr(torch, name)
         monkeypatch.setattr(torch, name, lambda *sizes, device, make=make: make(*sizes))
-    found = uniform(wanted, torch.device("meta"))
+    found = draw_uniform(wanted, torch.device("meta"))
     assert all(map(torch.equal, found, expected))
     assert [len(numbers) for numbers in found] == [size for _, size, _ in wanted]
 
 
 def test_uniform_by_chi_square_and_kolmogorov() -> None:
-    numbers = uniform([(derive(0, "layer", "quantise", 1, 0), N, 0)], CPU)[0].double().numpy()
+    numbers = (
+        draw_uniform([(derive_seed(0, "layer", "quantise", 1, 0), N, 0)], CPU)[0].double().numpy()
+    )
     assert numbers.min() >= 0
     assert numbers.max() < 1
     assert passes(stats.chisquare(np.bincount((numbers * 4096).astype(int))).pvalue)
@@ -85,8 +87,10 @@ def test_uniform_by_chi_square_and_kolmogorov() -> None:
 
 def test_neighbours_and_streams_are_independent() -> None:
     """Pairs on a grid of 64 x 64: of neighbours, of a word's halves, of streams of close keys."""
-    keys = [derive(0, "layer", "quantise", step, worker) for step in (1, 2) for worker in (0, 1)]
-    rows = [(x * 64).long() for x in uniform([(key, N, 0) for key in (*keys, 1, 2)], CPU)]
+    keys = [
+        derive_seed(0, "layer", "quantise", step, worker) for step in (1, 2) for worker in (0, 1)
+    ]
+    rows = [(x * 64).long() for x in draw_uniform([(key, N, 0) for key in (*keys, 1, 2)], CPU)]
     a = rows[0]
     pairs = [
         (a[:-1], a[1:]),
@@ -104,7 +108,7 @@ def test_the_largest_k_of_the_draws_are_any_k_alike() -> None:
     size, k, steps = 40, 10, 2000
     chosen = torch.zeros(steps, size)
     for step, row in enumerate(
-        uniform([(derive("k", step), size, 0) for step in range(steps)], CPU)
+        draw_uniform([(derive_seed("k", step), size, 0) for step in range(steps)], CPU)
     ):
         chosen[step, top_indices(row, k).long()] = 1
     share = k / size

@@ -17,7 +17,7 @@ from regimes.compression.powersgd import PowerSGD
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, Level
 from regimes.exchange.exchange import Exchange
-from regimes.seeding import stream
+from regimes.seeding import make_generator
 
 F64, SEED, RANKS = torch.float64, 5, (4, 2, 3)  # by step: dropped and added
 
@@ -62,7 +62,7 @@ class Naive:
     def _start(self, rank: int, m: int) -> np.ndarray:
         kept = list(self.q.T[:rank])
         for column in range(len(kept), rank):
-            generator = stream(SEED, self.name, "q", column)
+            generator = make_generator(SEED, self.name, "q", column)
             kept.append(torch.randn(m, generator=generator, dtype=F64).numpy())
         return np.stack(kept, 1)
 

@@ -21,7 +21,7 @@ from regimes.collectives.world import World
 from regimes.compression.powersgd import PowerState
 from regimes.compression.reducer import Reducer
 from regimes.config import RunConfig, override
-from regimes.cost.cases import cases
+from regimes.cost.cases import make_cases
 from regimes.errors import ConfigError
 from regimes.exchange.exchange import Exchange
 from regimes.training import build
@@ -139,9 +139,11 @@ def test_a_language_model_learns_and_counts_what_travels(tmp_path: Path) -> None
     for column in ("floats", "bytes"):
         assert (runs["bfloat16"][column] == runs["float32"][column]).all()
     network = regimes.Network.parse("100Mbit/s,50us")
-    dense = [cases([regimes.load(tmp_path / d)])[0].work.bytes for d in runs]
+    dense = [make_cases([regimes.load(tmp_path / d)])[0].work.bytes for d in runs]
     assert dense[0] == dense[1]
-    report.write(tmp_path / "bfloat16", str(network).replace(" µs", "us"), tmp_path / "page.html")
+    report.write_report(
+        tmp_path / "bfloat16", str(network).replace(" µs", "us"), tmp_path / "page.html"
+    )
     ours, theirs = (runs[d]["test_loss"].to_numpy() for d in ("bfloat16", "float32"))
     assert abs(ours / theirs - 1).max() < 0.05
     assert (ours != theirs).all()

@@ -30,9 +30,9 @@ from regimes.curvature import (
     layer_traces,
     trace,
 )
-from regimes.curvature.probe import preserved
+from regimes.curvature.probe import preserve_model
 from regimes.errors import ConfigError, TrainingError
-from regimes.seeding import stream
+from regimes.seeding import make_generator
 
 MODES = ["eval", "batch-statistics"]
 
@@ -57,7 +57,7 @@ def test_the_matrix_is_the_explicit_hessian(mode, memory):
     model, batches = net(), split(data(), 7, 5)
     product = HessianProduct(model, cross_entropy, batches, mode=mode, memory=memory)
     exact = explicit(mode, 7, 5)
-    v = torch.randn(20, product.dimension, generator=stream(1), dtype=torch.float64)
+    v = torch.randn(20, product.dimension, generator=make_generator(1), dtype=torch.float64)
     assert torch.allclose(product(v), v @ exact, rtol=0, atol=1e-12 * float(exact.norm()))
     assert torch.allclose(product(v[0]), v[0] @ exact, rtol=0, atol=1e-12 * float(exact.norm()))
     assert product.retained == (2 if memory else 0)
@@ -67,7 +67,9 @@ def test_the_matrix_is_the_explicit_hessian(mode, memory):
 @pytest.mark.parametrize("mode", MODES)
 def test_float32_agrees_with_float64_in_channels_last(mode):
     model, batch = net(), data()
-    v = torch.randn(HessianProduct(model, cross_entropy, [batch]).dimension, generator=stream(0))
+    v = torch.randn(
+        HessianProduct(model, cross_entropy, [batch]).dimension, generator=make_generator(0)
+    )
     exact = HessianProduct(model, cross_entropy, [batch], mode=mode)(v.double())
     small, x = copy.deepcopy(model).float(), batch[0].float()
     found = HessianProduct(small, cross_entropy, [(x, batch[1])], mode=mode)(v)
@@ -96,8 +98,8 @@ def test_a_block_is_the_diagonal_block(layer):
 
 def test_softmax_regression_closed_form_also_for_gauss_newton():
     model = seeded(lambda: nn.Linear(4, 3, bias=False).double(), "softmax")
-    x = torch.randn(20, 4, generator=stream(1), dtype=torch.float64)
-    y = torch.randint(0, 3, (20,), generator=stream(2))
+    x = torch.randn(20, 4, generator=make_generator(1), dtype=torch.float64)
+    y = torch.randint(0, 3, (20,), generator=make_generator(2))
     p = model(x).softmax(-1).detach()
     inner = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
     exact = torch.einsum("nab,ni,nj->aibj", inner, x, x).reshape(12, 12) / 20
@@ -110,14 +112,14 @@ def test_gauss_newton_of_a_net_is_j_transposed_h_j():
     model, batch = net(), data(5)
     product = HessianProduct(model, cross_entropy, [batch], kind="gauss-newton")
     exact = explicit_gauss_newton(model, batch)
-    v = torch.randn(20, product.dimension, generator=stream(1), dtype=torch.float64)
+    v = torch.randn(20, product.dimension, generator=make_generator(1), dtype=torch.float64)
     assert torch.allclose(product(v), v @ exact, rtol=0, atol=1e-11)
 
 
 def test_memory_decides_how_many_graphs_are_kept():
     batches = split(data(), 4, 4, 4)
     whole = HessianProduct(net(), cross_entropy, batches)
-    v = torch.randn(whole.dimension, generator=stream(0), dtype=torch.float64)
+    v = torch.randn(whole.dimension, generator=make_generator(0), dtype=torch.float64)
     expected = whole(v)
     one = HessianProduct(net(), cross_entropy, batches[:1])
     with_one_graph = []
@@ -196,7 +198,7 @@ def test_untouched_puts_back_what_was_moved_even_after_an_error():
         np.random.rand()  # noqa: NPY002
         raise RuntimeError("halfway")
 
-    with pytest.raises(RuntimeError, match="halfway"), preserved(model):
+    with pytest.raises(RuntimeError, match="halfway"), preserve_model(model):
         vandalise()
     assert random.getstate() == python_state
     assert np.array_equal(np.random.get_state()[1], numpy_state)  # noqa: NPY002

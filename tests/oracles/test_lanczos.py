@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regimes.curvature import lanczos as algorithm
-from regimes.curvature.lanczos import Eigenpairs, inner, lanczos, length
+from regimes.curvature.lanczos import Eigenpairs, inner_products, lanczos, vector_norm
 from regimes.errors import ConfigError
-from regimes.seeding import stream
+from regimes.seeding import make_generator
 
 # Spectra, each with the reason it is here.
 SPECTRA = {
@@ -31,12 +31,12 @@ SPECTRA = {
 
 def matrix(spectrum: list[float], seed: int = 0) -> Tensor:
     n = len(spectrum)
-    q = torch.linalg.qr(torch.randn(n, n, generator=stream(seed), dtype=torch.float64)).Q
+    q = torch.linalg.qr(torch.randn(n, n, generator=make_generator(seed), dtype=torch.float64)).Q
     return q @ torch.diag(torch.tensor(spectrum, dtype=torch.float64)) @ q.mT
 
 
 def solve(h: Tensor, **options) -> Eigenpairs:
-    options = {"generator": stream(1), "dtype": h.dtype, "tolerance": 1e-9} | options
+    options = {"generator": make_generator(1), "dtype": h.dtype, "tolerance": 1e-9} | options
     return lanczos(lambda v: h @ v, len(h), **options)
 
 
@@ -76,7 +76,7 @@ def test_the_tolerance_is_kept_and_not_much_more(tolerance):
     """Residuals computed anew, from many starts: some end just below the tolerance."""
     h, shares = matrix([*np.linspace(-1, 1, 80)]), []
     for seed in range(20):
-        found = solve(h, largest=1, smallest=1, tolerance=tolerance, generator=stream(seed))
+        found = solve(h, largest=1, smallest=1, tolerance=tolerance, generator=make_generator(seed))
         values = torch.cat([found.largest, found.smallest])
         left = (found.vectors @ h - values[:, None] * found.vectors).norm(dim=1)
         assert torch.allclose(left, found.residuals, rtol=1e-6)
@@ -102,22 +102,22 @@ def test_float32_sums_over_millions_of_terms(monkeypatch):
         return 30 * float(v.double().mean()) + signs * v  # u = ones / sqrt(d)
 
     monkeypatch.setattr(algorithm, "BASIS", 6)
-    found = lanczos(operator, d, tolerance=1e-4, generator=stream(2))
+    found = lanczos(operator, d, tolerance=1e-4, generator=make_generator(2))
     assert found.converged
     assert float(found.largest[0]) == pytest.approx(15 + 226**0.5, rel=1e-6)
     assert float(found.vectors[0].double().norm()) == pytest.approx(1.0, rel=1e-5)
 
 
 def test_a_sum_over_millions_is_that_of_float64():
-    w = torch.randn(2**23 + 5, generator=stream(4))
+    w = torch.randn(2**23 + 5, generator=make_generator(4))
     exact = float(w.double() @ w.double())
-    assert float(inner(w[None], w)) == pytest.approx(exact, rel=1e-6)
-    assert length(w) ** 2 == pytest.approx(exact, rel=1e-6)
+    assert float(inner_products(w[None], w)) == pytest.approx(exact, rel=1e-6)
+    assert vector_norm(w) ** 2 == pytest.approx(exact, rel=1e-6)
 
 
 def test_restarts_reach_the_same_values(monkeypatch):
     h = matrix([*np.linspace(-1, 1, 200)])
-    start = torch.randn(200, generator=stream(3), dtype=torch.float64)
+    start = torch.randn(200, generator=make_generator(3), dtype=torch.float64)
     monkeypatch.setattr(algorithm, "BASIS", 1)
     found = solve(h, largest=2, smallest=2, start=start, max_products=900)
     exact = torch.linalg.eigvalsh(h)
@@ -164,7 +164,7 @@ def test_a_budget_of_products_is_kept_and_said(limit):
         largest=2,
         smallest=1,
         max_products=limit,
-        generator=stream(1),
+        generator=make_generator(1),
         dtype=torch.float64,
     )
     assert found.stopped == "max_products"
@@ -191,7 +191,7 @@ def test_no_product_begins_that_would_end_too_late(monkeypatch, seconds, product
         now[0] += 1
         return h @ v
 
-    found = lanczos(product, 50, generator=stream(1), dtype=h.dtype, max_seconds=seconds)
+    found = lanczos(product, 50, generator=make_generator(1), dtype=h.dtype, max_seconds=seconds)
     assert (found.products, found.stopped) == (products, "max_seconds")
     assert found.seconds == products
 

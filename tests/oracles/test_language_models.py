@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from regimes.curvature.differentiable import twice_differentiable
 from regimes.errors import ConfigError
-from regimes.models import build
-from regimes.models.transformer import positions
+from regimes.models import build_model
+from regimes.models.transformer import encode_positions
 
 NAMES = ["lstm", "transformer"]
 ALL = [*NAMES, "gpt"]
@@ -24,7 +24,7 @@ WORDS = 11
 def make(name, **choice):
     torch.manual_seed(0)
     chosen = {"width": 8, "depth": 2, **choice}
-    return build(name, classes=WORDS, sequence=8, **chosen).double().eval()
+    return build_model(name, classes=WORDS, sequence=8, **chosen).double().eval()
 
 
 def tokens(*shape):
@@ -34,7 +34,7 @@ def tokens(*shape):
 def test_parameter_count():
     def count(name, **keywords):
         with torch.device("meta"):
-            return sum(p.numel() for p in build(name, **keywords).parameters())
+            return sum(p.numel() for p in build_model(name, **keywords).parameters())
 
     assert count("lstm", classes=34_069) == 28_949_319  # Table 10
     assert count("lstm", classes=1) == 6_770_400 + 651
@@ -196,7 +196,7 @@ def test_where_words_and_outputs_are_dropped(name):
         torch.testing.assert_close(seen, [words, model.lstm(words)[0]])
         torch.testing.assert_close(model.head(seen[1]), logits)
     else:
-        torch.testing.assert_close(seen, [words * math.sqrt(8) + positions(6, words[0])])
+        torch.testing.assert_close(seen, [words * math.sqrt(8) + encode_positions(6, words[0])])
 
 
 def test_the_lstm_drops_between_its_layers_as_torchs_own():
@@ -219,7 +219,7 @@ def test_the_lstm_drops_between_its_layers_as_torchs_own():
 
 def test_initialisation():
     torch.manual_seed(0)
-    lstm, transformer = (build(n, classes=500, width=64, depth=2) for n in NAMES)
+    lstm, transformer = (build_model(n, classes=500, width=64, depth=2) for n in NAMES)
     assert 0.099 < lstm.embedding.weight.abs().max() <= 0.1
     assert not lstm.head.bias.any()
     assert max(p.abs().max() for p in lstm.lstm.parameters()) <= 64**-0.5
@@ -232,4 +232,4 @@ def test_initialisation():
 @pytest.mark.parametrize("width", [7, 33, 48])
 def test_a_width_that_heads_cannot_divide(width):
     with pytest.raises(ConfigError, match=f"width = {width}: expected a multiple of 32, or even"):
-        build("transformer", classes=3, width=width)
+        build_model("transformer", classes=3, width=width)

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 import regimes
 from regimes import models
 from regimes.config import OptimizerConfig, RunConfig, override
-from regimes.data import load as load_task
+from regimes.data import load_task
 from regimes.errors import ConfigError, TrainingError
 from regimes.instruments.gradient_norm import Movement
 from regimes.records import read_lines
@@ -169,37 +169,37 @@ TEXT = {"classes": 256, "width": 64, "depth": 2}
 IMAGES = {"channels": 1, "image_size": 32}
 SPLIT: dict[str, tuple[Callable[[], nn.Module], int, str]] = {  # model, classes, Muon's
     "an MLP of 4 x 64 and 256 classes": (
-        lambda: models.build("gpt", sequence=8, heads=2, **TEXT),
+        lambda: models.build_model("gpt", sequence=8, heads=2, **TEXT),
         256,
         r"blocks\.\d\.(qkv|out|up|down)\.weight",
     ),
     "the same, tied": (
-        lambda: models.build("gpt", sequence=8, heads=2, tied=True, **TEXT),
+        lambda: models.build_model("gpt", sequence=8, heads=2, tied=True, **TEXT),
         256,
         r"blocks\.\d\.(qkv|out|up|down)\.weight",
     ),
     "a transformer": (
-        lambda: models.build("transformer", **TEXT | {"width": 32, "classes": 32}),
+        lambda: models.build_model("transformer", **TEXT | {"width": 32, "classes": 32}),
         32,
         r"blocks\.layers\.\d\.(self_attn\.(in_proj_weight|out_proj\.weight)|linear\d\.weight)",
     ),
     "an LSTM as wide as its words": (
-        lambda: models.build("lstm", classes=12, width=12, depth=2),
+        lambda: models.build_model("lstm", classes=12, width=12, depth=2),
         12,
         r"lstm\.weight_(ih|hh)_l\d",
     ),
     "a VGG-19's classifier": (
-        lambda: models.build("vgg19bn-cifar10", classes=8, width=1, **IMAGES),
+        lambda: models.build_model("vgg19bn-cifar10", classes=8, width=1, **IMAGES),
         8,
         r"head\.[14]\.weight",
     ),
     "squeeze and excitation": (
-        lambda: models.build("se-resnet18-cifar10", classes=16, width=16, **IMAGES),
+        lambda: models.build_model("se-resnet18-cifar10", classes=16, width=16, **IMAGES),
         16,
         r".*\.(squeeze|excite)\.weight",
     ),
     "a matrix": (
-        lambda: models.build("deep-linear", classes=1, rows=1, width=4),
+        lambda: models.build_model("deep-linear", classes=1, rows=1, width=4),
         1,
         r"factors\.\d\.weight",
     ),

@@ -12,7 +12,7 @@ import torch
 
 from regimes import models
 from regimes.collectives.world import World
-from regimes.compression import compressor
+from regimes.compression import make_compressor
 from regimes.compression.reducer import Reducer
 from regimes.compression.traffic import traffic_table
 from regimes.config import DENSE, Level
@@ -99,8 +99,8 @@ def test_a_batch_row_is_parameters_times_steps(
 
 def per_step(network: str, classes: int, name: str, level: Level) -> float:
     with torch.device("meta"):
-        model = models.build(network, classes=classes, channels=3, image_size=32)
-    return traffic_table(compressor({"name": name}), layer_table(model), level, workers=4)[0]
+        model = models.build_model(network, classes=classes, channels=3, image_size=32)
+    return traffic_table(make_compressor({"name": name}), layer_table(model), level, workers=4)[0]
 
 
 @pytest.mark.slow
@@ -109,7 +109,7 @@ def per_step(network: str, classes: int, name: str, level: Level) -> float:
 )
 def test_the_meter_over_real_steps_equals_the_formula(network: str) -> None:
     torch.manual_seed(0)
-    model = models.build(network, classes=10, channels=3, image_size=32)
+    model = models.build_model(network, classes=10, channels=3, image_size=32)
     world = World(4)
     gradients = Gradients(model, classification_loss, world, union=False, seed=0)
     layers = layer_table(model)
@@ -117,7 +117,7 @@ def test_the_meter_over_real_steps_equals_the_formula(network: str) -> None:
     losses = gradients.compute_gradients(x, y, epoch=0, step=0)
     rows = {(n, level, name) for _, n, _, name, level, *_ in ROWS if n == network}
     for _, level, name in sorted(rows, key=str):
-        chosen = compressor({"name": name})
+        chosen = make_compressor({"name": name})
         reducer = Reducer(chosen, layers, world, seed=0)
         levels = [level if layer.compressed else DENSE for layer in layers]
         Exchange(reducer).exchange_step(gradients.layers, levels, losses, gradients.stack)  # type: ignore[arg-type]

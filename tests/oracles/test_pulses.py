@@ -17,7 +17,7 @@ from torch import Tensor
 
 import regimes
 from regimes.config import RunConfig
-from regimes.seeding import stream
+from regimes.seeding import make_generator
 from regimes.training.build import prepare_run
 
 WORKERS, SEED, MOMENTUM, DECAY = 4, 0, 0.9, 1e-4
@@ -53,7 +53,7 @@ def powersgd(rank: int) -> Rule:
         delta = gradient + loop.residuals.get(name, 0)
         rows = list(loop.q.get(name, []))[:rank]
         for row in range(len(rows), min(rank, *delta.shape[1:])):
-            generator = stream(SEED, name, "q", row)
+            generator = make_generator(SEED, name, "q", row)
             rows.append(torch.randn(delta.shape[2], generator=generator, dtype=delta.dtype))
         p = torch.linalg.qr((delta @ torch.stack(rows).T).mean(0)).Q
         loop.q[name] = (delta.mT @ p).mean(0).T

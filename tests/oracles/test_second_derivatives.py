@@ -22,8 +22,8 @@ from regimes.curvature import (
     layer_eigenvalues,
 )
 from regimes.errors import ConfigError
-from regimes.instruments import instruments
-from regimes.seeding import stream
+from regimes.instruments import make_instruments
+from regimes.seeding import make_generator
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -115,8 +115,8 @@ def sequences(dtype: torch.dtype = torch.float64) -> list[tuple[Tensor, Tensor]]
     sizes = ((4, 5), (3, 6))
     return [
         (
-            torch.randn(n, time, 4, generator=stream(n), dtype=dtype),
-            torch.randint(3, (n,), generator=stream(n)),
+            torch.randn(n, time, 4, generator=make_generator(n), dtype=dtype),
+            torch.randint(3, (n,), generator=make_generator(n)),
         )
         for n, time in sizes
     ]
@@ -134,7 +134,7 @@ def test_every_model_has_the_hessian_of_its_twin(name: str, kind: str, training:
             HessianProduct(m, cross_entropy, batches, mode=mode, kind=kind, memory=memory)
             for m, memory in ((model, 2**30), (twin, 0))
         )
-        block = torch.randn(3, first.dimension, generator=stream(1), dtype=torch.float64)
+        block = torch.randn(3, first.dimension, generator=make_generator(1), dtype=torch.float64)
         torch.testing.assert_close(first(block), second(block), rtol=0, atol=1e-12)
         torch.testing.assert_close(first.gradient, second.gradient, rtol=0, atol=1e-13)
         for layer, size in enumerate(p.numel() for p in first.parameters):
@@ -241,7 +241,10 @@ def test_rounding_is_no_asymmetry(mode: str) -> None:
 
 
 def test_an_impossible_curvature_is_refused_before_a_unit_is_trained(tmp_path: Path) -> None:
-    x, y = torch.randn(7, 4, generator=stream(0)), torch.randint(3, (7,), generator=stream(0))
+    x, y = (
+        torch.randn(7, 4, generator=make_generator(0)),
+        torch.randint(3, (7,), generator=make_generator(0)),
+    )
     for table in ({"images": 6, "batch": 6}, {"images": 6, "batch": 3, "largest": 99}):
         with pytest.raises(ConfigError, match=r"Function Once|largest = 99"):
             regimes.simulate(
@@ -264,7 +267,7 @@ def test_a_tolerance_is_a_positive_number(tolerance: float) -> None:
         lambda: eigenvalues(hessian, tolerance=tolerance),
         lambda: eigenvalues(hessian, tolerance=tolerance, backend="pyhessian"),
         lambda: layer_eigenvalues(hessian, tolerance=tolerance),
-        lambda: instruments({"curvature": {"tolerance": tolerance}}),
+        lambda: make_instruments({"curvature": {"tolerance": tolerance}}),
     ):
         with pytest.raises(ConfigError, match="tolerance"):
             call()

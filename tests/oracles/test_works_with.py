@@ -29,7 +29,7 @@ from regimes.ddp import attaching
 from regimes.errors import ConfigError, RegimesError
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.gradient_norm import PER_WORKER
-from regimes.instruments.panel import choose
+from regimes.instruments.panel import choose_instruments
 from regimes.local import starting
 from regimes.precision import is_half
 from regimes.training.checks import PlugIns, check_combined
@@ -67,7 +67,7 @@ def measured(chosen: Any, needs: Any, signal: Any, workers: int, **more: Any) ->
         lambda *_: batches,
         **more,
     )
-    choose(chosen, needs, signal, context)
+    choose_instruments(chosen, needs, signal, context)
 
 
 def trained(mode: str, part: str) -> None:
@@ -198,7 +198,7 @@ def test_what_one_call_chooses_has_a_name_and_is_refused_elsewhere(made: None) -
     table = compression.REGISTRY.table(QuantisedScatter())
     assert table["name"] == "quantised-scatter"
     assert table["name"] not in compression.REGISTRY  # no list offers it
-    assert compression.compressor(table) == QuantisedScatter()
+    assert compression.make_compressor(table) == QuantisedScatter()
     model = nn.Linear(3, 2)
     said = refused(lambda: regimes.attach(model, compressor="quantised-scatter", level=8))
     assert "without shards: it is for what FSDP2 exchanges" in said

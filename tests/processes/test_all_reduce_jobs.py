@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 import regimes
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
-from regimes.compression import compressor
+from regimes.compression import make_compressor
 from regimes.compression.reducer import Reducer
 from regimes.exchange.exchange import Exchange
 
@@ -76,7 +76,7 @@ def local(rank: int, turn: int) -> Tensor:
 def simulated(turn: int, period: int) -> Tensor:
     world = World(2)
     world.meter.dtype = F64
-    to, weight = Reducer(compressor(TABLES[turn]), [Layer("weight", SHAPE)], world, 0), 0
+    to, weight = Reducer(make_compressor(TABLES[turn]), [Layer("weight", SHAPE)], world, 0), 0
     for first in range(0, STEPS, period):
         grad = sum(RATE * slopes(step) for step in range(first, first + period))
         assert isinstance(grad, Tensor)

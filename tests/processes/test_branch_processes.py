@@ -14,7 +14,7 @@ from runs import same_bits, same_run, wait
 
 import regimes
 from regimes.config import BranchConfig, override, to_toml
-from regimes.launch.processes import spawn
+from regimes.launch.processes import spawn_processes
 from regimes.training.phases import branch_config
 
 
@@ -22,10 +22,12 @@ from regimes.training.phases import branch_config
 def test_two_processes_end_in_their_trunks_bits(tmp_path: Path) -> None:
     trunk, out = tmp_path / "trunk", tmp_path / "branch"
     config = smoke("compressor=topk", "levels={low=20, high=5}", "checkpoint_keep=[1]", epochs=3)
-    spawn(config, trunk, 2)
+    spawn_processes(config, trunk, 2)
     for at, length in ((1, None), (1, 1)):
         folder = out.with_name(f"{at}-{length}")
-        spawn(branch_config(trunk, BranchConfig(at=at, length=length), [], folder), folder, 2)
+        spawn_processes(
+            branch_config(trunk, BranchConfig(at=at, length=length), [], folder), folder, 2
+        )
         own = (folder / "epochs.jsonl").read_bytes().splitlines()
         assert own == (trunk / "epochs.jsonl").read_bytes().splitlines()[at:]
 
@@ -48,9 +50,11 @@ def test_processes_only_divide_the_work_of_a_pulse(changed: list[str], tmp_path:
     regimes.run(smoke("policy=static", "checkpoint_keep=[1]", epochs=3), trunk)
     alone, two = tmp_path / "alone", tmp_path / "two"
     regimes.branch(trunk, at=1, length=1, set=changed, out=alone)
-    spawn(branch_config(trunk, BranchConfig(at=1, length=1), changed, two), two, 2)
+    spawn_processes(branch_config(trunk, BranchConfig(at=1, length=1), changed, two), two, 2)
     same_run(alone, two, tolerance=1e-9)
-    spawn(smoke("policy=static", "checkpoint_keep=[1]", epochs=3), tmp_path / "trunk of two", 2)
+    spawn_processes(
+        smoke("policy=static", "checkpoint_keep=[1]", epochs=3), tmp_path / "trunk of two", 2
+    )
     other = tmp_path / "other"
     regimes.branch(tmp_path / "trunk of two", at=1, length=1, set=changed, out=other)
     same_run(alone, other, tolerance=1e-9)

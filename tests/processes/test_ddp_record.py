@@ -12,8 +12,8 @@ from ddp_scripts import group, recorded
 from runs import rows
 
 import regimes
-from regimes.compression import compressor
-from regimes.policies import policy
+from regimes.compression import make_compressor
+from regimes.policies import make_policy
 from regimes.records import read_header, read_lines
 
 ONLY_TRAINER = {"batch_size", "train_loss", "test_loss", "metric", "collectives", "bytes"}
@@ -45,7 +45,7 @@ def test_the_record_is_the_trainers(tmp_path: Path) -> None:
         assert mine[key] == theirs[key], key
     for key in ("workers", "levels", "signal", "seed", "dtype"):
         assert mine["config"][key] == theirs["config"][key], key
-    for make in (policy, compressor):
+    for make in (make_policy, make_compressor):
         name = make.__name__
         assert make(mine["config"][name]) == make(theirs["config"][name])
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
-from regimes.compression import compressor
+from regimes.compression import make_compressor
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE
 from regimes.ddp.source import plain_names
@@ -76,7 +76,7 @@ def simulated(stage: list[dict[str, Any]]) -> dict[str, Tensor]:
     shapes, memories = (states.column(saved, key) for key in ("shape", "memory"))
     layers = [Layer(name, tuple(shape)) for name, shape in shapes.items()]
     world, found = World(count), {}
-    reducer = Reducer(compressor({"name": "powersgd"}), layers, world, seed=7)
+    reducer = Reducer(make_compressor({"name": "powersgd"}), layers, world, seed=7)
     for i, layer in enumerate(layers):
         state = reducer.states[i]
         state.load_shared_state(memories[layer.name])

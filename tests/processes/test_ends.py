@@ -21,8 +21,8 @@ from runs import same_bits
 import regimes
 from regimes.config import RunConfig
 from regimes.launch import sweep, tune
-from regimes.monitor.doctor import verdict
-from regimes.monitor.watch import state as state_of
+from regimes.monitor.doctor import judge_record
+from regimes.monitor.watch import describe_state as state_of
 from regimes.records import load, read_lines
 from regimes.training import checkpoint, loop
 
@@ -64,12 +64,12 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_without_its_last_checkpoint_a_run_is_not_finished(broken: Path, tmp_path: Path) -> None:
     record = load(broken)
     assert state_of(broken, record.header, record.rows)[0] == "broken off"
-    assert verdict(broken)[0] == "broken off"
+    assert judge_record(broken)[0] == "broken off"
     cell = (broken, config(*SHORT))
-    assert not sweep.done(*cell)
+    assert not sweep.is_finished(*cell)
     assert sweep.run_cell(*cell) is None
-    assert sweep.done(*cell)
-    assert verdict(broken) == ("whole", "")
+    assert sweep.is_finished(*cell)
+    assert judge_record(broken) == ("whole", "")
     regimes.run(config(*SHORT), tmp_path / "whole")
     same_bits(broken, tmp_path / "whole")
 
@@ -85,17 +85,17 @@ def test_tune_goes_on_with_it(broken: Path, tmp_path: Path) -> None:
 
 
 def test_only_the_last_start_counts() -> None:
-    from regimes.records import ended
+    from regimes.records import has_ended
 
     def events(*names: str) -> list[dict[str, Any]]:
         return [{"event": name} for name in names]
 
-    assert ended(events("start", "end"))
-    assert ended(events("start", "stopped", "resume", "end", "reporter failed"))
-    assert not ended(events("start", "end", "resume"))
-    assert not ended(events("start", "end", "resume", "stopped"))
-    assert not ended(events("start"))
-    assert not ended([])
+    assert has_ended(events("start", "end"))
+    assert has_ended(events("start", "stopped", "resume", "end", "reporter failed"))
+    assert not has_ended(events("start", "end", "resume"))
+    assert not has_ended(events("start", "end", "resume", "stopped"))
+    assert not has_ended(events("start"))
+    assert not has_ended([])
 
 
 # -- an idle process is killed ---------------------------------------------------------------

@@ -18,8 +18,7 @@ import regimes
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.world import Evaluators
 from regimes.config import RunConfig, override
-from regimes.data import images, task
-from regimes.data import load as load_task
+from regimes.data import images, load_task, task
 from regimes.data.classification import ImageTask
 from regimes.data.language import NextWord
 
@@ -107,7 +106,7 @@ def test_sums_are_taken_in_the_order_of_the_batches() -> None:
         parts = [dict(list(enumerate(numbers))[rank::count]) for rank in range(count)]
         told = [[(i, n.tolist()) for i, n in part.items()] for part in parts]
         evaluators = Evaluators(count, count - 1, lambda mine, told=told: told)
-        assert task.total(evaluators, parts[-1]) == [expected, 5.0]
+        assert task.sum_over_processes(evaluators, parts[-1]) == [expected, 5.0]
 
 
 @pytest.mark.parametrize("name", ["images", "windows"])

@@ -22,7 +22,7 @@ from regimes.config import RunConfig, override, to_toml
 from regimes.errors import ConfigError, RecordError
 from regimes.job import termination
 from regimes.launch import sweep
-from regimes.launch.processes import spawn
+from regimes.launch.processes import spawn_processes
 from regimes.records import read_lines
 from regimes.training import checkpoint, loop, state
 
@@ -218,7 +218,7 @@ def test_a_grace_that_is_no_time_is_refused_before_the_run(
     expected = f"REGIMES_GRACE = '{text}': expected a number of seconds"
     for begin in (
         lambda: regimes.run(config(), tmp_path / "run"),
-        lambda: spawn(config(), tmp_path / "run", 2),
+        lambda: spawn_processes(config(), tmp_path / "run", 2),
         lambda: sweep.ablate([(tmp_path / "run", config())], 2, lambda folder, error: None),
     ):
         with pytest.raises(ConfigError, match=expected):

@@ -70,7 +70,9 @@ def measured(rank: int, hosts: list[str]) -> dict[str, dict[str, float]]:
     device = torch.device("cpu")
     world = connect_world(len(hosts), device, 30)
     try:
-        return {name: vars(link) for name, link in links.measure(world, hosts, device).items()}
+        return {
+            name: vars(link) for name, link in links.measure_links(world, hosts, device).items()
+        }
     finally:
         world.close()
 
@@ -83,7 +85,7 @@ def test_links_within_and_between_machines(tmp_path: Path) -> None:
     found = {name: Network(**link) for name, link in everyone[0].items()}
     assert all(1e6 < link.bandwidth < 1e13 for link in found.values())
     assert all(1e-7 < link.latency < 1 for link in found.values())
-    links.write(tmp_path / "links.json", found)
+    links.write_links(tmp_path / "links.json", found)
     assert read_links(tmp_path / "links.json") == found
     for hosts, names in (("ab", ["between"]), ("aa", ["within"])):
         (one, *_) = processes.run(measured, 2, [*hosts], timeout=None)
@@ -98,5 +100,5 @@ def test_links_need_a_group(tmp_path: Path) -> None:
 def test_who_is_slow_is_named_but_fails_nothing() -> None:
     alike = dict.fromkeys(doctor.ALIKE, "1")
     every = [alike | {"seconds": seconds} for seconds in (1.0, 1.1, 2.0, 1.0)]
-    assert doctor.differences(every) == [("speed", "process 2 takes 1.9 times as long")]
+    assert doctor.describe_differences(every) == [("speed", "process 2 takes 1.9 times as long")]
     assert not {"speed", "python"} & {*doctor.FATAL}

@@ -18,7 +18,7 @@ import regimes
 from regimes import compression
 from regimes.collectives.requests import Layer
 from regimes.config import FeedbackLevel
-from regimes.cost.cases import recorded
+from regimes.cost.cases import recorded_work
 
 TOPK = (("low", 40), ("high", 5))
 WAYS = [  # one compressor for each way to meet shards
@@ -234,7 +234,7 @@ def test_a_resumed_job_has_the_same_bits_and_on_other_shards_the_same_numbers(
     record = regimes.load(tmp_path / "cut" / "run")
     assert record.finished
     assert record.header["world"]["shards"] == 2
-    assert [epoch[0] for epoch in recorded(record)] == [2, 2, 2]  # as `regimes cost` reads it
+    assert [epoch[0] for epoch in recorded_work(record)] == [2, 2, 2]  # as `regimes cost` reads it
     if case.compressor != "powersgd" or case.scatter is not None:
         return
     shutil.copytree(tmp_path / "cut" / "3", tmp_path / "fewer" / "3")

@@ -12,12 +12,12 @@ import torch
 from ddp_scripts import group, own_loop
 
 import regimes
-from regimes.cost.cases import cases
-from regimes.cost.predict import predict
-from regimes.monitor.watch import watch
+from regimes.cost.cases import make_cases
+from regimes.cost.predict import predict_seconds
+from regimes.monitor.watch import watch_runs
 from regimes.network import Network
 from regimes.records import read_header
-from regimes.report import page
+from regimes.report import render_page
 
 DILOCO = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
 
@@ -135,14 +135,14 @@ def test_readers_show_periods_rounds_and_seconds(
     assert [row["sync"]["rounds"] for row in record.rows] == rounds
     for clock in ("compute", "compress", "communicate"):
         assert (record.epochs[f"seconds_{clock}"] > 0).all()
-    watch(tmp_path / "run", once=True)
+    watch_runs(tmp_path / "run", once=True)
     said = " ".join(capsys.readouterr().out.split())
     assert f"synchronised {words}" in said
     last = said.partition(" 12 ")[2].split()
     assert [str(periods[-1]), str(rounds[-1])] == last[5:7]
-    priced = predict(cases([record]), Network.parse("10Gbit/s,50us"), 2)
+    priced = predict_seconds(make_cases([record]), Network.parse("10Gbit/s,50us"), 2)
     assert priced["case"].tolist() == ["dense", name]
-    html = page(tmp_path / "run", "10Gbit/s,50us")
+    html = render_page(tmp_path / "run", "10Gbit/s,50us")
     assert f"synchronised {words}" in html
     assert "No prediction" not in html
     assert "do not say where the time went" not in html

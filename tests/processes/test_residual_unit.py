@@ -23,8 +23,8 @@ import regimes
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
-from regimes.compression import Compressor, compressor
-from regimes.compression.base import restarted
+from regimes.compression import Compressor, make_compressor
+from regimes.compression.base import restart_memories
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, Level, override
 from regimes.errors import ConfigError
@@ -50,7 +50,7 @@ def gradients(step: int, *shape: int) -> Tensor:
 
 def reducer(world: World, **table: Any) -> Reducer:
     world.meter.dtype = F64
-    return Reducer(compressor(table), [Layer("m", SHAPE)], world, seed=3)
+    return Reducer(make_compressor(table), [Layer("m", SHAPE)], world, seed=3)
 
 
 def step(to: Reducer, grad: Tensor, level: Level, rate: float) -> Tensor:
@@ -218,9 +218,9 @@ def test_what_cannot_be_is_one_sentence() -> None:
     (said,) = group.run(refused_without_optimizer, 1)
     assert "reads the learning rate of each step: add optimizer=optimizer" in said
     with pytest.raises(ConfigError, match="residual = 'weights': Known: gradient, update"):
-        compressor({"name": "topk", "residual": "weights"})
+        make_compressor({"name": "topk", "residual": "weights"})
     with pytest.raises(ConfigError, match="has no effect without error feedback"):
-        compressor({"name": "topk", "residual": "update", "error_feedback": False})
+        make_compressor({"name": "topk", "residual": "update", "error_feedback": False})
     model = Straight()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     in_updates = {"name": "topk", "residual": "update"}
@@ -245,7 +245,7 @@ def branched(
     assert residuals["m"] is not None
     new = one_layer(own)
     if type(own) is not type(trunk):
-        memories = restarted(memories, new.state_dict()[0])
+        memories = restart_memories(memories, new.state_dict()[0])
     new.load_state_dict(memories, residuals)
     for t, rate in enumerate(rates[1:], start=3):
         found.append(step(new, gradients(t, *SHAPE), levels[1], rate))

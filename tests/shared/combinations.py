@@ -59,7 +59,7 @@ def settings() -> dict[str, tuple[str, ...]]:
     """The parts of a configuration, by name."""
     parts: dict[str, tuple[str, ...]] = {}
     for name in compression.REGISTRY:
-        usual = dict(compression.compressor({"name": name}).usual) or dict.fromkeys(
+        usual = dict(compression.make_compressor({"name": name}).usual) or dict.fromkeys(
             ("low", "high"), "dense"
         )
         levels = tuple(f"levels.{word}={level!r}" for word, level in usual.items())
@@ -143,7 +143,7 @@ def stepped() -> dict[str, dict[str, Any]]:
     """Arguments of ``local_steps``, by the name of the part."""
     parts: dict[str, dict[str, Any]] = {"nothing": {}}
     for name in compression.REGISTRY:
-        level = next(iter(compression.compressor({"name": name}).usual.values()), "dense")
+        level = next(iter(compression.make_compressor({"name": name}).usual.values()), "dense")
         parts[f"compressor {name}"] = {"compressor": name, "level": level}
     parts["residual in updates"] = {
         "compressor": {"name": "topk", "residual": "update"},
@@ -184,7 +184,7 @@ PROBE = _probe()
 
 
 def _levels(name: str) -> dict[str, Any]:
-    usual = compression.compressor({"name": name}).usual
+    usual = compression.make_compressor({"name": name}).usual
     return {} if usual else {"levels": {"low": "dense", "high": "dense"}}
 
 

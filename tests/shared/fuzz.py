@@ -34,8 +34,8 @@ from rich.console import Console
 
 import regimes
 from regimes.config import RunConfig, override
-from regimes.monitor.doctor import verdict
-from regimes.monitor.watch import watch
+from regimes.monitor.doctor import judge_record
+from regimes.monitor.watch import watch_runs
 from regimes.records import load
 from regimes.replay import detect
 from regimes.training.build import prepare_run
@@ -240,9 +240,9 @@ def records(changes: list[tuple[str, str, float, float, Any]]) -> None:
         quiet = Console(file=io.StringIO())
         for work in (
             lambda: load(folder),
-            lambda: watch(folder, once=True, console=quiet),
-            lambda: verdict(folder),
-            lambda: detect.bench([load(folder)], ["first-share:share=0.5"]),
+            lambda: watch_runs(folder, once=True, console=quiet),
+            lambda: judge_record(folder),
+            lambda: detect.bench_detectors([load(folder)], ["first-share:share=0.5"]),
         ):
             one_sentence("records", work)
         assert before == {file.name: file.read_bytes() for file in folder.iterdir()}

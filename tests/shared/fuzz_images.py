@@ -116,7 +116,7 @@ def folders(what: tuple[list[tuple[str, Any]], str, float, int | None]) -> None:
         before = _digest(Path(place))
         with mock.patch.dict(os.environ, {"REGIMES_CACHE": tempfile.mkdtemp()}):
             config = DataConfig("folder", str(source), resize=size)
-            one_sentence("folders", lambda: images.load(config))
+            one_sentence("folders", lambda: images.load_images(config))
             shutil.rmtree(os.environ["REGIMES_CACHE"])
         assert _digest(Path(place)) == before
 

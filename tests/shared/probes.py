@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from regimes.seeding import derive
+from regimes.seeding import derive_seed
 
 
 class Residual(nn.Module):
@@ -49,7 +49,7 @@ class Net(nn.Module):
 def seeded(make, *key):
     """What `make` builds from torch's global stream, seeded; the stream is left as it was."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive("test", *key))
+        torch.manual_seed(derive_seed("test", *key))
         return make()
 
 

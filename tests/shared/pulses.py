@@ -35,7 +35,7 @@ def tree(folder: Path) -> Path:
     folder.mkdir(parents=True)
     grid = folder.with_suffix(".toml")
     grid.write_text(GRID)
-    todo = sweep.cells(get_grid(str(grid)), [0, 1, 2], folder)
+    todo = sweep.list_cells(get_grid(str(grid)), [0, 1, 2], folder)
     failed = sweep.ablate(todo, 1, lambda place, error: None)
     assert not failed, failed
     return folder

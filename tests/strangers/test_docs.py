@@ -31,9 +31,9 @@ from blocks import PAGES, ROOT, Block, blocks, run
 import regimes
 from analysis.__main__ import commands
 from regimes import presets
-from regimes.cli.app import options
+from regimes.cli.app import list_options
 from regimes.config import override
-from regimes.plotting.offered import offered
+from regimes.plotting.offered import find_figures
 
 DOCS = ROOT / "docs"
 MOST = 31_450  # words of the pages that are written by hand
@@ -151,7 +151,7 @@ def test_commands_are_those_of_the_command_line() -> None:
             verb, *rest = words[words.index("regimes") + 1 :]
             if verb.isupper():  # the reader fills it in
                 continue
-            known = options(getattr(cli, verb))
+            known = list_options(getattr(cli, verb))
             if verb == "figure" and rest:
                 known = figures.get(rest[0], figures["figures"]) | OF_EVERY_FIGURE
             for option in (word for word in rest if word.startswith("--")):
@@ -164,7 +164,7 @@ def test_commands_are_those_of_the_command_line() -> None:
 
 @functools.cache
 def figures_offered() -> set[str]:
-    return {*offered()}
+    return {*find_figures()}
 
 
 def check_names(verb: str, words: list[str]) -> None:

@@ -17,12 +17,20 @@ from plain import record as make
 
 from regimes import policies
 from regimes.cost.predict import main as cost
-from regimes.data.tree import unpacked
+from regimes.data.tree import unpack_images
 from regimes.errors import ConfigError, RecordError
-from regimes.monitor.doctor import check, verdict
-from regimes.monitor.watch import in_use, watch
+from regimes.monitor.doctor import check_records, judge_record
+from regimes.monitor.watch import in_use, watch_runs
 from regimes.network import Network
-from regimes.records import RecordWriter, archive, find_edit, load, load_all, pack, read_lines
+from regimes.records import (
+    RecordWriter,
+    archive,
+    find_edit,
+    load,
+    load_all,
+    pack_records,
+    read_lines,
+)
 from regimes.replay import detect
 
 Change = Callable[[dict[str, Any]], object]
@@ -167,17 +175,17 @@ def edit_row(folder: Path, change: Change, name: str = "epochs.jsonl", at: int =
 def test_a_header_is_as_the_schema_has_it(change: Change, sentence: str, tmp_path: Path) -> None:
     folder = make(tmp_path / "run")
     edit_header(folder, change)
-    for read in (load, lambda place: watch(place, once=True)):
+    for read in (load, lambda place: watch_runs(place, once=True)):
         with pytest.raises(RecordError, match=rf"run/run\.json is damaged: .*{sentence}"):
             read(folder)
-    assert verdict(folder)[0] == "unreadable"
+    assert judge_record(folder)[0] == "unreadable"
 
 
 @pytest.mark.parametrize(("change", "sentence"), ROWS, ids=lambda x: x if type(x) is str else "")
 def test_a_row_is_as_the_schema_has_it(change: Change, sentence: str, tmp_path: Path) -> None:
     folder = make(tmp_path / "run")
     edit_row(folder, change)
-    for read in (load, lambda place: watch(place, once=True)):
+    for read in (load, lambda place: watch_runs(place, once=True)):
         with pytest.raises(RecordError, match=rf"epochs\.jsonl line 2 is damaged: .*{sentence}"):
             read(folder)
 
@@ -226,7 +234,7 @@ def test_what_only_json_could_break(tmp_path: Path) -> None:
 
 def test_no_file_is_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make(tmp_path / "run")
-    pack(tmp_path, tmp_path / "a.tar.xz")
+    pack_records(tmp_path, tmp_path / "a.tar.xz")
     whole = sum(path.stat().st_size for path in [folder / "run.json", *folder.glob("*.jsonl")])
     monkeypatch.setattr(archive, "LARGEST_ARCHIVE", whole)
     assert len(load_all(tmp_path / "a.tar.xz")) == 1
@@ -245,7 +253,7 @@ def test_a_pipe_in_the_place_of_a_lock_is_not_waited_for(tmp_path: Path) -> None
     (folder / ".lock").unlink()
     os.mkfifo(folder / ".lock")
     assert not in_use(folder)
-    watch(folder, once=True)
+    watch_runs(folder, once=True)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +273,7 @@ def test_only_regular_files_of_the_record_are_packed(
     folder = make(tmp_path / "run")
     plant(folder / "more.jsonl")
     with pytest.raises(RecordError, match=rf"cannot pack .*more\.jsonl: {sentence}"):
-        pack(folder, tmp_path / "a.tar.xz")
+        pack_records(folder, tmp_path / "a.tar.xz")
     assert not (tmp_path / "a.tar.xz").exists()
 
 
@@ -276,7 +284,7 @@ def named(name: str, size: int, kind: bytes) -> tarfile.TarInfo:
 
 
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
-@pytest.mark.parametrize("read", [load_all, lambda place: unpacked(place).__enter__()])
+@pytest.mark.parametrize("read", [load_all, lambda place: unpack_images(place).__enter__()])
 def test_a_name_is_not_larger_than_memory(
     read: Callable[[Path], object], kind: bytes, tmp_path: Path
 ) -> None:
@@ -324,7 +332,7 @@ def test_a_writer_writes_what_can_be_read(tmp_path: Path) -> None:
     run = load(tmp_path / "run")
     assert b"null" in (tmp_path / "run/epochs.jsonl").read_bytes()
     assert run.epochs["test_loss"].isna().all()
-    watch(tmp_path / "run", once=True)
+    watch_runs(tmp_path / "run", once=True)
 
 
 def test_a_record_without_an_epoch_does_not_occupy_its_folder(tmp_path: Path) -> None:
@@ -364,12 +372,12 @@ def test_an_edited_record_is_told_from_a_whole_one(edit: str, tmp_path: Path) ->
     writer = RecordWriter.resume(folder, 3)
     writer.event("end")
     writer.close()
-    assert verdict(folder) == ("whole", "")
+    assert judge_record(folder) == ("whole", "")
     name, change, sentence = EDITS[edit]
     text = (folder / name).read_text()
     assert change(text) != text
     (folder / name).write_text(change(text))
-    what, why = verdict(folder)
+    what, why = judge_record(folder)
     assert (what, why.startswith(f"{name} {sentence}")) == ("edited", True)
 
 
@@ -383,7 +391,7 @@ def test_an_archive_has_the_last_states_of_a_chain_and_its_edits_are_seen(
     writer.event("end")
     writer.close()
     packed, there = tmp_path / "packed.tar.xz", tmp_path / "there"
-    pack(folder.parent, packed)
+    pack_records(folder.parent, packed)
     with tarfile.open(packed) as tar:
         tar.extractall(there, filter="data")
     last: dict[str, object] = {}
@@ -403,7 +411,7 @@ def test_an_archive_does_not_whitewash(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"metric":0.6', '"metric":0.9'))
     RecordWriter.resume(folder, 3).close()  # its last states are those of the edited lines
     said = find_edit(folder)
-    pack(folder.parent, tmp_path / "packed.tar.xz")
+    pack_records(folder.parent, tmp_path / "packed.tar.xz")
     with tarfile.open(tmp_path / "packed.tar.xz") as tar:
         tar.extractall(tmp_path / "there", filter="data")
     assert said
@@ -422,15 +430,15 @@ def test_a_resume_does_not_whitewash(tmp_path: Path) -> None:
 def test_an_old_record_gets_its_chain_with_the_resume(tmp_path: Path) -> None:
     folder = make(tmp_path / "run", epochs=2)
     (folder / "chain.jsonl").unlink()
-    assert verdict(folder)[0] == "no chain"
+    assert judge_record(folder)[0] == "no chain"
     writer = RecordWriter.resume(folder, 2)
     writer.epoch(plain.row(2), {"compute": 1.0})
     writer.event("end")
     writer.close()
-    assert verdict(folder) == ("whole", "")
+    assert judge_record(folder) == ("whole", "")
     path = folder / "epochs.jsonl"
     path.write_text(path.read_text().replace('"metric":0.6', '"metric":0.9'))
-    assert verdict(folder)[1] == "epochs.jsonl lines 1 to 2 differs from what was written"
+    assert judge_record(folder)[1] == "epochs.jsonl lines 1 to 2 differs from what was written"
 
 
 def test_doctor_says_one_line_of_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -445,7 +453,7 @@ def test_doctor_says_one_line_of_each(tmp_path: Path, capsys: pytest.CaptureFixt
     edit_row(runs["changed"], put("metric", value=0.99))
     with (runs["running"] / ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert not check([tmp_path])
+        assert not check_records([tmp_path])
     said = capsys.readouterr().out.splitlines()
     assert [line.split(": ")[1].partition(";")[0] for line in said] == [
         "broken off",
@@ -456,12 +464,12 @@ def test_doctor_says_one_line_of_each(tmp_path: Path, capsys: pytest.CaptureFixt
     ]
     assert said[1].startswith(f"{tmp_path}/changed: edited; epochs.jsonl line")
     packed = tmp_path / "packed.tar.xz"
-    pack(runs["whole"].parent / "whole", packed)
+    pack_records(runs["whole"].parent / "whole", packed)
     with tarfile.open(packed) as tar:
         assert "chain.jsonl" in tar.getnames()
-    assert check([packed, runs["broken"]])
+    assert check_records([packed, runs["broken"]])
     with pytest.raises(RecordError, match="no run in or under"):
-        check([tmp_path / "nowhere"])
+        check_records([tmp_path / "nowhere"])
 
 
 # -- what readers make of it -----------------------------------------------------------------
@@ -473,15 +481,15 @@ def test_controls_are_as_long_as_what_was_trained(tmp_path: Path) -> None:
     edit_header(folder, put("config", "epochs", value=10_000_000))
     edit_header(folder, put("budget", value=30))
     run = load(folder)
-    assert detect.rule("first-share:share=0.5", run).epochs == 3
-    result = detect.bench([run], ["first-share:share=0.67", "random-windows:share=0.34"])
+    assert detect.make_rule("first-share:share=0.5", run).epochs == 3
+    result = detect.bench_detectors([run], ["first-share:share=0.67", "random-windows:share=0.34"])
     assert [round(x, 2) for x in result.detectors["critical"]] == [0.67, 0.33]
 
 
 def test_a_low_that_sends_nothing_is_no_measure(tmp_path: Path) -> None:
     folder = make(tmp_path / "run")
     edit_header(folder, put("per_step", "low", "floats", value=0))
-    assert detect.bench([load(folder)], ["first-share"]).detectors["of_low"].isna().all()
+    assert detect.bench_detectors([load(folder)], ["first-share"]).detectors["of_low"].isna().all()
 
 
 def test_names_are_no_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -492,7 +500,7 @@ def test_names_are_no_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str])
             edit_row(folder, put("compress", value=0.1), "seconds.jsonl", at)
         detect.main([folder], ["first-share:share=0.5"], None)
         cost([str(folder)], None, Network.parse("1Gbit/s,50us"), None)
-        watch(folder, once=True)
+        watch_runs(folder, once=True)
         assert capsys.readouterr().out.count(name) >= 3
 
 

@@ -14,7 +14,7 @@ import regimes
 from regimes import inputs, report
 from regimes.config import to_toml
 from regimes.errors import RecordError
-from regimes.records import check_output, load_all, pack
+from regimes.records import check_output, load_all, pack_records
 
 ARCHIVE = Path(__file__).parents[2] / "data/reference/smoke-overlap.tar.xz"
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -24,7 +24,7 @@ def small(tmp_path: Path) -> None:
     """One run, as an archive and a configuration."""
     make(tmp_path / "runs/low")
     (tmp_path / "recorded").write_bytes(ARCHIVE.read_bytes())
-    pack(tmp_path / "runs", tmp_path / "packed")
+    pack_records(tmp_path / "runs", tmp_path / "packed")
     (tmp_path / "mine.toml").write_text(to_toml(regimes.get_preset("smoke")))
     chosen = tmp_path / "tuned/chosen"
     chosen.mkdir(parents=True)
@@ -66,9 +66,9 @@ def test_from_python(tmp_path: Path) -> None:
     """A page is not written over its archive; an archive that was read may be packed anew."""
     small(tmp_path)
     with pytest.raises(RecordError, match="the command has read it"):
-        report.write(tmp_path / "packed", "10Gbit/s,50us", tmp_path / "packed")
+        report.write_report(tmp_path / "packed", "10Gbit/s,50us", tmp_path / "packed")
     load_all(tmp_path / "packed")
-    pack(tmp_path / "runs", tmp_path / "packed")
+    pack_records(tmp_path / "runs", tmp_path / "packed")
 
 
 def test_what_is_read_within_a_command_counts_for_all_of_it(tmp_path: Path) -> None:

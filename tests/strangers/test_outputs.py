@@ -16,7 +16,7 @@ from plain import record as make
 
 from regimes.errors import RecordError
 from regimes.plotting import style
-from regimes.records import RecordWriter, pack, write_atomically, write_output, write_table
+from regimes.records import RecordWriter, pack_records, write_atomically, write_output, write_table
 
 ROOT = Path(__file__).parents[2]
 ARCHIVE = ROOT / "data/reference/smoke-overlap.tar.xz"
@@ -64,8 +64,8 @@ def test_nothing_but_a_regular_file_is_replaced(kind: str, tmp_path: Path) -> No
     for write in (
         lambda: write_output(place, "x"),
         lambda: write_table(place, pd.DataFrame({"a": [1]})),
-        lambda: pack(tmp_path / "run", place),
-        lambda: style.save(Figure(), place.with_suffix(""), pd.DataFrame({"a": [1]})),
+        lambda: pack_records(tmp_path / "run", place),
+        lambda: style.save_figure(Figure(), place.with_suffix(""), pd.DataFrame({"a": [1]})),
     ):
         with pytest.raises(RecordError, match=f"cannot write .*out.csv: {sentence}"):
             write()
@@ -83,7 +83,10 @@ def test_no_file_of_a_record_is_replaced(name: str, tmp_path: Path) -> None:
     """As ``regimes pack RUN RUN/run.json``."""
     folder = make(tmp_path / "run")
     before = {path: path.read_bytes() for path in folder.iterdir()}
-    for write in (lambda: write_output(folder / name, "x"), lambda: pack(folder, folder / name)):
+    for write in (
+        lambda: write_output(folder / name, "x"),
+        lambda: pack_records(folder, folder / name),
+    ):
         with pytest.raises(RecordError, match=f"cannot write .*{name}: it is a file of the record"):
             write()
     assert {path: path.read_bytes() for path in folder.iterdir()} == before

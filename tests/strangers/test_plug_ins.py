@@ -20,7 +20,7 @@ import regimes
 from regimes import Compressor, Decision, Mean, Traffic
 from regimes.errors import ConfigError, RecordError, RegimesError
 from regimes.instruments.base import EndOfEpochGauge, Reading
-from regimes.records import RecordWriter, load, read_lines, reporters
+from regimes.records import RecordWriter, load, make_reporters, read_lines
 
 SHORT = ["epochs=2", "data.train_size=80", "data.test_size=20"]
 
@@ -270,7 +270,7 @@ class Lacks:
 )
 def test_a_reporter_that_is_none(name: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"the reporter test_plug_ins:{name} {says}"):
-        reporters([f"test_plug_ins:{name}"], tmp_path)
+        make_reporters([f"test_plug_ins:{name}"], tmp_path)
 
 
 # -- rows ------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from analysis.detection.unforced import (
     with_reference,
 )
 from regimes.errors import RecordError
-from regimes.policies import check_levels, policy
+from regimes.policies import check_levels, make_policy
 from regimes.presets import get_grid
 from regimes.records import Record, load_all
 
@@ -173,6 +173,6 @@ def test_live_arms_differ_in_what_they_read_alone(name: str) -> None:
         assert rule.pop("statistic") == STATISTICS[arm]
         assert 0 < rule.pop("eta") < 3
         assert rule == {"name": "change", "interval": 1, "per_layer": False}
-        check_levels(policy(grid[arm].policy), grid[arm].levels)
+        check_levels(make_policy(grid[arm].policy), grid[arm].levels)
     everything = {key for arm in arms for key in grid[arm].instruments}
     assert {*grid["signals"].instruments} == everything

@@ -23,9 +23,9 @@ from runs import resumed_alike, rows, same_run, same_weights, weights
 import regimes
 from benchmarks.trainers import Training
 from regimes.config import BranchConfig, RunConfig, override
-from regimes.cost.cases import recorded
+from regimes.cost.cases import recorded_work
 from regimes.errors import ConfigError
-from regimes.launch.processes import spawn
+from regimes.launch.processes import spawn_processes
 from regimes.network import Network
 from regimes.training import checkpoint
 from regimes.training.build import prepare_run
@@ -331,7 +331,7 @@ def test_its_seconds_are_of_the_workers_that_are_there(tmp_path: Path) -> None:
     """A run of three of four workers, then of all, on a link so slow that nothing else counts."""
     c = text("unit_steps=5", "churn={away=[[2,0,2]]}", *TOP_HALF, *SGD)
     run = regimes.run(c, tmp_path)
-    works = [work for _, work in recorded(run)]
+    works = [work for _, work in recorded_work(run)]
     assert [work.present for work in works] == [0.75, 0.75, 1.0, 1.0]
     slow = Network(1.0)
     for row, work, workers in zip(run.rows, works, (3, 3, 4, 4), strict=True):
@@ -420,4 +420,4 @@ def test_one_must_stay() -> None:
 
 def test_several_processes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="churn: expected none on several processes"):
-        spawn(text("churn={absent=[1]}"), tmp_path, 2)
+        spawn_processes(text("churn={absent=[1]}"), tmp_path, 2)

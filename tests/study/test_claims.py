@@ -24,7 +24,7 @@ from analysis.findings.sentences import PAPER, QUESTIONS, Claim
 from regimes import statistics
 from regimes.errors import RecordError
 from regimes.records import Record, load, load_all
-from regimes.replay.detect import bench
+from regimes.replay.detect import bench_detectors
 
 REFERENCE = Path(__file__).parents[2] / "data" / "reference"
 POINTS = (-3.0, -1.25, -1.0, -0.97, -0.5, -0.02, 0.0, 0.02, 0.29, 0.5, 1.0, 1.25, 3.0)
@@ -201,9 +201,9 @@ def test_values_that_are_alike_have_no_p() -> None:
 
 def test_holm_by_hand() -> None:
     """0.01 x 4, 0.02 x 3, 0.03 x 2 and 0.5; a smaller one's 0.06 holds for the third."""
-    found = statistics.holm([0.5, 0.01, math.nan, 0.03, 0.02])
+    found = statistics.correct_by_holm([0.5, 0.01, math.nan, 0.03, 0.02])
     assert found == pytest.approx([0.5, 0.04, math.nan, 0.06, 0.06], nan_ok=True)
-    assert statistics.holm([0.9, 0.8]) == [1.0, 1.0]
+    assert statistics.correct_by_holm([0.9, 0.8]) == [1.0, 1.0]
 
 
 # -- the committed records -------------------------------------------------------------------
@@ -227,7 +227,7 @@ def test_a_row_by_hand() -> None:
     assert row[["mean", "ci_low", "ci_high"]].to_list() == pytest.approx([expected.mean(), *ends])
     assert row["p"] == pytest.approx(stats.ttest_1samp(expected, 0).pvalue)
     assert row["p_holm"] == pytest.approx(3 * row["p"])
-    assert rows["p_holm"].to_list() == statistics.holm(rows["p"].to_list())
+    assert rows["p_holm"].to_list() == statistics.correct_by_holm(rows["p"].to_list())
     first, second, _ = claims.as_text(rows).rows
     assert first[3:-1] == [
         "5",
@@ -257,7 +257,7 @@ def test_seeds_that_are_alike_are_no_interval() -> None:
 def test_the_rules_of_figure_3_tie_by_arithmetic() -> None:
     """The control has as many epochs as the norm rule, both have all of the eigenvalue's, and kappa
     of two sets depends on no more."""
-    found = bench(records("small-signals", "low"))
+    found = bench_detectors(records("small-signals", "low"))
     half = found.epochs.groupby(["seed", "detector", "epoch"])["critical"].mean() >= 0.5
     for _, calls in half[half].reset_index().groupby("seed"):
         flagged = calls.groupby("detector")["epoch"].agg(list)

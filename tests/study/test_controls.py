@@ -22,10 +22,10 @@ from analysis.campaign.campaign import CPU, GPU, Step
 from analysis.tournament import yoked
 from regimes import presets
 from regimes.config import RunConfig, from_dict, override, to_dict
-from regimes.detectors.baselines import place
+from regimes.detectors.baselines import place_windows
 from regimes.errors import ConfigError, RecordError
-from regimes.policies import PastEpoch, Windows, policy
-from regimes.presets.families import shortened
+from regimes.policies import PastEpoch, Windows, make_policy
+from regimes.presets.families import shorten_training
 from regimes.records import Record, load, load_all, summary
 
 REFERENCE = Path(__file__).parents[2] / "data" / "reference"
@@ -39,7 +39,7 @@ def accordion() -> Record:
 
 def low_epochs(config: RunConfig, epochs: int) -> dict[str, list[int]]:
     """By asking the policy itself."""
-    rule = policy(to_dict(config)["policy"])
+    rule = make_policy(to_dict(config)["policy"])
     names = list(config.policy["layers"])
     past = PastEpoch(0.1, 0.1, {}, ["none"] * len(names))
     levels = [rule.decide([past] * epoch, names) for epoch in range(epochs)]
@@ -123,7 +123,7 @@ def test_placed_windows_keep_their_lengths_and_do_not_overlap(
     lengths: list[int], free: int, seed: int
 ) -> None:
     epochs = sum(lengths) + free
-    pairs = place(lengths, epochs, random.Random(seed))
+    pairs = place_windows(lengths, epochs, random.Random(seed))
     assert sorted(b - a for a, b in pairs) == sorted(lengths)
     covered = [e for a, b in pairs for e in range(a, b)]
     assert len(set(covered)) == sum(lengths)
@@ -164,7 +164,7 @@ def test_a_step_runs_its_controls_and_then_has_nothing_left(tmp_path: Path) -> N
     steps = (Step("smoke", 1, 7, schedules=("low", "accordion"), yoked=True, name="here"),)
 
     def again() -> list[str]:
-        return campaign.run(steps, tmp_path, 1, lambda c: shortened(c, 0.25), said.append)
+        return campaign.run(steps, tmp_path, 1, lambda c: shorten_training(c, 0.25), said.append)
 
     assert again() == []
     found = {run.name: run for run in load_all(tmp_path / "here")}
@@ -227,13 +227,13 @@ def test_every_step_is_a_grid_with_its_schedules(step: Step, tmp_path: Path) -> 
 @given(st.sampled_from(sorted(presets.GRIDS)), st.floats(0.05, 1))
 def test_a_shorter_training_keeps_its_order(name: str, share: float) -> None:
     for config in presets.get_grid(name).values():
-        short = shortened(config, share)
+        short = shorten_training(config, share)
         assert 1 <= short.epochs <= config.epochs
         decays = short.optimizer.decay_epochs
         assert list(decays) == sorted(decays)
         for first, stop in short.policy.get("windows", ()):
             assert 0 <= first < stop
-    assert to_dict(shortened(config, 1.0)) == to_dict(config)
+    assert to_dict(shorten_training(config, 1.0)) == to_dict(config)
 
 
 @pytest.mark.slow

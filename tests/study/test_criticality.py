@@ -74,7 +74,7 @@ TWO = ("dense trunk", "dense from 2")
 
 
 def computed(root: Path) -> pd.DataFrame:
-    return measured.by_run(measured.by_unit(measured.pairs(load_all(root))))
+    return measured.by_run(measured.by_unit(measured.pair_branches(load_all(root))))
 
 
 def test_pulses_of_two_trunks_have_harm_but_no_common_signals(tree: Path, tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_pulses_of_two_trunks_have_harm_but_no_common_signals(tree: Path, tmp_pa
     dense = both[(both["arm"] == "dense") & (both["seed"] == 3)]["harm"].item()
     assert dense == pytest.approx(100 * (ends[TWO[0]] - ends[TWO[1]]))
     with pytest.raises(RecordError, match=r"branches of .*trunk, .*trunk: choose one with --where"):
-        measured.trunks(measured.pairs(load_all(tmp_path)))
+        measured.list_trunks(measured.pair_branches(load_all(tmp_path)))
 
 
 def test_harm_by_onset_with_intervals_and_holm(tree: Path) -> None:
@@ -124,7 +124,7 @@ def test_more_harm_is_worse_whatever_the_metric(tree: Path, tmp_path: Path) -> N
 
 
 def test_recovery_is_the_difference_in_each_unit(tree: Path) -> None:
-    table = harm.recovery(measured.by_unit(measured.pairs(load_all(tree)))).set_index(
+    table = harm.recovery(measured.by_unit(measured.pair_branches(load_all(tree)))).set_index(
         ["onset", "unit"]
     )
     for onset in ONSETS:
@@ -143,8 +143,8 @@ def test_recovery_is_the_difference_in_each_unit(tree: Path) -> None:
 def test_scores_by_own_code(tree: Path) -> None:
     """The norm of a pulse's unit, its change, time and rate against the harm of each seed."""
     runs = load_all(tree)
-    found = measured.pairs(runs)
-    signals = scores.by_seed(measured.trunks(found), runs)
+    found = measured.pair_branches(runs)
+    signals = scores.by_seed(measured.list_trunks(found), runs)
     each = scores.scores(computed(tree), signals).set_index(["seed", "signal"])
     wanted = by_hand(tree)
     for seed in SEEDS:
@@ -201,12 +201,12 @@ def test_reliability_is_that_of_a_two_way_layout() -> None:
 def test_a_branch_without_its_trunk_and_runs_without_branches_are_one_sentence(tree: Path) -> None:
     runs = load_all(tree)
     with pytest.raises(RecordError, match="not among the runs"):
-        measured.pairs([run for run in runs if run.name != "trunk"])
+        measured.pair_branches([run for run in runs if run.name != "trunk"])
     with pytest.raises(RecordError, match="the runs have no branch"):
-        measured.pairs([run for run in runs if run.name == "trunk"])
+        measured.pair_branches([run for run in runs if run.name == "trunk"])
     few = computed(tree).query("onset < 3")
     with pytest.raises(RecordError, match="no arm has 4 onsets"):
-        scores.scores(few, scores.by_seed(measured.trunks(measured.pairs(runs)), runs))
+        scores.scores(few, scores.by_seed(measured.list_trunks(measured.pair_branches(runs)), runs))
 
 
 @pytest.fixture(scope="module")

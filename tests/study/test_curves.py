@@ -23,9 +23,9 @@ from analysis.common import compare
 from analysis.paper import batch, curves, figure18_20, figures
 from regimes.errors import ConfigError, RecordError
 from regimes.plotting import looks, panels, style
-from regimes.plotting.groups import decays
+from regimes.plotting.groups import find_decays
 from regimes.plotting.looks import LEVELS, styles_of
-from regimes.plotting.words import spoken
+from regimes.plotting.words import spoken_name
 from regimes.presets import GRIDS
 from regimes.records import Record, load_all, read_lines
 
@@ -59,8 +59,8 @@ def uneven(tmp_path: Path) -> list[Record]:
 
 def test_curves_are_the_rows(runs: list[Record]) -> None:
     """Metric, floats and seconds of one epoch, by hand."""
-    found = compare.groups(runs)
-    row = curves.curves(found).set_index(["schedule", "epoch"]).loc[("accordion", 7)]
+    found = compare.group_runs(runs)
+    row = curves.tabulate_curves(found).set_index(["schedule", "epoch"]).loc[("accordion", 7)]
     mine = [run for run in runs if run.name == "accordion"]
     metric = [100 * run.rows[7]["metric"] for run in mine]
     ends = stats.t.interval(0.95, 4, np.mean(metric), stats.sem(metric))
@@ -75,8 +75,8 @@ def test_curves_are_the_rows(runs: list[Record]) -> None:
 def test_a_curve_goes_as_far_as_all_seeds_and_the_end_is_each_seeds_own(
     uneven: list[Record],
 ) -> None:
-    found = compare.groups(uneven)
-    numbers, last = curves.curves(found), curves.ends(found).set_index("schedule")
+    found = compare.group_runs(uneven)
+    numbers, last = curves.tabulate_curves(found), curves.tabulate_ends(found).set_index("schedule")
     longer = [run for run in uneven if run.name == "high-longer"]
     assert numbers[numbers["schedule"] == "high-longer"]["epoch"].max() == 3
     assert (numbers["n"] == 3).all()
@@ -97,10 +97,10 @@ def test_a_curve_goes_as_far_as_all_seeds_and_the_end_is_each_seeds_own(
 
 
 def test_equal_runs_end_where_their_curve_does(runs: list[Record]) -> None:
-    found = compare.groups(runs)
-    last = curves.curves(found).groupby("schedule").last()
+    found = compare.group_runs(runs)
+    last = curves.tabulate_curves(found).groupby("schedule").last()
     columns = ["accuracy", "ci_low", "ci_high", "floats", "seconds"]
-    ends = curves.ends(found).set_index("schedule").loc[last.index]
+    ends = curves.tabulate_ends(found).set_index("schedule").loc[last.index]
     pd.testing.assert_frame_equal(last[columns], ends[columns])
     assert ends.loc["dense-deleted", "epoch"] == 17  # of other lengths than the rest
 
@@ -126,9 +126,11 @@ def test_perplexity_is_shown_as_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("high", "scale"), [(900.0, "log"), (150.0, "linear")])
 def test_a_wide_range_of_perplexities_is_logarithmic(high: float, scale: str) -> None:
-    fig = style.figure(2)
+    fig = style.make_figure(2)
     ax = fig.add_subplot()
-    panels.limits(ax, pd.DataFrame({"perplexity": [100.0, high]}), looks.named("perplexity"))
+    panels.set_limits(
+        ax, pd.DataFrame({"perplexity": [100.0, high]}), looks.find_metric("perplexity")
+    )
     assert ax.get_yscale() == scale
 
 
@@ -161,10 +163,10 @@ def test_records_of_before_and_after_a_new_default_are_of_one_setting(tmp_path: 
     """A field of the data that an old record does not have yet is as its default."""
     make(tmp_path, "low", 0)
     make(tmp_path, "high", 0, data={"name": "digits", "sequence": 35, "augment": False})
-    assert len(compare.groups(load_all(tmp_path))) == 2
+    assert len(compare.group_runs(load_all(tmp_path))) == 2
     make(tmp_path / "other", "dense", 0, data={"name": "digits", "augment": True})
     with pytest.raises(RecordError, match="differ in data"):
-        compare.groups(load_all(tmp_path))
+        compare.group_runs(load_all(tmp_path))
 
 
 def test_everything_is_compared_once(tmp_path: Path) -> None:
@@ -232,7 +234,7 @@ def batches(tmp_path: Path) -> list[Record]:
 def test_batch_sizes_are_those_of_all_workers(batches: list[Record]) -> None:
     """And runs that start with another batch size are of one setting."""
     fig, numbers = batch.figure(batches)
-    steps = batch.decided(compare.groups(batches))
+    steps = batch.decided(compare.group_runs(batches))
     smith = steps[(steps["schedule"] == "smith") & (steps["seed"] == 1)]
     assert smith["batch"].tolist() == [40] * 4 + [200] * 2
     assert set(steps[steps["schedule"] == "small-batch"]["batch"]) == {32}
@@ -253,7 +255,7 @@ def test_the_thick_line_of_a_batch_is_the_median_of_its_seeds() -> None:
         for epoch, each in sizes.items()
         for seed, size in enumerate(each)
     ]
-    ax = style.figure(2).add_subplot()
+    ax = style.make_figure(2).add_subplot()
     batch._step(ax, pd.DataFrame(rows, columns=["schedule", "seed", "epoch", "batch"]), "batch")
     *thin, thick = [list(line.get_ydata()) for line in ax.lines]
     assert (thin, thick) == ([[8, 8], [8, 32], [8, 128]], [8, 32])
@@ -263,7 +265,7 @@ def test_fixed_batches_without_levels_must_be_equal(tmp_path: Path) -> None:
     make(tmp_path, "low", 0)
     make(tmp_path, "high", 0, batch_size=16)
     with pytest.raises(RecordError, match="differ in batch_size"):
-        compare.groups(load_all(tmp_path))
+        compare.group_runs(load_all(tmp_path))
 
 
 def test_a_fixed_batch_stands_beside_a_decided_one_but_not_beside_another_fixed_one(
@@ -271,11 +273,11 @@ def test_a_fixed_batch_stands_beside_a_decided_one_but_not_beside_another_fixed_
 ) -> None:
     make(tmp_path, "accordion", 0, batch_size=4, batch_policy={"name": "smith"})
     make(tmp_path, "low", 0)
-    found = compare.groups(load_all(tmp_path))
+    found = compare.group_runs(load_all(tmp_path))
     assert {*found} == {"accordion", "low"}
     make(tmp_path, "high", 0, batch_size=16)
     with pytest.raises(RecordError, match=r"(high|low)/seed-0 differ in batch_size"):
-        compare.groups(load_all(tmp_path))
+        compare.group_runs(load_all(tmp_path))
 
 
 def test_a_ladder_of_levels_is_coloured_by_what_it_sends(tmp_path: Path) -> None:
@@ -283,10 +285,10 @@ def test_a_ladder_of_levels_is_coloured_by_what_it_sends(tmp_path: Path) -> None
     per_step = {n: {"floats": k, "bytes": 4 * k} for n, k in {"a": 9, "b": 1, "c": 3}.items()}
     edit(make(tmp_path, "adaqs", 0, levels={"a": 4, "b": 1, "c": 2}), per_step=per_step)
     run = load_all(tmp_path)[0]
-    colours = figure18_20.palette(run, ["a", "b", "c"])
+    colours = figure18_20.level_palette(run, ["a", "b", "c"])
     assert list(colours) == ["b", "c", "a"]
     assert len(set(colours.values())) == 3
-    two = figure18_20.palette(run, ["low", "high"])
+    two = figure18_20.level_palette(run, ["low", "high"])
     assert two == {"high": LEVELS["high"], "low": LEVELS["low"]}
     fig, numbers = figure18_20.level_map(load_all(tmp_path), "adaqs")
     assert len(numbers) == 2 * EPOCHS
@@ -322,7 +324,7 @@ def test_its_grids_exist_and_have_its_schedules(number: str) -> None:
 
 def test_many_curves_are_thin_and_without_bands(runs: list[Record]) -> None:
     """Nine against six; the intervals stand at their ends in both."""
-    names = list(compare.groups(runs))
+    names = list(compare.group_runs(runs))
     widths = {}
     for chosen, bands in ((names, 0), (names[:6], 6)):
         fig, _ = curves.figure(runs, schedules=chosen, x=("epoch",))
@@ -333,7 +335,7 @@ def test_many_curves_are_thin_and_without_bands(runs: list[Record]) -> None:
         words = " ".join(fig.get_supxlabel().split())
         assert ("; bars: 95 % t interval" in words) == (not bands)
         assert ("; bands and bars: 95 % t interval" in words) == bool(bands)
-    label = spoken(names[0], next(run for run in runs if run.name == names[0]).config)
+    label = spoken_name(names[0], next(run for run in runs if run.name == names[0]).config)
     assert widths[9][label] < widths[6][label]
 
 
@@ -392,13 +394,13 @@ def test_decays_in_one_epoch_are_one(runs: list[Record]) -> None:
         ([1] * 1000, [(1, math.inf)]),
     ):
         optimizer["decay_epochs"] = epochs
-        assert decays(run) == expected
+        assert find_decays(run) == expected
     optimizer["decay_factor"] = None  # as a stranger's record may have it
-    assert decays(run) == [(1, 1.0)]
+    assert find_decays(run) == [(1, 1.0)]
 
 
 def test_a_number_that_no_axis_has_room_for_is_left_to_the_axis() -> None:
     fig, ax = plt.subplots()
-    panels.limits(ax, pd.DataFrame({"accuracy": [50.0, math.inf]}), looks.METRICS["accuracy"])
+    panels.set_limits(ax, pd.DataFrame({"accuracy": [50.0, math.inf]}), looks.METRICS["accuracy"])
     assert np.isfinite(ax.get_ylim()).all()
     plt.close(fig)

@@ -20,7 +20,7 @@ import regimes
 from analysis.detection import deep_linear
 from regimes.config import ModelConfig, RunConfig, override
 from regimes.errors import ConfigError, RecordError
-from regimes.models import build
+from regimes.models import build_model
 from regimes.presets import get_grid, get_preset
 from regimes.records import Record, load
 from regimes.training import checkpoint
@@ -116,7 +116,7 @@ def test_the_metric_is_the_mean_squared_error_of_all_entries() -> None:
 @pytest.mark.parametrize("depth", [1, 2, 3, 5])
 def test_the_product_is_small_at_first_whatever_the_depth(depth: int) -> None:
     torch.manual_seed(0)
-    made = build("deep-linear", classes=1, rows=200, depth=depth)
+    made = build_model("deep-linear", classes=1, rows=200, depth=depth)
     assert isinstance(made, DeepLinear)
     size = float(made.product().detach().norm())
     assert size == pytest.approx(SCALE * np.sqrt(200), rel=0.1)

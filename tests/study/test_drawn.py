@@ -32,7 +32,7 @@ from analysis.paper import figures
 from analysis.rates import quadratic
 from regimes.config import DENSE
 from regimes.plotting import style
-from regimes.plotting.curves import curves, ends
+from regimes.plotting.curves import tabulate_curves, tabulate_ends
 from regimes.records import Record, load, load_all
 from regimes.report import content, pictures
 
@@ -174,7 +174,7 @@ def make(
             made.append(Made(stem.name, figure, table, tables, one, known))
             return []
 
-        monkeypatch.setattr(style, "save", save)
+        monkeypatch.setattr(style, "save_figure", save)
         monkeypatch.setattr(quadratic, "table", fewer_limits)
         monkeypatch.setattr(
             command.Files, "table", lambda _, name, rows: tables.__setitem__(name, rows)
@@ -283,9 +283,9 @@ def test_the_pictures_of_a_report_are_the_curves(
         kept[title] = figure, caption
         return pictures.Picture(title, caption)
 
-    monkeypatch.setattr(pictures, "_picture", keep)
-    study = content.read(few("small-adaqs"), few("small-adaqs"))
-    pictures.draw(study)
+    monkeypatch.setattr(pictures, "_draw_picture", keep)
+    study = content.read_study(few("small-adaqs"), few("small-adaqs"))
+    pictures.draw_pictures(study)
     maps = [title for title in kept if title.startswith("Levels of")]
     assert {*kept} - {*maps} == {
         "Test accuracy against epoch",
@@ -300,12 +300,17 @@ def test_the_pictures_of_a_report_are_the_curves(
         ("Traffic per epoch", pictures.TRAFFIC),
     ):
         figure, words = kept[title]
-        assert complaints(figure, [curves(study.groups, shown), ends(study.groups, shown)]) == []
+        assert (
+            complaints(
+                figure, [tabulate_curves(study.groups, shown), tabulate_ends(study.groups, shown)]
+            )
+            == []
+        )
         assert misplaced(figure) == []
         assert "n = 3 seeds" in " ".join(words.split())
-    names = ("low", *pictures.adaptive(study))
+    names = ("low", *pictures.adaptive_schedules(study))
     runs = [run for name in study.groups for run in study.groups[name] if name in names]
-    table = pictures.bands(runs, pictures.detect.bench(runs))[1]
+    table = pictures.draw_detectors(runs, pictures.detect.bench(runs))[1]
     figure, words = kept["What detectors say"]
     assert complaints(figure, [table]) == []
     assert "replayed over the runs" in " ".join(words.split())

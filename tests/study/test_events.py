@@ -14,13 +14,13 @@ from analysis.tournament import events as apart
 from analysis.tournament import tournament, tournament_figure
 from regimes.config import in_windows, override
 from regimes.errors import RecordError
-from regimes.plotting.looks import named
-from regimes.policies import check_levels, policy
+from regimes.plotting.looks import find_metric
+from regimes.policies import check_levels, make_policy
 from regimes.presets import get_grid
 from regimes.records import load, load_all
 
 GRIDS = ("shift-smoke", "restarts-smoke", "ramp-smoke", "pruned-smoke")
-ACCURACY = named("accuracy")
+ACCURACY = find_metric("accuracy")
 
 
 @pytest.mark.parametrize("name", GRIDS)
@@ -30,7 +30,7 @@ def test_arms_differ_in_their_policy_alone(name: str) -> None:
     for arm, cell in grid.items():
         assert replace(cell, name="", policy=first.policy) == replace(first, name="")
         assert cell.name == arm
-        check_levels(policy(cell.policy), cell.levels)
+        check_levels(make_policy(cell.policy), cell.levels)
     assert {arm for arm, _ in apart.PAIRS} | {"event 12", "rank 4"} < set(grid)
 
 

@@ -1,5 +1,5 @@
-"""The explorer. Oracles: the record (its own policy replayed), `cost.predict`, `replay.replay`,
-and what a real browser shows of the notebook."""
+"""The explorer. Oracles: the record (its own policy replayed), `cost.predict_seconds`,
+`replay.replay_rule`, and what a real browser shows of the notebook."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from hypothesis import strategies as st
 
 from analysis.cost.whatif import RECORDED, PricedRuns, Settings
 from analysis.notebook.explorer import Explorer, as_html, explorer
-from regimes.cost.cases import cases
-from regimes.cost.predict import predict
+from regimes.cost.cases import make_cases
+from regimes.cost.predict import predict_seconds
 from regimes.errors import ConfigError, RecordError
 from regimes.network import Network
 from regimes.records import Record, load_all
-from regimes.replay.replay import replay, traffic
+from regimes.replay.replay import replay_rule, replay_traffic
 
 ROOT = Path(__file__).parents[2]
 
@@ -81,7 +81,7 @@ def test_a_step_of_mixed_levels_has_the_collectives_that_were_counted(archive: s
 def test_single_levels_cost_what_the_cost_model_says() -> None:
     runs, network = list(study("small").runs.values()), Network(2e8, 1e-4)
     numbers = study("small").answer(settings_of(runs[0], bandwidth=2e8, latency=1e-4)).numbers
-    table = predict(cases(runs), network, 4).query("kind == 'level'")
+    table = predict_seconds(make_cases(runs), network, 4).query("kind == 'level'")
     for row in table.to_dict("records"):
         name = f"{row['case'].partition(' (')[0]} throughout"
         assert numbers["speed_up"][name] == pytest.approx(row["speed_up"], rel=1e-3)
@@ -90,12 +90,13 @@ def test_single_levels_cost_what_the_cost_model_says() -> None:
 
 @pytest.mark.parametrize("detector", ["accordion", "trace-cusum", "eigenvalue-change"])
 def test_traffic_is_that_of_replay(detector: str) -> None:
-    """`replay.traffic` prices decisions from a header that knows every layer at every level."""
+    """`replay.replay_traffic` prices decisions from a header that knows every layer at every
+    level."""
     (name, seed), run = next(iter(study("small-signals").runs.items()))
     knobs = Settings(name, seed, detector, eta=0.3, interval=2)
     floats = study("small-signals").answer(knobs).numbers["floats"][detector]
-    decided = replay(run, study("small-signals").rule(knobs, detector))
-    assert floats == pytest.approx(traffic(run, decided), rel=1e-12)
+    decided = replay_rule(run, study("small-signals").rule(knobs, detector))
+    assert floats == pytest.approx(replay_traffic(run, decided), rel=1e-12)
 
 
 @pytest.mark.slow

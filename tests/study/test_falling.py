@@ -9,7 +9,7 @@ import pytest
 
 import regimes
 from regimes.config import override
-from regimes.policies import PastEpoch, check_levels, policy
+from regimes.policies import PastEpoch, check_levels, make_policy
 from regimes.presets import get_grid
 
 GRIDS = ("falling-lm", "falling-lm-cosine", "falling-lm-constant")
@@ -23,12 +23,12 @@ def test_arms_differ_in_their_policy_alone(name: str) -> None:
     for arm, cell in grid.items():
         assert replace(cell, name="", policy=first.policy) == replace(first, name="")
         assert cell.name == arm
-        check_levels(policy(cell.policy), cell.levels)
+        check_levels(make_policy(cell.policy), cell.levels)
 
 
 def levels(arm: str, name: str = "falling-lm") -> str:
     """The rank in each unit of a run in which nothing is measured."""
-    rule = policy(get_grid(name)[arm].policy)
+    rule = make_policy(get_grid(name)[arm].policy)
     past: list[PastEpoch] = []
     rates = [0.1] * 15 + [0.1 / 10**0.5] * 5 + [0.01] * 5  # a step in unit 14 decays
     for unit in range(24):

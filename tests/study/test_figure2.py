@@ -19,7 +19,7 @@ from analysis.common.names import PAPER
 from analysis.paper import figure2
 from regimes.errors import RecordError
 from regimes.plotting import style
-from regimes.plotting.looks import LOOKS, named, order, style_of
+from regimes.plotting.looks import LOOKS, find_metric, order_schedules, style_of
 from regimes.records import load_all, read_lines
 from regimes.statistics import t_interval
 
@@ -122,7 +122,7 @@ def test_a_tie_is_not_above() -> None:
             "accuracy": [90, 90, 91, 90, 80, 90],
         }
     )
-    row = compare.pair(each, "a", "b", named("accuracy"))
+    row = compare.compare_pair(each, "a", "b", find_metric("accuracy"))
     assert (row["positive"], row["n"], row["traffic_ratio"]) == (1, 3, 0.5)
     assert row["difference"] == pytest.approx(-3)
 
@@ -150,7 +150,7 @@ def test_command_writes_figures_and_numbers(
             assert path.read_bytes().startswith(b"\x89PNG")
             assert path.stat().st_size > 20_000
     drawn, numbers = figure2.level_map(load_all(folder))
-    for path in style.save(drawn, tmp_path / "b" / "levels", numbers):
+    for path in style.save_figure(drawn, tmp_path / "b" / "levels", numbers):
         again = tmp_path / "a" / path.name
         assert path.read_bytes() == again.read_bytes()  # the same numbers, the same bytes
     written = pd.read_csv(tmp_path / "a" / "figure2b.csv")
@@ -187,7 +187,7 @@ def test_every_schedule_looks_different_in_grey() -> None:
     assert len({look.marker for look in looks}) == len(looks)
     assert len({(json.dumps(look.dash), look.width) for look in looks}) == len(looks)
     assert style_of("mine").label == "mine"
-    assert order(["mine", "high", "dense"]) == ["dense", "high", "mine"]
+    assert order_schedules(["mine", "high", "dense"]) == ["dense", "high", "mine"]
 
 
 def test_a_tournaments_arms_are_the_papers_schedules_each_at_its_own_rate(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_agreement_by_the_rules_written_out(runs: list[Record]) -> None:
                 change = (values[epoch - 3] - values[epoch]) / values[epoch - 3]
                 now = (change if falls else abs(change)) >= 0.5
         calls.append(np.array(levels).mean(1) >= 0.5)
-    one = figure3.compare(run, figure3.rules(3, 0.5)).pairs.iloc[0]
+    one = figure3.compare_rules(run, figure3.rules(3, 0.5)).pairs.iloc[0]
     assert one["jaccard"] == pytest.approx(jaccard_score(*calls))
     assert one["kappa"] == pytest.approx(cohen_kappa_score(*calls))
     assert pairs.iloc[0]["n"] == len(runs)

@@ -66,10 +66,10 @@ def test_the_toolkit_alone_has_its_own_presets_and_a_sentence_for_others(tmp_pat
 import importlib.metadata
 importlib.metadata.entry_points = lambda **_: importlib.metadata.EntryPoints()
 from regimes.errors import ConfigError
-from regimes.presets import GRIDS, get_grid, get_preset, groups
+from regimes.presets import GRIDS, get_grid, get_preset, list_groups
 for name in GRIDS:
     get_grid(name)
-assert get_preset("smoke") and get_grid("lm-small") and groups()
+assert get_preset("smoke") and get_grid("lm-small") and list_groups()
 try:
     get_grid("tournament-smoke")
 except ConfigError as error:
@@ -101,10 +101,10 @@ def test_a_package_offers_grids_and_presets(tmp_path: Path) -> None:
     (info / "METADATA").write_text("Name: offering\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(POINTS)
     code = """
-from regimes.presets import get_grid, get_preset, groups
+from regimes.presets import get_grid, get_preset, list_groups
 assert get_preset("tiny").epochs == get_preset("mine/a").epochs == 2
 assert len(get_grid("smoke")) > 5
-print([(g.kind, g.about, g.rows) for g in groups(["theirs"])])
+print([(g.kind, g.about, g.rows) for g in list_groups(["theirs"])])
 """
     done = python(code, tmp_path, tmp_path)
     assert done.returncode == 0, done.stderr

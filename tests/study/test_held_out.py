@@ -16,7 +16,7 @@ from analysis.criticality.held_out import Tree
 from analysis.findings.sources import records
 from regimes.errors import ConfigError, RecordError
 from regimes.harms.search import Facts
-from regimes.plotting.looks import named
+from regimes.plotting.looks import find_metric
 
 REFERENCE = Path(__file__).parents[2] / "data" / "reference"
 MARGIN = 0.06  # 2 % of a trunk of 3 bits
@@ -33,7 +33,7 @@ def made(
         for (arm, onset), harms in phases.items()
         for seed, harm in enumerate(harms)
     ]
-    return Tree(name, pd.DataFrame(rows), {"trunk": Facts(24, 3.0, 0.0, named("bits"))})
+    return Tree(name, pd.DataFrame(rows), {"trunk": Facts(24, 3.0, 0.0, find_metric("bits"))})
 
 
 def test_drawn_phases_get_their_calls_and_judgement() -> None:

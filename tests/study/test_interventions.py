@@ -16,7 +16,7 @@ from runs import same_bits, same_weights, stop_after
 
 import regimes
 from regimes.config import RunConfig, from_dict, override, to_dict
-from regimes.config.interventions import interventions
+from regimes.config.interventions import registered_interventions
 from regimes.errors import ConfigError
 from regimes.job.upgrade import upgrade_state
 from regimes.training import checkpoint
@@ -63,7 +63,7 @@ class Log(Intervention):
 
 @pytest.fixture
 def logged(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    monkeypatch.setitem(interventions(), "watched", Logged)
+    monkeypatch.setitem(registered_interventions(), "watched", Logged)
     Logged.calls.clear()
     return Logged.calls
 
@@ -162,7 +162,7 @@ def test_a_wrong_table_is_a_sentence(setting: str, sentence: str) -> None:
 
 
 def test_a_class_that_is_none_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(interventions(), "circumstances", Circumstances)
+    monkeypatch.setitem(registered_interventions(), "circumstances", Circumstances)
     with pytest.raises(ConfigError, match="circumstances: the class Circumstances is no interv"):
         regimes.run(smoke("circumstances={}"), "nowhere")
 
@@ -174,7 +174,7 @@ def test_without_its_package_a_run_is_refused_and_its_record_is_read(
     regimes.run(c, tmp_path / "run")
     seen = regimes.load(tmp_path / "run")
     before = [seen.epochs, regimes.summary([seen])]
-    monkeypatch.delitem(interventions(), "churn")
+    monkeypatch.delitem(registered_interventions(), "churn")
     record = regimes.load(tmp_path / "run")
     assert record.epochs["present"].tolist() == [3.0, 3.0]
     assert record.config["churn"]["absent"] == [1]
@@ -189,11 +189,11 @@ def test_without_its_package_a_run_is_refused_and_its_record_is_read(
 
 
 def test_the_toolkit_knows_no_intervention_but_a_column_of_its_records() -> None:
-    names = re.compile("|".join(interventions()), re.IGNORECASE)
+    names = re.compile("|".join(registered_interventions()), re.IGNORECASE)
     users = {
         path.relative_to(ROOT / "regimes").as_posix()
         for path in (ROOT / "regimes").rglob("*.py")
         if names.search(path.read_text())
     }
-    assert {"churn", "pruning"} <= {*interventions()}
+    assert {"churn", "pruning"} <= {*registered_interventions()}
     assert users == {"records/schema.py", "records/reader.py"}

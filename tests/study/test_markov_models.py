@@ -109,7 +109,7 @@ def test_the_text_of_this_python_is_counted_again() -> None:
     config = DataConfig(
         name="stdlib", train_size=1228801, test_size=16385, sequence=64, windows="contiguous"
     )
-    corpus = tokens.load(config)
+    corpus = tokens.load_tokens(config)
     if corpus.digest not in kept:
         pytest.skip("the standard library of this Python is another text")
     for order in markov.ORDERS:
@@ -126,7 +126,7 @@ def test_lines_of_a_figure_stand_at_the_bits_and_within_the_axis(axis: str) -> N
     counted = markov.of(run)
     assert counted is not None
     with mpl.rc_context():
-        ax = style.figure(2).subplots()
+        ax = style.make_figure(2).subplots()
         ax.set(xlim=(3, 4), ylim=(3, 4))
         markov.mark(ax, run, axis)  # type: ignore[arg-type]
         data = [line.get_xdata() if axis == "x" else line.get_ydata() for line in ax.lines]

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import race_report
-from regimes.cost.evidence import HARMFUL, HARMLESS, Harm, measured, verdict
-from regimes.cost.methods import parse
+from regimes.cost.evidence import HARMFUL, HARMLESS, Harm, read_harms, worst_verdict
+from regimes.cost.methods import parse_method
 from regimes.statistics import t_interval
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ PRINTED = re.compile(
     r"\[[+-]?(\d\.\d+), [+-]?(\d\.\d+)\]"
 )
 BASES = {"small-local": "every 1", "lm-local": "every 1"}
-HARMS = [(method, harm) for method, harms in measured().items() for harm in harms]
+HARMS = [(method, harm) for method, harms in read_harms().items() for harm in harms]
 IDS = [f"{method}, {harm.setting.records}, {harm.setting.parameters}" for method, harm in HARMS]
 
 
@@ -107,13 +107,13 @@ def test_its_page_prints_it(method: str, harm: Harm) -> None:
     assert any({a, b, c} == numbers for a, b, c in PRINTED.findall(text)), numbers
 
 
-@pytest.mark.parametrize("method", measured())
+@pytest.mark.parametrize("method", read_harms())
 def test_each_method_can_be_written_as_an_option(method: str) -> None:
-    assert parse(method).verdict == verdict(method)
+    assert parse_method(method).verdict == worst_verdict(method)
 
 
 def test_what_the_page_of_advice_measures_as_harmful_is_not_recommended() -> None:
     for method in ("powersgd:1", "powersgd:4", "topk:1", "topk:10", "sign:1", "dense/32"):
-        assert verdict(method) == HARMFUL
+        assert worst_verdict(method) == HARMFUL
     for method in ("cast:fp16", "quantised-all-reduce:8", "quantised-all-reduce:4", "quantise:8"):
-        assert verdict(method) == HARMLESS
+        assert worst_verdict(method) == HARMLESS

@@ -21,16 +21,16 @@ from regimes.compression.powersgd import PowerSGD
 from regimes.config import DENSE, Level
 from regimes.errors import RecordError
 from regimes.plotting import style
-from regimes.plotting.looks import named
+from regimes.plotting.looks import find_metric
 from regimes.presets import get_grid
 from regimes.presets.own import AT
 from regimes.records import load_all
 
-ACCURACY = named("accuracy")
+ACCURACY = find_metric("accuracy")
 
 
 def test_rates_are_drawn_over_their_logarithm() -> None:
-    fig = style.figure(2)
+    fig = style.make_figure(2)
     ax = fig.subplots()
     ax.plot([0.01, 0.1, 1.0], [1, 2, 3])
     panels.rates_axis(ax)

@@ -229,7 +229,7 @@ def test_a_shown_figure_is_small_and_says_its_caption_to_those_who_cannot_see(
     picture = show(figure2a(runs))
     width, height = struct.unpack(">II", picture.data[16:24])  # of the PNG's header
     assert (width, height) == (864, 396)
-    assert style.setting(runs[0]).replace("\xa0", " ") in picture.alt.replace("\xa0", " ")
+    assert style.describe_setting(runs[0]).replace("\xa0", " ") in picture.alt.replace("\xa0", " ")
 
 
 def test_reasons_are_those_that_the_record_gives(runs: list[Record]) -> None:

@@ -29,7 +29,7 @@ import regimes
 from analysis.paper import figure4a
 from regimes.collectives.world import World
 from regimes.config import RunConfig, override
-from regimes.curvature.probe import preserved
+from regimes.curvature.probe import preserve_model
 from regimes.errors import ConfigError, RecordError, TrainingError
 from regimes.records import load_all, read_lines
 from regimes.training import build
@@ -150,7 +150,7 @@ def test_gradient_is_that_of_a_worker_with_that_batch() -> None:
     expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, [*plain.parameters()])])
     before = copy.deepcopy(parts.model.state_dict())
     grads = [p.grad for p in parts.model.parameters()]
-    with preserved(parts.model):
+    with preserve_model(parts.model):
         train_on_batch_statistics(parts.model)
         found = batch_gradient(parts.context, batch)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-13)

@@ -141,12 +141,12 @@ def test_a_campaign_starts_from_a_commit(checkout: Path, tmp_path: Path) -> None
     package, out = checkout / "regimes", tmp_path / "out"
     (checkout / "README").write_text("no part of the package")
     (package / "notes.txt").write_text("no source")
-    assert provenance.changes() == []
+    assert provenance.find_changes() == []
     (package / "new.py").write_text("")
     (package / "ignored.py").write_text("")
     (package / "page.html").write_text("3")
     (package / "a.py").unlink()
-    assert provenance.changes() == ["a.py", "ignored.py", "new.py", "page.html"]
+    assert provenance.find_changes() == ["a.py", "ignored.py", "new.py", "page.html"]
     with pytest.raises(ConfigError, match=r"a\.py, ignored\.py, new\.py and 1 more.*--allow-dirty"):
         campaign.main(only=("smoke",), out=out)
     assert not out.exists()
@@ -156,7 +156,7 @@ def test_a_campaign_starts_from_a_commit(checkout: Path, tmp_path: Path) -> None
     first, second = map(json.loads, (out / begin.LOG).read_text().splitlines())
     assert first == second == line
     assert line["allow_dirty"]
-    assert line["changed"] == provenance.changes()
+    assert line["changed"] == provenance.find_changes()
     assert line["commit"].startswith(head[:12])
     assert line["digest"] == provenance.code_digest()
 
@@ -170,7 +170,7 @@ def test_an_installed_package_goes_by_its_version(
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
     monkeypatch.setattr(provenance, "PACKAGE", package)
-    assert provenance.changes() is None
+    assert provenance.find_changes() is None
     line = begin.checked(allow_dirty=False)
     assert line["commit"] is None
     assert line["version"]

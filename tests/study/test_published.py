@@ -114,7 +114,7 @@ def test_overlay_of_another_metric(tmp_path: Path) -> None:
     assert numbers[numbers["part"] == "authors"]["test_loss"].notna().all()
     one = load_all(tmp_path)[0]
     with pytest.raises(RecordError, match="no 'train_loss': choose test_loss or accuracy"):
-        published.of(one, looks.named("train_loss"))
+        published.of(one, looks.find_metric("train_loss"))
 
 
 def test_levels_that_the_authors_did_not_run(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_batch_sizes_are_those_of_all_workers(tmp_path: Path) -> None:
             "batch_policy": {"name": "static"},
         },
     )
-    found = published.of(load_all(tmp_path)[0], looks.named("accuracy"))
+    found = published.of(load_all(tmp_path)[0], looks.find_metric("accuracy"))
     assert set(found["level"]) == {"512", "4096", "accordion"}
 
 

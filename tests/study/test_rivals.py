@@ -18,10 +18,10 @@ import regimes
 from analysis.tournament import error_per_float
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
-from regimes.compression import REGISTRY, compressor
+from regimes.compression import REGISTRY, make_compressor
 from regimes.errors import ConfigError, RecordError
 from regimes.instruments.base import MeasurementContext
-from regimes.instruments.panel import choose
+from regimes.instruments.panel import choose_instruments
 from regimes.presets import get_grid
 from regimes.records import load
 
@@ -88,7 +88,7 @@ def test_topk_against_loops(resumed: bool) -> None:
         lost = (mean - naive_topk(given, kept, feedback=True))[so_far].sum(0)
         whole = np.linalg.norm(mean[so_far].sum(0))
         assert found["summed"] == pytest.approx(np.linalg.norm(lost) / whole, rel=1e-12)
-    made = compressor({"name": "topk"})
+    made = make_compressor({"name": "topk"})
     costs = [made.cost(LAYERS[0], 25, WORKERS), made.cost(LAYERS[1], "dense", WORKERS)]
     assert found["floats"] == sum(c.floats for c in costs)
     assert found["bytes"] == sum(c.bytes for c in costs)
@@ -203,7 +203,7 @@ def test_bad_tables(tables: list[dict], sentence: str, tmp_path: Path) -> None:
 
 def test_a_union_pass_has_no_gradients_of_workers() -> None:
     with pytest.raises(ConfigError, match="union_pass"):
-        choose({"rivals": {}}, (), None, context(union=True))
+        choose_instruments({"rivals": {}}, (), None, context(union=True))
 
 
 # -- the study -------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def test_every_compressor_is_a_rival() -> None:
     assert set(RIVALS) == set(REGISTRY) - save_nothing
     for name, levels in RIVALS.items():
         for level in levels:
-            compressor({"name": name}).check(level)
+            make_compressor({"name": name}).check(level)
 
 
 def geometric(values: list[float]) -> float:

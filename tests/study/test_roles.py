@@ -22,7 +22,7 @@ from regimes.plotting import lacking, offered, style
 from regimes.plotting.groups import in_roles
 from regimes.plotting.needs import Needs
 from regimes.presets import get_grid
-from regimes.records import Record, load_all, selecting
+from regimes.records import Record, load_all, select_while_loading
 
 MINE = {role: f"my {len(role)} {role[::-1]}" for role in POLICIES}  # names that no figure knows
 GRID = """
@@ -95,35 +95,35 @@ def test_a_grid_of_ones_own_names_gives_the_same_numbers(runs: list[Record]) -> 
         pd.testing.assert_frame_equal(one, other)
     own, theirs = figure2.figure2a(mine), figure2.figure2a(runs)
     pd.testing.assert_frame_equal(own.data, theirs.data)
-    by_name = compare.groups(mine, [MINE["low"], MINE["high"]], only=True)
+    by_name = compare.group_runs(mine, [MINE["low"], MINE["high"]], only=True)
     assert {*by_name} == {MINE["low"], MINE["high"]}  # asked for by their names, they keep them
-    assert {*compare.groups(mine)} == {*MINE.values()}
+    assert {*compare.group_runs(mine)} == {*MINE.values()}
 
 
 def test_a_role_may_be_chosen_when_a_figure_is_drawn(tmp_path: Path) -> None:
     for name in ("low", "four", "one"):
         make(tmp_path, name, 0, role="high" if name == "one" else None)
-    with selecting(roles=["low=four"]) as notes:
+    with select_while_loading(roles=["low=four"]) as notes:
         drawn = in_roles(load_all(tmp_path), ["low", "high"])
     assert {(run.name, run.folder.parent.name) for run in drawn} == {
         ("low", "four"),
         ("high", "one"),
     }
     assert "the schedule one is drawn as high, its role" in notes
-    with selecting(roles=["high=four"]):
+    with select_while_loading(roles=["high=four"]):
         assert {run.name for run in in_roles(load_all(tmp_path), ["high"])} == {
             "low",
             "high",
             "one",
         }
     with (
-        selecting(roles=["low=five"]),
+        select_while_loading(roles=["low=five"]),
         pytest.raises(RecordError, match="no run of schedule 'five'"),
     ):
         load_all(tmp_path)
     with (
         pytest.raises(ConfigError, match="--role low: expected ROLE=SCHEDULE"),
-        selecting(roles=["low"]),
+        select_while_loading(roles=["low"]),
     ):
         pass
 
@@ -132,8 +132,8 @@ def test_two_schedules_of_one_role_are_an_error_where_it_is_needed(runs: list[Re
     low = [run for run in runs if run.name == "low"]
     both = [*low, *renamed(low)]
     with pytest.raises(RecordError, match=rf"low, {MINE['low']}: each is 'low'.* --role low='low'"):
-        compare.groups(both, ["low"])
-    assert {*compare.groups(both, [MINE["low"]])} == {"low", MINE["low"]}
+        compare.group_runs(both, ["low"])
+    assert {*compare.group_runs(both, [MINE["low"]])} == {"low", MINE["low"]}
 
 
 def test_what_a_grid_lacks_is_said_with_the_key_that_sets_it(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_what_a_grid_lacks_is_said_with_the_key_that_sets_it(tmp_path: Path) -> 
         for word in ("ROLE", "STATISTICS"):
             filled = filled.replace(word, settings.get(word, ""))
         path.write_text(settings.get("FIRST", "") + "\n" + filled)
-        rows = lacking.compare(figure, get_grid(str(path)))
+        rows = lacking.compare_needs(figure, get_grid(str(path)))
         return list(dict.fromkeys(row.key for row in rows if row.key))
 
     role, statistics = keys()
@@ -157,7 +157,7 @@ def test_what_a_grid_lacks_is_said_with_the_key_that_sets_it(tmp_path: Path) -> 
     assert keys(FIRST=statistics, ROLE=role) == []
     assert keys(ROLE=role, STATISTICS=statistics) == [statistics]  # of one of two
     assert keys(ROLE='role = "high"', FIRST=statistics)[1] == 'role = "high" in one of a, b alone'
-    plain = lacking.compare(figure, {"low": RunConfig(), "high": RunConfig()}, in_file=False)
+    plain = lacking.compare_needs(figure, {"low": RunConfig(), "high": RunConfig()}, in_file=False)
     assert {row.key for row in plain if row.key} == {
         '--set \'instruments.curvature.modes=["eval","batch-statistics"]\''
     }
@@ -184,7 +184,7 @@ def test_the_grids_of_a_figure_lack_nothing(number: str) -> None:
     assert wanted is not None
     grids = {"agreement": ("detection-smoke",)}.get(number) or figures.FIGURES[number].grids
     for grid in grids:
-        assert [row for row in lacking.compare(wanted, get_grid(grid)) if row.key] == []
+        assert [row for row in lacking.compare_needs(wanted, get_grid(grid)) if row.key] == []
 
 
 def test_a_grid_of_ones_own_gives_figures_2_3_4a_and_8_at_the_first_attempt(
@@ -199,22 +199,22 @@ def test_a_grid_of_ones_own_gives_figures_2_3_4a_and_8_at_the_first_attempt(
         drawn[stem.name] = table
         return []
 
-    monkeypatch.setattr(style, "save", save)
+    monkeypatch.setattr(style, "save_figure", save)
     words = ("--out", str(tmp_path / "figures"))
     for number in ("2", "3", "4a", "8"):
-        assert offered.begin(number, ("--needs", str(path)))
+        assert offered.begin_figure(number, ("--needs", str(path)))
         assert "Nothing is lacking" in capsys.readouterr().out
-    cells = sweep.cells(get_grid(str(path)), [0], out)
+    cells = sweep.list_cells(get_grid(str(path)), [0], out)
     assert sweep.ablate(cells, 1, lambda folder, error: None) == []
     for number in ("2", "3", "4a", "8"):
-        offered.begin(number, (str(out), *words))
+        offered.begin_figure(number, (str(out), *words))
     names = {"figure2a", "figure2b", "levels", "figure3-low", "figure4a-four", "figure8"}
     assert {*drawn} == names
     assert {*drawn["figure8"]["schedule"]} == {"low", "high", "high-longer", "accordion"}
     assert "note: the schedule patient is drawn as high-longer, its role" in capsys.readouterr().out
     with pytest.raises(LackingError, match=r"'eigenvalue'.*`regimes figure 3 --needs GRID`"):
-        offered.begin("3", (str(out), "--role", "low=one", *words))
+        offered.begin_figure("3", (str(out), "--role", "low=one", *words))
     with pytest.raises(
         LackingError, match=r"no run of schedule adaqs.*`regimes figure 7 --needs GRID`"
     ):
-        offered.begin("7", (str(out), *words))
+        offered.begin_figure("7", (str(out), *words))

@@ -15,9 +15,9 @@ from regimes_study.plugins.detectors import FisherChange, MsdrFall, TraceCusum
 from regimes_study.plugins.ladders import AccordionLadder, ErrorLadder
 
 import regimes
-from regimes.detectors import Detector, detector
+from regimes.detectors import Detector, make_detector
 from regimes.errors import ConfigError
-from regimes.policies import Accordion, PastEpoch, policy
+from regimes.policies import Accordion, PastEpoch, make_policy
 
 POSITIVE = st.floats(1e-3, 1e3)
 
@@ -198,7 +198,7 @@ def test_an_accordion_ladder_of_two_levels_is_accordion(name: str) -> None:
 )
 def test_bad_fields_of_a_detector(table: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        detector(table)
+        make_detector(table)
 
 
 @pytest.mark.parametrize(
@@ -213,4 +213,4 @@ def test_bad_fields_of_a_detector(table: dict[str, Any], message: str) -> None:
 )
 def test_bad_fields_of_a_policy(table: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        policy(table)
+        make_policy(table)

@@ -11,7 +11,7 @@ import pytest
 
 from analysis.findings.numbers import detection, differences
 from analysis.findings.sources import records
-from regimes.plotting.groups import compressed
+from regimes.plotting.groups import compressed_layers
 from regimes.records import Record
 
 SHORT = "paper-cifar10-short"
@@ -68,7 +68,7 @@ def test_a_replay_departs_where_accordion_did() -> None:
     """Each of these runs replays, on its own norms, the levels that it sent."""
     sent = []
     for run in runs_of("accordion 4-1").values():
-        names = [layer["name"] for layer in compressed(run)]
+        names = [layer["name"] for layer in compressed_layers(run)]
         rows = run.layers[run.layers["layer"].isin(names)]
         low = (rows["level"] == "r4").groupby(rows["epoch"]).all()
         sent.append(int(low.cumprod().sum()))

@@ -10,7 +10,7 @@ import pytest
 from analysis.findings.effects import minus
 from analysis.findings.numbers.differences import effect
 from analysis.findings.sources import records
-from regimes.statistics import holm, p_value
+from regimes.statistics import correct_by_holm, p_value
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "start.md"
 ROWS = {
@@ -52,6 +52,8 @@ def test_which_compressors_beat_which() -> None:
     """After Holm's correction one pair of compressed rows holds."""
     runs = records("smoke-start")
     pairs = [*itertools.combinations(ROWS.values(), 2)]
-    values = dict(zip(pairs, holm([p_value(minus(*pair)(runs)) for pair in pairs]), strict=True))
+    values = dict(
+        zip(pairs, correct_by_holm([p_value(minus(*pair)(runs)) for pair in pairs]), strict=True)
+    )
     assert [pair for pair, p in values.items() if p < 0.05] == [("powersgd-1", "quantise-8")]
     assert effect("smoke-start", "quantise-8", "powersgd-1").low > 0

@@ -149,10 +149,10 @@ def groups(table: dict[str, tuple[list[float], float]], metric: str) -> Any:
     data=st.data(),
 )
 def test_the_title_of_curves(table: Any, metric: str, data: Any) -> None:
-    found, shown = groups(table, metric), looks.named(metric)
+    found, shown = groups(table, metric), looks.find_metric(metric)
     baseline = data.draw(st.sampled_from([None, *table]))
     names = words.names_of(found)
-    title = check(words.answer(found, shown, names, baseline))
+    title = check(words.write_answer(found, shown, names, baseline))
     if not title or " ends at " in title:
         return
     if baseline is not None:
@@ -175,7 +175,7 @@ def test_the_baseline_that_is_given_is_the_one_of_the_title(tmp_path: Any) -> No
     runs = [load(make(tmp_path, n, seed)) for n in ("low", "high", "accordion") for seed in (0, 1)]
     for base in ("low", "high"):
         figure, _ = curves.figure(runs, baseline=base)
-        assert words.spoken(base, runs[0].config) in title_of(figure).partition(",")[0]
+        assert words.spoken_name(base, runs[0].config) in title_of(figure).partition(",")[0]
     with pytest.raises(RecordError, match="baseline mid: no such schedule"):
         curves.figure(runs, baseline="mid")
 
@@ -225,7 +225,9 @@ def test_the_windows_are_worth_what_is_shown(values: list[float]) -> None:
     gap = Estimate.at(row("difference", values, "ci"), "difference", "ci")
     if not gap.n:
         return
-    title = check(words.difference("A", "B", gap, looks.named("accuracy"), beats=True))
+    title = check(
+        words.describe_difference("A", "B", gap, looks.find_metric("accuracy"), beats=True)
+    )
     said = {"open": "Open whether", "not shown": "not shown", "above": "better", "below": "loses"}
     ((found, _),) = [item for item in said.items() if item[1] in title]
     assert found == verdict(values)
@@ -346,7 +348,7 @@ def test_a_deficit_harms_late_as_far_as_is_shown(values: list[float]) -> None:
 def test_floats_in_other_epochs(values: list[float]) -> None:
     rows = pd.DataFrame([{"schedule": "yoked first", **row("difference", values, "ci")}])
     if rows["n"][0]:
-        check(yoked._title(rows, looks.named("accuracy")))
+        check(yoked._title(rows, looks.find_metric("accuracy")))
 
 
 @quick
@@ -356,7 +358,7 @@ def test_arms_against_controls(rows: list[list[float]], metric: str) -> None:
     finite = {
         (f"arm {i}", "static"): [v for v in x if not math.isnan(v)] for i, x in enumerate(rows)
     }
-    table, shown = paired.compare(finite), looks.named(metric)
+    table, shown = paired.compare(finite), looks.find_metric(metric)
     for one, values in zip(paired.verdicts(table), finite.values(), strict=True):
         assert one in (verdict(values), "not shown")
         assert (one == "open") == (verdict(values) == "open")

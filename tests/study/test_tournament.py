@@ -22,13 +22,13 @@ from analysis.tournament.tournament import (
     table,
 )
 from analysis.tournament.tournament_figure import kinds
-from regimes.compression import compressor
+from regimes.compression import make_compressor
 from regimes.compression.traffic import costs_per_step
 from regimes.config import Budget, RunConfig, in_windows
 from regimes.console.tables import Table
 from regimes.errors import RecordError
-from regimes.plotting.looks import named
-from regimes.policies import REGISTRY, check_levels, policy
+from regimes.plotting.looks import find_metric
+from regimes.policies import REGISTRY, check_levels, make_policy
 from regimes.presets import get_grid
 from regimes.records import load_all
 from regimes.training.build import prepare_run
@@ -46,7 +46,7 @@ OTHERS = {  # of a batch, of a period, and of a grid of its own
     "rate-ladder",
     "by-layer",
 }
-ACCURACY = named("accuracy")
+ACCURACY = find_metric("accuracy")
 TUNED = {  # the rates that were tried, as the comments of the grids say
     "tournament-smoke": (0.003125, 0.00625, 0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8),
     "tournament-lm": (0.0015, 0.003, 0.006, 0.012),
@@ -63,7 +63,7 @@ def test_every_policy_is_an_arm_and_only_schedules_differ(name: str) -> None:
     assert set(grid) >= {name for ladder in LADDERS.values() for name in ladder}
     first = next(iter(grid.values()))
     for arm, cell in grid.items():
-        check_levels(policy(cell.policy), cell.levels)
+        check_levels(make_policy(cell.policy), cell.levels)
         assert cell.name == arm
         for part in ("data", "model", "compressor", "levels", "workers", "batch_size"):
             assert getattr(cell, part) == getattr(first, part)
@@ -79,7 +79,7 @@ def test_the_rates_are_wide_and_reach_to_half_the_presets() -> None:
 
 def _floats(config: RunConfig, level: str) -> float:
     run = prepare_run(config)
-    made = compressor(config.compressor)
+    made = make_compressor(config.compressor)
     cost = costs_per_step(made, run.layers, config.levels, config.workers)[level]["floats"]
     run.close()
     return float(cost)
@@ -116,7 +116,7 @@ def test_controls_have_rank_4_in_so_many_units(kind: str) -> None:
     grid = get_grid("tournament-smoke")
     drawn = set()
     for name in (name for name in LADDERS[kind] if name.startswith(kind)):
-        rule, past, levels = policy(grid[name].policy), [], []
+        rule, past, levels = make_policy(grid[name].policy), [], []
         for _ in range(24):
             levels.append(rule.decide(past, ["layer"])[0].level)
             past.append(_epoch(levels[-1]))
@@ -285,12 +285,12 @@ def test_the_title_counts_what_survives_correction() -> None:
             "p_holm": [0.01, 0.04, 0.2],
         }
     )
-    bits = named("bits per byte")
+    bits = find_metric("bits per byte")
     said = tournament_figure._title(rows, bits, "a constant rank")
     assert said == "L-GreCo beats a constant rank with as many floats; 1 of 3 lose to it"
     said = tournament_figure._title(rows[1:], bits, "a constant rank")
     assert said.startswith("No schedule of 2 is shown to beat a constant rank")
-    turned = tournament_figure._title(rows, named("accuracy"), "a constant rank")
+    turned = tournament_figure._title(rows, find_metric("accuracy"), "a constant rank")
     assert turned.startswith("ACCORDION beats a constant rank")
 
 
@@ -387,7 +387,7 @@ def test_controls_that_were_not_run_are_not_drawn() -> None:
 def test_shares_where_no_dense_arm_was_run() -> None:
     """Of what dense would have sent, from the costs that the record has."""
     runs = [run for run in load_all(REFERENCE / "tournament-lm.tar.xz") if run.seed == 3000]
-    shown = named("bits per byte")
+    shown = find_metric("bits per byte")
     whole = tournament.table(tournament.entries(runs), shown).set_index("arm")
     part = tournament.entries([run for run in runs if run.name != "dense"])
     found = tournament.table(part, shown).set_index("arm")

@@ -28,7 +28,7 @@ def _every() -> dict[str, tuple[dict[str, float], dict[str, dict[float, list[flo
 
 
 def near(scores: dict[float, list[float]], rate: float) -> bool:
-    """Is another rate's mean score within one sd, over seeds, of that of the chosen rate?"""
+    """Is another rate's mean score within one sd, over seeds, of the chosen rate's?"""
     own = scores[rate]
     if len(own) < 2:
         return False

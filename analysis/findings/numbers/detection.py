@@ -7,8 +7,8 @@ import itertools
 import pandas as pd
 
 from regimes.detectors import NormChange
-from regimes.plotting.groups import compressed
-from regimes.replay.detect import bench
+from regimes.plotting.groups import compressed_layers
+from regimes.replay.detect import bench_detectors
 
 from ...detection import agreement, unforced
 from ...detection.unforced import RELATIVE, Change
@@ -77,7 +77,7 @@ def called_before(source: str, name: str, epoch: int) -> float:
 @number
 def rule_kappa(a: str, b: str, granularity: str = "epoch") -> dict[str, float]:
     """Kappa of two of the paper's rules on `small-signals`: mean, half its interval, extremes."""
-    pairs = bench([run for run in records("small-signals") if run.name == "low"]).pairs
+    pairs = bench_detectors([run for run in records("small-signals") if run.name == "low"]).pairs
     kept = pairs[(pairs["a"] == a) & (pairs["b"] == b) & (pairs["granularity"] == granularity)]
     values = kept["kappa"].to_list()
     kappa = mean_of(values)
@@ -103,7 +103,7 @@ def low_from_start(source: str, arm: str, interval: int) -> int:
     for run in records(source):
         if run.name == arm:
             norms = run.layers.pivot(index="epoch", columns="layer", values=run.statistic)
-            for layer in compressed(run):
+            for layer in compressed_layers(run):
                 values = norms[layer["name"]].to_list()
                 epochs = range(len(values) - 1)  # a verdict decides the next one
                 verdicts = (rule(values[: epoch + 1]).critical for epoch in epochs)

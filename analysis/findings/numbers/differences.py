@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from regimes.records import find, share_of_low, unpacked
-from regimes.statistics import holm
+from regimes.records import find_runs, share_of_low, unpack_records
+from regimes.statistics import correct_by_holm
 
 from ...common import compare
 from ...rates import collapse
@@ -25,7 +25,7 @@ from ..verdicts import NOT_REPRODUCED
 
 @number
 def effect(source: str, a: str, b: str) -> Interval:
-    """The metric of ``a`` minus that of ``b``, paired over seeds, in the unit of figures
+    """The metric of ``a`` minus the metric of ``b``, paired over seeds, in the unit of figures
     (accuracy in %)."""
     return mean_of(minus(a, b)(pooled(source, a, b)))
 
@@ -68,7 +68,7 @@ def difference_of_differences(source: str, a: str, b: str, c: str, d: str) -> In
 def family(source: str, *pairs: str) -> dict[str, Interval]:
     """Effects "a - b", with Holm's correction over all that are named."""
     effects = {pair: effect(source, *pair.split(" - ")) for pair in pairs}
-    corrected = holm([effect_of.p for effect_of in effects.values()])
+    corrected = correct_by_holm([effect_of.p for effect_of in effects.values()])
     return {
         pair: Interval(effect_of.mean, effect_of.low, effect_of.high, effect_of.n, effect_of.p, p)
         for (pair, effect_of), p in zip(effects.items(), corrected, strict=True)
@@ -100,13 +100,13 @@ def of_low(source: str, arm: str) -> float:
 @number
 def run_count(source: str) -> int:
     """Runs of an archive."""
-    with unpacked(record_read(f"{source}.tar.xz")) as folder:
-        return len(find(folder))
+    with unpack_records(record_read(f"{source}.tar.xz")) as folder:
+        return len(find_runs(folder))
 
 
 @number
 def runs_of_code(source: str, digest: str) -> int:
-    """Runs of an archive by code whose digest begins so."""
+    """Runs of an archive by code with a digest that begins so."""
     return sum(str(run.header["code"]["digest"]).startswith(digest) for run in records(source))
 
 

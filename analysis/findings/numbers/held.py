@@ -66,7 +66,8 @@ def held_out_law_table() -> str:
 
 @number
 def deletion_table() -> str:
-    """Harm of each arm beside that of the same units left out; "" where no tree has such pulses."""
+    """Harm of each arm beside the harm of leaving out the same units; "" where no tree has such
+    pulses."""
     rows = [table for tree in _trees() if len(table := held_out.lost_time(tree))]
     if not rows:
         return ""

@@ -53,12 +53,14 @@ def law_exponent(trees: str, method: laws.Method = "log", first: int = law.FIRST
 def law_gap(
     trees: str, others: str, method: laws.Method = "log", first: int = law.FIRST
 ) -> Interval:
-    """Exponents of the first trees minus those of the others, on the trunks that are in both."""
+    """Exponents of the first trees minus the others', on the trunks that are in both."""
     return _gap(_pulses(trees, first), _pulses(others, first), method)
 
 
 def _gap(one: pd.DataFrame, other: pd.DataFrame, method: laws.Method) -> Interval:
-    return _interval(laws.difference(law.exponents(one, method), law.exponents(other, method)))
+    return _interval(
+        laws.compare_exponents(law.exponents(one, method), law.exponents(other, method))
+    )
 
 
 @number
@@ -118,7 +120,9 @@ def _by_first_step(table: pd.DataFrame) -> pd.DataFrame:
     """Pulses with the rate of their first step in place of the mean over their steps."""
     parts = []
     for tree, part in table.groupby("tree", sort=False):
-        trunks = {t.seed: t for t in measured.trunks(measured.pairs(records(str(tree))))}
+        trunks = {
+            t.seed: t for t in measured.list_trunks(measured.pair_branches(records(str(tree))))
+        }
         firsts = [
             float(trunks[seed].epochs["lr"].iloc[at]) / mean_rates(trunks[seed]).max()
             for seed, at in zip(part["seed"], part["onset"], strict=True)
@@ -163,7 +167,7 @@ def law_three(trees: str, first: int = law.FIRST) -> dict[str, float]:
     found = pd.concat([law.from_three(_pulses(tree, first)) for tree in trees.split("; ")])
     score, rest = law.scored(found), found[~found["fitted"]]
     measured, told = rest["harm"].to_list(), rest["predicted"].to_list()
-    among = laws.score(measured, told, float(rest["harm"].mean())).r2
+    among = laws.score_predictions(measured, told, float(rest["harm"].mean())).r2
     known = {"r2": score.r2, "among": among, "rank": score.rank}
     return known | {"error": score.error, "n": score.n}
 
@@ -188,7 +192,7 @@ def law_two_trees(trees: str, power: float, first: int) -> list[float]:
         level = (table["harm"] * powers)[used].sum() / (powers**2)[used].sum()
         rest = table.loc[~used, "harm"]
         told = (level * powers)[~used].to_list()
-        found.append(laws.score(rest.to_list(), told, float(rest.mean())).r2)
+        found.append(laws.score_predictions(rest.to_list(), told, float(rest.mean())).r2)
     return [min(found), float(np.mean(found)), max(found)]
 
 
@@ -203,6 +207,6 @@ def law_at_peak(source: str) -> Interval:
 def law_of_whole(tree: str) -> float:
     """The harm of a disturbance throughout, by the law of a tree: the sum over all units."""
     table = _pulses(tree)
-    trunk = measured.trunks(measured.pairs(records(tree.partition(": ")[0])))[0]
+    trunk = measured.list_trunks(measured.pair_branches(records(tree.partition(": ")[0])))[0]
     shares = law.shares_of(trunk)
     return law.fitted(table).of_schedule(shares, [True] * len(shares))

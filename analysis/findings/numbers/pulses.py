@@ -11,7 +11,7 @@ from regimes.console.tables import Table
 from regimes.console.units import p_text
 from regimes.harms import measured
 from regimes.plotting.groups import tested_by
-from regimes.statistics import holm
+from regimes.statistics import correct_by_holm
 
 from ...common import markov
 from ...criticality import harm, scores
@@ -21,14 +21,16 @@ from ..values import Interval, mean_of
 
 @functools.cache
 def _each(source: str) -> pd.DataFrame:
-    return measured.by_run(measured.by_unit(measured.pairs(records(source))))
+    return measured.by_run(measured.by_unit(measured.pair_branches(records(source))))
 
 
 @functools.cache
 def _scores(source: str, first: int = 0) -> pd.DataFrame:
     runs, pulses = records(source), _each(source)
     pulses = pulses[pulses["onset"] >= first]
-    return scores.scores(pulses, scores.by_seed(measured.trunks(measured.pairs(runs)), runs))
+    return scores.scores(
+        pulses, scores.by_seed(measured.list_trunks(measured.pair_branches(runs)), runs)
+    )
 
 
 @functools.cache
@@ -63,7 +65,7 @@ def harm_among_all(source: str, arm: str, onset: int) -> Interval:
 
 @number
 def harm_between(source: str, arm: str, onset: int, other: int) -> Interval:
-    """Harm of a pulse minus that of the pulse that starts at another unit, by seed."""
+    """Harm of a pulse minus the harm of the pulse that starts at another unit, by seed."""
     pairs = zip(_harms(source, arm, onset), _harms(source, arm, other), strict=True)
     return mean_of([a - b for a, b in pairs])
 
@@ -109,7 +111,7 @@ def pooled_table(sources: str, arm: str, differences: str) -> str:
     heads, cells = ["unit"], [[words] for words in differences.split("; ")]
     for name, found in columns.items():
         heads += [f"{name}, n = {found[0].n}, bits [95 %]", "p (Holm)"]
-        corrected = holm([x.p for x in found])
+        corrected = correct_by_holm([x.p for x in found])
         for row, x, p in zip(cells, found, corrected, strict=True):
             row += [x.text(3, sign=True), p_text(p)]
     return Table(heads, cells).markdown()
@@ -118,7 +120,7 @@ def pooled_table(sources: str, arm: str, differences: str) -> str:
 @number
 def trunk_ends(source: str) -> Interval:
     """The metric of the trunk in the last unit, in the unit of figures."""
-    trunks = measured.trunks(measured.pairs(records(source)))
+    trunks = measured.list_trunks(measured.pair_branches(records(source)))
     factor = tested_by(trunks[0]).factor
     return mean_of([factor * float(run.epochs["metric"].iloc[-1]) for run in trunks])
 
@@ -140,7 +142,7 @@ def test_bytes(source: str) -> int:
 
 @number
 def harm_across(source: str, other: str, arm: str, onset: int) -> Interval:
-    """Harm of a pulse minus that of the same pulse in another tree of the same seeds."""
+    """Harm of a pulse minus the harm of the same pulse in another tree of the same seeds."""
     pairs = zip(_harms(source, arm, onset), _harms(other, arm, onset), strict=True)
     return mean_of([a - b for a, b in pairs])
 
@@ -156,7 +158,7 @@ def harm_right_after(source: str, arm: str, onset: int) -> float:
 def norm_that_left(source: str, arm: str, onset: int) -> Interval:
     """Norm of the residual that absent workers take with them when the pulse starts."""
     record_read(f"{source}.tar.xz")
-    found = [run for run, _ in measured.pairs(records(source))]
+    found = [run for run, _ in measured.pair_branches(records(source))]
     named = sorted((run for run in found if measured.arm_of(run) == arm), key=lambda run: run.seed)
     rows = [run.rows[onset] for run in named if run.config["branch"]["at"] == onset]
     return mean_of([row["churn"]["residual"] for row in rows])
@@ -164,7 +166,7 @@ def norm_that_left(source: str, arm: str, onset: int) -> Interval:
 
 @number
 def harms_added(source: str, pulses: str, minus: str = "", times: float = 1.0) -> Interval:
-    """The harms of several pulses added up, by seed; minus ``times`` that of another.
+    """The harms of several pulses added up, by seed; minus ``times`` the harm of another.
 
     Args:
         pulses, minus: "ARM from ONSET", separated by semicolons.
@@ -189,7 +191,7 @@ def signal_of_harm(source: str, arm: str, signal: str, first: int = 0) -> Interv
 
 @number
 def signal_minus(source: str, arm: str, signal: str, dull: str) -> Interval:
-    """A signal's rank correlation minus that of one that measures nothing, by seed."""
+    """A signal's rank correlation minus the correlation of one that measures nothing, by seed."""
     record_read(f"{source}.tar.xz")
     table = scores.against_dull(_scores(source))
     row = row_of(table, of=arm, arm=signal, control=dull)

@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 
 from regimes.console.tables import Table
-from regimes.plotting.looks import named
-from regimes.statistics import holm
+from regimes.plotting.looks import find_metric
+from regimes.statistics import correct_by_holm
 
 from ...detection import deep_linear
 from ...rates import edge, narrowing, quadratic, usable
@@ -25,7 +25,7 @@ from ..values import Interval, mean_of, of_ratios
 @functools.cache
 def _usable(source: str, metric: str) -> pd.DataFrame:
     runs = [run for name in source.split(" + ") for run in records(name)]
-    return usable.entries(runs, named(metric))
+    return usable.entries(runs, find_metric(metric))
 
 
 def usable_runs(source: str, metric: str = "accuracy") -> pd.DataFrame:
@@ -42,7 +42,7 @@ def _table(source: str, metric: str) -> pd.DataFrame:
 
 @functools.cache
 def _cached_table(source: str, metric: str) -> pd.DataFrame:
-    return usable.table(_usable(source, metric), named(metric))
+    return usable.table(_usable(source, metric), find_metric(metric))
 
 
 @number
@@ -93,18 +93,18 @@ def better_seeds(source: str, arm: str, rate: float, other: float) -> int:
 
 @number
 def endless(source: str, arm: str, metric: str) -> int:
-    """Seeds whose range goes on to the largest rate that was tried, against the arm's own best."""
-    ends = usable.ends(usable_runs(source, metric), named(metric))
+    """Seeds with a range up to the largest rate that was tried, against the arm's own best."""
+    ends = usable.ends(usable_runs(source, metric), find_metric(metric))
     largest_rates = ends[(ends["arm"] == arm) & (ends["rule"] == ends["rule"].unique()[0])]
     return int(np.isinf(largest_rates["usable_max"]).sum())
 
 
 @number
 def end_of_rank(rank: int, rule: int = 0, points: float = 5.0) -> Interval:
-    """The largest usable rate at a rank divided by that of its low-pass, by rule number
+    """The largest usable rate at a rank divided by its low-pass's, by rule number
     ``rule``."""
     runs = usable_runs("rates + rates-low-pass")
-    ends = usable.ends(runs, named("accuracy"), points)
+    ends = usable.ends(runs, find_metric("accuracy"), points)
     kept = ends[ends["rule"] == ends["rule"].unique()[rule]]
     wide = kept.pivot(index="seed", columns="arm", values="usable_max")
     return of_ratios(np.log(wide[f"rank {rank}"] / wide[f"low-pass as rank {rank}"]).to_list())
@@ -112,7 +112,7 @@ def end_of_rank(rank: int, rule: int = 0, points: float = 5.0) -> Interval:
 
 @number
 def loss_of_lateness(rank: int) -> Interval:
-    """Training loss of a low-pass minus that of PowerSGD at the same rank, each at the rate where
+    """Training loss of a low-pass minus PowerSGD's at the same rank, each at the rate where
     its loss is smallest."""
     runs = usable_runs("rates + rates-low-pass")
     means = runs.groupby(["arm", "rate"])["train_loss"].mean()
@@ -139,7 +139,7 @@ def _cached_when() -> pd.DataFrame:
 @number
 def when(nats: float, epochs: str) -> Interval:
     """Six epochs at rank 1, early, in the middle or late: the largest usable rate divided by
-    dense's. p: the ratio is that of the last window."""
+    dense's. p: the ratio is the last window's."""
     rows = narrowing.table(_when())
     row = row_of(rows, limit=nats, window=f"epochs {epochs}")
     ends = row["ratio"], row["ratio_low"], row["ratio_high"]
@@ -210,8 +210,8 @@ def _quadratic() -> pd.DataFrame:
 
 @number
 def quadratic_table() -> str:
-    """The largest stable rates with feedback, of dense's, beside those of filters that are as late,
-    and the largest without feedback."""
+    """The largest stable rates with feedback, of dense's, beside the rates of filters that are as
+    late, and the largest without feedback."""
     found = quadratic.as_text(_quadratic())
     cells = [dict(zip(found.heads, row, strict=True)) for row in found.rows]
     bare = {(c["momentum"], c["level"]): c[OF_DENSE] for c in cells if c[""] == quadratic.WITHOUT}
@@ -239,16 +239,16 @@ def deep_linear_table() -> str:
 
 @number
 def harm(first: int, stop: int) -> Interval:
-    """The final error after a deficit, divided by that of a training without deficit and with as
-    many steps on the right data."""
+    """The final error after a deficit, divided by the error of a training without deficit and with
+    as many steps on the right data."""
     row = row_of(_harms(), first=first, stop=stop)
     return Interval(row["harm"], row["ci_low"], row["ci_high"], n=int(row["n"]))
 
 
 @number
 def harm_of_earliest(first: int, stop: int) -> Interval:
-    """`harm`, divided by that of the earliest deficit of the same length; p corrected over all late
-    deficits."""
+    """`harm`, divided by the harm of the earliest deficit of the same length; p corrected over all
+    late deficits."""
     row = row_of(_harms(), first=first, stop=stop)
     ends = row["later"], row["later_low"], row["later_high"]
     return Interval(*ends, n=int(row["n"]), p=row["p"], p_holm=row["p_holm"])
@@ -270,8 +270,8 @@ def harms_grow_with_onset() -> bool:
 
 
 def _late_after_the_deficit() -> dict[tuple[int, int], Interval]:
-    """(first, stop) of late deficits -> their final error divided by that of the earliest of that
-    length, each compared with a training without deficit on as many steps as follow the deficit."""
+    """(first, stop) of late deficits -> their final error divided by the earliest's of that length,
+    each compared with a training without deficit on as many steps as follow the deficit."""
     runs = records("deep-linear")
     name = deep_linear.NONE
     without = {
@@ -287,7 +287,7 @@ def _late_after_the_deficit() -> dict[tuple[int, int], Interval]:
         for (first, stop), by_seed in logs.items()
         if first
     }
-    corrected = holm([ratio.p for ratio in late.values()])
+    corrected = correct_by_holm([ratio.p for ratio in late.values()])
     return {
         window: dataclasses.replace(ratio, p_holm=p)
         for (window, ratio), p in zip(late.items(), corrected, strict=True)

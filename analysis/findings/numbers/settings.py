@@ -94,7 +94,7 @@ def settings_above(sources: str, signal: str) -> int:
 
 @number
 def settings_fallen(sources: str) -> list[int]:
-    """In how many of the settings whose rate falls the mean harm after its fall is below that in
+    """In how many of the settings with a falling rate the mean harm after its fall is below that in
     the middle of the high rate, and in how many it could be."""
     both = []
     for each in _split(sources):

@@ -107,7 +107,7 @@ def seed_value(source: str, name: str, seed: int) -> float:
 
 @number
 def mean_at_rates(source: str, low: float, high: float) -> dict[str, float]:
-    """The arms whose chosen learning rate lies in a range: how many, and the mean of their
+    """The arms with a chosen learning rate in a range: how many, and the mean of their
     metrics."""
     rows, metric = arms(source), entries(source)[1]
     chosen = rows[rows["rate"].between(low, high)]
@@ -205,7 +205,7 @@ def timings_tested(source: str) -> dict[str, Any]:
 
 @number
 def at_an_end(source: str) -> list[str]:
-    """Arms whose rate is the smallest or the largest that was tried."""
+    """Arms at the smallest or the largest rate that was tried."""
     path = record_read(f"{source}-tune.json")
     return tournament.edges(path, arms(source)["rate"])
 
@@ -248,7 +248,7 @@ def events_table() -> str:
 
 @number
 def known_event(control: str) -> dict[str, Any]:
-    """Arms whose schedule is built around the event, against one kind of control, over all
+    """Arms with a schedule built around the event, against one kind of control, over all
     settings."""
     rows = pd.concat([_pairs(name) for name in SETTINGS])
     against = rows[rows["arm"].str.startswith("event ") & (rows["control"] == control)]
@@ -262,7 +262,7 @@ def known_event(control: str) -> dict[str, Any]:
 
 @number
 def accordion_at_events() -> dict[str, Any]:
-    """ACCORDION against the arm whose schedule is built around the event, and any arm against one
+    """ACCORDION against the arm with a schedule built around the event, and any arm against one
     rank throughout."""
     rows = pd.concat([_pairs(name).assign(setting=name) for name in SETTINGS])
     accordion = rows[
@@ -281,7 +281,7 @@ def accordion_at_events() -> dict[str, Any]:
 
 @number
 def above_the_event(source: str) -> int:
-    """How many arms are better than the arm whose schedule is built around the event (interval
+    """How many arms are better than the arm with a schedule built around the event (interval
     above 0)."""
     rows = _pairs(source)
     return int(((rows["control"] == "event") & (rows["ci_low"] > 0)).sum())

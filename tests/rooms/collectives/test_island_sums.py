@@ -31,7 +31,7 @@ def test_an_evaluation_has_one_part_of_each_island(
     monkeypatch.setattr(world, "gather_object", gather)
     evaluators = world.evaluators
     assert (evaluators.processes, evaluators.rank) == (islands, islands - 1)
-    assert task.total(evaluators, {}) == [islands, sum(range(islands))]
+    assert task.sum_over_processes(evaluators, {}) == [islands, sum(range(islands))]
 
 
 def test_a_meter_of_islands_has_every_byte(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from benchmarks.cases.compressors import LEVELS
-from regimes.compression import REGISTRY, compressor
+from regimes.compression import REGISTRY, make_compressor
 
 
 def test_every_compressor_is_measured_at_levels_that_it_takes() -> None:
     assert {*REGISTRY} == {*LEVELS}
     for name, levels in LEVELS.items():
         for level in levels:
-            compressor({"name": name}).check(level)
+            make_compressor({"name": name}).check(level)

@@ -14,8 +14,14 @@ from reducers import EVERY, F64, FADING, SHAPES, gradients, layers, step, world
 from regimes.collectives.requests import Layer
 from regimes.compression import Compressor, kernels
 from regimes.compression.base import State
-from regimes.compression.elementwise import Cast, Quantise, Sign, pack, unpack
-from regimes.compression.kernels import _padding, batches, in_batches, orthonormal, stacked
+from regimes.compression.elementwise import Cast, Quantise, Sign, pack_codes, unpack_codes
+from regimes.compression.kernels import (
+    _index_padding,
+    choose_batches,
+    in_batches,
+    orthonormalise,
+    stack_tensors,
+)
 from regimes.compression.powersgd import PowerSGD
 from regimes.compression.reducer import Reducer
 from regimes.compression.sparse import (
@@ -25,8 +31,8 @@ from regimes.compression.sparse import (
     TopK,
     by_threshold,
     in_each,
-    largest,
     num_kept,
+    select_largest,
     top_indices,
 )
 from regimes.config import DENSE
@@ -38,7 +44,7 @@ from regimes.errors import ConfigError
 def test_orthonormal_spans_the_rows(rank: int, n: int, seed: int) -> None:
     rank = min(rank, n)
     rows = torch.randn(rank, n, generator=torch.Generator().manual_seed(seed), dtype=F64)
-    (basis,) = orthonormal([(rows,)])
+    (basis,) = orthonormalise([(rows,)])
     torch.testing.assert_close(basis @ basis.mT, torch.eye(rank, dtype=F64))
     torch.testing.assert_close(rows @ basis.mT @ basis, rows)
 
@@ -84,10 +90,10 @@ EVENLY = [[7], [0, 6], [0, 6, 12], [0, 2, 4], [3, 3]]
 def test_stacked_is_torch_stack(places: list[int]) -> None:
     memory = torch.arange(40.0)
     parts = [memory.as_strided((2, 3), (10, 1), place) for place in places]
-    assert torch.equal(stacked(parts), torch.stack(parts))
-    assert (stacked(parts).data_ptr() == parts[0].data_ptr()) == (places in EVENLY)  # no copy
+    assert torch.equal(stack_tensors(parts), torch.stack(parts))
+    assert (stack_tensors(parts).data_ptr() == parts[0].data_ptr()) == (places in EVENLY)  # no copy
     copies = [part.clone() for part in parts]
-    assert torch.equal(stacked(copies), torch.stack(copies))
+    assert torch.equal(stack_tensors(copies), torch.stack(copies))
 
 
 @pytest.mark.parametrize(("chosen", "low", "high"), EVERY)
@@ -164,11 +170,11 @@ def test_the_fast_selection_is_the_sorted_one(
         row = row.sort().values
     k, before = num_kept(percent, size), row.clone()
     expected = torch.tensor(sorted_selection(row, k))
-    index, value = largest(row[None], k)
+    index, value = select_largest(row[None], k)
     assert torch.equal(index[0].long(), expected)
     assert torch.equal(value[0], before[expected])
     assert torch.equal(row, before)
-    largest(row[None], k, clear=True)
+    select_largest(row[None], k, clear=True)
     assert torch.equal(row, before.index_fill(0, expected, 0))
 
 
@@ -209,7 +215,7 @@ def test_a_sample_that_misleads_costs_time_only() -> None:
     stride = round(len(row) ** (1 / 3)) | 1
     row[::stride] = torch.arange(len(row[::stride]), dtype=F64) + 2  # what it sees is the top
     for k in (1, 100, len(row) - 100, len(row) - 1):
-        assert largest(row[None], k)[0][0].tolist() == sorted_selection(row, k)
+        assert select_largest(row[None], k)[0][0].tolist() == sorted_selection(row, k)
 
 
 def test_top_indices_against_torch_topk() -> None:
@@ -237,9 +243,9 @@ def test_topk_mean_and_sum_over_workers() -> None:
 @settings(max_examples=60)
 def test_pack_and_unpack_are_inverse(bits: int, size: int, seed: int) -> None:
     codes = torch.randint(0, 2**bits, (3, size), generator=torch.Generator().manual_seed(seed))
-    packed = pack(codes.to(torch.uint8), bits)
+    packed = pack_codes(codes.to(torch.uint8), bits)
     assert packed.shape == (3, math.ceil(size * bits / 8))
-    assert torch.equal(unpack(packed, bits, size), codes.to(torch.uint8))
+    assert torch.equal(unpack_codes(packed, bits, size), codes.to(torch.uint8))
     for row, written in zip(codes.tolist(), packed.tolist(), strict=True):  # low bits first
         number = sum(code << (bits * place) for place, code in enumerate(row))
         assert list(number.to_bytes(len(written), "little")) == written
@@ -319,15 +325,15 @@ def test_padding_of_a_models_matrices_is_in_bounded_memory() -> None:
     many numbers as it needs, at 8 bytes each."""
     sizes = [50257, *[2304, 768, 3072, 768] * 12]
     shapes = tuple((4, n) for n in sizes)
-    groups = batches(shapes)
+    groups = choose_batches(shapes)
     assert sorted(i for ids in groups for i in ids) == [*range(len(sizes))]
     assert len(groups) == 2
     used = 0
     for ids in groups:
-        plan = _padding(tuple(shapes[i] for i in ids), torch.device("cpu"))
+        plan = _index_padding(tuple(shapes[i] for i in ids), torch.device("cpu"))
         used += sum(t.numel() * t.element_size() for t in plan if t is not None)
     assert used < 8e6
-    assert _padding.most <= 8
+    assert _index_padding.most <= 8
 
 
 def test_a_batch_per_shape_is_the_same_basis(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,12 +341,12 @@ def test_a_batch_per_shape_is_the_same_basis(monkeypatch: pytest.MonkeyPatch) ->
     sizes = [(2, 600), (4, 900), (1, 7), (4, 40)]
     matrices = [torch.randn(size, generator=generator, dtype=F64) for size in sizes]
     together = in_batches(matrices)
-    batches.cache_clear()
+    choose_batches.cache_clear()
     monkeypatch.setattr(kernels, "FEW", 0)
     try:
-        assert len(batches(tuple(sizes))) > 1
+        assert len(choose_batches(tuple(sizes))) > 1
         apart = in_batches(matrices)
     finally:
-        batches.cache_clear()
+        choose_batches.cache_clear()
     for one, other in zip(together, apart, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)

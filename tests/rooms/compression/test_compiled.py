@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
-from regimes.compression import compiled, compressor
+from regimes.compression import compiled, make_compressor
 from regimes.compression.reducer import Reducer
 from regimes.errors import ConfigError
 
@@ -31,7 +31,7 @@ CASES = [
 def updates(name: str, level: int, workers: int, **fields: Any) -> list[Tensor]:
     """Of two steps."""
     layers = [Layer(f"layer{i}", shape) for i, shape in enumerate(SHAPES)]
-    reducer = Reducer(compressor({"name": name, **fields}), layers, World(workers), seed=0)
+    reducer = Reducer(make_compressor({"name": name, **fields}), layers, World(workers), seed=0)
     made: list[Tensor] = []
     for step in range(2):
         generator = torch.Generator().manual_seed(step)
@@ -71,7 +71,7 @@ def test_the_compiled_function_gives_them_too() -> None:
 
 def test_each_half_of_a_word_is_drawn_on_a_gpu_as_both_are_on_a_cpu() -> None:
     seeds, places = torch.tensor([[5, 2**62 + 1]]), torch.tensor([[7, 64]])
-    word = compiled.mixed(seeds.unsqueeze(-1), (places.unsqueeze(-1) + torch.arange(32)) // 2)
+    word = compiled.mix_words(seeds.unsqueeze(-1), (places.unsqueeze(-1) + torch.arange(32)) // 2)
     both = compiled.uniform_of_blocks(seeds, places, 32, odd=True)
     assert torch.equal(compiled.half_of(word, places.unsqueeze(-1) + torch.arange(32)), both)
 

@@ -9,7 +9,7 @@ import torch
 from reducers import EVERY, F64, FADING, SHAPES, gradients, layers, step, world
 
 from regimes.collectives.requests import Layer
-from regimes.compression import Compressor, compressor
+from regimes.compression import Compressor, make_compressor
 from regimes.compression.cosine import DCTTopK
 from regimes.compression.elementwise import Cast
 from regimes.compression.powersgd import ACPSGD, PowerSGD
@@ -226,13 +226,13 @@ def test_linear_compressors_need_only_the_mean(
 )
 def test_a_level_of_another_compressor_is_refused(name: str, level: object, part: str) -> None:
     with pytest.raises(ConfigError, match="level") as error:
-        compressor({"name": name}).check(level)  # type: ignore[arg-type]
+        make_compressor({"name": name}).check(level)  # type: ignore[arg-type]
     assert part in str(error.value)
 
 
 def test_stochastic_rounding_with_error_feedback_is_refused() -> None:
     with pytest.raises(ConfigError, match="exclude each other"):
-        compressor({"name": "quantise", "error_feedback": True})
+        make_compressor({"name": "quantise", "error_feedback": True})
 
 
 @pytest.mark.parametrize(
@@ -241,14 +241,14 @@ def test_stochastic_rounding_with_error_feedback_is_refused() -> None:
 )
 def test_a_field_out_of_bounds_is_refused(name: str, field: str, value: int) -> None:
     with pytest.raises(ConfigError, match=rf"compressor\.{field} = {value}: expected a whole"):
-        compressor({"name": name, field: value})
+        make_compressor({"name": name, field: value})
 
 
 def test_unknown_compressor_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean 'powersgd'"):
-        compressor({"name": "powerSGD"})
+        make_compressor({"name": "powerSGD"})
     with pytest.raises(ConfigError, match=r"unknown key 'compressor\.rank'"):
-        compressor({"name": "powersgd", "rank": 3})
+        make_compressor({"name": "powersgd", "rank": 3})
 
 
 @pytest.mark.parametrize("place", [0, 3, 7])

@@ -17,7 +17,7 @@ from ddp_scripts import group
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
-from regimes.compression import Compressor, compressor
+from regimes.compression import Compressor, make_compressor
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, Level
 from regimes.exchange.exchange import Exchange
@@ -85,7 +85,7 @@ def gradients(step: int) -> list[torch.Tensor]:
 def reducer(table: dict[str, Any], world: World) -> Reducer:
     world.meter.dtype = F64
     layers = [Layer(f"layer{i}", shape) for i, shape in enumerate(SHAPES)]
-    return Reducer(compressor(table), layers, world, seed=1)
+    return Reducer(make_compressor(table), layers, world, seed=1)
 
 
 def step(to: Reducer, grads: list[torch.Tensor], level: Level) -> list[torch.Tensor]:
@@ -116,7 +116,7 @@ def test_what_is_sent_and_what_is_owed_add_up(table: dict[str, Any]) -> None:
     is owed without feedback; gradients are left as they are."""
     to = reducer(table, World(WORKERS))
     share = float(table["error_feedback"])
-    by = 1e-2 if by_half(compressor(table)) else 1e-12
+    by = 1e-2 if by_half(make_compressor(table)) else 1e-12
     before = owed(to)
     for t, level in enumerate(levels(table)):
         grads = gradients(t)
@@ -146,7 +146,7 @@ def test_linear_means_the_mean_in_place_of_the_workers(table: dict[str, Any]) ->
         alike &= all(
             torch.allclose(a, b, rtol=1e-9, atol=1e-9) for a, b in zip(ours, theirs, strict=True)
         )
-    assert alike == compressor(table).linear
+    assert alike == make_compressor(table).linear
 
 
 @EACH
@@ -175,7 +175,7 @@ def test_the_meter_agrees_with_the_formula(table: dict[str, Any]) -> None:
             step(to, gradients(t), level)
         met = world.meter.take_counts().layers
         for i, layer in enumerate(to.layers):
-            chosen = compressor(table)
+            chosen = make_compressor(table)
             once = chosen.cost(layer, level, WORKERS, F64.itemsize)
             if chosen.data_dependent and level != DENSE and layer.compressed:
                 assert 0 < met[i].bytes <= steps * once.bytes, (layer, level)
@@ -213,7 +213,7 @@ def test_two_processes_are_the_simulation() -> None:
     for i, table in enumerate(TABLES):
         updates, residuals = simulated[2 * i : 2 * i + 2]
         assert torch.equal(first[2 * i], second[2 * i]), table
-        if by_half(compressor(table)):
+        if by_half(make_compressor(table)):
             torch.testing.assert_close(first[2 * i][:size], updates[:size], rtol=0.02, atol=0.02)
             continue
         both = torch.cat([first[2 * i + 1], second[2 * i + 1]])

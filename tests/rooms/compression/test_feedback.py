@@ -9,7 +9,7 @@ import torch
 
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
-from regimes.compression import Compressor, compressor
+from regimes.compression import Compressor, make_compressor
 from regimes.compression.elementwise import Cast
 from regimes.compression.powersgd import PowerSGD, resize_rows
 from regimes.compression.reducer import Reducer
@@ -109,7 +109,7 @@ def test_a_share_of_what_is_owed_is_kept() -> None:
 def test_a_share_that_is_none_is_refused(share: float) -> None:
     for table in ({"name": "powersgd"}, {"name": "topk"}, {"name": "sign"}):
         with pytest.raises(ConfigError, match=r"error_feedback = .*share in \(0, 1\]"):
-            compressor({**table, "error_feedback": share})
+            make_compressor({**table, "error_feedback": share})
 
 
 # -- levels with error feedback of their own: a plain loop ---------------------------------------
@@ -202,7 +202,9 @@ def test_wrong_levels_are_one_sentence() -> None:
         ({"level": 1, "error_feedback": False, "rank": 2}, "levels.early.rank"),
     ):
         with pytest.raises(ConfigError, match=said):
-            choices.pick_levels(compressor(table), {"early": given})
+            choices.pick_levels(make_compressor(table), {"early": given})
     stochastic = {"name": "quantised-all-reduce"}
     with pytest.raises(ConfigError, match=r"stochastic and .* exclude each other"):
-        choices.pick_levels(compressor(stochastic), {"late": {"level": 4, "error_feedback": True}})
+        choices.pick_levels(
+            make_compressor(stochastic), {"late": {"level": 4, "error_feedback": True}}
+        )

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regimes.compression.all_reduce import quantise, wire_bytes
+from regimes.compression.all_reduce import quantise_rows, wire_bytes
 from regimes.compression.layout import Layout, Noise, Spread
-from regimes.seeding import uniform
+from regimes.seeding import draw_uniform
 
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=5)
 
@@ -28,7 +28,7 @@ def test_layers_come_back_and_only_they_travel(
     found = plan.collect(values[1:], torch.empty(1, sum(sizes)))
     assert all(torch.equal(a, layer[1]) for a, layer in zip(found, layers, strict=True))
     rounded = torch.empty_like(values)
-    wire = quantise(values, bits, block, 0.5, rounded)
+    wire = quantise_rows(values, bits, block, 0.5, rounded)
     kept = plan.without_gaps(wire, bits)
     assert kept.shape[-1] == sum(plan.bytes_of_parts(bits, 4))
     assert plan.bytes_of_parts(bits, 4) == [wire_bytes(x, bits, block) for x in plan.parts]
@@ -41,7 +41,7 @@ def test_layers_come_back_and_only_they_travel(
         part = -(-size // owners)
         alone = torch.nn.functional.pad(layer[:1], (0, owners * part - size)).view(owners, part)
         own = torch.empty_like(alone)
-        quantise(alone, bits, block, 0.5, own)
+        quantise_rows(alone, bits, block, 0.5, own)
         assert torch.equal(own.flatten()[:size], back)
     left = [layer.clone() for layer in layers]
     plan.subtract_(left, values)
@@ -59,7 +59,7 @@ def test_noise_by_columns_is_each_layers_own_stream(
     whole = torch.cat(columns, dim=1).view(2, owners, plan.width)
     for i, (start, part) in enumerate(zip(plan.starts, plan.parts, strict=True)):
         for worker, row in enumerate(whole):
-            (own,) = uniform([(seeds[i][worker], owners * part, 0)], device)
+            (own,) = draw_uniform([(seeds[i][worker], owners * part, 0)], device)
             assert torch.equal(row[:, start : start + part].flatten(), own)
 
 

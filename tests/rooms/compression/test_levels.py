@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from regimes.compression import REGISTRY, compressor
+from regimes.compression import REGISTRY, make_compressor
 from regimes.config import DENSE, Level
 from regimes.errors import ConfigError
 
@@ -28,7 +28,7 @@ HAVE: dict[str, list[Level]] = {
 
 def accepts(name: str, level: Level) -> bool:
     try:
-        compressor({"name": name}).check(level)
+        make_compressor({"name": name}).check(level)
     except ConfigError:
         return False
     return True
@@ -44,5 +44,5 @@ def test_levels_are_those_of_the_list(name: str) -> None:
 def test_every_compressor_has_its_usual_levels() -> None:
     assert set(HAVE) == set(REGISTRY)
     for name in HAVE:
-        usual = compressor({"name": name}).usual
+        usual = make_compressor({"name": name}).usual
         assert all(accepts(name, level) for level in usual.values()), name

@@ -23,8 +23,16 @@ from regimes.config import (
     to_toml,
 )
 from regimes.errors import ConfigError, RegimesError
-from regimes.policies import check_levels, policy
-from regimes.presets import GRIDS, PRESETS, check_common, get_grid, get_preset, groups, select
+from regimes.policies import check_levels, make_policy
+from regimes.presets import (
+    GRIDS,
+    PRESETS,
+    check_common,
+    get_grid,
+    get_preset,
+    list_groups,
+    select_schedules,
+)
 from regimes.presets.own import read_grid
 
 
@@ -41,7 +49,7 @@ def test_presets_survive_toml(name: str, tmp_path: Path) -> None:
 def test_every_cell_of_every_grid_is_sound(name: str) -> None:
     for schedule, config in get_grid(name).items():
         assert config.name == schedule
-        check_levels(policy(config.policy), config.levels)
+        check_levels(make_policy(config.policy), config.levels)
         assert get_preset(f"{name}/{schedule}") == config
 
 
@@ -128,14 +136,14 @@ def test_bad_settings(setting: str, sentence: str) -> None:
 )
 def test_bad_policies(table: dict, sentence: str) -> None:
     with pytest.raises(ConfigError) as error:
-        policy(table)
+        make_policy(table)
     assert sentence in str(error.value)
 
 
 def test_a_policy_may_only_ask_for_levels_that_exist() -> None:
     with pytest.raises(ConfigError, match=r"asks for level 'medium'.*add levels.medium"):
-        check_levels(policy({"name": "static", "level": "medium"}), {"low": 4, "high": 1})
-    check_levels(policy({"name": "static", "level": "dense"}), {})
+        check_levels(make_policy({"name": "static", "level": "medium"}), {"low": 4, "high": 1})
+    check_levels(make_policy({"name": "static", "level": "dense"}), {})
 
 
 def test_names_are_checked_with_the_nearest() -> None:
@@ -161,8 +169,8 @@ def test_a_grids_schedules_stay_apart() -> None:
 def test_a_field_that_no_chosen_schedule_has_is_refused_before_any_run() -> None:
     """Low and high alike lack it, so that they do not differ in it."""
     with pytest.raises(ConfigError, match=r"unknown key 'policy\.interval'"):
-        select("smoke", ["low", "high"], ["policy.interval=2"])
-    (chosen,) = select("smoke", ["accordion"], ["policy.interval=2"]).values()
+        select_schedules("smoke", ["low", "high"], ["policy.interval=2"])
+    (chosen,) = select_schedules("smoke", ["accordion"], ["policy.interval=2"]).values()
     assert chosen.policy["interval"] == 2
 
 
@@ -186,16 +194,16 @@ def test_a_pipe_is_no_configuration(read: Callable[[Path], object], tmp_path: Pa
 
 
 def test_presets_are_listed_in_groups_and_found_by_words() -> None:
-    everything = groups()
+    everything = list_groups()
     listed = {(group.kind, name) for group in everything for name, _ in group.rows}
     assert listed == {("preset", name) for name in PRESETS} | {("grid", name) for name in GRIDS}
     assert len({(group.kind, group.about) for group in everything}) == len(everything) == 21
     assert all(group.about and said for group in everything for _, said in group.rows)
-    found = {name for group in groups(["TopK", "figure", "grid"]) for name, _ in group.rows}
+    found = {name for group in list_groups(["TopK", "figure", "grid"]) for name, _ in group.rows}
     assert "small-topk" in found
     assert "small" not in found
     with pytest.raises(ConfigError, match="about 'smocke': did you mean 'smoke'"):
-        groups(["smocke"])
+        list_groups(["smocke"])
 
 
 def test_a_renamed_key_is_read_and_says_so(tmp_path: Path) -> None:

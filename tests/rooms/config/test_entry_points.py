@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from regimes.config import entry_points
-from regimes.config.registry import offered
+from regimes.config.registry import find_offered
 
 OTHER = metadata.EntryPoint("other", "mine:Thing", "regimes.models")
 GROUPS = [
@@ -43,20 +43,22 @@ def test_a_checkout_offers_its_own_installed_or_not(
     old = metadata.EntryPoint("old", "regimes_study:Old", f"regimes.{group}")
     for found in (packages(), packages(old, owner="regimes")):
         monkeypatch.setattr(entry_points, "_of_packages", found)
-        assert offered(f"regimes.{group}") == expected
+        assert find_offered(f"regimes.{group}") == expected
         names = [point.name for point in entry_points.entry_points(f"regimes.{group}")]
         assert names == sorted(expected)
 
 
 def test_other_packages_offer_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry_points, "_of_packages", packages(OTHER))
-    assert offered("regimes.models")["other"] == "mine:Thing"
-    assert {entry_points.owner(point) for point in entry_points.entry_points("regimes.models")} == {
+    assert find_offered("regimes.models")["other"] == "mine:Thing"
+    assert {
+        entry_points.find_owner(point) for point in entry_points.entry_points("regimes.models")
+    } == {
         "mine",
         "regimes",
     }
     monkeypatch.setattr(entry_points, "CHECKOUT", Path("nowhere"))  # an installation
-    assert offered("regimes.models") == {"other": "mine:Thing"}
+    assert find_offered("regimes.models") == {"other": "mine:Thing"}
 
 
 def test_the_wheel_says_the_same() -> None:
@@ -65,7 +67,7 @@ def test_the_wheel_says_the_same() -> None:
     root = str(entry_points.CHECKOUT)
     found = builder.ProjectMetadata(root, None).core.entry_points
     for group in GROUPS:
-        assert found[f"regimes.{group}"] == offered(f"regimes.{group}")
+        assert found[f"regimes.{group}"] == find_offered(f"regimes.{group}")
 
 
 @pytest.mark.parametrize(
@@ -75,4 +77,4 @@ def test_a_folder_of_another_project_offers_nothing(text: str | None, tmp_path: 
     file = tmp_path / "pyproject.toml"
     if text is not None:
         file.write_text(text)
-    assert entry_points._declared(file) == {}
+    assert entry_points._read_declared(file) == {}

@@ -20,8 +20,8 @@ from regimes.config import RETIRED, RunConfig, from_dict, load_toml, override, t
 from regimes.errors import ConfigError
 from regimes.launch import sweep
 from regimes.presets import get_grid
-from regimes.records import check_same_experiment, read_lines, select
-from regimes.records.experiment import identity, separate, sibling_difference
+from regimes.records import check_same_experiment, read_lines, select_runs
+from regimes.records.experiment import identify_experiment, separate_experiments, sibling_difference
 
 OTHER = {  # values that version 0.3 took
     "vmap": True,
@@ -127,9 +127,9 @@ def test_a_record_with_the_defaults_is_that_without(root: Path) -> None:
     now = regimes.load(root / "trunk")
     then = regimes.load(edited(Path(shutil.copytree(root / "trunk", root / "then"))))
     check_same_experiment([now, then])
-    assert identity(now) == identity(then)
+    assert identify_experiment(now) == identify_experiment(then)
     assert sibling_difference(to_dict(config), root / "another") == ""
-    assert sweep.done(then.folder, config)
+    assert sweep.is_finished(then.folder, config)
     assert regimes.run(config, then.folder, resume=True).rows == now.rows
 
 
@@ -153,10 +153,10 @@ def test_a_record_with_another_value_is_read_but_not_trained(path: str, root: Pa
     then = regimes.load(folder)
     assert then.rows == now.rows
     assert regimes.plot([then]) is not None
-    before, after = identity(now), identity(then)
+    before, after = identify_experiment(now), identify_experiment(then)
     assert {k for k in {**before, **after} if before.get(k) != after.get(k)} == {path}
-    assert all(path in run.variant for run in separate([now, then]))
-    assert select([now, then], [f"{path}={json.dumps(OTHER[path])}"]) == [then]
+    assert all(path in run.variant for run in separate_experiments([now, then]))
+    assert select_runs([now, then], [f"{path}={json.dumps(OTHER[path])}"]) == [then]
     with pytest.raises(ConfigError, match=re.escape(f"{path} = {OTHER[path]!r}: the field was")):
         regimes.branch(folder, at=1, out=root / "other")
 

@@ -9,11 +9,17 @@ import numpy as np
 import pytest
 
 from regimes.cost import evidence
-from regimes.cost.advice import advice, candidates, losses, recommended, thresholds
+from regimes.cost.advice import (
+    find_thresholds,
+    list_candidates,
+    recommend_method,
+    tabulate_losses,
+    write_advice,
+)
 from regimes.cost.job import DEVICES, Job
-from regimes.cost.methods import parse, table, usual, work
+from regimes.cost.methods import method_work, parse_method, tabulate_methods, usual_methods
 from regimes.cost.options import JobOptions
-from regimes.cost.plan import job, main
+from regimes.cost.plan import main, make_job
 from regimes.network import Network
 
 SMALL = 'item = "token"\n[[layers]]\nname = "block.{}"\nshape = [192, 768]\ntimes = 12\n'
@@ -42,14 +48,14 @@ def on(planned: Job, bandwidth: float, latency: float) -> Job:
 @pytest.mark.parametrize("name", JOBS)
 def test_a_small_change_of_the_link_changes_the_advice_by_one_neighbour(name: str) -> None:
     """Bandwidth in steps of 5 % at each latency, and latency in such steps at each bandwidth."""
-    planned = job(JOBS[name])
-    steps = candidates(planned, usual(planned))
+    planned = make_job(JOBS[name])
+    steps = list_candidates(planned, usual_methods(planned))
     labels = [method.label for method, _ in steps]
     bandwidths = [float(x) for x in 1e6 * STEP ** np.arange(250)]
     places = []
     for latency in 1e-5 * STEP ** np.arange(160):
-        limits = thresholds(on(planned, 1e9, float(latency)), steps)
-        places.append([labels.index(recommended(steps, limits, b).label) for b in bandwidths])
+        limits = find_thresholds(on(planned, 1e9, float(latency)), steps)
+        places.append([labels.index(recommend_method(steps, limits, b).label) for b in bandwidths])
     grid = np.array(places)
     by_bandwidth, by_latency = np.diff(grid, axis=1), np.diff(grid, axis=0)
     assert set(np.unique(grid)) > {0}, "the walk changes the advice"
@@ -60,36 +66,39 @@ def test_a_small_change_of_the_link_changes_the_advice_by_one_neighbour(name: st
 
 @pytest.mark.parametrize("name", JOBS)
 def test_what_is_recommended_is_harmless_and_never_slower_than_dense(name: str) -> None:
-    planned = job(JOBS[name])
-    every = [*usual(planned), *map(parse, ("powersgd:2", "topk:0.1", "dense/64", "randomk:1"))]
-    steps = candidates(planned, every)
+    planned = make_job(JOBS[name])
+    every = [
+        *usual_methods(planned),
+        *map(parse_method, ("powersgd:2", "topk:0.1", "dense/64", "randomk:1")),
+    ]
+    steps = list_candidates(planned, every)
     assert {method.verdict for method, _ in steps} == {evidence.HARMLESS}
     for latency in (1e-6, 1e-3, 2.5e-2):
-        limits = thresholds(on(planned, 1e9, latency), steps)
+        limits = find_thresholds(on(planned, 1e9, latency), steps)
         for bandwidth in 1e7 * STEP ** np.arange(200):
             here = on(planned, float(bandwidth), latency)
-            chosen = recommended(steps, limits, float(bandwidth))
+            chosen = recommend_method(steps, limits, float(bandwidth))
             (step,) = [step for method, step in steps if method is chosen]
             assert here.seconds(step) <= here.seconds(steps[0][1])
 
 
 def test_the_advice_names_where_the_loss_was_measured_and_how_far_that_is() -> None:
-    planned = on(job(JOBS["half precision"]), 1e8, 5e-5)
-    methods = usual(planned)
-    said = advice(planned, methods, table(planned, methods))
+    planned = on(make_job(JOBS["half precision"]), 1e8, 5e-5)
+    methods = usual_methods(planned)
+    said = write_advice(planned, methods, tabulate_methods(planned, methods))
     assert said.startswith("Try quantised-all-reduce 4: ")
     assert "on text with 427 k parameters (n = 3); your model is 292 times as large" in said
     assert "powersgd 1 (harmful)" in said
     assert "powersgd 32 (not measured)" in said
-    rows = {row[0]: row[1:] for row in losses(planned, methods).rows}
+    rows = {row[0]: row[1:] for row in tabulate_losses(planned, methods).rows}
     assert rows["powersgd 32"] == ("not measured", "-", "-", "-", "-")
     assert rows["powersgd 1"][:2] == ("harmful", "+0.80 [+0.46, +1.13] bits")
     fast = on(planned, 1e15, 0.0)
-    assert advice(fast, methods, table(fast, methods)).startswith("Stay dense: ")
+    assert write_advice(fast, methods, tabulate_methods(fast, methods)).startswith("Stay dense: ")
 
 
 def test_options_of_a_compressor_were_not_measured() -> None:
-    method = replace(parse("powersgd:4"), table={"name": "powersgd", "iterations": 2})
+    method = replace(parse_method("powersgd:4"), table={"name": "powersgd", "iterations": 2})
     assert method.verdict == evidence.UNKNOWN
 
 
@@ -98,28 +107,28 @@ def test_options_of_a_compressor_were_not_measured() -> None:
 
 def test_nothing_pays_below_a_bandwidth_of_a_device_that_was_not_named() -> None:
     options = JobOptions("gpt2-124m", items=8192)
-    unnamed, named = (job(replace(options, device=x)) for x in (None, "a100"))
+    unnamed, named = (make_job(replace(options, device=x)) for x in (None, "a100"))
     assert unnamed.compute == named.compute
-    frame = table(unnamed, usual(unnamed))
+    frame = tabulate_methods(unnamed, usual_methods(unnamed))
     assert frame["break_even"].isna().all()
-    assert "assumed to be an a100" in advice(unnamed, usual(unnamed), frame)
-    assert table(named, usual(named))["break_even"].notna().all()
+    assert "assumed to be an a100" in write_advice(unnamed, usual_methods(unnamed), frame)
+    assert tabulate_methods(named, usual_methods(named))["break_even"].notna().all()
 
 
 def test_a_step_prices_compression() -> None:
     """Eight arrays as large as the model within the step, of which rank 1 moves eight: it takes as
     long as the step, on any device; with the items of the step, what an A100 as slow takes."""
     for seconds in ("10ms", "0.16s", "20s"):
-        slow = job(JobOptions("small.toml", step=seconds, nodes=2, gpus=1))
-        assert work(slow, parse("powersgd:1")).compress == pytest.approx(slow.compute)
+        slow = make_job(JobOptions("small.toml", step=seconds, nodes=2, gpus=1))
+        assert method_work(slow, parse_method("powersgd:1")).compress == pytest.approx(slow.compute)
     a100 = DEVICES["a100"]
-    given = job(JobOptions("gpt2-124m", items=8192))
-    same = job(JobOptions("gpt2-124m", items=8192, step=f"{given.compute}s"))
+    given = make_job(JobOptions("gpt2-124m", items=8192))
+    same = make_job(JobOptions("gpt2-124m", items=8192, step=f"{given.compute}s"))
     assert same.memory == pytest.approx(a100.memory)
     assert same.priced == "step"
-    slower = job(JobOptions("gpt2-124m", items=8192, step=f"{5 * given.compute}s"))
+    slower = make_job(JobOptions("gpt2-124m", items=8192, step=f"{5 * given.compute}s"))
     assert slower.memory == pytest.approx(a100.memory / 5)
-    named = job(JobOptions("gpt2-124m", items=8192, step="1s", device="h100"))
+    named = make_job(JobOptions("gpt2-124m", items=8192, step="1s", device="h100"))
     assert named.memory == DEVICES["h100"].memory
 
 

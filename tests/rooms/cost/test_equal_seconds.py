@@ -13,7 +13,7 @@ from drawn import colour_alone
 from analysis.findings.sources import records
 from benchmarks import equal_seconds, race, race_report
 from benchmarks.equal_seconds import LONG, PREDICTIONS, SHORT, Ended
-from regimes.cost.evidence import measured
+from regimes.cost.evidence import read_harms
 from regimes.presets import get_grid
 
 SHIFTS = (-0.02, 0.0, 0.01, -0.01, 0.02)  # of the seeds, in all methods alike
@@ -104,7 +104,7 @@ def test_the_losses_of_an_archive_are_those_of_its_records() -> None:
     """PowerSGD of rank 4 beside dense, as `cost/measured.toml` has it."""
     runs = equal_seconds.by_method(records("lm-start"))
     found = equal_seconds.difference(runs, "powersgd-4", "dense")
-    (harm,) = (x for x in measured()["powersgd:4"] if x.setting.grid == "lm-start")
+    (harm,) = (x for x in read_harms()["powersgd:4"] if x.setting.grid == "lm-start")
     rounded = (found.value, found.low, found.high)
     assert rounded == pytest.approx((harm.mean, harm.low, harm.high), abs=0.0051)
 

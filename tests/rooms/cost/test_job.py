@@ -15,18 +15,25 @@ from torch import nn
 
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
-from regimes.compression import compressor
+from regimes.compression import make_compressor
 from regimes.compression.reducer import Reducer
 from regimes.cost import methods
-from regimes.cost.job import DEVICES, Job, device, read_links
-from regimes.cost.methods import USUAL, curves, parse, table, usual, work
-from regimes.cost.models import KNOWN, Model, read
+from regimes.cost.job import DEVICES, Job, read_device, read_links
+from regimes.cost.methods import (
+    USUAL,
+    method_work,
+    parse_method,
+    tabulate_curves,
+    tabulate_methods,
+    usual_methods,
+)
+from regimes.cost.models import KNOWN, Model, read_model
 from regimes.cost.options import JobOptions
-from regimes.cost.plan import job, main
+from regimes.cost.plan import main, make_job
 from regimes.errors import ConfigError
 from regimes.exchange.exchange import Exchange
 from regimes.network import Network, Work
-from regimes.plotting.bandwidth import apart
+from regimes.plotting.bandwidth import move_apart
 
 PARAMETERS = {  # from the models' papers and libraries
     "gpt2-124m": 124_439_808,
@@ -35,7 +42,7 @@ PARAMETERS = {  # from the models' papers and libraries
     "resnet50": 25_557_032,
     "vit-b": 86_567_656,
 }
-GPT2 = read("gpt2-124m")
+GPT2 = read_model("gpt2-124m")
 FREE = Network(1e18, 0.0)
 
 
@@ -49,13 +56,13 @@ def two(model: Model = GPT2, bandwidth: float = 1e9, **changes: float) -> Job:
 
 
 def test_the_known_models_have_the_parameters_of_their_papers() -> None:
-    assert {name: read(name).size for name in KNOWN} == PARAMETERS
+    assert {name: read_model(name).size for name in KNOWN} == PARAMETERS
 
 
 def test_dense_by_hand() -> None:
     """A ring of two sends every byte once: 124,439,808 x 32 bits at 1 Gbit/s."""
     step = two()
-    assert step.seconds(work(step, parse("dense"))) == pytest.approx(1 + 3.982073856)
+    assert step.seconds(method_work(step, parse_method("dense"))) == pytest.approx(1 + 3.982073856)
 
 
 def test_powersgd_by_hand() -> None:
@@ -66,7 +73,9 @@ def test_powersgd_by_hand() -> None:
     vectors = blocks * (2 * d + 3 * d + d + 2 * d + 4 * d + d) + 2 * d
     numbers = 4 * sum(n + m for n, m in matrices) + vectors
     step = two()
-    assert step.seconds(work(step, parse("powersgd:4"))) == pytest.approx(1 + 32 * numbers / 1e9)
+    assert step.seconds(method_work(step, parse_method("powersgd:4"))) == pytest.approx(
+        1 + 32 * numbers / 1e9
+    )
 
 
 def test_quantised_all_reduce_by_hand() -> None:
@@ -74,21 +83,23 @@ def test_quantised_all_reduce_by_hand() -> None:
     with a scale of 4 bytes. Half of the exchange crosses the link, then a part is gathered."""
     step = two(Model("one", (Layer("weight", (1024, 1024)),)))
     part = 2**19 + 4 * 2**19 / 256
-    seconds = step.seconds(work(step, parse("quantised-all-reduce:8")))
+    seconds = step.seconds(method_work(step, parse_method("quantised-all-reduce:8")))
     assert seconds == pytest.approx(1 + 8 * (2 * part / 2 + part) / 1e9, rel=1e-3)
 
 
 def test_the_memory_limits_compression() -> None:
     layers = (Layer("weight", (1000, 500)), Layer("bias", (500,)))
     step = replace(two(Model("one", layers)), memory=1e9)
-    assert work(step, parse("powersgd:1")).compress == pytest.approx(8 * 4 * 500_000 / 1e9)
+    assert method_work(step, parse_method("powersgd:1")).compress == pytest.approx(
+        8 * 4 * 500_000 / 1e9
+    )
     sharded = replace(step, gpus=4, shards=4)
-    assert work(sharded, parse("powersgd:1")).compress == pytest.approx(4e-3)
+    assert method_work(sharded, parse_method("powersgd:1")).compress == pytest.approx(4e-3)
 
 
 def test_local_steps_share_one_exchange() -> None:
     step = two(between=Network(1e9, 1e-3))
-    once, local = (work(step, parse(text)) for text in ("dense", "dense/32"))
+    once, local = (method_work(step, parse_method(text)) for text in ("dense", "dense/32"))
     wait = float(once.communicate(step.link, 2))
     assert step.seconds(local) == pytest.approx(1 + wait / 32)
 
@@ -103,7 +114,7 @@ def test_fsdp_gathers_and_reduces_beside_the_products() -> None:
 
 def test_a_step_from_operations() -> None:
     """Forward and backward: 6 operations for each parameter and token, at 40 % of an A100."""
-    step = job(JobOptions(model="gpt2-124m", items=8192))
+    step = make_job(JobOptions(model="gpt2-124m", items=8192))
     expected = 6 * GPT2.size * 8192 / (0.4 * DEVICES["a100"].flops)
     assert step.compute == pytest.approx(expected)
     assert step.buckets == round(4 * GPT2.size / (25 * 2**20))
@@ -126,15 +137,15 @@ def test_an_all_to_all_crosses_a_shared_link_several_times() -> None:
 def test_bytes_of_each_collective_are_those_of_a_step(text: str, workers: int) -> None:
     layers = (Layer("a", (300, 200)), Layer("b", (200,)), Layer("c", (64, 3, 5, 5)))
     step = replace(two(Model("three", layers)), nodes=workers)
-    method = parse(text)
-    chosen, world = compressor(method.table), World(workers, processes=workers)
+    method = parse_method(text)
+    chosen, world = make_compressor(method.table), World(workers, processes=workers)
     reducer = Reducer(chosen, layers, world, 0)
     gradients = [torch.randn(1, *layer.shape) for layer in layers]
     levels = [method.level if layer.compressed else "dense" for layer in layers]
     for _ in range(chosen.phases):
         flat = torch.cat([g.flatten(1) for g in gradients], dim=1)
         Exchange(reducer).exchange_step(gradients, levels, torch.zeros(1), flat)
-    meter, predicted = world.meter.take_counts(), work(step, method)
+    meter, predicted = world.meter.take_counts(), method_work(step, method)
     meter.sent["mean"] -= 4 * chosen.phases  # the loss
     sent = {kind: size / chosen.phases for kind, size in meter.sent.items() if size}
     assert predicted.bytes == pytest.approx(sent, rel=0.02)
@@ -144,7 +155,7 @@ def test_bytes_of_each_collective_are_those_of_a_step(text: str, workers: int) -
 def test_many_workers_gather_small_parts() -> None:
     """Of a quantised all-reduce each worker exchanges W - 1 parts and gathers one, at any W."""
     step = replace(two(), nodes=1000)
-    size = work(step, parse("quantised-all-reduce:8")).bytes
+    size = method_work(step, parse_method("quantised-all-reduce:8")).bytes
     assert size["gather"] == pytest.approx(size["exchange"] / 999, rel=1e-9)
 
 
@@ -153,17 +164,19 @@ def test_many_workers_gather_small_parts() -> None:
 
 def test_crossings_and_speed_ups() -> None:
     step = replace(two(), memory=1e12)
-    frame = table(step, usual(step))
+    frame = tabulate_methods(step, usual_methods(step))
     assert frame["method"].iloc[0] == "dense"
     assert not frame["method"].duplicated().any()
     for row in frame.to_dict("records")[1:]:
         above, below = (step.at(row["break_even"] * x) for x in (1.01, 0.99))
-        method = next(m for m in usual(step) if m.label == row["method"])
+        method = next(m for m in usual_methods(step) if m.label == row["method"])
         for other, faster in ((above, False), (below, True)):
             if np.isfinite(row["break_even"]):
-                fast, slow = (other.seconds(work(other, m)) for m in (method, parse("dense")))
+                fast, slow = (
+                    other.seconds(method_work(other, m)) for m in (method, parse_method("dense"))
+                )
                 assert (fast < slow) == faster
-    numbers = curves(step, usual(step), np.array([1e9, 2e9]))
+    numbers = tabulate_curves(step, usual_methods(step), np.array([1e9, 2e9]))
     at = numbers[numbers["bandwidth"] == 1e9].set_index("method")["seconds"]
     assert at.to_dict() == pytest.approx(frame.set_index("method")["seconds"].to_dict())
 
@@ -172,14 +185,14 @@ def test_one_node_averages_over_the_link_within() -> None:
     alone = replace(two(), nodes=1, gpus=4, within=Network(1e9, 0.0))
     assert alone.link.bandwidth == 1e9
     assert alone.replicas == 4
-    frame = table(replace(alone, shards=2), [parse("cast:bf16")])
+    frame = tabulate_methods(replace(alone, shards=2), [parse_method("cast:bf16")])
     assert (frame["seconds"] > 1).all()
 
 
 def test_a_node_of_several_devices_waits_for_its_slowest_link() -> None:
     step = replace(two(), gpus=8, within=Network(1e8, 0.0))
     ring = replace(step, within=FREE, between=Network(1e8, 0.0))
-    dense = work(step, parse("dense"))
+    dense = method_work(step, parse_method("dense"))
     assert step.seconds(dense) == ring.seconds(dense)
 
 
@@ -222,13 +235,13 @@ def complex_numbers() -> nn.Module:
 
 
 def test_a_module_is_built_without_memory() -> None:
-    model = read("test_job:Wide")
+    model = read_model("test_job:Wide")
     assert (model.size, model.item) == (10**12, "token")  # without the frozen layer
-    assert read("test_job:tied").size == 50 * 8 + 50
+    assert read_model("test_job:tied").size == 50 * 8 + 50
 
 
 def test_a_model_of_torchvision_is_built_by_its_name() -> None:
-    assert read("torchvision.models:resnet50").size == PARAMETERS["resnet50"]
+    assert read_model("torchvision.models:resnet50").size == PARAMETERS["resnet50"]
 
 
 def test_a_file_of_shapes(tmp_path: Path) -> None:
@@ -236,7 +249,7 @@ def test_a_file_of_shapes(tmp_path: Path) -> None:
     path.write_text(
         'item = "token"\nflops = 5e6\n[[layers]]\nname = "block.{}"\nshape = [3, 4]\ntimes = 2\n'
     )
-    model = read(str(path))
+    model = read_model(str(path))
     assert [(layer.name, layer.shape) for layer in model.layers] == [
         ("block.0", (3, 4)),
         ("block.1", (3, 4)),
@@ -265,7 +278,7 @@ def test_what_is_no_model_is_one_sentence(
     (tmp_path / "raises.py").write_text("raise OSError('no')")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match=REFUSED[text]):
-        read(text)
+        read_model(text)
 
 
 FILES = {
@@ -286,7 +299,7 @@ def test_a_wrong_file_of_shapes_is_one_sentence(text: str, tmp_path: Path) -> No
     path = tmp_path / "mine.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=FILES[text]):
-        read(str(path))
+        read_model(str(path))
 
 
 WRONG = {
@@ -314,22 +327,22 @@ def test_wrong_options_are_one_sentence(name: str) -> None:
 
 def test_a_single_device_has_nothing_to_exchange() -> None:
     with pytest.raises(ConfigError, match="there is one device, which exchanges nothing"):
-        job(JobOptions(model="resnet50", step="1s", nodes=1, gpus=1))
+        make_job(JobOptions(model="resnet50", step="1s", nodes=1, gpus=1))
 
 
 def test_seconds_of_samples_do_not_follow_from_shapes(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('[[layers]]\nname = "a"\nshape = [3, 4]\n')
     with pytest.raises(ConfigError, match="do not follow from its shapes"):
-        job(JobOptions(model=str(path), items=8))
+        make_job(JobOptions(model=str(path), items=8))
     with pytest.raises(ConfigError, match="seconds of a step are missing"):
-        job(JobOptions(model=str(path)))
+        make_job(JobOptions(model=str(path)))
 
 
 @pytest.mark.parametrize("text", ["powersgd", "powersgd:x", "nothing:1", "dense/0", "a b"])
 def test_what_is_no_method_is_one_sentence(text: str) -> None:
     with pytest.raises(ConfigError):
-        parse(text)
+        parse_method(text)
 
 
 NEEDED = {  # what the file has: the job that needs the other link, and the word for it
@@ -344,7 +357,7 @@ def test_a_link_that_the_file_lacks_is_not_assumed(name: str, tmp_path: Path) ->
     path.write_text(json.dumps({name: {"bandwidth": 4e7, "latency": 5.7e-05}}))
     changes, said = NEEDED[name]
     with pytest.raises(ConfigError, match=said):
-        job(replace(JobOptions(model="resnet50", step="1s", links=path), **changes))
+        make_job(replace(JobOptions(model="resnet50", step="1s", links=path), **changes))
 
 
 UNREADABLE = {
@@ -381,11 +394,11 @@ SPEEDS = {
 @pytest.mark.parametrize("text", SPEEDS)
 def test_a_speed_that_is_refused_says_why(text: str) -> None:
     with pytest.raises(ConfigError, match=SPEEDS[text]):
-        device(text)
+        read_device(text)
 
 
 def test_speeds_have_any_usual_unit() -> None:
-    assert device("50GFLOP/s, 20GB/s") == device("0.05TFLOP/s,0.02TB/s")
+    assert read_device("50GFLOP/s, 20GB/s") == read_device("0.05TFLOP/s,0.02TB/s")
 
 
 HUGE: dict[str, dict[str, object]] = {
@@ -412,7 +425,7 @@ def test_no_number_is_too_large_for_a_sentence(
     (tmp_path / "infinite.toml").write_text(f"flops = inf\n{layer}shape = [3]\n")
     options = replace(JobOptions(model="resnet50", step="1s"), **HUGE[name])  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=name):
-        job(options)
+        make_job(options)
 
 
 # -- files -----------------------------------------------------------------------------------
@@ -422,10 +435,10 @@ def test_files_of_links(tmp_path: Path) -> None:
     path = tmp_path / "links.json"
     path.write_text('{"between": {"bandwidth": 2e9, "latency": 1e-4}}')
     some = JobOptions(model="resnet50", step="1s", links=path)
-    planned = job(replace(some, gpus=1))
+    planned = make_job(replace(some, gpus=1))
     assert planned.between == Network(2e9, 1e-4)
-    assert job(replace(some, within="1Gbit/s")).within == Network(1e9)
-    assert job(replace(some, gpus=1, between="1Gbit/s")).between == Network(1e9)
+    assert make_job(replace(some, within="1Gbit/s")).within == Network(1e9)
+    assert make_job(replace(some, gpus=1, between="1Gbit/s")).between == Network(1e9)
     for wrong in ("[]", '{"within": {"bandwidth": 0, "latency": 0}}', '{"within": 3}', "{"):
         path.write_text(wrong)
         with pytest.raises(ConfigError, match="write it with torchrun"):
@@ -450,7 +463,7 @@ def test_the_files_that_are_asked_for(
 
 
 def test_labels_are_moved_apart() -> None:
-    places = apart(np.array([0.0, 0.1, 0.11, 0.5]), 0.1)
+    places = move_apart(np.array([0.0, 0.1, 0.11, 0.5]), 0.1)
     assert np.diff(places).min() == pytest.approx(0.1)
     assert places[3] == 0.5
     assert places[:3].mean() == pytest.approx(np.mean([0.0, 0.1, 0.11]))

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from regimes.config import override
 from regimes.cost import cases as cost_cases
 from regimes.cost import measure
-from regimes.cost.cases import cases, measured, per_sample, recorded
-from regimes.cost.predict import main, predict
+from regimes.cost.cases import make_cases, measure_cases, per_sample, recorded_work
+from regimes.cost.predict import main, predict_seconds
 from regimes.errors import ConfigError, RecordError
 from regimes.network import (
     ALGORITHMS,
@@ -29,8 +29,8 @@ from regimes.network import (
     Work,
     break_even,
     collective_seconds,
-    mean,
-    spell,
+    format_bandwidth,
+    mean_step,
 )
 from regimes.presets import get_preset
 from regimes.records import Record, load_all
@@ -187,7 +187,7 @@ def test_many_steps_as_one(
 ) -> None:
     whole = (work * steps).seconds(network, workers, algorithm, 4)
     assert whole == pytest.approx(steps * float(work.seconds(network, workers, algorithm, 4)))
-    same = mean([(steps, work), (1.0, work)])
+    same = mean_step([(steps, work), (1.0, work)])
     assert same.seconds(network, workers) == pytest.approx(float(work.seconds(network, workers)))
 
 
@@ -288,7 +288,7 @@ def test_bad_arguments() -> None:
 
 
 def test_spelling() -> None:
-    assert [spell(b) for b in (0.0, 950.0, 1e6, 9.375e9, math.inf)] == [
+    assert [format_bandwidth(b) for b in (0.0, 950.0, 1e6, 9.375e9, math.inf)] == [
         "none",
         "950 bit/s",
         "1 Mbit/s",
@@ -311,7 +311,7 @@ def chosen(*schedules: str) -> list[Record]:
 
 def test_traffic_and_seconds_are_those_of_the_record() -> None:
     run = chosen("accordion")[0]
-    epochs = recorded(run)
+    epochs = recorded_work(run)
     sent = [steps * sum(work.bytes.values()) for steps, work in epochs]
     assert sent == pytest.approx(run.epochs["bytes"].tolist())
     compress = [steps * work.compress for steps, work in epochs]  # a union pass compresses once
@@ -319,10 +319,10 @@ def test_traffic_and_seconds_are_those_of_the_record() -> None:
     middle = (run.epochs["seconds_compute"] / run.epochs["steps"] / 4).median()  # of 4 workers
     assert epochs[0][1].compute == pytest.approx(middle)
     header = {**run.header, "world": {**run.header["world"], "union_pass": False}}
-    apart = recorded(replace(run, header=header))
+    apart = recorded_work(replace(run, header=header))
     assert apart[3][1].compress == pytest.approx(epochs[3][1].compress / 4)
     header = {**run.header, "world": {"workers": 4, "processes": 4, "union_pass": False}}
-    real = recorded(replace(run, header=header))
+    real = recorded_work(replace(run, header=header))
     assert real[3][1].compute == pytest.approx(4 * epochs[3][1].compute)
     assert real[3][1].compress == pytest.approx(epochs[3][1].compress)
 
@@ -331,9 +331,9 @@ def test_levels_are_found_and_dense_is_derived() -> None:
     """Each level's bytes are its formula's (``per_step``) and what travels beside it: the loss, 4
     bytes, and once per epoch the buffers; a run without a dense epoch gives the same dense line."""
     run = chosen("accordion")[0]
-    found = {case.name: case.work for case in cases([run])}
+    found = {case.name: case.work for case in make_cases([run])}
     assert list(found) == ["dense", "low (4)", "high (1)", "accordion"]
-    other = {case.name: case.work for case in cases(chosen("dense"))}
+    other = {case.name: case.work for case in make_cases(chosen("dense"))}
     assert found["dense"].calls == pytest.approx(other["dense"].calls)
     assert found["dense"].bytes == pytest.approx(other["dense"].bytes)
     assert found["dense"].compress == 0
@@ -349,10 +349,10 @@ def test_levels_are_found_and_dense_is_derived() -> None:
 def test_an_epoch_at_another_batch_size_says_nothing_of_a_level() -> None:
     """The last epochs are all high; with a larger batch in them there is no high line."""
     run = chosen("high")[0]
-    assert [case.name for case in cases([run])] == ["dense", "high (1)", "high"]
+    assert [case.name for case in make_cases([run])] == ["dense", "high (1)", "high"]
     larger = 2 * run.config["batch_size"]
     run = replace(run, rows=[{**row, "batch_size": larger} for row in run.rows])
-    assert [case.name for case in cases([run])] == ["dense", "high"]
+    assert [case.name for case in make_cases([run])] == ["dense", "high"]
 
 
 def test_a_unit_computes_its_own_batch() -> None:
@@ -362,14 +362,14 @@ def test_a_unit_computes_its_own_batch() -> None:
     usual = run.config["batch_size"]
     sizes = [(usual, 2 * usual, None)[i % 3] for i in range(len(run.rows))]
     rows = [{**row, "batch_size": size} for row, size in zip(run.rows, sizes, strict=True)]
-    computed = [work.compute for _, work in recorded(replace(run, rows=rows), sample=0.5)]
+    computed = [work.compute for _, work in recorded_work(replace(run, rows=rows), sample=0.5)]
     assert computed == [0.5 * (size or usual) for size in sizes]
 
 
 def test_the_table_adds_up() -> None:
     runs = chosen("dense", "low", "high", "accordion", "high-in-critical")
     network = Network.parse("100Mbit/s,50us")
-    table = predict(cases(runs), network, 4).set_index(["kind", "case"])
+    table = predict_seconds(make_cases(runs), network, 4).set_index(["kind", "case"])
     whole = table["compute"] + table["compress"] + table["communicate"]
     assert table["seconds"].tolist() == pytest.approx(whole.tolist())
     assert table["epoch"].tolist() == pytest.approx((46 * table["seconds"]).tolist())
@@ -381,7 +381,7 @@ def test_the_table_adds_up() -> None:
     assert 1 < policy.loc["high-in-critical", "speed_up"] < policy.loc["accordion", "speed_up"]
     low, high = policy.loc["low", "speed_up"], policy.loc["high", "speed_up"]
     assert low < policy.loc["accordion", "speed_up"] < high
-    work = next(case.work for case in cases(runs) if case.name == "low (4)")
+    work = next(case.work for case in make_cases(runs) if case.name == "low (4)")
     ring = 2 * 6 * 50e-6 + 1.5 * 8 * work.bytes["mean"] / 1e8
     tree = work.calls["broadcast"] * 2 * 50e-6 + 2 * 8 * work.bytes["broadcast"] / 1e8
     assert level.loc["low (4)", "communicate"] == pytest.approx(ring + tree)
@@ -389,19 +389,19 @@ def test_the_table_adds_up() -> None:
 
 def test_more_workers_share_the_epoch() -> None:
     runs = chosen("low")
-    steps = predict(cases(runs, 8), TEN, 8)["steps_per_epoch"]
+    steps = predict_seconds(make_cases(runs, 8), TEN, 8)["steps_per_epoch"]
     assert steps.tolist() == pytest.approx([23.0] * len(steps))
 
 
 def test_records_that_cannot_be_costed() -> None:
     run = chosen("low")[0]
     with pytest.raises(RecordError, match="name at least one run"):
-        cases([])
+        make_cases([])
     with pytest.raises(RecordError, match="does not say where the time"):
-        recorded(replace(run, clock={}))
+        recorded_work(replace(run, clock={}))
     other = replace(run, header={**run.header, "config": {**run.config, "batch_size": 8}})
     with pytest.raises(RecordError, match="differ in batch_size"):
-        cases([run, other])
+        make_cases([run, other])
 
 
 # -- a preset, measured ----------------------------------------------------------------------
@@ -421,9 +421,9 @@ def test_a_timed_preset_sends_what_its_run_sends(tmp_path: Path, settings: list[
             "policy.windows=[[0,6]]",
         ],
     )
-    timed = {case.name: case for case in measured(config, 4, steps=2)}
+    timed = {case.name: case for case in measure_cases(config, 4, steps=2)}
     record = run(override(config, ["epochs=7"]), tmp_path / "run")
-    real = {case.name: case for case in cases([record])}
+    real = {case.name: case for case in make_cases([record])}
     assert list(timed) == ["dense", *(n for n in real if "(" in n), "low-in-critical"]
     for name in (n for n in real if "(" in n or n == "dense"):
         assert timed[name].work.calls == pytest.approx(real[name].work.calls)
@@ -431,7 +431,7 @@ def test_a_timed_preset_sends_what_its_run_sends(tmp_path: Path, settings: list[
         assert timed[name].epochs[0][0] == 2  # 64 images / (4 x 8)
         assert timed[name].work.compute > 0
     low, high = (timed[n].work for n in real if "(" in n)
-    both = mean([(6.0, low), (2.0, high)])
+    both = mean_step([(6.0, low), (2.0, high)])
     assert timed["low-in-critical"].work.bytes == pytest.approx(both.bytes)
 
 
@@ -473,7 +473,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_the_figure_and_its_curves(tmp_path: Path) -> None:
     from analysis.cost.cost import figure_cost
-    from regimes.plotting.style import save
+    from regimes.plotting.style import save_figure
 
     fig, numbers = figure_cost(reference(), Network.parse("1Gbit/s,50us"))
     marks = numbers["panel"] == "break-even"
@@ -482,7 +482,7 @@ def test_the_figure_and_its_curves(tmp_path: Path) -> None:
         index="x", columns="case", values="speed_up"
     )
     assert np.allclose(lines["dense"], 1)
-    table = predict(cases(reference()), Network.parse("1Gbit/s,50us"), 4)
+    table = predict_seconds(make_cases(reference()), Network.parse("1Gbit/s,50us"), 4)
     at = table[table["kind"] == "policy"].set_index("case").loc["accordion"]
     gigabit = np.interp(9, np.log10(lines.index), lines["accordion"])
     assert gigabit == pytest.approx(at["speed_up"], rel=3e-3)  # a mean of ratios, a ratio of means
@@ -490,7 +490,7 @@ def test_the_figure_and_its_curves(tmp_path: Path) -> None:
     assert crossing == pytest.approx(1, abs=0.01)
     many = numbers[(numbers["panel"] == "workers") & (numbers["x"] == 4096)]
     assert len(many) == 4
-    assert all(path.stat().st_size > 1000 for path in save(fig, tmp_path / "cost", numbers))
+    assert all(path.stat().st_size > 1000 for path in save_figure(fig, tmp_path / "cost", numbers))
 
 
 def test_the_printed_times() -> None:
@@ -561,11 +561,11 @@ def test_a_mean_over_local_and_shared_steps_overlaps_nothing(
     work: Work, network: Network, h: int, local: list[bool]
 ) -> None:
     steps = [(1.0, work.every(h) if apart else work) for apart in local]
-    both = mean(steps)
+    both = mean_step(steps)
     serial = both.compute + both.compress + float(both.communicate(network, 4))
     assert float(both.seconds(network, 4, buckets=3)) == pytest.approx(serial, rel=1e-9)
     assert not both.overlaps
-    assert mean([(1.0, work), (2.0, work)]).overlaps == work.overlaps
+    assert mean_step([(1.0, work), (2.0, work)]).overlaps == work.overlaps
 
 
 def test_the_plan_of_local_steps_follows_the_rate() -> None:
@@ -583,7 +583,7 @@ def test_the_plan_of_local_steps_follows_the_rate() -> None:
             "optimizer.warmup_from=0.4",
         ],
     )
-    plan = cost_cases.planned(config, 10)
+    plan = cost_cases.plan_units(config, 10)
     assert plan == [(10, "high", 1), (10, "high", 1), (10, "high", 16), (10, "high", 16)]
     measured = override(config, ["sync_policy={name='accordion'}", "sync_levels={low=1,high=9}"])
-    assert cost_cases.planned(measured, 10) is None
+    assert cost_cases.plan_units(measured, 10) is None

@@ -293,7 +293,7 @@ def test_post_local_sgd_without_warm_up_has_one_mean_in_eight_steps() -> None:
 
 def test_the_text_of_the_race_is_the_one_whose_markov_models_are_quoted() -> None:
     data = race.configured("dense", 0.006, 1).data
-    if tokens.load(data).digest != race_notes.TEXT:
+    if tokens.load_tokens(data).digest != race_notes.TEXT:
         pytest.skip("the standard library of this Python is another text")
     assert markov.known()[race_notes.TEXT].test == data.test_size
     assert data.train_size == race_notes.STEPS * 32 * 64 + 1

@@ -45,7 +45,9 @@ def test_parts_are_whole_rows_padded() -> None:
 def test_a_dense_step_without_overlap_is_a_sum() -> None:
     """Four groups of 18 numbers a part: 7 gathers in 2 bytes, 4 reduce-scatters in 4, each in 3
     messages of which each device sends its part, or a part, three times."""
-    found = sharded.predicted(job(), sharded.groups_of(LAYERS), sharded.Sharded(), overlaps=False)
+    found = sharded.predict_step(
+        job(), sharded.groups_of(LAYERS), sharded.Sharded(), overlaps=False
+    )
     gather, scatter = 3 * (0.5 + 36 / 1e3), 3 * (0.5 + 72 / 1e3)
     assert found.seconds == pytest.approx(6.0 + 7 * gather + 4 * scatter, rel=1e-12)
     assert found.bytes == 7 * 3 * 36 + 4 * 3 * 72
@@ -54,7 +56,9 @@ def test_a_dense_step_without_overlap_is_a_sum() -> None:
 def test_quantised_collectives_send_codes_and_scales() -> None:
     """18 numbers are one block: 9 or 18 bytes of codes, and 4 of its scale."""
     groups = sharded.groups_of(LAYERS)
-    found = sharded.predicted(job(), groups, sharded.parse("scatter:4+gather:8"), overlaps=False)
+    found = sharded.predict_step(
+        job(), groups, sharded.parse_sharded("scatter:4+gather:8"), overlaps=False
+    )
     assert found.bytes == 7 * 3 * 22 + 4 * 3 * 13
     network = 7 * 3 * (0.5 + 22 / 1e3) + 4 * (0.5 + 39 / 1e3)  # an all-to-all waits once
     assert found.communicate == pytest.approx(network, rel=1e-12)
@@ -65,8 +69,8 @@ def test_quantised_collectives_send_codes_and_scales() -> None:
 
 def test_an_all_to_all_crosses_a_nodes_link_from_each_of_its_devices() -> None:
     groups = sharded.groups_of(LAYERS)
-    one = sharded.predicted(job(2, 2), groups, sharded.parse("scatter:8"))
-    dense = sharded.predicted(job(2, 2), groups, sharded.Sharded())
+    one = sharded.predict_step(job(2, 2), groups, sharded.parse_sharded("scatter:8"))
+    dense = sharded.predict_step(job(2, 2), groups, sharded.Sharded())
     assert dense.bytes - one.bytes == 4 * (3 * 72 - 2 * 2 * 22)
 
 
@@ -74,7 +78,7 @@ def test_islands_average_what_their_devices_have_reduced() -> None:
     """Two nodes of two: a device holds 30 or 30 of each group's numbers, and a node's link carries
     the mean of all of a node's."""
     groups = sharded.groups_of(LAYERS)
-    found = sharded.predicted(job(2, 2), groups, sharded.parse("HSDP"), overlaps=False)
+    found = sharded.predict_step(job(2, 2), groups, sharded.parse_sharded("HSDP"), overlaps=False)
     part = 5 * 6
     assert found.bytes == 4 * 2 * part * 4
     mean = 2 * (0.5 + part * 4 / 1e3)
@@ -125,7 +129,7 @@ def longest(
 def test_overlap_is_the_longest_path(
     compute: list[float], gather: list[float], again: list[float], scatter: list[float]
 ) -> None:
-    found = sharded.pipelined(compute, gather, again, scatter)
+    found = sharded.pipeline_seconds(compute, gather, again, scatter)
     assert found == pytest.approx(longest(compute, gather, again, scatter), rel=1e-9, abs=1e-9)
     link = math.fsum([*gather, *again, *scatter])
     assert found >= max(math.fsum(compute), link) - 1e-9

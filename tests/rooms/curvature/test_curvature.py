@@ -26,7 +26,7 @@ from regimes.curvature import (
     trace,
 )
 from regimes.errors import ConfigError
-from regimes.seeding import stream
+from regimes.seeding import make_generator
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def hessian():
 
 def quadratic(spectrum):
     n = len(spectrum)
-    q = torch.linalg.qr(torch.randn(n, n, generator=stream(9), dtype=torch.float64)).Q
+    q = torch.linalg.qr(torch.randn(n, n, generator=make_generator(9), dtype=torch.float64)).Q
     h = q @ torch.diag(torch.tensor(spectrum, dtype=torch.float64)) @ q.mT
     model = Quadratic((h + h.mT) / 2)
     return HessianProduct(model, lambda m, x: m(x).mean(), [torch.zeros(3)])
@@ -65,8 +65,8 @@ def test_quadratics(spectrum):
 
 
 def test_logistic_regression_closed_form():
-    x = torch.randn(30, 6, generator=stream(1), dtype=torch.float64)
-    y = torch.randint(0, 2, (30,), generator=stream(2)).double()
+    x = torch.randn(30, 6, generator=make_generator(1), dtype=torch.float64)
+    y = torch.randint(0, 2, (30,), generator=make_generator(2)).double()
     model = seeded(lambda: nn.Linear(6, 1, bias=False).double(), "logistic")
     p = torch.sigmoid(model(x)).detach()
     closed = x.mT @ (p * (1 - p) * x) / 30

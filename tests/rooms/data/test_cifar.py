@@ -16,7 +16,7 @@ import pytest
 
 from regimes.config import DataConfig
 from regimes.data import image_folder, sources
-from regimes.data.images import load
+from regimes.data.images import load_images
 from regimes.errors import DataError
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -56,7 +56,7 @@ def write_cifar(root: Path, name: str, monkeypatch) -> Path:
 @pytest.mark.parametrize(("name", "train", "classes"), [("cifar10", 50, 10), ("cifar100", 10, 100)])
 def test_cifar_in_its_standard_layout(tmp_path, monkeypatch, name, train, classes):
     folder = write_cifar(tmp_path / "elsewhere", name, monkeypatch)
-    pictures = load(DataConfig(name, str(tmp_path / "elsewhere")))
+    pictures = load_images(DataConfig(name, str(tmp_path / "elsewhere")))
     assert pictures.train_x.shape == (train, 3, 32, 32)
     assert pictures.test_x.shape == (10, 3, 32, 32)
     assert pictures.classes == tuple(f"class-{i}" for i in range(classes))
@@ -79,13 +79,13 @@ def labels_of(content: dict) -> list[int]:
 def test_cifar_missing_or_corrupt(tmp_path, monkeypatch, cache):
     advice = r"set data\.download = true, or .* data\.name = \"folder\""
     with pytest.raises(DataError, match=f"cifar100 is missing: .*cifar-100-python; {advice}"):
-        load(DataConfig("cifar100"))
+        load_images(DataConfig("cifar100"))
     folder = write_cifar(cache, "cifar100", monkeypatch)
-    assert len(load(DataConfig("cifar100")).train_y) == 10  # the default root
+    assert len(load_images(DataConfig("cifar100")).train_y) == 10  # the default root
     file = folder / "train"
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(DataError, match=f"cifar100 is corrupt or incomplete in .*; {advice}"):
-        load(DataConfig("cifar100"))
+        load_images(DataConfig("cifar100"))
 
 
 @pytest.fixture
@@ -117,16 +117,18 @@ def test_cifar_is_downloaded_and_verified(tmp_path, monkeypatch, server):
     monkeypatch.setattr(kind, "url", f"{server[1]}/{archive.name}")
     config = DataConfig("cifar100", download=True)
     with pytest.raises(DataError, match="cifar100 could not be downloaded to"):  # its MD5 differs
-        load(config)
+        load_images(config)
     monkeypatch.setattr(kind, "tgz_md5", hashlib.md5(archive.read_bytes()).hexdigest())
     with ThreadPoolExecutor(3) as pool:  # the processes of a run
-        assert {load_.digest for load_ in pool.map(load, [config] * 3)} == {load(config).digest}
+        assert {load_.digest for load_ in pool.map(load_images, [config] * 3)} == {
+            load_images(config).digest
+        }
     archive.unlink()
-    assert len(load(config).train_y) == 10  # it is there: no second download
+    assert len(load_images(config).train_y) == 10  # it is there: no second download
 
 
 def test_doctor_rows(tree, cache, tmp_path):
-    assert [(r.name, r.available) for r in sources.find()] == [
+    assert [(r.name, r.available) for r in sources.find_data()] == [
         ("digits", True),
         ("cifar10", False),
         ("cifar100", False),
@@ -134,7 +136,7 @@ def test_doctor_rows(tree, cache, tmp_path):
     ]
     image_folder.load_tree(tree)
     (cache / "cifar-100-python").mkdir()
-    found = {(r.name, r.available): r.where for r in sources.find()}
+    found = {(r.name, r.available): r.where for r in sources.find_data()}
     assert found["cifar100", True] == str(cache / "cifar-100-python")
     assert Path(found["folder", True]).name.startswith("pets-")
-    assert not any(r.available for r in sources.find(tmp_path / "empty") if r.name != "digits")
+    assert not any(r.available for r in sources.find_data(tmp_path / "empty") if r.name != "digits")

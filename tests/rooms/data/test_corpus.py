@@ -23,7 +23,7 @@ from regimes.errors import DataError
 
 
 def load(folder: Path, **settings: object) -> wikitext.Corpus:
-    return wikitext.load(DataConfig(name="wikitext-2", path=str(folder), **settings))  # type: ignore[arg-type]
+    return wikitext.load_wikitext(DataConfig(name="wikitext-2", path=str(folder), **settings))  # type: ignore[arg-type]
 
 
 def spelt(text: wikitext.Corpus, ids: torch.Tensor) -> str:
@@ -53,9 +53,9 @@ def test_a_vocabulary_covers_as_much_as_its_size_can(words: list[str], size: int
     kinds = len(set(words))
     if size > kinds + 2:
         with pytest.raises(DataError, match=f"expected 3 to {kinds + 2}, "):
-            wikitext.vocabulary(words, size)
+            wikitext.count_words(words, size)
         return
-    kept = wikitext.vocabulary(words, size)
+    kept = wikitext.count_words(words, size)
     assert len(kept) == len(set(kept)) == size
     counts = sorted((words.count(w) for w in set(words)), reverse=True)
     assert sum(words.count(w) for w in kept) == sum(counts[: size - 2])
@@ -85,7 +85,7 @@ def test_files_are_found_in_the_folder_and_in_its_parent(
     inner = load(write(tmp_path / "wikitext-2"))
     assert load(tmp_path).digest == inner.digest
     monkeypatch.setenv("REGIMES_DATA", str(tmp_path))
-    assert wikitext.load(DataConfig(name="wikitext-2")).digest == inner.digest
+    assert wikitext.load_wikitext(DataConfig(name="wikitext-2")).digest == inner.digest
 
 
 # -- download --------------------------------------------------------------------------------

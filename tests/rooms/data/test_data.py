@@ -11,8 +11,8 @@ from image_trees import rows
 from PIL import Image
 
 from regimes.config import DataConfig
-from regimes.data.images import ImageBatches, Images, evaluation_batches, load
-from regimes.data.sources import read
+from regimes.data.images import ImageBatches, Images, evaluation_batches, load_images
+from regimes.data.sources import read_images
 from regimes.errors import ConfigError, DataError
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -158,7 +158,7 @@ def test_union_order_is_a_view(augment, channels_last):
 
 
 def test_normalisation():
-    pictures = load(DataConfig())
+    pictures = load_images(DataConfig())
     exact = (pictures.test_x.double() / 255 - pictures.mean[0]) / pictures.std[0]
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         x = torch.cat([x for x, _ in evaluation_batches(pictures, 100, dtype=dtype)])
@@ -179,8 +179,8 @@ def test_evaluation_takes_each_image_once_and_in_order():
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
 def test_pooling_is_the_rounded_mean(size):
-    x, k = load(DataConfig()).test_x, 8 // size
-    pooled = load(DataConfig(image_size=size)).test_x
+    x, k = load_images(DataConfig()).test_x, 8 // size
+    pooled = load_images(DataConfig(image_size=size)).test_x
     mean = x.double().numpy().reshape(-1, 1, size, k, size, k).mean((3, 5))
     assert np.array_equal(pooled, np.floor(mean + 0.5))
 
@@ -188,14 +188,14 @@ def test_pooling_is_the_rounded_mean(size):
 @pytest.mark.parametrize("size", [3, 16, 0])
 def test_pooling_to_a_size_that_does_not_divide(size):
     with pytest.raises(DataError, match=f"image_size = {size} must divide the original size, 8x8"):
-        load(DataConfig(image_size=size))
+        load_images(DataConfig(image_size=size))
 
 
 # -- digits and subsets ----------------------------------------------------------------------
 
 
 def test_digits():
-    pictures = load(DataConfig())
+    pictures = load_images(DataConfig())
     assert pictures.train_x.shape == (1000, 1, 8, 8)
     assert pictures.test_x.shape == (797, 1, 8, 8)
     assert pictures.train_x.max() == 255
@@ -209,7 +209,7 @@ def test_digits():
 @settings(max_examples=20)
 @given(st.integers(1, 1740), st.integers(1, 40))
 def test_subsets_hold_the_classes_in_equal_shares(train, test):
-    pictures = load(DataConfig(train_size=train, test_size=None))
+    pictures = load_images(DataConfig(train_size=train, test_size=None))
     assert len(pictures.train_y) + len(pictures.test_y) == 1797
     counts = torch.bincount(pictures.train_y, minlength=10)
     assert counts.tolist() == [train // 10 + (c < train % 10) for c in range(10)]
@@ -219,34 +219,34 @@ def test_subsets_hold_the_classes_in_equal_shares(train, test):
 
 
 def test_subsets_are_nested_and_the_same_each_time():
-    small, again, large = (load(DataConfig(train_size=n)) for n in (400, 400, 1000))
+    small, again, large = (load_images(DataConfig(train_size=n)) for n in (400, 400, 1000))
     assert small.digest == again.digest != large.digest
     assert rows(small.train_x) < rows(large.train_x)
     assert len(small.test_y) == 1397
-    some = load(DataConfig(train_size=400, test_size=50))
+    some = load_images(DataConfig(train_size=400, test_size=50))
     assert torch.equal(some.test_x, small.test_x[:50])
 
 
 @pytest.mark.parametrize("config", [{"train_size": 1750}, {"test_size": 790}, {"test_size": 0}])
 def test_more_images_than_a_class_has(config):
     with pytest.raises(DataError, match=r"images of 10 classes need \d+ of class \d, which has"):
-        load(DataConfig(**config))
+        load_images(DataConfig(**config))
 
 
 def test_the_digest_sees_each_pixel_and_label(tree):
-    digests = [load(DataConfig("folder", str(tree))).digest]
+    digests = [load_images(DataConfig("folder", str(tree))).digest]
     for image in sorted(tree.rglob("[0-9].png")):
         pixels = np.array(Image.open(image))
         pixels[-1, -1, -1] ^= 1
         Image.fromarray(pixels).save(image)
-        digests.append(load(DataConfig("folder", str(tree))).digest)
+        digests.append(load_images(DataConfig("folder", str(tree))).digest)
     for split in ("train", "test"):  # the last label alone
         moved = max((tree / split / "cat").glob("*.png"))
         moved.rename(tree / split / "dog" / "9.png")
-        digests.append(load(DataConfig("folder", str(tree))).digest)
+        digests.append(load_images(DataConfig("folder", str(tree))).digest)
     assert len(set(digests)) == len(digests) == 1 + 8 + 2
 
 
 def test_a_path_that_digits_would_ignore_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"data\.path = .my-photos.: expected none"):
-        read(DataConfig(name="digits", path="my-photos"))
+        read_images(DataConfig(name="digits", path="my-photos"))

@@ -17,7 +17,7 @@ from PIL import Image
 from regimes.config import DataConfig
 from regimes.data import image_folder, sources
 from regimes.data import tree as tree_of
-from regimes.data.images import load
+from regimes.data.images import load_images
 from regimes.errors import DataError
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -27,8 +27,8 @@ ARCHIVES = [".tar", ".tar.gz", ".tar.xz", ".zip"]
 @pytest.mark.parametrize("prefix", ["", "./", "pets/"])
 @pytest.mark.parametrize("suffix", ARCHIVES)
 def test_folder_and_archives_are_the_same_data(tree, suffix, prefix):
-    folder = load(DataConfig("folder", str(tree)))
-    packed = load(DataConfig("folder", str(pack(tree, suffix, prefix))))
+    folder = load_images(DataConfig("folder", str(tree)))
+    packed = load_images(DataConfig("folder", str(pack(tree, suffix, prefix))))
     assert packed.digest == folder.digest
     assert packed.classes == ("cat", "dog")
     assert packed.train_y.sort().values.tolist() == [0, 0, 0, 1, 1, 1]
@@ -55,7 +55,7 @@ def test_many_files_are_decoded_in_processes(tree, cache, monkeypatch):
 def test_the_cache_is_used_and_follows_its_source(tree, cache, monkeypatch):
     first = image_folder.load_tree(tree)
     with monkeypatch.context() as patch:
-        patch.setattr(image_folder, "_pixels", lambda *_: pytest.fail("decoded again"))
+        patch.setattr(image_folder, "_decode_pixels", lambda *_: pytest.fail("decoded again"))
         again = image_folder.load_tree(tree)
         image_folder.load_tree(os.path.relpath(tree))  # however the path is spelt
     for a, b in zip(first, again, strict=True):
@@ -106,7 +106,7 @@ def test_grey_images(tree):
 def test_a_constant_channel_is_not_divided_by_zero(tree):
     for file in tree.rglob("*/*/[0-9].png"):
         Image.new("L", (6, 6), 51).save(file)
-    pictures = load(DataConfig("folder", str(tree)))
+    pictures = load_images(DataConfig("folder", str(tree)))
     assert (pictures.mean, pictures.std) == ((0.2,), (1.0,))
 
 
@@ -140,7 +140,7 @@ def halve(path: Path) -> None:
 def test_a_bad_tree_is_one_sentence_with_the_file(tree, cache, spoil, message):
     spoil(tree)
     with pytest.raises(DataError, match=message) as caught:
-        load(DataConfig("folder", str(tree)))
+        load_images(DataConfig("folder", str(tree)))
     assert str(tree) in str(caught.value)
     assert not cache.exists()  # nothing bad is cached
 
@@ -171,14 +171,14 @@ def diamonds(tree: Path, depth: int) -> None:
 def test_odd_files_are_one_sentence_and_no_hang(tree, cache, spoil, message):
     spoil(tree)
     with pytest.raises(DataError, match=message):
-        load(DataConfig("folder", str(tree)))
+        load_images(DataConfig("folder", str(tree)))
     assert not cache.exists()
 
 
 def test_a_pipe_is_no_archive(tmp_path):
     os.mkfifo(tmp_path / "pipe.tar")
     with pytest.raises(DataError, match="must be an image folder or archive"):
-        load(DataConfig("folder", str(tmp_path / "pipe.tar")))
+        load_images(DataConfig("folder", str(tmp_path / "pipe.tar")))
 
 
 @pytest.mark.parametrize("prefix", ["", "./", "pets/"])
@@ -188,9 +188,9 @@ def test_links_lead_to_their_images(tree, prefix, tmp_path):
     (tree / "train/cat/8.png").symlink_to("7.png")
     os.link(tree / "train/dog/2.png", tree / "train/dog/9.png")
     (tree / "train/emu").symlink_to("dog")
-    folder = load(DataConfig("folder", str(tree)))
+    folder = load_images(DataConfig("folder", str(tree)))
     assert torch.bincount(folder.train_y).tolist() == [5, 4, 4]
-    packed = load(DataConfig("folder", str(pack(tree, ".tar.gz", prefix))))
+    packed = load_images(DataConfig("folder", str(pack(tree, ".tar.gz", prefix))))
     with tarfile.open(tree.with_name("packed.tar.gz")) as tar:
         assert {"1", "2"} <= {member.type.decode() for member in tar}  # hard and symbolic
     assert packed.digest == folder.digest
@@ -213,7 +213,7 @@ def test_a_link_out_of_an_archive_is_not_left_out(tree, link, target, message):
         member.type, member.linkname = tarfile.SYMTYPE, target
         tar.addfile(member)
     with pytest.raises(DataError, match=message):
-        load(DataConfig("folder", str(archive)))
+        load_images(DataConfig("folder", str(archive)))
 
 
 @pytest.mark.parametrize("suffix", [".tar", ".zip"])
@@ -227,7 +227,7 @@ def test_of_members_with_one_name_the_last_counts(tree, suffix):
     else:
         with zipfile.ZipFile(archive, "a") as target, pytest.warns(UserWarning, match="Duplicate"):
             target.write(tree / "train/cat/0.png", "train/cat/0.png")
-    packed, folder = (load(DataConfig("folder", str(place))) for place in (archive, tree))
+    packed, folder = (load_images(DataConfig("folder", str(place))) for place in (archive, tree))
     assert packed.digest == folder.digest
 
 
@@ -235,7 +235,7 @@ def test_an_image_larger_than_memory_is_not_read(tree, monkeypatch):
     monkeypatch.setattr(tree_of, "LARGEST_IMAGE", 100)
     for place in (tree, *(pack(tree, suffix) for suffix in ARCHIVES)):
         with pytest.raises(DataError, match=r"png is too large for an image: \d+ bytes"):
-            load(DataConfig("folder", str(place)))
+            load_images(DataConfig("folder", str(place)))
 
 
 WRONG = {
@@ -250,26 +250,26 @@ WRONG = {
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_cache_with_other_arrays_is_rebuilt(tree, cache, caplog, wrong):
-    first = load(DataConfig("folder", str(tree)))
+    first = load_images(DataConfig("folder", str(tree)))
     (file,) = cache.glob("*.npz")
     with np.load(file) as found:
         arrays = {**found, **WRONG[wrong]}
     np.savez(file, **arrays)
-    assert load(DataConfig("folder", str(tree))).digest == first.digest
+    assert load_images(DataConfig("folder", str(tree))).digest == first.digest
     assert "does not match its checksum" in caplog.text
 
 
 def test_bad_paths(tmp_path):
     with pytest.raises(DataError, match=r"needs data\.path"):
-        load(DataConfig("folder"))
+        load_images(DataConfig("folder"))
     with pytest.raises(DataError, match="nowhere does not exist"):
-        load(DataConfig("folder", str(tmp_path / "nowhere")))
+        load_images(DataConfig("folder", str(tmp_path / "nowhere")))
     for name in ("text.tar.xz", "text.zip", "text.csv"):
         (tmp_path / name).write_text("hello")
         with pytest.raises(DataError, match=f"{name} is truncated or not a readable"):
-            load(DataConfig("folder", str(tmp_path / name)))
+            load_images(DataConfig("folder", str(tmp_path / name)))
     with pytest.raises(DataError, match=r"Unknown data set 'digit': did you mean 'digits'\?"):
-        sources.read(DataConfig("digit"))
+        sources.read_images(DataConfig("digit"))
 
 
 @pytest.mark.parametrize("suffix", ARCHIVES)
@@ -299,7 +299,7 @@ def test_a_flipped_bit_in_an_xz_archive(tree):
     content[len(content) // 2] ^= 4
     archive.write_bytes(content)
     with pytest.raises(DataError, match="truncated or not a readable"):
-        load(DataConfig("folder", str(archive)))
+        load_images(DataConfig("folder", str(archive)))
 
 
 @pytest.fixture
@@ -316,13 +316,13 @@ def test_a_truncated_download_of_cifar(real_archive, tmp_path):
     with open(real_archive, "rb") as whole:
         part.write_bytes(whole.read(300_000))
     with pytest.raises(DataError, match=r"part\.tar\.xz is truncated"):
-        load(DataConfig("folder", str(part)))
+        load_images(DataConfig("folder", str(part)))
 
 
 @pytest.mark.slow
 def test_cifar_10_from_its_archive(real_archive):
     """Counts, and the statistics that are printed everywhere (JPEG shifts them little)."""
-    pictures = load(DataConfig("folder", str(real_archive)))
+    pictures = load_images(DataConfig("folder", str(real_archive)))
     assert torch.bincount(pictures.train_y).tolist() == [5000] * 10
     assert torch.bincount(pictures.test_y).tolist() == [1000] * 10
     assert pictures.train_x.shape == (50_000, 3, 32, 32)

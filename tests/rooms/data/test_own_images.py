@@ -18,7 +18,7 @@ from PIL import Image
 import regimes
 from regimes.config import DataConfig
 from regimes.data import image_folder
-from regimes.data.images import load
+from regimes.data.images import load_images
 from regimes.errors import ConfigError, DataError
 
 COUNTS = {"cat": 60, "dog": 33, "emu": 10}
@@ -75,13 +75,13 @@ def test_a_strangers_folder_trains_with_one_command(pets: Path, command: Callabl
 def test_sizes_that_a_preset_asks_for_are_at_most_those_of_the_data(
     pets: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = load(DataConfig("folder", str(pets), train_size=3000, test_size=6, resize=8))
+    found = load_images(DataConfig("folder", str(pets), train_size=3000, test_size=6, resize=8))
     assert len(found.train_y) == 82
     assert torch.bincount(found.test_y).tolist() == [2, 2, 2]
     assert "data.train_size = 3000" in caplog.text
     assert "has 82: all are taken" in caplog.text
     with pytest.raises(DataError, match=r"which has 8: set another data\.train_size, or none"):
-        load(DataConfig("folder", str(pets), train_size=60, resize=8))
+        load_images(DataConfig("folder", str(pets), train_size=60, resize=8))
 
 
 # -- sizes and kinds -------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def test_an_image_is_as_the_camera_was_held(tmp_path: Path) -> None:
 
 def test_without_a_size_the_sentence_names_it(pets: Path) -> None:
     with pytest.raises(DataError, match=r"must have one size: set data\.resize = 32"):
-        load(DataConfig("folder", str(pets)))
+        load_images(DataConfig("folder", str(pets)))
 
 
 def test_another_size_is_another_entry_of_the_cache(pets: Path) -> None:
@@ -155,7 +155,7 @@ def test_no_image_is_on_both_sides_and_each_class_on_both(pets: Path) -> None:
 @pytest.mark.parametrize("prefix", ["", "./", "my/pets/"])
 @pytest.mark.parametrize("suffix", [".zip", ".tar.gz"])
 def test_an_archive_of_it_is_the_same_data(pets: Path, prefix: str, suffix: str) -> None:
-    folder = load(DataConfig("folder", str(pets), resize=8))
+    folder = load_images(DataConfig("folder", str(pets), resize=8))
     shutil.rmtree(pets / ".git")
     if suffix == ".zip":
         archive = pets.with_suffix(".zip")
@@ -166,10 +166,10 @@ def test_an_archive_of_it_is_the_same_data(pets: Path, prefix: str, suffix: str)
         top = pets.parent / "packing"
         shutil.copytree(pets, top / prefix)
         archive = Path(shutil.make_archive(str(pets), "gztar", top))
-    assert load(DataConfig("folder", str(archive), resize=8)).digest == folder.digest
+    assert load_images(DataConfig("folder", str(archive), resize=8)).digest == folder.digest
     inside = pets.parent / "more/in"
     shutil.copytree(pets, inside / "pets")
-    assert load(DataConfig("folder", str(inside), resize=8)).digest == folder.digest
+    assert load_images(DataConfig("folder", str(inside), resize=8)).digest == folder.digest
 
 
 def test_a_class_may_be_called_train(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ BAD = [
 def test_a_bad_folder_is_one_sentence(pets: Path, spoil: Callable, message: str) -> None:
     spoil(pets)
     with pytest.raises(DataError, match=message) as caught:
-        load(DataConfig("folder", str(pets), resize=8))
+        load_images(DataConfig("folder", str(pets), resize=8))
     assert str(pets) in str(caught.value)
     assert "\n" not in str(caught.value)
     assert " at 0x" not in str(caught.value)
@@ -235,37 +235,37 @@ def test_an_empty_class_is_one_in_an_archive_too(pets: Path, suffix: str) -> Non
     (pets / "cow").mkdir()
     archive = shutil.make_archive(str(pets), suffix, pets.parent, "pets")
     with pytest.raises(DataError, match=r"pets/cow has no images"):
-        load(DataConfig("folder", archive, resize=8))
+        load_images(DataConfig("folder", archive, resize=8))
 
 
 def test_what_is_no_archive_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(DataError, match="not a readable image folder or archive") as caught:
-        load(DataConfig("folder", str(tmp_path / "notes.txt")))
+        load_images(DataConfig("folder", str(tmp_path / "notes.txt")))
     assert "\n" not in str(caught.value)
 
 
 def test_names_in_a_zip_that_does_not_say_utf_8(pets: Path) -> None:
     """Info-ZIP, say, writes UTF-8 without the flag for it: here the flag is taken off."""
     (pets / "cat").rename(pets / "Kätzchen")
-    folder = load(DataConfig("folder", str(pets), resize=8))
+    folder = load_images(DataConfig("folder", str(pets), resize=8))
     shutil.rmtree(pets / ".git")
     archive = Path(shutil.make_archive(str(pets), "zip", pets))
-    assert load(DataConfig("folder", str(archive), resize=8)).digest == folder.digest
+    assert load_images(DataConfig("folder", str(archive), resize=8)).digest == folder.digest
     content = bytearray(archive.read_bytes())
     for signature, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         start = -1
         while (start := content.find(signature, start + 1)) >= 0:
             content[start + flags + 1] &= 0xFF ^ 0x08
     archive.write_bytes(content)
-    assert load(DataConfig("folder", str(archive), resize=8)).digest == folder.digest
+    assert load_images(DataConfig("folder", str(archive), resize=8)).digest == folder.digest
 
 
 def test_a_path_may_start_at_home(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shell leaves the ~ of ``--set data.path=~/pets`` alone."""
     monkeypatch.setenv("HOME", str(pets.parent))
-    found = load(DataConfig("folder", "~/pets", resize=8))
-    assert found.digest == load(DataConfig("folder", str(pets), resize=8)).digest
+    found = load_images(DataConfig("folder", "~/pets", resize=8))
+    assert found.digest == load_images(DataConfig("folder", str(pets), resize=8)).digest
 
 
 @pytest.mark.parametrize(
@@ -273,6 +273,6 @@ def test_a_path_may_start_at_home(pets: Path, monkeypatch: pytest.MonkeyPatch) -
 )
 def test_what_cannot_be_is_refused(pets: Path, field: str, value: float) -> None:
     with pytest.raises(ConfigError, match=rf"data\.{field} = {value}: expected"):
-        load(DataConfig("folder", str(pets), **{field: value}))
+        load_images(DataConfig("folder", str(pets), **{field: value}))
     with pytest.raises(ConfigError, match=r'it is for data\.name = "folder"'):
-        load(DataConfig("digits", **{field: value}))
+        load_images(DataConfig("digits", **{field: value}))

@@ -25,8 +25,8 @@ from torch.nn import functional
 import regimes
 from regimes.collectives.world import World
 from regimes.config import to_dict
-from regimes.data import load as load_task
-from regimes.data.language import NextWord, Streams, TextTask, cut
+from regimes.data import load_task
+from regimes.data.language import NextWord, Streams, TextTask, cut_streams
 from regimes.data.task import Batches, Task
 from regimes.errors import ConfigError, DataError
 from regimes.records import read_lines
@@ -151,7 +151,7 @@ def test_streams(
 @given(st.integers(2, 300), st.integers(1, 12))
 def test_every_token_is_a_target_once(tokens: int, streams: int) -> None:
     assume(streams < tokens)
-    x, y = cut(torch.arange(tokens), streams)
+    x, y = cut_streams(torch.arange(tokens), streams)
     left_over = (tokens - 1) % streams
     assert y.flatten().tolist() == list(range(1, tokens - left_over))
     assert torch.equal(x + 1, y)

@@ -27,14 +27,14 @@ from regimes.data.texts import Parts
 from regimes.errors import ConfigError, DataError
 from regimes.monitor.text import metric_text
 from regimes.plotting import groups
-from regimes.plotting.schedules import schedules
+from regimes.plotting.schedules import tabulate_schedules
 
 torch.set_num_threads(1)
 FILES = {f"f{i}/{i}.txt": f"the file number {i}\n".encode() * (i + 1) for i in range(9)}
 
 
 def read(path: Path | None, name: str = "text", **settings: Any) -> Parts:
-    return texts.read(DataConfig(name=name, path=path and str(path), **settings))
+    return texts.read_text(DataConfig(name=name, path=path and str(path), **settings))
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def test_a_model_that_knows_the_chain_reaches_the_floor() -> None:
 
 
 def load(path: Path, **settings: Any) -> Any:
-    return tokens.load(DataConfig(name="text", path=str(path), **settings))
+    return tokens.load_tokens(DataConfig(name="text", path=str(path), **settings))
 
 
 def text_task(**data: Any) -> TextTask:
@@ -240,7 +240,7 @@ def test_byte_pairs_spell_the_text_and_are_learnt_from_the_training_part(
     assert "".join(corpus.words[i] for i in corpus.test[:9].tolist()).startswith("zzzzĠthe")
     assert len(corpus.train) < 0.6 * len(parts.train)
     assert load(tmp_path, **chosen, train_size=50).words == corpus.words
-    monkeypatch.setattr(tokens, "_train", None)  # what follows comes from the cache
+    monkeypatch.setattr(tokens, "_train_tokenizer", None)  # what follows comes from the cache
     again = load(tmp_path, **chosen)
     assert (again.digest, again.words) == (corpus.digest, corpus.words)
     uniform = text_task(name="text", path=str(tmp_path), sequence=5, **chosen)
@@ -286,7 +286,7 @@ def test_a_record_has_bits_per_byte_and_the_perplexity_of_a_token(
     assert row["perplexity"] == pytest.approx(math.exp(row["test_loss"]))
     assert record.header["data"]["tokenizer"] == "bytes"
     assert record.header["data"]["files"] == 9
-    shown = schedules([record])
+    shown = tabulate_schedules([record])
     assert shown.table(("metric",)).heads == ("schedule", "bits per byte")
     assert shown.table(("metric",)).rows == [(record.name, f"{row['metric']:.3f}")]
     assert groups.tested_by(record).lower

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 import regimes
 from regimes.config import DataConfig, RunConfig, from_dict, override
-from regimes.data import images
-from regimes.data import load as load_task
+from regimes.data import images, load_task
 from regimes.data.sources import balanced_order, hold_out
 from regimes.errors import DataError
 from regimes.records import read_lines
@@ -28,7 +27,7 @@ CPU = torch.device("cpu")
 
 
 def digits(**settings: Any) -> images.Images:
-    return images.load(DataConfig(**settings))
+    return images.load_images(DataConfig(**settings))
 
 
 def keys(x: torch.Tensor) -> set[bytes]:

@@ -19,9 +19,9 @@ from runs import same_bits, same_text
 
 import regimes
 from regimes.config import RunConfig, from_dict, override
-from regimes.data import load as load_task
+from regimes.data import load_task
 from regimes.data.task import Batches, Task
-from regimes.data.windows import Windows, covering
+from regimes.data.windows import Windows, cover_text
 from regimes.errors import ConfigError, DataError
 from regimes.reduction import CarryingLoss
 from regimes.training import build
@@ -117,7 +117,7 @@ def test_the_union_of_a_step_is_a_view() -> None:
 
 @given(st.integers(2, 200), st.integers(1, 9), st.integers(1, 5))
 def test_an_evaluation_has_every_token_as_a_target_once(n: int, sequence: int, batch: int) -> None:
-    pairs = list(covering(torch.arange(n, dtype=torch.int32), sequence, batch))
+    pairs = list(cover_text(torch.arange(n, dtype=torch.int32), sequence, batch))
     assert torch.cat([y.flatten() for _, y in pairs]).tolist() == list(range(1, n))
     assert all(torch.equal(y, x + 1) for x, y in pairs)
     assert all(x.shape[1] == sequence and len(x) <= batch for x, _ in pairs[:-1])

@@ -25,14 +25,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 import regimes
 from regimes.compression import REGISTRY
-from regimes.cost.cases import cases
-from regimes.cost.methods import parse
+from regimes.cost.cases import make_cases
+from regimes.cost.methods import parse_method
 from regimes.errors import ConfigError, RecordError
 from regimes.integrations.shared import HookSettings
 from regimes.job import choices
 from regimes.job.run_warnings import run_warnings
 from regimes.records import read_lines, unknown_fields
-from regimes.report import page
+from regimes.report import render_page
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -94,7 +94,7 @@ def test_what_is_not_named_is_the_measured_method_with_a_warning() -> None:
     named = regimes.attach(wrapped(), compressor="quantised-all-reduce", level=8)
     assert bare.chosen.shared_facts() == named.chosen.shared_facts()
     name, level = choices.UNNAMED
-    assert parse(f"{name}:{level}").verdict == "harmless"  # in the table of measured losses
+    assert parse_method(f"{name}:{level}").verdict == "harmless"  # in the table of measured losses
     dense = regimes.attach(wrapped(), start_compressing_after=1, level="dense")
     assert dense.chosen.shared_facts()["compressor"]["name"] == "powersgd"
 
@@ -335,7 +335,7 @@ def test_groups_are_recorded_with_what_differs(tmp_path: Path) -> None:
     assert record.epochs["lr_1"].tolist() == pytest.approx(cosine_rates(0.02))
     assert [row["group_lr"][0] for row in record.rows] == record.epochs["lr"].tolist()
     assert [row["next_lr"] for row in record.rows[:-1]] == record.epochs["lr"].tolist()[1:]
-    html = page(tmp_path / "run", "10Gbit/s,50us")
+    html = render_page(tmp_path / "run", "10Gbit/s,50us")
     assert "{ parameters = 48, weight_decay = 0.1 }" in html
     plain = job(lambda m: torch.optim.SGD(m.parameters(), lr=0.1), tmp_path / "one")
     assert "group_lr" not in plain.rows[0]
@@ -501,7 +501,7 @@ def test_a_kill_right_after_saving_keeps_the_time_of_the_unit(within: bool, tmp_
     assert (record.epochs["seconds_compress"] > 0).all()
     if within:  # two steps before the kill, two after it
         assert record.epochs["seconds_compress"][1] > before["compress"] > 0
-    assert cases([record])
+    assert make_cases([record])
 
 
 def test_a_training_that_has_diverged_says_so(tmp_path: Path) -> None:

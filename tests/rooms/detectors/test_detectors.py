@@ -21,13 +21,13 @@ from regimes.detectors import (
     RelativeChange,
     RelativeFall,
     SharpnessChange,
-    detector,
+    make_detector,
 )
-from regimes.detectors.baselines import place
+from regimes.detectors.baselines import place_windows
 from regimes.errors import ConfigError
 from regimes.policies import Detected
 from regimes.policies.detected import signal_values
-from regimes.policies.history import PastEpoch, history
+from regimes.policies.history import PastEpoch, read_history
 
 POSITIVE = st.floats(1e-3, 1e3)
 MAYBE = st.one_of(st.none(), POSITIVE)
@@ -145,7 +145,7 @@ def test_random_windows_are_placed_evenly() -> None:
 def test_windows_of_different_lengths_come_in_any_order() -> None:
     """One epoch and two among four: two orders times three places, all as likely."""
     draw, number = random.Random(1), 6000
-    found = Counter(tuple(place([1, 2], 4, draw)) for _ in range(number))
+    found = Counter(tuple(place_windows([1, 2], 4, draw)) for _ in range(number))
     assert len(found) == 6
     assert all(abs(count - number / 6) < 150 for count in found.values())  # 5 deviations
 
@@ -161,7 +161,7 @@ def test_fixed_windows_are_half_open() -> None:
 def test_every_registered_detector_keeps_the_contract() -> None:
     for name in detectors.REGISTRY:
         fields = {"epochs": 9} if name in ("first-share", "random-windows") else {}
-        rule = detector({"name": name, **fields})
+        rule = make_detector({"name": name, **fields})
         assert isinstance(rule, Detector), name
         assert rule([]).critical is not None, name  # epoch 0 has an answer
 
@@ -182,7 +182,7 @@ def test_every_registered_detector_keeps_the_contract() -> None:
 )
 def test_bad_fields_are_one_sentence(table: dict, message: str) -> None:  # type: ignore[type-arg]
     with pytest.raises(ConfigError, match=message):
-        detector(table)
+        make_detector(table)
 
 
 # -- the policy ------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ def past(model: list[float | None], rates: list[float], levels: list[str]) -> li
 
 
 def test_a_detector_of_the_model_decides_for_all_layers() -> None:
-    policy = policies.policy(
+    policy = policies.make_policy(
         {"name": "detected", "detector": {"name": "eigenvalue-change", "interval": 1}}
     )
     assert policy.needs == ("eigenvalue",)
@@ -255,7 +255,7 @@ def test_the_signal_is_there_under_both_its_names() -> None:
         "layers": {"level": ["low", "dense"]},
         "statistics": {"norm:update": [1.0, 2.0], "norm:global": [3.0, 4.0]},
     }
-    assert history([row], [0], "update")[0].statistics == {
+    assert read_history([row], [0], "update")[0].statistics == {
         "norm:update": [1.0],
         "norm": [1.0],
         "norm:global": [3.0],
@@ -264,8 +264,8 @@ def test_the_signal_is_there_under_both_its_names() -> None:
 
 def test_a_policy_without_a_detector_is_refused() -> None:
     with pytest.raises(ConfigError, match="detector = 3: expected a table with a name"):
-        policies.policy({"name": "detected", "detector": 3})
+        policies.make_policy({"name": "detected", "detector": 3})
     with pytest.raises(ConfigError, match="did you mean 'sharpness-change'"):
-        policies.policy({"name": "detected", "detector": {"name": "sharpness-changes"}})
+        policies.make_policy({"name": "detected", "detector": {"name": "sharpness-changes"}})
     with pytest.raises(ConfigError, match=r"policy\.detector\.eat"):
-        policies.policy({"name": "detected", "detector": {"name": "norm-change", "eat": 1}})
+        policies.make_policy({"name": "detected", "detector": {"name": "norm-change", "eat": 1}})

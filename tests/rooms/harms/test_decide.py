@@ -17,10 +17,10 @@ from regimes.harms.decide import (
     Rules,
     Run,
     half_width,
+    judge_harms,
     next_round,
     parts_within,
     seeds_needed,
-    verdict,
 )
 from regimes.statistics import t_interval
 
@@ -30,29 +30,33 @@ def test_a_verdict_is_that_of_the_interval() -> None:
     for values, level in (([0.1, 0.9, 0.2], 0.95), ([0.1, 0.9, 0.0, 0.6], 0.9625)):
         mean, n = float(np.mean(values)), len(values)
         low, high = stats.t.interval(level, n - 1, mean, stats.sem(values))
-        found = verdict(values, margin=high + 1e-9)
+        found = judge_harms(values, margin=high + 1e-9)
         assert (found.call, found.n, found.needed) == ("safe", n, n)
         assert (found.harm, found.low, found.high) == pytest.approx((mean, low, high), rel=1e-9)
-        assert verdict(values, margin=high - 1e-9).call == "open"
-        assert verdict(values, margin=mean - 0.01).call == "open"  # the lower end is below 0
+        assert judge_harms(values, margin=high - 1e-9).call == "open"
+        assert judge_harms(values, margin=mean - 0.01).call == "open"  # the lower end is below 0
         assert low < 0
     more = [0.8, 1.0, 1.2]
     assert t_interval(more)[1] > 0
-    assert verdict(more, margin=0.9).call == "harmful"
-    assert verdict(more, margin=1.05).call == "open"  # it harms, but maybe less than the margin
+    assert judge_harms(more, margin=0.9).call == "harmful"
+    assert judge_harms(more, margin=1.05).call == "open"  # it harms, but maybe less than the margin
 
 
 def test_few_seeds_and_broken_trainings() -> None:
-    assert verdict([], 1.0).call == verdict([0.0], 1.0).call == verdict([0.0, 0.0], 1.0).call
-    assert verdict([0.0, 0.0], 1.0).call == "open"
-    assert verdict([0.1, math.inf], 1.0).call == "harmful"
+    assert (
+        judge_harms([], 1.0).call
+        == judge_harms([0.0], 1.0).call
+        == judge_harms([0.0, 0.0], 1.0).call
+    )
+    assert judge_harms([0.0, 0.0], 1.0).call == "open"
+    assert judge_harms([0.1, math.inf], 1.0).call == "harmful"
 
 
 def test_harms_alike_by_rounding_have_the_spread_of_rounding() -> None:
     """One sample of 40 is 2.5 points. A difference of two rounded numbers has the variance of two
     uniform ones."""
-    assert verdict([0.0] * 3, margin=2.0).call == "safe"
-    found = verdict([0.0] * 3, margin=2.0, grain=2.5)
+    assert judge_harms([0.0] * 3, margin=2.0).call == "safe"
+    found = judge_harms([0.0] * 3, margin=2.0, grain=2.5)
     spread = math.sqrt(2 * 2.5**2 / 12)
     assert found.high == pytest.approx(stats.t.ppf(0.975, 2) * spread / math.sqrt(3))
     assert found.call == "open"
@@ -68,7 +72,7 @@ def test_so_many_seeds_would_decide(mean: float) -> None:
             continue
         values = np.linspace(-1, 1, count)
         values = mean + values / values.std(ddof=1)
-        assert (verdict([*values], 1.0).call != "open") == decided
+        assert (judge_harms([*values], 1.0).call != "open") == decided
     assert seeds_needed(1.0 - 1e-6, 1.0, margin=1.0) is None
 
 
@@ -251,7 +255,7 @@ def test_looking_again_makes_few_wrong_calls() -> None:
         means = (np.cumsum(x, axis=1) / np.arange(1, seeds + 1))[:, 2:]
         squares = np.cumsum(x * x, axis=1)[:, 2:] - counts * means**2
         spread = np.sqrt(np.maximum(squares, 0.0) / (counts - 1))
-        if name == "rounded":  # as `verdict` does with a grain
+        if name == "rounded":  # as `judge_harms` does with a grain
             spread = np.maximum(spread, 1 / math.sqrt(6))
         wrong, by_plain = (np.mean((means < -w * spread).any(axis=1)) for w in (ours, plain))
         at_three = np.mean(means[:, 0] < -ours[0] * spread[:, 0])
@@ -265,9 +269,9 @@ def test_a_search_looks_less_often_and_is_wrong_less_often() -> None:
     wrong, searches = 0, 1000
     for first in range(searches):
         values = np.random.default_rng(first).normal(1.0, 0.5, 40)
-        found = verdict(values[:3].tolist(), 1.0)
+        found = judge_harms(values[:3].tolist(), 1.0)
         while found.call == "open" and found.needed is not None and found.needed <= 40:
             more = found.n + math.ceil((found.needed - found.n) / 2)
-            found = verdict(values[:more].tolist(), 1.0)
+            found = judge_harms(values[:more].tolist(), 1.0)
         wrong += found.call == "safe"
     assert 0.03 < wrong / searches < 0.065

@@ -12,7 +12,7 @@ from regimes.harms.decide import Known, Pulse, Rules, Run
 from regimes.harms.found import Harm
 from regimes.harms.kinds import Kind
 from regimes.plotting import style
-from regimes.plotting.looks import named
+from regimes.plotting.looks import find_metric
 
 RATES = [1.0, 0.9, 0.8, 0.65, 0.5, 0.35, 0.2, 0.1]
 
@@ -30,7 +30,7 @@ def found(exponent: float = 2.0, level: float = 0.3, **changes: object) -> Harm:
             harms[pulse, seed] = (stop - first) * level * (1 + 0.1 * (seed - 1)) * rate**exponent
     kinds = {"high": Kind("high", "rank 1", within=("policy", "high", "low"))}
     given = {"rates": RATES, "minutes": 0.5, **changes}
-    return Harm(Known(rules, harms), kinds, named("loss"), "epoch", **given)  # type: ignore[arg-type]
+    return Harm(Known(rules, harms), kinds, find_metric("loss"), "epoch", **given)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("exponent", [0.5, 1.0, 2.0])
@@ -77,8 +77,8 @@ def test_the_figure_tells_calls_apart_without_colour_in_one_column() -> None:
             spread = 1.5 if wide else 0.1
             harms |= {(pulse, seed): mean + spread * (seed - 1) for seed in range(3)}
     kinds = {arm: Kind(arm, arm) for arm in means}
-    answer = Harm(Known(rules, harms), kinds, named("accuracy"), "epoch", rates=[0.5] * 24)
-    with style.theme():
+    answer = Harm(Known(rules, harms), kinds, find_metric("accuracy"), "epoch", rates=[0.5] * 24)
+    with style.use_theme():
         drawn = answer.figure()
         assert misplaced(drawn) == []
     assert drawn.get_size_inches()[0] <= 3.3
@@ -104,15 +104,15 @@ def test_a_half_that_was_not_tried_says_what_is_known_of_the_whole() -> None:
     for pulse, mean in ((early, 4.0), (late, 0.0), (second, 0.0)):
         harms |= {(pulse, seed): mean + 0.1 * (seed - 1) for seed in range(3)}
     kinds = {"high": Kind("high", "rank 1")}
-    answer = Harm(Known(rules, harms), kinds, named("accuracy"), "epoch", minutes=0.05)
+    answer = Harm(Known(rules, harms), kinds, find_metric("accuracy"), "epoch", minutes=0.05)
     untried, *_ = answer.sentences()
     # 3 seeds of a run from the start, whose trunks are there: 24 epochs of 3 seconds
     said = "epochs 0-1  unresolved  not tried: 72 seconds for 3 seeds; epochs 0-3: 4.0 ["
     assert untried.startswith(said)
     del harms[second, 0], harms[second, 1], harms[second, 2]  # of no half anything is known
-    whole = Harm(Known(rules, harms), kinds, named("accuracy"), "epoch")
+    whole = Harm(Known(rules, harms), kinds, find_metric("accuracy"), "epoch")
     assert [row["call"] for _, row in whole.table.iterrows()] == ["harmful", "safe"]
     assert whole.sentences()[0].startswith("epochs 0-3  harmful     4.0 [")
     assert len(whole.known.windows("high")) == 3
-    nothing = Harm(Known(rules, {}), kinds, named("accuracy"), "epoch", minutes=0.05)
+    nothing = Harm(Known(rules, {}), kinds, find_metric("accuracy"), "epoch", minutes=0.05)
     assert nothing.sentences()[0].endswith("not tried: 2 minutes for 3 seeds")

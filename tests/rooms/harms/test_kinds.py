@@ -14,7 +14,7 @@ from PIL import Image
 import regimes
 from regimes.errors import ConfigError
 from regimes.harms.decide import Pulse
-from regimes.harms.kinds import changed, kinds_of, trunk_of
+from regimes.harms.kinds import apply_pulse, kinds_of, trunk_of
 from regimes.presets import get_grid
 from regimes.records import load_all
 
@@ -41,7 +41,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 def test_a_pulse_changes_these_fields(word: str) -> None:
     trunk = trunk_of(smoke())
     ((name, kind),) = kinds_of([word], [], trunk).items()
-    pulse = changed(trunk, kind, [(1, 2)])
+    pulse = apply_pulse(trunk, kind, [(1, 2)])
     for field, value in CHANGES[word].items():
         assert getattr(pulse, field) == value
     assert (pulse == trunk) == (word == "deletion") == kind.skip
@@ -52,7 +52,7 @@ def test_a_pulse_changes_these_fields(word: str) -> None:
 def test_several_spans_are_a_policy_of_windows() -> None:
     trunk = trunk_of(smoke())
     kind = kinds_of(["high"], ["features.0.*"], trunk)["high in features.0.*"]
-    rule = changed(trunk, kind, [(0, 1), (2, 3)]).policy
+    rule = apply_pulse(trunk, kind, [(0, 1), (2, 3)]).policy
     assert rule["name"] == "by-layer"
     assert rule["groups"] == {
         "features.0.*": {

@@ -43,7 +43,7 @@ def pulses(
 def test_harms_that_obey_the_law_give_it_back(p: float, one: float, other: float) -> None:
     harms = [level * rate**p for level in (one, other) for rate in RATES]
     for method in ("log", "harm"):
-        found = law.fit(harms, RATES * 2, ["a"] * 5 + ["b"] * 5, method=method)
+        found = law.fit_law(harms, RATES * 2, ["a"] * 5 + ["b"] * 5, method=method)
         assert found.exponent.value == pytest.approx(p, abs=1e-5)
         assert found.levels == pytest.approx({"a": one, "b": other}, rel=1e-4)
         told = found.of_pulses([0.5, 0.1], "b")
@@ -54,7 +54,7 @@ def test_one_trunk_is_a_regression_with_its_t_interval() -> None:
     harms, rates, names = pulses(1, 1.7, 0.3)
     line = stats.linregress(np.log(rates), np.log(harms))
     half = stats.t.ppf(0.975, 3) * line.stderr
-    found = law.fit(harms, rates, names)
+    found = law.fit_law(harms, rates, names)
     assert (found.exponent.over, found.exponent.n, found.spread) == ("pulses", 5, 0)
     assert found.exponent.value == pytest.approx(line.slope)
     assert [found.exponent.low, found.exponent.high] == pytest.approx(
@@ -73,7 +73,7 @@ def test_a_balanced_mixed_model_is_an_analysis_of_variance() -> None:
     rest = y - y.mean(1, keepdims=True) - slopes.mean() * x
     within = (rest**2).sum() / (30 - 6 - 1)
     between = 5 * y.mean(1).var(ddof=1)
-    found = law.fit(harms, rates, names)
+    found = law.fit_law(harms, rates, names)
     mean, low, high = t_interval(slopes.tolist())
     assert found.exponent.value == pytest.approx(mean)
     assert (found.exponent.low, found.exponent.high) == pytest.approx((low, high), rel=1e-5)
@@ -83,7 +83,7 @@ def test_a_balanced_mixed_model_is_an_analysis_of_variance() -> None:
     assert found.level == pytest.approx(math.exp(level))
     drawn = level + (1 - within / between) * (y.mean(1) - y.mean())
     assert [*found.levels.values()] == pytest.approx(np.exp(drawn).tolist(), rel=1e-4)
-    own = law.exponents(harms, rates, names)
+    own = law.fit_exponents(harms, rates, names)
     assert [*own.values()] == pytest.approx(slopes.tolist())
 
 
@@ -93,7 +93,7 @@ def test_trunks_that_differ_by_less_than_their_pulses_share_one_level() -> None:
     shifted = np.array(logs).reshape(4, 5)
     shifted -= shifted.mean(1, keepdims=True)  # all trunks have one mean
     names = [str(trunk) for trunk in range(4) for _ in RATES]
-    found = law.fit(np.exp(shifted).ravel().tolist(), RATES * 4, names)
+    found = law.fit_law(np.exp(shifted).ravel().tolist(), RATES * 4, names)
     assert found.spread < 1e-3
     assert [*found.levels.values()] == pytest.approx([found.level] * 4, rel=1e-4)
 
@@ -106,7 +106,7 @@ def test_least_squares_on_harm_are_those_of_scipy() -> None:
         return np.asarray(levels)[where] * at**p
 
     best, _ = optimize.curve_fit(model, np.array(rates), harms, p0=(1, 0.2, 0.2, 0.2), xtol=1e-12)
-    found = law.fit(harms, rates, names, method="harm")
+    found = law.fit_law(harms, rates, names, method="harm")
     assert found.exponent.value == pytest.approx(best[0], abs=1e-5)
     assert [*found.levels.values()] == pytest.approx(best[1:], abs=1e-6)
     rest = np.array(harms) - model(np.array(rates), *best)
@@ -117,7 +117,7 @@ def test_a_profile_interval_holds_the_exponent_as_often_as_it_says() -> None:
     """Of 200 made trunks, each alone, with errors of one size: 95 % within three deviations."""
     hits = 0
     for seed in range(200):
-        found = law.fit(*pulses(1, 1.7, 0.0, floor=0.004, seed=seed), method="harm").exponent
+        found = law.fit_law(*pulses(1, 1.7, 0.0, floor=0.004, seed=seed), method="harm").exponent
         hits += found.low <= 1.7 <= found.high
     assert 190 - 3 * math.sqrt(200 * 0.95 * 0.05) <= hits <= 200
 
@@ -129,12 +129,12 @@ def test_harms_below_zero_are_left_out_or_counted() -> None:
     logs, own, left = [], [], 0
     for seed in range(30):
         made = pulses(4, 2.5, 0.05, floor=0.02, seed=seed)
-        by_log, by_harm = (law.fit(*made, method=m) for m in ("log", "harm"))
+        by_log, by_harm = (law.fit_law(*made, method=m) for m in ("log", "harm"))
         logs.append(by_log.exponent.value)
         own.append(by_harm.exponent.value)
         left += by_log.left_out
         assert (by_log.pulses + by_log.left_out, by_harm.pulses, by_harm.left_out) == (20, 20, 0)
-        assert law.fit(*made).method == ("harm" if by_log.left_out else "log")
+        assert law.fit_law(*made).method == ("harm" if by_log.left_out else "log")
     assert left > 30
     assert t_interval(logs)[2] < 2.3
     mean, low, high = t_interval(own)
@@ -143,7 +143,7 @@ def test_harms_below_zero_are_left_out_or_counted() -> None:
 
 def test_a_difference_is_paired_by_trunk() -> None:
     one, other = {"a": 1.5, "b": 1.9, "c": 1.4, "d": 9.0}, {"c": 0.6, "a": 0.5, "b": 0.7}
-    found = law.difference(one, other)
+    found = law.compare_exponents(one, other)
     assert (found.value, found.low, found.high) == pytest.approx(t_interval([1.0, 1.2, 0.8]))
     assert (found.n, found.over) == (3, "trunks")
 
@@ -163,13 +163,13 @@ def test_what_cannot_be_fitted_is_said(
     harms: list[float], rates: list[float], trunks: list[str], words: str
 ) -> None:
     with pytest.raises(RecordError, match=words):
-        law.fit(harms, rates, trunks)
+        law.fit_law(harms, rates, trunks)
     with pytest.raises(RecordError, match="zero or less and have no logarithm"):
-        law.fit([1, -1, -1], [1, 0.5, 0.3], ["a"] * 3, method="log")
+        law.fit_law([1, -1, -1], [1, 0.5, 0.3], ["a"] * 3, method="log")
     with pytest.raises(RecordError, match="no trunk in common"):
-        law.difference({"a": 1.0}, {"b": 1.0})
+        law.compare_exponents({"a": 1.0}, {"b": 1.0})
     with pytest.raises(RecordError, match="not fitted to pulses of the trunk 'b'"):
-        law.fit([1, 2], [1, 0.5], ["a", "a"]).of_pulses([1], "b")
+        law.fit_law([1, 2], [1, 0.5], ["a", "a"]).of_pulses([1], "b")
 
 
 # -- what is predicted -----------------------------------------------------------------------
@@ -177,7 +177,7 @@ def test_what_cannot_be_fitted_is_said(
 
 def test_units_and_schedules_are_parts_and_sums_of_pulses() -> None:
     harms, rates, names = pulses(3, 1.7, 0.1)
-    found = law.fit(harms, rates, names, length=3)
+    found = law.fit_law(harms, rates, names, length=3)
     units = [0.2, 0.6, 1.0, 1.0, 1.0, 0.1]
     each = found.of_units(units)
     assert each == pytest.approx(found.level * np.array(units) ** found.exponent.value / 3)
@@ -192,30 +192,30 @@ def test_units_and_schedules_are_parts_and_sums_of_pulses() -> None:
 
 
 def test_pilots_reach_from_the_lowest_rate_to_the_highest() -> None:
-    assert law.pilots([0.1, 1.0, 0.3, 0.99]) == [0, 1, 2]
-    assert law.pilots([1.0, 0.1, 1.0, 0.5, 1.0], 2) == [1, 2]
+    assert law.choose_pilots([0.1, 1.0, 0.3, 0.99]) == [0, 1, 2]
+    assert law.choose_pilots([1.0, 0.1, 1.0, 0.5, 1.0], 2) == [1, 2]
     for words, rates, count in (("2 pulses", [1.0, 0.5], 3), ("two rates", [1.0] * 4, 3)):
         with pytest.raises(RecordError, match=words):
-            law.pilots(rates, count)
+            law.choose_pilots(rates, count)
 
 
 def test_three_pulses_of_a_law_predict_the_others() -> None:
     rates = [0.6, 1.0, 1.0, 0.9, 0.7, 0.4, 0.2, 0.1]
     harms = [0.15 * rate**1.7 for rate in rates]
-    first = law.pilots(rates)
-    fitted = law.fit([harms[i] for i in first], [rates[i] for i in first], ["a"] * 3)
+    first = law.choose_pilots(rates)
+    fitted = law.fit_law([harms[i] for i in first], [rates[i] for i in first], ["a"] * 3)
     rest = [i for i in range(8) if i not in first]
     told = fitted.of_pulses([rates[i] for i in rest])
-    found = law.score([harms[i] for i in rest], told.tolist(), float(np.mean(harms)))
+    found = law.score_predictions([harms[i] for i in rest], told.tolist(), float(np.mean(harms)))
     assert (found.r2, found.rank, found.n) == (pytest.approx(1), pytest.approx(1), 5)
     assert found.error == pytest.approx(0, abs=1e-9)
 
 
 def test_a_score_by_hand() -> None:
-    found = law.score([1.0, 2.0, 4.0], [1.0, 3.0, 2.0], constant=2.0)
+    found = law.score_predictions([1.0, 2.0, 4.0], [1.0, 3.0, 2.0], constant=2.0)
     assert found == law.Score(r2=1 - 5 / 5, rank=pytest.approx(0.5), error=math.sqrt(5 / 3), n=3)
-    assert math.isnan(law.score([1.0, 1.0], [1.0, 2.0], 0.0).rank)
-    assert law.score([1.0, 2.0], [5.0, 5.0], 0.0).r2 == 1 - 25 / 5
+    assert math.isnan(law.score_predictions([1.0, 1.0], [1.0, 2.0], 0.0).rank)
+    assert law.score_predictions([1.0, 2.0], [5.0, 5.0], 0.0).r2 == 1 - 25 / 5
 
 
 # -- where it comes from: a quadratic --------------------------------------------------------
@@ -271,7 +271,7 @@ def test_what_is_dropped_acts_once_and_what_is_held_back_twice(
     ends = [trained(r, largest, feedback, momentum)[0] for r in rates]
     harms = [abs(loss(end) - loss(trunk)) for end, trunk in zip(ends, trunks, strict=True)]
     for values in (sizes, harms):
-        assert law.fit(values, rates, "aaa").exponent.value == pytest.approx(expected, abs=0.02)
+        assert law.fit_law(values, rates, "aaa").exponent.value == pytest.approx(expected, abs=0.02)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])

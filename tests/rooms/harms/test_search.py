@@ -168,7 +168,7 @@ def test_runs_side_by_side_have_the_bytes_of_runs_in_turn(
 
 def test_the_study_reads_the_same_harms(whole: regimes.Harm) -> None:
     assert whole.out is not None
-    each = measured.by_run(measured.by_unit(measured.pairs(load_all(whole.out))))
+    each = measured.by_run(measured.by_unit(measured.pair_branches(load_all(whole.out))))
     known = {run: harm for run, harm in whole.known.harms.items() if run[0] is not None}
     assert len(each) == len(known)
     assert sorted(each["harm"]) == pytest.approx(sorted(known.values()))

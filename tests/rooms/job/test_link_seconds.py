@@ -15,7 +15,7 @@ from runs import resumed_alike, rows, same_run
 import regimes
 from regimes.collectives.world import World
 from regimes.config import RunConfig
-from regimes.cost.cases import recorded
+from regimes.cost.cases import recorded_work
 from regimes.errors import ConfigError
 from regimes.job.link import LinkMeter, predicted
 from regimes.network import Network
@@ -66,7 +66,7 @@ def test_a_simulation_follows_predicted_seconds(
     ours = config(traced("[[0.3, 1000, 0], [0.3, 10, 0], [60, 1000, 0]]"), "epochs=11")
     resumed_alike(ours, tmp_path, 9, monkeypatch)
     record, elapsed = load(tmp_path / "whole"), 0.0
-    for unit, (steps, work) in enumerate(recorded(record)):
+    for unit, (steps, work) in enumerate(recorded_work(record)):
         link = record.rows[unit]["link"]
         good, bad = (float(work.communicate(Network(x), 2)) for x in (1e9, 1e7))
         assert good * 0.999 <= link["exposed"] <= bad * 1.001

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from regimes.errors import ConfigError, RecordError
-from regimes.launch.budgeted import LOG, Budget, Ended, Round, rounds_of, search
+from regimes.launch.budgeted import LOG, Budget, Ended, Round, rounds_of, search_in_rounds
 
 
 class Killed(BaseException):
@@ -46,15 +46,15 @@ def without_seconds(rounds: Sequence[Round]) -> list[Any]:
 @pytest.mark.parametrize("kill_at", range(6))
 def test_a_search_goes_on_where_it_was_killed(kill_at: int, tmp_path: Path) -> None:
     whole = Runs()
-    expected = search(tmp_path / "whole", whole.choose, whole.train)
+    expected = search_in_rounds(tmp_path / "whole", whole.choose, whole.train)
     first, second = Runs(kill_at), Runs()
     with pytest.raises(Killed):
-        search(tmp_path / "killed", first.choose, first.train)
-    found = search(tmp_path / "killed", second.choose, second.train)
+        search_in_rounds(tmp_path / "killed", first.choose, first.train)
+    found = search_in_rounds(tmp_path / "killed", second.choose, second.train)
     assert without_seconds(found) == without_seconds(expected)
     assert found == rounds_of(tmp_path / "killed")
     assert [*first.trained, *second.trained] == whole.trained, "none twice"
-    assert without_seconds(search(tmp_path / "killed", whole.choose, first.train)) == [
+    assert without_seconds(search_in_rounds(tmp_path / "killed", whole.choose, first.train)) == [
         *without_seconds(expected)
     ]
 
@@ -62,11 +62,11 @@ def test_a_search_goes_on_where_it_was_killed(kill_at: int, tmp_path: Path) -> N
 @pytest.mark.parametrize("cut", range(1, 40, 3))
 def test_a_torn_line_is_written_again(cut: int, tmp_path: Path) -> None:
     runs = Runs()
-    expected = search(tmp_path / "run", runs.choose, runs.train)
+    expected = search_in_rounds(tmp_path / "run", runs.choose, runs.train)
     log = tmp_path / "run" / LOG
     log.write_bytes(log.read_bytes()[:-cut])
     assert len(rounds_of(tmp_path / "run")[-1].results) < 2
-    found = search(tmp_path / "run", runs.choose, runs.train)
+    found = search_in_rounds(tmp_path / "run", runs.choose, runs.train)
     assert without_seconds(found) == without_seconds(expected)
     assert without_seconds(rounds_of(tmp_path / "run")) == without_seconds(expected)
 

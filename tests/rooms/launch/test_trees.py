@@ -59,20 +59,20 @@ def test_branches_are_taken_at_each_rate_of_their_trunk(tmp_path: Path) -> None:
 
 
 def test_a_trunk_keeps_what_its_branches_need(grid: str, tmp_path: Path) -> None:
-    cells = dict(sweep.cells(get_grid(grid), [7], tmp_path))
+    cells = dict(sweep.list_cells(get_grid(grid), [7], tmp_path))
     trunk = cells[tmp_path / "low/seed-7"]
     assert trunk.checkpoint_keep == (0, 1, 2)
     branch = cells[tmp_path / "pulse from 2/seed-7"]
     assert branch.branch is not None
     assert branch.branch.of == "../../low/seed-7"
-    waves = trees.waves(sweep.cells(get_grid(grid), [7, 8], tmp_path))
+    waves = trees.group_waves(sweep.list_cells(get_grid(grid), [7, 8], tmp_path))
     assert [len(wave) for wave in waves] == [2, 6]
 
 
 def test_a_trunk_keeps_its_own_checkpoints_too(tmp_path: Path) -> None:
     own = GRID.replace("set = [", 'set = ["checkpoint_keep=[0, 3]", ')
     (tmp_path / "own.toml").write_text(own)
-    cells = dict(sweep.cells(get_grid(str(tmp_path / "own.toml")), [7], tmp_path))
+    cells = dict(sweep.list_cells(get_grid(str(tmp_path / "own.toml")), [7], tmp_path))
     assert cells[tmp_path / "low/seed-7"].checkpoint_keep == (0, 1, 2, 3)
 
 

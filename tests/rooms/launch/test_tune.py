@@ -53,7 +53,7 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, RunConfig]]:
         return "accuracy", tuple(score(known[folder]) for folder in folders)
 
     monkeypatch.setattr(sweep, "ablate", ablate)
-    monkeypatch.setattr(sweep, "done", lambda folder, config: False)
+    monkeypatch.setattr(sweep, "is_finished", lambda folder, config: False)
     monkeypatch.setattr(tune, "read_scores", scores)
     return ran
 
@@ -187,10 +187,10 @@ def test_the_documented_commands_tune_every_arm(
     assert len(epochs) == 9
     assert f"the trials need {3 * sum(epochs)} epochs" in done.stderr  # at 3 rates
     assert "smoke: the grid with the schedules " in done.stdout
-    assert get_grid("smoke").keys() == presets.arms("smoke").keys()
-    assert presets.arms("smoke", ["low"]).keys() == {"low"}
-    assert presets.arms("lm-smoke").keys() == {"lm-smoke"}  # no grid has this name
-    assert presets.arms("smoke/low").keys() == {"smoke/low"}
+    assert get_grid("smoke").keys() == presets.select_arms("smoke").keys()
+    assert presets.select_arms("smoke", ["low"]).keys() == {"low"}
+    assert presets.select_arms("lm-smoke").keys() == {"lm-smoke"}  # no grid has this name
+    assert presets.select_arms("smoke/low").keys() == {"smoke/low"}
 
 
 def test_the_price_is_that_of_the_longest_trials(untrained: list[Any], tmp_path: Path) -> None:

@@ -23,10 +23,10 @@ from regimes.config import RunConfig, override
 from regimes.errors import ConfigError
 from regimes.job.residuals import on_processes
 from regimes.plotting.trials import draw_harms
-from regimes.policies import Trial, policy
+from regimes.policies import Trial, make_policy
 from regimes.replay.replay import past_epochs
 from regimes.report import content, pictures
-from regimes.seeding import derive
+from regimes.seeding import derive_seed
 from regimes.training import checkpoint
 from regimes.training.build import Run, prepare_run
 from regimes.training.changes import fit_checkpoint
@@ -67,7 +67,7 @@ class Universe:
 
 def scored_on(c: RunConfig, parts: Run, number: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The batch of a trial."""
-    seed, size = derive(c.seed, "trial", number), c.policy["samples"]
+    seed, size = derive_seed(c.seed, "trial", number), c.policy["samples"]
     (batch,) = parts.task.samples(parts.batches, seed, 0, 1, size)
     return batch
 
@@ -75,7 +75,7 @@ def scored_on(c: RunConfig, parts: Run, number: int) -> tuple[torch.Tensor, torc
 def naive(c: RunConfig, period: int, other: int) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:
     """Both universes in full: where everybody is but the treated, and where those are."""
     start, loss, batches, make = steps(c)
-    rule, parts = policy(c.policy), prepare_run(c)
+    rule, parts = make_policy(c.policy), prepare_run(c)
     assert isinstance(rule, Trial)
     models = [copy.deepcopy(start) for _ in range(c.workers)]
     optimizers = [make(model) for model in models]
@@ -262,7 +262,7 @@ def test_a_record_gives_back_its_trials_and_the_report_draws_them(
     record = regimes.load(run[1])
     assert record.trials["difference"].tolist() == [t["difference"] for t in tried([*record.rows])]
     assert record.trials["epoch"].tolist() == [1, 3, 5]
-    (picture,) = pictures._trials(content.read(run[1], run[1]))
+    (picture,) = pictures._draw_trials(content.read_study(run[1], run[1]))
     assert "blocks of trials" in picture.caption
     assert picture.uri
     known = {"level": "low", "base": "high", "scores": [], "treated": [], "bytes": 1}
@@ -280,7 +280,7 @@ def test_a_record_gives_back_its_trials_and_the_report_draws_them(
     assert numbers["blocks"].tolist() == [2, 4, 6, 8, 10, 12]
     assert numbers["mean"].tolist() == pytest.approx([1.015] * 6)
     assert numbers["shown"].tolist() == [False, False, True, True, True, True]
-    rule = policy(record.config["policy"])
+    rule = make_policy(record.config["policy"])
     assert isinstance(rule, Trial)
     last = rule.intervals(past_epochs(replace(record, rows=rows_)))["high"]
     assert numbers.iloc[-1][["blocks", "mean", "low", "high"]].tolist() == [*last]

@@ -16,15 +16,15 @@ from torch.nn import functional
 
 import regimes
 from regimes.errors import ConfigError
-from regimes.models import build
-from regimes.models.transformer import GPT, angles, rotate
+from regimes.models import build_model
+from regimes.models.transformer import GPT, rotary_angles, rotate_pairs
 
 torch.set_num_threads(1)
 
 
 def make(**choice: Any) -> GPT:
     torch.manual_seed(0)
-    model = build("gpt", **{"classes": 11, "sequence": 8, "width": 8, "depth": 2, **choice})
+    model = build_model("gpt", **{"classes": 11, "sequence": 8, "width": 8, "depth": 2, **choice})
     assert isinstance(model, GPT)
     return model.double().eval()
 
@@ -38,7 +38,7 @@ def tokens(*shape: int) -> torch.Tensor:
 def test_parameter_count(tied: bool, positions: str) -> None:
     def count(classes: int, **choice: Any) -> int:
         with torch.device("meta"):
-            model = build("gpt", classes=classes, tied=tied, positions=positions, **choice)
+            model = build_model("gpt", classes=classes, tied=tied, positions=positions, **choice)
         return sum(p.numel() for p in model.parameters())
 
     for c, w, depth, t in ((17, 48, 3, 5), (256, 64, 2, 64)):
@@ -55,7 +55,7 @@ def test_rotary_positions_are_the_papers_matrices() -> None:
     theta_k = 10,000^(-2 k / d); and equation 16: only differences of times matter."""
     size, times = 6, 9
     x = torch.randn(2, times, size, dtype=torch.float64)
-    found = rotate(x, angles(times, size, x))
+    found = rotate_pairs(x, rotary_angles(times, size, x))
     for t in range(times):
         matrix = torch.zeros(size, size, dtype=torch.float64)
         for k in range(size // 2):
@@ -64,7 +64,7 @@ def test_rotary_positions_are_the_papers_matrices() -> None:
             matrix[2 * k, 2 * k + 1] = -math.sin(angle)
             matrix[2 * k + 1, 2 * k] = math.sin(angle)
         torch.testing.assert_close(found[:, t], x[:, t] @ matrix.T)
-    same = rotate(x[:, :1].expand(2, times, size), angles(times, size, x))
+    same = rotate_pairs(x[:, :1].expand(2, times, size), rotary_angles(times, size, x))
     scores = same[0] @ same[1].T
     for offset in range(-3, 4):
         diagonal = scores.diagonal(offset)
@@ -73,8 +73,10 @@ def test_rotary_positions_are_the_papers_matrices() -> None:
 
 def test_rotary_positions_have_heads_of_their_own() -> None:
     x = torch.randn(2, 5, 2, 3, 4)
-    whole = rotate(x, angles(5, 4, x))
-    torch.testing.assert_close(whole[:, :, 1, 2], rotate(x[:, :, 1, 2], angles(5, 4, x)))
+    whole = rotate_pairs(x, rotary_angles(5, 4, x))
+    torch.testing.assert_close(
+        whole[:, :, 1, 2], rotate_pairs(x[:, :, 1, 2], rotary_angles(5, 4, x))
+    )
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -97,7 +99,7 @@ def test_it_equals_its_equations(tied: bool, positions: str) -> None:
     for head in range(2):
         q, k, v = (a[..., 8 * i + 4 * head :][..., :4] for i in range(3))
         if positions == "rotary":
-            q, k = rotate(q, angles(6, 4, q)), rotate(k, angles(6, 4, k))
+            q, k = rotate_pairs(q, rotary_angles(6, 4, q)), rotate_pairs(k, rotary_angles(6, 4, k))
         scores = (q @ k.mT / 2).masked_fill(torch.ones(6, 6).triu(1).bool(), -math.inf)
         mixed.append(scores.softmax(2) @ v)
     y = y + torch.cat(mixed, 2) @ p["blocks.0.out.weight"].T
@@ -133,7 +135,7 @@ def test_bad_choices_are_one_sentence() -> None:
     with pytest.raises(ConfigError, match="length = 9: expected at most 8"):
         make(positions="learned")(tokens(1, 9))
     with pytest.raises(ConfigError, match="'lstm' has no choice of heads"):
-        build("lstm", classes=3, heads=2)
+        build_model("lstm", classes=3, heads=2)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from regimes.errors import ConfigError
-from regimes.models import MODELS, build, kind
+from regimes.models import MODELS, build_model, input_kind
 from regimes.training.gradients import draws_random_numbers
 
 COUNTS = [  # name, classes, channels, image size, width, parameters
@@ -37,7 +37,7 @@ COUNTS = [  # name, classes, channels, image size, width, parameters
 @pytest.mark.parametrize(("name", "classes", "channels", "size", "width", "expected"), COUNTS)
 def test_parameter_count(name, classes, channels, size, width, expected):
     with torch.device("meta"):  # shapes only
-        model = build(name, classes=classes, channels=channels, image_size=size, width=width)
+        model = build_model(name, classes=classes, channels=channels, image_size=size, width=width)
     assert sum(p.numel() for p in model.parameters()) == expected
     assert model(torch.empty(2, channels, size, size, device="meta")).shape == (2, classes)
 
@@ -52,19 +52,19 @@ MAPS = [  # name, channels and pixels of the last map of a 32x32 image (the arch
 @pytest.mark.parametrize(("name", "features", "pixels"), MAPS)
 def test_the_last_map(name, features, pixels):
     with torch.device("meta"):
-        model = build(name, classes=10, channels=3, image_size=32)
+        model = build_model(name, classes=10, channels=3, image_size=32)
         last = model.blocks(model.stem(torch.empty(2, 3, 32, 32)))
     assert last.shape == (2, features, pixels, pixels)
 
 
-@pytest.mark.parametrize("name", [n for n in sorted(MODELS) if kind(n) == "images"])
+@pytest.mark.parametrize("name", [n for n in sorted(MODELS) if input_kind(n) == "images"])
 def test_every_parameter_learns_and_the_seed_decides_the_start(name):
     width, size = (1, 8) if name.startswith("wide") else (4, 32 if "vgg" in name else 16)
 
     def make(seed):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return build(name, classes=3, channels=2, image_size=size, width=width)
+            return build_model(name, classes=3, channels=2, image_size=size, width=width)
 
     model = make(1)
     model(torch.randn(4, 2, size, size)).square().sum().backward()
@@ -86,7 +86,7 @@ DROPOUT = [
 @pytest.mark.parametrize(("name", "default"), DROPOUT)
 def test_dropout_is_a_choice(name, default):
     def make(**choice):
-        return build(name, classes=2, channels=1, image_size=32, width=1, **choice)
+        return build_model(name, classes=2, channels=1, image_size=32, width=1, **choice)
 
     def probabilities(model):
         return {m.p for m in model.modules() if isinstance(m, nn.Dropout)} - {0.0}
@@ -102,7 +102,7 @@ def test_dropout_is_a_choice(name, default):
 def test_initialisation_of_the_vgg_variants():
     """Convolutions of the CIFAR-10 one: N(0, 2 / (9 out)), bias 0; the CIFAR-100 one: default."""
     ten, hundred = (
-        list(build(n, classes=10, channels=3, image_size=32, width=32).modules())
+        list(build_model(n, classes=10, channels=3, image_size=32, width=32).modules())
         for n in ("vgg19bn-cifar10", "vgg19bn-cifar100")
     )
     last = [[m for m in model if isinstance(m, nn.Conv2d)][-1] for model in (ten, hundred)]
@@ -116,16 +116,16 @@ def test_initialisation_of_the_vgg_variants():
 
 def test_unknown_name_suggests_the_nearest():
     with pytest.raises(ConfigError, match=r"did you mean 'resnet18-cifar10'\?"):
-        build("resnet18-cifar1", classes=10, channels=3, image_size=32)
+        build_model("resnet18-cifar1", classes=10, channels=3, image_size=32)
 
 
 def test_an_image_size_that_the_pools_cannot_halve():
     with pytest.raises(
         ConfigError, match=r"image_size = 12: expected divisible by 8.*data\.resize"
     ):
-        build("vgg7", classes=10, channels=3, image_size=12)
+        build_model("vgg7", classes=10, channels=3, image_size=12)
     with pytest.raises(ConfigError, match="image_size = 0: expected divisible by 32"):
-        build("vgg19bn-cifar10", classes=10, channels=3, image_size=0)
+        build_model("vgg19bn-cifar10", classes=10, channels=3, image_size=0)
 
 
 @pytest.fixture
@@ -139,11 +139,11 @@ def test_a_users_callable_gets_the_same_keywords(plugin):
     seen = {}
     plugin.make = lambda **keywords: seen.update(keywords) or nn.Linear(2, 2)
     assert isinstance(
-        build("their_models:make", classes=5, channels=3, image_size=16, width=7), nn.Linear
+        build_model("their_models:make", classes=5, channels=3, image_size=16, width=7), nn.Linear
     )
     assert seen == {"classes": 5, "channels": 3, "image_size": 16, "width": 7}
     seen.clear()
-    build("their_models:make", classes=5, channels=3, image_size=16)
+    build_model("their_models:make", classes=5, channels=3, image_size=16)
     assert "width" not in seen
 
 
@@ -151,48 +151,48 @@ def test_a_users_callable_that_is_not_there_or_gives_no_module(plugin):
     plugin.make = lambda **keywords: None
     sizes = {"classes": 5, "channels": 3, "image_size": 16}
     with pytest.raises(ConfigError, match=r"gave a NoneType, expected an nn\.Module"):
-        build("their_models:make", **sizes)
+        build_model("their_models:make", **sizes)
     plugin.number = 3
     with pytest.raises(ConfigError, match="is of type int, expected a callable"):
-        build("their_models:number", **sizes)
+        build_model("their_models:number", **sizes)
     for missing in ("their_models:other", "no_such_package.module:make", ":make"):
         with pytest.raises(ConfigError, match="cannot import the model"):
-            build(missing, **sizes)
+            build_model(missing, **sizes)
 
 
 def test_a_choice_that_the_family_has_not_or_that_is_out_of_range():
     sizes = {"classes": 5, "channels": 3, "image_size": 16}
     with pytest.raises(ConfigError, match=r"no choice of depth: .* --set model\.depth=none$"):
-        build("resnet8", **sizes, depth=3)
+        build_model("resnet8", **sizes, depth=3)
     with pytest.raises(ConfigError, match="'vgg7' has no choice of dropout"):
-        build("vgg7", **sizes, dropout=0.1)
+        build_model("vgg7", **sizes, dropout=0.1)
     with pytest.raises(ConfigError, match="width = 0: expected at least 1"):
-        build("vgg7", **sizes, width=0)
+        build_model("vgg7", **sizes, width=0)
     with pytest.raises(ConfigError, match="depth = 0: expected at least 1"):
-        build("lstm", classes=5, depth=0)
+        build_model("lstm", classes=5, depth=0)
     for wrong in (1.0, -0.1):
         with pytest.raises(
             ConfigError, match=f"dropout = {wrong}: expected at least 0 and below 1"
         ):
-            build("lstm", classes=5, dropout=wrong)
+            build_model("lstm", classes=5, dropout=wrong)
 
 
 def test_sizes_that_a_densenet_cannot_have():
     with pytest.raises(ConfigError, match="width = 7: expected an even one"):
-        build("densenet-cifar10", classes=2, channels=1, image_size=8, width=7)
+        build_model("densenet-cifar10", classes=2, channels=1, image_size=8, width=7)
     with pytest.raises(ConfigError, match="image_size = 7: expected at least 8"):
-        build("densenet-cifar10", classes=2, channels=1, image_size=7)
+        build_model("densenet-cifar10", classes=2, channels=1, image_size=7)
 
 
 def test_images_and_text_do_not_mix(plugin):
     with pytest.raises(ConfigError, match="'lstm' takes text, the data are images"):
-        build("lstm", classes=5, channels=3, image_size=16)
+        build_model("lstm", classes=5, channels=3, image_size=16)
     with pytest.raises(ConfigError, match="'vgg7' takes images, the data are text"):
-        build("vgg7", classes=5)
+        build_model("vgg7", classes=5)
     plugin.make = lambda classes, depth=2: nn.Linear(depth, classes)
     with pytest.raises(ConfigError, match="takes images"):
-        build("their_models:make", classes=5)
+        build_model("their_models:make", classes=5)
     plugin.make.text = True
-    assert build("their_models:make", classes=5, depth=7).in_features == 7
-    assert kind("their_models:make") == "text"
-    assert [name for name in MODELS if kind(name) == "text"] == ["lstm", "transformer", "gpt"]
+    assert build_model("their_models:make", classes=5, depth=7).in_features == 7
+    assert input_kind("their_models:make") == "text"
+    assert [name for name in MODELS if input_kind(name) == "text"] == ["lstm", "transformer", "gpt"]

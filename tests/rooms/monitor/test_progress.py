@@ -20,7 +20,7 @@ from regimes.config import RunConfig
 from regimes.console import progress, units
 from regimes.errors import ConfigError, RecordError
 from regimes.monitor import reporters, watch
-from regimes.monitor.text import straggler
+from regimes.monitor.text import describe_straggler
 from regimes.records import RecordWriter
 
 EPOCHS, STEPS, LOW = 12, 10, 2_400_000
@@ -92,7 +92,7 @@ def console() -> Console:
 
 def shown(folder: Path) -> str:
     screen = console()
-    watch.watch(folder, once=True, console=screen)
+    watch.watch_runs(folder, once=True, console=screen)
     return screen.export_text()
 
 
@@ -110,7 +110,7 @@ def shown(folder: Path) -> str:
     ],
 )
 def test_human(count: float, text: str) -> None:
-    assert units.human(count) == text
+    assert units.format_quantity(count) == text
 
 
 def test_live_table_fits_80_columns() -> None:
@@ -171,7 +171,7 @@ TENSORBOARD = RunConfig(reporters=("tensorboard",))
 def test_scalars_need_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ConfigError, match="pip install tensorboard"):
-        reporters.reporters(TENSORBOARD, tmp_path, terminal=False)
+        reporters.terminal_reporters(TENSORBOARD, tmp_path, terminal=False)
 
 
 def test_scalars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +190,7 @@ def test_scalars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     module = types.SimpleNamespace(SummaryWriter=SummaryWriter)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    plain, scalars = reporters.reporters(TENSORBOARD, tmp_path, terminal=False)
+    plain, scalars = reporters.terminal_reporters(TENSORBOARD, tmp_path, terminal=False)
     assert isinstance(plain, reporters.PlainLines)
     scalars.start(header(), [row(0)])
     scalars.step(1, 1, STEPS)
@@ -203,7 +203,7 @@ def test_scalars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_reporters_for_a_terminal(tmp_path: Path) -> None:
-    (only,) = reporters.reporters(RunConfig(), tmp_path, terminal=True)
+    (only,) = reporters.terminal_reporters(RunConfig(), tmp_path, terminal=True)
     assert isinstance(only, reporters.LiveTable)
 
 
@@ -250,7 +250,7 @@ def test_the_others_are_all_but_the_slowest(spent: list[int]) -> None:
     """Their median is what it is held against."""
     slowest = spent.index(max(spent))
     others = statistics.median(value for i, value in enumerate(spent) if i != slowest)
-    said = straggler({"compute": [float(value) for value in spent]})
+    said = describe_straggler({"compute": [float(value) for value in spent]})
     if said:
         assert f"process {slowest} has computed for {spent[slowest]:.1f} s" in said
         assert f"the others for {others:.1f} s" in said
@@ -331,7 +331,7 @@ def test_ctrl_c_ends_quietly(
 
     monkeypatch.setattr(watch.time, "sleep", sleep)
     screen = console()
-    watch.watch(tmp_path, console=screen)
+    watch.watch_runs(tmp_path, console=screen)
     assert "3/12 epochs, running" in screen.export_text()  # it read the new line
 
 
@@ -346,7 +346,7 @@ def test_live_watch_ends_with_the_run(
 
     monkeypatch.setattr(watch.time, "sleep", sleep)
     screen = console()
-    watch.watch(tmp_path, console=screen)
+    watch.watch_runs(tmp_path, console=screen)
     assert "12/12 epochs, finished" in screen.export_text()
 
 
@@ -357,7 +357,7 @@ def test_watch_ends_with_the_last_run_of_a_folder(
     naps: list[float] = []
     monkeypatch.setattr(watch.time, "sleep", naps.append)
     record(tmp_path / "low/seed-0", EPOCHS).close()
-    watch.watch(tmp_path, console=console())
+    watch.watch_runs(tmp_path, console=console())
     assert not naps
     going = record(tmp_path / "low/seed-1", 2)
 
@@ -368,7 +368,7 @@ def test_watch_ends_with_the_last_run_of_a_folder(
         assert len(naps) < 200
 
     monkeypatch.setattr(watch.time, "sleep", sleep)
-    watch.watch(tmp_path, console=console())
+    watch.watch_runs(tmp_path, console=console())
     assert len(naps) == 4 + watch.PATIENCE
 
 
@@ -385,7 +385,7 @@ def test_watch_prints_text_into_a_pipe(
 
     monkeypatch.setattr(watch.time, "sleep", sleep)
     pipe = io.StringIO()
-    watch.watch(tmp_path, console=Console(width=80, file=pipe))
+    watch.watch_runs(tmp_path, console=Console(width=80, file=pipe))
     said = pipe.getvalue()
     assert "\x1b" not in said
     assert (said.count("11/12 epochs, running"), said.count("12/12 epochs, finished")) == (1, 1)
@@ -406,18 +406,18 @@ def test_watch_waits_for_the_first_run(
 
     monkeypatch.setattr(watch.time, "sleep", sleep)
     screen = console()
-    watch.watch(tmp_path / "later", console=screen)
+    watch.watch_runs(tmp_path / "later", console=screen)
     said = screen.export_text(clear=False)
     assert said.count("waiting for the first run in") == 1
     assert "which does not exist yet; Ctrl-C ends" in said
     assert "1 runs: " in said
     naps[:] = [1.0] * 4
-    watch.watch(tmp_path / "never", console=screen)
+    watch.watch_runs(tmp_path / "never", console=screen)
 
 
 def test_watch_without_a_run(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="no run in or under"):
-        watch.watch(tmp_path, once=True)
+        watch.watch_runs(tmp_path, once=True)
 
 
 # -- work on many things -----------------------------------------------------------------------
@@ -444,7 +444,7 @@ def test_a_bar_for_work_that_takes_longer(
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", screen := Terminal(terminal))
     seen = []
-    for thing in progress.tracked([*range(10)], "reading runs"):
+    for thing in progress.track_progress([*range(10)], "reading runs"):
         seen.append(thing)
         clock += seconds
     assert seen == [*range(10)]

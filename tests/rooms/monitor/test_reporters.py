@@ -21,7 +21,7 @@ import regimes
 from regimes.config import RunConfig, override
 from regimes.errors import ConfigError
 from regimes.monitor import reporters as ours
-from regimes.records import check_reporters, read_lines, reporters
+from regimes.records import check_reporters, make_reporters, read_lines
 
 SHORT = ["epochs=2", "data.train_size=100", "optimizer.decay_epochs=[]"]
 SOURCE = """
@@ -69,7 +69,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("package")
 def test_a_packages_reporter_is_known_by_its_name(tmp_path: Path, command: Callable) -> None:
-    (lines,) = reporters(["lines"], tmp_path)
+    (lines,) = make_reporters(["lines"], tmp_path)
     assert type(lines).__name__ == "Lines"
     with pytest.raises(ConfigError, match="'tensorboard' is offered by regimes and by offering"):
         check_reporters(["tensorboard"])  # nobody takes ours in silence
@@ -144,7 +144,7 @@ def test_wandb_is_offline_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyP
     record = regimes.run(
         config,
         tmp_path / "run",
-        reporters=ours.reporters(config, tmp_path / "run", False)[1:],
+        reporters=ours.terminal_reporters(config, tmp_path / "run", False)[1:],
     )
     assert asked["mode"] == "offline"
     assert (asked["name"], asked["dir"]) == ("accordion seed 0", str(tmp_path / "run"))
@@ -158,7 +158,7 @@ def test_wandb_is_offline_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_wandb_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match="pip install wandb"):
-        ours.reporters(RunConfig(reporters=("wandb",)), tmp_path, terminal=False)
+        ours.terminal_reporters(RunConfig(reporters=("wandb",)), tmp_path, terminal=False)
 
 
 @pytest.mark.integrations
@@ -166,7 +166,7 @@ def test_wandb_itself(tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="needs wandb: make integrations")
     config = override(regimes.get_preset("smoke"), SHORT)
     out = tmp_path / "run"
-    regimes.run(config, out, reporters=reporters(["wandb", "tensorboard"], out))
+    regimes.run(config, out, reporters=make_reporters(["wandb", "tensorboard"], out))
     assert not [e for e in read_lines(out / "events.jsonl") if e["event"] == "reporter failed"]
     (file,) = (out / "wandb").glob("offline-run-*/run-*.wandb")
     until = time.monotonic() + 30  # its own process writes when it comes to it

@@ -16,12 +16,12 @@ from torch import nn
 
 import regimes
 from regimes.config import RunConfig, override_fields
-from regimes.cost.methods import parse
+from regimes.cost.methods import parse_method
 from regimes.errors import ConfigError, RecordError
 from regimes.launch.budgeted import LOG
 from regimes.network import Network
-from regimes.plans.priced import Links, prices
-from regimes.plans.probes import configured, in_steps
+from regimes.plans.priced import Links, price_methods
+from regimes.plans.probes import configure_probe, in_steps
 from regimes.presets import get_preset
 from regimes.training.learning_rate import LearningRate
 
@@ -73,7 +73,7 @@ def test_table_has_what_the_probes_and_the_prices_say(found: regimes.Plan) -> No
     assert best["regret"] == found.table["regret"].min()
     assert found.best in found.sentence() or "Stay dense" in found.sentence()
     assert all(text in str(found) for text in ("accuracy %", "MB sent", "dense, every 4 steps"))
-    harm = parse("dense/4").harm("sample")
+    harm = parse_method("dense/4").harm("sample")
     assert harm is not None
     if found.best != "dense":
         assert f"Elsewhere it cost {harm}" in found.sentence()
@@ -90,7 +90,7 @@ def test_a_link_on_which_nothing_is_faster_needs_no_search(tmp_path: Path) -> No
 def test_probes_take_the_time_of_this_machine_whatever_a_step_takes_elsewhere() -> None:
     links = Links(Network(1e6, 1e-3), Network(1e9, 1e-6), compute=1e3)
     config = get_preset("smoke")
-    _, priced = prices(config, [parse("dense"), parse("dense/8")], links)
+    _, priced = price_methods(config, [parse_method("dense"), parse_method("dense/8")], links)
     for price in priced.values():
         assert price.seconds > 1e3
         assert price.here < 100  # of a step of milliseconds
@@ -183,7 +183,7 @@ def test_the_lines_of_a_script_are_calls_that_there_are(
             called[name] = real.bind(*args, **options).arguments
 
         monkeypatch.setattr(regimes, name, bound)
-    method = parse(text)
+    method = parse_method(text)
     lines = replace(found, methods=dict.fromkeys(found.methods, method)).hook()
     exec(lines, {"regimes": regimes, "model": "model", "optimizer": "optimizer"})
     if method.period > 1:
@@ -211,7 +211,7 @@ def test_a_training_in_steps_has_the_rates_of_its_epochs(schedule: str) -> None:
     after = LearningRate(other.optimizer, per_epoch, other.steps or 0)
     for epoch in range(12):
         assert after(epoch * per_epoch) == pytest.approx(before(epoch * per_epoch))
-    half = configured(other, parse("dense"), 6 * per_epoch, 1.0, 3)
+    half = configure_probe(other, parse_method("dense"), 6 * per_epoch, 1.0, 3)
     cut = LearningRate(half.optimizer, per_epoch, half.steps or 0)
     for epoch in range(0, 12, 2):
         assert cut(epoch * per_epoch // 2) == pytest.approx(2 * before(epoch * per_epoch), rel=0.12)
@@ -219,11 +219,11 @@ def test_a_training_in_steps_has_the_rates_of_its_epochs(schedule: str) -> None:
 
 def test_a_probe_is_the_configuration_by_its_method() -> None:
     config = in_steps(RunConfig(), 10)
-    made = configured(config, parse("quantised-all-reduce:4/8"), 40, 0.0, 5)
+    made = configure_probe(config, parse_method("quantised-all-reduce:4/8"), 40, 0.0, 5)
     assert made.compressor == {"name": "quantised-all-reduce"}
     assert made.levels == {"sent": 4}
     assert made.sync_levels == {"sent": 8}
     assert (made.steps, made.unit_steps, made.seed) == (40, 40, 5)
-    plain = configured(config, parse("dense"), 40, 0.0, 5)
+    plain = configure_probe(config, parse_method("dense"), 40, 0.0, 5)
     assert plain.sync_policy is None
     assert plain.policy == {"name": "static", "level": "dense"}

@@ -19,14 +19,14 @@ from analysis.findings.sources import records
 from analysis.paper import figure18_20
 from regimes.errors import ConfigError
 from regimes.plotting import canvas, offered, style
-from regimes.plotting.words import headline
+from regimes.plotting.words import add_headline
 
 TITLE, CAPTION = "Rank 4 ends 0.2 bits lower", "Left: curves. Right: ends. Mean over n = 3 seeds."
 
 
 def two_panels() -> Figure:
-    with style.theme():
-        fig = style.figure(3.3)
+    with style.use_theme():
+        fig = style.make_figure(3.3)
         left, right = fig.subplots(1, 2, sharey=True, width_ratios=[2, 1])
         left.plot([0, 1, 2], [1, 2, 3], label="rank 4")
         left.plot([0, 1, 2], [3, 1, 2], label="a schedule with a long name")
@@ -35,15 +35,15 @@ def two_panels() -> Figure:
         right.set_xlabel("floats sent")
         left.set_title("what all schedules have reached after each of the epochs", loc="left")
         fig.legend(loc="outside upper left", ncols=3)
-        headline(fig, TITLE)
-        style.caption(fig, CAPTION)
+        add_headline(fig, TITLE)
+        style.add_caption(fig, CAPTION)
     return fig
 
 
 def saved(folder: Path, **changes: Any) -> tuple[Figure, dict[str, bytes]]:
-    with canvas.options(**changes):
+    with canvas.use_options(**changes):
         fig = two_panels()
-        paths = style.save(fig, folder / "shown", pd.DataFrame({"a": [1.0]}))
+        paths = style.save_figure(fig, folder / "shown", pd.DataFrame({"a": [1.0]}))
     return fig, {path.suffix: path.read_bytes() for path in paths}
 
 
@@ -83,7 +83,7 @@ def test_a_narrow_figure_stands_in_one_column_and_within_its_width(tmp_path: Pat
 
 def test_options_end_with_their_block(tmp_path: Path) -> None:
     saved(tmp_path, width=3.3)
-    assert canvas.current() == canvas.Options()
+    assert canvas.current_options() == canvas.Options()
     assert two_panels().get_figwidth() == style.WIDTH
 
 
@@ -97,7 +97,7 @@ def test_options_end_with_their_block(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_drawn_is_refused(words: list[str], says: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(says)):
-        canvas.Options(**offered.printed(words)[0])
+        canvas.Options(**offered.take_print_options(words)[0])
 
 
 def points(ax: Axes) -> list[Any]:
@@ -121,7 +121,7 @@ def test_a_figure_has_its_numbers_and_saves_itself(tmp_path: Path) -> None:
     fig, numbers = drawing = figure18_20.level_map(records("lm-demo"))
     assert (drawing.figure, drawing.data) == (fig, numbers)
     assert drawing._repr_png_().startswith(b"\x89PNG")
-    with canvas.options(formats=("svg",)):
+    with canvas.use_options(formats=("svg",)):
         for one in (plot, drawing):
             paths = one.save(tmp_path / "mine")  # type: ignore[attr-defined]
             assert [path.name for path in paths] == ["mine.svg", "mine.csv"]

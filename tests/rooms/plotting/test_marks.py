@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from analysis.findings.sources import records
 from regimes.config import OptimizerConfig, to_dict
 from regimes.plotting import style
-from regimes.plotting.groups import decays
+from regimes.plotting.groups import find_decays
 from regimes.records import Record
 from regimes.training.learning_rate import LearningRate
 
@@ -25,7 +25,7 @@ def run() -> Record:
 
 
 def axes() -> Axes:
-    return style.figure(3).add_subplot()
+    return style.make_figure(3).add_subplot()
 
 
 def places(ax: Axes) -> list[float]:
@@ -128,10 +128,10 @@ def test_a_decay_is_marked_before_the_first_unit_that_begins_at_the_lower_rate(
     one = copy.deepcopy(records("small")[0])
     one.header["steps_per_epoch"] = per_epoch
     one.header["config"] |= {"optimizer": to_dict(optimizer), "unit_steps": unit}
-    assert dict(decays(one)) == fallen
+    assert dict(find_decays(one)) == fallen
 
 
 def test_decays_behind_the_end_of_a_run_are_none(run: Record) -> None:
     run.header["config"]["optimizer"] |= {"decay_epochs": [], "decay_steps": [12, 10**300]}
     run.header["config"]["unit_steps"] = 5
-    assert decays(run) == [(3, 10.0)]
+    assert find_decays(run) == [(3, 10.0)]

@@ -46,7 +46,10 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
 
 def test_the_study_offers_its_figures_and_commands(install: Install) -> None:
     install(study="analysis.__main__:offers")
-    assert [*offered.offered()] == [*FIGURES, *(name for name in commands() if name != "figures")]
+    assert [*offered.find_figures()] == [
+        *FIGURES,
+        *(name for name in commands() if name != "figures"),
+    ]
     for name, offer in offers().items():
         assert offer.says.endswith((".", "?")), name
         assert bool(offer.grids) == (name in FIGURES)
@@ -56,28 +59,28 @@ def test_a_package_offers_beside_the_study(
     install: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install(study="analysis.__main__:offers", other="mine")
-    offered.show()
+    offered.print_figures()
     printed = capsys.readouterr().out
     assert "A figure of mine." in printed
     assert "\ncurves " in printed
-    offered.begin("mine", ("runs/small", "--style", "plain"))
+    offered.begin_figure("mine", ("runs/small", "--style", "plain"))
     assert started == [["runs/small", "--style", "plain"]]
 
 
 def test_bad_offers_are_one_sentence(install: Install) -> None:
     install()
     with pytest.raises(ConfigError, match="no installed package offers figures: install Regimes"):
-        offered.begin("2", ())
+        offered.begin_figure("2", ())
     install(one="mine", two="mine")
     with pytest.raises(ConfigError, match="offers mine, and so does another package"):
-        offered.show()
+        offered.print_figures()
     for what, why in (("broken", "no module named colours"), ("nothing", "no attribute 'nothing'")):
         install(other=what)
         with pytest.raises(ConfigError, match=f"{what} cannot be loaded: .*{why}"):
-            offered.offered()
+            offered.find_figures()
     install(other="mine")
     with pytest.raises(ConfigError, match="no figure 'mime': did you mean 'mine'"):
-        offered.begin("mime", ())
+        offered.begin_figure("mime", ())
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 
 from regimes.plotting import looks, style, words
 
-BITS = looks.named("bits per byte")
-POINTS = looks.named("accuracy")
+BITS = looks.find_metric("bits per byte")
+POINTS = looks.find_metric("accuracy")
 LEVELS = {"levels": {"low": 4, "high": 1}, "compressor": {"name": "powersgd"}}
 
 
@@ -40,7 +40,7 @@ def groups(table: dict[str, tuple[list[float], float]], metric: str = "accuracy"
 
 
 def said(found: Any, shown: looks.Metric) -> str:
-    return words.answer(found, shown, words.names_of(found)).replace("\xa0", " ")
+    return words.write_answer(found, shown, words.names_of(found)).replace("\xa0", " ")
 
 
 def test_accordion_is_held_against_the_best_that_sends_no_more() -> None:
@@ -90,12 +90,12 @@ def test_two_seeds_have_no_interval_and_one_schedule_no_comparison() -> None:
     ],
 )
 def test_names_say_what_levels_mean(name: str, text: str) -> None:
-    assert words.spoken(name, LEVELS).replace("then rank", "then") == text
+    assert words.spoken_name(name, LEVELS).replace("then rank", "then") == text
 
 
 def test_names_at_the_ends_do_not_overlap() -> None:
-    with style.theme():
-        fig = style.figure(3.0)
+    with style.use_theme():
+        fig = style.make_figure(3.0)
         ax = fig.add_subplot()
         ends = [(1.0, 0.5 + 0.001 * i, f"name {i}", looks.LOOKS["low"]) for i in range(6)]
         ax.plot([0, 1], [0, 1])
@@ -108,15 +108,15 @@ def test_names_at_the_ends_do_not_overlap() -> None:
 
 
 def test_a_title_stands_above_a_legend() -> None:
-    with style.theme():
-        fig = style.figure(3.0)
+    with style.use_theme():
+        fig = style.make_figure(3.0)
         ax = fig.add_subplot()
         ax.plot([0, 1], [0, 1], label="a line")
-        words.headline(fig, "alone")
+        words.add_headline(fig, "alone")
         assert fig.get_suptitle() == "alone"
         fig.suptitle("")
         fig.legend(loc="outside upper center")
-        words.headline(fig, "above it")
+        words.add_headline(fig, "above it")
     assert fig.legends[0].get_title().get_text() == "above it"
     assert not fig.get_suptitle()
 
@@ -124,9 +124,9 @@ def test_a_title_stands_above_a_legend() -> None:
 @pytest.mark.parametrize("width", [3.3, 5.0, 7.2])
 def test_no_line_of_a_title_ends_between_a_number_and_its_unit(width: float) -> None:
     text = " ".join(["rank 4 takes", *(f"{x / 7:.1f} {u}" for x in range(20) for u in ("s", "%"))])
-    with style.theme():
-        fig = style.figure(3.0, width)
-        words.headline(fig, text)
+    with style.use_theme():
+        fig = style.make_figure(3.0, width)
+        words.add_headline(fig, text)
     lines = fig.get_suptitle().splitlines()
     assert len(lines) > 2
     assert not any(line.startswith(("s ", "%")) for line in lines)

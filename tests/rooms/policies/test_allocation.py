@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import regimes
 from regimes.errors import ConfigError, RecordError
-from regimes.policies import GraVAC, LevelCost, LGreCo, PastEpoch, policy
-from regimes.policies.allocation import allocate
+from regimes.policies import GraVAC, LevelCost, LGreCo, PastEpoch, make_policy
+from regimes.policies.allocation import allocate_levels
 from regimes.records import load_all
-from regimes.replay.replay import past_epochs, replay
+from regimes.replay.replay import past_epochs, replay_rule
 
 LADDER = Path(__file__).parents[3] / "data/reference/small-ladder.tar.xz"
 LEVELS = ("r1", "r2", "r4")
@@ -54,7 +54,7 @@ def test_it_finds_what_trying_everything_finds(
         for columns in itertools.product(range(3), repeat=len(errors))
         if sum(row[k] for row, k in zip(errors, columns, strict=True)) <= bound
     ]
-    found = allocate(errors, floats, bound, bins=max(bound, 1))
+    found = allocate_levels(errors, floats, bound, bins=max(bound, 1))
     if found is None:
         assert not within
     else:
@@ -64,7 +64,7 @@ def test_it_finds_what_trying_everything_finds(
 
 @given(st.lists(st.tuples(*[st.floats(0, 3)] * 3), min_size=1, max_size=5), st.floats(0.01, 8))
 def test_rounding_never_breaks_the_bound(errors: list[tuple[float, ...]], bound: float) -> None:
-    found = allocate(errors, [(1.0, 2.0, 4.0)] * len(errors), bound)
+    found = allocate_levels(errors, [(1.0, 2.0, 4.0)] * len(errors), bound)
     if found is not None:
         total = sum(row[k] for row, k in zip(errors, found, strict=True))
         assert total <= bound * (1 + 1e-9)
@@ -116,7 +116,7 @@ def test_the_base_keeps_levels_of_its_own() -> None:
     rule = LGreCo(LEVELS, base=base)
     losses: dict[str, list[float | None]] = {"r1": [0.2], "r2": [0.1], "r4": [0.0]}
     calm = epoch([1.0], COSTS, **losses)
-    wanted = policy(base)
+    wanted = make_policy(base)
     past: list[PastEpoch] = []
     for _ in range(6):
         expected = wanted.decide(past, ["a"])[0].level
@@ -147,7 +147,7 @@ def test_a_record_without_costs_is_refused() -> None:
 )
 def test_bad_input_is_one_sentence(changes: dict[str, object], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        policy({"levels": [*LEVELS], **changes})
+        make_policy({"levels": [*LEVELS], **changes})
 
 
 # -- GraVAC ----------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def test_gravac_stops_by_our_rule_or_its_authors(second: float, ours: str, their
     """The products of r4 and r2 are 1 and ``second``, that of r1 is 2."""
     errors = {"r4": 0.0, "r2": 1 - (second / 2) ** 2, "r1": 1 - 0.5**2}
     for stopping, expected in (("best", ours), ("authors", theirs)):
-        rule = policy(
+        rule = make_policy(
             {
                 "name": "gravac",
                 "levels": [*LEVELS],
@@ -266,7 +266,7 @@ def test_gravacs_gain_is_of_what_was_measured() -> None:
 def test_a_run_and_its_replay_decide_alike(table: str, tmp_path: Path) -> None:
     c = config("epochs=4", "levels={r1=1, r2=2, r4=4}", table)
     record = regimes.run(c, tmp_path / "run")
-    replayed = replay(record, policy(c.policy))
+    replayed = replay_rule(record, make_policy(c.policy))
     layers = record.layers[record.layers["layer"].isin(replayed["layer"].unique())]
     assert replayed["level"].tolist() == layers["level"].tolist()
     assert replayed["level"].nunique() > 1
@@ -284,7 +284,7 @@ def test_on_the_recorded_ladder_it_sends_a_fifth_less() -> None:
     for record in load_all(LADDER):
         if record.config["name"] == "error-ladder":
             costs = past_epochs(record)[0].costs
-            found = replay(record, rule)
+            found = replay_rule(record, rule)
             names = [layer["name"] for layer in record.header["layers"] if layer["compressed"]]
             sent = sum(
                 costs[level].floats[names.index(layer)]

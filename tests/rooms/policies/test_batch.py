@@ -276,7 +276,7 @@ def test_a_budget_ends_the_run_when_it_is_spent(tmp_path: Path) -> None:
     ratio = steps["low"]["floats"] / steps["high"]["floats"]
     assert len(record.epochs) == -(-2 * ratio // 1)
     assert record.finished
-    assert sweep.done(tmp_path / "run", c)
+    assert sweep.is_finished(tmp_path / "run", c)
 
 
 def test_error_of_a_level_against_the_singular_values(tmp_path: Path) -> None:
@@ -332,5 +332,5 @@ def test_an_older_record_is_the_same_run(tmp_path: Path) -> None:
     regimes.run(c, tmp_path / "run")
     header = (tmp_path / "run" / "run.json").read_text().replace('"batch_levels": {},', "")
     (tmp_path / "run" / "run.json").write_text(header)
-    assert sweep.done(tmp_path / "run", c)
+    assert sweep.is_finished(tmp_path / "run", c)
     assert from_dict(RunConfig, {}).batch_levels == {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from regimes.errors import ConfigError
-from regimes.policies import Accordion, ByLayer, LevelCost, PastEpoch, Static, policy
+from regimes.policies import Accordion, ByLayer, LevelCost, PastEpoch, Static, make_policy
 from regimes.policies.history import History
 
 LAYERS = ["embedding.weight", "blocks.0.up.weight", "blocks.1.up.weight", "head.weight"]
@@ -25,7 +25,7 @@ def _past(norms: list[float], levels: list[str]) -> PastEpoch:
 
 
 def test_each_group_follows_its_own_policy():
-    rule = policy(TABLE)
+    rule = make_policy(TABLE)
     past = History()
     alone = History()
     for norms in ([1, 1, 1, 1], [9, 9, 1.1, 9], [9, 9, 9, 9], [9, 9, 9, 9]):
@@ -55,7 +55,7 @@ def test_a_group_sees_the_costs_of_its_layers():
 
 
 def test_needs_and_names_are_those_of_all_groups():
-    rule = policy(TABLE)
+    rule = make_policy(TABLE)
     assert rule.needs == ("norm",)
     assert rule.names == ("dense", "low", "high")
 
@@ -76,7 +76,7 @@ def test_the_first_pattern_that_matches_decides():
 )
 def test_a_wrong_table_is_one_sentence(changed, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        policy({**TABLE, **changed})
+        make_policy({**TABLE, **changed})
 
 
 def test_a_pattern_without_a_layer_is_one_sentence():

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from regimes.errors import ConfigError
-from regimes.policies import Accordion, PastEpoch, Policy, Smith, policy
+from regimes.policies import Accordion, PastEpoch, Policy, Smith, make_policy
 from regimes.presets import get_preset
 from regimes.training.learning_rate import LearningRate
 
@@ -44,7 +44,9 @@ def test_a_decay_is_low_until_the_next_evaluation() -> None:
     in the authors' loop."""
     config = get_preset("paper-resnet18-cifar10")
     low = low_epochs(
-        policy(config.policy), lambda e, n: LearningRate(config.optimizer, 1, n)(e), config.epochs
+        make_policy(config.policy),
+        lambda e, n: LearningRate(config.optimizer, 1, n)(e),
+        config.epochs,
     )
     # 0-10: before the second evaluation there is nothing to compare
     assert low == [*range(11), *range(152, 161), *range(252, 261)]
@@ -124,4 +126,4 @@ def test_a_factor_must_be_larger_than_one(field: str) -> None:
         with pytest.raises(
             ConfigError, match=f"policy.{field} = .*: expected a number larger than 1"
         ):
-            policy({"name": name, field: 1.0})
+            make_policy({"name": name, field: 1.0})

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regimes import MsdrFall, TraceCusum
-from regimes.detectors import NormChange, RelativeChange, RelativeFall, Verdict, detector
+from regimes.detectors import NormChange, RelativeChange, RelativeFall, Verdict, make_detector
 from regimes.detectors.statistics import Statistic
 from regimes.policies import (
     Accordion,
@@ -27,13 +27,13 @@ from regimes.policies import (
     PastEpoch,
     Policy,
     controller,
-    policy,
+    make_policy,
 )
 from regimes.policies.controller import Controller, WholeController
 from regimes.policies.detected import FollowsDetector, signal_values
-from regimes.policies.history import History, history, whole_history
+from regimes.policies.history import History, read_history, whole_history
 from regimes.records import Record
-from regimes.replay.compare import compare
+from regimes.replay.compare import compare_rules
 
 Row = dict[str, Any]
 LEVELS = ("high", "mid", "low")
@@ -111,12 +111,12 @@ TABLES: list[Row] = [
 def any_level() -> Iterator[None]:
     """Rows are drawn, so a policy that keeps a level may keep one that is none of its own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(controller, "checked", lambda policy, found, layers, **_: found)
+        patch.setattr(controller, "check_decisions", lambda policy, found, layers, **_: found)
         yield
 
 
 def rules() -> list[Policy]:
-    return [Mine(), *(policy(table) for table in TABLES)]
+    return [Mine(), *(make_policy(table) for table in TABLES)]
 
 
 # -- the rules over whole lists --------------------------------------------------------------------
@@ -296,7 +296,7 @@ def runs(draw: st.DrawFn) -> list[Row]:
 
 
 def plain(rows: Sequence[Row]) -> list[PastEpoch]:
-    return list(history(rows, COMPRESSED, "update", COSTS))
+    return list(read_history(rows, COMPRESSED, "update", COSTS))
 
 
 # -- the same as before ----------------------------------------------------------------------------
@@ -359,23 +359,25 @@ def test_detectors_answer_as_over_the_whole_list(values: list[float | None], few
 @given(runs())
 def test_what_policies_sum_up_is_that_of_the_whole_list(rows: list[Row]) -> None:
     past, layers = plain(rows), ["a", "b", "c"]
-    smith, gravac = policy({"name": "smith"}), policy({"name": "gravac"})
+    smith, gravac = make_policy({"name": "smith"}), make_policy({"name": "gravac"})
     assert [epoch for epoch, *_ in smith.decays(past)] == decays(past)  # type: ignore[attr-defined]
     for level in LEVELS:
         smoothed = gravac._gains(past, level)  # type: ignore[attr-defined]
         assert [gain or 0.0 for gain in smoothed] == gains(gravac, past, level)
-    greco: Any = policy({"name": "l-greco", "base": {"name": "accordion-ladder", "interval": 1}})
+    greco: Any = make_policy(
+        {"name": "l-greco", "base": {"name": "accordion-ladder", "interval": 1}}
+    )
     steered: list[PastEpoch] = []
     for epoch in past:
         levels = [decision.level for decision in greco.rule.decide(steered, layers)]
         steered.append(replace(epoch, levels=levels))
     assert greco._base(past, layers) == greco.rule.decide(steered, layers)
     peak = max((rate for one in past for rate in (one.lr, one.next_lr)), default=0)
-    whys = [d.why for d in policy({"name": "rate-ladder"}).decide(past, layers) if d.why]
+    whys = [d.why for d in make_policy({"name": "rate-ladder"}).decide(past, layers) if d.why]
     assert all(why.get("old", peak) == peak for why in whys)
     losses = [1.0 * n if n % 3 else None for n in range(len(past))]
     past = [replace(one, model={"train_loss": x}) for one, x in zip(past, losses, strict=True)]
-    for decision in policy({"name": "adacomm"}).decide(past, ["sync"]):
+    for decision in make_policy({"name": "adacomm"}).decide(past, ["sync"]):
         if decision.why and past:
             assert decision.why.get("old", 1.0) == 1.0
 
@@ -405,7 +407,7 @@ def filled(count: int, norm: Callable[[int], float] = lambda unit: 1.0 + unit % 
 
 
 def test_another_list_of_rows_is_another_history() -> None:
-    controller = Controller(policy(TABLES[2]), LAYERS, COMPRESSED, "update", COSTS)
+    controller = Controller(make_policy(TABLES[2]), LAYERS, COMPRESSED, "update", COSTS)
     rows = filled(5)
     for other in (rows, rows[:3], filled(4, lambda unit: 9.0**unit), [], rows, filled(5)):
         reads(controller, other)
@@ -413,7 +415,7 @@ def test_another_list_of_rows_is_another_history() -> None:
 
 def test_the_last_row_may_be_completed_later() -> None:
     """A unit's loss is logged after its end, when the next period has been decided already."""
-    rule = policy({"name": "adacomm", "base": 16})
+    rule = make_policy({"name": "adacomm", "base": 16})
     controller, rows = WholeController(rule, "update", "sync"), filled(3)
     rows[-1]["train_loss"] = None
     assert controller.decide(rows).level == "low"  # kept: that of the row, which names none
@@ -523,14 +525,14 @@ def test_a_comparison_costs_as_much_for_each_unit() -> None:
         return Record(Path("record"), header, rows, [])
 
     chosen = {
-        name: detector({"name": name, **more})
+        name: make_detector({"name": name, **more})
         for name, more in {
             "norm-change": {"interval": 1},
             "trace-cusum": {"statistic": "norm"},
             "msdr-fall": {},
         }.items()
     }
-    compare(record(10), chosen)  # what is imported late
+    compare_rules(record(10), chosen)  # what is imported late
     records = [record(count) for count in (60, 240)]
-    short, long = (instructions(lambda one=one: compare(one, chosen)) for one in records)
+    short, long = (instructions(lambda one=one: compare_rules(one, chosen)) for one in records)
     assert long <= 4.2 * short

@@ -20,10 +20,10 @@ from regimes import capabilities
 from regimes.config import FeedbackLevel
 from regimes.errors import ConfigError
 from regimes.instruments.needs import policy_parts
-from regimes.policies import Decision, LeastHarm, policy
-from regimes.policies.harm import spread
+from regimes.policies import Decision, LeastHarm, make_policy
+from regimes.policies.harm import spread_budget
 from regimes.policies.history import Ahead, History, LevelCost, PastEpoch
-from regimes.replay.replay import replay
+from regimes.replay.replay import replay_rule
 
 RATES = [0.2, 0.6, 1.0, 1.0, 1.0, 0.3, 0.3, 0.1]
 BYTES = {"r1": 10, "r2": 20, "r4": 40, "dense": 400}
@@ -70,7 +70,7 @@ def test_no_choice_of_that_cost_has_less_harm(
 
     by_price = [min(range(3), key=[h + price * c for h, c in row].__getitem__) for row in rows]
     budget = total(costs, by_price)
-    columns = spread(harms, costs, budget)
+    columns = spread_budget(harms, costs, budget)
     assert columns is not None
     assert total(costs, columns) <= budget * (1 + 1e-9)
     assert total(harms, columns) == pytest.approx(total(harms, by_price), abs=1e-6)
@@ -78,12 +78,12 @@ def test_no_choice_of_that_cost_has_less_harm(
 
     lowest, highest = sum(map(min, costs)), sum(map(max, costs))
     budget = lowest + share * (highest - lowest)
-    columns = spread(harms, costs, budget)
+    columns = spread_budget(harms, costs, budget)
     assert columns is not None
     assert total(costs, columns) <= budget * (1 + 1e-9)
     step = max(max(row) - min(row) for row in harms)  # of one row, which may not have fitted
     assert total(harms, columns) <= least(budget) + step + 1e-9
-    assert spread(harms, costs, 0.99 * lowest) is None
+    assert spread_budget(harms, costs, 0.99 * lowest) is None
 
 
 def test_bytes_follow_the_rate_to_half_the_exponent() -> None:
@@ -167,7 +167,7 @@ def test_a_run_sends_the_bytes_of_one_level_and_its_replay_decides_alike(tmp_pat
         assert {*decided} == {*names}
         sent = record.header["per_step"]
         assert sum(sent[level]["bytes"] for level in decided) <= 6 * sent["mid"]["bytes"]
-        again = replay(record, policy(table))
+        again = replay_rule(record, make_policy(table))
         assert [again.level[again.epoch == unit].iloc[0] for unit in range(6)] == decided
     share = f"{sent['high']['bytes'] / sent['low']['bytes']:.3g} of those"
     with pytest.raises(ConfigError, match=rf"budget = 0.1: the highest .* more bytes, {share}"):
@@ -187,7 +187,7 @@ def test_a_run_sends_the_bytes_of_one_level_and_its_replay_decides_alike(tmp_pat
 )
 def test_wrong_fields_are_one_sentence(table: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        policy({"name": "harm", **table})
+        make_policy({"name": "harm", **table})
 
 
 def test_what_knows_no_rates_or_bytes_refuses_it(tmp_path: Path) -> None:
@@ -195,8 +195,8 @@ def test_what_knows_no_rates_or_bytes_refuses_it(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"policy = 'LeastHarm': .* in a hook: .* give policy.rates"
     ):
-        capabilities.check(policy_parts(policy(table), "policy"), [capabilities.HOOK])
-    known = policy({**table, "rates": [1.0, 0.1]})
+        capabilities.check(policy_parts(make_policy(table), "policy"), [capabilities.HOOK])
+    known = make_policy({**table, "rates": [1.0, 0.1]})
     capabilities.check(policy_parts(known, "policy"), [capabilities.HOOK])
     past = History(ahead=replace(ahead(), rates=()))
     given = replace(known, levels=("r1", "r2"), budget=0.75)
@@ -205,7 +205,7 @@ def test_what_knows_no_rates_or_bytes_refuses_it(tmp_path: Path) -> None:
     assert given.decide(past, ["m"])[0].level == "r1"
     with pytest.raises(ConfigError, match="in local_steps: the policy chooses periods"):
         capabilities.check(policy_parts(known, "policy"), [capabilities.LOCAL_STEPS])
-    within = policy({"name": "l-greco", "levels": ["high", "low"], "base": table})
+    within = make_policy({"name": "l-greco", "levels": ["high", "low"], "base": table})
     assert capabilities.RATES_AHEAD in capabilities.declared_needs(within)
     periods = {"sync_policy": table, "sync_levels": {"low": 1, "high": 4}}
     with pytest.raises(

@@ -9,7 +9,7 @@ import pytest
 from regimes.detectors import NormChange
 from regimes.policies import Accordion, BatchAccordion, PastEpoch
 from regimes.policies.detected import signal_values
-from regimes.policies.history import history, whole_history
+from regimes.policies.history import read_history, whole_history
 
 
 def row(norms: list[float | None], multiple: int = 1, name: str = "norm:update") -> dict[str, Any]:
@@ -27,19 +27,19 @@ def row(norms: list[float | None], multiple: int = 1, name: str = "norm:update")
 def test_a_norm_counts_as_often_as_the_batch_has_grown() -> None:
     """At 3 times the batch an epoch sums a third of the steps; only the signal's own norm, only
     the compressed layers, and nothing that was undefined."""
-    (past,) = history([row([2.0, 5.0, None], multiple=3)], [0, 2], "update")
+    (past,) = read_history([row([2.0, 5.0, None], multiple=3)], [0, 2], "update")
     assert past.statistics["norm"] == [6.0, None]
     assert past.statistics["norm:update"] == [2.0, None]
     assert past.statistics["error:high"] == [0.25, 0.25]
     assert past.levels == ["low", "high"]
     assert (past.lr, past.next_lr, past.model) == (0.5, 0.25, {"eigenvalue": 9.0})
-    (other,) = history([row([2.0, 5.0, None], multiple=3)], [0, 2], "global")
+    (other,) = read_history([row([2.0, 5.0, None], multiple=3)], [0, 2], "global")
     assert "norm" not in other.statistics
 
 
 def test_a_movement_does_not_count_more_often() -> None:
     rows = [row([2.0, 4.0], multiple=3, name="norm:movement")]
-    assert history(rows, [0, 1], "movement")[0].statistics["norm"] == [2.0, 4.0]
+    assert read_history(rows, [0, 1], "movement")[0].statistics["norm"] == [2.0, 4.0]
     (whole,) = whole_history(rows, "movement")
     assert whole.statistics["norm"] == [pytest.approx(20**0.5)]
 
@@ -68,10 +68,10 @@ def test_a_larger_batch_is_no_change_of_the_gradient() -> None:
     unscaled would be a change of 75 % and critical."""
     rows = [row([8.0, 6.0]), row([8.0, 6.0]), row([2.0, 1.5], multiple=4)]
     per_layer = Accordion(interval=1, decay_rule=False)
-    decided = per_layer.decide(history(rows, [0, 1], "update"), ["a", "b"])
+    decided = per_layer.decide(read_history(rows, [0, 1], "update"), ["a", "b"])
     assert [decision.level for decision in decided] == ["high", "high"]
     whole = BatchAccordion(interval=1, decay_rule=False, grow_only=False)
     assert whole.decide(whole_history(rows, "update"), ["model"])[0].level == "high"
     rows[-1]["batch"]["multiple"] = 1  # the same sums without a larger batch: a real change
-    assert per_layer.decide(history(rows, [0, 1], "update"), ["a", "b"])[0].level == "low"
+    assert per_layer.decide(read_history(rows, [0, 1], "update"), ["a", "b"])[0].level == "low"
     assert whole.decide(whole_history(rows, "update"), ["model"])[0].level == "low"

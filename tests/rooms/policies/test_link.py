@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regimes.errors import ConfigError
-from regimes.policies import LinkLadder, policy
+from regimes.policies import LinkLadder, make_policy
 from regimes.policies.history import Ahead, History, LevelCost, PastEpoch
 from regimes.policies.link import CONFIRM, HOLD, KNOWN, link_of
 
@@ -224,11 +224,11 @@ def test_a_period_has_the_shortest_that_fits() -> None:
 )
 def test_what_is_no_rule_is_one_sentence(fields: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence.replace("[", r"\[")):
-        policy({"name": "link", **fields})
+        make_policy({"name": "link", **fields})
 
 
 def test_it_stands_alone_and_where_it_can_choose() -> None:
-    nested = policy({"name": "by-layer", "otherwise": {"name": "link"}})
+    nested = make_policy({"name": "by-layer", "otherwise": {"name": "link"}})
     with pytest.raises(ConfigError, match="one level for all compressed layers"):
         link_of(nested)
     for field in ("batch_policy", "level_policy"):
@@ -237,6 +237,6 @@ def test_it_stands_alone_and_where_it_can_choose() -> None:
     for levels in (("high", "low"), ("4", "16")):
         with pytest.raises(ConfigError, match="from the longest to the shortest"):
             link_of(LinkLadder(levels), "sync_policy")
-    assert link_of(policy({"name": "static"})) is None
+    assert link_of(make_policy({"name": "static"})) is None
     with pytest.raises(ConfigError, match="each with more bytes"):
         LinkLadder(("low", "high")).decide(History(ahead=Ahead(costs=COSTS)), ["m"])

@@ -11,9 +11,9 @@ from configs import smoke_constant_rate as config
 
 import regimes
 from analysis.paper import figure3
-from regimes.detectors.statistics import FIELDS, INSTRUMENT, setting
+from regimes.detectors.statistics import FIELDS, INSTRUMENT, measuring_options
 from regimes.errors import ConfigError, RecordError
-from regimes.instruments import instruments
+from regimes.instruments import make_instruments
 
 SHORT = ["epochs=2", "data.train_size=80", "data.test_size=20"]
 
@@ -36,7 +36,7 @@ def test_figure_3_names_the_option_that_it_needs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [*INSTRUMENT, *FIELDS, "norm:worker0", "norm*lr"])
 def test_the_option_is_one_that_a_configuration_takes(name: str) -> None:
-    found = instruments(config(*words(setting(name))).instruments)
+    found = make_instruments(config(*words(measuring_options(name))).instruments)
     assert len(found) == 1
 
 

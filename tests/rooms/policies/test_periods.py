@@ -16,7 +16,7 @@ from regimes.errors import ConfigError
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.noise import Spread
 from regimes.job.job import no_data
-from regimes.policies import AdaComm, PastEpoch, PostLocal, policy
+from regimes.policies import AdaComm, PastEpoch, PostLocal, make_policy
 from regimes.policies.schedules import LONGEST, QSR, period_of
 from regimes.training.checks import PlugIns
 
@@ -84,7 +84,7 @@ def test_adacomm_by_hand() -> None:
 )
 def test_what_makes_no_sense_is_refused(table: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
-        policy(table, "sync_policy")
+        make_policy(table, "sync_policy")
 
 
 @pytest.mark.parametrize("level", ["mid", "0", "-3", "1.5", ""])

@@ -19,8 +19,8 @@ from regimes.policies import (
     PastEpoch,
     Static,
     Windows,
-    history,
-    policy,
+    make_policy,
+    read_history,
 )
 
 LAYERS = ["a", "b"]
@@ -125,7 +125,7 @@ def test_a_value_that_came_out_undefined_leaves_the_layer_as_it_was() -> None:
         }
         for epoch in range(3)
     ]
-    past = history(rows, [0, 1], "update")
+    past = read_history(rows, [0, 1], "update")
     found = Detected({"name": "msdr-fall", "per_layer": True}).decide(past, LAYERS)
     assert found[1] == Decision("low")
     assert found[0].level == "low"
@@ -172,9 +172,9 @@ def test_a_field_out_of_range_is_refused_before_the_first_unit(
         "qsr": {"alpha": 0.1},
         "l-greco": {"levels": LADDER, "base": {"name": "static", "level": "low"}},
     }.get(name, {})
-    policy({"name": name, **fields})
+    make_policy({"name": name, **fields})
     with pytest.raises(ConfigError):
-        policy({"name": name, **fields, field: value})
+        make_policy({"name": name, **fields, field: value})
 
 
 def test_a_subclass_with_an_annotation_for_type_checkers_has_its_bounds_checked() -> None:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regimes
-from regimes.policies import LevelCost, PastEpoch, Policy, policy
+from regimes.policies import LevelCost, PastEpoch, Policy, make_policy
 from regimes.replay.replay import past_epochs
 
 LADDER = ("r1", "r2", "r4")
@@ -193,7 +193,7 @@ def histories(draw: st.DrawFn) -> tuple[dict[str, Any], list[PastEpoch]]:
 
 def made(table: dict[str, Any]) -> Policy:
     ladder = table["name"] not in ("accordion",)
-    return policy({**table, **({"levels": list(LADDER)} if ladder else {})})
+    return make_policy({**table, **({"levels": list(LADDER)} if ladder else {})})
 
 
 def steered(table: dict[str, Any], units: Sequence[PastEpoch], layers: int) -> list[list[str]]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from regimes.errors import ConfigError
-from regimes.policies import Trial, policy
+from regimes.policies import Trial, make_policy
 from regimes.policies.history import History, PastEpoch
 from regimes.policies.trial import Moments
 
@@ -224,6 +224,6 @@ WRONG = {
 def test_wrong_fields_are_one_sentence(name: str) -> None:
     fields, said = WRONG[name]
     with pytest.raises(ConfigError, match=said):
-        policy({"name": "trial", **fields})
+        make_policy({"name": "trial", **fields})
     with pytest.raises(ConfigError, match=r"workers = 6: expected a multiple of 4"):
         Trial(share=0.25).check_workers(6)

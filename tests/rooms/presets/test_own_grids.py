@@ -10,7 +10,7 @@ import pytest
 from regimes_study.plugins.pruning import Pruning
 
 from regimes import cli
-from regimes.cli.app import app, options
+from regimes.cli.app import app, list_options
 from regimes.config import override, to_toml
 from regimes.errors import ConfigError
 from regimes.launch import sweep
@@ -296,7 +296,7 @@ def test_ctrl_c_says_how_this_command_goes_on(
     done = command(*words.split())
     assert (done.returncode, done.stderr) == (130, INTERRUPTED[words])
     if "--resume" in done.stderr:
-        assert "resume" in options(getattr(cli, words.split()[0]))
+        assert "resume" in list_options(getattr(cli, words.split()[0]))
 
 
 def test_other_options_are_left_alone(command: Callable) -> None:
@@ -308,6 +308,6 @@ def test_the_end_of_each_cell_is_reported_and_failures_are_collected() -> None:
     ended: list[tuple[Path, str | None]] = []
     other = sweep.InUse("another process is writing")
     outcomes = [(Path("a"), None), (Path("b"), "diverged"), (Path("c"), other)]
-    failures = sweep.collected(outcomes, lambda folder, error: ended.append((folder, error)))
+    failures = sweep.collect_outcomes(outcomes, lambda folder, error: ended.append((folder, error)))
     assert ended == outcomes
     assert failures == ["b: diverged"]

@@ -15,11 +15,11 @@ from configs import smoke
 
 import regimes
 from regimes.errors import RecordError
-from regimes.monitor.doctor import verdict
-from regimes.policies import policy
-from regimes.records import load_all, pack, read_lines, spliced
-from regimes.records.experiment import identity, separate
-from regimes.replay.replay import replay
+from regimes.monitor.doctor import judge_record
+from regimes.policies import make_policy
+from regimes.records import load_all, pack_records, read_lines, splice_phases
+from regimes.records.experiment import identify_experiment, separate_experiments
+from regimes.replay.replay import replay_rule
 
 Command = Callable[..., Any]
 
@@ -66,14 +66,18 @@ def test_the_rows_of_a_branch_are_its_trunks_and_its_own(root: Path) -> None:
 def test_a_branch_is_another_experiment_unless_nothing_was_changed(root: Path) -> None:
     runs = {run.name: run for run in load_all(root)}
     assert len(runs) == 5
-    known = [identity(run) for run in runs.values()]
-    same = [name for name, run in runs.items() if identity(run) == identity(runs["accordion"])]
+    known = [identify_experiment(run) for run in runs.values()]
+    same = [
+        name
+        for name, run in runs.items()
+        if identify_experiment(run) == identify_experiment(runs["accordion"])
+    ]
     assert same == ["accordion", "null"] or same == ["null", "accordion"]
     assert sum(one == other for one in known for other in known) == 5 + 2
     trunk = regimes.load(root / "trunk")
     with pytest.raises(RecordError, match="would count twice"):
-        separate([trunk, _named(root / "null", "accordion")])
-    apart = separate([trunk, _named(root / "pulse", "accordion")])
+        separate_experiments([trunk, _named(root / "null", "accordion")])
+    apart = separate_experiments([trunk, _named(root / "pulse", "accordion")])
     assert len({run.name for run in apart}) == 2
 
 
@@ -92,7 +96,7 @@ def test_a_policy_replayed_over_a_branch_decides_as_it_did(root: Path) -> None:
     )
     for name in ("null", "slow", "follows", "trunk"):
         record = regimes.load(root / name)
-        replayed = replay(record, policy(record.config["policy"]))
+        replayed = replay_rule(record, make_policy(record.config["policy"]))
         first = (record.config.get("branch") or {"at": 0})["at"]
         for epoch, group in replayed.groupby("epoch"):
             if epoch >= first:
@@ -124,11 +128,11 @@ def test_every_command_reads_a_branch(root: Path, command: Command) -> None:
 
 
 def test_an_archive_holds_a_branch_with_its_trunk(root: Path, tmp_path: Path) -> None:
-    assert pack(root, tmp_path / "all.tar.xz") == 5
+    assert pack_records(root, tmp_path / "all.tar.xz") == 5
     packed = {run.name: run.rows for run in load_all(tmp_path / "all.tar.xz")}
     assert packed == {run.name: run.rows for run in load_all(root)}
     with pytest.raises(RecordError, match=r"without its trunk .*trunk: pack a folder that holds"):
-        pack(root / "pulse", tmp_path / "one.tar.xz")
+        pack_records(root / "pulse", tmp_path / "one.tar.xz")
 
 
 def edit_row(root: Path) -> None:
@@ -166,7 +170,7 @@ def test_a_changed_or_missing_trunk_is_one_sentence(name: str, root: Path) -> No
     with pytest.raises(RecordError, match=words) as error:
         regimes.load(root / "slow")
     assert "\n" not in str(error.value)
-    assert verdict(root / "slow")[0] == "unreadable"
+    assert judge_record(root / "slow")[0] == "unreadable"
     with pytest.raises(RecordError):  # nor is it continued
         regimes.branch(root / "trunk", at=2, set={"optimizer.lr": 0.1}, out=root / "slow")
 
@@ -193,4 +197,4 @@ def test_after_a_pulse_the_trunks_configuration_of_that_unit_returns() -> None:
     trunk = [(0, {"lr": 1}), (2, {"lr": 2}), (4, {"lr": 3}), (7, {"lr": 4})]
     pulse = {"lr": 9, "branch": {"at": 1, "length": 4}}
     expected = [(0, {"lr": 1}), (1, pulse), (5, {"lr": 3}), (7, {"lr": 4})]
-    assert spliced(trunk, pulse) == expected
+    assert splice_phases(trunk, pulse) == expected

@@ -26,22 +26,22 @@ from configs import smoke_static
 import regimes
 from regimes.errors import ConfigError, RecordError, RegimesError
 from regimes.plotting import offered, style
-from regimes.plotting.groups import groups
-from regimes.plotting.schedules import between, pairs_of, schedules
+from regimes.plotting.groups import group_runs
+from regimes.plotting.schedules import differences_between, pairs_of, tabulate_schedules
 from regimes.records import (
     Record,
-    find,
+    find_runs,
     load_all,
-    notes,
     provenance,
     read_header,
-    select,
-    selecting,
-    separate,
+    select_runs,
+    select_while_loading,
+    separate_experiments,
     summary,
-    unpacked,
+    unpack_records,
+    write_notes,
 )
-from regimes.records.experiment import identity, sibling_difference
+from regimes.records.experiment import identify_experiment, sibling_difference
 from regimes.records.fields import STORAGE, is_circumstance
 
 REFERENCE = Path(__file__).parents[3] / "data" / "reference"
@@ -100,7 +100,7 @@ def test_every_field_of_a_header_is_another_experiment_or_is_said(pair: list[Rec
     for path in paths:
         name = dotted(path)
         changed = replace(other, header=edited(other.header, path))
-        runs = separate([one, changed])
+        runs = separate_experiments([one, changed])
         apart = runs[0].name != runs[1].name
         if name in ("seed", "name") or any(name == x or x.startswith(f"{name}.") for x in STORAGE):
             kinds["free"] += 1
@@ -108,12 +108,12 @@ def test_every_field_of_a_header_is_another_experiment_or_is_said(pair: list[Rec
             kinds["said"] += 1
             assert not apart, name
             same_code = name in ("code.commit", "code.version")
-            assert same_code or any(name in said for said in notes(runs)), name
+            assert same_code or any(name in said for said in write_notes(runs)), name
         else:
             kinds["apart"] += 1
             assert apart, name
             assert name in runs[0].variant, name
-            assert any(name in said for said in notes(runs)), name
+            assert any(name in said for said in write_notes(runs)), name
             assert len(groups_or_none(runs) or {1, 2}) == 2
     assert min(kinds["said"], kinds["apart"]) >= 10
     assert kinds["free"] <= len(STORAGE) + 2
@@ -122,7 +122,7 @@ def test_every_field_of_a_header_is_another_experiment_or_is_said(pair: list[Rec
 def groups_or_none(runs: list[Record]) -> dict[str, list[Record]] | None:
     """One row for each; none if the two cannot even be compared."""
     try:
-        return groups(runs, unfinished=True)
+        return group_runs(runs, unfinished=True)
     except RecordError:
         return None
 
@@ -130,7 +130,7 @@ def groups_or_none(runs: list[Record]) -> dict[str, list[Record]] | None:
 def test_fields_of_an_older_version_are_as_they_are_by_default(pair: list[Record]) -> None:
     config = {k: v for k, v in pair[1].config.items() if k not in ("compile", "outer")}
     old = replace(pair[1], header={**pair[1].header, "config": {**config, "instruments": []}})
-    assert {run.name for run in separate([pair[0], old])} == {"low"}
+    assert {run.name for run in separate_experiments([pair[0], old])} == {"low"}
 
 
 def test_what_is_drawn_for_each_seed_is_no_other_experiment(pair: list[Record]) -> None:
@@ -139,13 +139,13 @@ def test_what_is_drawn_for_each_seed_is_no_other_experiment(pair: list[Record]) 
         policy = {"name": "windows", "layers": {"head.weight": window}}
         config = {**run.config, "policy": policy}
         runs.append(replace(run, header={**run.header, "config": config}))
-    assert [run.variant for run in separate(runs)] == [
+    assert [run.variant for run in separate_experiments(runs)] == [
         "policy.layers.head.weight=[[0, 3]]",
         "policy.layers.head.weight=[[0, 5]]",
     ]
     for key, value in (("drawn_per_seed", ["policy.layers"]), ("name", "yoked first")):
         same = [replace(r, header={**r.header, "config": {**r.config, key: value}}) for r in runs]
-        assert not any(run.variant for run in separate(same))
+        assert not any(run.variant for run in separate_experiments(same))
 
 
 def test_a_name_says_what_is_not_as_in_most_runs(pair: list[Record]) -> None:
@@ -154,7 +154,9 @@ def test_a_name_says_what_is_not_as_in_most_runs(pair: list[Record]) -> None:
         config["optimizer"] |= optimizer
         return replace(pair[0], header={**pair[0].header, "config": config})
 
-    runs = separate([run(0), run(1), run(2, lr=9.0), run(3, lr=9.0), run(4, momentum=0.5)])
+    runs = separate_experiments(
+        [run(0), run(1), run(2, lr=9.0), run(3, lr=9.0), run(4, momentum=0.5)]
+    )
     usual = f"low (optimizer.lr={pair[0].config['optimizer']['lr']}, optimizer.momentum=0.9)"
     assert [r.name for r in runs] == [
         usual,
@@ -162,9 +164,9 @@ def test_a_name_says_what_is_not_as_in_most_runs(pair: list[Record]) -> None:
         *["low (optimizer.lr=9.0)"] * 2,
         "low (optimizer.momentum=0.5)",
     ]
-    assert [r.name for r in separate(runs)] == [r.name for r in runs]  # once is enough
+    assert [r.name for r in separate_experiments(runs)] == [r.name for r in runs]  # once is enough
     with pytest.raises(RecordError, match=r"low \(optimizer.lr=9.0\).*choose one with --where"):
-        groups(runs, ["low"])
+        group_runs(runs, ["low"])
 
 
 def test_a_text_is_no_number_and_a_name_is_made_once(pair: list[Record]) -> None:
@@ -174,11 +176,13 @@ def test_a_text_is_no_number_and_a_name_is_made_once(pair: list[Record]) -> None
         return replace(pair[0], header={**pair[0].header, "config": config})
 
     for a, b in ((4, "4"), (True, "true"), ("none", None)):
-        runs = separate([run(0, "low", a), run(1, "low", b)])
+        runs = separate_experiments([run(0, "low", a), run(1, "low", b)])
         assert runs[0].name != runs[1].name, (a, b)
-    runs = separate([run(0, "a", 1), run(1, "a", 1), run(2, "a", 2), run(3, "a (policy.eta=2)", 3)])
+    runs = separate_experiments(
+        [run(0, "a", 1), run(1, "a", 1), run(2, "a", 2), run(3, "a (policy.eta=2)", 3)]
+    )
     assert len({r.name for r in runs}) == 3
-    assert select(runs, [f"name={runs[0].name}"]) == runs[:2]
+    assert select_runs(runs, [f"name={runs[0].name}"]) == runs[:2]
     assert len(summary(pair)) == 2
     with pytest.raises(RecordError, match="would count twice"):
         summary([pair[0], pair[0]])
@@ -188,15 +192,15 @@ def test_a_text_is_no_number_and_a_name_is_made_once(pair: list[Record]) -> None
 
 def test_rates_of_a_hooks_record_are_those_of_its_rows(pair: list[Record]) -> None:
     runs = [replace(run, header={**run.header, "written_by": "hook"}) for run in pair]
-    assert not any(run.variant for run in separate(runs))
+    assert not any(run.variant for run in separate_experiments(runs))
     rows = [{**row, "lr": 50 * row["lr"]} for row in runs[1].rows]
-    apart = separate([runs[0], replace(runs[1], rows=rows)])
+    apart = separate_experiments([runs[0], replace(runs[1], rows=rows)])
     assert "rates." in apart[0].variant
 
 
 def test_a_doubled_seed_is_refused(pair: list[Record]) -> None:
     with pytest.raises(RecordError, match="would count twice: read only one of them"):
-        separate([*pair, pair[0]])
+        separate_experiments([*pair, pair[0]])
 
 
 def test_a_seed_that_chose_the_rate_is_marked(pair: list[Record]) -> None:
@@ -204,8 +208,8 @@ def test_a_seed_that_chose_the_rate_is_marked(pair: list[Record]) -> None:
     runs = [
         replace(r, header={**r.header, "config": {**r.config, "tuned_on": seeds[:1]}}) for r in pair
     ]
-    assert any(f"seed {seeds[0]} chose this configuration" in said for said in notes(runs))
-    assert not any("chose" in said for said in notes(pair))
+    assert any(f"seed {seeds[0]} chose this configuration" in said for said in write_notes(runs))
+    assert not any("chose" in said for said in write_notes(pair))
 
 
 def test_old_schedules_are_one_experiment_each() -> None:
@@ -213,7 +217,7 @@ def test_old_schedules_are_one_experiment_each() -> None:
     for name in ("small-controls", "small-budget"):
         runs = load_all(REFERENCE / f"{name}.tar.xz")
         assert not any(run.variant for run in runs), name
-    assert any("differ in code." in said for said in notes(runs))
+    assert any("differ in code." in said for said in write_notes(runs))
 
 
 @pytest.mark.slow
@@ -232,7 +236,7 @@ def test_reading_prints_what_averages_mix_only_if_told_to(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for say in (False, True):
-        with selecting((), print_notes=say) if say else selecting():
+        with select_while_loading((), print_notes=say) if say else select_while_loading():
             load_all(REFERENCE / "small-batch.tar.xz")
         assert ("note: " in capsys.readouterr().out) == say
 
@@ -240,24 +244,24 @@ def test_reading_prints_what_averages_mix_only_if_told_to(
 def test_where_selects_by_what_the_header_says() -> None:
     archive = REFERENCE / "lstm-small.tar.xz"
     runs = load_all(archive)
-    assert {r.name for r in select(runs, ["name=low"])} == {"low"}
-    assert {r.seed for r in select(runs, [f"seed={runs[0].seed}"])} == {runs[0].seed}
+    assert {r.name for r in select_runs(runs, ["name=low"])} == {"low"}
+    assert {r.seed for r in select_runs(runs, [f"seed={runs[0].seed}"])} == {runs[0].seed}
     digest = runs[0].header["data"]["digest"][:6]
-    assert len(select(runs, [f"data.digest={digest}"])) == len(runs)
-    with selecting(["name=high"]) as said:
+    assert len(select_runs(runs, [f"data.digest={digest}"])) == len(runs)
+    with select_while_loading(["name=high"]) as said:
         assert {r.name for r in load_all(archive)} == {"high"}
     assert not said
     with pytest.raises(RecordError, match=r"no run says .optimizer\.rate.; did you mean"):
-        select(runs, ["optimizer.rate=1"])
+        select_runs(runs, ["optimizer.rate=1"])
     with pytest.raises(RecordError, match=r"no run has it; optimizer\.lr is"):
-        select(runs, ["optimizer.lr=77"])
+        select_runs(runs, ["optimizer.lr=77"])
     for text in ("optimizer.lr", "=3", "lr="):
         with pytest.raises(ConfigError, match="expected FIELD=VALUE"):
-            select(runs, [text])
+            select_runs(runs, [text])
 
 
 def test_one_condition_is_a_text_and_true_is_no_number(pair: list[Record]) -> None:
-    assert select(pair, "name=" + pair[0].name)
+    assert select_runs(pair, "name=" + pair[0].name)
     pretrained = [
         replace(
             pair[0],
@@ -268,10 +272,10 @@ def test_one_condition_is_a_text_and_true_is_no_number(pair: list[Record]) -> No
         )
         for value in (True, 1)
     ]
-    assert [r.config["data"]["augment"] for r in select(pretrained, ["data.augment=1"])] == [1]
-    assert [r.config["data"]["augment"] for r in select(pretrained, ["data.augment=true"])] == [
-        True
-    ]
+    assert [r.config["data"]["augment"] for r in select_runs(pretrained, ["data.augment=1"])] == [1]
+    assert [
+        r.config["data"]["augment"] for r in select_runs(pretrained, ["data.augment=true"])
+    ] == [True]
 
 
 @pytest.mark.parametrize("given", [5, ["runs"], None])
@@ -289,7 +293,7 @@ def test_runs_without_a_metric_do_not_count_in_n(pair: list[Record]) -> None:
         config = {**pair[0].config, "seed": seed}
         rows = [{**row, "metric": None if seed == 1 else 0.5} for row in pair[0].rows]
         runs.append(replace(pair[0], header={**pair[0].header, "config": config}, rows=rows))
-    assert dict(schedules(runs).table(("n",)).rows)[pair[0].name] == "2 of 3"
+    assert dict(tabulate_schedules(runs).table(("n",)).rows)[pair[0].name] == "2 of 3"
 
 
 # -- differences -----------------------------------------------------------------------------
@@ -315,10 +319,10 @@ def test_differences_of_schedules_of_any_name(pair: list[Record]) -> None:
     assert list(against["comparison"]) == ["mine - third", "theirs - third"]
     with pytest.raises(RecordError, match="baseline low: no such schedule; found mine"):
         regimes.compare(runs, baseline="low")
-    table = between(runs)
+    table = differences_between(runs)
     assert table is not None
     assert table.rows[0][:4] == ["mine - theirs", "3", "+20.0", "[-4.8, +44.8]"]
-    assert between([run for run in runs if run.name == "mine"]) is None
+    assert differences_between([run for run in runs if run.name == "mine"]) is None
 
 
 def test_of_many_schedules_each_is_compared_with_the_usual_baseline() -> None:
@@ -335,8 +339,10 @@ def test_of_many_schedules_each_is_compared_with_the_usual_baseline() -> None:
 def test_another_configuration_beside_a_run_of_its_name_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with unpacked(REFERENCE / "small-joint.tar.xz") as root:
-        source = next(path for path in find(root) if read_header(path)["config"]["name"] == "low")
+    with unpack_records(REFERENCE / "small-joint.tar.xz") as root:
+        source = next(
+            path for path in find_runs(root) if read_header(path)["config"]["name"] == "low"
+        )
         shutil.copytree(source, tmp_path / "low" / "seed-1")
     config = read_header(tmp_path / "low" / "seed-1")["config"]
     assert sibling_difference({**config, "seed": 2}, tmp_path / "low" / "seed-2") == ""
@@ -351,10 +357,10 @@ def test_another_configuration_beside_a_run_of_its_name_is_said(
 def test_the_table_of_an_ablation_has_a_row_for_each_experiment(pair: list[Record]) -> None:
     config = {**pair[1].config, "batch_size": 99}
     other = replace(pair[1], header={**pair[1].header, "config": config})
-    assert len(schedules([pair[0], other]).frame) == 2
+    assert len(tabulate_schedules([pair[0], other]).frame) == 2
     metric = replace(pair[1], header={**pair[1].header, "metric": "perplexity"})
     with pytest.raises(RecordError, match="differ in metric"):
-        schedules([pair[0], metric])
+        tabulate_schedules([pair[0], metric])
 
 
 # -- every command that averages -------------------------------------------------------------
@@ -394,7 +400,7 @@ NO_MEAN = {  # read no records of ours, or draw one run
     "published",
     "quadratic",
     "signals",
-    "lasso",  # of a network: `analysis.lasso.numbers.network`, through `groups`
+    "lasso",  # of a network: `analysis.lasso.numbers.network`, through `group_runs`
     "tables",  # of runs at the paper's scale: `test_tables`
     "14",
     "15",  # of a grid without committed records; as 12 and 13
@@ -406,7 +412,7 @@ Begin = Callable[[Path, Path], object]
 def commands() -> dict[str, tuple[str, Begin]]:
     """By name, the archive and how the command begins: records, and a folder for its files."""
     found: dict[str, tuple[str, Begin]] = {}
-    for name, offer in offered.offered().items():
+    for name, offer in offered.find_figures().items():
         grids = [g for g in offer.grids if (REFERENCE / f"{g}.tar.xz").exists()]
         archive = ARCHIVE.get(name) or next(iter(grids), None)
         if name in NO_MEAN:
@@ -414,7 +420,7 @@ def commands() -> dict[str, tuple[str, Begin]]:
         assert archive, f"{name}: which records can it draw?"
         found[name] = (
             archive,
-            lambda records, out, name=name: offered.begin(
+            lambda records, out, name=name: offered.begin_figure(
                 name,
                 [
                     str(records.parent if name == "claims" else records),
@@ -453,8 +459,8 @@ def subsets(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         if name not in made:
             made[name] = tmp_path_factory.mktemp("records") / name
             counts = collections.Counter[str]()
-            with unpacked(REFERENCE / f"{name}.tar.xz") as root:
-                for path in find(root):
+            with unpack_records(REFERENCE / f"{name}.tar.xz") as root:
+                for path in find_runs(root):
                     schedule = read_header(path)["config"]["name"]
                     counts[schedule] += 1
                     if counts[schedule] <= FEW:
@@ -468,7 +474,7 @@ def check_not_silent(name: str, subset: Path, begin: Begin, where: Path) -> None
     """Edit one field in the second seed of each schedule: one of those that make another
     experiment, and one that is only said; each drawn by the command's name."""
     draw = random.Random(name)
-    header = read_header(find(subset)[0])
+    header = read_header(find_runs(subset)[0])
     paths = [p for p in leaves(header) if p[:2] != ("config", "name") and "." not in p[-1]]
     known = {kind: [p for p in paths if wanted(p, kind)] for kind in ("apart", "said")}
     for kind, choices in known.items():
@@ -476,7 +482,7 @@ def check_not_silent(name: str, subset: Path, begin: Begin, where: Path) -> None
         records = where / kind / subset.name
         shutil.copytree(subset, records)
         seen: set[str] = set()
-        for folder in find(records):
+        for folder in find_runs(records):
             now = read_header(folder)
             if now["config"]["name"] in seen:
                 with contextlib.suppress(KeyError):
@@ -509,7 +515,7 @@ def wanted(path: tuple[str, ...], kind: str) -> bool:
 
 
 def test_every_offered_command_is_tried_or_averages_nothing() -> None:
-    assert {*offered.offered()} - NO_MEAN <= {*commands()}
+    assert {*offered.find_figures()} - NO_MEAN <= {*commands()}
     assert {*QUICK} <= {*commands()}
 
 
@@ -521,27 +527,27 @@ def tried(names: list[str]) -> Any:
 def test_nothing_is_averaged_in_silence(
     name: str, subsets: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(style, "save", lambda *args, **options: [])  # numbers, not pictures
+    monkeypatch.setattr(style, "save_figure", lambda *args, **options: [])  # numbers, not pictures
     archive, begin = commands()[name]
     if name == "regimes.compare":
         begin = lambda records, out: (  # noqa: E731  # a function says nothing; its rows do
-            print(regimes.compare(records), *notes(load_all(records)), sep="\n")
+            print(regimes.compare(records), *write_notes(load_all(records)), sep="\n")
         )
     check_not_silent(name, subsets(archive), begin, tmp_path)
 
 
 @pytest.mark.slow
-@tried(sorted({*offered.offered()} - NO_MEAN - {*QUICK}))
+@tried(sorted({*offered.find_figures()} - NO_MEAN - {*QUICK}))
 def test_no_figure_is_averaged_in_silence(
     name: str, subsets: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(style, "save", lambda *args, **options: [])
+    monkeypatch.setattr(style, "save_figure", lambda *args, **options: [])
     archive, begin = commands()[name]
     check_not_silent(name, subsets(archive), begin, tmp_path)
 
 
 def test_identity_and_circumstances_are_all_that_is_said(pair: list[Record]) -> None:
-    own = identity(pair[0])
+    own = identify_experiment(pair[0])
     assert {*own} | {k for k in pair[0].fields if is_circumstance(k)} | {"seed"} == {
         *pair[0].fields
     }
@@ -580,8 +586,8 @@ def test_runs_of_own_code_that_was_edited_are_averaged_with_a_note(
     runs = load_all(tmp_path / "runs")
     assert {run.name for run in runs} == {runs[0].name}  # one experiment
     said = f"averaged over runs that differ in code.mine_edited.digest ({digests[0]}, {digests[2]})"
-    assert [note for note in notes(runs) if said in note]
-    assert not notes(runs[:2])
+    assert [note for note in write_notes(runs) if said in note]
+    assert not write_notes(runs[:2])
 
 
 def test_all_own_classes_and_functions_of_a_run_have_a_digest(

@@ -32,7 +32,7 @@ class Counter:
     """Calls of the function that parses a line, and the bytes that it was given."""
 
     def __init__(self) -> None:
-        self.calls, self.bytes, self.parse = 0, 0, lines.parse
+        self.calls, self.bytes, self.parse = 0, 0, lines.parse_line
 
     def __call__(self, text: bytes) -> Any:
         self.calls, self.bytes = self.calls + 1, self.bytes + len(text)
@@ -42,7 +42,7 @@ class Counter:
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter:
     counter = Counter()
-    monkeypatch.setattr(lines, "parse", counter)
+    monkeypatch.setattr(lines, "parse_line", counter)
     return counter
 
 

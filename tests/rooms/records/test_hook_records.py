@@ -24,24 +24,24 @@ import regimes
 from analysis.common.compare import norms
 from analysis.paper import batch, curves, figure18_20
 from analysis.tournament import yoked
-from regimes.cost.cases import cases, recorded
+from regimes.cost.cases import make_cases, recorded_work
 from regimes.cost.predict import main as cost
-from regimes.cost.predict import predict
+from regimes.cost.predict import predict_seconds
 from regimes.errors import RecordError
 from regimes.instruments.panel import Readings
 from regimes.job.rows import job_row
 from regimes.job.run_warnings import run_warnings
 from regimes.monitor import watch as watching
-from regimes.monitor.text import headline
+from regimes.monitor.text import describe_run
 from regimes.network import Network
 from regimes.plotting import style
-from regimes.plotting.curves import ends
-from regimes.plotting.groups import decays, groups
-from regimes.records import Record, load, pack, read_lines, summary, unknown_fields
+from regimes.plotting.curves import tabulate_ends
+from regimes.plotting.groups import find_decays, group_runs
+from regimes.records import Record, load, pack_records, read_lines, summary, unknown_fields
 from regimes.records.reader import IN_EVERY_ROW
-from regimes.replay.detect import defaults, main, rule
-from regimes.replay.replay import replay
-from regimes.report import content, page
+from regimes.replay.detect import default_rules, main, make_rule
+from regimes.replay.replay import replay_rule
+from regimes.report import content, render_page
 
 torch.set_num_threads(1)
 EPOCHS = 6
@@ -92,7 +92,7 @@ def variant(request: pytest.FixtureRequest, trained: Path, tmp_path: Path) -> Pa
 def shown(folder: Path) -> str:
     """What ``watch --once`` prints in 80 columns."""
     out = io.StringIO()
-    watching.watch(folder, once=True, console=Console(file=out, width=80))
+    watching.watch_runs(folder, once=True, console=Console(file=out, width=80))
     return out.getvalue()
 
 
@@ -143,7 +143,7 @@ def test_watch_follows_until_the_job_ends(
     monkeypatch.setattr(watching.time, "sleep", end)
     out = io.StringIO()
     with held(folder):
-        watching.watch(folder, console=Console(file=out, width=80))
+        watching.watch_runs(folder, console=Console(file=out, width=80))
     assert "6/6 epochs, finished" in out.getvalue()
 
 
@@ -169,12 +169,12 @@ def test_units_of_steps_count_as_units(trained: Path, tmp_path: Path) -> None:
 
 def test_the_headline_says_what_has_no_name(trained: Path, tmp_path: Path) -> None:
     run = load(hooked(trained, tmp_path / "run"))
-    assert headline(run.header) == (
+    assert describe_run(run.header) == (
         "accordion (seed 0): Net, data not recorded, 4 workers on 4 processes, "
         "powersgd low 4, high 1"
     )
     run.config["data"]["name"] = "my tweets"
-    assert ": Net, my tweets, 4 workers" in headline(run.header)
+    assert ": Net, my tweets, 4 workers" in describe_run(run.header)
 
 
 def test_tensorboard_leaves_out_what_was_not_logged(trained: Path, tmp_path: Path) -> None:
@@ -229,13 +229,13 @@ def test_what_nobody_has_said_is_shown_as_not_said(
     assert (run.config["optimizer"].get("options") is None) == made_up
     sentence = f"not recorded: {', '.join(missing)}"
     assert sentence in " ".join(shown(folder).split())
-    html = page(folder, NET)
+    html = render_page(folder, NET)
     block = re.sub(r"<h2>.*", "", html, flags=re.DOTALL)
     assert f"# {sentence}" in block
     assert "# learning rate: 0.1 in the first unit, 0.04 in the last" in block
     assert not [word for word in MADE_UP if word in block]
-    assert "data not recorded" in style.setting(run)
-    assert "batch not recorded" in style.setting(run)
+    assert "data not recorded" in style.describe_setting(run)
+    assert "batch not recorded" in style.describe_setting(run)
     assert run.config["epochs"] is None
     assert unknown_fields(load(trained).header) == []
 
@@ -254,7 +254,7 @@ def test_a_null_in_a_list_is_shown(trained: Path, tmp_path: Path) -> None:
     header = json.loads((folder / "run.json").read_text())
     header["config"]["optimizer"]["options"] = {"betas": [None, 0.9]}
     (folder / "run.json").write_text(json.dumps(header))
-    assert "&#34;not recorded&#34;," in page(folder, NET)
+    assert "&#34;not recorded&#34;," in render_page(folder, NET)
 
 
 # -- seconds that a kill has lost ------------------------------------------------------------
@@ -271,17 +271,17 @@ def lose(folder: Path, *units: int) -> Path:
 def test_a_unit_without_seconds_is_priced_by_the_others(trained: Path, tmp_path: Path) -> None:
     whole = load(hooked(trained, tmp_path / "whole"))
     columns = whole.epochs[["seconds_compute", "seconds_compress", "steps"]].drop(index=2)
-    found = cases([load(lose(hooked(trained, tmp_path / "run"), 2))])
+    found = make_cases([load(lose(hooked(trained, tmp_path / "run"), 2))])
     (policy,) = (case for case in found if case.runs)
     compute = (columns["seconds_compute"] / columns["steps"]).median()
     assert policy.work.compute == pytest.approx(compute, rel=1e-12)
     assert all(0 < work.compress < 1 for _, work in policy.epochs)
-    html = words(page(tmp_path / "run", NET))
+    html = words(render_page(tmp_path / "run", NET))
     assert "No prediction" not in html
     row = [line.split() for line in shown(tmp_path / "run").splitlines() if line[:6] == "     2"]
     assert row[0][-1] == "-"
     mean = columns[["seconds_compute", "seconds_compress"]].mean()
-    spent = content.seconds(content.read(tmp_path / "run", tmp_path / "run"))
+    spent = content.tabulate_seconds(content.read_study(tmp_path / "run", tmp_path / "run"))
     cell = spent.rows[0][list(spent.heads).index("compute")]
     assert cell.startswith(f"{mean['seconds_compute']:.3g} ")
 
@@ -294,10 +294,10 @@ def test_compression_without_seconds_is_that_of_its_levels(trained: Path, tmp_pa
         row["layers"]["level"] = ["low" if unit < 3 else "high"] * len(row["layers"]["level"])
         run.epochs.loc[unit, "seconds_compress"] = [2.0, 4.0, math.nan, 9.0, 9.0, 9.0][unit]
         run.epochs.loc[unit, "steps"] = row["steps"] = 2
-    assert [work.compress for _, work in recorded(run)] == [1.0, 2.0, 1.5, 4.5, 4.5, 4.5]
+    assert [work.compress for _, work in recorded_work(run)] == [1.0, 2.0, 1.5, 4.5, 4.5, 4.5]
     run.epochs["seconds_compute"] = math.nan
     with pytest.raises(RecordError, match="does not say where the time of its epochs went"):
-        cases([run])
+        make_cases([run])
 
 
 # -- tables ----------------------------------------------------------------------------------
@@ -331,7 +331,7 @@ def test_the_summary_takes_what_was_logged(trained: Path, tmp_path: Path) -> Non
 def test_packed_and_read_again(trained: Path, tmp_path: Path) -> None:
     for seed in (0, 1):
         hooked(trained, tmp_path / "runs" / f"{seed}", seed=seed, logged=grad_norm)
-    assert pack(tmp_path / "runs", tmp_path / "runs.tar.xz") == 2
+    assert pack_records(tmp_path / "runs", tmp_path / "runs.tar.xz") == 2
     again = regimes.load_all(tmp_path / "runs.tar.xz")
     pd.testing.assert_frame_equal(again[0].epochs, load(tmp_path / "runs" / "0").epochs)
 
@@ -341,37 +341,37 @@ def test_packed_and_read_again(trained: Path, tmp_path: Path) -> None:
 
 def test_replay_is_that_of_the_trainers_record(trained: Path, tmp_path: Path) -> None:
     theirs, ours = load(trained), load(hooked(trained, tmp_path / "run", ended=False, known=()))
-    assert defaults([ours]) == defaults([theirs])
-    for text in defaults([theirs]):
+    assert default_rules([ours]) == default_rules([theirs])
+    for text in default_rules([theirs]):
         pd.testing.assert_frame_equal(
-            replay(ours, rule(text, ours)), replay(theirs, rule(text, theirs))
+            replay_rule(ours, make_rule(text, ours)), replay_rule(theirs, make_rule(text, theirs))
         )
 
 
 def test_cost_does_not_depend_on_whether_the_batch_is_known(trained: Path, tmp_path: Path) -> None:
     runs = [load(hooked(trained, tmp_path / f"{b}", batch=b)) for b in (None, 8)]
-    unknown, known = (predict(cases([run]), Network.parse(NET), 4) for run in runs)
+    unknown, known = (predict_seconds(make_cases([run]), Network.parse(NET), 4) for run in runs)
     pd.testing.assert_frame_equal(unknown, known, rtol=1e-12)
 
 
 def test_decays_are_those_of_the_rates(trained: Path, tmp_path: Path) -> None:
     ours = load(hooked(trained, tmp_path / "run"))
-    assert decays(ours) == [(4, pytest.approx(10.0))] == decays(load(trained))
+    assert find_decays(ours) == [(4, pytest.approx(10.0))] == find_decays(load(trained))
     ours.rows[4]["next_lr"] = ours.rows[5]["lr"] = 0.0
     ours.rows[5]["next_lr"] = 0.0
-    assert decays(ours)[1] == (5, math.inf)
+    assert find_decays(ours)[1] == (5, math.inf)
 
 
 def test_runs_of_one_setting_compare(trained: Path, tmp_path: Path) -> None:
     runs = [load(hooked(trained, tmp_path / f"{seed}", seed=seed)) for seed in (0, 1)]
-    assert [run.seed for run in groups(runs)["accordion"]] == [0, 1]
+    assert [run.seed for run in group_runs(runs)["accordion"]] == [0, 1]
     with_batch = load(hooked(trained, tmp_path / "batch", seed=2, batch=8))
     with pytest.raises(RecordError, match="differ in batch_size"):
-        groups([*runs, with_batch])
+        group_runs([*runs, with_batch])
     other = load(hooked(trained, tmp_path / "other", seed=3))
     other.config["model"]["name"] = "Other"
     with pytest.raises(RecordError, match="differ in model"):
-        groups([*runs, other])
+        group_runs([*runs, other])
 
 
 # -- what is said of policies ----------------------------------------------------------------
@@ -400,7 +400,7 @@ def test_a_reader_does_not_import_somebodys_policy(
 def test_the_caption_says_what_is_known(trained: Path, tmp_path: Path) -> None:
     def said(**what: Any) -> str:
         run = load(hooked(trained, tmp_path / str(len(list(tmp_path.iterdir()))), **what))
-        return style.setting(run).replace("\xa0", " ")
+        return style.describe_setting(run).replace("\xa0", " ")
 
     rest = "powersgd (low = 4, high = 1)"
     assert re.fullmatch(
@@ -446,7 +446,7 @@ SAYS = {
 
 def test_every_page_and_table_is_whole(variant: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of each variant: nothing raises but one sentence, nothing says None or nan."""
-    run, html = load(variant), page(variant, NET)
+    run, html = load(variant), render_page(variant, NET)
     pictures = re.findall(r'alt="([^"]+)"', html)
     assert pictures[: pictures.index("Levels of ACCORDION")] == PICTURES[variant.name]
     said = [words(html), shown(variant)]
@@ -473,7 +473,7 @@ def test_a_page_of_runs_of_which_some_have_logged_nothing(trained: Path, tmp_pat
     header = json.loads((silent / "run.json").read_text())
     header["config"]["name"] = "silent"
     (silent / "run.json").write_text(json.dumps(header))
-    said = words(page(tmp_path / "runs", NET))
+    said = words(render_page(tmp_path / "runs", NET))
     assert "1 of 4 runs are not finished" in said
     assert "Not logged: silent." in said
     assert not re.search(r"\b(None|nan)\b", said)
@@ -491,7 +491,7 @@ def test_curves_of_what_was_logged_now_and_then(trained: Path, tmp_path: Path) -
     assert epochs.get_xlim()[0] < 0
     assert len(floats.lines[0].get_xdata()) == 3
     once = load(hooked(trained, tmp_path / "once", metric="accuracy", each=4))
-    end = ends({"accordion": [once]})
+    end = tabulate_ends({"accordion": [once]})
     assert end["epoch"].item() == 3
     assert end["floats"].item() == once.epochs["total_floats"][3]
     assert end["accuracy"].item() == 100 * once.rows[3]["metric"]

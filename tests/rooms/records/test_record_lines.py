@@ -16,7 +16,7 @@ import regimes
 from regimes.config import override, to_dict
 from regimes.errors import RecordError
 from regimes.launch import sweep
-from regimes.monitor.watch import watch
+from regimes.monitor.watch import watch_runs
 from regimes.records import RecordWriter, find_edit, kinds, lines, load, load_all, read_lines
 from regimes.training.quirks import resolve_quirks
 
@@ -84,12 +84,12 @@ def test_watch_and_ablate_read_by_the_same_rule(tmp_path: Path) -> None:
     short = ["epochs=2", "data.train_size=40", "data.test_size=20", "model.width=2"]
     config = override(regimes.get_preset("smoke"), short)
     regimes.run(config, tmp_path / "run")
-    assert sweep.done(tmp_path / "run", config)
+    assert sweep.is_finished(tmp_path / "run", config)
     edit(tmp_path / "run/epochs.jsonl", lambda x: [x[0], x[0], x[1]])
     assert "run.json" in {p.name for p in (tmp_path / "run").iterdir()}
     for read in (
-        lambda: sweep.done(tmp_path / "run", config),
-        lambda: watch(tmp_path / "run", once=True),
+        lambda: sweep.is_finished(tmp_path / "run", config),
+        lambda: watch_runs(tmp_path / "run", once=True),
         lambda: regimes.run(config, tmp_path / "run", resume=True),
     ):
         with pytest.raises(RecordError, match=r"epochs\.jsonl line 2 is damaged"):

@@ -14,18 +14,18 @@ from plain import record as make
 from plain import rising as row
 
 from regimes.errors import RecordError
-from regimes.monitor.doctor import verdict
+from regimes.monitor.doctor import judge_record
 from regimes.records import (
     RecordWriter,
-    complete,
-    find,
+    find_runs,
+    is_complete,
     load,
     load_all,
-    pack,
+    pack_records,
     provenance,
     read_lines,
     summary,
-    unpacked,
+    unpack_records,
 )
 from regimes.records.reader import layers_table
 
@@ -117,8 +117,8 @@ def test_a_later_schema_is_refused(tmp_path: Path) -> None:
 def test_an_archive_is_as_good_as_the_folder(tmp_path: Path) -> None:
     make(tmp_path / "runs/low/seed-3")
     (tmp_path / "runs/low/seed-3/checkpoints").mkdir()
-    assert pack(tmp_path / "runs", tmp_path / "a.tar.xz") == 1
-    assert pack(tmp_path / "runs", tmp_path / "b.tar.xz") == 1
+    assert pack_records(tmp_path / "runs", tmp_path / "a.tar.xz") == 1
+    assert pack_records(tmp_path / "runs", tmp_path / "b.tar.xz") == 1
     assert (tmp_path / "a.tar.xz").read_bytes() == (tmp_path / "b.tar.xz").read_bytes()
     packed, plain = load_all(tmp_path / "a.tar.xz"), load_all(tmp_path / "runs")
     assert packed[0].epochs.equals(plain[0].epochs)
@@ -131,12 +131,12 @@ def test_an_archive_is_as_good_as_the_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("budget", "done"), [(29.0, True), (30.0, True), (30.5, False)])
 def test_a_budget_is_spent_when_it_is_reached(budget: float, done: bool) -> None:
     header = {"config": {"epochs": 9}, "budget": budget}
-    assert complete(header, [row(epoch) for epoch in range(3)]) == done
+    assert is_complete(header, [row(epoch) for epoch in range(3)]) == done
 
 
 def test_summary_needs_finished_runs(tmp_path: Path) -> None:
     make(tmp_path / "a")
-    assert find(tmp_path) == [tmp_path / "a"]
+    assert find_runs(tmp_path) == [tmp_path / "a"]
     table = summary(load_all(tmp_path))
     assert table["metric"].tolist() == [pytest.approx(0.6)]
     assert table["floats"].tolist() == [30]
@@ -166,12 +166,12 @@ def test_odd_headers_are_damaged(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("edit", [b"", b"\n", b'{"files":{}}\n'])
 def test_a_chain_that_was_emptied_is_an_edit(edit: bytes, tmp_path: Path) -> None:
     folder = make(tmp_path / "run")
-    assert verdict(folder)[0] == "broken off"  # without its last event
+    assert judge_record(folder)[0] == "broken off"  # without its last event
     (folder / "chain.jsonl").write_bytes(edit)
-    assert verdict(folder)[0] in ("edited", "unreadable")
-    pack(tmp_path, tmp_path / "a.tar.xz")
-    with unpacked(tmp_path / "a.tar.xz") as root:
-        assert verdict(root / "run")[0] in ("edited", "unreadable")
+    assert judge_record(folder)[0] in ("edited", "unreadable")
+    pack_records(tmp_path, tmp_path / "a.tar.xz")
+    with unpack_records(tmp_path / "a.tar.xz") as root:
+        assert judge_record(root / "run")[0] in ("edited", "unreadable")
 
 
 @pytest.mark.parametrize("depth", [101, 3000])
@@ -184,10 +184,10 @@ def test_an_archive_of_deep_folders_is_one_sentence(depth: int, tmp_path: Path) 
 
 def test_pack_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="no run in or under"):
-        pack(tmp_path, tmp_path / "a.tar.xz")
+        pack_records(tmp_path, tmp_path / "a.tar.xz")
     make(tmp_path / "run")
     with pytest.raises(RecordError, match=r"cannot write .*: File exists"):
-        pack(tmp_path, tmp_path / "run/run.json/a.tar.xz")
+        pack_records(tmp_path, tmp_path / "run/run.json/a.tar.xz")
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -223,4 +223,4 @@ def test_bytes_of_a_command_line_that_are_no_letters_are_spelt_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["/bin/regimes", "run", "é", "caf\udce9"])
-    assert provenance.machine()["command"] == r"regimes run é caf\udce9"
+    assert provenance.describe_machine()["command"] == r"regimes run é caf\udce9"

@@ -19,9 +19,9 @@ MOST = 40_000_000  # bytes; every clone has them
 @pytest.mark.slow
 @pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name.partition(".")[0])
 def test_committed_runs_decide_as_they_did(archive: Path) -> None:
-    with records.unpacked(archive) as root:
-        for folder in records.find(root):
-            record, parts = records.load(folder), records.phases(folder)
+    with records.unpack_records(archive) as root:
+        for folder in records.find_runs(root):
+            record, parts = records.load(folder), records.list_phases(folder)
             stops = [*(first for first, _ in parts[1:]), len(record.rows)]
             for (first, config), stop in zip(parts, stops, strict=True):
                 check_decisions(record, config, slice(first, stop))
@@ -30,7 +30,7 @@ def test_committed_runs_decide_as_they_did(archive: Path) -> None:
 def check_decisions(record: records.Record, config: Mapping[str, Any], units: slice) -> None:
     """The units of one configuration, a branch's or its trunk's, whose policy is replayed from the
     start as if it had decided everything."""
-    found = replay.replay(record, policies.policy(config["policy"]))
+    found = replay.replay_rule(record, policies.make_policy(config["policy"]))
     names = [x["name"] for x in record.header["layers"] if x["compressed"]]
     trained = record.layers[record.layers["layer"].isin(names)]
     places = slice(units.start * len(names), units.stop * len(names))
@@ -39,7 +39,7 @@ def check_decisions(record: records.Record, config: Mapping[str, Any], units: sl
         assert same, (record.folder, units, column)
     if (table := config.get("batch_policy")) is not None:
         batches = [row["batch"] for row in record.rows[units]]
-        again = replay.replay_batch(record, policies.policy(table, "batch_policy"))
+        again = replay.replay_batch(record, policies.make_policy(table, "batch_policy"))
         for column in ("level", "why"):
             assert again[column].tolist()[units] == [batch[column] for batch in batches]
 

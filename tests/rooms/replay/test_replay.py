@@ -137,12 +137,12 @@ def test_replay_decides_as_the_run_did(policy: str, tmp_path: Path) -> None:
     ]
     config = override(get_preset("smoke"), short)
     trained = run(config, tmp_path / "run")
-    again = replay.replay(trained, policies.policy(config.policy))
+    again = replay.replay_rule(trained, policies.make_policy(config.policy))
     compressed = [layer["name"] for layer in trained.header["layers"] if layer["compressed"]]
     said = trained.layers[trained.layers["layer"].isin(compressed)].reset_index(drop=True)
     assert again["level"].tolist() == said["level"].tolist()
     assert again["why"].tolist() == said["why"].where(said["why"].notna(), None).tolist()
-    assert replay.traffic(trained, again) == trained.epochs["floats"].sum()
+    assert replay.replay_traffic(trained, again) == trained.epochs["floats"].sum()
 
 
 def test_the_header_prices_every_level_per_layer(tmp_path: Path) -> None:
@@ -154,10 +154,10 @@ def test_the_header_prices_every_level_per_layer(tmp_path: Path) -> None:
 
 
 def test_a_detector_is_the_policy_that_spends_where_it_says(record: Record) -> None:
-    one = replay.replay(record, NormChange(interval=2))
-    two = replay.replay(record, Accordion(interval=2, decay_rule=False))
+    one = replay.replay_rule(record, NormChange(interval=2))
+    two = replay.replay_rule(record, Accordion(interval=2, decay_rule=False))
     pd.testing.assert_frame_equal(one, two)
-    spent = replay.replay(record, Accordion(interval=2))
+    spent = replay.replay_rule(record, Accordion(interval=2))
     assert spent[spent["epoch"] == 6]["critical"].all()  # the decay rule
 
 
@@ -169,7 +169,7 @@ def test_replay_by_hand(record: Record) -> None:
         if epoch % 2 == 0 and epoch:
             level = (values[epoch - 2] - values[epoch]) / values[epoch - 2] >= 0.2
         expected.append(level)
-    frame = replay.replay(record, EigenvalueChange(eta=0.2, interval=2))
+    frame = replay.replay_rule(record, EigenvalueChange(eta=0.2, interval=2))
     for _, rows in frame.groupby("layer"):
         assert rows["critical"].tolist() == expected
     evaluated = frame.loc[frame["score"].notna(), "epoch"].unique().tolist()
@@ -180,26 +180,31 @@ def test_replay_by_hand(record: Record) -> None:
 
 
 def test_traffic_by_hand(record: Record) -> None:
-    mixed = replay.replay(record, Static("high"))
+    mixed = replay.replay_rule(record, Static("high"))
     mixed.loc[(mixed["epoch"] == 3) & (mixed["layer"] == "b.weight"), "level"] = "low"
-    assert replay.traffic(record, mixed) == STEPS * (EPOCHS * 17 + 6)
-    assert replay.traffic(record, replay.replay(record, Static("dense"))) == STEPS * EPOCHS * 24
+    assert replay.replay_traffic(record, mixed) == STEPS * (EPOCHS * 17 + 6)
+    assert (
+        replay.replay_traffic(record, replay.replay_rule(record, Static("dense")))
+        == STEPS * EPOCHS * 24
+    )
 
 
 def test_an_older_record_prices_what_it_can(tmp_path: Path) -> None:
     older = make(tmp_path / "old", old=True)
-    whole = replay.replay(older, Windows(((0, 4),)))
-    assert replay.traffic(older, whole) == STEPS * (4 * 30 + 8 * 17)  # all layers alike: totals
-    single = replay.replay(older, Static("low"))
+    whole = replay.replay_rule(older, Windows(((0, 4),)))
+    assert replay.replay_traffic(older, whole) == STEPS * (
+        4 * 30 + 8 * 17
+    )  # all layers alike: totals
+    single = replay.replay_rule(older, Static("low"))
     single.loc[3, "level"] = "dense"
     with pytest.raises(RecordError, match=r"older record.*level 'dense' for all layers together"):
-        replay.traffic(older, single)
+        replay.replay_traffic(older, single)
     path = tmp_path / "old" / "epochs.jsonl"
     rows = read_lines(path)
     rows[0]["layers"] |= {"level": ["high", "dense", "high"], "floats": [70, 40, 60]}
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     single.loc[3, "level"] = "high"  # a level that some epoch of the run has used
-    assert replay.traffic(load(tmp_path / "old"), single) == STEPS * (EPOCHS * 30 - 6)
+    assert replay.replay_traffic(load(tmp_path / "old"), single) == STEPS * (EPOCHS * 30 - 6)
 
 
 def test_what_a_signal_costs(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,12 +245,12 @@ def test_agreement_against_scikit_learn(data: st.DataObject) -> None:
 def test_lag_finds_the_shift(epochs: set[int], shift: int) -> None:
     a, b = np.zeros(31, bool), np.zeros(31, bool)
     a[list(epochs)] = b[[e + shift for e in epochs]] = True
-    found, best = compare.lag(a, b)
+    found, best = compare.find_lag(a, b)
     assert best == 1
     assert abs(found) <= abs(shift)
     if len(epochs) == 1:
         assert found == shift
-    assert all(math.isnan(x) for x in compare.lag(a & False, b & False))
+    assert all(math.isnan(x) for x in compare.find_lag(a & False, b & False))
 
 
 @pytest.mark.parametrize(
@@ -257,7 +262,7 @@ def test_of_equal_lags_the_smallest_and_of_opposite_ones_the_lead(
     """``b`` meets the one call of ``a`` at two shifts, half as large as both calls."""
     a, b = np.zeros(31, bool), np.zeros(31, bool)
     a[10] = b[list(others)] = True
-    assert compare.lag(a, b) == (shift, 0.5)
+    assert compare.find_lag(a, b) == (shift, 0.5)
 
 
 def test_a_number_that_one_seed_lacks() -> None:
@@ -287,7 +292,7 @@ def test_what_stands_behind_plus_and_minus() -> None:
 
 def test_lag_keeps_to_a_quarter_of_a_short_run() -> None:
     a, b = np.array([1, 0, 0, 0, 0, 0], bool), np.array([0, 0, 0, 0, 0, 1], bool)
-    assert compare.lag(a, b)[0] in (-1, 0, 1)
+    assert compare.find_lag(a, b)[0] in (-1, 0, 1)
 
 
 def test_interval_against_scipy() -> None:
@@ -301,10 +306,10 @@ def test_interval_against_scipy() -> None:
 
 def test_pairs_by_epoch_or_by_epoch_and_layer(record: Record) -> None:
     rules = {"n": NormChange(interval=2), "t": TraceCusum(warmup=2), "w": FixedWindows(((0, 3),))}
-    result = compare.compare(record, rules)
+    result = compare.compare_rules(record, rules)
     pairs = result.pairs.set_index(["a", "b"])
     assert pairs["granularity"].tolist() == ["epoch x layer", "epoch", "epoch"]
-    frames = {name: replay.replay(record, rule) for name, rule in rules.items()}
+    frames = {name: replay.replay_rule(record, rule) for name, rule in rules.items()}
     n, t, w = (frames[name]["critical"].to_numpy() for name in "ntw")
     assert pairs["kappa"]["n", "t"] == pytest.approx(cohen_kappa_score(n, t))
     half = frames["n"].groupby("epoch")["critical"].mean() >= 0.5
@@ -321,29 +326,29 @@ def test_pairs_by_epoch_or_by_epoch_and_layer(record: Record) -> None:
 def test_a_run_without_the_signal_is_one_sentence(record: Record, tmp_path: Path) -> None:
     words = r"recorded no 'hessian_trace' for the whole model \(it has eigenvalue, hessian_trace"
     with pytest.raises(RecordError, match=words):
-        replay.replay(record, TraceCusum(per_layer=False))
+        replay.replay_rule(record, TraceCusum(per_layer=False))
     with pytest.raises(RecordError, match="recorded no 'fisher_trace'"):
-        detect.bench([record], ["fisher-change"])
+        detect.bench_detectors([record], ["fisher-change"])
     (tmp_path / "run.json").write_text(json.dumps({"schema": 1, **record.header}))
     with pytest.raises(RecordError, match="has no complete epoch"):
-        replay.replay(load(tmp_path), NormChange())
+        replay.replay_rule(load(tmp_path), NormChange())
 
 
 # -- the bench -------------------------------------------------------------------------------
 
 
 def test_texts_name_detectors(record: Record) -> None:
-    assert detect.rule("norm-change:interval=3,statistic=norm*lr", record) == NormChange(
+    assert detect.make_rule("norm-change:interval=3,statistic=norm*lr", record) == NormChange(
         interval=3, statistic="norm*lr"
     )
-    assert detect.rule("fixed-windows:windows=[[0, 2],[4,5]]", record) == FixedWindows(
+    assert detect.make_rule("fixed-windows:windows=[[0, 2],[4,5]]", record) == FixedWindows(
         ((0, 2), (4, 5))
     )
-    assert detect.rule("first-share:share=0.5", record) == FirstShare(0.5, EPOCHS)
-    assert detect.rule("accordion:interval=2", record) == Accordion(interval=2)
-    own = detect.rule("regimes.detectors.change:NormChange:eta=0.2", record)
+    assert detect.make_rule("first-share:share=0.5", record) == FirstShare(0.5, EPOCHS)
+    assert detect.make_rule("accordion:interval=2", record) == Accordion(interval=2)
+    own = detect.make_rule("regimes.detectors.change:NormChange:eta=0.2", record)
     assert own == NormChange(eta=0.2, interval=1)
-    assert detect.labels(["norm-change", "norm-change:eta=0.4", "msdr-fall:fall=0.3"]) == {
+    assert detect.short_labels(["norm-change", "norm-change:eta=0.4", "msdr-fall:fall=0.3"]) == {
         "norm-change": "norm-change",
         "norm-change:eta=0.4": "norm-change eta=0.4",
         "msdr-fall:fall=0.3": "msdr-fall",
@@ -361,7 +366,7 @@ def test_texts_name_detectors(record: Record) -> None:
 )
 def test_bad_texts_are_one_sentence(text: str, message: str, record: Record) -> None:
     with pytest.raises(ConfigError, match=message):
-        detect.rule(text, record)
+        detect.make_rule(text, record)
 
 
 @pytest.fixture(scope="module")
@@ -374,10 +379,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_means_and_intervals_over_seeds(folder: Path) -> None:
-    runs = detect.read([folder / "low", folder / "high", folder / "low"])
+    runs = detect.read_runs([folder / "low", folder / "high", folder / "low"])
     assert len(runs) == 6
     texts = ["norm-change:interval=2", "eigenvalue-change:interval=2"]
-    result = detect.bench(runs, texts)
+    result = detect.bench_detectors(runs, texts)
     each = result.detectors.query("schedule == 'low' and detector == 'norm-change'")["critical"]
     mine = detect.over_seeds(result.detectors, "detectors").query(
         "schedule == 'low' and detector == 'norm-change'"
@@ -389,8 +394,8 @@ def test_means_and_intervals_over_seeds(folder: Path) -> None:
 
 
 def test_default_controls_are_as_long_as_the_norm_rule(folder: Path) -> None:
-    runs = detect.read([folder / "low"])
-    texts = detect.defaults(runs)
+    runs = detect.read_runs([folder / "low"])
+    texts = detect.default_rules(runs)
     assert [t.partition(":")[0] for t in texts] == [
         "norm-change",
         "norm-change",
@@ -400,7 +405,7 @@ def test_default_controls_are_as_long_as_the_norm_rule(folder: Path) -> None:
         "first-share",
         "random-windows",
     ]
-    result = detect.bench(runs, texts)
+    result = detect.bench_detectors(runs, texts)
     share = result.detectors.groupby("detector", sort=False)["critical"].mean()
     assert share["random-windows"] == share["first-share"]
     assert abs(share["random-windows"] - share.iloc[0]) < 1 / EPOCHS
@@ -421,8 +426,8 @@ def test_the_interval_of_the_defaults(
     config = {**record.config, "policy": policy, "epochs": epochs}
     run = replace(record, rows=rows, header={**record.header, "config": config, "units": epochs})
     assert detect.interval_of(run)[0] == interval
-    assert detect.rule("norm-change", run) == NormChange(interval=interval)
-    assert detect.rule("norm-change:interval=2", run) == NormChange(interval=2)
+    assert detect.make_rule("norm-change", run) == NormChange(interval=interval)
+    assert detect.make_rule("norm-change:interval=2", run) == NormChange(interval=2)
 
 
 @pytest.mark.parametrize("name", ["norm-change", "accordion", "first-share", "random-windows"])
@@ -432,11 +437,11 @@ def test_one_name_has_one_answer_for_a_run(name: str, folder: Path, tmp_path: Pa
     make(tmp_path / "grid/low", 0, "low", level="low")
     answers = []
     for place, texts in (("grid", ()), ("grid/low", ()), ("grid/low", (name,)), ("grid", (name,))):
-        result = detect.bench(detect.read([tmp_path / place]), texts)
+        result = detect.bench_detectors(detect.read_runs([tmp_path / place]), texts)
         mine = result.detectors.query(f"schedule == 'low' and detector == '{name}'")
         answers.append(tuple(mine[["critical", "interval"]].iloc[0]))
     assert len({*answers}) == 1
-    titles = [table.title for table in detect.tables(result) if table.title]
+    titles = [table.title for table in detect.format_tables(result) if table.title]
     if name in ("norm-change", "accordion"):
         assert "accordion, 1 seed; interval 2 (of the run's policy)" in titles
         assert f"low, 1 seed; interval 1 (an eighth of {EPOCHS} units)" in titles
@@ -445,11 +450,11 @@ def test_one_name_has_one_answer_for_a_run(name: str, folder: Path, tmp_path: Pa
 def test_two_runs_of_one_seed_are_refused(folder: Path, tmp_path: Path) -> None:
     make(tmp_path / "twin", seed=1)
     with pytest.raises(RecordError, match="both 'low' runs of seed 1"):
-        detect.read([folder, tmp_path])
+        detect.read_runs([folder, tmp_path])
     with pytest.raises(RecordError, match="no run in or under"):
-        detect.read([tmp_path / "nowhere"])
+        detect.read_runs([tmp_path / "nowhere"])
     with pytest.raises(RecordError, match="at least one run"):
-        detect.read([])
+        detect.read_runs([])
 
 
 def test_the_command(folder: Path, tmp_path: Path) -> None:
@@ -471,8 +476,8 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
 
 
 def test_the_figure_has_one_band_per_detector(folder: Path) -> None:
-    runs = detect.read([folder])
-    result = detect.bench(runs)
+    runs = detect.read_runs([folder])
+    result = detect.bench_detectors(runs)
     fig, numbers = bands(runs, result)
     panels = [ax for ax in fig.axes if ax.images]
     interval = f"interval 1 (an eighth of {EPOCHS} units)"
@@ -487,7 +492,7 @@ def test_the_figure_has_one_band_per_detector(folder: Path) -> None:
 def test_what_no_run_could_compute_is_said_once_for_each(tmp_path: Path) -> None:
     """Two older records without costs per layer, by two detectors: a sentence per record."""
     runs = [make(tmp_path / str(seed), seed, old=True) for seed in (0, 1)]
-    result = detect.bench(runs, ["norm-change:interval=2", "norm-change:interval=3"])
+    result = detect.bench_detectors(runs, ["norm-change:interval=2", "norm-change:interval=3"])
     assert len(result.notes) == 2
     for older, said in zip(runs, result.notes, strict=True):
         assert said.startswith(
@@ -495,4 +500,4 @@ def test_what_no_run_could_compute_is_said_once_for_each(tmp_path: Path) -> None
         )
     assert result.detectors["floats"].isna().all()
     new = [make(tmp_path / "new")]
-    assert detect.bench(new, ["norm-change:interval=2"]).notes == ()
+    assert detect.bench_detectors(new, ["norm-change:interval=2"]).notes == ()

@@ -20,11 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regimes import report
-from regimes.cost.cases import cases
-from regimes.cost.predict import predict
+from regimes.cost.cases import make_cases
+from regimes.cost.predict import predict_seconds
 from regimes.errors import ConfigError, RecordError
-from regimes.network import Network, spell
-from regimes.records import load_all, pack, read_lines
+from regimes.network import Network, format_bandwidth
+from regimes.records import load_all, pack_records, read_lines
 from regimes.report import content
 
 REFERENCE = Path(__file__).parents[3] / "data" / "reference"
@@ -70,7 +70,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def small() -> Page:
-    return Page(report.page(REFERENCE / "small.tar.xz", LINK))
+    return Page(report.render_page(REFERENCE / "small.tar.xz", LINK))
 
 
 @pytest.fixture
@@ -148,21 +148,23 @@ def test_where_the_time_went(small: Page) -> None:
 
 
 def test_the_prediction_is_that_of_regimes_cost(small: Page) -> None:
-    frame = predict(cases(load_all(REFERENCE / "small.tar.xz")), Network.parse(LINK), 4)
+    frame = predict_seconds(
+        make_cases(load_all(REFERENCE / "small.tar.xz")), Network.parse(LINK), 4
+    )
     policies = frame[frame["kind"] == "policy"].set_index("case")
     for name, row in policies.iterrows():
         cells = small.rows(3)[f"{name} (schedule)"]
         assert cells[-3:] == [
             f"{row['epoch']:.3g}",
             f"{row['speed_up']:.2f}",
-            spell(row["break_even"]),
+            format_bandwidth(row["break_even"]),
         ]
     assert "4 workers, 100 Mbit/s, 50 µs" in small.text
 
 
 @pytest.mark.slow
 def test_a_schedule_of_other_steps_is_left_out_of_the_prediction_and_named() -> None:
-    page = Page(report.page(REFERENCE / "small-batch.tar.xz", LINK))
+    page = Page(report.render_page(REFERENCE / "small-batch.tar.xz", LINK))
     assert "small-batch (schedule)" in page.rows(3)
     assert "smith (schedule)" not in page.rows(3)
     assert "Of another setting: smith." in page.text
@@ -206,15 +208,15 @@ def test_nothing_is_loaded_from_elsewhere(small: Page) -> None:
 
 def test_the_same_records_give_the_same_bytes(folder: Path) -> None:
     run = next((folder / "accordion").iterdir())
-    assert report.page(run, LINK) == report.page(run, LINK)
+    assert report.render_page(run, LINK) == report.render_page(run, LINK)
 
 
 @pytest.mark.slow
 def test_an_archive_shows_what_its_folder_shows(folder: Path, tmp_path: Path) -> None:
     """But for the command that reads folders alone."""
-    pack(folder, tmp_path / "mine.tar.xz")
-    ours = report.page(folder, LINK).replace("regimes detect mine\n", "")
-    assert report.page(tmp_path / "mine.tar.xz", LINK).replace("mine.tar.xz", "mine") == ours
+    pack_records(folder, tmp_path / "mine.tar.xz")
+    ours = report.render_page(folder, LINK).replace("regimes detect mine\n", "")
+    assert report.render_page(tmp_path / "mine.tar.xz", LINK).replace("mine.tar.xz", "mine") == ours
 
 
 @pytest.mark.slow
@@ -227,7 +229,7 @@ def test_an_archive_shows_what_its_folder_shows(folder: Path, tmp_path: Path) ->
     ],
 )
 def test_every_kind_of_study_has_its_pictures(name: str) -> None:
-    page = Page(report.page(REFERENCE / f"{name}.tar.xz", LINK))
+    page = Page(report.render_page(REFERENCE / f"{name}.tar.xz", LINK))
     assert page.tags.count("img") >= 5
     assert len(page.tables) == 5  # results, differences, seconds, prediction, other methods
     assert "not finished" not in page.text
@@ -235,7 +237,7 @@ def test_every_kind_of_study_has_its_pictures(name: str) -> None:
 
 def test_a_single_run_has_its_map_of_levels(folder: Path) -> None:
     run = next((folder / "accordion").iterdir())
-    page = Page(report.page(run, LINK))
+    page = Page(report.render_page(run, LINK))
     assert "One run." in page.text
     assert "Levels of ACCORDION." in page.text
     assert page.tags.count("img") == 5
@@ -248,7 +250,7 @@ def test_a_single_run_has_its_map_of_levels(folder: Path) -> None:
 def test_hostile_names_are_text(folder: Path) -> None:
     for run in (folder / "accordion").iterdir():
         rename(run, HOSTILE)
-    text = report.page(folder, LINK)
+    text = report.render_page(folder, LINK)
     page = Page(text)
     assert "script" not in page.tags
     assert "<script" not in text
@@ -266,16 +268,16 @@ def test_any_name_is_text(tmp_path_factory: pytest.TempPathFactory, name: str) -
     run = next((run / "low").iterdir())
     cut(run, 0)
     rename(run, name)
-    text = report.page(run, LINK)
+    text = report.render_page(run, LINK)
     page = Page(text)
-    assert f"{name}, seed {content.read(run, run).example.seed}" in page.text
-    assert page.tags == Page(report.page(run, LINK)).tags
+    assert f"{name}, seed {content.read_study(run, run).example.seed}" in page.text
+    assert page.tags == Page(report.render_page(run, LINK)).tags
 
 
 def test_an_unfinished_schedule_is_shown_as_such(folder: Path) -> None:
     for run in (folder / "accordion").iterdir():
         cut(run, 7, "the loss is not finite")
-    page = Page(report.page(folder, LINK))
+    page = Page(report.render_page(folder, LINK))
     assert "2 of 4 runs are not finished" in page.text
     assert "stopped, 7 of 24 epochs: the loss is not finite" in page.text
     assert page.rows(0)["accordion"] == ["unfinished: 7 of 24 epochs", *"––––"]
@@ -285,7 +287,7 @@ def test_an_unfinished_schedule_is_shown_as_such(folder: Path) -> None:
 def test_an_unfinished_seed_is_left_out_of_the_mean(folder: Path) -> None:
     kept, broken = sorted((folder / "low").iterdir())
     cut(broken, 3)
-    page = Page(report.page(folder, LINK))
+    page = Page(report.render_page(folder, LINK))
     metric = [row["metric"] for row in read_lines(kept / "epochs.jsonl")]
     shown, n = page.rows(0)["low"][:2]
     assert float(shown) == pytest.approx(100 * sum(metric[-3:]) / 3, abs=0.0501)
@@ -297,12 +299,12 @@ def test_damaged_and_empty_runs_are_listed(folder: Path) -> None:
     first, second = sorted((folder / "low").iterdir())
     (first / "run.json").write_text("{")
     cut(second, 0)
-    page = Page(report.page(folder, LINK))
+    page = Page(report.render_page(folder, LINK))
     assert f"low/{first.name}: damaged: low/{first.name}/run.json is damaged" in page.text
     assert f"low/{second.name}: broken off, 0 of 24 epochs" in page.text
     assert page.rows(0).keys() == {"accordion"}
     assert "of low throughout" in page.tables[0][0]  # no run of low to compare with
-    alone = Page(report.page(second, LINK))
+    alone = Page(report.render_page(second, LINK))
     assert "No epoch is complete" in alone.text
     assert alone.tags.count("img") == 0
 
@@ -316,8 +318,8 @@ def test_of_low_without_a_run_of_low(folder: Path) -> None:
         / (run.header["per_step"]["low"]["floats"] * sum(r["steps"] for r in run.rows))
         for run in runs
     ]
-    study = content.read(folder, folder)
-    assert content.results(study).rows[0][4] == f"{sum(shares) / 2:.2f}"
+    study = content.read_study(folder, folder)
+    assert content.tabulate_results(study).rows[0][4] == f"{sum(shares) / 2:.2f}"
 
 
 def test_bad_input_is_one_sentence(folder: Path, tmp_path: Path) -> None:
@@ -325,14 +327,14 @@ def test_bad_input_is_one_sentence(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for place in ("empty", "missing"):
         with pytest.raises(RecordError, match=f"no run in or under .*{place}"):
-            report.page(tmp_path / place, LINK)
+            report.render_page(tmp_path / place, LINK)
     with pytest.raises(RecordError, match=r"text.tar.xz is no archive of records: [^\n]*$"):
-        report.page(tmp_path / "text.tar.xz", LINK)
+        report.render_page(tmp_path / "text.tar.xz", LINK)
     with pytest.raises(ConfigError, match="no bandwidth and latency"):
-        report.page(folder, "fast")
+        report.render_page(folder, "fast")
     shutil.copytree(next((folder / "low").iterdir()), folder / "again")
     with pytest.raises(RecordError, match="are both 'low' runs of seed"):
-        report.page(folder, LINK)
+        report.render_page(folder, LINK)
 
 
 def test_runs_of_other_settings_are_refused(folder: Path) -> None:
@@ -341,7 +343,7 @@ def test_runs_of_other_settings_are_refused(folder: Path) -> None:
     header["config"]["workers"] = 8
     path.write_text(json.dumps(header))
     with pytest.raises(RecordError, match="differ in workers"):
-        report.page(folder, LINK)
+        report.render_page(folder, LINK)
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ import regimes
 from regimes.config import RunConfig, override
 from regimes.errors import ConfigError, RecordError, RegimesError
 from regimes.records import read_lines
-from regimes.records.experiment import identity
+from regimes.records.experiment import identify_experiment
 
 
 def lines(folder: Path) -> list[bytes]:
@@ -127,7 +127,7 @@ def test_units_left_out_make_the_run_that_never_had_them(
     for ours, theirs in zip(pulse.rows[at + 2 :], never.rows[at:], strict=True):
         for key in ("lr", "train_loss", "test_loss", "metric", "bytes", "statistics", "steps"):
             assert ours[key] == theirs[key], key  # type: ignore[literal-required]
-    assert identity(pulse) != identity(trunk)
+    assert identify_experiment(pulse) != identify_experiment(trunk)
 
 
 def test_units_left_out_go_on_after_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three of five epochs."""
     out = tmp_path_factory.mktemp("trained") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "complete", lambda header, rows: len(rows) == 3)
+        patch.setattr(loop, "is_complete", lambda header, rows: len(rows) == 3)
         regimes.run(config(epochs=5), out)
     return out
 
@@ -104,7 +104,7 @@ def test_what_a_kill_has_left_is_not_part_of_the_checkpoint(out: Path) -> None:
     (partial / ".process-0.pt.0123456789abcdef.tmp").write_bytes(b"half")
     (partial / "process-7.pt").write_bytes(b"of another number of processes")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "complete", lambda header, rows: len(rows) == 4)
+        patch.setattr(loop, "is_complete", lambda header, rows: len(rows) == 4)
         regimes.run(config(epochs=5), out, resume=True)
     found = {path.name for path in (out / "checkpoints/epoch-0004").iterdir()}
     assert found == {"process-0.pt", "manifest.json"}

@@ -253,7 +253,7 @@ def test_cublas_that_was_used_before_is_named() -> None:
 def test_a_record_names_the_gpu_that_is_in_use_and_its_libraries(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert "gpu" not in provenance.machine()
+    assert "gpu" not in provenance.describe_machine()
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "pretended")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
@@ -262,7 +262,7 @@ def test_a_record_names_the_gpu_that_is_in_use_and_its_libraries(
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
     monkeypatch.setattr(torch._C, "_nccl_version", lambda: None, raising=False)
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 7))
-    found = provenance.machine()["gpu"]
+    found = provenance.describe_machine()["gpu"]
     assert found == {
         "name": "pretended",
         "cuda": "13.0",

@@ -10,9 +10,9 @@ from configs import smoke as config
 
 import regimes
 from regimes.job.run_warnings import run_warnings
-from regimes.launch.processes import train
-from regimes.monitor.watch import watch
-from regimes.report import page
+from regimes.launch.processes import train_process
+from regimes.monitor.watch import watch_runs
+from regimes.report import render_page
 
 torch.set_num_threads(1)
 ALWAYS = "policy: accordion chose 'low' for everything in all of 4 epochs"
@@ -22,15 +22,17 @@ LONG = "policy: accordion compares every 10 units, and the run has 4: it has com
 def test_an_interval_longer_than_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train(config("policy.interval=10", "optimizer.decay_epochs=[]"), tmp_path / "run", False, False)
+    train_process(
+        config("policy.interval=10", "optimizer.decay_epochs=[]"), tmp_path / "run", False, False
+    )
     said = " ".join(capsys.readouterr().out.split())
     assert ALWAYS in said
     assert LONG in said
-    watch(tmp_path / "run", once=True)
+    watch_runs(tmp_path / "run", once=True)
     said = " ".join(capsys.readouterr().out.split())
     assert ALWAYS in said
     assert LONG in said
-    assert "compared nothing" in page(tmp_path / "run", "10 Gbit/s")
+    assert "compared nothing" in render_page(tmp_path / "run", "10 Gbit/s")
 
 
 def test_an_interval_that_is_nearly_the_run() -> None:

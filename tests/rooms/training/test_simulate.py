@@ -66,14 +66,14 @@ def test_a_preset_given_as_objects_has_the_same_bits(tmp_path: Path) -> None:
         ],
     )
     expected = regimes.run(config, tmp_path / "preset")
-    digits = images.load(config.data)
+    digits = images.load_images(config.data)
     normalise = Normaliser(digits, "cpu", torch.float32)
     train = normalise(digits.train_x), digits.train_y
     test = normalise(digits.test_x), digits.test_y
     _, channels, size, _ = digits.train_x.shape
     shape = {"classes": 10, "channels": channels, "image_size": size}
     record = regimes.simulate(
-        lambda: models.build(**vars(config.model), **shape),
+        lambda: models.build_model(**vars(config.model), **shape),
         train,
         TensorDataset(*test),
         out=tmp_path / "objects",

@@ -509,16 +509,16 @@ def test_a_folder_keeps_its_run(tmp_path: Path) -> None:
 def test_an_ablation_refuses_results_of_another_configuration(tmp_path: Path) -> None:
     c = config(epochs=1)
     regimes.run(c, tmp_path / "cell")
-    assert sweep.done(tmp_path / "cell", c)
-    assert not sweep.done(tmp_path / "other", c)
+    assert sweep.is_finished(tmp_path / "cell", c)
+    assert not sweep.is_finished(tmp_path / "other", c)
     with pytest.raises(RecordError, match="differs in optimizer"):
-        sweep.done(tmp_path / "cell", override(c, ["optimizer.lr=0.01"]))
+        sweep.is_finished(tmp_path / "cell", override(c, ["optimizer.lr=0.01"]))
 
 
 def test_resume_refuses_other_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     regimes.run(config(epochs=1), tmp_path / "run")
-    load = images.load
-    monkeypatch.setattr(images, "load", lambda c: replace(load(c), digest="changed"))
+    load = images.load_images
+    monkeypatch.setattr(images, "load_images", lambda c: replace(load(c), digest="changed"))
     with pytest.raises(RecordError, match="was trained on other data"):
         regimes.run(config(epochs=1), tmp_path / "run", resume=True)
 

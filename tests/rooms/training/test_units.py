@@ -16,10 +16,10 @@ from runs import resumed_alike, same_run, weights
 import regimes
 from regimes.detectors import NormChange
 from regimes.errors import ConfigError
-from regimes.policies import policy
+from regimes.policies import make_policy
 from regimes.records import read_lines, unit_name
-from regimes.replay.detect import defaults, rule
-from regimes.replay.replay import replay
+from regimes.replay.detect import default_rules, make_rule
+from regimes.replay.replay import replay_rule
 from regimes.training.build import prepare_run
 from regimes.training.units import Units
 
@@ -103,7 +103,7 @@ def test_processes_equal_simulation(tmp_path: Path) -> None:
 def test_a_policy_decides_per_unit_and_replays(tmp_path: Path) -> None:
     c = config("unit_steps=2")
     record = regimes.run(c, tmp_path / "run")
-    found = replay(record, policy(c.policy))
+    found = replay_rule(record, make_policy(c.policy))
     live = record.layers.loc[record.layers["layer"].isin(found["layer"])]
     assert found["level"].tolist() == live["level"].tolist()
     assert found["epoch"].nunique() == 6
@@ -113,9 +113,9 @@ def test_baselines_are_as_long_as_the_detector_in_units(tmp_path: Path) -> None:
     """The run's length in units, not in epochs: of twelve units half are six."""
     record = regimes.run(config("unit_steps=1"), tmp_path / "run")
     for words in ("first-share:share=0.5", "random-windows:share=0.5"):
-        found = replay(record, rule(words, record))
+        found = replay_rule(record, make_rule(words, record))
         assert found.groupby("epoch")["critical"].first().sum() == 6
-    assert rule(defaults([record])[0], record) == NormChange(interval=1)
+    assert make_rule(default_rules([record])[0], record) == NormChange(interval=1)
 
 
 def test_a_single_epoch_may_have_many_units(tmp_path: Path) -> None:

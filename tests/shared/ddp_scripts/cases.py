@@ -16,12 +16,12 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from regimes.collectives.world import World
-from regimes.compression import compressor
+from regimes.compression import make_compressor
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE
 from regimes.ddp import Hook, attach
-from regimes.policies import policy
-from regimes.policies.history import history
+from regimes.policies import make_policy
+from regimes.policies.history import read_history
 from regimes.training.gradients import layer_table
 
 EPOCHS, STEPS, RATE = 3, 3, 0.05
@@ -162,14 +162,14 @@ def simulated(case: Case) -> dict[str, Any]:
     layers = layer_table(net)
     world.meter.dtype = torch.float64
     named = case.compressor if isinstance(case.compressor, dict) else {"name": case.compressor}
-    reducer = Reducer(compressor(named), layers, world, seed=7)
+    reducer = Reducer(make_compressor(named), layers, world, seed=7)
     compressed = [i for i, layer in enumerate(layers) if layer.compressed]
-    rule, values, optimizer = policy(case.policy), dict(case.levels), sgd(net)
+    rule, values, optimizer = make_policy(case.policy), dict(case.levels), sgd(net)
     rows: list[dict[str, Any]] = []
     all_levels = []
     touched: set[int] = set()  # parameters whose .grad exists
     for epoch in range(EPOCHS + 1):
-        decisions = rule.decide(history(rows, compressed, "update"), [""] * len(compressed))
+        decisions = rule.decide(read_history(rows, compressed, "update"), [""] * len(compressed))
         levels = [DENSE] * len(layers)
         for i, decision in zip(compressed, decisions, strict=True):
             levels[i] = decision.level

@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 
 import regimes
 from regimes.errors import ConfigError, RegimesError
-from regimes.seeding import derive, uniform
+from regimes.seeding import derive_seed, draw_uniform
 
 STEPS, EVERY, RATE, BATCH = 6, 2, 0.05, 8
 RULE = {"name": "accordion", "interval": 1, "eta": 0.2}
@@ -324,8 +324,8 @@ class Loop:
     def _noise(self, rank: int, owner: int, size: int) -> list[float]:
         if not self.stochastic:
             return [0.5] * size
-        seed = derive(7, self.name, "numbers", self.step, self.first + rank)
-        (drawn,) = uniform([(seed, size * self.ranks, 0)], torch.device("cpu"))
+        seed = derive_seed(7, self.name, "numbers", self.step, self.first + rank)
+        (drawn,) = draw_uniform([(seed, size * self.ranks, 0)], torch.device("cpu"))
         return drawn.tolist()[owner * size : (owner + 1) * size]
 
 

@@ -26,7 +26,7 @@ from torch.futures import Future
 import regimes
 from regimes.collectives import connect, devices, faults, group, process_group, processes
 from regimes.collectives.requests import Layer
-from regimes.compression import compressor
+from regimes.compression import make_compressor
 from regimes.compression.reducer import Reducer
 from regimes.compression.scatter import QuantisedScatter
 from regimes.config import RunConfig
@@ -269,7 +269,7 @@ def _islands_step(rank: int) -> Iterator[None]:
     ours.local = [torch.randn(4, 6).to(device) for _ in ours.names]
     ours.parameters = dict(zip(ours.names, ours.local, strict=True))
     layers = world.local_layers([Layer(name, (8, 6)) for name in ours.names])
-    reducer = Reducer(compressor({"name": "powersgd"}), layers, world, seed=0)
+    reducer = Reducer(make_compressor({"name": "powersgd"}), layers, world, seed=0)
     steps = HookSteps(ours, reducer, (), scale=lambda: 1.0)
     steps.levels = [2, 2]
     for step in range(4):

@@ -25,11 +25,11 @@ from torch.utils.checkpoint import checkpoint
 import regimes
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
-from regimes.compression import compressor
+from regimes.compression import make_compressor
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE
-from regimes.policies import policy
-from regimes.policies.history import history
+from regimes.policies import make_policy
+from regimes.policies.history import read_history
 from regimes.training.gradients import layer_table
 
 UNITS, STEPS, RATE, BATCH = 3, 2, 0.05, 8
@@ -235,17 +235,21 @@ def simulated(islands: int, shards: int, case: Case) -> dict[str, Any]:
     parameters = [p for p in net.parameters() if p.requires_grad]
     layers = layer_table(net)
     named = case.compressor if isinstance(case.compressor, dict) else {"name": case.compressor}
-    chosen = compressor(named)
+    chosen = make_compressor(named)
     pieces = [_pieces(layer, shards, chosen.joins_shards) for layer in layers]
     flat = [piece for of_one in pieces for piece in of_one]
     reducer = Reducer(chosen, flat, world, seed=7)
     compressed = [i for i, layer in enumerate(layers) if layer.compressed]
-    rule, values, optimizer = policy(case.rule or RULE), dict(case.levels), optimiser(net, case)
+    rule, values, optimizer = (
+        make_policy(case.rule or RULE),
+        dict(case.levels),
+        optimiser(net, case),
+    )
     names = [layers[i].name for i in compressed]
     rows: list[dict[str, Any]] = []
     inside = Inside(islands, shards, case)
     for unit in range(UNITS):
-        decisions = rule.decide(history(rows, compressed, "update"), names)
+        decisions = rule.decide(read_history(rows, compressed, "update"), names)
         levels = [DENSE] * len(layers)
         for i, decision in zip(compressed, decisions, strict=True):
             levels[i] = decision.level

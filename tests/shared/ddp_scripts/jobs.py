@@ -32,7 +32,7 @@ from regimes.collectives.requests import Layer, Mean, Traffic
 from regimes.compression import Compressor, State
 from regimes.compression.base import Sending
 from regimes.config import Level, RunConfig
-from regimes.data import load as load_task
+from regimes.data import load_task
 from regimes.ddp import attach
 from regimes.errors import RegimesError
 from regimes.job.state import place_state

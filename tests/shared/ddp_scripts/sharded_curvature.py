@@ -27,7 +27,7 @@ from regimes.curvature import (
     layer_traces,
 )
 from regimes.errors import ConfigError
-from regimes.seeding import derive
+from regimes.seeding import derive_seed
 
 STEPS, SHARE, SEED = 3, 6, 3
 TOLERANCE = 1e-7  # of a residual; an eigenvalue errs by its square
@@ -186,7 +186,10 @@ def expected(state: dict[str, Tensor], by_module: bool) -> Any:
     net.load_state_dict(state, strict=False)
     shares = [samples(100 + rank) for rank in range(4)]
     batches = [(torch.cat([x for x, _ in shares]), torch.cat([y for _, y in shares]))]
-    hessian, seed = HessianProduct(net, loss, batches, mode="eval"), derive(SEED, "curvature", 0)
+    hessian, seed = (
+        HessianProduct(net, loss, batches, mode="eval"),
+        derive_seed(SEED, "curvature", 0),
+    )
     top = eigenvalues(hessian, largest=2, seed=seed, tolerance=TOLERANCE, max_products=60)
     layers = MODULES if by_module else None
     traces = [t.value for t in layer_traces(hessian, layers=layers, probes=2, seed=seed).values()]

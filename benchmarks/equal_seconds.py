@@ -308,7 +308,7 @@ def _notes(raced: Sequence[Line]) -> list[str]:
 
 def figure(found: Found) -> Figure:
     """The loss of each method against the seconds, mean and 95 % interval over seeds."""
-    fig = style.figure(4.6)
+    fig = style.make_figure(4.6)
     ax = fig.subplots()
     grids = [grid for grid in SECONDS if grid in found]
     ends = []

@@ -23,14 +23,14 @@ OURS = {
 }
 
 
-def _load_registry() -> Registry:
+def load_registry() -> Registry:
     """All reporters by name."""
     return Registry("reporter", OURS, group="regimes.reporters")
 
 
 def check_reporters(names: Sequence[str]) -> None:
     """Raise ConfigError unless each is a known name or ``package.module:Class``."""
-    known = _load_registry()
+    known = load_registry()
     for name in names:
         known.load(name)
 
@@ -38,7 +38,7 @@ def check_reporters(names: Sequence[str]) -> None:
 def make_reporters(names: Sequence[str], folder: Path) -> list[Any]:
     """The reporters of these names, for the run in a folder. ConfigError for an unknown name, a
     missing package or method, or an exception while one is made."""
-    known, instances = _load_registry(), []
+    known, instances = load_registry(), []
     for name in names:
         cls = known.load(name)
         try:

@@ -223,7 +223,7 @@ REGISTRIES = {
     "deficits": deficits.REGISTRY,
     "tasks": sources.TASKS,
     "models": models.MODELS,
-    "reporters": reporting.registry(),
+    "reporters": reporting.load_registry(),
 }
 def sentence(kind, name):
     try:

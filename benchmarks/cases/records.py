@@ -58,9 +58,9 @@ def timed_run(config: RunConfig) -> Iterator[dict[str, list[float]]]:
     watch = Stopwatch()
     with (
         tempfile.TemporaryDirectory() as folder,
-        patch.object(loop, "_advance", watch("epoch", loop._advance_unit)),
+        patch.object(loop, "_advance_unit", watch("epoch", loop._advance_unit)),
         patch.object(RecordWriter, "epoch", watch("row", RecordWriter.epoch)),
-        patch.object(loop, "save", watch("checkpoint", loop.save)),
+        patch.object(loop, "save_run", watch("checkpoint", loop.save_run)),
         contextlib.redirect_stdout(io.StringIO()),
     ):
         loop.run(config, Path(folder, "run"))

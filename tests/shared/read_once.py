@@ -20,7 +20,7 @@ class _Selected:
 
 def install() -> None:
     """For the processes that are forked from this one as well."""
-    package, commit = provenance.PACKAGE, provenance.commit
+    package, commit = provenance.PACKAGE, provenance.find_commit
     known, of_packages = functools.cache(commit), entry_points._of_packages
 
     def commit_of_package() -> str | None:  # a test may put another package in the place of this
@@ -30,5 +30,5 @@ def install() -> None:
     def selected(path: tuple[str, ...]) -> _Selected:
         return _Selected(of_packages(path))
 
-    provenance.commit = commit_of_package
+    provenance.find_commit = commit_of_package
     entry_points._of_packages = selected

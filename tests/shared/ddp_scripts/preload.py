@@ -30,7 +30,7 @@ read_once = importlib.import_module("read_once")
 read_once.install()
 for group in sys.modules["regimes.records.provenance"].OFFERED:
     sys.modules["regimes.config.entry_points"].entry_points(group)
-sys.modules["regimes.records.provenance"].commit()
+sys.modules["regimes.records.provenance"].find_commit()
 
 # A collection would write to each object that is shared with the server, and so copy its page.
 gc.collect()

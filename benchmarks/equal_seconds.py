@@ -308,7 +308,7 @@ def _notes(raced: Sequence[Line]) -> list[str]:
 
 def figure(found: Found) -> Figure:
     """The loss of each method against the seconds, mean and 95 % interval over seeds."""
-    fig = style.make_figure(4.6)
+    fig = style.figure(4.6)
     ax = fig.subplots()
     grids = [grid for grid in SECONDS if grid in found]
     ends = []
@@ -341,7 +341,7 @@ def write(found: Found, rates: Mapping[str, Mapping[str, float]], raced: Sequenc
     """The page and the figure, beside this file."""
     write_output(HERE / f"{NAME}.md", page(found, rates, raced))
     if found:
-        with style.use_theme():
+        with style.theme():
             write_output(HERE / f"{NAME}.png", style.render_figure(figure(found), "png"))
 
 

@@ -284,7 +284,7 @@ def _free(lines: Sequence[Line], name: str) -> list[float]:
 def figure(lines: Sequence[Line], link: int = AT) -> Figure:
     """Loss against seconds, mean over seeds; the entrants' names at the ends of their curves."""
     found = {name: runs for name, runs in grouped(lines, link).items() if name in SHOWN}
-    fig = style.make_figure(4.6)
+    fig = style.figure(4.6)
     ax = fig.subplots()
     ends = []
     for i, (name, runs) in enumerate(found.items()):
@@ -360,6 +360,6 @@ def write(models: Mapping[str, Sequence[Line]], system: str) -> None:
     write_output(HERE / "race.md", page(raced, system))
     lines = next(iter(raced.values()))
     links = {line["link"] for line in lines if line["stage"] == "race"}
-    with style.use_theme():
+    with style.theme():
         content = style.render_figure(figure(lines, AT if AT in links else min(links)), "png")
     write_output(HERE / "race.png", content)

@@ -143,8 +143,8 @@ def figure(found: dict[str, Any]) -> Figure:
     from regimes.plotting.words import add_headline
 
     looks = {"plain": LOOKS["dense"], "hook": LOOKS["accordion"]}
-    with style.use_theme():
-        fig = style.make_figure(2.7)
+    with style.theme():
+        fig = style.figure(2.7)
         for ax, (name, ways) in zip(fig.subplots(1, len(found)), found.items(), strict=True):
             for way, runs in ways.items():
                 losses = list(zip(*(run["train"] for run in runs), strict=True))

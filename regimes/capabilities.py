@@ -189,7 +189,7 @@ def _check_known(plug_in: Any, attribute: str, names: Iterable[str]) -> None:
 def find_missing(needs: Collection[str], modes: Iterable[Mode]) -> tuple[Mode, str] | None:
     """The first mode that lacks one of these capabilities, and which; None: it works.
 
-    >>> missing({WHOLE_LAYERS}, [LOCAL, SHARDS])[1]
+    >>> find_missing({WHOLE_LAYERS}, [LOCAL, SHARDS])[1]
     'whole_layers'
     """
     return next(((mode, need) for mode in modes for need in mode.lacks if need in needs), None)

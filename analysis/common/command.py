@@ -81,7 +81,7 @@ class Files:
         """
         from regimes.plotting import style
 
-        self.paths += style.save_figure(drawn[0], self.folder / name, drawn[1])
+        self.paths += style.save(drawn[0], self.folder / name, drawn[1])
 
     def table(self, name: str, rows: pd.DataFrame) -> None:
         """Rows in full precision, as NAME.csv."""

@@ -126,8 +126,8 @@ def figure_cost(
     chosen_cases = [case for case in every if not case.runs or case.name in shown]
     numbers = curves(chosen_cases, network, workers, algorithm, buckets)
     table = predict_seconds(chosen_cases, network, workers, algorithm, buckets)
-    with style.use_theme():
-        fig = style.make_figure(3.4)
+    with style.theme():
+        fig = style.figure(3.4)
         left, right = fig.subplots(1, 2)
         for name in shown:
             _draw(left, numbers, "bandwidth", name, "speed_up")

@@ -68,8 +68,8 @@ def figure(
     felt = [a for a in names if not is_null(curve.loc[curve["arm"] == a, "harm"].to_list())]
     rows = list(dict.fromkeys(scored["signal"]))
     cells = shades(signals).loc[rows]
-    with style.use_theme():
-        fig, below = style.make_figure(5.4 + 0.17 * len(rows)), 0.3 + 0.17 * len(rows)
+    with style.theme():
+        fig, below = style.figure(5.4 + 0.17 * len(rows)), 0.3 + 0.17 * len(rows)
         if canvas.is_stacked(fig):  # image and scores below one another
             below *= 2
             fig.set_figheight(canvas.HIGHEST)

@@ -216,8 +216,8 @@ def figure(each: pd.DataFrame, trunk: Record) -> style.Drawing:
     drawn, law, shown = points(each), lines(each), tested_by(trunk)
     arms = [*dict.fromkeys(drawn["arm"])]
     handles = []
-    with style.use_theme():
-        fig = style.make_figure(4.7, COLUMN)
+    with style.theme():
+        fig = style.figure(4.7, COLUMN)
         ax = fig.subplots()
         for arm, look in zip(arms, LOOKS, strict=False):
             marks = look.line | {"linestyle": "none", "markeredgecolor": look.colour}

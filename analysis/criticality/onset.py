@@ -66,8 +66,8 @@ def figure(trees: Sequence[Tree]) -> style.Drawing:
     top = ROOM_ABOVE * (lasting if len(lasting) else every["harm"]).max()
     top = top if top > 0 else ROOM_ABOVE * float(every["harm"].abs().max())  # no pulse harms
     tables = []
-    with style.use_theme():
-        fig = style.make_figure(4.3, style.WIDTH if len(trees) > 1 else 0.7 * style.WIDTH)
+    with style.theme():
+        fig = style.figure(4.3, style.WIDTH if len(trees) > 1 else 0.7 * style.WIDTH)
         axes = fig.subplots(
             2, len(trees), sharex="col", sharey="row", squeeze=False, height_ratios=[3, 0.9]
         )

@@ -77,8 +77,8 @@ def figure(
     all_epochs = shares.reindex(columns=range(int(shares.columns.max()) + 1))
     rows = unforced.over_seeds(unforced.pairs(tables))
     agreed = unforced.with_reference(rows, reference).set_index("detector")
-    with style.use_theme():
-        fig = style.make_figure(1.3 + 0.32 * len(shares))
+    with style.theme():
+        fig = style.figure(1.3 + 0.32 * len(shares))
         left, right = fig.subplots(1, 2, width_ratios=[3, 2])
         image = draw_bands(left, all_epochs)
         left.set_xlabel(unit_name(runs[0].config))

@@ -181,8 +181,8 @@ def figure(
     runs: Sequence[Record], harm: pd.DataFrame, called: Mapping[str, np.ndarray]
 ) -> style.Drawing:
     """Harm by length and by onset, and the detectors' calls."""
-    with style.use_theme():
-        fig = style.make_figure(3.5)
+    with style.theme():
+        fig = style.figure(3.5)
         left, middle, right = fig.subplots(1, 3, width_ratios=[2, 2, 2.4])
         middle.sharey(left)
         early = harm[harm["first"] == 0]

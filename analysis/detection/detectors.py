@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def bands(runs: Sequence[Record], result: Comparison) -> style.Drawing:
     """`regimes.plotting.panels.draw_detectors`, with a caption."""
     fig, numbers = drawing.draw_detectors(runs, result)
-    with style.use_theme():
+    with style.theme():
         add_headline(fig, _title(result))
         style.add_caption(fig, _words(runs, result))
     return style.Drawing(fig, numbers)

@@ -82,8 +82,8 @@ def signals(record: Record) -> style.Drawing:
     table = numbers(record)
     panels = {t: {c: w for c, w in columns.items() if c in table} for t, columns in PANELS.items()}
     panels = {title: columns for title, columns in panels.items() if columns}
-    with style.use_theme():
-        fig = style.make_figure(1.0 + 1.15 * len(panels))
+    with style.theme():
+        fig = style.figure(1.0 + 1.15 * len(panels))
         for ax, (title, columns) in zip(
             fig.subplots(len(panels), 1, sharex=True), panels.items(), strict=True
         ):

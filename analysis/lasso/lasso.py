@@ -70,8 +70,8 @@ def lasso(s: Setting, runs: list[Record]) -> style.Drawing:
     """
     below = network(runs) if runs else None
     above = [sparsity(s), chances(s)]
-    with style.use_theme():
-        fig = style.make_figure(3.7 if below is None else 6.9)
+    with style.theme():
+        fig = style.figure(3.7 if below is None else 6.9)
         axes = fig.subplots(1 if below is None else 2, 2, squeeze=False)
         _sparsity(axes[0, 0], above[0], s)
         _chances(axes[0, 1], above[1], s)

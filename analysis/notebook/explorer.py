@@ -207,8 +207,8 @@ def figure(study: PricedRuns, settings: Settings, answer: Answer) -> Figure:
     colours = level_palette(run, {"low", "high"})
     size = 7.5 if len(levels) <= 30 else 4.5
     heights = [0.24 * len(bands) + 0.3, max(1.4, len(levels) * size / 45)]
-    with style.use_theme():
-        fig = style.make_figure(sum(heights) + 1.3, 8.8)
+    with style.theme():
+        fig = style.figure(sum(heights) + 1.3, 8.8)
         top, bottom = fig.subplots(2, 1, sharex=True, height_ratios=heights)
         draw_bands(top, bands)
         top.set_yticks(range(len(bands)), list(bands.index), fontsize=7.5)

@@ -39,7 +39,7 @@ def png(figure: Figure, dpi: int = DPI) -> bytes:
     from PIL import Image
 
     drawn, kept = io.BytesIO(), io.BytesIO()
-    with style.use_theme():
+    with style.theme():
         figure.savefig(drawn, dpi=dpi, metadata={"Software": None})
     with Image.open(drawn) as image:
         few = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)

@@ -72,8 +72,8 @@ def figure(runs: Iterable[Record], *, schedules: Sequence[str] = ()) -> style.Dr
         decided(by_schedule),
     )
     names = names_of(by_schedule)
-    with style.use_theme():
-        fig = style.make_figure(5.4)
+    with style.theme():
+        fig = style.figure(5.4)
         grid = fig.subplots(2, 2, height_ratios=[3, 2])
         for ax, against in zip(grid[0], ("epoch", "floats"), strict=True):
             panels.draw_curves(ax, against, numbers, last, shown, names, marks=against == "floats")

@@ -75,8 +75,8 @@ def figure(
     numbers, last = tabulate_curves(by_schedule, shown), tabulate_ends(by_schedule, shown)
     authors = logs.of(one, shown) if overlay else None
     names = names_of(by_schedule)
-    with style.use_theme():
-        fig = style.make_figure(3.7)
+    with style.theme():
+        fig = style.figure(3.7)
         axes = fig.subplots(1, len(x), sharey=True, squeeze=False)[0]
         for ax, against in zip(axes, x, strict=True):
             marks = against != "epoch" or len(x) == 1  # at one x they would cover each other

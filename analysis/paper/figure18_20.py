@@ -49,7 +49,7 @@ def level_map(
             f"no {schedule!r} run of seed {seed}: there are {[r.seed for r in chosen]}"
         )
     fig, numbers = drawing.level_map(chosen, shown)
-    with style.use_theme():
+    with style.theme():
         add_headline(
             fig, f"{style_of(schedule).label} chose {drawing.level_share(chosen, numbers)}"
         )

@@ -72,8 +72,8 @@ def figure2a(runs: Iterable[Record], schedule: str = "low") -> style.Drawing:
     chosen, critical = by_schedule[schedule], critical_windows(by_schedule)
     numbers, layers, config = norms(chosen), compressed_layers(chosen[0]), chosen[0].config
     colours = sns.color_palette("viridis", len(layers) + 1)[: len(layers)]  # the last is too pale
-    with style.use_theme():
-        fig = style.make_figure(3.3)
+    with style.theme():
+        fig = style.figure(3.3)
         ax = fig.add_subplot()
         style.shade_windows(ax, critical)
         style.mark_decays(ax, chosen[0])
@@ -124,8 +124,8 @@ def figure2b(runs: Iterable[Record]) -> style.Drawing:
         by_schedule["low"][0],
     )
     shown, said = tested_by(one), names_of(by_schedule)
-    with style.use_theme():
-        fig = style.make_figure(6.6)
+    with style.theme():
+        fig = style.figure(6.6)
         if canvas.is_stacked(fig):  # four panels below one another
             fig.set_figheight(canvas.HIGHEST)
         grid = fig.add_gridspec(2, 1, hspace=0.04)

@@ -135,8 +135,8 @@ def figure3(
     calls = [compare_rules(run, rules(interval_, eta)).epochs for run in chosen]
     shares = pd.concat(calls).groupby(["detector", "epoch"])["critical"].mean()
     numbers = pd.concat([_curve(values, name, shares) for name in LINES], ignore_index=True)
-    with style.use_theme():
-        fig = style.make_figure(4.6)
+    with style.theme():
+        fig = style.figure(4.6)
         top, middle, bottom = fig.subplots(3, 1, sharex=True, height_ratios=[3, 2, 1.1])
         for ax, names in ((top, (EVAL, BATCH)), (middle, (NORM,))):
             for name in names:

@@ -146,8 +146,8 @@ def figure4a(runs: Iterable[Record], schedule: str = "dense") -> style.Drawing:
     if not shown:
         raise RecordError(f"none of the batch sizes {SHOWN} was measured in {one.folder}")
     when = moments(numbers, one.config)
-    with style.use_theme():
-        fig = style.make_figure(3.6)
+    with style.theme():
+        fig = style.figure(3.6)
         halves: Any = fig.subfigures(1, 2)
         left, right = (half.add_subplot() for half in halves)
         style.mark_decays(left, one)

@@ -176,8 +176,8 @@ def figure() -> style.Drawing:
     frame = runs()
     settings = list(frame[KEYS].drop_duplicates().sort_values(KEYS).itertuples(index=False))
     rows = -(-len(settings) // COLUMNS)
-    with style.use_theme():
-        fig = style.make_figure(1.45 * rows + 0.7, 9.5)
+    with style.theme():
+        fig = style.figure(1.45 * rows + 0.7, 9.5)
         axes = fig.subplots(rows, COLUMNS, squeeze=False).ravel()
         for ax, (data, model, compressor) in zip(axes, settings, strict=False):
             logs = curves(data=data, model=model, compressor=compressor)

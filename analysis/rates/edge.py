@@ -125,8 +125,8 @@ def figure(runs: Sequence[Record]) -> style.Drawing:
     limit, by_epoch = edge_of(runs), products(runs)
     check_arms(runs)
     rates = sorted(by_epoch["rate"].unique())
-    with style.use_theme():
-        fig = style.make_figure(3.4)
+    with style.theme():
+        fig = style.figure(3.4)
         panels = fig.subplots(1, len(rates), sharey=True, squeeze=False)[0]
         for ax, rate in zip(panels, rates, strict=True):
             _panel(ax, by_epoch[by_epoch["rate"] == rate])

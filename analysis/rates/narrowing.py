@@ -157,8 +157,8 @@ def figure(by_run: pd.DataFrame, run: Record) -> style.Drawing:
     """
     numbers, words = [], {"loss": "rank 1", "dense": "dense"}
     looks = styles_of(("rank 1", "dense"))
-    with style.use_theme():
-        fig = style.make_figure(2.9)
+    with style.theme():
+        fig = style.figure(2.9)
         windows = list(dict.fromkeys(by_run["window"]))
         panels = fig.subplots(1, len(windows), sharey=True, squeeze=False)[0]
         for ax, window in zip(panels, windows, strict=True):

@@ -137,8 +137,8 @@ def at_share(rows: pd.DataFrame, how: str, momentum: float, share: float) -> flo
 def figure(rows: pd.DataFrame) -> style.Drawing:
     """A panel for each momentum: limits of dense's against the share that is sent."""
     momenta = list(dict.fromkeys(rows["momentum"]))
-    with style.use_theme():
-        fig = style.make_figure(3.4)
+    with style.theme():
+        fig = style.figure(3.4)
         for ax, momentum in zip(fig.subplots(1, len(momenta), sharey=True), momenta, strict=True):
             part = rows[rows["momentum"] == momentum]
             for (colour, dash, _), name in zip(SPARE, FILTERS, strict=False):

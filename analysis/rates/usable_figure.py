@@ -62,8 +62,8 @@ def figure(by_run: pd.DataFrame, rows: pd.DataFrame, run: Record, shown: Metric)
     momenta = list(dict.fromkeys(by_run["momentum"].fillna(NO_MOMENTUM)))
     numbers, first = [], rows["rule"].iloc[0] if len(rows) else ""
     every = _looks(by_run)
-    with style.use_theme():
-        fig = style.make_figure(2.6 * len(momenta) + 0.5)
+    with style.theme():
+        fig = style.figure(2.6 * len(momenta) + 0.5)
         panels = fig.subplots(len(momenta), 3, squeeze=False)
         for axes, momentum in zip(panels, sorted(momenta, reverse=True), strict=True):
             part = by_run[by_run["momentum"].fillna(NO_MOMENTUM) == momentum]

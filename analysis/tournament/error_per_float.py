@@ -144,8 +144,8 @@ def as_text(rows: pd.DataFrame) -> Table:
 
 def figure(rows: pd.DataFrame, run: Record) -> style.Drawing:
     """Both errors against bytes: a line per compressor, a point per level."""
-    with style.use_theme():
-        fig = style.make_figure(3.9)
+    with style.theme():
+        fig = style.figure(3.9)
         panels = fig.subplots(1, 2)
         for ax, (error, label) in zip(panels, ERRORS.items(), strict=True):
             _draw(ax, rows, "bytes", error)

@@ -99,8 +99,8 @@ def figure(by_setting: Mapping[str, pd.DataFrame], run: Record, metric: Metric) 
     Args:
         run: any of them, for the setting that all share.
     """
-    with style.use_theme():
-        fig = style.make_figure(1.6 + 0.19 * len(PAIRS))
+    with style.theme():
+        fig = style.figure(1.6 + 0.19 * len(PAIRS))
         axes = fig.subplots(1, len(by_setting), sharex=True, sharey=True, squeeze=False)[0]
         for ax, (name, rows) in zip(axes, by_setting.items(), strict=True):
             _panel(ax, rows)

@@ -68,8 +68,8 @@ def figure(
     network = SLOW if SLOW in networks else networks[0]
     against = rows[["arm", "place"]].merge(pairs[pairs["control"] == kind], on="arm")
     against = against[against["n"] > 0].reset_index(drop=True)
-    with style.use_theme():
-        fig = style.make_figure(1.9 + 0.165 * len(rows))
+    with style.theme():
+        fig = style.figure(1.9 + 0.165 * len(rows))
         ratios = [3, 3] if canvas.is_stacked(fig) else [3, 3, 3, 2.4]
         axes = fig.subplots(1, len(ratios), sharey=True, width_ratios=ratios)
         _metric(axes[0], rows, shown)

@@ -132,8 +132,8 @@ def figure(runs: Sequence[Record]) -> style.Drawing:
     rows = rows.assign(place=range(len(rows)))
     others = rows[rows["schedule"] != "accordion"]
     side = "left" if metric.lower else "right"
-    with style.use_theme():
-        fig = style.make_figure(3.2)
+    with style.theme():
+        fig = style.figure(3.2)
         left, middle, right = fig.subplots(1, 3, sharey=True, width_ratios=[3, 3, 2])
         _bars(left, rows, metric.name, f"{metric.name}_low", f"{metric.name}_high")
         middle.axvline(0, color="black", linewidth=0.8, linestyle=style.DOTTED)

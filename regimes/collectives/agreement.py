@@ -35,7 +35,7 @@ def describe_difference(everyone: Sequence[Any]) -> str | None:
     Args:
         everyone: nested plain types, by rank.
 
-    >>> difference([{"seed": 0, "levels": {"low": 4}}, {"seed": 1, "levels": {"low": 4}}])
+    >>> describe_difference([{"seed": 0, "levels": {"low": 4}}, {"seed": 1, "levels": {"low": 4}}])
     'process 1 has seed = 1, process 0 has seed = 0'
     """
     first = dict(_flatten_leaves(everyone[0]))

@@ -39,8 +39,8 @@ def draw_harm(
     """
     arms = known.rules.arms[:MOST_ARMS]
     windows = [pulse for arm in arms for pulse in known.phases(arm)]
-    with style.use_theme():
-        fig = style.make_figure(0.9 + 1.25 * len(arms) + 0.55 * bool(rates), WIDTH)
+    with style.theme():
+        fig = style.figure(0.9 + 1.25 * len(arms) + 0.55 * bool(rates), WIDTH)
         heights = [1.0] * len(arms) + [0.4] * bool(rates)
         axes = fig.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)
         for ax, arm in zip(axes[:, 0], arms, strict=False):

@@ -101,7 +101,7 @@ class Harm:
     def _repr_png_(self) -> bytes:
         from regimes.plotting import style
 
-        with style.use_theme():
+        with style.theme():
             return style.render_figure(self.figure(), "png")
 
     def figure(self) -> Figure:
@@ -189,7 +189,7 @@ class Harm:
 
         if self.out is None:
             raise ConfigError("out: expected a folder to save into")
-        paths = style.save_figure(self.figure(), self.out / "harm", self.table)
+        paths = style.save(self.figure(), self.out / "harm", self.table)
         if self.grid:
             write_output(self.out / "harm.toml", self.grid)
             paths.append(self.out / "harm.toml")

@@ -142,8 +142,8 @@ def _figures() -> str:
 
     from regimes.plotting import style
 
-    with style.use_theme():
-        fig = style.make_figure(2.0)
+    with style.theme():
+        fig = style.figure(2.0)
         sns.lineplot(x=[0, 1, 2], y=[1, 2, 4], ax=fig.subplots())
     return f"a curve drawn, PNG of {len(style.render_figure(fig, 'png'))} bytes"
 

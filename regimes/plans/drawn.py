@@ -37,8 +37,8 @@ def draw_plan(plan: Plan) -> style.Shown:
     dense = known.methods[0]
     ranked = [m for m in plan.table["method"] if m != dense][: MOST - 1]
     sign = 1 if plan.shown.lower else -1
-    with style.use_theme():
-        fig = style.make_figure(HEIGHT, WIDTH)
+    with style.theme():
+        fig = style.figure(HEIGHT, WIDTH)
         ax = fig.subplots()
         for (colour, marker), method in zip(STYLES, [dense, *ranked], strict=False):
             second = known.prices[method].seconds
@@ -88,8 +88,8 @@ def _whole(plan: Plan) -> style.Shown:
     seeds = {probe.seed for probe in plan.known.curve.losses}
     rung = plan.known.rungs[0]
     share = rung / plan.known.rungs[-1]
-    with style.use_theme():
-        fig = style.make_figure(1.4 + 0.28 * len(table), WIDTH)
+    with style.theme():
+        fig = style.figure(1.4 + 0.28 * len(table), WIDTH)
         ax = fig.subplots()
         middle = table["loss"].to_numpy()
         widths = np.abs(table[["low", "high"]].to_numpy() - middle[:, None]).T

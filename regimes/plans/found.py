@@ -164,7 +164,7 @@ class Plan:
     def _repr_png_(self) -> bytes:
         from regimes.plotting import style
 
-        with style.use_theme():
+        with style.theme():
             return style.render_figure(self.figure(), "png")
 
     def lines(self) -> str:
@@ -263,7 +263,7 @@ class Plan:
 
         if self.out is None:
             raise ConfigError("out: expected a folder to save into")
-        paths = style.save_figure(self.figure(), self.out / "plan", self.table)
+        paths = style.save(self.figure(), self.out / "plan", self.table)
         if not self.own:
             write_output(self.out / "plan.toml", to_toml(self.config_to_train))
             paths.append(self.out / "plan.toml")

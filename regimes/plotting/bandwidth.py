@@ -35,7 +35,7 @@ def save_bandwidth(
     kind = path.suffix.removeprefix(".")
     if kind not in KINDS:
         raise ConfigError(f"--figure {path}: expected a name that ends with .png, .svg or .pdf")
-    with style.use_theme():
+    with style.theme():
         content = style.render_figure(_draw_bandwidth(numbers, table, here, title, about), kind)
     write_output(path, content)
 
@@ -53,7 +53,7 @@ def _draw_bandwidth(
         title: which method is fastest there.
         about: the job, in words.
     """
-    fig = style.make_figure(4.6)
+    fig = style.figure(4.6)
     ax = fig.subplots()
     names = list(dict.fromkeys(numbers["method"]))
     for i, name in enumerate(names):

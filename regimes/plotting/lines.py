@@ -86,7 +86,7 @@ def plot(
     many = f"Means over {style.seeds_in_words(counts)}; {spread}"
     shape = "One seed a curve" if max(counts) == 1 else many
     cut = ". The axis leaves out the first values" if outside else ""
-    with style.use_theme():
+    with style.theme():
         add_headline(fig, write_answer(by_schedule, shown, names_of(by_schedule)))
         style.add_caption(
             fig,
@@ -106,8 +106,8 @@ def draw_lines(
     Args:
         example: the configuration and decays of this run stand for all.
     """
-    with style.use_theme():
-        fig = style.make_figure(2.7 + 0.17 * ((len(by_schedule) + 1) // 2), WIDTH)
+    with style.theme():
+        fig = style.figure(2.7 + 0.17 * ((len(by_schedule) + 1) // 2), WIDTH)
         ax = fig.add_subplot()
         outside = _draw_curves(ax, by_schedule, against, shown, example)
         handles, labels = ax.get_legend_handles_labels()

@@ -178,10 +178,10 @@ def level_map(runs: Sequence[Record], shown: Record, width: float = style.WIDTH)
     rows = numbers[numbers["seed"] == shown.seed]
     image = rows.pivot(index="layer", columns="epoch", values="level")
     colours = level_palette(shown, {*numbers["level"], *shown.config["levels"]})
-    with style.use_theme():
+    with style.theme():
         size = 7.0 if len(layers) <= 30 else 4.5
         map_height = max(1.4, len(layers) * size / 45)
-        fig = style.make_figure(map_height + 2.2, width)
+        fig = style.figure(map_height + 2.2, width)
         top, bottom = fig.subplots(2, 1, sharex=True, height_ratios=[map_height, 1.0])
         draw_levels(top, image.loc[[layer["name"] for layer in layers]], colours)
         entries = [
@@ -278,10 +278,10 @@ def draw_detectors(
         order_schedules(numbers["schedule"]),
         list(dict.fromkeys(numbers["detector"])),
     )
-    with style.use_theme():
+    with style.theme():
         each = 0.65 + 0.27 * len(names) + 0.4 * (width > (canvas.current_options().width or width))
         schedules = schedules[: max(1, int((canvas.HIGHEST - 0.9) / each))]
-        fig = style.make_figure(0.9 + len(schedules) * each, width)
+        fig = style.figure(0.9 + len(schedules) * each, width)
         panels = fig.subplots(len(schedules), 1, squeeze=False)[:, 0]
         for ax, schedule in zip(panels, schedules, strict=True):
             shown = numbers[numbers["schedule"] == schedule]

@@ -35,7 +35,7 @@ CAPTION_LETTERS = 132  # of size 7 that fit into WIDTH
 DOTTED = (0, (1, 1.6))
 
 
-def use_theme() -> AbstractContextManager[None]:
+def theme() -> AbstractContextManager[None]:
     """matplotlib's settings while a figure is drawn or saved; other figures keep theirs."""
     return mpl.rc_context(
         {
@@ -75,7 +75,7 @@ class Shown(Canvas):
         return _save_file(self, self.data, Path(path))
 
     def _repr_png_(self) -> bytes:
-        with use_theme():
+        with theme():
             return render_figure(self, "png")
 
 
@@ -103,11 +103,11 @@ class Drawing(NamedTuple):
         return _save_file(self.figure, self.data, Path(path))
 
     def _repr_png_(self) -> bytes:
-        with use_theme():
+        with theme():
             return render_figure(self.figure, "png")
 
 
-def make_figure(height: float, width: float = WIDTH) -> Shown:
+def figure(height: float, width: float = WIDTH) -> Shown:
     """An empty figure, inches; not known to pyplot, so it needs no closing. The present
     `canvas.use_options` may give it another width."""
     return Shown(width, height, DPI)
@@ -273,7 +273,7 @@ def shade_windows(ax: Axes, windows: Iterable[Sequence[int]]) -> None:
 # -- to disk ---------------------------------------------------------------------------------
 
 
-def save_figure(fig: Figure, stem: Path, numbers: pd.DataFrame | None) -> list[Path]:
+def save(fig: Figure, stem: Path, numbers: pd.DataFrame | None) -> list[Path]:
     """``stem``.png and .svg, or the formats of the present `canvas.use_options`, and .csv with the
     plotted numbers in full precision, where they are given; of a plain figure also .txt with title
     and caption. The same numbers give the same bytes."""
@@ -295,8 +295,8 @@ def _save_file(fig: Figure, numbers: pd.DataFrame | None, path: Path) -> list[Pa
     kind = path.suffix.removeprefix(".")
     if kind in canvas.FORMATS:
         with canvas.use_options(formats=(kind,)):
-            return save_figure(fig, path.with_suffix(""), None)
-    return save_figure(fig, path, numbers)
+            return save(fig, path.with_suffix(""), None)
+    return save(fig, path, numbers)
 
 
 def render_figure(fig: Figure, kind: str = "svg", dpi: int = DPI, letters: bool = False) -> bytes:
@@ -308,7 +308,7 @@ def render_figure(fig: Figure, kind: str = "svg", dpi: int = DPI, letters: bool 
     buffer = io.BytesIO()
     unsaid = {"png": ("Software",), "pdf": ("Creator", "Producer", "CreationDate")}
     metadata = dict.fromkeys(unsaid.get(kind, ("Date", "Creator")))
-    with use_theme(), mpl.rc_context({"svg.fonttype": "none"} if letters else {}):
+    with theme(), mpl.rc_context({"svg.fonttype": "none"} if letters else {}):
         canvas.complete_labels(fig)
         fig.savefig(buffer, format=kind, dpi=dpi, metadata=metadata)
     return _reduce_colours(buffer) if kind == "png" else buffer.getvalue()

@@ -54,8 +54,8 @@ def draw_harms(run: Record, width: float = style.WIDTH) -> style.Drawing:
     numbers, rule = tabulate_harms(run), rule_of(run)
     levels = list(dict.fromkeys(numbers["level"]))
     colours = dict(zip(levels, sns.color_palette("colorblind", len(levels)), strict=True))
-    with style.use_theme():
-        fig = style.make_figure(2.4, width)
+    with style.theme():
+        fig = style.figure(2.4, width)
         ax = fig.add_subplot()
         for level in levels:
             whole = numbers[numbers["level"] == level]

@@ -30,7 +30,7 @@ from regimes.training.trials import Trials
 def divide_layers(sizes: Sequence[int], count: int) -> list[list[int]]:
     """Consecutive layers in ``count`` groups, none empty, of nearly equal size.
 
-    >>> divide([10, 10, 5, 5, 10], 2)
+    >>> divide_layers([10, 10, 5, 5, 10], 2)
     [[0, 1], [2, 3, 4]]
     """
     total, ends = sum(sizes), list(itertools.accumulate(sizes))

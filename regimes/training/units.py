@@ -24,7 +24,7 @@ class Units:
         total: steps of the run.
 
     >>> units = Units(per_epoch=12, size=5, total=14)
-    >>> len(units), units.span(2), list(units.parts(2))
+    >>> len(units), units.step_span(2), list(units.epoch_spans(2))
     (3, (10, 14), [(0, 10, 12), (1, 0, 2)])
     """
 

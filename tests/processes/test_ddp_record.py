@@ -45,8 +45,7 @@ def test_the_record_is_the_trainers(tmp_path: Path) -> None:
         assert mine[key] == theirs[key], key
     for key in ("workers", "levels", "signal", "seed", "dtype"):
         assert mine["config"][key] == theirs["config"][key], key
-    for make in (make_policy, make_compressor):
-        name = make.__name__
+    for name, make in (("policy", make_policy), ("compressor", make_compressor)):
         assert make(mine["config"][name]) == make(theirs["config"][name])
 
 

@@ -119,7 +119,11 @@ def test_after_a_decay_by_ten_a_tenth_of_the_residual_moves_the_weights() -> Non
     losses, nothing = torch.zeros(2), torch.zeros(2, 12, 9)
 
     def update(gradient: torch.Tensor) -> torch.Tensor:
-        return Exchange(reducer).step([gradient], [1], losses, gradient.flatten(1))[0][0].clone()
+        return (
+            Exchange(reducer)
+            .exchange_step([gradient], [1], losses, gradient.flatten(1))[0][0]
+            .clone()
+        )
 
     generator = torch.Generator().manual_seed(0)
     gradients = [torch.randn(2, 12, 9, generator=generator) for _ in range(20)]

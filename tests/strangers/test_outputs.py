@@ -65,7 +65,7 @@ def test_nothing_but_a_regular_file_is_replaced(kind: str, tmp_path: Path) -> No
         lambda: write_output(place, "x"),
         lambda: write_table(place, pd.DataFrame({"a": [1]})),
         lambda: pack_records(tmp_path / "run", place),
-        lambda: style.save_figure(Figure(), place.with_suffix(""), pd.DataFrame({"a": [1]})),
+        lambda: style.save(Figure(), place.with_suffix(""), pd.DataFrame({"a": [1]})),
     ):
         with pytest.raises(RecordError, match=f"cannot write .*out.csv: {sentence}"):
             write()

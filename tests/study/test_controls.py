@@ -201,7 +201,7 @@ def test_what_is_left_is_counted_down_and_failures_are_said(
             progress(folder, None)
         return []
 
-    monkeypatch.setattr(campaign.sweep, "done", done)
+    monkeypatch.setattr(campaign.sweep, "is_finished", done)
     monkeypatch.setattr(campaign.sweep, "ablate", ablate)
     said: list[str] = []
     failures = campaign.run(steps, tmp_path, 1, lambda config: config, said.append)

@@ -126,7 +126,7 @@ def test_perplexity_is_shown_as_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("high", "scale"), [(900.0, "log"), (150.0, "linear")])
 def test_a_wide_range_of_perplexities_is_logarithmic(high: float, scale: str) -> None:
-    fig = style.make_figure(2)
+    fig = style.figure(2)
     ax = fig.add_subplot()
     panels.set_limits(
         ax, pd.DataFrame({"perplexity": [100.0, high]}), looks.find_metric("perplexity")
@@ -255,7 +255,7 @@ def test_the_thick_line_of_a_batch_is_the_median_of_its_seeds() -> None:
         for epoch, each in sizes.items()
         for seed, size in enumerate(each)
     ]
-    ax = style.make_figure(2).add_subplot()
+    ax = style.figure(2).add_subplot()
     batch._step(ax, pd.DataFrame(rows, columns=["schedule", "seed", "epoch", "batch"]), "batch")
     *thin, thick = [list(line.get_ydata()) for line in ax.lines]
     assert (thin, thick) == ([[8, 8], [8, 32], [8, 128]], [8, 32])

@@ -174,7 +174,7 @@ def make(
             made.append(Made(stem.name, figure, table, tables, one, known))
             return []
 
-        monkeypatch.setattr(style, "save_figure", save)
+        monkeypatch.setattr(style, "save", save)
         monkeypatch.setattr(quadratic, "table", fewer_limits)
         monkeypatch.setattr(
             command.Files, "table", lambda _, name, rows: tables.__setitem__(name, rows)

@@ -150,7 +150,7 @@ def test_command_writes_figures_and_numbers(
             assert path.read_bytes().startswith(b"\x89PNG")
             assert path.stat().st_size > 20_000
     drawn, numbers = figure2.level_map(load_all(folder))
-    for path in style.save_figure(drawn, tmp_path / "b" / "levels", numbers):
+    for path in style.save(drawn, tmp_path / "b" / "levels", numbers):
         again = tmp_path / "a" / path.name
         assert path.read_bytes() == again.read_bytes()  # the same numbers, the same bytes
     written = pd.read_csv(tmp_path / "a" / "figure2b.csv")

@@ -126,7 +126,7 @@ def test_lines_of_a_figure_stand_at_the_bits_and_within_the_axis(axis: str) -> N
     counted = markov.of(run)
     assert counted is not None
     with mpl.rc_context():
-        ax = style.make_figure(2).subplots()
+        ax = style.figure(2).subplots()
         ax.set(xlim=(3, 4), ylim=(3, 4))
         markov.mark(ax, run, axis)  # type: ignore[arg-type]
         data = [line.get_xdata() if axis == "x" else line.get_ydata() for line in ax.lines]

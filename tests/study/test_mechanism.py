@@ -30,7 +30,7 @@ ACCURACY = find_metric("accuracy")
 
 
 def test_rates_are_drawn_over_their_logarithm() -> None:
-    fig = style.make_figure(2)
+    fig = style.figure(2)
     ax = fig.subplots()
     ax.plot([0.01, 0.1, 1.0], [1, 2, 3])
     panels.rates_axis(ax)

@@ -473,7 +473,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_the_figure_and_its_curves(tmp_path: Path) -> None:
     from analysis.cost.cost import figure_cost
-    from regimes.plotting.style import save_figure
+    from regimes.plotting.style import save
 
     fig, numbers = figure_cost(reference(), Network.parse("1Gbit/s,50us"))
     marks = numbers["panel"] == "break-even"
@@ -490,7 +490,7 @@ def test_the_figure_and_its_curves(tmp_path: Path) -> None:
     assert crossing == pytest.approx(1, abs=0.01)
     many = numbers[(numbers["panel"] == "workers") & (numbers["x"] == 4096)]
     assert len(many) == 4
-    assert all(path.stat().st_size > 1000 for path in save_figure(fig, tmp_path / "cost", numbers))
+    assert all(path.stat().st_size > 1000 for path in save(fig, tmp_path / "cost", numbers))
 
 
 def test_the_printed_times() -> None:

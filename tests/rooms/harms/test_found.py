@@ -78,7 +78,7 @@ def test_the_figure_tells_calls_apart_without_colour_in_one_column() -> None:
             harms |= {(pulse, seed): mean + spread * (seed - 1) for seed in range(3)}
     kinds = {arm: Kind(arm, arm) for arm in means}
     answer = Harm(Known(rules, harms), kinds, find_metric("accuracy"), "epoch", rates=[0.5] * 24)
-    with style.use_theme():
+    with style.theme():
         drawn = answer.figure()
         assert misplaced(drawn) == []
     assert drawn.get_size_inches()[0] <= 3.3

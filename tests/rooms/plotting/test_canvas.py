@@ -25,8 +25,8 @@ TITLE, CAPTION = "Rank 4 ends 0.2 bits lower", "Left: curves. Right: ends. Mean 
 
 
 def two_panels() -> Figure:
-    with style.use_theme():
-        fig = style.make_figure(3.3)
+    with style.theme():
+        fig = style.figure(3.3)
         left, right = fig.subplots(1, 2, sharey=True, width_ratios=[2, 1])
         left.plot([0, 1, 2], [1, 2, 3], label="rank 4")
         left.plot([0, 1, 2], [3, 1, 2], label="a schedule with a long name")
@@ -43,7 +43,7 @@ def two_panels() -> Figure:
 def saved(folder: Path, **changes: Any) -> tuple[Figure, dict[str, bytes]]:
     with canvas.use_options(**changes):
         fig = two_panels()
-        paths = style.save_figure(fig, folder / "shown", pd.DataFrame({"a": [1.0]}))
+        paths = style.save(fig, folder / "shown", pd.DataFrame({"a": [1.0]}))
     return fig, {path.suffix: path.read_bytes() for path in paths}
 
 

@@ -25,7 +25,7 @@ def run() -> Record:
 
 
 def axes() -> Axes:
-    return style.make_figure(3).add_subplot()
+    return style.figure(3).add_subplot()
 
 
 def places(ax: Axes) -> list[float]:

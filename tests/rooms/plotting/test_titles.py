@@ -94,8 +94,8 @@ def test_names_say_what_levels_mean(name: str, text: str) -> None:
 
 
 def test_names_at_the_ends_do_not_overlap() -> None:
-    with style.use_theme():
-        fig = style.make_figure(3.0)
+    with style.theme():
+        fig = style.figure(3.0)
         ax = fig.add_subplot()
         ends = [(1.0, 0.5 + 0.001 * i, f"name {i}", looks.LOOKS["low"]) for i in range(6)]
         ax.plot([0, 1], [0, 1])
@@ -108,8 +108,8 @@ def test_names_at_the_ends_do_not_overlap() -> None:
 
 
 def test_a_title_stands_above_a_legend() -> None:
-    with style.use_theme():
-        fig = style.make_figure(3.0)
+    with style.theme():
+        fig = style.figure(3.0)
         ax = fig.add_subplot()
         ax.plot([0, 1], [0, 1], label="a line")
         words.add_headline(fig, "alone")
@@ -124,8 +124,8 @@ def test_a_title_stands_above_a_legend() -> None:
 @pytest.mark.parametrize("width", [3.3, 5.0, 7.2])
 def test_no_line_of_a_title_ends_between_a_number_and_its_unit(width: float) -> None:
     text = " ".join(["rank 4 takes", *(f"{x / 7:.1f} {u}" for x in range(20) for u in ("s", "%"))])
-    with style.use_theme():
-        fig = style.make_figure(3.0, width)
+    with style.theme():
+        fig = style.figure(3.0, width)
         words.add_headline(fig, text)
     lines = fig.get_suptitle().splitlines()
     assert len(lines) > 2

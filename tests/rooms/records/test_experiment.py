@@ -527,7 +527,7 @@ def tried(names: list[str]) -> Any:
 def test_nothing_is_averaged_in_silence(
     name: str, subsets: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(style, "save_figure", lambda *args, **options: [])  # numbers, not pictures
+    monkeypatch.setattr(style, "save", lambda *args, **options: [])  # numbers, not pictures
     archive, begin = commands()[name]
     if name == "regimes.compare":
         begin = lambda records, out: (  # noqa: E731  # a function says nothing; its rows do
@@ -541,7 +541,7 @@ def test_nothing_is_averaged_in_silence(
 def test_no_figure_is_averaged_in_silence(
     name: str, subsets: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(style, "save_figure", lambda *args, **options: [])
+    monkeypatch.setattr(style, "save", lambda *args, **options: [])
     archive, begin = commands()[name]
     check_not_silent(name, subsets(archive), begin, tmp_path)
 

@@ -199,7 +199,7 @@ def test_a_grid_of_ones_own_gives_figures_2_3_4a_and_8_at_the_first_attempt(
         drawn[stem.name] = table
         return []
 
-    monkeypatch.setattr(style, "save_figure", save)
+    monkeypatch.setattr(style, "save", save)
     words = ("--out", str(tmp_path / "figures"))
     for number in ("2", "3", "4a", "8"):
         assert offered.begin_figure(number, ("--needs", str(path)))

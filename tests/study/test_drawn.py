@@ -310,7 +310,7 @@ def test_the_pictures_of_a_report_are_the_curves(
         assert "n = 3 seeds" in " ".join(words.split())
     names = ("low", *pictures.adaptive_schedules(study))
     runs = [run for name in study.groups for run in study.groups[name] if name in names]
-    table = pictures.draw_detectors(runs, pictures.detect.bench(runs))[1]
+    table = pictures.draw_detectors(runs, pictures.detect.bench_detectors(runs))[1]
     figure, words = kept["What detectors say"]
     assert complaints(figure, [table]) == []
     assert "replayed over the runs" in " ".join(words.split())

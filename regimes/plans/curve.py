@@ -1,22 +1,23 @@
-"""How the loss in the end depends on method, steps and learning rate, fitted to short trainings.
+"""How the loss in the end depends on method and length, fitted to short trainings.
 
-For given exponent a of a power law (as in Hestness et al., 2017) the expected loss is linear:
+For given exponent a of a power law (as in Hestness et al., 2017) the expected loss at a method's
+best learning rate is linear:
 
-    loss(m, n, r) = E + A (n / n0)^-a + k r^2 + b r + d r log2(n / n0)
-                    + g_m + b_m r + h_m log2(n / n0) + u_seed + w(n)
+    loss(m, n) = E + A (n / n0)^-a + g_m + h_m log2(n / n0) + u_seed + w(n)
 
-with n steps, r the rate in doublings of the configuration's, and terms of a method m for all but
-the first, dense. So each method has a best rate of its own, which moves with the length as the
-others' does, and a gap to dense that changes by h_m with each doubling of the steps. w(n) is a
-smooth deviation from the power law, a sum of bumps a doubling apart. The prior of the coefficients
-is normal, in units of what the losses span; noise has an inverse gamma one. Each exponent then has
-its posterior and its evidence in closed form (Bishop, 2006, section 3.3; Gelman et al., 2013,
-chapter 14), and the posterior is their mixture.
+with n steps, and for all methods but the first, dense, a gap g_m to it that changes by h_m with
+each doubling of the steps. w(n) is a smooth deviation from the power law, a sum of bumps a doubling
+apart. Of each method and length the rate with the lowest mean loss counts alone: the best rate
+moves with the length and differs between methods, and no parabola that all of them share follows
+it. The prior of the coefficients is normal, in units of what the losses span; noise has an inverse
+gamma one. Each exponent then has its posterior and its evidence in closed form (Bishop, 2006,
+section 3.3; Gelman et al., 2013, chapter 14), and the posterior is their mixture.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,9 +26,8 @@ import numpy as np
 from scipy.special import gammaln, logsumexp
 
 EXPONENTS = np.arange(0.05, 1.001, 0.05)
-NEAR = 1.0  # doublings of the rate around the best one in which the loss is taken as a parabola
 # Prior standard deviations, in units of what the best losses of the lengths span
-LEVEL, GAIN, CURVATURE, SLOPE, DRIFT, GAP, GROWTH, SEED = 10.0, 3.0, 1.0, 0.5, 0.1, 1.0, 0.1, 0.1
+LEVEL, GAIN, GAP, GROWTH, SEED = 10.0, 3.0, 0.3, 0.1, 0.1
 BUMP, WIDTH = 0.2, 0.7  # deviation from the power law; doublings over which it changes
 NOISE, WEIGHT = 0.02, 1.0  # of a run; shape of its prior
 ROUNDS = 4  # in which the noise is found
@@ -71,19 +71,20 @@ class Curve:
     # -- what is fitted ----------------------------------------------------------------------
 
     @cached_property
+    def _best_rates(self) -> dict[tuple[str, int], float]:
+        """Of each method and length, the rate with the lowest mean loss over seeds."""
+        found: dict[tuple[str, int], tuple[float, float]] = {}
+        for (method, steps, rate), losses in _by_rate(self.losses).items():
+            mean = statistics.fmean(losses)
+            if math.isfinite(mean) and mean < found.get((method, steps), (math.inf, 0.0))[0]:
+                found[method, steps] = mean, rate
+        return {key: rate for key, (_, rate) in found.items()}
+
+    @cached_property
     def used(self) -> list[Probe]:
-        """Those near the best rate of their method and length."""
-        best: dict[tuple[str, int], Probe] = {}
-        for probe, loss in self.losses.items():
-            key = probe.method, probe.steps
-            if math.isfinite(loss) and (key not in best or loss < self.losses[best[key]]):
-                best[key] = probe
-        return [
-            probe
-            for probe, loss in self.losses.items()
-            if math.isfinite(loss)
-            and abs(probe.rate - best[probe.method, probe.steps].rate) <= NEAR
-        ]
+        """Those at the best rate of their method and length."""
+        best = self._best_rates
+        return [p for p in self.losses if best.get((p.method, p.steps)) == p.rate]
 
     @cached_property
     def reference(self) -> float:
@@ -93,12 +94,9 @@ class Curve:
 
     @cached_property
     def scale(self) -> float:
-        """What the best losses span over methods and lengths."""
-        best: dict[tuple[str, int], float] = {}
-        for probe in self.used:
-            key = probe.method, probe.steps
-            best[key] = min(best.get(key, math.inf), self.losses[probe])
-        span = max(best.values()) - min(best.values())
+        """What they span over methods and lengths."""
+        best = [self.losses[probe] for probe in self.used]
+        span = max(best) - min(best)
         return max(span, 1e-3 * abs(self.centre), 1e-9)
 
     @cached_property
@@ -109,13 +107,11 @@ class Curve:
     def seeds(self) -> list[int]:
         return sorted({probe.seed for probe in self.used})
 
-    def _row(
-        self, method: str, steps: float, rate: float, seed: int | None, a: float
-    ) -> list[float]:
+    def _row(self, method: str, steps: float, seed: int | None, a: float) -> list[float]:
         doublings = math.log2(steps / self.reference)
-        row = [1.0, (steps / self.reference) ** -a, rate * rate, rate, rate * doublings]
+        row = [1.0, (steps / self.reference) ** -a]
         for other in self.methods[1:]:
-            row += [float(other == method), rate * (other == method), doublings * (other == method)]
+            row += [float(other == method), doublings * (other == method)]
         row += [float(seed == each) for each in self.seeds]
         at = math.log2(steps)
         return row + [math.exp(-0.5 * ((at - each) / WIDTH) ** 2) for each in self._bumps]
@@ -130,8 +126,8 @@ class Curve:
     @cached_property
     def _prior(self) -> np.ndarray:
         """Standard deviations of the coefficients."""
-        common = [LEVEL, GAIN, CURVATURE, SLOPE, DRIFT]
-        methods = [GAP, SLOPE, GROWTH] * (len(self.methods) - 1)
+        common = [LEVEL, GAIN]
+        methods = [GAP, GROWTH] * (len(self.methods) - 1)
         others = [SEED] * len(self.seeds) + [BUMP] * len(self._bumps)
         return np.array([*common, *methods, *others])
 
@@ -162,7 +158,7 @@ class Curve:
         values = (np.array([self.losses[p] for p in self.used]) - self.centre) / self.scale
         found = []
         for a in EXPONENTS:
-            design = np.array([self._row(p.method, p.steps, p.rate, p.seed, a) for p in self.used])
+            design = np.array([self._row(p.method, p.steps, p.seed, a) for p in self.used])
             precision = design.T @ design + np.diag((noise / self._prior) ** 2)
             factor = np.linalg.cholesky(precision)
             mean = np.linalg.solve(factor.T, np.linalg.solve(factor, design.T @ values))
@@ -191,22 +187,12 @@ class Curve:
     # -- what it says ------------------------------------------------------------------------
 
     def best_rate(self, method: str, steps: float) -> float:
-        """Doublings of the configuration's rate, within those that were tried with the method and
-        half a doubling beside them."""
-        tried = [p.rate for p in self.used if p.method == method]
-        means = np.array([mean[:5] for mean, *_ in self._posteriors])
-        _, _, curvature, slope, drift = self.weights @ means
-        doublings = math.log2(steps / self.reference)
-        own = 0.0
-        if method in self.methods[1:]:
-            at = 5 + 3 * (self.methods.index(method) - 1) + 1
-            own = float(self.weights @ np.array([mean[at] for mean, *_ in self._posteriors]))
-        if curvature <= 0:  # no parabola with a minimum: the best that was tried at the longest
-            longest = max(p.steps for p in self.used if p.method == method)
-            there = [p for p in self.used if p.method == method and p.steps == longest]
-            return min(there, key=lambda p: self.losses[p]).rate
-        rate = -(slope + own + drift * doublings) / (2 * curvature)
-        return float(np.clip(rate, min(tried) - 0.5, max(tried) + 0.5))
+        """Doublings of the configuration's rate: the best that was tried with the method, at the
+        length nearest to these steps."""
+        near = [n for other, n in self._best_rates if other == method]
+        if not near:  # all its trainings broke
+            return min(probe.rate for probe in self.losses if probe.method == method)
+        return self._best_rates[method, min(near, key=lambda n: abs(math.log(n / steps)))]
 
     def losses_at(self, method: str, steps: Sequence[float]) -> np.ndarray:
         """Draws of the expected loss over seeds, each method at its best rate.
@@ -214,12 +200,11 @@ class Curve:
         Returns:
             One row per draw, one column per number of steps.
         """
-        rates = [self.best_rate(method, n) for n in steps]
         counts, drawn = self._draws
         parts = []
         for a, count, coefficients in zip(EXPONENTS, counts, drawn, strict=True):
             if count:
-                rows = [self._row(method, n, r, None, a) for n, r in zip(steps, rates, strict=True)]
+                rows = [self._row(method, n, None, a) for n in steps]
                 parts.append((np.array(rows) @ coefficients).T)
         return self.centre + self.scale * np.concatenate(parts)
 
@@ -231,11 +216,19 @@ class Curve:
     def steps_to(self, method: str, loss: float, most: float) -> np.ndarray:
         """Draws of the fewest steps after which a training ends at a loss, from the method's
         shortest probe on; infinite if none of up to ``most`` does."""
-        shortest = min(p.steps for p in self.used if p.method == method)
+        shortest = min((p.steps for p in self.used if p.method == method), default=1)
         grid = np.geomspace(min(shortest, most), most, 200)
         reached = self.losses_at(method, grid.tolist()) <= loss
         first = reached.argmax(axis=1)
         return np.where(reached.any(axis=1), grid[first], np.inf)
+
+
+def _by_rate(losses: Losses) -> dict[tuple[str, int, float], list[float]]:
+    """The losses of all seeds, by method, steps and rate."""
+    found: dict[tuple[str, int, float], list[float]] = {}
+    for probe, loss in losses.items():
+        found.setdefault((probe.method, probe.steps, probe.rate), []).append(loss)
+    return found
 
 
 def _weights(fits: Sequence[Fit]) -> np.ndarray:

@@ -1,10 +1,11 @@
 """Which probes are trained next, and what the losses say.
 
 Methods are compared after equal seconds on the link, in rungs, each twice as long as the one
-before: first at some learning rates each, then at the best. Methods that are surely not the best
-take no further part, at most half of them after a rung (as in successive halving: Jamieson &
-Talwalkar, 2016). Where the budget has no time for another rung, further seeds of the last one show
-how sure its losses are.
+before. The first is the longest for which there is time with all methods. Those that are surely not
+the best take no further part (as in successive halving: Jamieson & Talwalkar, 2016), and the others
+go on with the longest rung for which there is time. In each rung a method's learning rate climbs by
+doublings until both neighbours of the best one are worse. Where the budget has no time for another
+rung, further seeds of the last one show how sure its losses are.
 """
 
 from __future__ import annotations
@@ -17,19 +18,20 @@ from functools import cached_property
 import numpy as np
 
 from regimes.errors import require
-from regimes.plans.curve import Curve, Probe
+from regimes.plans.curve import DRAWS, Curve, Probe
 from regimes.plans.priced import Price
 
-RATES = (-1.0, 0.0, 1.0)  # doublings that are tried first
-FARTHEST = 3.0
-STEP = 0.5  # doublings between neighbouring rates
+RATES = (0.0, 1.0)  # doublings beyond the expected best rate that are tried first
+TRIED = 3  # rates that a method is expected to need
+FARTHEST = 4.0
 OUT = 0.02  # probability of being the best below which a method takes no further part
-LIKELY = 0.05  # from which on its best rate is looked for in each rung
+LIKELY = 0.05  # from which on its best rate is looked for on both sides
+FEW = 3  # methods that a longer rung compares at least, of those that may be the best
 SURE = 0.95
 SEEDS = 5
 FEWEST = 16  # steps of a probe
 LENGTHS = 3  # rungs of a plan for a loss, whose steps are not known
-FIRST, NEXT = 0.35, 0.6  # shares of the budget, and of its rest, that a rung may take
+FIRST, NEXT = 0.5, 0.8  # shares of the budget, and of its rest, that a rung may take
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,10 @@ class Known:
         """
         rows = []
         for method in self.methods:
-            if self.aim.loss is None:
+            mine = [loss for probe, loss in self.losses.items() if probe.method == method]
+            if mine and not np.isfinite(mine).any():
+                rows.append(np.full(DRAWS, np.inf))
+            elif self.aim.loss is None:
                 rows.append(self.curve.losses_at(method, [self.horizon(method)])[:, 0])
             else:
                 loss = self.aim.loss if self.lower else -self.aim.loss
@@ -156,11 +161,15 @@ def rungs_within(
     rungs = [span]
     while True:
         known = Known(Aim(seconds=span), prices, (*rungs,), {})
-        probes = [Probe(m, known.steps(m, 0), rate, 0) for m in known.methods for rate in RATES]
+        probes = [
+            Probe(m, known.steps(m, 0), float(rate), 0)
+            for m in known.methods
+            for rate in range(TRIED)
+        ]
         if len(rungs) >= least and afford(probes):
             return (*rungs,)
         slowest = max(price.seconds for price in prices.values())
-        if rungs[0] / slowest <= FEWEST:
+        if rungs[0] / 2 / slowest < FEWEST:  # else a rung would have the steps of the next
             return ()
         rungs.insert(0, rungs[0] / 2)
 
@@ -178,22 +187,33 @@ def next_probes(
     if len(known.methods) == 1 and known.losses:
         return []  # dense is alone: no loss decides anything
     first = seeds[0]
-    for rung in range(len(known.rungs)):
-        if rung and not any(known.seeds_of(method, rung) for method in known.methods):
-            todo = _rung(known, rung, first)
-            if afford(todo):
-                return todo
-            return _seeds(known, rung - 1, seeds)
-        todo = _rates(known, rung, first)
-        if todo:
-            return todo
-    return _seeds(known, len(known.rungs) - 1, seeds)
+    tried = [r for r in range(len(known.rungs)) if any(known.seeds_of(m, r) for m in known.methods)]
+    if not tried:
+        dense = known.methods[0]
+        return [Probe(dense, known.steps(dense, 0), rate, first) for rate in (-1.0, *RATES)]
+    last = tried[-1]
+    if todo := _climb(known, last, first):
+        return todo
+    if not np.isfinite([*known.losses.values()]).any():
+        return []  # not even the lowest rate ended
+    if todo := _untried(known, last, first):
+        return todo
+    longer = range(last + 1, len(known.rungs))
+    # of a training of unknown length each rung counts: one of them may be long enough
+    for rung in longer[:1] if known.aim.seconds is None else reversed(longer):
+        methods = _left(known, last)
+        for count in range(len(methods), min(FEW, len(methods)) - 1, -1):
+            probes = _rung(known, methods[:count], last, rung, first)
+            if afford(probes):
+                return probes
+    return _seeds(known, last, seeds)
 
 
-def _rates(known: Known, rung: int, seed: int) -> list[Probe]:
-    """Rates that a rung still needs: some of each method in the first one; then beyond the best if
-    that is the last one tried, and what the curve says is the best."""
+def _climb(known: Known, rung: int, seed: int) -> list[Probe]:
+    """Rates that the methods of a rung still need: the next one beyond the best if that is the last
+    one tried, downwards only for dense and for methods that may be the best."""
     todo = []
+    dense = known.methods[0]
     for method in known.methods:
         steps = known.steps(method, rung)
         tried = {
@@ -201,71 +221,67 @@ def _rates(known: Known, rung: int, seed: int) -> list[Probe]:
             for p, loss in known.losses.items()
             if (p.method, p.steps, p.seed) == (method, steps, seed)
         }
-        if rung == 0:
-            wanted = [rate for rate in RATES if rate not in tried] or _beyond(tried)
-        elif tried and len(tried) < 3 + len(RATES) and known.best[method] >= LIKELY:
-            wanted = [_rounded(known.curve.best_rate(method, steps))]
-        else:
-            wanted = []
-        todo += [Probe(method, steps, rate, seed) for rate in wanted if rate not in tried]
+        if not tried:
+            continue
+        best = min(sorted(tried), key=lambda rate: tried[rate])  # the lowest, if all broke
+        down = math.isinf(tried[best]) or method == dense or known.best[method] >= LIKELY
+        beyond = [best + 1] + [best - 1] * down
+        if math.isinf(tried[best]):
+            beyond = beyond[1:]
+        wanted = [r for r in beyond if abs(r) <= FARTHEST and r not in tried]
+        todo += [Probe(method, steps, rate, seed) for rate in wanted]
     return todo
 
 
-def _beyond(tried: Mapping[float, float]) -> list[float]:
-    """The next rate beyond the best one, if that is the lowest or the highest tried."""
-    finite = {rate: loss for rate, loss in tried.items() if math.isfinite(loss)}
-    best = min(finite, key=lambda rate: finite[rate]) if finite else min(tried)
-    beyond = best - 1.0 if best == min(tried) else best + 1.0
-    edge = best in (min(tried), max(tried))
-    return [beyond] if edge and abs(beyond) <= FARTHEST else []
+def _untried(known: Known, rung: int, seed: int) -> list[Probe]:
+    """All methods but dense in the first rung, at its best rate and beyond."""
+    if rung or any(known.seeds_of(method, rung) for method in known.methods[1:]):
+        return []
+    dense, *others = known.methods
+    best = known.curve.best_rate(dense, known.steps(dense, rung))
+    return [Probe(m, known.steps(m, rung), best + r, seed) for r in RATES for m in others]
 
 
-def _rung(known: Known, rung: int, seed: int) -> list[Probe]:
-    """The first probes of a rung: dense at three rates, the others at the best, the likeliest
-    first."""
-    dense = known.methods[0]
+def _rung(known: Known, methods: Sequence[str], last: int, rung: int, seed: int) -> list[Probe]:
+    """The first probes of a rung, each method at its best rate of the rung before and beyond.
+
+    Args:
+        last: the rung before.
+    """
     todo = []
-    for method in _left(known, rung):
-        steps = known.steps(method, rung)
-        best = _rounded(known.curve.best_rate(method, steps))
-        rates = [best, best - 1, best + 1] if method == dense else [best]
-        todo += [Probe(method, steps, rate, seed) for rate in rates]
+    for rate in RATES:
+        for method in methods:
+            best = known.curve.best_rate(method, known.steps(method, last))
+            todo.append(Probe(method, known.steps(method, rung), best + rate, seed))
     return todo
 
 
-def _left(known: Known, rung: int) -> list[str]:
-    """The methods of a rung: dense, and from the rung before the methods that may be the best,
-    at least half of them."""
-    dense = known.methods[0]
-    before = [m for m in known.methods if m != dense and known.seeds_of(m, rung - 1)]
+def _left(known: Known, last: int) -> list[str]:
+    """The methods of the next rung, the one with the least expected regret first: those that may be
+    the best, and two at least."""
+    before = [m for m in known.methods if known.seeds_of(m, last)]
     before.sort(key=lambda method: known.regret[method])
-    likely = sum(known.best[method] >= OUT for method in before)
-    return [dense, *before[: max(likely, math.ceil(len(before) / 2))]]
+    return before[: max(sum(known.best[m] >= OUT for m in before), 2)]
 
 
 def _seeds(known: Known, rung: int, seeds: Sequence[int]) -> list[Probe]:
-    """One more seed of a rung's methods that may be the best, and dense, at their best rates; none
-    once one method is surely the best and has two seeds."""
-    dense = known.methods[0]
+    """One more seed of a rung's methods that may be the best, at their best rates; none once one
+    method is surely the best and has two seeds."""
     left = [m for m in known.methods if known.seeds_of(m, rung) and known.best[m] >= OUT]
     left.sort(key=lambda method: known.regret[method])
-    wanted = [*dict.fromkeys((*left, dense))]
-    fewest = min(known.seeds_of(method, rung) for method in wanted)
+    if not left:
+        return []
+    fewest = min(known.seeds_of(method, rung) for method in left)
     if fewest >= SEEDS or (known.decided and fewest > 1):
         return []
     seed = seeds[fewest]
     todo = []
-    for method in wanted:
+    for method in left:
         steps = known.steps(method, rung)
         probe = Probe(method, steps, _best_tried(known, method, steps), seed)
         if probe not in known.losses:
             todo.append(probe)
     return todo
-
-
-def _rounded(rate: float) -> float:
-    """To the nearest rate that is tried."""
-    return STEP * round(rate / STEP)
 
 
 def _best_tried(known: Known, method: str, steps: int) -> float:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from regimes.config import RunConfig, to_dict
 from regimes.cost.methods import Method
-from regimes.errors import ConfigError, RecordError
+from regimes.errors import ConfigError, RecordError, TrainingError
 from regimes.launch import budgeted, sweep
 from regimes.launch.budgeted import Budget, Ended, Round
 from regimes.plans.curve import Probe
@@ -21,6 +21,7 @@ from regimes.plans.decide import (
     FIRST,
     LENGTHS,
     NEXT,
+    TRIED,
     Aim,
     Known,
     next_probes,
@@ -156,7 +157,9 @@ class Probes:
             for run, probe in _probes_of(each).items()
             if run in each.results
         }
-        return Known(self.aim, self.prices, rungs, losses, self._shown(rounds).lower)
+        ended = any(math.isfinite(loss) for loss in losses.values())
+        lower = self._shown(rounds).lower if ended else True
+        return Known(self.aim, self.prices, rungs, losses, lower)
 
     def _choose(
         self, budget: Budget, jobs: int, seeds: Sequence[int], rounds: Sequence[Round]
@@ -177,6 +180,11 @@ class Probes:
             return self._chosen(next_probes(empty, seeds, lambda probes: True), facts)
         known = self.known(rounds)
         probes = next_probes(known, seeds, functools.partial(_whole, left, NEXT))
+        if not probes and not any(math.isfinite(loss) for loss in known.losses.values()):
+            raise TrainingError(
+                f"optimizer.lr {self.config.optimizer.lr:g}: no training of the plan ended with a "
+                "finite loss: choose a lower learning rate"
+            )
         return self._chosen(left(probes), {})
 
     def _chosen(
@@ -196,9 +204,10 @@ class Probes:
 
     def _too_few(self, budget: Budget, jobs: int) -> str:
         if budget.minutes is None:
-            return f"runs {budget.runs}: expected {math.ceil(3 * len(self.prices) / FIRST)} or more"
+            fewest = math.ceil(TRIED * len(self.prices) / FIRST)
+            return f"runs {budget.runs}: expected {fewest} or more"
         steps = {m: FEWEST * self._span_steps(m) for m in self.prices}
-        slow = sum(3 * (START + n * self.prices[m].here) for m, n in steps.items())
+        slow = sum(TRIED * (START + n * self.prices[m].here) for m, n in steps.items())
         needed = math.ceil(10 * slow / FIRST / jobs / 60) / 10
         return (
             f"minutes {budget.minutes:g}: expected {needed:g} or more for {len(self.prices)} "

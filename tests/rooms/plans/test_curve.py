@@ -18,7 +18,7 @@ METHODS = ("dense", "a", "b")
 def law(probe: Probe) -> float:
     """3 + 4 n^-0.4, a parabola of the rate, and gaps of 0.02 and 0.2."""
     gap = {"dense": 0.0, "a": 0.02, "b": 0.2}[probe.method]
-    best = {"dense": 0.5, "a": 0.0, "b": -0.5}[probe.method]
+    best = {"dense": 1.0, "a": 0.0, "b": -1.0}[probe.method]
     return 3 + 4 * probe.steps**-0.4 + gap + 0.05 * (probe.rate - best) ** 2
 
 
@@ -40,7 +40,7 @@ def test_posterior_is_that_of_a_regression_with_the_prior_as_further_rows() -> N
     index = 7
     mean, factor, shape, scale = curve._posteriors[index]
     a = float(curves.EXPONENTS[index])
-    rows = [curve._row(p.method, p.steps, p.rate, p.seed, a) for p in curve.used]
+    rows = [curve._row(p.method, p.steps, p.seed, a) for p in curve.used]
     values = (np.array([curve.losses[p] for p in curve.used]) - curve.centre) / curve.scale
     prior = np.diag(curve.noise / curve._prior)
     design = np.vstack([rows, prior])
@@ -59,9 +59,7 @@ def test_evidence_is_the_density_of_the_losses() -> None:
     values = (np.array([curve.losses[p] for p in curve.used]) - curve.centre) / curve.scale
     logs = []
     for a in curves.EXPONENTS:
-        rows = np.array(
-            [curve._row(p.method, p.steps, p.rate, p.seed, float(a)) for p in curve.used]
-        )
+        rows = np.array([curve._row(p.method, p.steps, p.seed, float(a)) for p in curve.used])
         spread = np.eye(len(values)) + (rows * (curve._prior / curve.noise) ** 2) @ rows.T
         of_noise = curves.NOISE**2  # scale over shape of its inverse gamma
         logs.append(multivariate_t(shape=of_noise * spread, df=2 * curves.WEIGHT).logpdf(values))
@@ -71,15 +69,15 @@ def test_evidence_is_the_density_of_the_losses() -> None:
 
 def test_known_law_is_found_and_extrapolated() -> None:
     curve = drawn(0.003)
-    for method, best in (("dense", 0.5), ("a", 0.0), ("b", -0.5)):
-        assert curve.best_rate(method, 200) == pytest.approx(best, abs=0.1)
+    for method, best in (("dense", 1.0), ("a", 0.0), ("b", -1.0)):
+        assert curve.best_rate(method, 200) == best
         true = law(Probe(method, 800, best, 0))
         middle, low, high = (float(x[0]) for x in curve.interval(method, [800]))
         assert low < true < high
         assert middle == pytest.approx(true, abs=0.08)
     draws = {method: curve.losses_at(method, [800])[:, 0] for method in METHODS}
     assert (draws["b"] > draws["dense"]).mean() > 0.99
-    steps = curve.steps_to("dense", law(Probe("dense", 200, 0.5, 0)), 800)
+    steps = curve.steps_to("dense", law(Probe("dense", 200, 1.0, 0)), 800)
     assert np.median(steps) == pytest.approx(200, rel=0.1)
     assert np.isinf(curve.steps_to("dense", 1.0, 800)).all()
 

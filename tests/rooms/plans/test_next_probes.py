@@ -11,7 +11,7 @@ import pytest
 
 from regimes.errors import ConfigError
 from regimes.plans.curve import Probe
-from regimes.plans.decide import FEWEST, SEEDS, Aim, Known, next_probes, rungs_within
+from regimes.plans.decide import FEWEST, FIRST, NEXT, SEEDS, Aim, Known, next_probes, rungs_within
 from regimes.plans.priced import Price
 
 PRICES = {
@@ -26,7 +26,7 @@ def loss(probe: Probe) -> float:
     gap = {"dense": 0.0, "bits": 0.01, "seldom": 0.6, "rank": 0.3}[probe.method]
     rng = np.random.default_rng([probe.steps, int(10 * probe.rate) + 100, probe.seed])
     noise = 0.01 * rng.standard_normal()
-    return float(3 + 4 * probe.steps**-0.4 + gap + 0.05 * (probe.rate - 1.5) ** 2 + noise)
+    return float(3 + 4 * probe.steps**-0.4 + gap + 0.05 * (probe.rate - 2.0) ** 2 + noise)
 
 
 def planned(span: float, afford: float, aim: Aim) -> tuple[Known, list[list[Probe]]]:
@@ -36,10 +36,10 @@ def planned(span: float, afford: float, aim: Aim) -> tuple[Known, list[list[Prob
     def within(share: float) -> object:
         return lambda probes: sum(p.steps for p in probes) <= share * (afford - spent)
 
-    rungs = rungs_within(span, PRICES, within(0.35), 1 if aim.seconds else 3)
+    rungs = rungs_within(span, PRICES, within(FIRST), 1 if aim.seconds else 3)
     known, rounds = Known(aim, PRICES, rungs, {}), []
     while True:
-        probes = next_probes(known, range(10, 18), within(0.6))
+        probes = next_probes(known, range(10, 18), within(NEXT))
         probes = [p for p in probes if (spent := spent + p.steps) <= afford]
         if not probes:
             return known, rounds
@@ -60,16 +60,14 @@ def test_finds_the_best_method_in_known_losses(afford: float) -> None:
     assert found == min(PRICES, key=lambda method: true(method, span)) == "bits"
     assert known.decided or afford == 8_000
     assert known.regret["bits"] < 0.05
-    assert known.curve.best_rate("bits", 1000) == pytest.approx(
-        1.5, abs=0.3
-    )  # beyond those first tried
+    assert known.curve.best_rate("bits", 1000) == 2.0  # beyond those first tried
     longest = max(p.steps for each in rounds for p in each if p.method == "bits")
     assert (longest == known.horizon("bits")) == (afford == 100_000)
     assert len(known.losses) == sum(len(each) for each in rounds)  # none is trained twice
 
 
 def test_methods_that_are_surely_worse_are_left_out_of_longer_rungs() -> None:
-    known, rounds = planned(200.0, 60_000, Aim(seconds=200.0))
+    known, rounds = planned(200.0, 30_000, Aim(seconds=200.0))
     steps = {m: {p.steps for each in rounds for p in each if p.method == m} for m in PRICES}
     assert known.horizon("seldom") not in steps["seldom"]
     assert known.horizon("dense") in steps["dense"]
@@ -106,3 +104,17 @@ def test_rungs_are_halves_of_the_training_and_none_is_too_short() -> None:
 def test_aims_that_are_none(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
         Aim(**wrong)
+
+
+def test_rates_fall_where_trainings_break_and_the_search_ends_where_all_do() -> None:
+    """Dense climbs down to the lowest rate that is tried, and no other method begins."""
+    rungs = (100.0, 200.0)
+    known = Known(Aim(seconds=200.0), PRICES, rungs, {})
+    rates = []
+    while todo := next_probes(known, [10, 11], lambda probes: True):
+        rates += [probe.rate for probe in todo]
+        assert {probe.method for probe in todo} == {"dense"}
+        known = Known(
+            Aim(seconds=200.0), PRICES, rungs, {**known.losses, **dict.fromkeys(todo, math.inf)}
+        )
+    assert rates == [-1.0, 0.0, 1.0, -2.0, -3.0, -4.0]

@@ -159,7 +159,7 @@ def test_a_smaller_model_stands_for_the_larger_one(tmp_path: Path, found: regime
         ({"methods": ["powersgd"]}, "a level is missing"),
         ({"gpus": 3}, "does not divide"),
         ({"step": 0.0}, "seconds above 0"),
-        ({"runs": 2}, "expected 18 or more"),
+        ({"runs": 2}, "expected 12 or more"),
         ({"runs": None, "minutes": 1e-4}, "or more for 2 methods"),
         ({"epoch": 3}, "no argument of a training"),
     ],

@@ -58,9 +58,9 @@ def plan(
 ) -> Plan:
     """Find the method that ends lowest in a given time on a link, or reaches a loss first.
 
-    Short trainings with simulated workers, each method at several learning rates and three lengths,
-    say how the loss depends on method, length and rate (`regimes.plans.curve`); the cost model says
-    what a step takes on the link (`regimes.cost`), with compute and compression timed on this
+    Short trainings with simulated workers, each method at several learning rates and lengths, say
+    how the loss depends on method and length (`regimes.plans.curve`); the cost model says what a
+    step takes on the link (`regimes.cost`), with compute and compression timed on this
     machine. The same call goes on after a stop, or with a larger budget.
 
     Args:

@@ -47,6 +47,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,9 +82,40 @@ TUNED = HERE.parent / "data/reference"  # GRID-tune.json
 LINKS = (100, 20, 1000)  # Mbit/s
 SEEDS = (16000, 16001, 16002)
 GRID = "race-lm"
-TRIALS = {  # of torch's PowerSGD, which no schedule stands for: learning rates and seeds
-    GRID: ((0.0015, 0.003, 0.006, 0.012), (1000, 1001)),
-    "race-lm-460k": ((0.0015, 0.003, 0.006), (1000,)),
+
+
+@dataclass(frozen=True)
+class Course:
+    """How the schedules of a grid are raced.
+
+    Attributes:
+        links: Mbit/s.
+        seeds: of the races.
+        seconds: that each training should take, where its steps were chosen for them; None: steps
+            are the same for all, seconds are predicted from what is timed before, and torch's own
+            methods take part.
+        rates, tuning_seeds: of torch's PowerSGD, which no schedule stands for.
+    """
+
+    links: tuple[int, ...] = LINKS
+    seeds: tuple[int, ...] = SEEDS
+    seconds: float | None = None
+    rates: tuple[float, ...] = ()
+    tuning_seeds: tuple[int, ...] = ()
+
+    @property
+    def predicts(self) -> bool:
+        """Are seconds predicted?"""
+        return self.seconds is None
+
+
+COURSES = {
+    GRID: Course(rates=(0.0015, 0.003, 0.006, 0.012), tuning_seeds=(1000, 1001)),
+    "race-lm-460k": Course(rates=(0.0015, 0.003, 0.006), tuning_seeds=(1000,)),
+    **{
+        f"equal-seconds-{t}": Course(links=(100,), seeds=(23000,), seconds=float(t))
+        for t in (30, 60, 120)
+    },
 }
 HELD_OUT = 16385
 RATE_OF = {  # torch's methods, and the schedule with the same numbers, whose rate they have
@@ -94,8 +126,6 @@ RATE_OF = {  # torch's methods, and the schedule with the same numbers, whose ra
     "HSDP": "dense",
 }
 POWER = "DDP, PowerSGD hook"
-SECONDS = {f"equal-seconds-{t}": float(t) for t in (30, 60, 120)}  # that a grid's schedules take
-EQUAL_SEEDS, EQUAL_LINKS = (23000,), (100,)  # the first seed of their runs; Mbit/s
 HOOK_OF = {"fp16": "DDP, fp16 hook"}  # torch's own method behind a schedule of these grids
 FREE_UNITS, SHORT_UNITS, DEADLINE = 5, 4, 1800.0
 # of an answer, kept of steps on unlimited links only, for predictions
@@ -114,7 +144,7 @@ def entrants(grid: str = GRID) -> dict[str, RunConfig]:
     """The schedules of the grid, and torch's methods with the configuration of `dense`; of equal
     seconds the schedules alone."""
     schedules = get_grid(grid)
-    if grid in SECONDS:
+    if not COURSES[grid].predicts:
         return schedules
     return {**schedules, **dict.fromkeys(PEERS, schedules["dense"])}
 
@@ -122,15 +152,14 @@ def entrants(grid: str = GRID) -> dict[str, RunConfig]:
 def rates(lines: Sequence[Line], grid: str = GRID) -> dict[str, float]:
     """The chosen rate of each entrant with a complete choice."""
     chosen = {k: float(v.partition("=")[2]) for k, v in _chosen(grid).items()}
-    if grid in SECONDS:
-        return chosen
-    values, seeds = TRIALS[grid]
-    chosen |= {name: chosen[other] for name, other in RATE_OF.items() if other in chosen}
+    course = COURSES[grid]
+    if course.predicts:
+        chosen |= {name: chosen[other] for name, other in RATE_OF.items() if other in chosen}
     trials = [line for line in lines if line["stage"] == "tune"]
-    if len(trials) == len(values) * len(seeds):
+    if course.rates and len(trials) == len(course.rates) * len(course.tuning_seeds):
         held = {
             rate: statistics.fmean(x["validation"][-1] for x in trials if x["rate"] == rate)
-            for rate in values
+            for rate in course.rates
         }
         chosen[POWER] = min(held, key=lambda rate: held[rate])
     return chosen
@@ -150,13 +179,12 @@ def configured(name: str, rate: float, seed: int, *settings: str, grid: str = GR
 
 def units_taken(stage: str, name: str, grid: str, link: int | None) -> int | None:
     """How many units of its training an entrant takes; None: the whole."""
-    if grid in SECONDS:
-        return None
     if stage == "free":
         return None if name in CHANGING else FREE_UNITS
     steady = name not in (*PLANNED, *CHANGING)
     slow = link in DELAY or (grid != GRID and link != max(LINKS))
-    return SHORT_UNITS if stage == "race" and steady and slow else None
+    predicted = COURSES[grid].predicts
+    return SHORT_UNITS if stage == "race" and predicted and steady and slow else None
 
 
 def shortened(config: RunConfig, units: int) -> RunConfig:
@@ -234,8 +262,9 @@ def race(
         found = train(name, config, None if stage == "free" else link)
         if stage == "race":
             steps = sum(found["steps"])
-            meant = SECONDS[grid] / steps if grid in SECONDS else None
-            head["predicted"] = meant or predicted(head, read(grid), steps)
+            whole = COURSES[grid].seconds
+            meant = whole / steps if whole else predicted(head, read(grid), steps)
+            head["predicted"] = meant
         _add(head | found)
         said = f"{stage} {name}, seed {seed}, link {link}: {found['loss'][-1]:.3f}"
         print(f"{said}, {time.monotonic() - began:.0f} s", flush=True)
@@ -286,9 +315,9 @@ def _missing(
         if not known(*key):
             yield key
 
-    values, tuning_seeds = TRIALS.get(grid, ((), ()))
-    for seed in tuning_seeds if not only or POWER in only else ():
-        for rate in values:
+    course = COURSES[grid]
+    for seed in course.tuning_seeds if not only or POWER in only else ():
+        for rate in course.rates:
             yield from new("tune", POWER, seed, None, rate)
     known_to = entrants(grid)
     names = [name for name in rates(read(grid), grid) if name in known_to]
@@ -297,11 +326,10 @@ def _missing(
             chosen = rates(read(grid), grid)
             todo = [x for x in names if not known("race", x, seed, link, chosen[x])]
             todo = [name for name in todo if not only or name in only]
-            timed = grid not in SECONDS  # for predictions
-            for where in (None, link) if todo and timed else ():
+            for where in (None, link) if todo and course.predicts else ():
                 yield from new("probe", "", SEEDS[0], where, 0.0)
             for name in todo:
-                for other in DERIVED.get(name, (name,)) if timed else ():
+                for other in DERIVED.get(name, (name,)) if course.predicts else ():
                     yield from new("free", other, seed, link, chosen[other])
                 yield "race", name, seed, link, chosen[name]
 
@@ -444,27 +472,28 @@ def main() -> None:
     """Train what is missing, or write the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=1e9)
-    parser.add_argument("--grid", choices=[*TRIALS, *SECONDS], default=GRID)
+    parser.add_argument("--grid", choices=[*COURSES], default=GRID)
     parser.add_argument("--links", type=int, nargs="+", help="Mbit/s")
     parser.add_argument("--seeds", type=int, default=len(SEEDS))
     parser.add_argument("--only", nargs="+", default=(), help="entrants")
     parser.add_argument("--report", action="store_true", help="only write the page and the figure")
     parser.add_argument("--again", action="store_true", help="anew, also what has been raced")
     chosen = parser.parse_args()
-    equal = chosen.grid in SECONDS
-    if equal and chosen.links:
-        parser.error(f"--links: {chosen.grid} is of {EQUAL_LINKS[0]} Mbit/s")
-    links = EQUAL_LINKS if equal else chosen.links or LINKS
+    course = COURSES[chosen.grid]
+    links = chosen.links or course.links
+    if course.seconds and links != course.links:
+        parser.error(f"--links: {chosen.grid} is of {course.links[0]} Mbit/s")
     if chosen.again:
         here = provenance.processor_name()
         left = forget(_all_lines(), chosen.grid, links, chosen.only, here)
         write_output(LINES, "".join(json.dumps(line) + "\n" for line in left))
     if not chosen.report:
-        seeds = EQUAL_SEEDS if equal else SEEDS[: chosen.seeds]
+        seeds = course.seeds[: chosen.seeds]
         race(chosen.grid, links, seeds, chosen.minutes, chosen.only)
-    if equal:
+    if course.seconds:
         return print("`python -m benchmarks.equal_seconds` writes the page of these grids")
-    write({grid: read(grid) for grid in TRIALS}, platform.platform())
+    predicting = [grid for grid, course in COURSES.items() if course.predicts]
+    write({grid: read(grid) for grid in predicting}, platform.platform())
     return None
 
 

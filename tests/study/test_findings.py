@@ -198,7 +198,7 @@ def known() -> set[str]:
         pairs = itertools.combinations(arms, 2)
         intervals += [NUMBERS["effect"](source, a, b) for a, b in pairs]
     kept = [x for x in intervals if isinstance(x, Interval)]
-    lines = {grid: race.read(grid) for grid in race.TRIALS}
+    lines = {name: race.read(name) for name, course in race.COURSES.items() if course.predicts}
     raced = INTERVAL.findall(race_report.page({k: v for k, v in lines.items() if v}, ""))
     return {f"{mean} [{low}, {high}]" for mean, low, high in raced} | {
         x.text(digits).replace("+", "").replace("-0.0 ", "0.0 ").replace("-0.0,", "0.0,")

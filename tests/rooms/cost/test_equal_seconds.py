@@ -42,7 +42,7 @@ def ended(losses: dict[str, tuple[float, ...]], seeds: int = 5) -> dict[str, dic
 
     return {
         grid: {name: one(i, each[at]) for i, (name, each) in enumerate(losses.items())}
-        for at, grid in enumerate(race.SECONDS)
+        for at, grid in enumerate(equal_seconds.SECONDS)
     }
 
 
@@ -85,7 +85,7 @@ def test_the_page_says_what_was_not_run() -> None:
     rows = [[x.strip() for x in line.split("|")] for line in bare.splitlines()]
     assert sum(row[4:6] == ["not run", ""] and row[6] == "not run" for row in rows[1:]) == 36
     assert ".png" not in bare
-    found, (head, *_) = ended(LOSSES), [*race.SECONDS]
+    found, (head, *_) = ended(LOSSES), [*equal_seconds.SECONDS]
     lines = [
         {"entrant": name, "grid": head, "seed": 23000, "seconds": [15.0, last], "loss": [3.5] * 4}
         | {"processor": "a processor", "link": 100}
@@ -121,7 +121,7 @@ def test_schedules_are_stretched_by_measured_seconds() -> None:
     names = {"DDP": "DDP", **race.HOOK_OF}
     names |= {x: x for x in ("4 bits", "rank 4", "every 8", "4 bits every 8")}
     lines = [x for x in race.read("race-lm-460k") if x["stage"] == "race" and x["link"] == 100]
-    for grid, seconds in race.SECONDS.items():
+    for grid, seconds in equal_seconds.SECONDS.items():
         for name, entrant in names.items():
             (step,) = {race_report.step_seconds(x) for x in lines if x["entrant"] == entrant}
             assert get_grid(grid)[name].steps * step == pytest.approx(seconds, rel=0.01), name

@@ -31,7 +31,7 @@ TYPE_CHECKING = False  # that of `typing`, which is not imported; True for type 
 if TYPE_CHECKING:
     from typing import Any
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 # Public names, grouped, imported at first use (`import regimes` does not load torch). The classes
 # of compressors, policies and detectors that packages offer by entry points are names here, too.
@@ -111,7 +111,7 @@ def __getattr__(name: str) -> "Any":
         import warnings
 
         new = _RENAMED[name]
-        warnings.warn(f"regimes.{name} is now regimes.{new}", DeprecationWarning, stacklevel=2)
+        warnings.warn(f"regimes.{name} is now regimes.{new}", FutureWarning, stacklevel=2)
         return getattr(sys.modules[__name__], new)
     if name[:1].isupper():  # a class that a package offers
         from regimes.config.registry import offered_class

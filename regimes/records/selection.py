@@ -1,8 +1,7 @@
 """Selecting runs by their headers (``--where optimizer.lr=0.4``).
 
 A command reads inside `select_while_loading`: every `load_all` there gives the selected runs,
-    separated by
-experiment, and adds its `experiment.write_notes` to those of the command::
+separated by experiment, and adds its `experiment.write_notes` to those of the command::
 
     with select_while_loading(["optimizer.lr=0.4"], print_notes=True):
         ...

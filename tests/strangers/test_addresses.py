@@ -158,7 +158,7 @@ def test_a_name_that_is_free_would_be_found(text: str) -> None:
     [
         'pip install -e ".[text]"',
         "pip install -c constraints.txt -e .",
-        "pip install dist/regimes-0.3.0-py3-none-any.whl",
+        "pip install dist/regimes-0.4.0-py3-none-any.whl",
         "pip install --index-url https://download.pytorch.org/whl/cpu torch torchvision",
         "pip install git+https://github.com/epfml/powersgd.git",
     ],

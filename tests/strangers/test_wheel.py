@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -135,7 +136,11 @@ def test_its_metadata_say_whose_it_is_and_give_no_address(wheel: Path) -> None:
 def test_the_version_is_the_same_everywhere(wheel: Path) -> None:
     assert wheel.name.startswith(f"regimes-{regimes.__version__}-")
     assert f"\nversion: {regimes.__version__}\n" in (ROOT / "CITATION.cff").read_text()
-    assert f"\n## {regimes.__version__}\n" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = re.search(r"^## (\S+) - (\S+)$", changes, re.MULTILINE)  # and its day
+    assert newest is not None
+    assert newest[1] == regimes.__version__
+    assert f"\ndate-released: {newest[2]}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 @pytest.mark.parametrize(("given", "asked"), [("", False), ("https://torch/cpu", True)])

@@ -126,6 +126,43 @@ def test_a_notebook_is_thin_and_trains_once(path: Path) -> None:
         assert [ast.unparse(node) for node in nodes if isinstance(node, STATEMENTS)] == []
 
 
+def list_lacking(sources: list[str]) -> list[str]:
+    """What cells need and is not there: names of modules, and methods of their own classes."""
+    nodes = [node for source in sources for node in ast.walk(ast.parse(source))]
+    names: dict[str, Any] = {}
+    for node in nodes:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            exec(ast.unparse(node), names)
+    found = []
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            module = names.get(node.value.id)
+            if isinstance(module, types.ModuleType) and not hasattr(module, node.attr):
+                found.append(ast.unparse(node))
+        if isinstance(node, ast.ClassDef):
+            own = {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
+            for base in node.bases:
+                made: Any = eval(ast.unparse(base), names)
+                needed: frozenset[str] = getattr(made, "__abstractmethods__", frozenset())
+                found += [f"{node.name}.{name}" for name in sorted(needed - own)]
+    return found
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_what_a_notebook_calls_is_there(path: Path) -> None:
+    assert list_lacking([cell.source for cell in code(read(path))]) == []
+
+
+def test_what_a_notebook_lacks_is_found() -> None:
+    assert list_lacking(["import regimes", "regimes.trane()"]) == ["regimes.trane"]
+    assert list_lacking(
+        ["import regimes\nclass Mine(regimes.Compressor):\n    def check(self): ..."]
+    ) == [
+        "Mine.send",
+        "Mine.traffic",
+    ]
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_words_between_cells_leave_the_numbers_of_runs_to_the_records(path: Path) -> None:
     words = "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")

@@ -123,15 +123,15 @@ def _built(method: str) -> tuple[Any, Any, Any]:
 
 def predictions() -> dict[str, float]:
     """Bytes over the link in a step, by `regimes cost` from the shapes alone."""
-    from regimes.cost import methods, plan
+    from regimes.cost import from_model, methods
     from regimes.cost.options import JobOptions
 
     options = JobOptions("benchmarks.island_link:model", step="1s", gpus=2, shards=2)
-    planned = plan.make_job(options, "gloo")
+    job = from_model.make_job(options, "gloo")
     found = {}
     for method, (name, level) in METHODS.items():
         text = name if level == "dense" else f"{name}:{level}"
-        frame = methods.tabulate_methods(planned, [methods.parse_method(text)])
+        frame = methods.tabulate_methods(job, [methods.parse_method(text)])
         found[method] = float(frame["bytes"].iloc[-1])
     return {HSDP: found["dense"], **found}
 

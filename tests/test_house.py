@@ -33,7 +33,14 @@ WITHOUT_TORCH = (  # rooms that read, decide and draw, and what starts others
     "presets",
 )
 WITH_TORCH = {  # time steps, or read the shapes of a model; imported when that is asked for
-    *("cost.measure", "cost.models", "cost.job", "cost.methods", "cost.plan", "cost.recorded"),
+    *(
+        "cost.measure",
+        "cost.models",
+        "cost.job",
+        "cost.methods",
+        "cost.from_model",
+        "cost.recorded",
+    ),
     *("cost.advice", "cost.sharded"),
     "monitor.links",
 }

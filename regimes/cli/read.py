@@ -152,7 +152,7 @@ def _plan(given: dict[str, Any], job: JobOptions, algorithm: str, csv: Path | No
                 "that has not been run is described by --nodes, --gpus, --within, --between and "
                 "--bucket-mb; see regimes cost --help"
             )
-    from regimes.cost.plan import main
+    from regimes.cost.from_model import main
 
     main(job, algorithm, csv)
 

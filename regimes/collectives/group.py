@@ -93,7 +93,7 @@ class _Groups:
         """``group``: the user's, which has the backend."""
         rank, count, self.device, self.timeout = dist.get_rank(), len(ranks), device, timeout
         place = ranks.index(rank)
-        # two groups of a mesh count alike
+        # the first rank: groups of a mesh that exist side by side have the same count
         self.store = job_store(f"hook/{next(_groups)}/{ranks[0]}")
         self.guard = CallGuard(self.store, place, count, timeout)
         devices.post_kind(self.store, place, device)
@@ -101,8 +101,8 @@ class _Groups:
         # process that never calls this.
         self.guard.enter_call(call)
         devices.check_kinds(self.store, place, count)
-        own = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
-        self.backend, self.made = own[device.type], list[Group]()
+        backends = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
+        self.backend, self.made = backends[device.type], list[Group]()
         self.everyone = self.add_group(ranks)
         if self.guard.others:
             self.guard.use_group(self.add_group(ranks, "gloo"))
@@ -130,14 +130,14 @@ class _Groups:
 
 
 def _all_ranks(
-    across: Sequence[int], inside: Sequence[int], timeout: float, call: str
+    across: Sequence[int], within: Sequence[int], timeout: float, call: str
 ) -> list[int]:
     """The ranks of all replicas, one replica after the other. Each process posts the ranks that
     hold the same rows as it, and reads the posts of the other processes of its replica."""
-    store = job_store(f"islands/{next(_meshes)}/{'-'.join(map(str, inside))}")
+    store = job_store(f"islands/{next(_meshes)}/{'-'.join(map(str, within))}")
     store.set(str(dist.get_rank()), json.dumps(list(across)))
     columns = []
-    for rank in inside:
+    for rank in within:
         try:
             store.wait([str(rank)], timedelta(seconds=timeout))
         except RuntimeError as error:
@@ -148,10 +148,10 @@ def _all_ranks(
         columns.append(json.loads(store.get(str(rank))))
     ranks = [rank for replica in zip(*columns, strict=False) for rank in replica]
     alike = len({*map(len, columns)}) == 1
-    if not alike or len({*ranks}) < len(ranks) or set(inside) - set(ranks):
+    if not alike or len({*ranks}) < len(ranks) or set(within) - set(ranks):
         raise ConfigError(
             f"replicas: the processes {sorted({*across})} hold the same rows as process "
-            f"{dist.get_rank()}, and {sorted({*inside})} are in its replica: `replicas` "
+            f"{dist.get_rank()}, and {sorted({*within})} are in its replica: `replicas` "
             'must be the mesh\'s other dimension, replicas=mesh["replicate"] of a model sharded '
             'over mesh["shard"]'
         )

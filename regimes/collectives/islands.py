@@ -112,23 +112,27 @@ def fully_shard_calls(model: nn.Module) -> list[tuple[Any, list[str], Any]]:
 
 
 def param_groups(state: Any) -> list[Any]:
-    """The groups of parameters of a call; torch up to 2.10 keeps one, or None."""
+    """The parameter groups of a call of ``fully_shard``; torch up to 2.10 keeps one, or None."""
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
     return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
-def current_parameter(one: Any) -> Any:
-    """A parameter of a group as its module has it. torch keeps the one that ``fully_shard`` has
-    made, until the first step, where another has taken its place since, as in a library that loads
-    the weights of a model that was divided on the meta device."""
-    return getattr(one._module_info.module, one._module_info.param_name)
+def current_parameter(fsdp_param: Any) -> Any:
+    """A parameter of a group as its module has it.
+
+    Until the first step torch's group keeps the parameter that ``fully_shard`` made, even where
+    another has taken its place: a library does that which loads weights into a model that was
+    divided on the meta device.
+    """
+    return getattr(fsdp_param._module_info.module, fsdp_param._module_info.param_name)
 
 
-def optimizer_rows(one: Any) -> Any:
-    """The rows of a parameter that the optimiser steps; its module may have others, after a forward
-    pass that no backward pass has followed."""
-    return current_parameter(one) if one.sharded_state.name == "SHARDED" else one.sharded_param
+def optimizer_rows(fsdp_param: Any) -> Any:
+    """The rows of a parameter that the optimiser steps. After a forward pass without a backward
+    pass its module still has the gathered weights instead."""
+    is_sharded = fsdp_param.sharded_state.name == "SHARDED"
+    return current_parameter(fsdp_param) if is_sharded else fsdp_param.sharded_param
 
 
 def join_rows(parts: Sequence[Any], count: Callable[[Tensor, int], None]) -> list[Tensor]:
@@ -150,6 +154,8 @@ def join_rows(parts: Sequence[Any], count: Callable[[Tensor, int], None]) -> lis
     for kind in sorted({rows.dtype for rows in local}, key=str):
         ids = [i for i, rows in enumerate(local) if rows.dtype == kind]
         dims = [parts[i].placements[divider].dim for i in ids]
+        # FSDP2 gives each rank ceil(n / ranks) rows while there are any: an all-gather, whose parts
+        # are equal, pads those of the last ranks
         chunks = [-(-parts[i].shape[dim] // ranks) for i, dim in zip(ids, dims, strict=True)]
         sizes = [
             chunk * parts[i].numel() // max(1, parts[i].shape[dim])
@@ -206,11 +212,8 @@ def find_divided(model: nn.Module) -> tuple[nn.Module, Any]:
     mesh = next((mesh for mesh, _ in found), None)
     while not is_divided(model):
         parts = [part for part in model.children() if any(True for _ in part.parameters())]
-        if (
-            mesh is None
-            or len(parts) != 1
-            or next(model.parameters(recurse=False), None) is not None
-        ):
+        has_own = next(model.parameters(recurse=False), None) is not None
+        if mesh is None or len(parts) != 1 or has_own:
             break
         (model,) = parts
     return model, mesh

@@ -50,6 +50,7 @@ class Meter:
 
         Args:
             layer: or several, which have ``sizes`` numbers of that share.
+            convention: whether the paper's convention counts it as floats; bytes count always.
         """
         numbers = tensor.numel() // tensor.shape[0]
         if isinstance(layer, int):
@@ -66,10 +67,12 @@ class Meter:
             numbers -= numbers // self.workers
         size = numbers * tensor.element_size()
         floats_sent = numbers if tensor.dtype == self.dtype else size / 4
+        # an exchange: with the gather of what it adds up it is one mean (see ``Traffic``)
         times = {"gather": self.workers, "exchange": 0}.get(kind, 1)
         floats = floats_sent * times if convention else 0
         self.layers[layer] = self.layers[layer] + Traffic(floats, size)
         self.sent[kind] = self.sent.get(kind, 0) + size
+        # of other kinds one collective carries several requests: the world counts those calls
         self.calls["broadcast"] += kind == "broadcast"
 
     def count_within(self, kind: str, tensor: Tensor) -> None:

@@ -63,8 +63,9 @@ def whole_model(model: nn.Module, mesh: Any = None) -> Iterator[Callable[[Tensor
     groups = _list_groups(model)
     if not groups:
         raise ConfigError("whole_model: no module of the model is divided by fully_shard")
+    (_, rows), *_ = groups[0]
     with whole_weights(model, World(1)):
-        yield partial(mean_over, groups[0][0][1].device_mesh if mesh is None else mesh)
+        yield partial(mean_over, rows.device_mesh if mesh is None else mesh)
 
 
 @contextmanager
@@ -88,7 +89,7 @@ def whole_weights(model: nn.Module, world: World) -> Iterator[None]:
             replaced[id(now)] = nn.Parameter(whole, rows.requires_grad)
     with ExitStack() as stack:
         for module in model.modules():
-            _by_itself(module, replaced, stack)
+            _make_whole(module, replaced, stack)
         if any(_is_compiled(module) for module in model.modules()):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield
@@ -100,7 +101,9 @@ def _list_groups(model: nn.Module) -> list[list[tuple[Any, Any]]]:
         group.fsdp_params for state, *_ in fully_shard_calls(model) for group in param_groups(state)
     ]
     return [
-        [(current_parameter(one), optimizer_rows(one)) for one in group] for group in found if group
+        [(current_parameter(param), optimizer_rows(param)) for param in group]
+        for group in found
+        if group
     ]
 
 
@@ -127,7 +130,7 @@ def _check_division(model: nn.Module, groups: Sequence[Sequence[tuple[Any, Any]]
             )
 
 
-def _by_itself(module: nn.Module, replaced: dict[int, nn.Parameter], stack: ExitStack) -> None:
+def _make_whole(module: nn.Module, replaced: dict[int, nn.Parameter], stack: ExitStack) -> None:
     """Give a module whole weights and take FSDP2's hooks from it, until the stack is left."""
     for name, now in [*module._parameters.items()]:
         if id(now) in replaced:

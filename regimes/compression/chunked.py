@@ -20,8 +20,8 @@ from torch import Tensor
 
 from regimes.collectives.requests import Batched, Gather, Layer, Traffic
 from regimes.compression.base import Sending, State
+from regimes.compression.codes import pack_codes, unpack_codes
 from regimes.compression.cosine import Chunk, largest_divisor
-from regimes.compression.elementwise import pack_codes, unpack_codes
 from regimes.compression.kernels import cache_tensors
 from regimes.compression.sparse import Sparsifier, in_each, num_kept, scatter_sum
 from regimes.config import Level

@@ -172,6 +172,31 @@ def _make_table(bits: int, steps: int, dtype: torch.dtype) -> Float[np.ndarray, 
     return codes.astype(torch.empty(0, dtype=dtype).numpy().dtype)
 
 
+def pack_codes(codes: UInt8[Tensor, "*batch size"], bits: int) -> UInt8[Tensor, "*batch packed"]:
+    """Codes of 1, 2, 4 or 8 bits, ``8 / bits`` to the byte, low bits first, padded with zeros."""
+    if bits == 1 and not on_gpu(codes):
+        return torch.from_numpy(np.packbits(codes.numpy(), axis=-1, bitorder="little"))
+    if padding := -codes.shape[-1] % (8 // bits):
+        codes = torch.nn.functional.pad(codes, (0, padding))
+    while bits < 8:  # of each pair the second to the left of the first
+        codes = codes[..., 0::2] | (codes[..., 1::2] << bits)
+        bits *= 2
+    return codes
+
+
+def unpack_codes(
+    packed: UInt8[Tensor, "*batch packed"], bits: int, size: int
+) -> UInt8[Tensor, "*batch size"]:
+    """The inverse of ``pack_codes``."""
+    if bits == 8:
+        return packed[..., :size]
+    if bits == 1 and not on_gpu(packed):
+        codes = np.unpackbits(packed.numpy(), axis=-1, count=size, bitorder="little")
+        return torch.from_numpy(codes)
+    shifts = bits * torch.arange(8 // bits, dtype=torch.uint8, device=packed.device)
+    return ((packed.unsqueeze(-1) >> shifts) & (2**bits - 1)).flatten(-2)[..., :size]
+
+
 def pack_signs(rows: Float[Tensor, "rows size"]) -> UInt8[Tensor, "rows packed"]:
     """A bit for each number, 1 unless it is negative or NaN. ``size`` is a multiple of 8."""
     if on_gpu(rows):

@@ -53,14 +53,14 @@ class Threshold(Compressor):
     def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
         flat = delta.flatten(1)
         large = flat.abs() * (state.rate / state.scale) >= float(level)
-        own, places_of = _locate_chosen(large)
-        counts = yield Gather(own)  # [W]
+        own_counts, places_of = _locate_chosen(large)
+        counts = yield Gather(own_counts)  # [W]
         max_count = yield Batched(_largest_counts, counts)
         if not max_count:
             return state.buffer(delta.shape[1:], delta).zero_(), None
-        number = torch.arange(1, max_count + 1, dtype=torch.int32, device=flat.device)
-        padding = number > own[:, None]
-        places = places_of(number).masked_fill_(padding, 0)
+        ordinals = torch.arange(1, max_count + 1, dtype=torch.int32, device=flat.device)
+        padding = ordinals > own_counts[:, None]
+        places = places_of(ordinals).masked_fill_(padding, 0)
         values = yield Gather(flat.gather(1, places).masked_fill_(padding, 0))  # [W, max_count]
         indices = yield Gather(places.int())
         weight, shape = 1 / len(values), delta[0].shape
@@ -77,25 +77,25 @@ class Threshold(Compressor):
 def _locate_chosen(
     large: Bool[Tensor, "hosted size"],
 ) -> tuple[Int32[Tensor, " hosted"], Callable[[Tensor], Int64[Tensor, "hosted max_count"]]]:
-    """How many places of each row are true, and what gives the first, the second, ... of them; the
-    place of a number above their count is any."""
+    """How many places of each row are true, and a function from ordinals 1, 2, ... to the places of
+    the first, the second, ... of them; above the count of a row it gives any place."""
     if not on_gpu(large):
         found = [np.flatnonzero(row) for row in large.numpy()]
 
-        def listed(number: Int32[Tensor, " max_count"]) -> Int64[Tensor, "hosted max_count"]:
-            places = np.zeros((len(found), len(number)), np.int64)
+        def list_places(ordinals: Int32[Tensor, " max_count"]) -> Int64[Tensor, "hosted max_count"]:
+            places = np.zeros((len(found), len(ordinals)), np.int64)  # ordinals are all from 1 up
             for row, own in zip(places, found, strict=True):
                 row[: len(own)] = own
             return torch.from_numpy(places)
 
-        return torch.tensor([*map(len, found)], dtype=torch.int32), listed
+        return torch.tensor([*map(len, found)], dtype=torch.int32), list_places
     taken = large.cumsum(1, dtype=torch.int32)  # chosen numbers up to each place
-    own = taken[:, -1].contiguous()
+    counts = taken[:, -1].contiguous()
 
-    def searched(number: Int32[Tensor, " max_count"]) -> Int64[Tensor, "hosted max_count"]:
-        return torch.searchsorted(taken, number.repeat(len(large), 1))
+    def search_places(ordinals: Int32[Tensor, " max_count"]) -> Int64[Tensor, "hosted max_count"]:
+        return torch.searchsorted(taken, ordinals.repeat(len(large), 1))
 
-    return own, searched
+    return counts, search_places
 
 
 def _largest_counts(entries: Sequence[tuple[Int32[Tensor, " workers"]]]) -> list[int]:

@@ -96,8 +96,9 @@ def fisher_trace(
                 key = make_generator(seed, "fisher", first_sample + index)
                 y = torch.multinomial(p[0], draws, replacement=True, generator=key).to(y)
             rows.append(_squared_norms(logits, y, list(named.values())))
-    device, count = samples[0][0].device, 1 if mean is None else processes or 1
-    return _summarise_samples(torch.stack(rows), list(named), mean, count, device)
+    averaged = 1 if mean is None else processes or 1
+    device = samples[0][0].device
+    return _summarise_samples(torch.stack(rows), list(named), mean, averaged, device)
 
 
 def _squared_norms(logits: Tensor, labels: Tensor, parameters: list[nn.Parameter]) -> Tensor:

@@ -127,6 +127,8 @@ class Affine(torch.autograd.Function):
 
 
 class _AffineGradient(torch.autograd.Function):
+    """(g, x, a) -> gradients of x, a and b."""
+
     @staticmethod
     def forward(ctx: Any, g: Tensor, x: Tensor, a: Tensor) -> Any:
         ctx.save_for_backward(g, x, a)
@@ -288,6 +290,7 @@ class NativeDoubleBackward(TorchFunctionMode):
             return BatchNorm.apply(input, weight, bias, eps)
         scale = weight * torch.rsqrt(running_var + eps)
         shift = bias - running_mean * scale
+        # fold only directly after a convolution, whose output nothing has changed in place
         if self._last is None or self._last[0] is not input or input._version:
             return Affine.apply(input, scale, shift)
         _, x, w, b, geometry = self._last

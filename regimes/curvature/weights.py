@@ -1,4 +1,4 @@
-"""By what each micro-batch of a probe counts, so that all together give the loss of one batch.
+"""Weights of the micro-batches of a probe, with which all together give the loss of one batch.
 
 A loss of a model and a batch is a black box here: a mean over samples, over the tokens that are not
 ignored, or something else. It is tried on parts of the batches, which leaves the model and the
@@ -58,7 +58,7 @@ def weights_of(
         joins = reduction.TargetMean()
         return _share_weights([float(joins.weight(targets)) for _, targets in batches], mean, model)
     if weight is None:
-        return _tried(model, loss, batches, mean)
+        return _find_weights(model, loss, batches, mean)
     if weight == "samples":
         counts = [batch_size(batch) for batch in batches]
         return [n / sum(counts) for n in counts]
@@ -87,23 +87,23 @@ def _over_processes(
 # -- what a loss may average over ------------------------------------------------------------------
 
 
-def _samples(batch: Any) -> float:
+def _count_samples(batch: Any) -> float:
     return float(batch_size(batch))
 
 
-def _next_labels(batch: Any) -> float:
+def _count_next_labels(batch: Any) -> float:
     """As a model that predicts the next of its labels counts them (Hugging Face)."""
     return float((_labels(batch)[..., 1:] != IGNORED).sum())
 
 
-def _own_labels(batch: Any) -> float:
+def _count_labels(batch: Any) -> float:
     return float((_labels(batch) != IGNORED).sum())
 
 
-def _unmasked(batch: Any) -> float:
+def _count_unmasked(batch: Any) -> float:
     batch = _inner(batch)
     names = [name for name in batch if "mask" in str(name)] if isinstance(batch, Mapping) else []
-    return float((batch[names[0]] != 0).sum()) if names else _own_labels(batch)
+    return float((batch[names[0]] != 0).sum()) if names else _count_labels(batch)
 
 
 def _labels(batch: Any) -> Tensor:
@@ -118,10 +118,10 @@ def _inner(batch: Any) -> Any:
     return batch[0] if isinstance(batch, tuple) and len(batch) == 1 else batch
 
 
-CANDIDATES = _samples, _next_labels, _own_labels, _unmasked
+CANDIDATES = _count_samples, _count_next_labels, _count_labels, _count_unmasked
 
 
-def _tried(
+def _find_weights(
     model: nn.Module, loss: ProbeLoss, batches: Sequence[Any], mean: ProcessMean | None
 ) -> list[float]:
     """The weights by the candidates that fit all checks, if they agree; what processes find is
@@ -131,14 +131,16 @@ def _tried(
     checks, why = list[Check](), ""
     try:
         with preserve_model(model, "eval"), nudge_parameters(model), torch.enable_grad():
-            checks = [*_checks(model, loss, batches)]
+            checks = [*_evaluate_parts(model, loss, batches)]
     except Exception as error:  # of the user's loss, which may raise anything
         why = str(error).partition("\n")[0] or type(error).__name__
     fits, weights = list[float](), list[list[float]]()
     for candidate in CANDIDATES:
-        found = [] if why else _fitting(candidate, batches, checks, model)
+        found = [] if why else _fit_candidate(candidate, batches, checks, model)
         fits.append(float(bool(found)))
         weights.append(found or [0.0 for _ in batches])
+    # one mean for both: a candidate fits if it fits on all processes, and its weights are divided
+    # by the mean over processes of their sums
     averaged = _over_processes([*fits, *map(sum, weights)], mean, model)
     fitting = [i for i in range(len(fits)) if averaged[i] == 1]
     shares = [[w / averaged[len(fits) + i] for w in weights[i]] for i in fitting]
@@ -154,7 +156,7 @@ def _tried(
     return shares[0]
 
 
-def _checks(model: nn.Module, loss: ProbeLoss, batches: Sequence[Any]) -> Iterator[Check]:
+def _evaluate_parts(model: nn.Module, loss: ProbeLoss, batches: Sequence[Any]) -> Iterator[Check]:
     """Each batch against its parts; and the first samples of all batches together against the first
     samples of each, because samples may differ between batches alone."""
 
@@ -173,7 +175,7 @@ def _checks(model: nn.Module, loss: ProbeLoss, batches: Sequence[Any]) -> Iterat
         yield value(together), [value(first) for first in firsts], firsts
 
 
-def _fitting(
+def _fit_candidate(
     weigh: Callable[[Any], float], batches: Sequence[Any], checks: list[Check], model: nn.Module
 ) -> list[float]:
     """A candidate's weights of the batches; empty if a check contradicts it."""

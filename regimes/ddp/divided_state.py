@@ -15,8 +15,8 @@ from regimes.collectives.requests import Layer
 from regimes.compression.scatter import QuantisedScatter
 from regimes.ddp.sharded_state import pack_state, unpack_state
 from regimes.errors import ConfigError
+from regimes.job.move_residuals import Residuals, residuals_for
 from regimes.job.refit import damage_refused, list_names, refuse_state
-from regimes.job.residuals import Residuals, residuals_for
 from regimes.job.state import (
     State,
     by_layer,

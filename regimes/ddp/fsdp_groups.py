@@ -123,8 +123,11 @@ class ParameterGroup:
     factor: Callable[[], float | None]
 
     def gradient_scale(self, dtype: torch.dtype, shards: int) -> float:
-        """What a gradient is multiplied by before its reduce-scatter, in units in which FSDP2's
-        result is the mean over the processes."""
+        """What a gradient is multiplied by before its reduce-scatter.
+
+        FSDP2's result is the sum of gradients over a divisor. Gradients are in units here in which
+        that is their mean over the processes: multiplied by ``shards`` and over the divisor.
+        """
         given = self.factor()
         factor = float(shards) if given is None else given
         return factor / (shards * _divided_before(dtype, factor))
@@ -144,8 +147,8 @@ class Arrivals:
         self._arrived: set[int] = set()
 
     def take_places(self) -> list[int] | None:
-        """Their places, once for each reduction, in order; None: it is not known yet, at the first
-        one."""
+        """Their places, once for each reduction, in order. None at the first one: gradients are
+        noted from there on, because FSDP2 makes the whole parameters in the first forward pass."""
         if not self.handles:
             for i, parameter in enumerate(self.group.unsharded()):
                 note = partial(self._note_arrival, i)
@@ -180,12 +183,12 @@ def groups_of(network: nn.Module) -> list[ParameterGroup]:
     Raises:
         ConfigError: a module has several groups, one for each mesh, or is offloaded.
     """
-    found = fully_shard_calls(network)
+    calls = fully_shard_calls(network)
     groups = []
-    paths = [path or _ROOT for _, several, _ in found for path in several]
+    paths = [path or _ROOT for _, own_paths, _ in calls for path in own_paths]
     plain = plain_names(paths)
-    for state, several, module in found:
-        name = "+".join(plain[path or _ROOT].replace(CHECKPOINT, "") for path in several)
+    for state, own_paths, module in calls:
+        name = "+".join(plain[path or _ROOT].replace(CHECKPOINT, "") for path in own_paths)
         kept = param_groups(state)
         if len(kept) > 1:
             raise ConfigError(
@@ -193,7 +196,7 @@ def groups_of(network: nn.Module) -> list[ParameterGroup]:
                 "the hook needs one mesh for all parameters of a module"
             )
         for group in kept:
-            if any(one.offload_to_cpu for one in group.fsdp_params):
+            if any(param.offload_to_cpu for param in group.fsdp_params):
                 raise ConfigError(
                     f"module {name!r} keeps its parameters on the CPU (CPUOffloadPolicy), which "
                     "the hook does not serve: leave offload_policy out"
@@ -220,9 +223,9 @@ def _unsharded(trained: Sequence[Any]) -> list[nn.Parameter]:
 
 
 def _divided_before(dtype: torch.dtype, factor: float) -> float:
-    """What FSDP2 divides a gradient by before its reduce-scatter in a type that overflows early,
-    as it sees it: about the root of ``factor``, the divisor of the sum; the rest comes after. 1 in
-    other types."""
+    """The part of the divisor ``factor`` that FSDP2 divides by before a reduce-scatter: a power of
+    two near its root, so that neither the sum overflows nor the parts underflow; it divides by the
+    rest afterwards. 1 in float32 and bfloat16, where it fears neither."""
     divisor = 1
     while (
         dtype not in (torch.float32, torch.bfloat16)

@@ -21,8 +21,8 @@ from regimes.collectives.islands import local_part, saved_names, sharded_tensor
 from regimes.collectives.requests import Layer
 from regimes.compression.base import restart_memories
 from regimes.errors import ConfigError
+from regimes.job.move_residuals import Residuals, residuals_for
 from regimes.job.refit import damage_refused, refuse_state
-from regimes.job.residuals import Residuals, residuals_for
 from regimes.job.state import Part, by_layer, get_column, own_part, place_state, with_column
 from regimes.job.upgrade import upgrade_state
 

@@ -37,5 +37,6 @@ class RelativeFall(Bounded, Online):
         if finite and state is not None and state > 0:
             score = 1 - value / state
         critical = score is not None and score >= self.fall
+        # a finite value without a score: there was no reference yet, or none above 0
         reference = value if critical or (score is None and finite) else state
         return reference, Verdict(critical, state, value, score, self.fall)

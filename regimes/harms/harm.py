@@ -87,14 +87,14 @@ def harm(
         shown, arms = _metric(lower, **training), kinds_of_job(words)
         function = Jobs(out, what, arms, units, shown, margin, parts, first_seed)
         with end_in_one_sentence(lambda: describe_kept_runs(out)), shown_by(show) as line:
-            return function.searched(budget, line)
+            return function.search(budget, line)
     config, task = read_subject(what, train_data, test_data, set, training)
     trunk = replace(trunk_of(config), seed=first_seed)
     kinds = kinds_of(words, groups, trunk)
     _check(trunk, kinds)
     records = Records(out, trunk, kinds, task, margin, parts)
     with end_in_one_sentence(lambda: describe_kept_runs(out)), shown_by(show) as line:
-        return records.searched(budget, jobs, line)
+        return records.search(budget, jobs, line)
 
 
 def _metric(lower: bool | None, metric: str = "loss", **others: Any) -> Metric:

@@ -47,7 +47,7 @@ class Jobs(Search):
         super().__init__(out, kinds, margin, parts, first_seed)
         self.job, self.units, self.shown = job, units, shown
 
-    def searched(self, budget: Budget, show: Show) -> Harm:
+    def search(self, budget: Budget, show: Show) -> Harm:
         """Search, and say what was found."""
         return self.found(self.run(budget, 1, show))
 

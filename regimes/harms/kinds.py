@@ -34,8 +34,8 @@ class Kind:
         changes: fields by dotted path, during a pulse.
         setup: the changes that a schedule needs in the whole run, such as ``sync_levels``.
         skip: its units are left out.
-        within: the policy that has it in several spans of one run, and its levels in and outside
-            of them; None: a pulse has one span.
+        within: for several spans in one run, the field of the policy that makes the change, and
+            its levels within and outside of the spans; None: no policy can, a run has one span.
         group: patterns of the names of layers that it is in; None: all.
     """
 
@@ -100,11 +100,11 @@ def kinds_of(words: Sequence[str], groups: Sequence[str], trunk: RunConfig) -> d
     for word in words:
         if word not in (*trunk.levels, DENSE):
             require(not groups, "pulse", word, "a level with groups of layers")
-            made.append(_set_other(word, trunk))
+            made.append(_make_word_kind(word, trunk))
         elif groups:
-            made += [_set_level(word, group, trunk) for group in groups]
+            made += [_make_level_kind(word, group, trunk) for group in groups]
         else:
-            made.append(_set_level(word, None, trunk))
+            made.append(_make_level_kind(word, None, trunk))
     found = {kind.name: kind for kind in made}
     require(len(found) == len(made), "pulse", list(words), "each once")
     require(bool(found), "pulse", list(words), f"a level, or one of {', '.join(WORDS)}")
@@ -116,7 +116,7 @@ def kinds_of_job(words: Sequence[str]) -> dict[str, Kind]:
     return {word: Kind(word, word, within=("policy", word, "low")) for word in words}
 
 
-def _set_level(level: str, group: str | None, trunk: RunConfig) -> Kind:
+def _make_level_kind(level: str, group: str | None, trunk: RunConfig) -> Kind:
     own = trunk.policy.get("level", "low")
     require(level != own, "pulse", level, f"another level than the trunk's, {own}")
     form, value = level_text(trunk.compressor["name"]), trunk.levels.get(level)
@@ -135,7 +135,7 @@ def _set_level(level: str, group: str | None, trunk: RunConfig) -> Kind:
     )
 
 
-def _set_other(word: str, trunk: RunConfig) -> Kind:
+def _make_word_kind(word: str, trunk: RunConfig) -> Kind:
     key, equals, value = word.partition("=")
     if word == "deletion":
         return Kind("deletion", "leaving units out", skip=True)
@@ -147,16 +147,18 @@ def _set_other(word: str, trunk: RunConfig) -> Kind:
         good = value.isdecimal() and int(value) > 1
         require(good, f"pulse {key}", value, "a whole number above 1")
         return (
-            _lengthen_period(int(value)) if key == "period" else _enlarge_batch(int(value), trunk)
+            _make_period_kind(int(value))
+            if key == "period"
+            else _make_batch_kind(int(value), trunk)
         )
     if not equals:
         known = [*trunk.levels, DENSE, *WORDS]
         raise ConfigError(f"pulse {word!r}: {suggest_nearest(word, known)} or FIELD=VALUE.")
     override(trunk, [word])  # raises for what is no field
-    return Kind(word.replace("/", " "), word, {"": word})
+    return Kind(word.replace("/", " "), word, {"": word})  # as written, for ``apply_pulse``
 
 
-def _lengthen_period(steps: int) -> Kind:
+def _make_period_kind(steps: int) -> Kind:
     setup = {"sync_levels": {"low": 1, "high": steps}}
     changes = {**setup, "sync_policy": {"name": "static", "level": "high"}}
     within: tuple[Field, str, str] = ("sync_policy", "high", "low")
@@ -164,7 +166,7 @@ def _lengthen_period(steps: int) -> Kind:
     return Kind(f"period {steps}", text, changes, setup, within=within)
 
 
-def _enlarge_batch(multiple: int, trunk: RunConfig) -> Kind:
+def _make_batch_kind(multiple: int, trunk: RunConfig) -> Kind:
     size = trunk.batch_size
     setup = {"batch_levels": {"low": size, "high": multiple * size}}
     changes = {**setup, "batch_policy": {"name": "static", "level": "high"}}
@@ -180,9 +182,9 @@ def apply_pulse(config: RunConfig, kind: Kind, spans: Spans) -> RunConfig:
         ConfigError: a field that does not exist.
     """
     if len(spans) > 1:
-        table, rule = kind.within, kind.schedule(spans)
-        assert table is not None
-        return override_fields(config, {**kind.setup, table[0]: rule})
+        assert kind.within is not None
+        policy_field, *_ = kind.within
+        return override_fields(config, {**kind.setup, policy_field: kind.schedule(spans)})
     changes = dict(kind.changes)
     if "" in changes:  # a setting as it was written
         return override(config, [changes[""]])

@@ -33,8 +33,8 @@ class Records(Search):
     """Trunks of several seeds, and their branches.
 
     Attributes:
-        trunk: the configuration of the first seed's.
-        task: model and data in place of those that it names.
+        trunk: the configuration of the first seed's trunk.
+        task: model and data in place of those that the trunk names; None: those.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class Records(Search):
     ) -> None:
         super().__init__(out, kinds, margin, parts, trunk.seed)
         self.task, self._records = task, dict[str, Record]()
-        self.trunk = replace(trunk, checkpoint_keep=self._kept(trunk), reporters=())
+        self.trunk = replace(trunk, checkpoint_keep=self._list_checkpoints(trunk), reporters=())
 
-    def _kept(self, trunk: RunConfig) -> Any:
+    def _list_checkpoints(self, trunk: RunConfig) -> Any:
         """The checkpoints of a trunk from which a pulse may begin."""
         if trunk.steps is None and trunk.unit_steps is None:
             units = trunk.epochs
@@ -73,7 +73,7 @@ class Records(Search):
         kind, trunk = self.kind_of(pulse), self.out / self.name((None, number))
         length = pulse.length if len(pulse.spans) == 1 else None
         branch = BranchConfig(
-            trunk_reference(trunk, folder), pulse.first, length, kind.skip or None
+            of=trunk_reference(trunk, folder), at=pulse.first, length=length, skip=kind.skip or None
         )
         config = apply_pulse(replace(config, checkpoint_keep=None), kind, pulse.spans)
         return folder, replace(config, name=self.label(pulse), branch=branch)
@@ -85,7 +85,7 @@ class Records(Search):
             self._records[name] = load(self.out / name)
         return self._records[name]
 
-    def searched(self, budget: Budget, jobs: int, show: Show) -> Harm:
+    def search(self, budget: Budget, jobs: int, show: Show) -> Harm:
         """Search, and say what was found."""
         require(jobs >= 1, "jobs", jobs, "at least 1")
         done = ended_runs(rounds_of(self.out))
@@ -156,8 +156,8 @@ class Records(Search):
             rates=[rate / (max(rates) or 1.0) for rate in rates],
         )
         found = replace(found, controls=controls_of(found, first))
-        used = 1 + max(number for _, number in known.harms)
-        return replace(found, grid=grid_toml(found, self.trunk, used) if found.controls else "")
+        seeds = 1 + max(number for _, number in known.harms)
+        return replace(found, grid=grid_toml(found, self.trunk, seeds) if found.controls else "")
 
     def _saved(self, known: Known) -> dict[Pulse, float]:
         """By pulse, the share of the trunk's bytes that is not sent, a mean over seeds."""
@@ -167,7 +167,7 @@ class Records(Search):
                 pair = self.record((pulse, number)), self.record((None, number))
                 sent, whole = (float(run.epochs["bytes"].sum()) for run in pair)
                 shares.setdefault(pulse, []).append(1 - sent / whole if whole else 0.0)
-        return {pulse: sum(each) / len(each) for pulse, each in shares.items()}
+        return {pulse: sum(of_seeds) / len(of_seeds) for pulse, of_seeds in shares.items()}
 
 
 def facts_of_trunk(run: Record) -> Facts:

@@ -75,7 +75,7 @@ class ProbeGauge(EndOfEpochGauge):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         return self.context.loss(model, *batch)
 
-    def weight(self) -> Weight:
+    def choose_weight(self) -> Weight:
         """By what a batch counts in the loss of the probe, as far as the loss says.
 
         Raises:
@@ -83,14 +83,14 @@ class ProbeGauge(EndOfEpochGauge):
         """
         if self.context.weight is not None:
             return self.context.weight
-        joins, own = reduction.declared_reduction(self.context.loss), len(self.batches)
+        joins = reduction.declared_reduction(self.context.loss)
         if isinstance(joins, TargetMean | OwnMean):
             return lambda batch: joins.weight(batch[1])
         if isinstance(joins, Coupled | Sum):
             why = joins.why if isinstance(joins, Coupled) else "the loss is a sum over samples"
             where, s = type(self.settings).bounds_prefix, self.settings
             expected = f"{s.images}, one batch on one process: {why}"
-            alone = own == 1 and self.context.world.processes == 1
+            alone = len(self.batches) == 1 and self.context.world.processes == 1
             require(alone, f"{where}batch", s.batch, expected)
         return None if joins is None else "samples"
 
@@ -145,13 +145,14 @@ class CurvatureGauge(ProbeGauge):
 
     def __init__(self, settings: Curvature, context: MeasurementContext) -> None:
         super().__init__(settings, context)
-        self.weigh = self.weight()
+        self.weight = self.choose_weight()
         self.vectors: dict[str, Tensor] = {}  # per mode, [k, d]
         most = sum(p.numel() for p in context.parameters)
         for name, count in (("largest", settings.largest), ("smallest", settings.smallest)):
             where = f"{settings.bounds_prefix}{name}"
             require(count <= most, where, count, f"at most {most}, the model's parameters")
-        # Before any unit is trained. Without the mean over processes: this counts no bytes.
+        # Refuse a loss without second derivatives before any unit is trained. Each process checks
+        # by itself: a mean over processes would count as traffic. No graph is kept (memory=0).
         with context.whole():
             for mode in settings.modes:
                 with suppress(TrainingError):  # a loss that is not finite is reported by the run
@@ -161,7 +162,7 @@ class CurvatureGauge(ProbeGauge):
                         self.batches,
                         mode=mode,
                         memory=0,
-                        weight=self.weigh,
+                        weight=self.weight,
                     ).check()
 
     def measure(self, epoch: int) -> Reading:
@@ -173,16 +174,18 @@ class CurvatureGauge(ProbeGauge):
                 self.batches,
                 mode=mode,
                 mean=self.process_mean,
-                weight=self.weigh,
-                symmetric=True,  # as seen before the first unit
+                weight=self.weight,
+                symmetric=True,  # ``check`` has shown it before the first unit
             )
-            self._values(hessian, mode, seed, reading)
+            self._read_eigenvalues(hessian, mode, seed, reading)
             if self.settings.probes:
-                self._traces(hessian, mode, seed, reading)
+                self._read_traces(hessian, mode, seed, reading)
             reading.detail[f"products{SUFFIX[mode]}"] = hessian.products
         return reading
 
-    def _values(self, hessian: HessianProduct, mode: Mode, seed: int, into: Reading) -> None:
+    def _read_eigenvalues(
+        self, hessian: HessianProduct, mode: Mode, seed: int, into: Reading
+    ) -> None:
         s, end = self.settings, SUFFIX[mode]
         options: Any = {"tolerance": s.tolerance, "max_products": s.max_products, "seed": seed}
         start = self.vectors.get(mode)
@@ -201,7 +204,7 @@ class CurvatureGauge(ProbeGauge):
             blocks = layer_eigenvalues(hessian, layers=self.context.members, **options).values()
             into.layers[f"eigenvalue{end}"] = [float(block.largest[0]) for block in blocks]
 
-    def _traces(self, hessian: HessianProduct, mode: Mode, seed: int, into: Reading) -> None:
+    def _read_traces(self, hessian: HessianProduct, mode: Mode, seed: int, into: Reading) -> None:
         end, probes = SUFFIX[mode], self.settings.probes
         members = self.context.members
         traces = list(layer_traces(hessian, layers=members, probes=probes, seed=seed).values())
@@ -237,13 +240,13 @@ class Fisher(Probe):
 
 class FisherGauge(ProbeGauge):
     def measure(self, epoch: int) -> Reading:
-        here = sum(len(y) for _, y in self.batches)
+        samples_here = sum(len(y) for _, y in self.batches)
         trace = fisher_trace(
             self.context.model,
             self.batches,
             kind=self.settings.kind,
             seed=derive_seed(self.context.seed, "fisher", epoch),
-            first_sample=self.context.world.rank * here,
+            first_sample=self.context.world.rank * samples_here,
             mode="eval",
             mean=self.process_mean,
             processes=self.context.world.processes,
@@ -280,7 +283,7 @@ class SharpnessGauge(ProbeGauge):
 
     def __init__(self, settings: Sharpness, context: MeasurementContext) -> None:
         super().__init__(settings, context)
-        self.weigh = self.weight()
+        self.weight = self.choose_weight()
 
     def measure(self, epoch: int) -> Reading:
         sharpness = critical_sharpness(
@@ -291,7 +294,7 @@ class SharpnessGauge(ProbeGauge):
             tolerance=self.settings.tolerance,
             mode="eval",
             mean=self.process_mean,
-            weight=self.weigh,
+            weight=self.weight,
         )
         self.rate = sharpness.rate if math.isfinite(sharpness.rate) else None
         return Reading(

@@ -39,7 +39,7 @@ def attach(
         ConfigError: one sentence, before anything is registered.
     """
     hook = HookSettings(every, record, options).attach(
-        model, optimizer, epoch=None, total=None, batch_size=None, scaler=accelerator.scaler
+        model, optimizer, epoch_steps=None, total=None, batch_size=None, scaler=accelerator.scaler
     )
     accelerator.register_save_state_pre_hook(
         lambda models, weights, folder: save_hook(hook, folder)

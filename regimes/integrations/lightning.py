@@ -68,7 +68,7 @@ class RegimesCallback(Callback):
         self.hook = self.settings.attach(
             trainer.strategy.model or pl_module,
             list(trainer.optimizers) or None,
-            epoch=trainer.num_training_batches / accumulated,
+            epoch_steps=trainer.num_training_batches / accumulated,
             total=trainer.max_epochs if by_epoch else trainer.estimated_stepping_batches,
             clock=_Epochs(trainer) if by_epoch else None,
             batch_size=None,

@@ -56,7 +56,7 @@ class HookSettings:
         model: nn.Module,
         optimizer: Any,
         *,
-        epoch: float | None,
+        epoch_steps: float | None,
         total: float | None,
         batch_size: int | None,
         scaler: Any = None,
@@ -66,19 +66,19 @@ class HookSettings:
 
         Args:
             model: as the trainer has wrapped it.
-            epoch: optimiser steps of an epoch; None if not known.
+            epoch_steps: optimiser steps of an epoch; None if not known.
             total: optimiser steps of the whole job; None if not known.
             batch_size: samples per process and step; None if not known.
-            clock: its ``epoch`` ends an epoch, where the steps of one cannot be told; ``total`` is
-                then the number of epochs.
+            clock: for an epoch of unknown steps, an object whose attribute ``epoch`` is the number
+                of the present one; ``total`` then counts epochs, not steps.
         """
         every: Any
         if isinstance(self.every, int):
             every = self.every
         elif clock is not None:
             every = clock
-        elif epoch is not None and math.isfinite(epoch):
-            every = max(1, math.ceil(epoch))
+        elif epoch_steps is not None and math.isfinite(epoch_steps):
+            every = max(1, math.ceil(epoch_steps))
         else:
             raise ConfigError(
                 'every = "epoch": the training data has no length, so the number of steps of an '
@@ -91,11 +91,12 @@ class HookSettings:
             size = about.batch_size or batch_size
             about = replace(about, units=about.units or units, batch_size=size)
         inner = getattr(optimizer, "optimizer", optimizer)  # in a trainer's wrapper
-        wrapped, found = wrapped_model(model)
-        if not found and (bits := self.options.keys() & {"scatter", "gather"}):
+        wrapped, mesh_argument = wrapped_model(model)
+        of_fsdp = self.options.keys() & {"scatter", "gather"}
+        if of_fsdp and not mesh_argument:
             raise ConfigError(
-                f"{max(bits)}: it compresses what FSDP2 exchanges, and the trainer has not sharded "
-                "the model: let it use FSDP2, on GPUs, or use compressor= and level= of DDP"
+                f"{max(of_fsdp)}: it compresses what FSDP2 exchanges, and the trainer has not "
+                "sharded the model: let it use FSDP2, on GPUs, or use compressor= and level= of DDP"
             )
         return attach(
             wrapped,
@@ -103,7 +104,7 @@ class HookSettings:
             every=every,
             scaler=scaler,
             record=about,
-            **{**found, **self.options},
+            **{**mesh_argument, **self.options},
         )
 
     def numbers(self, logged: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,6 +118,7 @@ class HookSettings:
             if isinstance(value, int | float | torch.Tensor) and not isinstance(value, bool):
                 evaluated = EVALUATED.fullmatch(name)
                 short = evaluated[1] if evaluated else ""
+                # "eval_loss" is "test_loss", "eval_METRIC" is METRIC, others keep their names
                 named[{metric: metric, "loss": "test_loss"}.get(short) or name] = value
         return named
 

@@ -65,7 +65,7 @@ class RegimesCallback(TrainerCallback):
         self.hook = self.settings.attach(
             self.trainer.model_wrapped,
             given.get("optimizer"),
-            epoch=None if length is None else math.ceil(length / accumulated),
+            epoch_steps=None if length is None else math.ceil(length / accumulated),
             total=state.max_steps,
             batch_size=args.per_device_train_batch_size * accumulated,
             scaler=getattr(self.trainer.accelerator, "scaler", None),

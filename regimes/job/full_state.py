@@ -10,9 +10,9 @@ from torch import Tensor
 
 from regimes.collectives.processes import ProcessWorld
 from regimes.job.job import on_all_processes
+from regimes.job.move_residuals import on_processes
 from regimes.job.recorder import JobRecorder
 from regimes.job.refit import damage_refused, refuse_state
-from regimes.job.residuals import on_processes
 from regimes.job.saved_units import with_recorded_units
 from regimes.job.state import State, join_states
 from regimes.job.upgrade import upgrade_state

@@ -23,7 +23,7 @@ from regimes.compression.traffic import costs_per_step
 from regimes.errors import RecordError
 from regimes.job.choices import Choice
 from regimes.job.job import Job
-from regimes.job.residuals import without_residuals
+from regimes.job.move_residuals import without_residuals
 from regimes.job.state import own_part
 from regimes.records.schema import Cost
 

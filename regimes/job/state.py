@@ -17,7 +17,8 @@ part's workers, ``[rows, ...]``, or None. A single row for several workers is th
 beside them have an entry for each of these workers. What local steps exchange, pseudo-gradients,
 has memories and residuals of its own: entries "outer" of the state and of each part. The state of
 one process has one part; the files of a run's other processes have nothing else. ``job.upgrade``
-gives this form to states of earlier versions; ``job.residuals`` moves residuals to other workers.
+gives this form to states of earlier versions; ``job.move_residuals`` moves residuals to other
+workers.
 """
 
 from __future__ import annotations

@@ -19,8 +19,15 @@ from regimes.console.stdout import make_console as new_console
 from regimes.errors import ConfigError
 from regimes.job.reporters import Reporter
 from regimes.monitor.text import EPOCHS, at_low, describe_run, epoch_table, format_row
-from regimes.records import Header, Row, count_units, number_of_units, sum_sent, unit_name
-from regimes.records import make_reporters as named
+from regimes.records import (
+    Header,
+    Row,
+    count_units,
+    make_reporters,
+    number_of_units,
+    sum_sent,
+    unit_name,
+)
 
 
 def terminal_reporters(
@@ -29,7 +36,7 @@ def terminal_reporters(
     """A live table in a terminal, else plain lines; and the reporters of the configuration."""
     terminal = is_terminal() if terminal is None else terminal
     chosen: list[Any] = [LiveTable() if terminal else PlainLines()]
-    return chosen + named(config.reporters, out)
+    return chosen + make_reporters(config.reporters, out)
 
 
 class LiveTable:
@@ -51,24 +58,24 @@ class LiveTable:
     def start(self, header: Header, rows: list[Row]) -> None:
         """Draw first; ``rows`` are those before a resume."""
         self.header, self.rows = header, rows[-EPOCHS:]
-        self.before = sum_sent(rows[:-EPOCHS])
+        self.sent_before = sum_sent(rows[:-EPOCHS])
         self.unit = unit_name(header["config"]).partition(" ")[0]
-        self.now = self.bars.add_task(self.unit, total=None)
-        self.all = self.bars.add_task("run", total=number_of_units(header), completed=len(rows))
+        self.unit_bar = self.bars.add_task(self.unit, total=None)
+        self.run_bar = self.bars.add_task("run", total=number_of_units(header), completed=len(rows))
         self.live = Live(self.draw(), console=self.console, refresh_per_second=4)
         self.live.start()
 
     def step(self, epoch: int, done: int, steps: int) -> None:
         name = f"{self.unit} {epoch}"
         if done == 1:
-            self.bars.reset(self.now, total=steps, description=name)
-        self.bars.update(self.now, completed=done)
-        self.bars.update(self.all, completed=epoch + done / steps)
+            self.bars.reset(self.unit_bar, total=steps, description=name)
+        self.bars.update(self.unit_bar, completed=done)
+        self.bars.update(self.run_bar, completed=epoch + done / steps)
 
     def epoch(self, row: Row, seconds: dict[str, float]) -> None:
         self.rows.append(row)
         if len(self.rows) > EPOCHS:
-            self.before = self.before.after(self.rows.pop(0))
+            self.sent_before = self.sent_before.after(self.rows.pop(0))
         self.seconds[row["epoch"]] = sum(seconds.values())
         self.live.update(self.draw())
 
@@ -79,7 +86,7 @@ class LiveTable:
     def draw(self, message: str = "") -> RenderableType:
         parts: list[RenderableType] = [Text(describe_run(self.header), style="bold"), self.bars]
         if self.rows:
-            parts.append(epoch_table(self.header, self.rows, self.seconds, self.before))
+            parts.append(epoch_table(self.header, self.rows, self.seconds, self.sent_before))
         if message:
             parts.append(Text(message, style="bold red"))
         return Group(*parts)
@@ -113,8 +120,8 @@ class PlainLines:
 
 
 class Curves:
-    """A reporter of whole epochs. Subclasses define ``put``, which draws the numbers of one, and
-    ``stop``."""
+    """Base of reporters that draw one point for each epoch. Subclasses define ``put``, which draws
+    the numbers of an epoch, and ``stop``."""
 
     def start(self, header: Header, rows: list[Row]) -> None:
         self.header, self.floats = header, sum(row["floats"] for row in rows)
@@ -155,6 +162,7 @@ class Scalars(Curves):
 
     def start(self, header: Header, rows: list[Row]) -> None:
         super().start(header, rows)
+        # purge: points of epochs after the checkpoint, which are trained again
         self.writer = self.writer_class(str(self.folder), purge_step=len(rows))
 
     def put(self, epoch: int, numbers: dict[str, float]) -> None:

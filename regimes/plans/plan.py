@@ -128,7 +128,7 @@ def plan(
     trained = in_steps(smaller[0], facts.per_epoch)
     probes = Probes(out, trained, table, facts, aim, smaller[1])
     with end_in_one_sentence(lambda: describe_kept_runs(out)), shown_by(show) as line:
-        known, shown = probes.searched(budget, jobs, line)
+        known, shown = probes.search(budget, jobs, line)
     return Plan(
         known,
         table,

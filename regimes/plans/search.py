@@ -106,7 +106,7 @@ class Probes:
         """Those of the methods that are compared."""
         return {name: self.facts.prices[name] for name in self.methods}
 
-    def searched(self, budget: Budget, jobs: int, show: Show) -> tuple[Known, Metric]:
+    def search(self, budget: Budget, jobs: int, show: Show) -> tuple[Known, Metric]:
         """Train probes until the plan is decided or the budget spent.
 
         Raises:

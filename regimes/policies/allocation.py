@@ -41,6 +41,7 @@ def allocate_levels(
     fewest[0] = 0.0
     sums = np.empty(bins + 1)
     for before, after, row, costs in zip(fewest[:-1], fewest[1:], spent, floats, strict=True):
+        # `here` and `option` are views: with s bins spent, floats move up by s places
         least, *others = sorted(zip(row, costs, strict=True))
         after[: least[0]], here = np.inf, after[least[0] :]
         np.add(before[: len(here)], least[1], out=here)
@@ -50,6 +51,7 @@ def allocate_levels(
             np.minimum(here, option, out=here)
     if not np.isfinite(fewest[-1, -1]):
         return None
+    # back from the last layer: the option that gave the fewest floats with what is left to spend
     left, columns = bins, []
     for before, row, costs in zip(fewest[-2::-1], spent[::-1], floats[::-1], strict=True):
         options = [
@@ -66,7 +68,7 @@ def _spent(error: float, bound: float, bins: int) -> int:
         return 0
     if not error <= bound:
         return bins + 1
-    return math.ceil(error / bound * bins * (1 - 1e-12))
+    return math.ceil(error / bound * bins * (1 - 1e-12))  # a quotient may round to above a bin
 
 
 def lost_norms(past: PastEpoch, layer: int, levels: Sequence[str]) -> list[float] | None:
@@ -130,15 +132,15 @@ class LGreCo(Rungs):
         return tuple(dict.fromkeys((*own, *self.rule.needs)))
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
-        base = self._base(history, layers)
+        base = self._decide_base(history, layers)
         if not history:
             return base
         if (len(history) - 1) % self.interval:
             return [Decision(level) for level in history[-1].levels]
-        allocated = self._allocated(history[-1], base)
+        allocated = self._allocate_layers(history[-1], base)
         return [allocated.get(i, decision) for i, decision in enumerate(base)]
 
-    def _base(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
+    def _decide_base(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
         """The decisions of ``base`` after this history, had the run used the levels of ``base``."""
 
         def extend(past: History, epochs: Sequence[PastEpoch]) -> History:
@@ -148,11 +150,11 @@ class LGreCo(Rungs):
             return past
 
         known = as_history(history)
-        key = (self._base, *layers)
+        key = (self._decide_base, *layers)
         past = known.accumulate(key, lambda: History(ahead=known.ahead), extend)
         return self.rule.decide(past, layers)
 
-    def _allocated(self, last: PastEpoch, base: Sequence[Decision]) -> dict[int, Decision]:
+    def _allocate_layers(self, last: PastEpoch, base: Sequence[Decision]) -> dict[int, Decision]:
         """The decision for each layer with known errors; empty where no allocation within the
         bound sends less."""
         by_layer = {i: row for i in range(len(base)) if (row := lost_norms(last, i, self.levels))}

@@ -238,6 +238,7 @@ class AdaComm(Periods):
         if self.rates:
             next_rate = history[-1].next_lr
             ratio *= history[0].lr / next_rate if next_rate > 0 else float(LONGEST)
+        # 1e-9: rounding of a product that is whole must not add a step
         level = str(min(LONGEST, max(1, math.ceil(self.base * math.sqrt(ratio) - 1e-9))))
         return follow_level(level, {"rule": "loss", "old": first, "new": last}, history)
 

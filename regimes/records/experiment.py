@@ -75,8 +75,8 @@ def separate_experiments(runs: Iterable[Record]) -> list[Record]:
 
 
 def _variants(runs: Sequence[Record]) -> dict[int, str]:
-    """The fields in which a run differs from most experiments of its name, by the run's id, where
-    several experiments share a name; the runs of the majority get all fields."""
+    """What tells runs apart whose name several experiments share, by the run's id: the fields in
+    which a run differs from most runs of its name; a run of the majority has all these fields."""
     variants = {}
     for group in _by_name(runs).values():
         differences = differing_fields([identify_experiment(run) for run in group])

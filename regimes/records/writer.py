@@ -172,7 +172,7 @@ class RecordWriter:
         """Lines to files, announced in the chain; all of them or none."""
         lines: dict[str, list[bytes]] = {}
         for name, row in rows:
-            lines.setdefault(name, []).append(self._checked(name, row))
+            lines.setdefault(name, []).append(self._encode_checked(name, row))
         sums = {name: chain.Sum(new, self._sums[name]) for name, new in lines.items()}
         sizes = {path: _size(path) for path in (self.folder / n for n in (chain.CHAIN, *lines))}
         try:
@@ -186,11 +186,11 @@ class RecordWriter:
             raise
         self._sums |= sums
 
-    def _checked(self, name: str, row: Mapping[str, Any]) -> bytes:
+    def _encode_checked(self, name: str, row: Mapping[str, Any]) -> bytes:
         """The line of a row; RecordError if readers would refuse it."""
         try:
-            line = _write_line(row)
-            why = _unreadable(name, line, self._header)
+            line = _encode_row(row)
+            why = _find_unreadable(name, line, self._header)
         except (TypeError, ValueError, RecursionError) as error:
             line, why = b"", f"it is no JSON ({error})"
         if why:
@@ -201,7 +201,7 @@ class RecordWriter:
     def _announce(self, sums: dict[str, chain.Sum]) -> None:
         """Write to the chain, before the files change, the digests that they will have."""
         self._write(
-            chain.CHAIN, _write_line({"files": {name: x.state for name, x in sums.items()}})
+            chain.CHAIN, _encode_row({"files": {name: x.state for name, x in sums.items()}})
         )
 
     def _write(self, name: str, lines: bytes) -> None:
@@ -248,7 +248,7 @@ def _lock_folder(file: int, tries: int = 5) -> bool:
     return False
 
 
-def _unreadable(name: str, line: bytes, header: Mapping[str, Any]) -> str | None:
+def _find_unreadable(name: str, line: bytes, header: Mapping[str, Any]) -> str | None:
     """Why readers would refuse a line, or None."""
     row = parse_line(line)
     if row is None:
@@ -257,11 +257,12 @@ def _unreadable(name: str, line: bytes, header: Mapping[str, Any]) -> str | None
         return f"it is too long: {len(line)} bytes, at most {LONGEST_LINE}"
     if why := find_fault(row, row_kinds()[name]):
         return why
-    fits = name != "epochs.jsonl"
-    return None if fits else row_fault(cast("Header", header), cast("Row", row))
+    if name != "epochs.jsonl":
+        return None
+    return row_fault(cast("Header", header), cast("Row", row))
 
 
-def _write_line(row: Mapping[str, Any]) -> bytes:
+def _encode_row(row: Mapping[str, Any]) -> bytes:
     """A row as JSON. NaN and infinity, which JSON lacks, become null."""
     try:
         text = json.dumps(row, separators=(",", ":"), allow_nan=False)

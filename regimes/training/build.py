@@ -48,7 +48,7 @@ from regimes.training.interventions import Circumstances, Intervention, Job, che
 from regimes.training.learning_rate import LearningRate, mean_rates
 from regimes.training.needs import parts_of
 from regimes.training.numerics import Numerics
-from regimes.training.optimizers import build_optimizers as build_optimizer
+from regimes.training.optimizers import build_optimizers
 from regimes.training.parts import check_batch_of_one, check_parts, shard_parts
 from regimes.training.phases import Phase
 from regimes.training.present import set_present
@@ -63,7 +63,7 @@ class Run:
     """All parts of a run, and what it has recorded so far.
 
     Attributes:
-        local: the workers' own steps; None while a sync policy is missing.
+        local: local steps; None without a sync policy.
         link: what a policy that follows the link reads; None without one.
         interventions: by name.
         losses: of the unit in progress.
@@ -106,7 +106,7 @@ class Run:
         chosen, signal = plug_ins.compressor, config.signal
         check_order(chosen, config.levels, self.layers, config.workers)
         self.batches = self.task.batches(config, device, dtype)
-        if config.graphs is not None or world.shards > 1:
+        if config.graphs is not None or world.shards > 1:  # they alone ask what a model does
             parts = [*parts_of(config, plug_ins), *shard_parts(world.shards)]
             capabilities.check(parts, self._model_modes())
         check_parts(config, self.task, self.model, self.batches, world.shards)
@@ -131,16 +131,17 @@ class Run:
         self.controller.decide([])  # what a policy refuses, it refuses here
         fused = device.type == "cuda" and not config.deterministic
         settings = config.optimizer, self.model, self.task.classes
-        build = functools.partial(build_optimizer, *settings, fused=fused)
+        build = functools.partial(build_optimizers, *settings, fused=fused)
         self.optimizer = build()
         self.local: Rounds | None = None
         if sync is not None:
-            late = Reducer(chosen, self.layers, world, config.seed)
+            # pseudo-gradients have residuals apart from those of shared steps
+            outer = Reducer(chosen, self.layers, world, config.seed)
             trials = self._make_trials()
-            self.local = Rounds(self.gradients, self.optimizer, build, late, config.outer, trials)
+            self.local = Rounds(self.gradients, self.optimizer, build, outer, config.outer, trials)
         self.link = LinkMeter.of(world, plug_ins.policies)
         self.losses: Losses | None = None
-        job: Job = self
+        job: Job = self  # so that mypy checks what interventions may use of a run
         started = {name: table.start(job) for name, table in config.interventions.items()}
         self.interventions: dict[str, Intervention] = started
         self.context = self._make_context()
@@ -243,17 +244,19 @@ class Run:
         decays = optimizer.decoupled_decay(self.gradients.parameters)
         return MeasurementContext(
             self.model,
-            task.loss,
-            world,
-            self.layers,
-            config.seed,
-            self.gradients.union,
-            lambda size, batch: task.probe(batches, world, size, batch),
-            lambda epoch, count, batch: task.samples(batches, config.seed, epoch, count, batch),
-            self.plug_ins.compressor,
-            config.levels,
-            lambda: (optimizer.lr, decays),
-            (lambda: local.is_local) if local else None,
+            loss=task.loss,
+            world=world,
+            layers=self.layers,
+            seed=config.seed,
+            union=self.gradients.union,
+            probe=lambda size, batch: task.probe(batches, world, size, batch),
+            samples=lambda epoch, count, batch: task.samples(
+                batches, config.seed, epoch, count, batch
+            ),
+            compressor=self.plug_ins.compressor,
+            levels=config.levels,
+            optimizer=lambda: (optimizer.lr, decays),
+            is_local=(lambda: local.is_local) if local else None,
             residuals=self.reducer.residuals,
         )
 

@@ -29,7 +29,7 @@ from regimes.compression import make_compressor
 from regimes.compression.base import has_feedback, restart_memories, upgrade_memories
 from regimes.config import OptimizerConfig, RunConfig
 from regimes.errors import ConfigError
-from regimes.job.residuals import average_residuals
+from regimes.job.move_residuals import average_residuals
 from regimes.job.state import Part, State, by_layer, get_column, of_workers, with_column
 from regimes.training import optimizers
 from regimes.training.build import Run

@@ -1,10 +1,6 @@
-"""The hosted workers' own parameters, buffers and optimisers while each steps by itself, and the
-outer step that synchronises them.
+"""The hosted workers' own parameters, buffers and optimisers while each steps by itself.
 
-The pseudo-gradient of a worker is the last synchronised parameters less its own. Any compressor
-reduces it with error feedback, like a gradient; the result is the gradient of an outer SGD
-(Reddi et al., "Adaptive federated optimization", 2021; DiLoCo: Douillard et al., 2023). Without
-compression, at rate 1 and without momentum, that is the mean of the workers' parameters.
+``training.outer_step`` synchronises them.
 """
 
 from __future__ import annotations
@@ -20,8 +16,6 @@ from torch import Tensor, nn
 from regimes.collectives.islands import local_part
 from regimes.collectives.requests import NO_LAYER, Mean, Program
 from regimes.collectives.world import World
-from regimes.compression.reducer import Reducer
-from regimes.config import OuterConfig
 from regimes.training.optimizers import Optimizers
 
 
@@ -197,62 +191,3 @@ class Replicas:
 
 def _mean_program(stack: Tensor) -> Program:
     return (yield Mean(stack))
-
-
-def outer_optimizer(parameters: Iterable[Tensor], config: OuterConfig) -> torch.optim.SGD:
-    """The outer optimiser over some tensors."""
-    return torch.optim.SGD(
-        list(parameters),
-        lr=config.lr,
-        momentum=config.momentum,
-        nesterov=config.nesterov,
-        foreach=True,
-    )
-
-
-class OuterStep:
-    """The outer optimiser, over the synchronised parameters, and the reducer of pseudo-gradients,
-    which has memories of its own."""
-
-    def __init__(self, parameters: Iterable[Tensor], reducer: Reducer, config: OuterConfig) -> None:
-        self.parameters, self.reducer, self.config = list(parameters), reducer, config
-        self.optimizer = outer_optimizer(self.parameters, config)
-
-    def pseudo_gradients(
-        self,
-        replicas: Replicas,
-        out: Sequence[Float[Tensor, "rows ..."]],
-        layers: Iterable[int],
-    ) -> None:
-        """Write the pseudo-gradient of each hosted worker in these layers, synchronised less own
-        parameters, into ``out[layer]``, ``[L, *shape]``."""
-        for i in layers:
-            torch.sub(self.parameters[i].data, replicas.stacks[i], out=out[i])
-
-    def step_outer(
-        self,
-        updates: Mapping[int, Tensor],
-        replicas: Replicas,
-        *,
-        buffers: bool,
-        means: Mapping[int, Tensor] | None = None,
-    ) -> None:
-        """Step the synchronised parameters of some layers by the shared pseudo-gradients
-        ``[*shape]``, which are left as they are; the workers go on from them, with the optimisers'
-        states as configured.
-
-        Args:
-            buffers: average the floating-point buffers, too.
-            means: these means, if they are known already (``Replicas.buffer_means``).
-        """
-        # torch's foreach SGD with Nesterov adds momentum x velocity to .grad in place, and
-        # instruments read the updates when the last fragment has come back.
-        given = {i: u.clone() for i, u in updates.items()} if self.config.nesterov else updates
-        for i, parameter in enumerate(self.parameters):
-            parameter.grad = given.get(i)
-        self.optimizer.step()
-        if buffers:
-            world = self.reducer.world
-            replicas.set_buffers(replicas.buffer_means(world) if means is None else means)
-        replicas.receive_synced(updates, self.config.mixing)
-        replicas.settle_states(self.config.states, self.reducer.world)

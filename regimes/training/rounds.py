@@ -119,12 +119,13 @@ class Rounds:
         """Send what has completed its period, and apply what has come back: at the ``last`` step
         all. ``panel`` sees what is exchanged before it is applied. Returns the losses that were
         averaged on the way."""
-        # at the last step first: to send a fragment again would lose what of it is on its way
+        # at the last step receive before sending: sending a fragment again while it is on its way
+        # would lose what it carries
         losses = self._receive_fragments(clock, panel, last) if last else []
         assert self.replicas is not None
         with clock("evaluate") if self.sync.trials else nullcontext():
             self.sync.end_round(self.replicas, last)
-        self.world.take_marks()  # of what came before
+        self.world.take_marks()  # of collectives that the clock does not count here
         with clock.count_exchange(self.world), clock("compress"):
             for fragment in self.sync.leaving_fragments(last):
                 self._send_fragment(fragment, levels)
@@ -149,6 +150,7 @@ class Rounds:
         for fragment, flight in self.sync.arriving_fragments(last):
             losses += self._delivered_losses()
             if self.sync.is_last(fragment):
+                # the rate that instruments see: the pseudo-gradient is of all steps of the round
                 self.optimizer.lr = self.rates
                 panel.step(*self.sync.take_seen(), clock)
                 self.rates = 0.0

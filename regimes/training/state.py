@@ -13,7 +13,7 @@ from regimes.config import to_dict
 from regimes.errors import ConfigError, RecordError, RegimesError, require
 from regimes.job.decided import as_decided
 from regimes.job.header import build_header
-from regimes.job.residuals import Residuals, own_rows, residuals_for, whole_residuals
+from regimes.job.move_residuals import Residuals, own_rows, residuals_for, whole_residuals
 from regimes.job.state import FORMAT, Part, State, by_layer, get_column, layer_shapes, of_workers
 from regimes.records import (
     Header,

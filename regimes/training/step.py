@@ -55,7 +55,7 @@ class TrainingStep:
         """
         world, graphs, self.levels = self.exchange.world, self.graphs, levels
         compute = self.gradients.compute_gradients if graphs is None else graphs.compute_gradients
-        world.take_marks()  # of what came before
+        world.take_marks()  # of collectives before this step, which its clock does not count
         self.exchange.begin_transfer(levels)
         with clock("compute"), world.explain_loss("a pass of the model"):
             losses = compute(x, y, epoch, step)
@@ -144,8 +144,8 @@ class Losses:
         world, union = self.gradients.world, self.gradients.union
         whole = world.add_shards(rows)
         weights = self._loss_weights(epoch, step).to(whole)
-        both = world.all_gather([whole.expand(world.hosted_count), weights])
-        finite, counts = both[0].isfinite().tolist(), both[1].tolist()
+        losses, counted = world.all_gather([whole.expand(world.hosted_count), weights])
+        finite, counts = losses.isfinite().tolist(), counted.tolist()
         present = world.hosted if world.processes == 1 else range(world.workers)
         bad = [(w, n) for w, ok, n in zip(present, finite, counts, strict=True) if not ok]
         workers = ", ".join(str(w) for w, _ in bad)

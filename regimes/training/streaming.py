@@ -23,7 +23,8 @@ from regimes.config import AnyLevel, OuterConfig
 from regimes.errors import ConfigError, require
 from regimes.exchange.exchange import Exchange, Transfer
 from regimes.job.state import by_layer, get_column
-from regimes.training.replicas import OuterStep, Replicas
+from regimes.training.outer_step import OuterStep
+from regimes.training.replicas import Replicas
 from regimes.training.trials import Trials
 
 

@@ -31,7 +31,8 @@ from regimes.errors import ConfigError
 from regimes.instruments.panel import finite_or_none
 from regimes.job.state import by_layer, get_column
 from regimes.policies import Policy, Trial
-from regimes.training.replicas import Replicas, outer_optimizer
+from regimes.training.outer_step import make_outer_optimizer
+from regimes.training.replicas import Replicas
 
 
 @dataclass(frozen=True)
@@ -232,7 +233,7 @@ class Trials:
                 copy.residual = copy.residual.clone()
         offset = [torch.zeros_like(tensor) for tensor in self.parameters]
         level, treated = self.rule.assignment(base, self.begun, self.world.workers, self.seed)
-        optimizer = outer_optimizer(offset, self.outer)
+        optimizer = make_outer_optimizer(offset, self.outer)
         rounds = self.rule.rounds
         self.current = _UnderWay(self.begun, level, base, treated, rounds, 0, offset, optimizer)
         self.begun += 1
@@ -291,7 +292,7 @@ class Trials:
         offset = [torch.zeros_like(tensor) for tensor in self.parameters]
         for tensor, value in zip(offset, values, strict=True):
             tensor.copy_(value)
-        optimizer = outer_optimizer(offset, self.outer)
+        optimizer = make_outer_optimizer(offset, self.outer)
         optimizer.load_state_dict(saved["optimizer"])
         plain = {key: saved[key] for key in ("number", "level", "base", "left", "bytes")}
         treated = tuple(saved["treated"])

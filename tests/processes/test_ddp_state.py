@@ -25,8 +25,8 @@ from regimes.compression import make_compressor
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE
 from regimes.ddp.source import plain_names
+from regimes.job.move_residuals import residual_of
 from regimes.job.refit import LayerMatch, list_names
-from regimes.job.residuals import residual_of
 
 LEVELS = dict(cases.Case().levels)
 

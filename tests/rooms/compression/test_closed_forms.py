@@ -14,7 +14,8 @@ from reducers import EVERY, F64, FADING, SHAPES, gradients, layers, step, world
 from regimes.collectives.requests import Layer
 from regimes.compression import Compressor, kernels
 from regimes.compression.base import State
-from regimes.compression.elementwise import Cast, Quantise, Sign, pack_codes, unpack_codes
+from regimes.compression.codes import pack_codes, unpack_codes
+from regimes.compression.elementwise import Cast, Quantise, Sign
 from regimes.compression.kernels import (
     _index_padding,
     choose_batches,

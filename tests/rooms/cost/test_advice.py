@@ -16,10 +16,10 @@ from regimes.cost.advice import (
     tabulate_losses,
     write_advice,
 )
+from regimes.cost.from_model import main, make_job
 from regimes.cost.job import DEVICES, Job
 from regimes.cost.methods import method_work, parse_method, tabulate_methods, usual_methods
 from regimes.cost.options import JobOptions
-from regimes.cost.plan import main, make_job
 from regimes.network import Network
 
 SMALL = 'item = "token"\n[[layers]]\nname = "block.{}"\nshape = [192, 768]\ntimes = 12\n'

@@ -18,6 +18,7 @@ from regimes.collectives.world import World
 from regimes.compression import make_compressor
 from regimes.compression.reducer import Reducer
 from regimes.cost import methods
+from regimes.cost.from_model import main, make_job
 from regimes.cost.job import DEVICES, Job, read_device, read_links
 from regimes.cost.methods import (
     USUAL,
@@ -29,7 +30,6 @@ from regimes.cost.methods import (
 )
 from regimes.cost.models import KNOWN, Model, read_model
 from regimes.cost.options import JobOptions
-from regimes.cost.plan import main, make_job
 from regimes.errors import ConfigError
 from regimes.exchange.exchange import Exchange
 from regimes.network import Network, Work

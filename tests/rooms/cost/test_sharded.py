@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regimes.collectives.requests import Layer
-from regimes.cost import plan, sharded
+from regimes.cost import from_model, sharded
 from regimes.cost.job import Job
 from regimes.cost.models import Model
 from regimes.cost.options import JobOptions
@@ -149,7 +149,7 @@ def test_the_command_prints_what_it_predicts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = options(tmp_path, within="1Gbit/s", overlap=False, json=tmp_path / "cost.json")
-    frame = plan.main(given).set_index("method")
+    frame = from_model.main(given).set_index("method")
     said = " ".join(capsys.readouterr().out.split())
     assert "one replica of 4 devices" in said
     assert "8 calls of fully_shard" in said
@@ -161,7 +161,7 @@ def test_the_command_prints_what_it_predicts(
 
 
 def test_a_fast_link_needs_none_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan.main(options(tmp_path, within="4Tbit/s"))
+    from_model.main(options(tmp_path, within="4Tbit/s"))
     assert "Stay dense: " in " ".join(capsys.readouterr().out.split())
 
 
@@ -177,4 +177,4 @@ def test_a_fast_link_needs_none_of_it(tmp_path: Path, capsys: pytest.CaptureFixt
 )
 def test_wrong_options(tmp_path: Path, more: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words.replace("+", r"\+")):
-        plan.main(JobOptions(**{**vars(options(tmp_path)), **more}))
+        from_model.main(JobOptions(**{**vars(options(tmp_path)), **more}))

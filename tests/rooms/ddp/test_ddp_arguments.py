@@ -669,9 +669,9 @@ def test_epochs_of_a_trainer_whose_steps_are_not_known(tmp_path: Path) -> None:
     optimizers = [torch.optim.SGD(part.parameters(), lr=1e-4) for part in (first, second)]
     bits = HookSettings("epoch", None, {"scatter": {"level": 4}})
     with pytest.raises(ConfigError, match=r"scatter: .* the trainer has not sharded the model"):
-        bits.attach(model, optimizers, epoch=3, total=2, batch_size=None)
+        bits.attach(model, optimizers, epoch_steps=3, total=2, batch_size=None)
     settings = HookSettings("epoch", tmp_path / "run", {"level": 1})
-    hook = settings.attach(model, optimizers, epoch=3, total=2, batch_size=None, clock=clock)
+    hook = settings.attach(model, optimizers, epoch_steps=3, total=2, batch_size=None, clock=clock)
     for epoch in range(2):
         clock.epoch = epoch
         for _ in range(3):

@@ -234,7 +234,7 @@ def test_mistakes_are_known_before_there_is_a_model() -> None:
 def test_an_epoch_without_a_length_is_refused(epoch: float | None) -> None:
     with pytest.raises(ConfigError, match="give a number of steps"):
         HookSettings("epoch", None, {}).attach(
-            nn.Linear(2, 2), None, epoch=epoch, total=None, batch_size=None
+            nn.Linear(2, 2), None, epoch_steps=epoch, total=None, batch_size=None
         )
 
 

@@ -16,7 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regimes.errors import ConfigError
-from regimes.job.residuals import average_residuals, on_processes, residuals_for, without_residuals
+from regimes.job.move_residuals import (
+    average_residuals,
+    on_processes,
+    residuals_for,
+    without_residuals,
+)
 from regimes.job.state import FORMAT, by_layer, join_states, of_workers
 from regimes.job.upgrade import upgrade_state
 

@@ -21,7 +21,7 @@ from runs import rows, same_bits, same_run, same_weights, stop_after, weights
 import regimes
 from regimes.config import RunConfig, override
 from regimes.errors import ConfigError
-from regimes.job.residuals import on_processes
+from regimes.job.move_residuals import on_processes
 from regimes.plotting.trials import draw_harms
 from regimes.policies import Trial, make_policy
 from regimes.replay.replay import past_epochs

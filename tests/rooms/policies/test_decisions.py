@@ -371,7 +371,7 @@ def test_what_policies_sum_up_is_that_of_the_whole_list(rows: list[Row]) -> None
     for epoch in past:
         levels = [decision.level for decision in greco.rule.decide(steered, layers)]
         steered.append(replace(epoch, levels=levels))
-    assert greco._base(past, layers) == greco.rule.decide(steered, layers)
+    assert greco._decide_base(past, layers) == greco.rule.decide(steered, layers)
     peak = max((rate for one in past for rate in (one.lr, one.next_lr)), default=0)
     whys = [d.why for d in make_policy({"name": "rate-ladder"}).decide(past, layers) if d.why]
     assert all(why.get("old", peak) == peak for why in whys)

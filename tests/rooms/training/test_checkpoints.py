@@ -17,7 +17,7 @@ from configs import smoke as config
 import regimes
 from regimes.config import RunConfig, override, to_dict
 from regimes.errors import ConfigError, RecordError, RegimesError
-from regimes.job.residuals import residuals_for
+from regimes.job.move_residuals import residuals_for
 from regimes.job.termination import GracefulShutdown
 from regimes.training import checkpoint, loop
 from regimes.training.build import Run, prepare_run

@@ -150,7 +150,6 @@ def test_a_table_stands_beside_the_fields_with_all_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
-        ("churn=3", "churn = 3: expected a table"),
         ("churn.unit=3", "unknown key 'churn.unit': Known: absent, away"),
         ("chrun={}", "unknown key 'chrun': did you mean 'churn'"),
         ("interventions={churn={}}", "unknown key 'interventions'"),

@@ -257,10 +257,6 @@ def test_a_run_with_both_ends_in_the_same_bits(union: str, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("table", "sentence"),
     [
-        ({PATH: {"stride": 0}}, "moments.stride = 0: expected at least 1"),
-        ({FROZEN: {"count": 1}}, "moments-frozen.count = 1: expected at least 2"),
-        ({FROZEN: {"batch": 0}}, "moments-frozen.batch = 0: expected at least 1"),
-        ({FROZEN: {"every": 0}}, "moments-frozen.every = 0"),
         (
             {FROZEN: {"count": 16}},
             "batches of 8 images: the training data hold 15, expected at least 16",

@@ -243,8 +243,6 @@ def test_traffic_is_the_bits_of_the_supports() -> None:
     [
         ({"percent": 0.0}, "overlap.percent = 0.0: expected a percentage in (0, 100]"),
         ({"percent": 100.5}, "expected a percentage in (0, 100]"),
-        ({"count": 1}, "overlap.count = 1: expected at least 2"),
-        ({"every": 0}, "overlap.every = 0"),
         ({"batches": ()}, "overlap.batches = []"),
         ({"batches": (0, 8)}, "overlap.batches = [0, 8]"),
     ],

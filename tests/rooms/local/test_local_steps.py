@@ -360,13 +360,8 @@ def test_no_second_of_losses_without_a_synchronisation_is_missing(
 WRONG = {
     "outer.lr=0.7": "outer: expected none without a sync_policy",
     "sync_levels={low=8,high=2}": "sync_levels.low = 8 is longer than sync_levels.high = 2",
-    "sync_levels={low=0,high=2}": "sync_levels.low = 0: expected at least 1",
     "sync_policy={name='static',level='mid'}": "the sync_policy asks for level 'mid'",
-    "sync_policy={name='qsr',alpha=-1}": "sync_policy.alpha = -1.0: expected a positive number",
-    "sync_policy={name='adacomm',base=0}": "sync_policy.base = 0: expected at least 1",
     "sync_policy={name='accordion'}": "a policy reads a norm, that of gradients at a period of 1",
-    "outer.lr=1e39": "outer.lr = 1e+39: expected a positive number up to 1e+30",
-    "outer.momentum=1.0": "outer.momentum = 1.0: expected from 0 up and below 1",
     "outer.nesterov=true": "outer.nesterov = True: expected false, or a momentum above 0",
     "deficit={name='gradient-noise',windows=[[0,1]]}": "workers that step locally share no update",
 }

@@ -334,8 +334,6 @@ SAID = {
     "frozen": "the model has no parameter to train: there is nothing to exchange",
     "half": "is of type torch.float16: the hook needs float32, float64 or bfloat16",
     "meta": "parameter 'weight' is on the device meta: attach after model.to_empty()",
-    "scaler": "scaler: expected none with a sharded model: it trains in bfloat16, which needs no",
-    "statistics": "policy.needs = 'msdr': expected ",
     "seeds": "process 2 has seed = 1, process 0 has seed = 0",
     "a whole state": "full_state_dict: this model is sharded, and no process holds whole layers",
     "paused": "no_sync: use set_requires_gradient_sync(False) of the sharded model",

@@ -178,19 +178,7 @@ def test_a_gradient_that_is_not_finite_names_the_worker(tmp_path: Path) -> None:
 # -- held wrong --------------------------------------------------------------------------------
 
 WRONG: dict[str, tuple[RunConfig, str]] = {
-    "topk": (
-        smoke("compressor=topk", "levels.low=50", "levels.high=2"),
-        "compressor = 'topk': expected dense",
-    ),
     "movement": (smoke("signal=movement"), "signal = 'movement': expected update"),
-    "local steps": (smoke("sync_policy={name='static',level='4'}"), "local_steps"),
-    "churn": (smoke("churn.away=[[1,1,2]]"), "churn"),
-    "graphs": (smoke("graphs=4"), "graphs"),
-    "compile": (smoke("compile=true"), "compile"),
-    "pruning": (smoke("pruning.epoch=1", "pruning.share=0.5"), "pruning: expected none"),
-    "noise": (smoke("deficit.name=gradient-noise"), "deficit = 'gradient-noise': expected none"),
-    "bfloat16": (smoke("dtype=bfloat16"), "expected float32 or float64"),
-    "channels": (smoke("channels_last=true"), "channels_last"),
     "batch": (smoke("batch_size=1"), "batch_size = 1: expected at least --shards, 2"),
 }
 

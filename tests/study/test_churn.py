@@ -389,16 +389,6 @@ def test_drawn_rates_are_those_asked_for() -> None:
         (("churn={away=[[0,2,4],[1,3,5]],least=3}",), "at unit 3 = .*3 of 4 workers present"),
         (("churn={away=[[0,2,4],[1,2,4],[2,4,6],[3,4,6]]}",), "at unit 4 no worker stays"),
         (("churn={away=[[0,1,2]]}",), "windows that start within the run's 1 units"),
-        (("churn={}", "signal=worker0"), "worker 0 may be absent"),
-        (("churn={}", "instruments={norms={}}"), "worker 0 may be absent"),
-        (
-            ("churn={}", "instruments={noise={}}"),
-            "instruments.noise: expected none with churn: a worker may be alone",
-        ),
-        (
-            ("churn={per='step',leave=0.1}", "signal=global"),
-            'expected .* with churn: .* set churn.per = "unit"',
-        ),
     ],
 )
 def test_what_does_not_fit_is_a_sentence(

@@ -125,10 +125,6 @@ def test_processes_equal_simulation(tmp_path: Path) -> None:
     ("settings", "sentence"),
     [
         (["pruning.epoch=24"], "pruning.epoch = 24: expected one of the run's 24 units"),
-        (
-            ["pruning.epoch=3", "sync_policy={name='static',level='4'}"],
-            "pruning: expected none with a sync",
-        ),
         (["pruning.unit=3"], "unknown key 'pruning.unit'"),
     ],
 )

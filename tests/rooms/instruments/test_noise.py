@@ -16,7 +16,6 @@ from torch import nn
 
 import regimes
 from regimes.config import RunConfig, override
-from regimes.errors import ConfigError
 from regimes.instruments.base import Reading
 from regimes.instruments.noise import Msdr, MsdrGauge, Noise, NoiseGauge
 from regimes.records import read_lines
@@ -228,23 +227,3 @@ def test_a_run_with_it_ends_in_the_same_bits(union: str, tmp_path: Path) -> None
     rows = [read_lines(tmp_path / x / "epochs.jsonl") for x in ("with", "without")]
     for a, b in zip(*rows, strict=True):
         assert all(a[k] == b[k] for k in ("train_loss", "test_loss", "metric", "floats"))
-
-
-# -- bad input -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        (["union_pass=true", "instruments={noise={}}"], "set union_pass = false"),
-        (
-            ["workers=1", "instruments={noise={}}"],
-            "instruments.noise: expected none with one worker",
-        ),
-    ],
-)
-def test_bad_input_is_one_sentence(settings: list[str], sentence: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as error:
-        regimes.run(config(*settings), tmp_path / "run")
-    assert sentence in str(error.value)
-    assert "\n" not in str(error.value)

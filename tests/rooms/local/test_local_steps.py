@@ -358,19 +358,16 @@ def test_no_second_of_losses_without_a_synchronisation_is_missing(
 # -- refused ---------------------------------------------------------------------------------
 
 WRONG = {
-    "outer.lr=0.7": "outer: expected none without a sync_policy",
     "sync_levels={low=8,high=2}": "sync_levels.low = 8 is longer than sync_levels.high = 2",
     "sync_policy={name='static',level='mid'}": "the sync_policy asks for level 'mid'",
-    "sync_policy={name='accordion'}": "a policy reads a norm, that of gradients at a period of 1",
     "outer.nesterov=true": "outer.nesterov = True: expected false, or a momentum above 0",
-    "deficit={name='gradient-noise',windows=[[0,1]]}": "workers that step locally share no update",
 }
 
 
 @pytest.mark.parametrize("setting", WRONG)
 def test_what_makes_no_sense_is_refused(setting: str, tmp_path: Path) -> None:
     name = setting.split("=")[0]
-    usual = [] if setting == "outer.lr=0.7" else ["sync_levels={low=1,high=8}", every(4)]
+    usual = ["sync_levels={low=1,high=8}", every(4)]
     c = override(text(), [*(s for s in usual if not s.startswith(name)), setting])
     with pytest.raises(ConfigError) as error:
         regimes.run(c, tmp_path / "run")

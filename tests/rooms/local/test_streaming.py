@@ -260,8 +260,6 @@ def test_losses_go_to_the_steps_that_they_are_of(
     [
         (("outer.delay=6",), "below the shortest period, 6"),
         (("outer.fragments=99",), "at most the number of layers"),
-        (("outer.fragments=2", "outer.states=average"), "workers are never alike"),
-        (("outer.mixing=1.0",), "below 1"),
     ],
 )
 def test_what_does_not_fit_is_a_sentence(

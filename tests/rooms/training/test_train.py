@@ -439,7 +439,6 @@ class pair(nn.Module):
         (["device=tpu7"], ConfigError, "device = 'tpu7' cannot be used"),
         (["instruments.everything={}"], ConfigError, "unknown instrument 'everything'"),
         (['instruments.norms.readings=["all"]'], ConfigError, "instruments.norms.readings[0]"),
-        (["instruments={norms={}}"], ConfigError, "set union_pass = false"),
         (["batch_size=500"], DataError, "too few for one step of 4 workers x 500"),
         (["data.name=folder", "data.path=nowhere"], DataError, "nowhere"),
         (["data.name=cifar10", "data.path=nowhere"], DataError, "nowhere"),

@@ -99,13 +99,6 @@ WAYS: dict[str, Callable[[Mesh], Any]] = {
     "frozen": frozen,
     "half": lambda mesh: hook(sharded(mesh, torch.float16), mesh),
     "meta": on_meta,
-    "scaler": lambda mesh: hook(sharded(mesh), mesh, scaler=torch.amp.GradScaler("cpu")),
-    "statistics": lambda mesh: hook(
-        sharded(mesh),
-        mesh,
-        policy={"name": "adaqs"},
-        levels={"low": 3, "mid": 2, "high": 1},
-    ),
     "seeds": lambda mesh: hook(sharded(mesh), mesh, seed=mesh["replicate"].get_local_rank()),
     "a whole state": saved_whole,
     "paused": lambda mesh: hook(sharded(mesh), mesh).no_sync(),

@@ -66,7 +66,7 @@ def check_bounds(config: Any, where: str = "") -> None:
     Raises:
         ConfigError: the first field, in order, with a number outside.
     """
-    for name, (hint, bounds) in _resolve_bounds(type(config)).items():
+    for name, (hint, bounds) in _resolve_bounds(type(config)).items():  # type: ignore[arg-type]
         path, value = where + name, getattr(config, name)
         if dataclasses.is_dataclass(value) and hint is not Any:  # a plug-in checks its own
             check_bounds(value, f"{path}.")
@@ -80,7 +80,7 @@ def check_bounds(config: Any, where: str = "") -> None:
 def _resolve_bounds(cls: type) -> dict[str, tuple[Any, Bounds | None]]:
     """The annotation of each field, and the bounds in it."""
     hints = _resolve_hints(cls)
-    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    names = [field.name for field in dataclasses.fields(cls)]
     return {name: (hints.get(name), _declared(hints.get(name))) for name in names}
 
 

@@ -72,7 +72,7 @@ class Curve:
 
     @cached_property
     def _best_rates(self) -> dict[tuple[str, int], float]:
-        """Of each method and length, the rate with the lowest mean loss over seeds."""
+        """The rate with the lowest mean loss over seeds, of each method and length."""
         found: dict[tuple[str, int], tuple[float, float]] = {}
         for (method, steps, rate), losses in _by_rate(self.losses).items():
             mean = statistics.fmean(losses)

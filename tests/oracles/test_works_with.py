@@ -204,7 +204,8 @@ def find_mode(said: str) -> str | None:
 @pytest.mark.parametrize(("call", "mode"), MODES, ids=lambda word: word)
 def test_the_same_is_refused_as_by_hand(call: str, mode: str, made: None) -> None:
     parts = {"trainer": settings, "attach": attached, "local_steps": stepped}[call]()
-    known, named = RECORDED["parts"][call], set()
+    known: list[str] = RECORDED["parts"][call]
+    named: set[str | None] = set()
     assert {*known} <= {*parts}
     for part in known:
         said = refused(partial(CALLS[call], mode, part))

@@ -339,7 +339,7 @@ IN_A_LOOP: dict[str, tuple[dict[str, Any], str]] = {
         "without a probe: workers are scored on batches of yours: add pr",
     ),
     "a manager": ({"manager": object()}, "with a manager: its replicas come and go"),
-    "islands": ({"replicas": object()}, "with a sharded model: each process holds some rows of ea"),
+    "sharded": ({"replicas": object()}, "with a sharded model: each process holds some rows of ea"),
     "fragments": (
         {"outer": {"fragments": 2}},
         "with fragments, a delay or mixing: there workers a",

@@ -23,7 +23,7 @@ from gpu_steps import (
     config,
     waiting,
 )
-from runs import same_bits, stop_after
+from runs import break_off, same_bits
 from torch import Tensor
 
 import regimes
@@ -204,17 +204,12 @@ def test_a_graph_outlives_the_caches_of_what_it_reads(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("later", ["graphs=2", "graphs=none"])
-def test_a_run_that_was_cut_off_goes_on_bit_for_bit(
-    later: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_was_cut_off_goes_on_bit_for_bit(later: str, tmp_path: Path) -> None:
     """Also without graphs, which are a matter of the machine."""
     c = config(*TINY, *LONG, *POWERSGD, "graphs=2")
     with pretended.gpu():
         regimes.run(c, tmp_path / "whole")
-        with monkeypatch.context() as patch:
-            stop_after(2, patch)
-            with pytest.raises(KeyboardInterrupt):
-                regimes.run(c, tmp_path / "broken")
+        break_off(c, tmp_path / "broken", 2)
         regimes.run(override(c, [later]), tmp_path / "broken", resume=True)
     same_bits(tmp_path / "whole", tmp_path / "broken")
 

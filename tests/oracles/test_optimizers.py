@@ -260,11 +260,9 @@ def test_processes_equal_simulation(settings: tuple[str, ...], tmp_path: Path) -
     [ADAMW, MUON, pytest.param(CUSTOM, marks=pytest.mark.slow)],
     ids=["adamw", "muon", "custom"],
 )
-def test_resumed_equals_uninterrupted(
-    settings: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_equals_uninterrupted(settings: tuple[str, ...], tmp_path: Path) -> None:
     c = config(*settings, "dtype=float32")
-    resumed_alike(c, tmp_path, 2, monkeypatch)
+    resumed_alike(c, tmp_path, 2)
 
 
 # -- the optimiser's step as a signal --------------------------------------------------------

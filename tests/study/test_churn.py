@@ -304,10 +304,8 @@ def test_processes_continue_a_trunk_whose_workers_are_all_there(tmp_path: Path) 
     ],
     ids=["shared", "streaming"],
 )
-def test_resumed_with_workers_away(
-    settings: tuple[str, ...], done: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    resumed_alike(text("unit_steps=3", RANDOM, *settings), tmp_path, done, monkeypatch)
+def test_resumed_with_workers_away(settings: tuple[str, ...], done: int, tmp_path: Path) -> None:
+    resumed_alike(text("unit_steps=3", RANDOM, *settings), tmp_path, done)
     saved = checkpoint.load(tmp_path / "whole")
     assert saved is not None
     left = [e for row in rows(tmp_path / "whole") for e in row["churn"]["left"]]

@@ -13,6 +13,7 @@ import forked
 import numpy as np
 import pytest
 import torch
+from configs import smoke
 from contexts import with_gradients as context
 from regimes_study.plugins import support_overlap
 from regimes_study.plugins.support_overlap import (
@@ -40,15 +41,7 @@ INSTRUMENT = "instruments={overlap={batches=[8, 30, 60], every=2}}"
 
 def config(*settings: str) -> RunConfig:
     """The smoke preset, cut short, in float64."""
-    short = [
-        "epochs=3",
-        "dtype=float64",
-        "data.train_size=120",
-        "data.test_size=100",
-        "policy.interval=1",
-        "optimizer.decay_epochs=[2]",
-    ]
-    return override(regimes.get_preset("smoke"), [*short, *settings])
+    return smoke("optimizer.decay_epochs=[2]", *settings, epochs=3)
 
 
 # -- closed form -----------------------------------------------------------------------------

@@ -105,11 +105,9 @@ def test_a_run_is_what_it_was_before_the_event_and_is_pruned_from_there_on(tmp_p
 
 
 @pytest.mark.parametrize("stop", [2, 4])
-def test_resumed_before_and_after_the_event(
-    stop: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_before_and_after_the_event(stop: int, tmp_path: Path) -> None:
     c = config(EVENT, "dtype=float32", epochs=5)
-    resumed_alike(c, tmp_path, stop, monkeypatch)
+    resumed_alike(c, tmp_path, stop)
 
 
 @pytest.mark.slow

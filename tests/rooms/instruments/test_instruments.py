@@ -105,9 +105,9 @@ def test_two_processes_measure_the_union(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_warm_starts_survive_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_starts_survive_a_resume(tmp_path: Path) -> None:
     c = small(instruments=EVERYTHING)
-    resumed_alike(c, tmp_path, 2, monkeypatch)
+    resumed_alike(c, tmp_path, 2)
 
 
 def test_what_an_instrument_does_in_steps_is_on_its_own_clock(

@@ -10,6 +10,7 @@ import forked
 import numpy as np
 import pytest
 import torch
+from configs import smoke
 from contexts import without_data as context
 from runs import weights
 from torch import nn
@@ -27,16 +28,8 @@ BOTH = "instruments={noise={}, msdr={}}"
 
 def config(*settings: str) -> RunConfig:
     """The smoke preset, cut short, in float64."""
-    short = [
-        "epochs=2",
-        "dtype=float64",
-        "data.train_size=120",
-        "data.test_size=100",
-        "policy=static",
-        "optimizer.decay_epochs=[]",
-        "union_pass=false",
-    ]
-    return override(regimes.get_preset("smoke"), [*short, *settings])
+    static = ("policy=static", "optimizer.decay_epochs=[]", "union_pass=false")
+    return smoke(*static, *settings, epochs=2)
 
 
 def noise(steps: list[np.ndarray], sizes: list[int], stride: int = 1) -> Reading:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from configs import smoke as images
 from copied_models import ADAMW, DENSE, DILOCO, SGD, clip, close, every, step_each, steps, text
-from runs import resumed_alike, same_run, stop_after, weights
+from runs import resumed_alike, same_run, weights
 
 import regimes
 from regimes.config import RunConfig, override
@@ -215,23 +215,15 @@ def test_batchnorm_is_the_same_among_processes(tmp_path: Path) -> None:
         for kind in KINDS
     ],
 )
-def test_resumed_within_a_round(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumed_within_a_round(kind: str, tmp_path: Path) -> None:
     c = text("unit_steps=3", *KINDS[kind], "dtype=float32")
-    resumed_alike(c, tmp_path, 2, monkeypatch)  # six steps: two into the second round
+    resumed_alike(c, tmp_path, 2)  # six steps: two into the second round
 
 
 @pytest.mark.slow
-def test_resumed_on_another_number_of_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_on_another_number_of_processes(tmp_path: Path) -> None:
     c = text("unit_steps=3", *KINDS["topk"])
-    regimes.run(c, tmp_path / "whole")
-    stop_after(2, monkeypatch)
-    with pytest.raises(KeyboardInterrupt):
-        regimes.run(c, tmp_path / "broken")
-    monkeypatch.undo()
-    forked.train(c, tmp_path / "broken", 2)
-    same_run(tmp_path / "whole", tmp_path / "broken")
+    resumed_alike(c, tmp_path, 2, processes=2)
 
 
 def test_instruments_see_what_is_exchanged_and_leave_no_trace(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 import torch
 from configs import smoke as config
 from copied_models import ADAMW, every, text
-from runs import resumed_alike, same_bits, same_run, stop_after, wait, weights
+from runs import break_off, resumed_alike, same_bits, same_run, wait, weights
 from torch import nn
 
 import regimes
@@ -202,16 +202,12 @@ def test_low_equal_to_high_makes_accordion_static(tmp_path: Path) -> None:
     [POWERSGD, TOPK, ("compressor=quantise", "levels.low=8", "levels.high=2")],
     ids=["powersgd", "topk", "quantise"],
 )
-def test_resumed_equals_uninterrupted(
-    compressor: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_equals_uninterrupted(compressor: tuple[str, ...], tmp_path: Path) -> None:
     c = config("dtype=float32", *compressor)
-    resumed_alike(c, tmp_path, 2, monkeypatch)
+    resumed_alike(c, tmp_path, 2)
 
 
-def test_checkpoints_every_so_many_epochs_and_resume_between_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoints_every_so_many_epochs_and_resume_between_them(tmp_path: Path) -> None:
     """After epochs 2, 4 and the last, the newest two kept; the record may be ahead of them."""
     c = config("dtype=float32", "checkpoint_every=2", epochs=5)
     seen = []
@@ -227,10 +223,7 @@ def test_checkpoints_every_so_many_epochs_and_resume_between_them(
     regimes.run(c, tmp_path / "whole", reporters=[Looks()])
     first, second, last = "epoch-0002", "epoch-0004", "epoch-0005"
     assert seen == [[], [first], [first], [first, second], [second, last]]
-    stop_after(3, monkeypatch)
-    with pytest.raises(KeyboardInterrupt):
-        regimes.run(c, tmp_path / "broken")
-    monkeypatch.undo()
+    break_off(c, tmp_path / "broken", 3)
     assert len(read_lines(tmp_path / "broken" / "epochs.jsonl")) == 3
     regimes.run(c, tmp_path / "broken", resume=True)
     same_bits(tmp_path / "whole", tmp_path / "broken")
@@ -277,28 +270,15 @@ def test_kill_9_and_resume(c: RunConfig, kill_at: int, tmp_path: Path) -> None:
     same_bits(tmp_path / "whole", tmp_path / "broken")
 
 
-def test_resume_on_another_number_of_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_on_another_number_of_processes(tmp_path: Path) -> None:
     c = config(*TOPK)
-    regimes.run(c, tmp_path / "whole")
-    stop_after(2, monkeypatch)
-    with pytest.raises(KeyboardInterrupt):
-        regimes.run(c, tmp_path / "broken")
-    monkeypatch.undo()
-    forked.train(c, tmp_path / "broken", 2)
-    same_run(tmp_path / "whole", tmp_path / "broken")
+    resumed_alike(c, tmp_path, 2, processes=2)
 
 
-def test_a_damaged_checkpoint_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
     c = config()
     regimes.run(c, tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        stop_after(2, patch)
-        with pytest.raises(KeyboardInterrupt):
-            regimes.run(c, tmp_path / "run")
+    break_off(c, tmp_path / "run", 2)
     newest, older = sorted((tmp_path / "run/checkpoints").iterdir())[::-1]
     file = newest / "process-0.pt"
     file.write_bytes(file.read_bytes()[:-7])

@@ -1,4 +1,4 @@
-"""A small GPT on islands: FSDP2 within an island, compressed gradients between islands.
+"""A small GPT on replicas: FSDP2 within a replica, compressed gradients between replicas.
 
     torchrun --nproc-per-node 4 examples/gpt_hsdp.py --islands 2 --steps 400 --out runs/gpt-hsdp
 

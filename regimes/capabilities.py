@@ -375,7 +375,7 @@ ENDS_BY_ITSELF = Mode(
         "call hook.epoch_end() where a unit ends"
     },
 )
-ISLANDS = Mode(
+SHARDED_MODEL = Mode(
     "with a sharded model",
     {
         WHOLE_LAYERS: _ROWS,
@@ -435,11 +435,11 @@ WAYS: dict[str, tuple[Mode, ...]] = {
     "run, sync_policy": (LOCAL,),
     "simulate": (SHARED_STEPS, OWN_OBJECTS),
     "attach, DDP": (HOOK, WITHOUT_SHARDS),
-    "attach, FSDP2": (HOOK, WITHOUT_SHARDS, ISLANDS),
+    "attach, FSDP2": (HOOK, WITHOUT_SHARDS, SHARDED_MODEL),
     "attach, FSDP2 shards": (HOOK, SHARDED_COLLECTIVES),
     "attach, torchft": (HOOK, WITHOUT_SHARDS, MANAGED),
     "local_steps": (LOCAL_STEPS,),
-    "local_steps, FSDP2": (LOCAL_STEPS, ISLANDS),
+    "local_steps, FSDP2": (LOCAL_STEPS, SHARDED_MODEL),
     "local_steps, torchft": (LOCAL_STEPS, MANAGED),
 }
 CONDITIONS = (

@@ -103,7 +103,7 @@ def test_one_room_talks_to_torch_distributed() -> None:
         "faults",
         "call_guard",
         "outside",
-        "islands",
+        "sharded_models",
     )
     ours = {f"collectives/{name}.py" for name in names}
     # doctor tries the backends, links times them

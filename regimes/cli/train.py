@@ -9,7 +9,7 @@ import tyro
 
 from regimes import presets as _presets
 from regimes.cli.app import Settings, app, read_configuration, refuse_seed, welcome_plug_ins
-from regimes.collectives.launcher import check_islands, read_launch
+from regimes.collectives.launcher import check_replicas, read_launch
 from regimes.config import read_value, to_dict, to_toml
 from regimes.console import stdout
 from regimes.console.tables import Table
@@ -38,8 +38,8 @@ def run(
         out: folder of the record; default runs/NAME/seed-SEED.
         workers: logical workers W.
         processes: local processes P that share the workers (P divides W).
-        shards: so many of the processes hold each worker together, an island, among which FSDP2
-            divides the model; the islands share the workers.
+        shards: so many of the processes hold each worker together, a replica, among which FSDP2
+            divides the model; the replicas share the workers.
         resume: continue the run in the folder from its last checkpoint.
         quiet: print nothing but errors.
     """
@@ -53,7 +53,7 @@ def run(
     if read_launch().count > 1:
         train_process(config, out, resume, quiet, shards)
     elif processes == 1:
-        check_islands(1, shards, config.workers)
+        check_replicas(1, shards, config.workers)
         train_process(config, out, resume, quiet)
     else:
         spawn_processes(config, out, processes, resume=resume, quiet=quiet, shards=shards)

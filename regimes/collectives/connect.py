@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from regimes.collectives import devices
 from regimes.collectives.faults import Faults, name_silent
-from regimes.collectives.launcher import Launched, attempt_name, check_islands, read_launch
+from regimes.collectives.launcher import Launched, attempt_name, check_replicas, read_launch
 from regimes.collectives.process_group import Group, backend_string, errors_are_raised
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.world import World
@@ -43,7 +43,7 @@ def connect_world(
     """
     count, us = next(_connections), read_launch()
     if shards > 1:
-        check_islands(us.count, shards, workers)
+        check_replicas(us.count, shards, workers)
     if us.count == 1:
         return World(workers)
     World(workers, processes=us.count, shards=shards)  # checks the division, before any waits

@@ -53,7 +53,7 @@ def read_launch(env: Mapping[str, str] | None = None) -> Launched:
     )
 
 
-def check_islands(count: int, shards: int, workers: int) -> None:
+def check_replicas(count: int, shards: int, workers: int) -> None:
     """Raise ConfigError unless so many processes are replicas of ``shards`` processes, and the
     replicas can share the workers equally."""
     require(shards >= 1, "--shards", shards, "at least 1")

@@ -2,8 +2,8 @@
 
 A program is a generator that yields ``Mean``, ``Gather`` or ``Exchange`` requests, receives their
 results, and returns a tensor. It never calls a collective; ``World.run_programs`` does. Where
-several processes hold shards of a worker's layers (``collectives.islands``), ``SumShards`` and
-``JoinShards`` ask among them.
+several processes hold shards of a worker's layers (``collectives.sharded_models``), ``SumShards``
+and ``JoinShards`` ask among them.
 """
 
 from __future__ import annotations

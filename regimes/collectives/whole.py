@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regimes.collectives.islands import (
+from regimes.collectives.sharded_models import (
     current_parameter,
     fully_shard_calls,
     is_dtensor,

@@ -351,6 +351,9 @@ def check_level(chosen: Compressor, level: AnyLevel) -> None:
     """Raise ConfigError unless ``level`` is one of a compressor's, or one of them with error
     feedback of its own."""
     compressor, plain = chosen.at(level)
+    small = not isinstance(plain, int) or abs(plain) < 2**63  # of a tensor, and of a float
+    where = f"level of {type(compressor).__name__}"
+    require(small, where, plain, "a number of at most 63 bits")
     compressor.check(plain)
 
 

@@ -66,18 +66,24 @@ def check_bounds(config: Any, where: str = "") -> None:
     Raises:
         ConfigError: the first field, in order, with a number outside.
     """
-    hints = _resolve_hints(type(config))  # type: ignore[arg-type]  # classes are hashable
-    for field in dataclasses.fields(config):
-        name, value, hint = where + field.name, getattr(config, field.name), hints.get(field.name)
+    for name, (hint, bounds) in _resolve_bounds(type(config)).items():  # type: ignore[arg-type]
+        path, value = where + name, getattr(config, name)
         if dataclasses.is_dataclass(value) and hint is not Any:  # a plug-in checks its own
-            check_bounds(value, f"{name}.")
-        elif (bounds := _declared(hint)) is not None:
-            for place, given, number in _numbers(name, value):
+            check_bounds(value, f"{path}.")
+        elif bounds is not None:
+            for place, given, number in _numbers(path, value):
                 if number not in bounds:
                     raise unexpected_value(place, given, bounds.text)
 
 
 @functools.cache
+def _resolve_bounds(cls: type) -> dict[str, tuple[Any, Bounds | None]]:
+    """The annotation of each field, and the bounds in it."""
+    hints = _resolve_hints(cls)
+    names = [field.name for field in dataclasses.fields(cls)]
+    return {name: (hints.get(name), _declared(hints.get(name))) for name in names}
+
+
 def _resolve_hints(cls: type) -> dict[str, Any]:
     """The annotations of a class; of its base where a user's class has some that are imported for
     type checkers only."""

@@ -153,7 +153,11 @@ class Registry(dict[str, Any]):
         name = values.pop("name", None)
         if not isinstance(name, str):
             raise ConfigError(f"{where}.name is missing: {suggest_nearest('', self)}")
-        plug_in: Any = from_dict(self.dataclass(name), values, f"{where}.")
+        try:
+            cls = self.dataclass(name)
+        except ConfigError as error:
+            raise (error if where == self.kind else ConfigError(f"{where}: {error}")) from None
+        plug_in: Any = from_dict(cls, values, f"{where}.")
         for part in self.has:
             if not hasattr(plug_in, part):
                 raise ConfigError(f"{where}.name = {name!r} is no {self.kind}: it has no {part}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import tomllib
 import warnings
@@ -103,7 +104,8 @@ def _with(config: RunConfig, pairs: Iterable[tuple[str, Any]]) -> RunConfig:
     plain = as_tables(config)
     for path, value in pairs:
         place = path if "." in path else _present_name(path)
-        _set_in_place(plain, place, current_names(RunConfig, {path: value}).get(place, value))
+        current = current_names(RunConfig, {path: value}).get(place, value)
+        _set_in_place(plain, place, copy.deepcopy(current))  # later pairs may change its tables
     return from_dict(RunConfig, without_none(plain))
 
 

@@ -35,7 +35,7 @@ from regimes.training.units import Units
 ITEMSIZE = {"float32": 4, "float64": 8, "bfloat16": 4, "float16": 4}  # of what travels
 SAME = {"model", "data", "workers", "dtype", "precision"}
 SAME |= {"batch_size", "compressor", "levels", "unit_steps"}
-WITHIN = ("sum", "join")  # collectives of one island's processes, over their own links
+WITHIN = ("sum", "join")  # collectives of one replica's processes, over their own links
 Epoch = tuple[float, Work]  # steps, and the work of one
 
 

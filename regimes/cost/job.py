@@ -170,7 +170,7 @@ class Job:
         if self.gpus % self.shards:
             raise ConfigError(
                 f"--shards {self.shards} does not divide --gpus {self.gpus}: a replica lies in one "
-                "node (where an island of fast links has several machines, count it as one node)"
+                "node (where a domain of fast links has several machines, count it as one node)"
             )
         if self.replicas == 1:
             raise ConfigError(

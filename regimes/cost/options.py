@@ -23,7 +23,7 @@ class JobOptions:
         device: a name (a100, h100, h200, ...), or its speed, as 312TFLOP/s,2039GB/s; without
             --step an a100 is assumed.
         utilisation: share of the device's operations per second that the step reaches.
-        nodes: machines; where an island of fast links has several, count it as one.
+        nodes: machines; where a domain of fast links has several, count it as one.
         gpus: devices in each.
         shards: devices of a node that hold one replica together (HSDP); 1 = DDP; as many as there
             are devices: plain FSDP2, without replicas.

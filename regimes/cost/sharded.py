@@ -35,7 +35,7 @@ from regimes.network import ALGORITHMS, BACKWARD, FASTEST, Network, collective_s
 ROOT = "(root)"
 BLOCK, SCALE = 64, 4  # numbers that share a scale, and its bytes
 USUAL = ("scatter:8", "scatter:4", "scatter:8+gather:8", "scatter:4+gather:8")
-HSDP = "HSDP"  # of torch: islands of a node, whose dense gradients are averaged between nodes
+HSDP = "HSDP"  # of torch: replicas of a node, whose dense gradients are averaged between nodes
 # Arrays as large as the gradient that are read or written: a sender rounds (2 and the codes), the
 # owner decodes as much and adds it up (2). Of weights, a device rounds its part, and decodes all.
 SENT, GATHERED = 5, 2
@@ -91,16 +91,16 @@ class Sharded:
     """One line of the table: the bits of reduced gradients and of gathered weights.
 
     Attributes:
-        islands: of torch's HSDP; then both are dense.
+        hsdp: of torch's HSDP; then both are dense.
     """
 
     scatter: Level = DENSE
     gather: Level = DENSE
-    islands: bool = False
+    hsdp: bool = False
 
     @property
     def label(self) -> str:
-        if self.islands:
+        if self.hsdp:
             return HSDP
         both = {"scatter": self.scatter, "gather": self.gather}
         return "+".join(f"{k}:{x}" for k, x in both.items() if x != DENSE) or DENSE
@@ -122,7 +122,7 @@ def parse_sharded(text: str) -> Sharded:
         ConfigError: another form, or a level that is none of the quantiser's.
     """
     if text in (DENSE, HSDP):
-        return Sharded(islands=text == HSDP)
+        return Sharded(hsdp=text == HSDP)
     found: dict[str, Any] = {}
     for part in text.split("+"):
         match = _METHOD.fullmatch(part)
@@ -197,8 +197,8 @@ def predict_step(
         width: bytes of a number of dense weights.
         overlaps: collectives run beside products, as on a GPU; gloo's do not.
     """
-    if method.islands:
-        return _of_islands(job, groups, width, overlaps)
+    if method.hsdp:
+        return _predict_hsdp(job, groups, width, overlaps)
     devices, size = job.nodes * job.gpus, sum(group.size for group in groups)
     parts = [group.part(devices) for group in groups]
     compute = [job.compute * group.size / size for group in groups]
@@ -246,11 +246,11 @@ def _scatter_seconds(job: Job, level: Level, part: int, devices: int) -> float:
     return _seconds(job, "scatter" if level == DENSE else "exchange", size, devices)
 
 
-def _of_islands(job: Job, groups: Sequence[Group], width: int, overlaps: bool) -> Prediction:
-    """torch's HSDP: a node is an island that holds the model, or on one node, a half of it. The
-    reduced gradients of its devices are averaged with those of the other islands."""
-    islands = job.nodes if job.nodes > 1 else 2
-    devices = job.nodes * job.gpus // islands
+def _predict_hsdp(job: Job, groups: Sequence[Group], width: int, overlaps: bool) -> Prediction:
+    """torch's HSDP: a node is a replica that holds the model, or on one node, a half of it. The
+    reduced gradients of its devices are averaged with those of the other replicas."""
+    replicas = job.nodes if job.nodes > 1 else 2
+    devices = job.nodes * job.gpus // replicas
     size = sum(group.size for group in groups)
     parts = [group.part(devices) for group in groups]
     compute = [job.compute * group.size / size for group in groups]
@@ -258,7 +258,7 @@ def _of_islands(job: Job, groups: Sequence[Group], width: int, overlaps: bool) -
     again = [0.0 if g.stays else x for g, x in zip(groups, gathers, strict=True)]
     # the devices of a node share its link, over which each averages its part
     sharing = devices if job.nodes > 1 else 1
-    means = [_seconds(job, "mean", sharing * p * job.itemsize, islands) for p in parts]
+    means = [_seconds(job, "mean", sharing * p * job.itemsize, replicas) for p in parts]
     scatters = [
         mean + _seconds(job, "scatter", (devices - 1) * p * job.itemsize, devices, job.within)
         for mean, p in zip(means, parts, strict=True)
@@ -267,7 +267,7 @@ def _of_islands(job: Job, groups: Sequence[Group], width: int, overlaps: bool) -
     seconds = (
         pipeline_seconds(compute, gathers, again, scatters) if overlaps else job.compute + waiting
     )
-    carried = 2 * (islands - 1) / islands * sharing * sum(parts) * job.itemsize
+    carried = 2 * (replicas - 1) / replicas * sharing * sum(parts) * job.itemsize
     if job.nodes == 1:  # the link of a device has all of it
         passes = [1 if group.stays else 2 for group in groups]
         gathered = sum(n * p for n, p in zip(passes, parts, strict=True)) * width
@@ -289,7 +289,7 @@ def tabulate_sharded(
     ``bytes_per_day``, ``speed_up`` over dense, and ``loss``, the verdict of `evidence`.
     """
     groups, rows = groups_of(job.model.layers), []
-    every = {x.label: x for x in (Sharded(), Sharded(islands=True), *methods)}
+    every = {x.label: x for x in (Sharded(), Sharded(hsdp=True), *methods)}
     for method in every.values():
         step = predict_step(job, groups, method, width=width, overlaps=overlaps)
         alone = step.compute + step.compress + step.communicate
@@ -324,7 +324,7 @@ def format_sharded(frame: pd.DataFrame) -> Table:
     note = (
         "ms of a step; network: both all-gathers and the reduce-scatter; hidden: the share of its "
         "time beside products; a day: over the link of a node, or of a device where there is one "
-        "node. HSDP: torch's, dense, with an island of each node"
+        "node. HSDP: torch's, dense, with a replica of each node"
     )
     return Table(HEADS, lines, note)
 

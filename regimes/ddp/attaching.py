@@ -212,7 +212,7 @@ def _list_modes(
     found = {
         capabilities.HOOK: True,
         capabilities.WITHOUT_SHARDS: shards is None,
-        capabilities.ISLANDS: replicas is not None,
+        capabilities.SHARDED_MODEL: replicas is not None,
         capabilities.SHARDED_COLLECTIVES: shards is not None and replicas is None,
         capabilities.MANAGED: manager is not None,
         capabilities.WITHOUT_PROBE: probe is None,

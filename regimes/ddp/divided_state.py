@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from regimes.collectives.islands import saved_names
 from regimes.collectives.requests import Layer
+from regimes.collectives.sharded_models import saved_names
 from regimes.compression.scatter import QuantisedScatter
 from regimes.ddp.sharded_state import pack_state, unpack_state
 from regimes.errors import ConfigError

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regimes.collectives.islands import current_parameter, fully_shard_calls, param_groups
+from regimes.collectives.sharded_models import current_parameter, fully_shard_calls, param_groups
 from regimes.ddp.sharded import CHECKPOINT
 from regimes.ddp.source import plain_names
 from regimes.errors import ConfigError

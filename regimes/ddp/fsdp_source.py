@@ -12,9 +12,9 @@ from weakref import ref
 from torch import Tensor, nn
 
 from regimes.collectives.group import on_group
-from regimes.collectives.islands import describe_sharding, is_divided, local_part, mesh_fault
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.requests import Layer
+from regimes.collectives.sharded_models import describe_sharding, is_divided, local_part, mesh_fault
 from regimes.compression.reducer import Reducer
 from regimes.compression.scatter import Weights, WithinReplicas
 from regimes.ddp.fsdp_groups import Arrivals, Layout, ParameterGroup, check_root, groups_of
@@ -250,7 +250,7 @@ def _check_divided(network: nn.Module, shards: Any) -> None:
         if mesh.ndim > 1:
             raise ConfigError(
                 f"parameter {name!r} is divided over a mesh of {mesh.ndim} dimensions: shards= is "
-                "for one; islands are attach(model, replicas=...) of a model that fully_shard has "
+                "for one; replicas are attach(model, replicas=...) of a model that fully_shard has "
                 'divided over mesh["shard"] alone'
             )
         if ways == ["copies"]:

@@ -16,10 +16,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.collectives.islands import as_reduced
 from regimes.collectives.meter import Meter
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.requests import NO_LAYER
+from regimes.collectives.sharded_models import as_reduced
 from regimes.compression.all_reduce import dequantise_rows, quantise_rows
 from regimes.compression.base import State
 from regimes.compression.reducer import Reducer

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from regimes.collectives.group import on_manager, on_mesh
-from regimes.collectives.islands import local_part
 from regimes.collectives.processes import ProcessWorld
+from regimes.collectives.sharded_models import local_part
 from regimes.collectives.world import World
 from regimes.ddp.source import (
     Receiver,

@@ -13,13 +13,13 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from regimes.collectives.islands import describe_sharding, local_part, mesh_fault
+from regimes.collectives.sharded_models import describe_sharding, local_part, mesh_fault
 from regimes.ddp.own_hooks import BUCKET, DividedGradients
 from regimes.ddp.source import plain_names
 from regimes.errors import ConfigError
 
 WRITE = (
-    'mesh = init_device_mesh(device, (islands, gpus), mesh_dim_names=("replicate", "shard")), '
+    'mesh = init_device_mesh(device, (replicas, gpus), mesh_dim_names=("replicate", "shard")), '
     'fully_shard(model, mesh=mesh["shard"]), regimes.attach(model, replicas=mesh["replicate"])'
 )
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from regimes.collectives.islands import local_part, saved_names, sharded_tensor
 from regimes.collectives.requests import Layer
+from regimes.collectives.sharded_models import local_part, saved_names, sharded_tensor
 from regimes.compression.base import restart_memories
 from regimes.errors import ConfigError
 from regimes.job.move_residuals import Residuals, residuals_for

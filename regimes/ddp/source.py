@@ -35,13 +35,13 @@ _WRAP = "wrap it first, model = DistributedDataParallel(model)"
 _SHARDED = (
     "it keeps a part of the parameters on each process: shard it with fully_shard(model, "
     'mesh=mesh["shard"]) of a mesh with two dimensions, and attach(model, replicas=mesh['
-    '"replicate"]) compresses what islands exchange'
+    '"replicate"]) compresses what replicas exchange'
 )
 _NOT_DDP = {  # by the name of a class, so that none is imported
     "compiled DDP": "attach before compiling, hook = regimes.attach(ddp), then torch.compile(ddp)",
     "FullyShardedDataParallel": _SHARDED,
     "FSDPModule": "it keeps a part of the parameters on each process: attach(model, shards=mesh) "
-    'compresses what these exchange, attach(model, replicas=mesh["replicate"]) what islands do',
+    'compresses what these exchange, attach(model, replicas=mesh["replicate"]) what replicas do',
     "DataParallel": "it is one process with several devices, between which nothing is exchanged "
     "that could be compressed: start a process per device (torchrun) and use "
     "DistributedDataParallel",

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from regimes.collectives.islands import find_divided, load_parts, save_parts
 from regimes.collectives.launcher import read_launch
+from regimes.collectives.sharded_models import find_divided, load_parts, save_parts
 from regimes.ddp import Hook, RecordOptions, attach
 from regimes.ddp.sharded_state import pack_state, unpack_state
 from regimes.errors import ConfigError, is_whole, require, suggest_nearest

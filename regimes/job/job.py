@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from regimes import policies
 from regimes.collectives.claims import Claims
-from regimes.collectives.islands import is_divided
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.requests import Layer, Traffic
+from regimes.collectives.sharded_models import is_divided
 from regimes.config import Signal
 from regimes.errors import ConfigError, RecordError, RegimesError
 from regimes.instruments.base import MeasurementContext

@@ -24,7 +24,7 @@ def job_summary(
     total, world = sum_sent(rows), header["world"]
     share = total.of_dense(header)
     of_dense = "" if share is None else f", {share:.2f} of what no compression would send"
-    whole = "process" if world.get("shards", 1) == 1 else "island"
+    whole = "process" if world.get("shards", 1) == 1 else "replica"
     lines = {"sent": f"{format_quantity(total.bytes, 'B')} by each {whole}{of_dense}"}
     if spent := sum(seconds.values()):
         waited, pressed = seconds.get("communicate", 0.0), seconds.get("compress", 0.0)

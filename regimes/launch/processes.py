@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from regimes import capabilities
-from regimes.collectives.launcher import check_islands, read_launch
+from regimes.collectives.launcher import check_replicas, read_launch
 from regimes.config import RunConfig, to_toml
 from regimes.console import stdout
 from regimes.errors import RegimesError, TrainingError, require
@@ -63,10 +63,10 @@ def spawn_processes(
     quiet: bool = True,
     shards: int = 1,
 ) -> None:
-    """Run one configuration on ``count`` local processes, in islands of ``shards``.
+    """Run one configuration on ``count`` local processes, in replicas of ``shards``.
 
     Raises:
-        ConfigError: no process, workers that are no multiple of the processes or islands, or a
+        ConfigError: no process, workers that are no multiple of the processes or replicas, or a
             ``REGIMES_GRACE`` that is no time.
         TrainingError: a process failed or was lost.
     """
@@ -75,7 +75,7 @@ def spawn_processes(
         multiple = f"a multiple of the number of processes, {count}"
         require(config.workers % count == 0, "workers", config.workers, multiple)
     else:
-        check_islands(count, shards, config.workers)
+        check_replicas(count, shards, config.workers)
     if count > 1:
         capabilities.check(intervention_parts(config), [capabilities.PROCESSES])
     grace = termination.grace_seconds()

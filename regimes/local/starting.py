@@ -99,7 +99,7 @@ def local_steps(
     parts = [*asked, *chosen.needed_parts()]
     found = {
         capabilities.LOCAL_STEPS: True,
-        capabilities.ISLANDS: replicas is not None,
+        capabilities.SHARDED_MODEL: replicas is not None,
         capabilities.MANAGED: manager is not None,
         capabilities.STREAMING: chosen.outer.streams,
         capabilities.WITHOUT_PROBE: chosen.probe is None,

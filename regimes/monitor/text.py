@@ -55,12 +55,12 @@ def describe_run(header: Header) -> str:
     c, world = header["config"], header["world"]
     levels = ", ".join(f"{name} {as_level(value)}" for name, value in c["levels"].items())
     data = f"data {NOT_RECORDED}" if c["data"]["name"] == OWN else c["data"]["name"]
-    islands = f" in islands of {world['shards']}" if world.get("shards", 1) > 1 else ""
+    replicas = f" in replicas of {world['shards']}" if world.get("shards", 1) > 1 else ""
     plural, rule = "" if world["processes"] == 1 else "es", c.get("sync_policy")
     sync = f", synchronised {in_words(rule, c.get('sync_levels') or {})}" if rule else ""
     return (
         f"{c['name']} (seed {c['seed']}): {c['model']['name']}, {data}, "
-        f"{world['workers']} workers on {world['processes']} process{plural}{islands}, "
+        f"{world['workers']} workers on {world['processes']} process{plural}{replicas}, "
         f"{c['compressor']['name']} {levels}".rstrip()
     ) + sync
 

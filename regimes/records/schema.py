@@ -344,11 +344,15 @@ def header_fault(table: Any) -> str | None:
     if len({*names}) < len(names):
         return "two layers have one name"
     if "shards" in world:
-        islands, rest = divmod(world["processes"], world["shards"])
-        if rest or world["workers"] % islands or (is_hooked(table) and world["workers"] != islands):
+        replicas, rest = divmod(world["processes"], world["shards"])
+        if (
+            rest
+            or world["workers"] % replicas
+            or (is_hooked(table) and world["workers"] != replicas)
+        ):
             return (
                 f"{world['workers']} workers are not shared by {world['processes']} processes in "
-                f"islands of {world['shards']}"
+                f"replicas of {world['shards']}"
             )
     elif world["workers"] % world["processes"]:
         return f"{world['workers']} workers are not shared by {world['processes']} processes"

@@ -337,7 +337,7 @@ def _origin(run: Record) -> dict[str, str]:
         "libraries": ", ".join(f"{n} {machine.get(n, '?')}" for n in ("torch", "numpy", "python")),
         "machine": ", ".join([*machine.get("gpus", []), *hardware]),
         "workers": f"{run.config['workers']} on {processes} process{'es' * (processes > 1)}"
-        + (f" in islands of {shards}, " if (shards := world.get("shards", 1)) > 1 else ", ")
+        + (f" in replicas of {shards}, " if (shards := world.get("shards", 1)) > 1 else ", ")
         + f"{world.get('device', '?')}"
         + (f"; one of {groups} such groups" if groups > 1 else ""),
         "command": str(machine.get("command", "?")),

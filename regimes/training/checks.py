@@ -68,8 +68,11 @@ class PlugIns:
         check_fields(config)
         check_interventions(config, Circumstances())
         check_levels(rule, config.levels)
-        for level in config.levels.values():
-            check_level(chosen, level)
+        for name, level in config.levels.items():
+            try:
+                check_level(chosen, level)
+            except ConfigError as error:
+                raise ConfigError(f"levels.{name}: {error}") from None
         return made
 
     @property

@@ -20,8 +20,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regimes import reduction
-from regimes.collectives.islands import as_gradient, local_part
 from regimes.collectives.requests import Layer
+from regimes.collectives.sharded_models import as_gradient, local_part
 from regimes.collectives.world import World
 from regimes.errors import ConfigError, TrainingError, unexpected_value
 from regimes.precision import is_half
@@ -178,7 +178,7 @@ class Gradients:
     def _own_part(self, y: Tensor, piece: slice) -> tuple[slice, Share]:
         """This process's part of the samples ``piece`` of its workers' batches, and its share of
         their loss. Without a sample it takes any one, which counts 0, because all processes of an
-        island run the model together.
+        replica run the model together.
 
         Args:
             y: the batches' targets, ``[L, b, ...]``.

@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regimes.collectives.islands import local_part
 from regimes.collectives.requests import NO_LAYER, Mean, Program
+from regimes.collectives.sharded_models import local_part
 from regimes.collectives.world import World
 from regimes.training.optimizers import Optimizers
 

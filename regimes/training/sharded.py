@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from regimes.collectives.islands import as_stored, as_whole, shard_module
+from regimes.collectives.sharded_models import as_stored, as_whole, shard_module
 from regimes.collectives.world import World
 from regimes.errors import ConfigError
 from regimes.training.optimizers import Optimizers

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from regimes.collectives.islands import as_stored
+from regimes.collectives.sharded_models import as_stored
 from regimes.config import to_dict
 from regimes.errors import ConfigError, RecordError, RegimesError, require
 from regimes.job.decided import as_decided

@@ -23,7 +23,7 @@ from gpu_steps import (
     config,
     waiting,
 )
-from runs import same_bits, stop_after
+from runs import break_off, same_bits
 from torch import Tensor
 
 import regimes
@@ -32,7 +32,6 @@ from regimes.compression import kernels
 from regimes.compression.sparse import TopK
 from regimes.config import override
 from regimes.errors import ConfigError
-from regimes.training.checks import PlugIns, check_combined
 from regimes.training.graphs import WARM_UP, _Graphs
 from regimes.training.step import TrainingStep
 
@@ -205,29 +204,17 @@ def test_a_graph_outlives_the_caches_of_what_it_reads(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("later", ["graphs=2", "graphs=none"])
-def test_a_run_that_was_cut_off_goes_on_bit_for_bit(
-    later: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_was_cut_off_goes_on_bit_for_bit(later: str, tmp_path: Path) -> None:
     """Also without graphs, which are a matter of the machine."""
     c = config(*TINY, *LONG, *POWERSGD, "graphs=2")
     with pretended.gpu():
         regimes.run(c, tmp_path / "whole")
-        with monkeypatch.context() as patch:
-            stop_after(2, patch)
-            with pytest.raises(KeyboardInterrupt):
-                regimes.run(c, tmp_path / "broken")
+        break_off(c, tmp_path / "broken", 2)
         regimes.run(override(c, [later]), tmp_path / "broken", resume=True)
     same_bits(tmp_path / "whole", tmp_path / "broken")
 
 
 REFUSED: dict[str, tuple[list[str], str]] = {
-    "several levels of local steps": (
-        ["sync_policy={name='static', level='2'}", "sync_levels={'2'=2}"],
-        "none with a sync_policy",
-    ),
-    "pruning": (["pruning.epoch=0"], "none with pruning"),
-    "compiling": (["compile=true"], "none with compile"),
-    "a threshold": (of("threshold"), "none with the compressor 'threshold'"),
     "dropout": (
         [*TEXT, "model={name='gpt', width=16, depth=1, heads=2, dropout=0.1}"],
         "with a model that draws random numbers",
@@ -251,12 +238,6 @@ def test_what_cannot_be_captured_is_refused_at_the_start(
 def test_a_cpu_has_no_graphs(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="graphs = 2: expected none on a CPU"):
         regimes.run(config(*TINY, "device=cpu", "graphs=2"), tmp_path / "run")
-
-
-def test_several_processes_have_no_graphs() -> None:
-    plug_ins = PlugIns.from_config(config(*TINY, *POWERSGD))
-    with pytest.raises(ConfigError, match="graphs = 2: expected none on several processes"):
-        check_combined(config("graphs=2"), plug_ins, pretended.GPU, 2)
 
 
 def test_a_wait_within_a_step_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

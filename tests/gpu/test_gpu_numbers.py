@@ -14,7 +14,7 @@ import torch
 from ddp_scripts import gpus as jobs
 from ddp_scripts import group
 from ddp_scripts.cases import Case
-from runs import same_bits, stop_after, weights
+from runs import break_off, same_bits, weights
 
 import regimes
 from regimes.config import RunConfig, from_dict, override
@@ -166,9 +166,7 @@ def test_a_run_with_another_path_comes_close(
 
 
 @pytest.mark.slow
-def test_a_run_that_was_cut_off_goes_on_bit_for_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_was_cut_off_goes_on_bit_for_bit(tmp_path: Path) -> None:
     c = config(
         *TEXT,
         "model={name='lstm', width=8, depth=2, dropout=0.4}",
@@ -178,10 +176,7 @@ def test_a_run_that_was_cut_off_goes_on_bit_for_bit(
     )
     with pretended.gpu():
         regimes.run(c, tmp_path / "whole")
-        with monkeypatch.context() as patch:
-            stop_after(1, patch)
-            with pytest.raises(KeyboardInterrupt):
-                regimes.run(c, tmp_path / "broken")
+        break_off(c, tmp_path / "broken", 1)
         regimes.run(c, tmp_path / "broken", resume=True)
     same_bits(tmp_path / "whole", tmp_path / "broken")
 

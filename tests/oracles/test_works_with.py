@@ -1,12 +1,13 @@
 """What works with what: declared capabilities beside the hand-written matrices that they replace.
 
 Oracle: ``tests/shared/combinations.json``, what the code of commit 62ffe26 answered to each part in
-each mode.
+each mode; and, by hand, which modes the sentences of a column name.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -141,16 +142,77 @@ def made(monkeypatch: pytest.MonkeyPatch) -> None:
 CALLS = {"trainer": trained, "attach": attach, "local_steps": local_steps}
 MODES = [(call, mode) for call, modes in RECORDED["refused"].items() for mode in modes]
 
+# The modes that the refusals of a column name, beside those of a simulated run.
+SIMULATED = {"without a sync_policy", "in one pass of all workers"}
+HOOK, OWN = (
+    {"in a hook", "without a probe"},
+    {"in local_steps", "with fragments, a delay or mixing"},
+)
+LOCALLY, OF_CHURN = {"with a sync_policy"}, {"without a sync_policy", "with churn"}
+NAMED: dict[str, set[str]] = {
+    "trainer, simulated": SIMULATED | {"on a CPU"},
+    "trainer, one worker": SIMULATED | {"on a CPU"},
+    "trainer, separate passes": {"without a sync_policy", "on a CPU"},
+    "trainer, processes": SIMULATED | {"on several processes"},
+    "trainer, shards": {"with --shards", "without a sync_policy"},
+    "trainer, local steps": LOCALLY,
+    "trainer, mixed periods": LOCALLY | {"with periods of 1 and longer ones"},
+    "trainer, streaming": OWN - {"in local_steps"} | LOCALLY,
+    "trainer, half precision": LOCALLY
+    | {"with half precision", "without a sync_policy", "on a CPU"},
+    "trainer, own objects": SIMULATED | {"with data and a model of your own", "on a CPU"},
+    "trainer, a GPU": SIMULATED,
+    "trainer, graphs": SIMULATED
+    | LOCALLY
+    | {"with compile", "with pruning", "with churn", "with the compressor 'threshold'"},
+    "trainer, pruning": SIMULATED | LOCALLY | {"with pruning"},
+    "trainer, churn": SIMULATED | OF_CHURN,
+    "trainer, churn by the step": OF_CHURN,
+    "attach, DDP": HOOK | {"without an optimizer"},
+    "attach, DDP with an optimiser": HOOK,
+    "attach, DDP with counted units": HOOK | {"with every"},
+    "attach, FSDP2": HOOK | {"without an optimizer", "with a sharded model"},
+    "attach, torchft": {"in a hook", "with a manager"},
+    "local_steps, processes": OWN,
+    "local_steps, FSDP2": OWN | {"with a sharded model"},
+    "local_steps, torchft": {"in local_steps", "with a manager"},
+}
+TABLE = [mode for mode in vars(capabilities).values() if isinstance(mode, Mode)]
+REASONS = {f"{mode.name}: {why}": mode.name for mode in TABLE for why in mode.lacks.values()}
+TAKEN_AWAY = re.compile("(with churn|with pruning|with the compressor 'threshold'): .+")
+# what is no part of a run at all: an instrument of a hook, a worker that there is not
+ABSENT = re.compile(
+    r"instruments: '\w+': .*Known: .+|churn.absent = 3: expected workers from 0 to 0"
+)
+
+
+def find_mode(said: str) -> str | None:
+    """The mode that a sentence names; its words are those of the table. None: what it asks for does
+    not exist."""
+    if ABSENT.fullmatch(said):
+        return None
+    asked = re.match(r"[\w.]+( = .+)?: expected .+? (?=(in|on|with|without) )", said)
+    assert asked, said
+    for sentence, mode in REASONS.items():
+        if said.endswith(f" {sentence}"):
+            return mode
+    taken = TAKEN_AWAY.search(said)
+    assert taken, said
+    return taken[1]
+
 
 @pytest.mark.parametrize(("call", "mode"), MODES, ids=lambda word: word)
 def test_the_same_is_refused_as_by_hand(call: str, mode: str, made: None) -> None:
     parts = {"trainer": settings, "attach": attached, "local_steps": stepped}[call]()
-    known = RECORDED["parts"][call]
+    known: list[str] = RECORDED["parts"][call]
+    named: set[str | None] = set()
     assert {*known} <= {*parts}
     for part in known:
         said = refused(partial(CALLS[call], mode, part))
         before = part in RECORDED["refused"][call][mode]
         assert bool(said) == (before != ((call, mode, part) in CHANGED)), (part, said)
+        named.update({find_mode(said)} if said else ())
+    assert named - {None} == NAMED[f"{call}, {mode}"]
 
 
 # -- closed form ------------------------------------------------------------------------------
@@ -185,11 +247,10 @@ def test_a_sentence_names_field_value_what_works_mode_and_reason() -> None:
 
 
 def test_every_reason_is_one_sentence_of_a_known_capability() -> None:
-    modes = [made for made in vars(capabilities).values() if isinstance(made, Mode)]
-    assert len(modes) >= 20
-    lacked = {need: mode.name for mode in modes for need in mode.lacks}
+    assert len(TABLE) >= 20
+    lacked = {need: mode.name for mode in TABLE for need in mode.lacks}
     assert {*lacked} == {*MEANING}  # a capability that all modes offer separates nothing
-    for mode in modes:
+    for mode in TABLE:
         for why in mode.lacks.values():
             assert why.strip(" .\n") == why
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from configs import smoke_constant_rate as config
-from runs import rows, same_bits, stop_after
+from runs import break_off, rows, same_bits
 
 import regimes
 from regimes.config import RunConfig, override, to_toml
@@ -365,19 +365,14 @@ def test_a_disk_that_fills_up_within_a_line(left: int, small_disk: Path) -> None
 # -- poisoned --------------------------------------------------------------------------------
 
 
-def test_no_pickle_of_a_users_folder_is_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_pickle_of_a_users_folder_is_run(tmp_path: Path) -> None:
     """A checkpoint with code in it, its checksum in order, is refused."""
     import hashlib
     import json
     import pickle
 
     c, out = config("epochs=3"), tmp_path / "run"
-    with monkeypatch.context() as patch:
-        stop_after(2, patch)
-        with pytest.raises(KeyboardInterrupt):
-            regimes.run(c, out)
+    break_off(c, out, 2)
 
     class Evil:
         def __reduce__(self) -> tuple:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from configs import smoke
 from ddp_scripts import feedback, group
@@ -30,11 +29,9 @@ def run(at: RunConfig, folder: Path) -> dict[str, Any]:
     return weights(folder)
 
 
-def test_trainer_hook_simulation_and_a_resumed_run_are_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trainer_hook_simulation_and_a_resumed_run_are_one(tmp_path: Path) -> None:
     ours = config(DROPS, POLICY)
-    resumed_alike(ours, tmp_path, 2, monkeypatch)  # residuals are kept in unit 1, dropped in 2
+    resumed_alike(ours, tmp_path, 2)  # residuals are kept in unit 1, dropped in 2
     found = group.run(feedback.everything, 2, ours, tmp_path / "real")
     same_run(tmp_path / "whole", tmp_path / "real")
     whole = weights(tmp_path / "whole")

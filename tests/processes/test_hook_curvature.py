@@ -184,9 +184,7 @@ def refusals(rank: int) -> dict[str, str]:
         "images": {**good, "instruments": {"curvature": {"images": 5}}},
         "no tensors": {**good, "probe": (mean_loss, 3)},
         "no pair": {**good, "probe": mean_loss},
-        "every": {**good, "every": 5},
         "shares": {**good, "probe": (mean_loss, {"x": x[: 4 + rank], "y": y[: 4 + rank]})},
-        "policy": {"policy": {"name": "detected", "detector": {"name": "eigenvalue-change"}}},
     }
     said = {}
     for name, arguments in wrong.items():
@@ -207,9 +205,7 @@ SAID = {
     "images": "the probe has its own batches",
     "no tensors": "with tensors in it",
     "no pair": "a pair (loss, batches)",
-    "every": "leave every out",
     "shares": "probe",
-    "policy": "only gradients are seen here, not the training data",
 }
 
 

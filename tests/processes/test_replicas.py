@@ -483,9 +483,7 @@ def test_a_replica_that_would_send_nothing_ends_and_the_other_goes_on(
 
 
 WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "signal": ({}, {"signal": "global"}, "expected update with a manager"),
     "epochs": ({}, {"every": "epoch"}, "add every=STEPS"),
-    "scaler": ({}, {"scaler": torch.amp.GradScaler("cpu")}, "scaler: expected none with a manager"),
     "no manager": ({}, {"manager": 3}, "a Manager of torchft"),
 }
 

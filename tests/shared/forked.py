@@ -13,7 +13,7 @@ from regimes.config import RunConfig
 
 
 def train(config: RunConfig, out: Path, count: int, shards: int = 1) -> None:
-    """Run one configuration on ``count`` processes, in islands of ``shards``; continues what the
+    """Run one configuration on ``count`` processes, in replicas of ``shards``; continues what the
     folder has begun."""
     ends = Training([config] * count, out, shards=shards).ends()
     assert [end.code for end in ends] == [0] * count, ends

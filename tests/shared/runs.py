@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 
@@ -80,17 +81,25 @@ def stop_after(epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "_train_unit", wrapped)
 
 
-def resumed_alike(
-    config: RunConfig, folder: Path, epochs: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run that stops after so many epochs and is resumed ends in the bits of a whole one."""
+def break_off(config: RunConfig, folder: Path, units: int) -> None:
+    """A run that is interrupted when so many units are over."""
+    with pytest.MonkeyPatch.context() as patch:
+        stop_after(units, patch)
+        with pytest.raises(KeyboardInterrupt):
+            regimes.run(config, folder)
+
+
+def resumed_alike(config: RunConfig, folder: Path, epochs: int, processes: int = 1) -> None:
+    """A run that stops after so many epochs and is resumed ends in the bits of a whole one; on
+    several processes in its numbers."""
     regimes.run(config, folder / "whole")
-    stop_after(epochs, monkeypatch)
-    with pytest.raises(KeyboardInterrupt):
-        regimes.run(config, folder / "broken")
-    monkeypatch.undo()
-    regimes.run(config, folder / "broken", resume=True)
-    same_bits(folder / "whole", folder / "broken")
+    break_off(config, folder / "broken", epochs)
+    if processes > 1:
+        forked.train(config, folder / "broken", processes)
+        same_run(folder / "whole", folder / "broken")
+    else:
+        regimes.run(config, folder / "broken", resume=True)
+        same_bits(folder / "whole", folder / "broken")
 
 
 def wait(condition: Callable[[], bool], seconds: float = 90.0) -> None:

@@ -1,4 +1,4 @@
-"""A script like that of torch's FSDP2 tutorial: it gets the hook's lines, between islands or for
+"""A script like that of torch's FSDP2 tutorial: it gets the hook's lines, between replicas or for
 FSDP2's own collectives, is cut off and continued, and its record is read by the commands."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from commands import read
 import regimes
 
 SCRIPT = Path(__file__).parents[1] / "shared/ddp_scripts/stock/fsdp2.py"
-HOOKS = {  # what docs/how-to/islands.md and fsdp.md say; how many islands the script makes
+HOOKS = {  # what docs/how-to/islands.md and fsdp.md say; how many replicas the script makes
     "islands": ('replicas=mesh["replicate"]', 2),
     "shards": ('shards=mesh["shard"], scatter={"levels": {"low": 8, "high": 4}}', 1),
 }

@@ -1,5 +1,5 @@
-"""`examples/gpt_hsdp.py` under torchrun on two islands of two: a process is killed, torchrun starts
-the job again from its last checkpoint, and the record is that of a job left alone."""
+"""`examples/gpt_hsdp.py` under torchrun on two replicas of two: a process is killed, torchrun
+starts the job again from its last checkpoint, and the record is that of a job left alone."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from configs import smoke
-from runs import same_bits, stop_after
+from runs import break_off, same_bits
 
 import regimes
 from regimes.config import RETIRED, RunConfig, from_dict, load_toml, override, to_dict
@@ -133,15 +133,10 @@ def test_a_record_with_the_defaults_is_that_without(root: Path) -> None:
     assert regimes.run(config, then.folder, resume=True).rows == now.rows
 
 
-def test_a_run_of_version_3_is_continued(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_of_version_3_is_continued(made: Path, tmp_path: Path) -> None:
     """To the bits of a run that was not stopped."""
     config = smoke("checkpoint_keep=all", epochs=3)
-    stop_after(2, monkeypatch)
-    with pytest.raises(KeyboardInterrupt):
-        regimes.run(config, tmp_path / "broken")
-    monkeypatch.undo()
+    break_off(config, tmp_path / "broken", 2)
     regimes.run(config, edited(tmp_path / "broken"), resume=True)
     same_bits(made / "trunk", tmp_path / "broken")
 

@@ -74,7 +74,7 @@ def test_an_all_to_all_crosses_a_nodes_link_from_each_of_its_devices() -> None:
     assert dense.bytes - one.bytes == 4 * (3 * 72 - 2 * 2 * 22)
 
 
-def test_islands_average_what_their_devices_have_reduced() -> None:
+def test_replicas_average_what_their_devices_have_reduced() -> None:
     """Two nodes of two: a device holds 30 or 30 of each group's numbers, and a node's link carries
     the mean of all of a node's."""
     groups = sharded.groups_of(LAYERS)

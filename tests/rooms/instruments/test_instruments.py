@@ -105,9 +105,9 @@ def test_two_processes_measure_the_union(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_warm_starts_survive_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_starts_survive_a_resume(tmp_path: Path) -> None:
     c = small(instruments=EVERYTHING)
-    resumed_alike(c, tmp_path, 2, monkeypatch)
+    resumed_alike(c, tmp_path, 2)
 
 
 def test_what_an_instrument_does_in_steps_is_on_its_own_clock(
@@ -136,12 +136,8 @@ def test_what_an_instrument_does_in_steps_is_on_its_own_clock(
         ({"curvature": {"images": 30, "batch": 20}}, "expected a multiple of 20"),
         ({"curvature": {"images": 0}}, "a probe of 0 in"),
         ({"curvature": {"images": 1000, "batch": 500}}, "the training set"),
-        ({"curvature": {"modes": ["train"]}}, "instruments.curvature.modes[0]"),
-        ({"curvature": {"every": 0}}, "curvature.every = 0: expected at least 1"),
-        ({"curvature": {"largest": 0}}, "curvature.largest = 0: expected at least 1"),
         ({"curvature": {"probes": 1}}, "0 or at least 2"),
         ({"curvatur": {}}, "did you mean 'curvature'"),
-        ({"fisher": {"kind": "true"}}, "instruments.fisher.kind"),
     ],
 )
 def test_bad_instruments(table: dict, sentence: str, tmp_path: Path) -> None:

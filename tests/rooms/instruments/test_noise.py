@@ -10,13 +10,13 @@ import forked
 import numpy as np
 import pytest
 import torch
+from configs import smoke
 from contexts import without_data as context
 from runs import weights
 from torch import nn
 
 import regimes
 from regimes.config import RunConfig, override
-from regimes.errors import ConfigError
 from regimes.instruments.base import Reading
 from regimes.instruments.noise import Msdr, MsdrGauge, Noise, NoiseGauge
 from regimes.records import read_lines
@@ -28,16 +28,8 @@ BOTH = "instruments={noise={}, msdr={}}"
 
 def config(*settings: str) -> RunConfig:
     """The smoke preset, cut short, in float64."""
-    short = [
-        "epochs=2",
-        "dtype=float64",
-        "data.train_size=120",
-        "data.test_size=100",
-        "policy=static",
-        "optimizer.decay_epochs=[]",
-        "union_pass=false",
-    ]
-    return override(regimes.get_preset("smoke"), [*short, *settings])
+    static = ("policy=static", "optimizer.decay_epochs=[]", "union_pass=false")
+    return smoke(*static, *settings, epochs=2)
 
 
 def noise(steps: list[np.ndarray], sizes: list[int], stride: int = 1) -> Reading:
@@ -228,24 +220,3 @@ def test_a_run_with_it_ends_in_the_same_bits(union: str, tmp_path: Path) -> None
     rows = [read_lines(tmp_path / x / "epochs.jsonl") for x in ("with", "without")]
     for a, b in zip(*rows, strict=True):
         assert all(a[k] == b[k] for k in ("train_loss", "test_loss", "metric", "floats"))
-
-
-# -- bad input -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        (["union_pass=true", "instruments={noise={}}"], "set union_pass = false"),
-        (
-            ["workers=1", "instruments={noise={}}"],
-            "instruments.noise: expected none with one worker",
-        ),
-        (["instruments.noise.stride=0"], "noise.stride = 0: expected at least 1"),
-    ],
-)
-def test_bad_input_is_one_sentence(settings: list[str], sentence: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as error:
-        regimes.run(config(*settings), tmp_path / "run")
-    assert sentence in str(error.value)
-    assert "\n" not in str(error.value)

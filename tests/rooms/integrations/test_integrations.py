@@ -99,13 +99,13 @@ def test_an_example_runs_to_the_end_and_resumes(example: str, tmp_path: Path) ->
 
 @pytest.mark.integrations
 @pytest.mark.parametrize("compressor", ["dense", "powersgd"])
-def test_accelerates_parallelism_config_leaves_the_islands_to_the_hook(
+def test_accelerates_parallelism_config_leaves_the_replicas_to_the_hook(
     compressor: str, tmp_path: Path
 ) -> None:
     """Without compression the weights are those of one process with the batches of all four."""
     if importlib.util.find_spec("accelerate") is None:
         pytest.skip("needs accelerate")
-    script, out = ROOT / "tests/shared/ddp_scripts/islands_accelerate.py", tmp_path / "record"
+    script, out = ROOT / "tests/shared/ddp_scripts/hsdp_accelerate.py", tmp_path / "record"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     words = [*command, "--nproc-per-node", "4", script, out, compressor]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}

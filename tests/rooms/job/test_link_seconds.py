@@ -58,13 +58,11 @@ def test_an_exchange_goes_on_at_the_speed_of_the_next_link() -> None:
     assert predicted(slow, 2, row(3, 1e6, steps=4), 7.0) == pytest.approx((0.5, 1.03, 1.03, 0.03))
 
 
-def test_a_simulation_follows_predicted_seconds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_simulation_follows_predicted_seconds(tmp_path: Path) -> None:
     """The column has what `regimes cost` predicts for the recorded traffic; the level falls in an
     outage and rises after it; interrupted and resumed, and on two processes, it is the same run."""
     ours = config(traced("[[0.3, 1000, 0], [0.3, 10, 0], [60, 1000, 0]]"), "epochs=11")
-    resumed_alike(ours, tmp_path, 9, monkeypatch)
+    resumed_alike(ours, tmp_path, 9)
     record, elapsed = load(tmp_path / "whole"), 0.0
     for unit, (steps, work) in enumerate(recorded_work(record)):
         link = record.rows[unit]["link"]

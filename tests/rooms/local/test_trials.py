@@ -16,7 +16,7 @@ import torch
 from copied_models import DILOCO, SGD, Feedback, close, every, step_each, steps, text
 from ddp_scripts import group
 from ddp_scripts import trials as own_loop
-from runs import rows, same_bits, same_run, same_weights, stop_after, weights
+from runs import break_off, rows, same_bits, same_run, same_weights, weights
 
 import regimes
 from regimes.config import RunConfig, override
@@ -174,10 +174,7 @@ def test_processes_equal_simulation_and_the_loop_of_a_user(
 
 def resumed(c: RunConfig, to: Path, monkeypatch: pytest.MonkeyPatch, count: int = 1) -> None:
     """After nine steps, on so many processes: the second trial has had one of its rounds."""
-    stop_after(3, monkeypatch)
-    with pytest.raises(KeyboardInterrupt):
-        regimes.run(c, to)
-    monkeypatch.undo()
+    break_off(c, to, 3)
     if count > 1:
         forked.train(c, to, count)
     else:
@@ -339,7 +336,7 @@ IN_A_LOOP: dict[str, tuple[dict[str, Any], str]] = {
         "without a probe: workers are scored on batches of yours: add pr",
     ),
     "a manager": ({"manager": object()}, "with a manager: its replicas come and go"),
-    "islands": ({"replicas": object()}, "with a sharded model: each process holds some rows of ea"),
+    "sharded": ({"replicas": object()}, "with a sharded model: each process holds some rows of ea"),
     "fragments": (
         {"outer": {"fragments": 2}},
         "with fragments, a delay or mixing: there workers a",

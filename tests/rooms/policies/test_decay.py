@@ -12,7 +12,6 @@ from collections.abc import Callable
 
 import pytest
 
-from regimes.errors import ConfigError
 from regimes.policies import Accordion, PastEpoch, Policy, Smith, make_policy
 from regimes.presets import get_preset
 from regimes.training.learning_rate import LearningRate
@@ -118,12 +117,3 @@ def test_rounding_does_not_hide_a_halving() -> None:
         assert Accordion().decays([PastEpoch(rate, lower, {}, ["low"])]) == [(1, rate, lower)]
     assert Accordion().decays([PastEpoch(rate, rate / 1.99, {}, ["low"])]) == []
     assert Accordion(step_decay=1.5).decays([PastEpoch(rate, rate / 1.99, {}, ["low"])]) != []
-
-
-@pytest.mark.parametrize("field", ["step_decay", "slow_decay"])
-def test_a_factor_must_be_larger_than_one(field: str) -> None:
-    for name in ("accordion", "detected", "smith"):
-        with pytest.raises(
-            ConfigError, match=f"policy.{field} = .*: expected a number larger than 1"
-        ):
-            make_policy({"name": name, field: 1.0})

@@ -182,7 +182,6 @@ def test_a_run_sends_the_bytes_of_one_level_and_its_replay_decides_alike(tmp_pat
         ({"harms": {"high": 1.0}}, "policy.harms = .*: expected a number for each level"),
         ({"rates": [0.0, 0.0]}, "policy.rates = .*: expected finite numbers, one of them above 0"),
         ({"levels": []}, "policy.levels = .*: expected one or more different levels"),
-        ({"exponent": -1.0}, "policy.exponent = -1.0: expected a number from 0 up"),
     ],
 )
 def test_wrong_fields_are_one_sentence(table: dict[str, Any], said: str) -> None:

@@ -213,7 +213,6 @@ def test_a_period_has_the_shortest_that_fits() -> None:
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"exposed": 0}, "policy.exposed = 0"),
         ({"levels": ["low"]}, "two or more different levels"),
         ({"trace": [[60, 100, 1]]}, "policy.compute = 0.0: expected seconds of a step's"),
         ({"compute": 0.1}, "policy.compute = 0.1: expected none without policy.trace"),

@@ -19,7 +19,6 @@ from regimes.policies import (
     PastEpoch,
     Static,
     Windows,
-    make_policy,
     read_history,
 )
 
@@ -130,51 +129,6 @@ def test_a_value_that_came_out_undefined_leaves_the_layer_as_it_was() -> None:
     assert found[1] == Decision("low")
     assert found[0].level == "low"
     assert found[0].why is not None
-
-
-LADDER = ["high", "mid", "low"]
-
-
-@pytest.mark.parametrize(
-    ("name", "field", "value"),
-    [
-        *[
-            (name, field, value)
-            for name in ("accordion", "accordion-batch")
-            for field, value in (
-                ("eta", 0.0),
-                ("interval", 0),
-                ("step_decay", 1.0),
-                ("slow_decay", 0.5),
-            )
-        ],
-        ("adaqs", "fall", 1.0),
-        ("gravac", "interval", 0),
-        ("gravac", "smoothing", 0.0),
-        ("gravac", "tolerance", 1.0),
-        ("smith", "step_decay", 1.0),
-        ("rate-ladder", "shares", [0.5, 0.2]),
-        ("l-greco", "alpha", 0.5),
-        ("qsr", "alpha", 0.0),
-        ("qsr", "base", 0),
-        ("adacomm", "base", 0),
-        ("post-local", "slow_decay", 1.0),
-    ],
-)
-def test_a_field_out_of_range_is_refused_before_the_first_unit(
-    name: str, field: str, value: object
-) -> None:
-    """The same table with the field's own default is a policy."""
-    fields = {
-        "adaqs": {"levels": LADDER},
-        "gravac": {"levels": LADDER},
-        "rate-ladder": {"levels": LADDER},
-        "qsr": {"alpha": 0.1},
-        "l-greco": {"levels": LADDER, "base": {"name": "static", "level": "low"}},
-    }.get(name, {})
-    make_policy({"name": name, **fields})
-    with pytest.raises(ConfigError):
-        make_policy({"name": name, **fields, field: value})
 
 
 def test_a_subclass_with_an_annotation_for_type_checkers_has_its_bounds_checked() -> None:

@@ -482,15 +482,6 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "few": ({"data": points(1)}, "too few"),
     "workers": ({"workers": 0}, "workers"),
     "epochs": ({"epochs": 0}, "epochs"),
-    "validation": (
-        {"set": {"data.validation_size": 5}},
-        "data: expected none with data and a model of your own",
-    ),
-    "augment": (
-        {"set": {"data.augment": True}},
-        "data: expected none with data and a model of your own",
-    ),
-    "deficit": ({"set": {"deficit.name": "blur"}}, "deficit = 'blur': expected none with data"),
     "width": ({"set": {"model.width": 3}}, "model: expected none with data"),
 }
 

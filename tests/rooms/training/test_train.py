@@ -19,7 +19,7 @@ import pytest
 import torch
 from configs import smoke as config
 from copied_models import ADAMW, every, text
-from runs import resumed_alike, same_bits, same_run, stop_after, wait, weights
+from runs import break_off, resumed_alike, same_bits, same_run, wait, weights
 from torch import nn
 
 import regimes
@@ -202,16 +202,12 @@ def test_low_equal_to_high_makes_accordion_static(tmp_path: Path) -> None:
     [POWERSGD, TOPK, ("compressor=quantise", "levels.low=8", "levels.high=2")],
     ids=["powersgd", "topk", "quantise"],
 )
-def test_resumed_equals_uninterrupted(
-    compressor: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_equals_uninterrupted(compressor: tuple[str, ...], tmp_path: Path) -> None:
     c = config("dtype=float32", *compressor)
-    resumed_alike(c, tmp_path, 2, monkeypatch)
+    resumed_alike(c, tmp_path, 2)
 
 
-def test_checkpoints_every_so_many_epochs_and_resume_between_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoints_every_so_many_epochs_and_resume_between_them(tmp_path: Path) -> None:
     """After epochs 2, 4 and the last, the newest two kept; the record may be ahead of them."""
     c = config("dtype=float32", "checkpoint_every=2", epochs=5)
     seen = []
@@ -227,10 +223,7 @@ def test_checkpoints_every_so_many_epochs_and_resume_between_them(
     regimes.run(c, tmp_path / "whole", reporters=[Looks()])
     first, second, last = "epoch-0002", "epoch-0004", "epoch-0005"
     assert seen == [[], [first], [first], [first, second], [second, last]]
-    stop_after(3, monkeypatch)
-    with pytest.raises(KeyboardInterrupt):
-        regimes.run(c, tmp_path / "broken")
-    monkeypatch.undo()
+    break_off(c, tmp_path / "broken", 3)
     assert len(read_lines(tmp_path / "broken" / "epochs.jsonl")) == 3
     regimes.run(c, tmp_path / "broken", resume=True)
     same_bits(tmp_path / "whole", tmp_path / "broken")
@@ -277,28 +270,15 @@ def test_kill_9_and_resume(c: RunConfig, kill_at: int, tmp_path: Path) -> None:
     same_bits(tmp_path / "whole", tmp_path / "broken")
 
 
-def test_resume_on_another_number_of_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_on_another_number_of_processes(tmp_path: Path) -> None:
     c = config(*TOPK)
-    regimes.run(c, tmp_path / "whole")
-    stop_after(2, monkeypatch)
-    with pytest.raises(KeyboardInterrupt):
-        regimes.run(c, tmp_path / "broken")
-    monkeypatch.undo()
-    forked.train(c, tmp_path / "broken", 2)
-    same_run(tmp_path / "whole", tmp_path / "broken")
+    resumed_alike(c, tmp_path, 2, processes=2)
 
 
-def test_a_damaged_checkpoint_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
     c = config()
     regimes.run(c, tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        stop_after(2, patch)
-        with pytest.raises(KeyboardInterrupt):
-            regimes.run(c, tmp_path / "run")
+    break_off(c, tmp_path / "run", 2)
     newest, older = sorted((tmp_path / "run/checkpoints").iterdir())[::-1]
     file = newest / "process-0.pt"
     file.write_bytes(file.read_bytes()[:-7])
@@ -420,7 +400,6 @@ class pair(nn.Module):
 @pytest.mark.parametrize(
     ("settings", "error", "sentence"),
     [
-        (["levels.low=0"], ConfigError, "level of PowerSGD = 0: expected a rank"),
         ([*TOPK, "levels.low=101"], ConfigError, "percentage in (0, 100]"),
         (["levels.low=1", "levels.high=4"], ConfigError, "sends less than levels.high"),
         (
@@ -431,12 +410,6 @@ class pair(nn.Module):
         (["compressor=dense"], ConfigError, "level of dense = 4: expected"),
         (["compressor=sign"], ConfigError, "level of sign = 4: expected 1 (bit)"),
         (["policy=static", "policy.level=middle"], ConfigError, "add levels.middle"),
-        (["epochs=0"], ConfigError, "epochs = 0: expected at least 1"),
-        (["optimizer.lr=-1"], ConfigError, "optimizer.lr = -1.0: expected a positive"),
-        (["bucket_mb=0"], ConfigError, "bucket_mb = 0.0: expected a positive number"),
-        (["optimizer.decay_factor=0"], ConfigError, "optimizer.decay_factor = 0.0: expected"),
-        (["optimizer.warmup_from=nan"], ConfigError, "warmup_from = nan: expected a finite"),
-        (["optimizer.decay_epochs=[-5]"], ConfigError, "= [-5]: expected at least 1"),
         (["levels.dense=4"], ConfigError, "levels.dense is always"),
         (["policy=windows", "policy.windows=[[9, 12]]"], ConfigError, "a window starts in epoch 9"),
         (["policy=os:path"], ConfigError, "is no dataclass"),
@@ -446,18 +419,9 @@ class pair(nn.Module):
         (["device=tpu7"], ConfigError, "device = 'tpu7' cannot be used"),
         (["instruments.everything={}"], ConfigError, "unknown instrument 'everything'"),
         (['instruments.norms.readings=["all"]'], ConfigError, "instruments.norms.readings[0]"),
-        (["instruments={norms={}}"], ConfigError, "set union_pass = false"),
         (["batch_size=500"], DataError, "too few for one step of 4 workers x 500"),
         (["data.name=folder", "data.path=nowhere"], DataError, "nowhere"),
         (["data.name=cifar10", "data.path=nowhere"], DataError, "nowhere"),
-        (["optimizer.lr=1e200"], ConfigError, "optimizer.lr = 1e+200: expected a positive"),
-        (["optimizer.warmup_from=1e40"], ConfigError, "warmup_from = 1e+40: expected a number"),
-        (["optimizer.weight_decay=1e300"], ConfigError, "weight_decay = 1e+300: expected a number"),
-        (["optimizer.decay_factor=0.5"], ConfigError, "decay_factor = 0.5: expected at least 1"),
-        (["timeout=1e300"], ConfigError, "timeout = 1e+300: expected a positive number"),
-        (["data.train_size=-1"], ConfigError, "data.train_size = -1: expected at least 1"),
-        (["data.test_size=0"], ConfigError, "data.test_size = 0: expected at least 1"),
-        (["data.validation_size=0"], ConfigError, "data.validation_size = 0: expected at least 1"),
         (["policy=regimes:PowerSGD"], ConfigError, "is no policy: it has no"),
         (["compressor=regimes:Static"], ConfigError, "is no compressor: it has no linear"),
         (["deficit=regimes:Static"], ConfigError, "is no deficit: it has no windows"),

@@ -46,7 +46,7 @@ def reading(world: World) -> Any:
 
 
 def on_processes(rank: int) -> dict[str, Any]:
-    """What four processes find, as workers, and as two islands of two."""
+    """What four processes find, as workers, and as two replicas of two."""
     flat = init_device_mesh("cpu", (4,))
     two = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
     device = torch.device("cpu")

@@ -21,7 +21,7 @@ for name in (
     "regimes.instruments.curvature",
     "benchmarks.trainers",
     "ddp_scripts.jobs",
-    "ddp_scripts.islands",
+    "ddp_scripts.hsdp",
 ):
     importlib.import_module(name)
 

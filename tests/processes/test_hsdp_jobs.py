@@ -1,16 +1,16 @@
-"""Islands in jobs as they are: equal to torch's own HSDP where nothing is compressed."""
+"""Sharded replicas in jobs as they are: equal to torch's own HSDP where nothing is compressed."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from ddp_scripts import group, islands_jobs
+from ddp_scripts import group, hsdp_jobs
 
 
 @pytest.mark.slow
 def test_wrapped_compiled_or_with_muon_they_equal_torchs_hsdp() -> None:
-    for found in group.run(islands_jobs.trained, 4):
-        assert found.keys() == islands_jobs.WAYS.keys()
+    for found in group.run(hsdp_jobs.trained, 4):
+        assert found.keys() == hsdp_jobs.WAYS.keys()
         for way, sides in found.items():
             assert "2.down.weight" in sides["ours"]["layers"], way
             assert "2.base.weight" not in sides["ours"]["layers"], way
@@ -23,8 +23,8 @@ def test_wrapped_compiled_or_with_muon_they_equal_torchs_hsdp() -> None:
                 )
 
 
-def test_todays_replicate_is_an_island_of_one() -> None:
-    for ours, ddp in group.run(islands_jobs.replicated, 2):
+def test_todays_replicate_is_a_replica_of_one() -> None:
+    for ours, ddp in group.run(hsdp_jobs.replicated, 2):
         for name, tensor in ddp.items():
             assert torch.allclose(ours[name], tensor, rtol=0, atol=1e-12), name
 
@@ -32,6 +32,6 @@ def test_todays_replicate_is_an_island_of_one() -> None:
 @pytest.mark.slow
 def test_mixed_precision_stays_near_float32() -> None:
     """Four steps of AdamW at 0.01 move a weight by 0.04 at most; bfloat16 has eight bits."""
-    for found in group.run(islands_jobs.precisions, 4):
+    for found in group.run(hsdp_jobs.precisions, 4):
         assert len(found) == 3
         assert all(0 < difference < 0.02 for difference in found.values()), found

@@ -1,4 +1,4 @@
-"""What jobs do with islands: torch's optimisers, precision, wrappers, and layers of their own."""
+"""What jobs do with replicas: torch's optimisers, precision, wrappers, and layers of their own."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from ddp_scripts import islands
-from ddp_scripts.islands import BATCH, Case
+from ddp_scripts import hsdp
+from ddp_scripts.hsdp import BATCH, Case
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -92,16 +92,15 @@ def steps(model: nn.Module, build: Any, rank: int, hooked: Any = None) -> dict[s
             optimizer.zero_grad()
     return {
         "weights": {
-            k.replace("_checkpoint_wrapped_module.", ""): v
-            for k, v in islands.weights(model).items()
+            k.replace("_checkpoint_wrapped_module.", ""): v for k, v in hsdp.weights(model).items()
         },
         "layers": [] if hook is None else list(hook.levels),
     }
 
 
 def trained(rank: int) -> dict[str, Any]:
-    """Each way on two islands of two without compression, and the same by torch's HSDP."""
-    mesh = islands.two_dimensions(2, 2)
+    """Each way on two replicas of two without compression, and the same by torch's HSDP."""
+    mesh = hsdp.two_dimensions(2, 2)
     dense = {"compressor": "dense", "levels": {"low": "dense", "high": "dense"}}
     found: dict[str, Any] = {}
     warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
@@ -118,11 +117,11 @@ def trained(rank: int) -> dict[str, Any]:
 
 
 def replicated(rank: int) -> list[dict[str, Any]]:
-    """Today's ``replicate`` over islands of one process; and DDP with the hook."""
+    """Today's ``replicate`` over replicas of one process; and DDP with the hook."""
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
     found = []
     for own in (True, False):
-        model: Any = islands.build(Case(side=True))
+        model: Any = hsdp.build(Case(side=True))
         if own:
             model = replicate(model, mesh=mesh["shard"])
             options: dict[str, Any] = {"replicas": mesh["replicate"]}
@@ -131,25 +130,25 @@ def replicated(rank: int) -> list[dict[str, Any]]:
                 nn.parallel.DistributedDataParallel(model, find_unused_parameters=True),
                 {},
             )
-        optimizer = islands.optimiser(model, Case())
+        optimizer = hsdp.optimiser(model, Case())
         hook = regimes.attach(
             model,
             optimizer=optimizer,
             every=3,
-            policy=islands.RULE,
+            policy=hsdp.RULE,
             seed=7,
             levels={"low": 2, "high": 1},
             **options,
         )
-        islands.train(model, optimizer, Case(side=True), rank, slice(0, BATCH))
+        hsdp.train(model, optimizer, Case(side=True), rank, slice(0, BATCH))
         hook.close()
-        found.append(islands.weights(getattr(model, "module", model)))
+        found.append(hsdp.weights(getattr(model, "module", model)))
     return found
 
 
 def precisions(rank: int) -> dict[str, float]:
     """The largest difference of a weight from float32, by policy of mixed precision."""
-    mesh, found = islands.two_dimensions(2, 2), {}
+    mesh, found = hsdp.two_dimensions(2, 2), {}
     half, full = torch.bfloat16, torch.float32
     for name, policy in {
         "full": MixedPrecisionPolicy(),

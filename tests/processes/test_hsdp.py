@@ -1,5 +1,5 @@
-"""Islands of shards: equal to a simulation with a worker for each island, on any number of shards;
-equal to torch's own HSDP and to DDP without compression."""
+"""Sharded replicas: equal to a simulation with a worker for each, on any number of shards; equal
+to torch's own HSDP and to DDP without compression."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from ddp_scripts import group, islands, islands_wrong
-from ddp_scripts.islands import Case
+from ddp_scripts import group, hsdp, hsdp_wrong
+from ddp_scripts.hsdp import Case
 
 import regimes
 from regimes import compression
@@ -28,7 +28,7 @@ WAYS = [  # one compressor for each way to meet shards
     Case({"name": "quantised-all-reduce", "block": 16}, (("low", 8), ("high", 4))),  # in buckets
 ]
 OTHERS = [
-    Case("randomk", TOPK),  # draws the same on all islands
+    Case("randomk", TOPK),  # draws the same on all replicas
     Case("low-pass", (("low", 0.5), ("high", 0.1)), adamw=True),
     Case({"name": "powersgd", "wire": "bf16"}),
     Case("acp-sgd"),
@@ -40,7 +40,7 @@ OTHERS = [
     Case({"name": "chunked-topk", "chunk": 16}, TOPK),
 ]
 EXACT = [*WAYS, *OTHERS]
-INSIDE = [  # a plain loop's: FSDP2's own collectives within islands are compressed as well
+INSIDE = [  # a plain loop's: FSDP2's own collectives within replicas are compressed as well
     Case(
         scatter={"level": 8, "block": 16},
         gather={"level": 8},
@@ -82,18 +82,18 @@ def name_of(case: Case) -> str:
 
 
 def compare(case: Case, count: int, shards: int, results: list[dict[str, Any]]) -> None:
-    oracle = islands.simulated(count, shards, case)
-    # sums in half precision: of two islands in any order the same, of four not
+    oracle = hsdp.simulated(count, shards, case)
+    # sums in half precision: of two replicas in any order the same, of four not
     half = "wire" in case.compressor or (name_of(case) == "cast" and count > 2)
     scale = 1e4 if OLD and case.clip is not None else 1.0
     for row in results[0]["rows"] if case in INSIDE else ():
         sent = row["collectives"]["bytes"]
         assert sent["scatter"] == scattered(case, shards)
         assert sent["weights"] == results[0]["rows"][0]["collectives"]["bytes"]["weights"] > 0
-        # what goes within islands is counted apart from what goes between them
+        # what goes within replicas is counted apart from what goes between them
         assert row["bytes"] == sum(sent[x] for x in ("mean", "gather", "exchange") if x in sent)
     for rank, mine in enumerate(results):
-        island, shard = divmod(rank, shards)
+        replica, shard = divmod(rank, shards)
         for name, tensor in oracle["weights"].items():
             found = mine["weights"][name]
             atol = 5e-3 if half else 1e-10 * scale
@@ -101,22 +101,22 @@ def compare(case: Case, count: int, shards: int, results: list[dict[str, Any]]) 
         for row, theirs in zip(mine["rows"], oracle["rows"], strict=True):
             assert row["layers"]["level"] == theirs["layers"]["level"]
             measured = "norm:update" in row["statistics"]
-            assert measured or (case.rule or islands.RULE)["name"] in UNMEASURED
+            assert measured or (case.rule or hsdp.RULE)["name"] in UNMEASURED
             if measured and not half:
                 norms = (r["statistics"]["norm:update"] for r in (row, theirs))
                 assert next(norms) == pytest.approx(next(norms), rel=1e-9 * scale)
             if name_of(case) not in UNEVEN:
-                # a layer that no island uses is exchanged all the same
+                # a layer that no replica uses is exchanged all the same
                 costs = [mine["per_step"][x]["layers"] for x in row["layers"]["level"]]
                 step = sum(cost[i] for i, cost in enumerate(costs))
-                assert row["floats"] == pytest.approx(islands.STEPS * step, rel=1e-12)
+                assert row["floats"] == pytest.approx(hsdp.STEPS * step, rel=1e-12)
         for owed, residual in zip(mine["residuals"], oracle["residuals"], strict=True):
             if residual is not None and owed is not None and not half:
                 n = residual.shape[1]
                 rows = Layer("", (n,)).on(shard, shards).shard
                 assert rows is not None
                 atol = 1e-9 * scale
-                assert torch.allclose(owed[0], residual[island, rows.here], rtol=0, atol=atol)
+                assert torch.allclose(owed[0], residual[replica, rows.here], rtol=0, atol=atol)
 
 
 LONG = [pytest.mark.slow, pytest.mark.timeout(900)]  # eight processes
@@ -134,23 +134,23 @@ LONG = [pytest.mark.slow, pytest.mark.timeout(900)]  # eight processes
         pytest.param(4, 2, [*EXACT, *POLICIES], marks=LONG, id="4-2"),
     ],
 )
-def test_every_compressor_on_islands_equals_its_simulation(
+def test_every_compressor_on_replicas_equals_its_simulation(
     count: int, shards: int, cases: list[Case]
 ) -> None:
-    found = group.run(islands.trained, count * shards, count, shards, cases)
+    found = group.run(hsdp.trained, count * shards, count, shards, cases)
     for i, case in enumerate(cases):
         compare(case, count, shards, [results[i] for results in found])
 
 
 def scattered(case: Case, shards: int) -> int:
-    """Bytes that the shards of an island send each other in a unit to reduce gradients."""
-    named, total = dict(islands.build(case).named_parameters()), 0
+    """Bytes that the shards of a replica send each other in a unit to reduce gradients."""
+    named, total = dict(hsdp.build(case).named_parameters()), 0
     table = case.scatter or {"level": 64}  # float64
-    for module, names in islands.MODULES.items():
+    for module, names in hsdp.MODULES.items():
         shapes = [named[name].shape for name in names if named[name].requires_grad]
         part = sum(-(-shape[0] // shards) * math.prod(shape[1:]) for shape in shapes)
         scales = 0 if case.scatter is None else -(-part // table.get("block", 64)) * 8
-        times = islands.STEPS if module != "side" else int(case.side)
+        times = hsdp.STEPS if module != "side" else int(case.side)
         total += times * shards * (shards - 1) * (scales + -(-part * table["level"] // 8))
     return total
 
@@ -162,22 +162,22 @@ def test_no_compressor_is_left_out() -> None:
 @pytest.mark.slow
 def test_powersgd_does_not_depend_on_the_number_of_shards() -> None:
     case = EXACT[0]
-    one = group.run(islands.trained, 2, 2, 1, [case])[0][0]
+    one = group.run(hsdp.trained, 2, 2, 1, [case])[0][0]
     compare(case, 2, 1, [one])
-    three = group.run(islands.trained, 4, 1, 4, [case])[0][0]
+    three = group.run(hsdp.trained, 4, 1, 4, [case])[0][0]
     compare(case, 1, 4, [three])
 
 
 @pytest.mark.parametrize("case", [Case(), Case("topk", TOPK)], ids=["powersgd", "topk"])
-def test_islands_of_one_process_are_the_ddp_hook_bit_for_bit(case: Case) -> None:
-    for ours, theirs in group.run(islands.beside_ddp, 2, case):
+def test_replicas_of_one_process_are_the_ddp_hook_bit_for_bit(case: Case) -> None:
+    for ours, theirs in group.run(hsdp.beside_ddp, 2, case):
         assert ours["levels"] == theirs["levels"]
         for name, tensor in theirs["weights"].items():
             assert torch.equal(ours["weights"][name], tensor), name
 
 
-def test_without_compression_islands_equal_torchs_hsdp_and_ddp() -> None:
-    for ours, theirs, ddp in group.run(islands.native, 4, 2, 2):
+def test_without_compression_replicas_equal_torchs_hsdp_and_ddp() -> None:
+    for ours, theirs, ddp in group.run(hsdp.native, 4, 2, 2):
         for name in ours:
             assert torch.allclose(ours[name], theirs[name], rtol=0, atol=1e-12), name
             assert torch.allclose(ours[name], ddp[name], rtol=0, atol=1e-12), name
@@ -186,8 +186,8 @@ def test_without_compression_islands_equal_torchs_hsdp_and_ddp() -> None:
 @pytest.mark.parametrize("half", ["parameters", "reduce"])
 def test_half_precision_keeps_residuals_in_float32(half: str) -> None:
     """The bound is of bfloat16, which has eight bits, over six steps at a rate of 0.05."""
-    results = group.run(islands.trained, 4, 2, 2, [Case(half=half)])
-    oracle = islands.simulated(2, 2, Case())
+    results = group.run(hsdp.trained, 4, 2, 2, [Case(half=half)])
+    oracle = hsdp.simulated(2, 2, Case())
     for (mine,) in results:
         kept = [residual for residual in mine["residuals"] if residual is not None]
         assert {residual.dtype for residual in kept} == {torch.float32}
@@ -198,15 +198,15 @@ def test_half_precision_keeps_residuals_in_float32(half: str) -> None:
 # -- checkpoints -------------------------------------------------------------------------------
 
 
-END = islands.UNITS * islands.STEPS
+END = hsdp.UNITS * hsdp.STEPS
 
 
 def resume(case: Case, folder: Path, shards: int, *steps: int) -> list[dict[str, Any]]:
-    """The last of several jobs on two islands, each of which continues the one before."""
+    """The last of several jobs on two replicas, each of which continues the one before."""
     results: list[dict[str, Any]] = []
     for first, last in itertools.pairwise(steps):
         where = str(folder)
-        results = group.run(islands.resumed, 2 * shards, 2, shards, case, where, first, last)
+        results = group.run(hsdp.resumed, 2 * shards, 2, shards, case, where, first, last)
     return results
 
 
@@ -245,7 +245,7 @@ def test_a_resumed_job_has_the_same_bits_and_on_other_shards_the_same_numbers(
 
 
 def joined(results: list[dict[str, Any]], key: str, shards: int) -> list[torch.Tensor]:
-    """The mean over islands of each compressed layer's whole residual."""
+    """The mean over replicas of each compressed layer's whole residual."""
     layers = zip(*(mine[key] for mine in results), strict=True)
     parts = [[x[0] for x in layer if x is not None] for layer in layers]
     means = [p for p in parts if p]
@@ -254,20 +254,20 @@ def joined(results: list[dict[str, Any]], key: str, shards: int) -> list[torch.T
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("islands_after", "shards_after"),
+    ("replicas_after", "shards_after"),
     [
         (4, 1),
         pytest.param(1, 2, marks=pytest.mark.slow),
         pytest.param(3, 2, marks=pytest.mark.slow),
     ],
 )
-def test_another_number_of_islands_keeps_the_mean_of_residuals(
-    islands_after: int, shards_after: int, tmp_path: Path
+def test_another_number_of_replicas_keeps_the_mean_of_residuals(
+    replicas_after: int, shards_after: int, tmp_path: Path
 ) -> None:
     before = resume(case := Case(side=True), tmp_path / "before", 2, 0, 3)
     shutil.copytree(tmp_path / "before" / "3", tmp_path / "3")
-    where = (islands_after, shards_after, case, str(tmp_path), 3, END, None, True)
-    after = group.run(islands.resumed, islands_after * shards_after, *where)
+    where = (replicas_after, shards_after, case, str(tmp_path), 3, END, None, True)
+    after = group.run(hsdp.resumed, replicas_after * shards_after, *where)
     ends, begins = joined(before, "residuals", 2), joined(after, "begin", shards_after)
     assert len(ends) == len(begins) > 3
     for ours, theirs in zip(begins, ends, strict=True):
@@ -280,14 +280,14 @@ def test_another_number_of_islands_keeps_the_mean_of_residuals(
 def test_a_sharded_job_is_branched_at_a_unit(tmp_path: Path) -> None:
     """The policy of the trunk leaves its bits, another one decides from the branch on."""
     low, high = ({"name": "static", "level": level} for level in ("low", "high"))
-    jobs = {"same": islands.RULE, "low": low, "high": high}
+    jobs = {"same": hsdp.RULE, "low": low, "high": high}
     (whole, *_) = resume(Case(side=True), tmp_path / "whole", 2, 0, 4)
     resume(Case(side=True), tmp_path / "trunk", 2, 0, 2)
     ends = {}
     for name in ("same", "low", "high"):
         shutil.copytree(tmp_path / "trunk" / "2", tmp_path / name / "2")
         where = (2, 2, Case(side=True), str(tmp_path / name), 2, 4, jobs[name])
-        ends[name] = group.run(islands.resumed, 4, *where)[0]
+        ends[name] = group.run(hsdp.resumed, 4, *where)[0]
     for name, tensor in whole["weights"].items():
         assert torch.equal(ends["same"]["weights"][name], tensor), name
     for name in ("low", "high"):
@@ -301,11 +301,11 @@ def test_a_sharded_job_is_branched_at_a_unit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("compressor", ["powersgd", "topk"])
 def test_what_is_measured_of_shards_is_that_of_whole_layers(compressor: str) -> None:
-    """Of islands of two processes and of one each. TopK selects of each shard by itself, so that
+    """Of replicas of two processes and of one each. TopK selects of each shard by itself, so that
     its error is another one."""
     case = Case(compressor, TOPK if compressor == "topk" else Case.levels, measured=True)
-    several = group.run(islands.trained, 4, 2, 2, [case])
-    one = group.run(islands.trained, 2, 2, 1, [case])[0][0]
+    several = group.run(hsdp.trained, 4, 2, 2, [case])
+    one = group.run(hsdp.trained, 2, 2, 1, [case])[0][0]
     for (mine,) in several:
         for row, theirs in zip(mine["rows"], one["rows"], strict=True):
             assert row["statistics"] == several[0][0]["rows"][row["epoch"]]["statistics"]
@@ -334,8 +334,6 @@ SAID = {
     "frozen": "the model has no parameter to train: there is nothing to exchange",
     "half": "is of type torch.float16: the hook needs float32, float64 or bfloat16",
     "meta": "parameter 'weight' is on the device meta: attach after model.to_empty()",
-    "scaler": "scaler: expected none with a sharded model: it trains in bfloat16, which needs no",
-    "statistics": "policy.needs = 'msdr': expected ",
     "seeds": "process 2 has seed = 1, process 0 has seed = 0",
     "a whole state": "full_state_dict: this model is sharded, and no process holds whole layers",
     "paused": "no_sync: use set_requires_gradient_sync(False) of the sharded model",
@@ -343,8 +341,8 @@ SAID = {
 }
 
 
-def test_islands_held_wrong_say_one_sentence_on_every_process() -> None:
-    for heard in group.run(islands_wrong.heard, 4):
+def test_replicas_held_wrong_say_one_sentence_on_every_process() -> None:
+    for heard in group.run(hsdp_wrong.heard, 4):
         assert heard.keys() == SAID.keys()
         for name, sentence in heard.items():
             assert sentence.startswith("ConfigError: "), (name, sentence)

@@ -1,6 +1,6 @@
-"""One small training on islands of shards (FSDP2), and in one process as its own oracle.
+"""One small training on replicas of shards (FSDP2), and in one process as its own oracle.
 
-The oracle computes every island's gradient by a backward pass over its whole batch and reduces the
+The oracle computes every replica's gradient by a backward pass over its whole batch and reduces the
 stack with the compressors' generators in a simulated world: no shards, buckets or threads.
 """
 
@@ -52,7 +52,7 @@ class Case:
     rule: Any = None  # a policy in place of RULE
     decay: float = 1.0  # of the rate, from one unit to the next
     measured: bool = False  # with instruments and a guard
-    scatter: Any = None  # how gradients are reduced within an island; None: by FSDP2 itself
+    scatter: Any = None  # how gradients are reduced within a replica; None: by FSDP2 itself
     gather: Any = None  # likewise, how weights are gathered
 
     def rate(self, step: int) -> float:
@@ -146,29 +146,29 @@ def train(net: Any, optimizer: torch.optim.Optimizer, case: Case, worker: int, r
         optimizer.step()
 
 
-def two_dimensions(islands: int, shards: int) -> DeviceMesh:
-    return init_device_mesh("cpu", (islands, shards), mesh_dim_names=("replicate", "shard"))
+def two_dimensions(replicas: int, shards: int) -> DeviceMesh:
+    return init_device_mesh("cpu", (replicas, shards), mesh_dim_names=("replicate", "shard"))
 
 
 def place(rank: int, shards: int) -> tuple[int, slice]:
-    """The island, and the rows of its batch that are this process's."""
-    island, part = divmod(rank, shards)
-    return island, slice(part * BATCH // shards, (part + 1) * BATCH // shards)
+    """The replica, and the rows of its batch that are this process's."""
+    replica, part = divmod(rank, shards)
+    return replica, slice(part * BATCH // shards, (part + 1) * BATCH // shards)
 
 
 def within(case: Case, mesh: DeviceMesh) -> dict[str, Any]:
-    """Arguments of ``attach`` for what goes within islands."""
+    """Arguments of ``attach`` for what goes within replicas."""
     if case.scatter is None and case.gather is None:
         return {}
     return {"shards": mesh["shard"], "scatter": case.scatter, "gather": case.gather}
 
 
-def trained(rank: int, islands: int, shards: int, cases: Sequence[Case]) -> list[dict[str, Any]]:
+def trained(rank: int, replicas: int, shards: int, cases: Sequence[Case]) -> list[dict[str, Any]]:
     """What one process has in the end, case by case."""
-    mesh, (island, rows) = two_dimensions(islands, shards), place(rank, shards)
+    mesh, (replica, rows) = two_dimensions(replicas, shards), place(rank, shards)
     results = []
     for case in cases:
-        net = shard(build(case, seed=1 + island), case, mesh["shard"])  # islands start apart
+        net = shard(build(case, seed=1 + replica), case, mesh["shard"])  # replicas start apart
         optimizer = optimiser(net, case)
         hook = regimes.attach(
             net,
@@ -182,7 +182,7 @@ def trained(rank: int, islands: int, shards: int, cases: Sequence[Case]) -> list
             **({"instruments": {"error", "residual"}, "check_every": 2} if case.measured else {}),
             **within(case, mesh),
         )
-        train(net, optimizer, case, island, rows)
+        train(net, optimizer, case, replica, rows)
         hook.close()
         results.append(
             {
@@ -195,21 +195,21 @@ def trained(rank: int, islands: int, shards: int, cases: Sequence[Case]) -> list
     return results
 
 
-def native(rank: int, islands: int, shards: int) -> list[dict[str, Tensor]]:
-    """Without compression: the hook, torch's HSDP, and DDP on as many processes as islands."""
+def native(rank: int, replicas: int, shards: int) -> list[dict[str, Tensor]]:
+    """Without compression: the hook, torch's HSDP, and DDP on as many processes as replicas."""
     case = Case(compressor="dense", levels=(("low", DENSE), ("high", DENSE)))
-    (ours,) = trained(rank, islands, shards, [case])
-    mesh, (island, rows) = two_dimensions(islands, shards), place(rank, shards)
+    (ours,) = trained(rank, replicas, shards, [case])
+    mesh, (replica, rows) = two_dimensions(replicas, shards), place(rank, shards)
     net: Any = shard(build(case), case, mesh)
-    train(net, optimiser(net, case), case, island, rows)
+    train(net, optimiser(net, case), case, replica, rows)
     theirs = weights(net)
     net = DistributedDataParallel(build(case), find_unused_parameters=True)
-    train(net, optimiser(net, case), case, island, rows)
+    train(net, optimiser(net, case), case, replica, rows)
     return [ours["weights"], theirs, weights(net.module)]
 
 
 def beside_ddp(rank: int, case: Case) -> list[dict[str, Any]]:
-    """Islands of one process each, and the hook of DDP."""
+    """Replicas of one process each, and the hook of DDP."""
     (ours,) = trained(rank, 2, 1, [case])
     net = build(case)
     model = DistributedDataParallel(net, find_unused_parameters=True)
@@ -228,9 +228,9 @@ def beside_ddp(rank: int, case: Case) -> list[dict[str, Any]]:
 # -- the oracle ------------------------------------------------------------------------------
 
 
-def simulated(islands: int, shards: int, case: Case) -> dict[str, Any]:
+def simulated(replicas: int, shards: int, case: Case) -> dict[str, Any]:
     """The same in one process. Compressors that do not join shards see each as a layer."""
-    net, world = build(case), World(islands)
+    net, world = build(case), World(replicas)
     world.meter.dtype = torch.float64
     parameters = [p for p in net.parameters() if p.requires_grad]
     layers = layer_table(net)
@@ -247,7 +247,7 @@ def simulated(islands: int, shards: int, case: Case) -> dict[str, Any]:
     )
     names = [layers[i].name for i in compressed]
     rows: list[dict[str, Any]] = []
-    inside = Inside(islands, shards, case)
+    inside = Inside(replicas, shards, case)
     for unit in range(UNITS):
         decisions = rule.decide(read_history(rows, compressed, "update"), names)
         levels = [DENSE] * len(layers)
@@ -312,14 +312,14 @@ MODULES = {  # by call of ``fully_shard``, in the order of its flat tensor
 
 
 class Inside:
-    """The gradients of every island, which its shards reduce as a plain loop does."""
+    """The gradients of every replica, which its shards reduce as a plain loop does."""
 
-    def __init__(self, islands: int, shards: int, case: Case) -> None:
-        self.islands, self.shards, self.case = islands, shards, case
+    def __init__(self, replicas: int, shards: int, case: Case) -> None:
+        self.replicas, self.shards, self.case = replicas, shards, case
         table = case.scatter or {}
         self.loops = {
-            (island, module): fsdp.Loop(module, shards, table, island * shards)
-            for island in range(islands)
+            (replica, module): fsdp.Loop(module, shards, table, replica * shards)
+            for replica in range(replicas)
             for module in MODULES
         }
 
@@ -329,25 +329,25 @@ class Inside:
         masters = {name: p.detach().clone() for name, p in named.items()}
         if self.case.gather:
             fsdp.round_weights(named, MODULES, self.shards, self.case.gather)
-        found = [self._of_island(net, named, step, island) for island in range(self.islands)]
+        found = [self._of_replica(net, named, step, replica) for replica in range(self.replicas)]
         with torch.no_grad():
             for name, p in named.items():
                 p.copy_(masters[name])
         names = [name for p in parameters for name, q in named.items() if q is p]
         return [torch.stack([x[k] for x in found]) if k in found[0] else None for k in names]
 
-    def _of_island(
-        self, net: Net, named: dict[str, Any], step: int, island: int
+    def _of_replica(
+        self, net: Net, named: dict[str, Any], step: int, replica: int
     ) -> dict[str, Tensor]:
         case, apart = self.case, self.case.scatter is not None
         by_rank = []
         for part in range(self.shards) if apart else [None]:
             rows = slice(None)
             if part is not None:
-                rows = place(island * self.shards + part, self.shards)[1]
+                rows = place(replica * self.shards + part, self.shards)[1]
             net.zero_grad()
             for half in range(case.accumulate):
-                loss_of(net, case, step, half, island, rows).backward()
+                loss_of(net, case, step, half, replica, rows).backward()
             by_rank.append({k: p.grad.clone() for k, p in named.items() if p.grad is not None})
         if not apart:
             return by_rank[0]
@@ -355,7 +355,7 @@ class Inside:
         for module, names in MODULES.items():
             if used := [name for name in names if name in by_rank[0]]:
                 own = [[g[name] for name in used] for g in by_rank]
-                reduced = self.loops[island, module].reduce(own, case.scatter["level"])
+                reduced = self.loops[replica, module].reduce(own, case.scatter["level"])
                 means |= zip(used, reduced, strict=True)
         return means
 
@@ -365,7 +365,7 @@ class Inside:
 
 def resumed(
     rank: int,
-    islands: int,
+    replicas: int,
     shards: int,
     case: Case,
     folder: str,
@@ -378,9 +378,9 @@ def resumed(
 
     Args:
         branch: another policy from ``first`` on.
-        regroup: the checkpoint is of another number of islands.
+        regroup: the checkpoint is of another number of replicas.
     """
-    mesh, (island, rows) = two_dimensions(islands, shards), place(rank, shards)
+    mesh, (replica, rows) = two_dimensions(replicas, shards), place(rank, shards)
     net = shard(build(case), case, mesh["shard"])
     optimizer = optimiser(net, case)
     rule = RULE if branch is None else branch
@@ -411,7 +411,7 @@ def resumed(
         begin = [None if s.residual is None else s.residual.clone() for s in hook.reducer.states]
         for step in range(first, last):
             optimizer.zero_grad()
-            loss_of(net, case, step, 0, island, rows).backward()
+            loss_of(net, case, step, 0, replica, rows).backward()
             optimizer.step()
         if folder:
             dcp.save(parts(), checkpoint_id=f"{folder}/{last}")

@@ -1,5 +1,5 @@
 """Accelerate's ``ParallelismConfig`` with the class of docs/how-to/islands.md: its own mesh and
-preparation of model and optimiser for FSDP2, and the hook between islands. Run by torchrun on four
+preparation of model and optimiser for FSDP2, and the hook between replicas. Run by torchrun on four
 processes.
 
 Accelerate turns FSDP on only where it finds an accelerator; it has no setting for a CPU. Therefore
@@ -22,7 +22,7 @@ from torch.nn import functional as F
 import regimes
 
 
-class Islands(ParallelismConfig):
+class Replicas(ParallelismConfig):
     @property
     def fsdp_dim_names(self) -> list[str]:
         return ["dp_shard_cp"]  # not "dp_replicate"
@@ -53,7 +53,7 @@ def alone(steps: int, limit: float) -> dict[str, torch.Tensor]:
 
 
 def main(out: str, compressor: str, steps: int = 12, limit: float = 0.5) -> None:
-    config = Islands(dp_replicate_size=2, dp_shard_size=2)
+    config = Replicas(dp_replicate_size=2, dp_shard_size=2)
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2, cpu_ram_efficient_loading=False)
     PartialState(cpu=True).distributed_type = DistributedType.MULTI_GPU  # what it finds on GPUs
     accelerator: Any = Accelerator(cpu=True, parallelism_config=config, fsdp_plugin=plugin)

@@ -1,4 +1,4 @@
-"""What islands put together from their processes (oracle: by hand), without any process."""
+"""What replicas put together from their processes (oracle: by hand), without any process."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from regimes.data import task
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 6])
-def test_an_evaluation_has_one_part_of_each_island(
+def test_an_evaluation_has_one_part_of_each_replica(
     shards: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three islands of two have three parts: neither two nor six."""
-    islands = 6 // shards
+    """Three replicas of two have three parts: neither two nor six."""
+    replicas = 6 // shards
     world = World(6, processes=6, rank=5, shards=shards)
 
     def gather(value: Any) -> list[Any]:
-        """Each process gives its island."""
+        """Each process gives its replica."""
         return [[(place // shards, [1.0, float(place // shards)])] for place in range(6)]
 
     monkeypatch.setattr(world, "gather_object", gather)
     evaluators = world.evaluators
-    assert (evaluators.processes, evaluators.rank) == (islands, islands - 1)
-    assert task.sum_over_processes(evaluators, {}) == [islands, sum(range(islands))]
+    assert (evaluators.processes, evaluators.rank) == (replicas, replicas - 1)
+    assert task.sum_over_processes(evaluators, {}) == [replicas, sum(range(replicas))]
 
 
-def test_a_meter_of_islands_has_every_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_meter_of_replicas_has_every_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond 2^24, where float32 has no odd numbers."""
     monkeypatch.setattr(dist, "get_rank", lambda: 1)
     everyone, within = Group((0, 1, 2, 3)), Group((0, 1))

@@ -1,4 +1,4 @@
-"""Local steps between islands equal those of whole models on as many processes as islands."""
+"""Local steps between replicas equal those of whole models on as many processes as replicas."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from ddp_scripts import group, islands_local
+from ddp_scripts import group, hsdp_local
 
 import regimes
 
@@ -24,8 +24,8 @@ def rounded(sync: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("count", "shards"), [(2, 2), pytest.param(2, 4, marks=pytest.mark.slow)])
 def test_they_equal_local_steps_of_whole_models(count: int, shards: int) -> None:
-    ours = group.run(islands_local.trained, count * shards, count, shards, True)
-    (oracle, *_) = group.run(islands_local.trained, count, count, 1, False)
+    ours = group.run(hsdp_local.trained, count * shards, count, shards, True)
+    (oracle, *_) = group.run(hsdp_local.trained, count, count, 1, False)
     for mine in ours:
         for way, expected in oracle.items():
             for name, tensor in expected["weights"].items():
@@ -38,9 +38,9 @@ def test_they_equal_local_steps_of_whole_models(count: int, shards: int) -> None
 
 @pytest.mark.slow
 def test_continued_within_a_round_they_have_the_same_bits(tmp_path: Path) -> None:
-    whole = group.run(islands_local.resumed, 4, str(tmp_path / "whole"), 0, 11)
-    group.run(islands_local.resumed, 4, str(tmp_path / "cut"), 0, 6)
-    cut = group.run(islands_local.resumed, 4, str(tmp_path / "cut"), 6, 11)
+    whole = group.run(hsdp_local.resumed, 4, str(tmp_path / "whole"), 0, 11)
+    group.run(hsdp_local.resumed, 4, str(tmp_path / "cut"), 0, 6)
+    cut = group.run(hsdp_local.resumed, 4, str(tmp_path / "cut"), 6, 11)
     for mine, theirs in zip(cut, whole, strict=True):
         for name, tensor in theirs["weights"].items():
             assert torch.equal(mine["weights"][name], tensor), name
@@ -54,7 +54,7 @@ def test_continued_within_a_round_they_have_the_same_bits(tmp_path: Path) -> Non
 
 
 def test_held_wrong_they_say_so() -> None:
-    for said in group.run(islands_local.refused, 4):
+    for said in group.run(hsdp_local.refused, 4):
         for sentence, expected in zip(
             said,
             (

@@ -1,4 +1,4 @@
-"""Islands used wrongly: the error of each of four processes, case by case."""
+"""Sharded replicas used wrongly: the error of each of four processes, case by case."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from ddp_scripts import islands
-from ddp_scripts.islands import Case
+from ddp_scripts import hsdp
+from ddp_scripts.hsdp import Case
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import Shard
@@ -22,7 +22,7 @@ CASE = Case()
 
 
 def sharded(mesh: Mesh, dtype: torch.dtype = torch.float32) -> Any:
-    return islands.shard(islands.build(CASE).to(dtype), CASE, mesh["shard"])
+    return hsdp.shard(hsdp.build(CASE).to(dtype), CASE, mesh["shard"])
 
 
 def hook(net: Any, mesh: Mesh, **options: Any) -> Any:
@@ -30,7 +30,7 @@ def hook(net: Any, mesh: Mesh, **options: Any) -> Any:
 
 
 def two_meshes(mesh: Mesh) -> None:
-    net = islands.build(CASE)
+    net = hsdp.build(CASE)
     fully_shard(net.conv, mesh=mesh["replicate"])
     hook(fully_shard(net, mesh=mesh["shard"]), mesh)
 
@@ -41,7 +41,7 @@ def columns(mesh: Mesh) -> None:
 
 
 def blocks_only(mesh: Mesh) -> None:
-    net = islands.build(CASE)
+    net = hsdp.build(CASE)
     fully_shard(net.inner, mesh=mesh["shard"])
     hook(net, mesh)
 
@@ -66,8 +66,8 @@ def on_meta(mesh: Mesh) -> None:
 def paths_differ(mesh: Mesh) -> None:
     net = sharded(mesh)
     hook(net, mesh, levels={"low": 2, "high": 1})
-    x, island = torch.randn(2, 2, 4, 4), mesh["replicate"].get_local_rank()
-    net(x, side=island == 0).sum().backward()
+    x, replica = torch.randn(2, 2, 4, 4), mesh["replicate"].get_local_rank()
+    net(x, side=replica == 0).sum().backward()
 
 
 def saved_whole(mesh: Mesh) -> None:
@@ -75,22 +75,22 @@ def saved_whole(mesh: Mesh) -> None:
 
 
 def fsdp1(mesh: Mesh) -> None:
-    net = islands.build(CASE)
+    net = hsdp.build(CASE)
     hook(FullyShardedDataParallel(net, device_id=torch.device("cpu"), use_orig_params=True), mesh)
 
 
 WAYS: dict[str, Callable[[Mesh], Any]] = {
     "no replicas": lambda mesh: regimes.attach(sharded(mesh), policy="accordion"),
     "a native mesh of two dimensions": lambda mesh: hook(
-        islands.shard(islands.build(CASE), CASE, mesh), mesh
+        hsdp.shard(hsdp.build(CASE), CASE, mesh), mesh
     ),
     "the whole mesh": lambda mesh: regimes.attach(sharded(mesh), policy="accordion", replicas=mesh),
     "a name": lambda mesh: regimes.attach(sharded(mesh), policy="accordion", replicas="replicate"),
     "the mesh of the shards": lambda mesh: regimes.attach(
         sharded(mesh), policy="accordion", replicas=mesh["shard"], timeout=20.0
     ),
-    "a plain model": lambda mesh: hook(islands.build(CASE), mesh),
-    "a DDP model": lambda mesh: hook(DistributedDataParallel(islands.build(CASE)), mesh),
+    "a plain model": lambda mesh: hook(hsdp.build(CASE), mesh),
+    "a DDP model": lambda mesh: hook(DistributedDataParallel(hsdp.build(CASE)), mesh),
     "FSDP1": fsdp1,
     "blocks only": blocks_only,
     "two meshes": two_meshes,
@@ -99,13 +99,6 @@ WAYS: dict[str, Callable[[Mesh], Any]] = {
     "frozen": frozen,
     "half": lambda mesh: hook(sharded(mesh, torch.float16), mesh),
     "meta": on_meta,
-    "scaler": lambda mesh: hook(sharded(mesh), mesh, scaler=torch.amp.GradScaler("cpu")),
-    "statistics": lambda mesh: hook(
-        sharded(mesh),
-        mesh,
-        policy={"name": "adaqs"},
-        levels={"low": 3, "mid": 2, "high": 1},
-    ),
     "seeds": lambda mesh: hook(sharded(mesh), mesh, seed=mesh["replicate"].get_local_rank()),
     "a whole state": saved_whole,
     "paused": lambda mesh: hook(sharded(mesh), mesh).no_sync(),
@@ -115,7 +108,7 @@ WAYS: dict[str, Callable[[Mesh], Any]] = {
 
 def heard(rank: int) -> dict[str, str]:
     """The sentence of each way; nothing of one that raises none."""
-    mesh, said = islands.two_dimensions(2, 2), {}
+    mesh, said = hsdp.two_dimensions(2, 2), {}
     warnings.simplefilter("ignore")
     for name, way in WAYS.items():
         try:

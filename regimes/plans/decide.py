@@ -1,11 +1,12 @@
 """Which probes are trained next, and what the losses say.
 
 Methods are compared after equal seconds on the link, in rungs, each twice as long as the one
-before. The first is the longest for which there is time with all methods. Those that are surely not
-the best take no further part (as in successive halving: Jamieson & Talwalkar, 2016), and the others
-go on with the longest rung for which there is time. In each rung a method's learning rate climbs by
-doublings until both neighbours of the best one are worse. Where the budget has no time for another
-rung, further seeds of the last one show how sure its losses are.
+before, or less where that one would have too few steps. The first is the longest for which there is
+time with all methods. Those that are surely not the best take no further part (as in successive
+halving: Jamieson & Talwalkar, 2016), and the others go on with the longest rung for which there is
+time. In each rung a method's learning rate climbs by doublings until both neighbours of the best
+one are worse. Where the budget has no time for another rung, further seeds of the last one show how
+sure its losses are.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ FEW = 3  # methods that a longer rung compares at least, of those that may be th
 SURE = 0.95
 SEEDS = 5
 FEWEST = 16  # steps of a probe
+CLOSEST = 0.85  # of the next rung's seconds, that a rung has at most: its steps are others
 LENGTHS = 3  # rungs of a plan for a loss, whose steps are not known
 FIRST, NEXT = 0.5, 0.8  # shares of the budget, and of its rest, that a rung may take
 
@@ -61,8 +63,8 @@ class Known:
     Attributes:
         aim: of the plan.
         prices: of a step, by method; dense first.
-        rungs: seconds on the link that probes stand for, rising; each twice the one before, the
-            last one the training itself.
+        rungs: seconds on the link that probes stand for, rising; each twice the one before or
+            less, the last one the training itself.
         losses: of the probes, lower is better.
         lower: is less of the metric better?
     """
@@ -169,9 +171,10 @@ def rungs_within(
         if len(rungs) >= least and afford(probes):
             return (*rungs,)
         slowest = max(price.seconds for price in prices.values())
-        if rungs[0] / 2 / slowest < FEWEST:  # else a rung would have the steps of the next
+        shorter = max(rungs[0] / 2, FEWEST * slowest)
+        if shorter > CLOSEST * rungs[0]:  # nothing is shorter, or hardly
             return ()
-        rungs.insert(0, rungs[0] / 2)
+        rungs.insert(0, shorter)
 
 
 def next_probes(

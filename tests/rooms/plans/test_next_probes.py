@@ -96,6 +96,12 @@ def test_rungs_are_halves_of_the_training_and_none_is_too_short() -> None:
     known = Known(Aim(seconds=100.0), PRICES, rungs, {})
     assert min(known.steps(m, 0) for m in PRICES) >= FEWEST
     assert rungs_within(100.0, PRICES, lambda probes: False) == ()
+    shortest = FEWEST * PRICES["dense"].seconds  # 6.25 s, half of a half, is below it
+
+    def barely(probes: Sequence[Probe]) -> bool:
+        return {p.steps for p in probes if p.method == "dense"} == {FEWEST}
+
+    assert rungs_within(100.0, PRICES, barely) == (shortest, 12.5, 25.0, 50.0, 100.0)
 
 
 @pytest.mark.parametrize(

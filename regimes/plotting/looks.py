@@ -27,6 +27,7 @@ class Look:
     dash: str | tuple[int, tuple[float, ...]] = "-"
     marker: str | tuple[int, int, int] = "o"  # a tuple: corners, style, degrees
     width: float = 1.4
+    hollow: bool = False  # its markers
 
     @property
     def line(self) -> dict[str, Any]:
@@ -37,8 +38,9 @@ class Look:
             "linewidth": self.width,
             "marker": self.marker,
             "markersize": 8 if self.marker in ("*", (6, 1, 0)) else 4.5,
-            "markeredgecolor": "white",
-            "markeredgewidth": 0.5,
+            "markerfacecolor": "white" if self.hollow else self.colour,
+            "markeredgecolor": self.colour if self.hollow else "white",
+            "markeredgewidth": 1.0 if self.hollow else 0.5,
             "zorder": 2 + self.width,
         }
 

@@ -245,7 +245,7 @@ def _break_label(label: Text, letters: int) -> None:
     """Break an axis' label of one line that is longer than its panel, into two."""
     text = label.get_text()
     if len(text) > letters and "\n" not in text:
-        label.set_text("\n".join(textwrap.wrap(text, max(letters, len(text) // 2 + 3))))
+        label.set_text("\n".join(textwrap.wrap(text, len(text) // 2 + 3)))
 
 
 def legend_columns(labels: Sequence[str], width: float, most: int) -> int:

@@ -321,7 +321,7 @@ def figure(found: Found) -> Figure:
         ax.vlines(at, [x.low for x in loss], [x.high for x in loss], look.colour, linewidth=0.8)
         ends.append((at[-1], loss[-1].value, name, look))
     ax.set(xscale="log", xlabel="seconds of training, 100 Mbit/s between the islands")
-    ax.set_ylabel("bits per byte of unseen text (lower is better)")
+    ax.set_ylabel("bits per byte of unseen text\nlower is better")
     ax.set_xticks([SECONDS[grid] for grid in grids], [f"{SECONDS[grid]:g}" for grid in grids])
     ax.minorticks_off()
     label_ends(ax, ends)

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.lines import Line2D
 
 from analysis.common import markov
 from benchmarks import race_notes
 from benchmarks.entrants import DERIVED, NO_WARM_UP
 from benchmarks.race_notes import TORCH, seconds_until
 from regimes.plotting import style
-from regimes.plotting.words import add_headline, move_apart
+from regimes.plotting.looks import Look
+from regimes.plotting.words import add_headline, label_ends
 from regimes.records import write_output
 from regimes.statistics import t_interval
 
@@ -290,41 +290,18 @@ def figure(lines: Sequence[Line], link: int = AT) -> Figure:
     for i, (name, runs) in enumerate(found.items()):
         time = np.mean([np.cumsum(run["seconds"]) for run in runs], 0)
         loss = np.mean([run["loss"] for run in runs], 0)
-        torch = name.startswith(TORCH)
-        colour = "#777777" if torch else f"C{i % 10}"
-        mark: dict[str, Any] = {"color": colour, "marker": MARKERS[i % len(MARKERS)]}
-        mark |= {"markersize": 4, "markerfacecolor": "white" if torch else colour}
-        ax.plot(
-            time,
-            loss,
-            linestyle=DASHES[i % 4],
-            linewidth=1.0 if torch else 1.5,
-            markevery=(0.02 * (i % 4), 0.09),  # of the diagonal
-            **mark,
-        )
-        ends.append((float(loss[-1]), float(time[-1]), name, mark))
+        hollow = name.startswith(TORCH)
+        line: Any = {"dash": DASHES[i % 4], "marker": MARKERS[i % len(MARKERS)], "hollow": hollow}
+        colour, width = ("#777777", 1.0) if hollow else (f"C{i % 10}", 1.5)
+        look = Look(NAMES.get(name, name), colour, width=width, **line)
+        ax.plot(time, loss, markevery=(0.02 * (i % 4), 0.09), **look.line)  # of the diagonal
+        ends.append((float(time[-1]), float(loss[-1]), look.label, look))
     ax.set(xlabel=f"seconds of training, {link} Mbit/s between the islands", xscale="log")
-    ax.set(ylabel="bits per byte of unseen text (lower is better)", ylim=(2.4, 4))
+    ax.set(ylabel="bits per byte of unseen text\nlower is better", ylim=(2.4, 4))
     ax.set_xticks(ticks := [2, 5, 10, 20, 50], [str(tick) for tick in ticks])
     ax.minorticks_off()
-    ends.sort(key=lambda end: end[:3])
-    low, high = ax.get_ylim()
-    right = max(end[1] for end in ends)
-    places = move_apart(np.array([(end[0] - low) / (high - low) for end in ends]), 0.045)
-    for (loss, time, name, mark), at in zip(ends, places, strict=True):
-        colour = mark["color"]
-        ax.add_artist(Line2D([1.035], [at], transform=ax.transAxes, clip_on=False, **mark))
-        ax.annotate(
-            NAMES.get(name, name),
-            xy=(time, loss),
-            xytext=(1.05, at),
-            textcoords="axes fraction",
-            va="center",
-            fontsize=7,
-            color=colour,
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.4, "relpos": (0, 0.5)},
-        )
-    ax.set_xlim(1.5, right * 1.05)
+    ax.set_xlim(1.5, max(end[0] for end in ends) * 1.05)
+    label_ends(ax, ends)
     first = next(iter(found))
     torch = next((name for name in found if name.startswith(TORCH)), first)
     mean = race_notes.means(found, TARGETS[0])
@@ -345,8 +322,9 @@ def figure(lines: Sequence[Line], link: int = AT) -> Figure:
     style.add_caption(
         fig,
         "A GPT of 115 k parameters on source code, 4 processes in two islands of two, 600 steps, "
-        f"every method at its own learning rate; {style.seeds_in_words([seeds])}. Hollow: "
-        "what torch offers. Four processes share 2 cores, so compute is slower than on nodes. "
+        f"every method at its own learning rate; mean over {style.seeds_in_words([seeds])}. "
+        "Hollow: what torch offers. "
+        "Four processes share 2 cores, so compute is slower than on nodes. "
         f"{race_notes.level()}",
     )
     return fig

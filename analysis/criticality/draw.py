@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -70,10 +71,8 @@ def figure(
     cells = shades(signals).loc[rows]
     with style.theme():
         fig, below = style.figure(5.4 + 0.17 * len(rows)), 0.3 + 0.17 * len(rows)
-        if canvas.is_stacked(fig):  # image and scores below one another
-            below *= 2
-            fig.set_figheight(canvas.HIGHEST)
-        grid = fig.add_gridspec(3, 1, height_ratios=[2.0, 1.6, below])
+        heights = [1.5, 1.6, below] if canvas.is_stacked(fig) else [2.0, 1.6, below]
+        grid = fig.add_gridspec(3, 1, height_ratios=heights)
         _harm(fig.add_subplot(grid[0]), curve, looks, trunk, shown)
         first = felt[:MOST] or names[:1]
         onsets = sorted({*recovery.loc[recovery["arm"].isin(first), "onset"]})
@@ -82,6 +81,8 @@ def figure(
             part = recovery[recovery["arm"] == arm]
             _recovery(ax, part, onsets, trunk, shown)
             ax.set_title(f"after {of_pulse(str(arm))}", loc="left")
+            if canvas.is_stacked(fig) and ax is not axes[0]:  # it has no room beside
+                ax.set_ylabel("")
         image, forest = _signals(fig, grid[2], cells, scored, looks, trunk)
         _legend(fig, looks, felt)
         add_headline(fig, worst(curve, trunk))
@@ -200,38 +201,37 @@ def _signals(
     """The rows of the image and of both panels of scores, one line per signal."""
     import matplotlib as mpl
 
-    if narrow := canvas.is_stacked(fig):
-        above, below = place.subgridspec(2, 1, height_ratios=[1, 1.4])
-        columns = [above, *below.subgridspec(1, 2)]
-    else:
-        columns = [*place.subgridspec(1, 3, width_ratios=[2, 1, 1])]
+    narrow = canvas.is_stacked(fig)
+    size: Any = {"fontsize": 6} if narrow else {}
+    columns = place.subgridspec(1, 3, width_ratios=[1.4 if narrow else 2, 1, 1])
     image = fig.add_subplot(columns[0])
     greys = mpl.colormaps["Greys"].with_extremes(bad=NO_VALUE)
     ends = (-0.5, cells.shape[1] - 0.5, len(cells) - 0.5, -0.5)
     values = np.ma.masked_invalid(cells.to_numpy())
     image.imshow(values, cmap=greys, vmin=0, vmax=1, aspect="auto", extent=ends)
     image.grid(False)
-    image.set_yticks(range(len(cells)), [*cells.index], fontsize=7)
+    image.set_yticks(range(len(cells)), [*cells.index], fontsize=6 if narrow else 7)
     image.set(xlabel=unit_name(trunk.config))
-    image.set_title("the trunk's signals: light low, dark high", loc="left")
+    image.set_title("the trunk's signals: light low, dark high", loc="left", **size)
     style.mark_decays(image, trunk, labelled=False, behind="white")
     points = _places(scored, [*cells.index])
     for number, column, chance, limits, label in (
-        (1, "rank", 0.0, (-1.08, 1.08), "rank correlation\nwith harm\nright: better"),
-        (2, "auc", 0.5, (-0.04, 1.04), "ROC area, worst\nthird of harm\nright: better"),
+        (1, "rank", 0.0, (-1.08, 1.08), "rank correlation\nwith harm"),
+        (2, "auc", 0.5, (-0.04, 1.04), "ROC area, worst\nthird of harm"),
     ):
         ax = fig.add_subplot(columns[number])
         if number == 1:
-            ax.set_title("do they mark the harm? grey: chance", loc="left")
+            ax.set_title("do they mark the harm? grey: chance", loc="left", **size)
         ax.axvline(chance, color="#949494", linewidth=0.8)
         ax.axhline(len(cells) - len(DULL) - 0.5, color="#949494", linewidth=0.8)
         for arm, part in points.groupby("arm", sort=False):
             bars = [part[column] - part[f"{column}_low"], part[f"{column}_high"] - part[column]]
             line = looks[str(arm)].line | {"linestyle": "none"}
             ax.errorbar(part[column], part["place"], xerr=np.nan_to_num(bars), capsize=1.5, **line)
-        ax.set(xlabel=label, ylim=(len(cells) - 0.5, -0.5), xlim=limits)
-        named = narrow and number == 1
-        ax.set_yticks(range(len(cells)), cells.index if named else [""] * len(cells), fontsize=7)
+        words = "\n".join(textwrap.wrap(label, 12)) if narrow else f"{label}\nright: better"
+        ax.set_xlabel(words, **size)
+        ax.set(ylim=(len(cells) - 0.5, -0.5), xlim=limits)
+        ax.set_yticks(range(len(cells)), [""] * len(cells))
     return cells.rename_axis("signal").reset_index().melt("signal", var_name="unit"), points
 
 

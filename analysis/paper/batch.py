@@ -19,7 +19,7 @@ import pandas as pd
 from matplotlib.ticker import NullLocator
 
 from regimes.errors import RecordError
-from regimes.plotting import panels, style
+from regimes.plotting import canvas, panels, style
 from regimes.plotting.groups import in_roles
 from regimes.plotting.looks import styles_of
 from regimes.plotting.words import add_headline, names_of, write_answer
@@ -114,18 +114,18 @@ def _step(ax: Axes, steps: pd.DataFrame, column: str) -> None:
         )
     ax.set_yscale("log")
     if column == "batch":
-        sizes = _apart(sorted(steps["batch"].unique()))
+        sizes = _apart(sorted(steps["batch"].unique()), 2 if canvas.is_stacked(ax.figure) else 1.3)
         ax.set_yticks(sizes, [f"{size:,}" for size in sizes])
         ax.yaxis.set_minor_locator(NullLocator())
     else:
         style.log_axis(ax)
 
 
-def _apart(sizes: Sequence[int]) -> list[int]:
-    """The sizes far enough apart for a label: each at least 1.3 times the one before."""
+def _apart(sizes: Sequence[int], times: float) -> list[int]:
+    """The sizes far enough apart for a label: each at least so many times the one before."""
     kept: list[int] = []
     for size in sizes:
-        if not kept or size >= 1.3 * kept[-1]:
+        if not kept or size >= times * kept[-1]:
             kept.append(size)
     return kept
 

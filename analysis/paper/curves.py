@@ -38,7 +38,6 @@ from . import published as logs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Against = Literal["epoch", "floats", "seconds"]
 MOST = 12  # schedules that have their names at the ends of their curves
@@ -101,7 +100,7 @@ def figure(
 
 
 def _name(
-    fig: Figure,
+    fig: canvas.Canvas,
     axes: Sequence[Axes],
     x: Sequence[Against],
     last: pd.DataFrame,
@@ -113,6 +112,7 @@ def _name(
         at = list(x).index("epoch") if "epoch" in x else 0
         handles, labels = axes[at].get_legend_handles_labels()
         columns = canvas.legend_columns(labels, style.WIDTH, 3)
+        fig.make_room(math.ceil(len(labels) / columns), 7.5)
         fig.legend(handles, labels, loc="outside upper left", handlelength=4, ncols=columns)
         return
     name_ends(axes[-1], x[-1], last, shown, names)

@@ -93,20 +93,22 @@ def figure2a(runs: Iterable[Record], schedule: str = "low") -> style.Drawing:
         ax.margins(x=0.01)
         style.log_axis(ax)
         size = 7.5 if len(layers) <= 30 else 4.5
-        title = "layer, from input to output"
-        fig.legend(
-            loc="outside upper left" if canvas.is_stacked(fig) else "outside right upper",
-            title=title,
-            ncols=1 if len(layers) <= 14 else 2,
-            fontsize=size,
-        )
-        if not canvas.says_beside(fig, headline=_fall(numbers, critical)):  # the legend is beside
-            ax.set_title(_fall(numbers, critical), loc="left", fontsize=9.5, pad=13)
+        columns = 1 if len(layers) <= 14 else 2
+        if canvas.is_stacked(fig):
+            fig.legend(loc="outside upper left", ncols=columns, fontsize=size)
+            fig.make_room(math.ceil(len(layers) / columns), size)
+            add_headline(fig, _fall(numbers, critical))
+        else:
+            title = "layer, from input to output"
+            fig.legend(loc="outside right upper", title=title, ncols=columns, fontsize=size)
+            if not canvas.says_beside(fig, headline=_fall(numbers, critical)):
+                ax.set_title(_fall(numbers, critical), loc="left", fontsize=9.5, pad=13)
         shaded = "Shaded: the hand-made critical windows. " if critical else ""
         style.add_caption(
             fig,
             f"Norm of a layer's gradient accumulated over an epoch (signal {config['signal']!r}), "
-            f"schedule {schedule!r}, mean over {style.seeds_in_words([len(chosen)])}. {shaded}"
+            f"schedule {schedule!r}, mean over {style.seeds_in_words([len(chosen)])}; layers from "
+            f"input to output. {shaded}"
             f"{style.describe_setting(chosen[0])}.",
         )
     return style.Drawing(fig, numbers)
@@ -142,7 +144,12 @@ def figure2b(runs: Iterable[Record]) -> style.Drawing:
             panels.set_limits(left, numbers, shown, last)
             left.set_ylabel(shown.axis)
             name_ends(right, "floats", last[last["schedule"].isin(drawn)], shown, said)
-            half.suptitle(title, x=0.012, ha="left", fontsize=8.5)
+            if half.legends:  # the layout makes no room for both
+                half.legends[0].set_title(title)
+                half.legends[0].get_title().set_fontsize(8.5)
+                half.legends[0].set_alignment("left")
+            else:
+                half.suptitle(title, x=0.012, ha="left", fontsize=8.5)
         counts = [len(group) for group in by_schedule.values()]
         shaded = "Shaded: the hand-made critical windows. " if critical_windows(by_schedule) else ""
         sooner = by_schedule.get("dense-deleted", [one])[0].config["epochs"] - one.config["epochs"]

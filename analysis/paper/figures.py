@@ -64,8 +64,8 @@ class Drawn:
 
     @property
     def needs(self) -> Needs | None:
-        known = Needs(self.schedules + self.fixed, self.also, self.statistics)
-        return None if known == Needs() else known
+        known = Needs(self.schedules + self.fixed, self.also, self.statistics, self.small[0])
+        return known if known.schedules or known.also or known.statistics else None
 
     @property
     def grids(self) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from regimes.errors import RecordError
-from regimes.plotting import looks, panels, style
+from regimes.plotting import canvas, looks, panels, style
 from regimes.plotting.looks import Metric, styles_of
 from regimes.plotting.words import add_headline
 from regimes.records import Record
@@ -178,7 +178,14 @@ def figure() -> style.Drawing:
     rows = -(-len(settings) // COLUMNS)
     with style.theme():
         fig = style.figure(1.45 * rows + 0.7, 9.5)
-        axes = fig.subplots(rows, COLUMNS, squeeze=False).ravel()
+        if narrow := canvas.is_stacked(fig):  # two beside one another: a page has all of them
+            rows = -(-len(settings) // 2)
+            fig.set_figheight(canvas.HIGHEST)
+            axes = fig.add_gridspec(rows, 2).subplots(squeeze=False).ravel()
+            layout: Any = fig.get_layout_engine()
+            layout.set(hspace=0, h_pad=0.01)
+        else:
+            axes = fig.subplots(rows, COLUMNS, squeeze=False).ravel()
         for ax, (data, model, compressor) in zip(axes, settings, strict=False):
             logs = curves(data=data, model=model, compressor=compressor)
             shown = looks.find_metric(logs.columns[-1])
@@ -193,13 +200,26 @@ def figure() -> style.Drawing:
                     linestyle=look.dash,
                     linewidth=0.9,
                 )
-            ax.set_title(f"{model}, {data}, {compressor}", fontsize=7)
+            words = f"{model}, {data}, {compressor}"
+            if narrow:  # the legend is of all panels
+                levels = [text for text in ax.get_legend_handles_labels()[1] if text != "ACCORDION"]
+                words += f": {', '.join(levels)}"
+            ax.set_title(words, fontsize=5 if narrow else 7, pad=2 if narrow else None)
             panels.set_limits(ax, logs[logs["epoch"] > 20], shown)
             if shown.name != "accuracy":
                 ax.set_ylabel(shown.label, fontsize=6.5)
-            ax.set_xlabel("epoch", fontsize=6.5, labelpad=1)
             ax.tick_params(labelsize=6)
-            ax.legend(fontsize=5.5, loc="best" if shown.log else "lower right", handlelength=3)
+            if narrow and ax not in axes[len(settings) - 2 : len(settings)]:
+                ax.tick_params(labelbottom=False)
+                continue
+            ax.set_xlabel("epoch", fontsize=6.5, labelpad=1)
+            if not narrow:
+                at = "best" if shown.log else "lower right"
+                ax.legend(fontsize=5.5, loc=at, handlelength=3)
+        if narrow:
+            names = ("the first level", "the second", "ACCORDION")
+            place: Any = {"loc": "outside upper left", "ncols": 3, "handlelength": 3}
+            fig.legend(axes[0].lines, names, **place)
         for ax in axes[len(settings) :]:
             ax.set_axis_off()
         fig.supylabel("test accuracy (%, higher is better) unless marked otherwise", fontsize=8)

@@ -158,7 +158,7 @@ def figure(by_run: pd.DataFrame, run: Record) -> style.Drawing:
     numbers, words = [], {"loss": "rank 1", "dense": "dense"}
     looks = styles_of(("rank 1", "dense"))
     with style.theme():
-        fig = style.figure(2.9)
+        fig = style.figure(3.1)
         windows = list(dict.fromkeys(by_run["window"]))
         panels = fig.subplots(1, len(windows), sharey=True, squeeze=False)[0]
         for ax, window in zip(panels, windows, strict=True):
@@ -183,7 +183,7 @@ def figure(by_run: pd.DataFrame, run: Record) -> style.Drawing:
         for limit in LOSSES:
             at, y = panels[0].get_yaxis_transform(), limit + _lowest(by_run, windows[0])
             panels[0].text(0.03, 1.04 * y, f"usable below: + {limit:g}", transform=at, **look)
-        panels[0].legend(loc="lower left")
+        fig.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=2)
         add_headline(fig, _title(table(by_run)))
         counts = by_run.groupby(["window", "rate"]).size().to_list()
         style.add_caption(fig, _words(counts, run))

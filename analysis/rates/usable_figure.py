@@ -64,23 +64,33 @@ def figure(by_run: pd.DataFrame, rows: pd.DataFrame, run: Record, shown: Metric)
     every = _looks(by_run)
     with style.theme():
         fig = style.figure(2.6 * len(momenta) + 0.5)
-        panels = fig.subplots(len(momenta), 3, squeeze=False)
+        crowded = canvas.is_stacked(fig) and len(momenta) > 1
+        panels = (
+            _below(fig, len(momenta)) if crowded else fig.subplots(len(momenta), 3, squeeze=False)
+        )
         for axes, momentum in zip(panels, sorted(momenta, reverse=True), strict=True):
             part = by_run[by_run["momentum"].fillna(NO_MOMENTUM) == momentum]
             looks = {arm: look for arm, look in every.items() if arm in {*part["arm"]}}
             for ax, column in zip(axes, (shown.name, "train_loss"), strict=False):
                 metric = shown if column == shown.name else find_metric(column)
                 numbers.append(_curves(ax, part, metric, column, looks))
-            markov.mark(axes[0], run, "y", named=False)
+            if axes[0] is not None:
+                markov.mark(axes[0], run, "y", named=False)
             ranges = rows[(rows["rule"] == first) & rows["arm"].isin(looks)]
             _ranges(axes[2], ranges, looks)
             name = "AdamW" if momentum == NO_MOMENTUM else f"SGD, momentum {momentum:g}"
-            axes[0].set_title(name, loc="left")
+            (axes[0] or axes[2]).set_title(name, loc="left")
         counts = by_run.groupby(["arm", "rate"]).size().to_list()
         legend(fig, every)
         add_headline(fig, _title(rows[rows["rule"] == first]))
-        style.add_caption(fig, _caption(first, counts, run))
+        style.add_caption(fig, _caption(first, counts, run, crowded))
     return style.Drawing(fig, pd.concat(numbers, ignore_index=True))
+
+
+def _below(fig: Figure, momenta: int) -> list[list[Axes | None]]:
+    """The panels of one column, which has room for the ranges and one panel of curves."""
+    curves, *ranges = fig.subplots(1 + momenta, 1)
+    return [[curves, None, ranges[0]], *([None, None, ax] for ax in ranges[1:])]
 
 
 def _looks(part: pd.DataFrame) -> dict[str, Any]:
@@ -92,13 +102,16 @@ def _looks(part: pd.DataFrame) -> dict[str, Any]:
 
 
 def _curves(
-    ax: Axes, part: pd.DataFrame, metric: Metric, column: str, looks: dict[str, Any]
+    ax: Axes | None, part: pd.DataFrame, metric: Metric, column: str, looks: dict[str, Any]
 ) -> pd.DataFrame:
     drawn = []
     for arm, look in looks.items():
         points = over_rates(part[part["arm"] == arm], column)
-        draw_over_rates(ax, points, look)
+        if ax is not None:
+            draw_over_rates(ax, points, look)
         drawn.append(points.assign(panel=metric.name, arm=arm))
+    if ax is None:
+        return pd.concat(drawn, ignore_index=True)
     ax.set(xlabel="learning rate", ylabel=metric.axis)
     rates_axis(ax)
     hold(ax, pd.concat(drawn), metric)
@@ -175,11 +188,13 @@ def _title(rows: pd.DataFrame) -> str:
     return f"No narrower range of usable learning rates is shown: {said}"
 
 
-def _caption(rule: str, counts: list[int], run: Record) -> str:
+def _caption(rule: str, counts: list[int], run: Record, crowded: bool) -> str:
+    left_out = "Other curves are in the figure of two columns. " if crowded else ""
     return (
         f"Means of the last units, {style.seeds_in_words(counts)}; bars: 95 % t intervals. No "
-        "point where a run is not finite. Right, with the marker at the best rate: usable is "
-        f"{rule}; the number is the largest usable rate divided by dense's; an arrow where the "
+        f"point where a run is not finite. {left_out}Right: with the marker at "
+        f"the best rate, usable is {rule}; the number is the largest usable rate divided by "
+        "dense's; an arrow where the "
         "range reaches the last rate that was tried, and may go on. Compression: PowerSGD by rank, "
         "or TopK, with error feedback but where it says so. "
         f"{markov.caption(run)}{style.describe_setting(run, compression=False)}."

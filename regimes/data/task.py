@@ -173,7 +173,8 @@ def probe_share(world: World, size: int, batch: int, available: int, source: str
     if not 0 < size <= available or size % share:
         raise ConfigError(
             f"a probe of {size} in batches of {batch}: expected a multiple of {share} "
-            f"(batch x processes) of at most {available}, {source}"
+            f"(batch x processes) of at most {available}, {source}: set images and batch of the "
+            "instrument that takes it, e.g. instruments.curvature.images"
         )
     part = size // world.processes
     return slice(world.rank * part, (world.rank + 1) * part)

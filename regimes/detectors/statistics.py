@@ -39,6 +39,9 @@ FIELDS: dict[str, dict[str, Any]] = {  # options with which an instrument measur
     "hessian_trace:batch": {"modes": ["batch-statistics"], "probes": 10},
 }
 
+PROBING = ("curvature", "fisher", "sharpness")  # of 200 samples, where nothing else is set
+OVERLAPPING = (32, 128, 512)  # batches whose gradients are compared, where nothing else is set
+
 
 def _options(name: str) -> tuple[str, dict[str, Any]]:
     """The instrument that measures a statistic, and the options with which it does."""
@@ -51,10 +54,31 @@ def _options(name: str) -> tuple[str, dict[str, Any]]:
     return statistic.instrument, options
 
 
+def _fitting(instrument: str, samples: int) -> dict[str, Any]:
+    """The options of an instrument whose usual ones ask for more samples than there are.
+
+    >>> _fitting("curvature", 100), _fitting("overlap", 100), _fitting("curvature", 400)
+    ({'images': 100, 'batch': 25}, {'batches': [6, 25, 50]}, {})
+    """
+    quarter = max(1, samples // 4)  # of a probe, for up to four processes
+    if instrument in PROBING and samples < 200:
+        return {"images": min(samples, 4 * quarter), "batch": quarter}
+    if instrument == "overlap" and samples < 2 * OVERLAPPING[-1]:  # of two disjoint batches
+        sizes = [size for size in OVERLAPPING if 2 * size <= samples]
+        few = [max(1, samples // 16), quarter, max(1, samples // 2)]
+        return {"batches": sizes if len(sizes) > 1 else list(dict.fromkeys(few))}
+    return {}
+
+
 def with_statistics(
-    instruments: Mapping[str, Mapping[str, Any]], names: Iterable[str]
+    instruments: Mapping[str, Mapping[str, Any]],
+    names: Iterable[str],
+    samples: int | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Tables of instruments that measure these statistics as well; what is set in them stays.
+
+    Args:
+        samples: of the training set, where it is known: a small one gets smaller probes.
 
     >>> with_statistics({"curvature": {"probes": 4}}, ["eigenvalue:batch", "fisher_trace"])
     {'curvature': {'probes': 4, 'modes': ['eval', 'batch-statistics']}, 'fisher': {}}
@@ -67,6 +91,8 @@ def with_statistics(
         instrument, options = _options(name)
         usual = ["eval"] if instrument in found else []  # modes of an instrument that names none
         known = found.setdefault(instrument, {})
+        if samples and instrument not in instruments:
+            known |= _fitting(instrument, samples)
         for field, value in options.items():
             if isinstance(value, list):
                 value = [*known.get(field, usual if field == "modes" else []), *value]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
@@ -54,6 +54,8 @@ def draw_plan(plan: Plan) -> style.Shown:
             best = _best(probes)
             at, seen = [n * second for n in best], [sign * loss for loss in best.values()]
             ax.plot(at, seen, color=colour, label=method, marker=marker, markersize=4, linestyle="")
+            end: Any = {"color": colour, "markerfacecolor": "white"}  # told apart in grey
+            ax.plot(last * second, sign * middle[-1], marker=marker, markersize=4, **end)
             if method in (dense, plan.best):
                 ends = sign * low, sign * high
                 ax.fill_between(grid * second, *ends, color=colour, alpha=0.12, linewidth=0)
@@ -68,14 +70,19 @@ def draw_plan(plan: Plan) -> style.Shown:
             assert aim.loss is not None
             ax.axhline(sign * aim.loss, color="black", linewidth=0.8, linestyle=style.DOTTED)
         ax.set_xlabel(f"seconds of the training on {plan.where}")
-        ax.set_ylabel(f"{plan.shown.label} in the end")
+        way = "lower" if plan.shown.lower else "higher"
+        better = f"\n{way} is better" if plan.shown.directed else ""
+        ax.set_ylabel(f"{plan.shown.label} in the end{better}")
+        if plan.shown.name == "accuracy":
+            low, high = ax.get_ylim()
+            ax.set_ylim(max(0.0, low), min(101.0, high))
         fig.legend(loc="outside upper left", ncols=2, fontsize=7)
         seeds = {probe.seed for probe in known.curve.losses}
         style.add_caption(
             fig,
             "Marks: the best short training of a length. Lines: fitted to all, at the best rate; "
-            "dashed: longer than any of the method. Bands: 95 % interval of the mean "
-            f"(n = {len(seeds)} seed{'s' * (len(seeds) > 1)})."
+            "dashed, to the hollow mark: longer than any of the method. "
+            f"Bands: 95 % interval of the mean ({style.seeds_in_words([len(seeds)])})."
             + " Losses of the smaller model."
             * plan.smaller,
         )
@@ -103,7 +110,7 @@ def _whole(plan: Plan) -> style.Shown:
             fig,
             f"After {plan.known.rungs[-1]:.3g} s of training on {plan.where}. "
             f"Each method was trained {trained}; 95 % intervals of the fitted mean "
-            f"(n = {len(seeds)} seed{'s' * (len(seeds) > 1)})."
+            f"({style.seeds_in_words([len(seeds)])})."
             + " Differences to dense of the smaller model."
             * plan.smaller,
         )

@@ -5,29 +5,39 @@
     with use_options(width=3.3, plain=True, formats=("pdf",)):
         style.save(*figure(runs), Path("figures/2"), numbers)
 
-In a figure narrower than `COLUMN`, panels that stood beside one another stand below one another.
+In a figure narrower than `COLUMN`, panels that stood beside one another stand below one another,
+and the figure grows by the lines that its texts take more than in the width it was laid out for.
 """
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure, SubFigure
+from matplotlib.artist import Artist
+from matplotlib.figure import Figure, FigureBase, SubFigure
 from matplotlib.legend import Legend
 from matplotlib.text import Text
+from matplotlib.ticker import LogLocator
 
 from regimes.errors import require
 
 FORMATS = ("png", "svg", "pdf")
 NARROWEST, WIDEST = 2.5, 20.0  # inches
 HIGHEST = 9.0  # inches: a page of a paper
-LETTERS = 15  # of a panel's title that fit into an inch
+SPACING = 1.45  # of lines of text, of their size
+TITLE = 8.5  # points, of a panel's title
+LETTERS = 15  # of it that fit into an inch
+LABEL_LETTERS = 17  # of an axis' label
+NAME_LETTERS = 40  # of a line of a legend's entry at one column
+TICK = 0.14  # inches, of a label of a tick and what parts it from the next
 COLUMN = 5.0  # inches, below which panels stand below one another
 
 
@@ -91,6 +101,7 @@ class Canvas(Figure):
         chosen = current_options()
         self.headline = self.caption = ""
         self.plain = chosen.plain
+        self.intended = width
         self.narrow = (chosen.width or width) < width
         self.stacked = self.narrow and (chosen.width or width) < COLUMN
         super().__init__(figsize=(chosen.width or width, height), dpi=dpi, layout="constrained")
@@ -112,15 +123,19 @@ class Canvas(Figure):
 
     def legend(self, *args: Any, **kwargs: Any) -> Legend:
         """As matplotlib's; in a narrow figure with as many columns as fit."""
-        made = super().legend(*args, **kwargs)
         if not self.narrow:
-            return made
-        labels = [text.get_text() for text in made.get_texts()]
-        fitting = legend_columns(labels, self.get_size_inches()[0], max(1, kwargs.get("ncols", 1)))
-        if fitting == kwargs.get("ncols", 1):
-            return made
-        made.remove()
-        return super().legend(*args, **{**kwargs, "ncols": fitting})
+            return super().legend(*args, **kwargs)
+        made, rows = _fit_legend(super().legend, self.bbox.width, *args, **kwargs)
+        labels = made.get_texts()
+        intended = math.ceil(len(labels) / max(1, kwargs.get("ncols", 1)))
+        self.make_room(rows - intended, float(labels[0].get_fontsize()) if labels else 0.0)
+        return made
+
+    def make_room(self, lines: int, size: float) -> None:
+        """Grow by so many lines of text, in points, up to a page: panels keep their heights."""
+        width, height = self.get_size_inches()
+        grown = height + max(0, lines) * SPACING * size / 72
+        self.set_size_inches(width, max(height, min(HIGHEST, grown)))
 
     def _grow(self, times: int) -> None:
         """Room for so many times as many panels below one another, up to a page."""
@@ -136,17 +151,57 @@ def subplots(part: Figure | SubFigure, nrows: int, ncols: int, **kwargs: Any) ->
     return make(nrows, ncols, **kwargs)
 
 
+def list_above(part: Figure | SubFigure, handles: Sequence[Artist], columns: int = 2) -> None:
+    """A legend above the panels of a part of a figure, which grows by it; in as many columns as
+    fit."""
+    whole, make = part.get_figure(root=True), partial(FigureBase.legend, part)
+    place: Any = {"loc": "outside upper left", "handlelength": 4, "ncols": columns}
+    made, rows = _fit_legend(make, whole.bbox.width, handles=handles, **place)
+    if isinstance(whole, Canvas) and rows:
+        whole.make_room(rows, float(made.get_texts()[0].get_fontsize()))
+
+
+def _fit_legend(
+    make: Callable[..., Legend], room: float, *args: Any, **kw: Any
+) -> tuple[Legend, int]:
+    """The legend in at most as many columns as asked for that is no wider than ``room``, pixels;
+    and its rows."""
+    columns = max(1, kw.pop("ncols", 1))
+    while (made := make(*args, ncols=columns, **kw)).get_window_extent().width > room:
+        if columns == 1:
+            for text in made.get_texts():
+                text.set_text("\n".join(textwrap.wrap(text.get_text(), NAME_LETTERS)))
+            break
+        made.remove()
+        columns -= 1
+    lines = sum(1 + text.get_text().count("\n") for text in made.get_texts())
+    return made, math.ceil(lines / columns)
+
+
 def _stack_panels(make: Callable[..., Any], nrows: int, ncols: int, **kwargs: Any) -> Any:
-    """Axes of ``nrows x ncols`` panels that are all in one column, row by row. Panels that shared
-    the labels of their row's first one get them, once it has some."""
+    """Axes of ``nrows x ncols`` panels that are all in one column, row by row; column by column
+    where these share their x axis. Panels that shared the labels of their row's first one get them,
+    once it has some."""
     squeeze, heights = kwargs.pop("squeeze", True), kwargs.pop("height_ratios", None)
     kwargs.pop("width_ratios", None)
-    ratios = None if heights is None else np.repeat(heights, ncols)
+    shared = bool(kwargs.get("sharey"))
+    by_column, by_row = kwargs.get("sharex") == "col", kwargs.get("sharey") == "row"
+    kwargs |= {"sharex": False} if by_column else {}  # in one column it would be all of them,
+    kwargs |= {"sharey": False} if by_row else {}  # and each row one panel
+    order = np.tile if by_column else np.repeat
+    ratios = None if heights is None else order(heights, ncols)
     axes = make(nrows * ncols, 1, squeeze=False, height_ratios=ratios, **kwargs)
-    axes = axes.reshape(nrows, ncols)
+    axes = axes.reshape(ncols, nrows).T if by_column else axes.reshape(nrows, ncols)
     for first, *others in axes:
         for ax in others:
-            ax.stood_beside, ax.shared = first, bool(kwargs.get("sharey"))
+            ax.stood_beside, ax.shared = first, shared
+            if by_row:
+                ax.sharey(first)
+    for first, *others in axes.T if by_column else ():
+        for ax in others:
+            ax.sharex(first)
+        for ax in (first, *others)[:-1]:
+            ax.tick_params(labelbottom=False)
     return axes if not squeeze else axes[0] if nrows == 1 else axes
 
 
@@ -158,16 +213,24 @@ def is_stacked(part: Figure | SubFigure) -> bool:
 
 def complete_labels(fig: Figure) -> None:
     """Where panels are stacked, label those that stood to the right of a labelled one, and break
-    titles that are longer than their panel."""
+    titles and labels that are longer than their panel."""
     if not is_stacked(fig):
         return
+    fig.draw_without_rendering()  # from here on the panels are where the layout puts them
     for ax in fig.axes:
-        letters = round(LETTERS * ax.get_position().width * fig.get_figwidth())
+        across, up = ax.get_position().size * fig.get_size_inches()
         for place in ("left", "center", "right"):
             title = ax.get_title(place)
             for text in ax.get_children() if title else ():
                 if isinstance(text, Text) and text.get_text() == title:
+                    letters = round(LETTERS * across * TITLE / float(text.get_fontsize()))
                     text.set_text("\n".join(textwrap.wrap(title, max(letters, 12))))
+        _break_label(ax.xaxis.label, round(LABEL_LETTERS * across))
+        _break_label(ax.yaxis.label, round(LABEL_LETTERS * up))
+        low, high = sorted(ax.get_ylim())
+        ticks = [at for at in ax.get_yticks() if low <= at <= high]
+        if ax.get_yscale() == "log" and len(ticks) * TICK > up:
+            ax.yaxis.set_major_locator(LogLocator(subs=(1,), numticks=len(ticks)))
         if (first := getattr(ax, "stood_beside", None)) is None:
             continue
         if getattr(ax, "shared", False) and not ax.get_ylabel():
@@ -176,6 +239,13 @@ def complete_labels(fig: Figure) -> None:
             labels = [label.get_text() for label in first.get_yticklabels()]
             if any(labels) and len(labels) == len(ax.get_yticks()):
                 ax.set_yticks(ax.get_yticks(), labels)
+
+
+def _break_label(label: Text, letters: int) -> None:
+    """Break an axis' label of one line that is longer than its panel, into two."""
+    text = label.get_text()
+    if len(text) > letters and "\n" not in text:
+        label.set_text("\n".join(textwrap.wrap(text, len(text) // 2 + 3)))
 
 
 def legend_columns(labels: Sequence[str], width: float, most: int) -> int:
@@ -188,12 +258,29 @@ def legend_columns(labels: Sequence[str], width: float, most: int) -> int:
     return max(1, min(most, int(20 * width / letters)))
 
 
+def wrap_text(fig: Figure, text: str, per_inch: float, size: float) -> str:
+    """Text in lines as wide as a figure, which grows by those that a narrow one has more.
+
+    Args:
+        per_inch: letters of this size, in points, that fit into an inch.
+    """
+    text = say_places(fig, text)
+    lines = textwrap.wrap(text, round(per_inch * fig.get_size_inches()[0]))
+    if isinstance(fig, Canvas) and fig.narrow:
+        fig.make_room(len(lines) - len(textwrap.wrap(text, round(per_inch * fig.intended))), size)
+    return "\n".join(lines)  # keeps non-breaking spaces
+
+
 def says_beside(fig: Figure, **texts: str) -> bool:
     """Keep a figure's ``headline`` or ``caption``; returns whether it is left out of the figure."""
     if not isinstance(fig, Canvas):
         return False
-    if fig.stacked:
-        for name, text in texts.items():
-            texts[name] = text.replace("Left:", "Above:").replace("Right:", "Below:")
-    vars(fig).update(texts)
+    vars(fig).update({name: say_places(fig, text) for name, text in texts.items()})
     return fig.plain
+
+
+def say_places(fig: Figure, text: str) -> str:
+    """A text with "Left:" and "Right:" as the panels stand."""
+    if not is_stacked(fig):
+        return text
+    return text.replace("Left:", "Above:").replace("Right:", "Below:")

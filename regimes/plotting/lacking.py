@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from regimes.config import RunConfig
+from regimes.config import RunConfig, to_dict
 from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.detectors.statistics import lacking_statistics, measuring_options
@@ -42,7 +42,11 @@ def compare_needs(needs: Needs, grid: Mapping[str, RunConfig], in_file: bool = T
     names: dict[str, list[str]] = {}
     for name, config in grid.items():
         names.setdefault(part_of(name, config.role, needs.schedules), []).append(name)
-    found = [_schedule(role, names.get(role, []), in_file) for role in needs.schedules]
+    like = get_grid(needs.like) if needs.like else {}
+    found = [
+        _schedule(role, names.get(role, []), in_file, _example(role, needs.like, like))
+        for role in needs.schedules
+    ]
     found += [
         Need(f"schedule {role}, if there is one", ", ".join(names.get(role, [])))
         for role in needs.also
@@ -62,15 +66,37 @@ def compare_needs(needs: Needs, grid: Mapping[str, RunConfig], in_file: bool = T
     return found
 
 
-def _schedule(role: str, names: list[str], in_file: bool) -> Need:
+def _schedule(role: str, names: list[str], in_file: bool, example: str) -> Need:
     """The need of one schedule, and the schedules of a grid that are it."""
     key = ""
     if not names:
         where = "takes this part" if in_file else "takes this part, in a grid of your own"
-        key = f'role = "{role}", in the table [schedules.NAME] that {where}'
+        key = f'role = "{role}", in the table [schedules.NAME] that {where}{example}'
     elif len(names) > 1:
         key = f'role = "{role}" in one of {", ".join(names)} alone'
     return Need(f"schedule {role}", ", ".join(names), key)
+
+
+def _example(role: str, name: str, grid: Mapping[str, RunConfig]) -> str:
+    """A line with the keys that make another grid's schedule what it is."""
+    if role not in grid:
+        return ""
+    config = to_dict(grid[role])
+    keys = {key: config[key] for key in ("policy", "budget") if config.get(key)}
+    if "budget" in keys:  # the longest that the training may last
+        keys = {"epochs": config["epochs"], **keys}
+    return f"\n    {name} has {', '.join(f'{key} = {_inline(x)}' for key, x in keys.items())}"
+
+
+def _inline(value: Any) -> str:
+    """A value as TOML in one line.
+
+    >>> _inline({"name": "windows", "windows": [[0, 6]]})
+    '{ name = "windows", windows = [[0, 6]] }'
+    """
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{key} = {_inline(one)}' for key, one in value.items())} }}"
+    return json.dumps(value)
 
 
 def print_needs(figure: str, needs: Needs, name: str) -> bool:

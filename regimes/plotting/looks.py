@@ -18,6 +18,10 @@ from regimes.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 
+# points; polygons of many corners would look like a circle
+STARS: dict[Any, float] = {"*": 8, (6, 1, 0): 8, (4, 1, 0): 7, (4, 1, 45): 7}
+
+
 @dataclass(frozen=True)
 class Look:
     """The label and line of one schedule."""
@@ -27,6 +31,7 @@ class Look:
     dash: str | tuple[int, tuple[float, ...]] = "-"
     marker: str | tuple[int, int, int] = "o"  # a tuple: corners, style, degrees
     width: float = 1.4
+    hollow: bool = False  # its markers
 
     @property
     def line(self) -> dict[str, Any]:
@@ -36,9 +41,10 @@ class Look:
             "linestyle": self.dash,
             "linewidth": self.width,
             "marker": self.marker,
-            "markersize": 8 if self.marker in ("*", (6, 1, 0)) else 4.5,
-            "markeredgecolor": "white",
-            "markeredgewidth": 0.5,
+            "markersize": STARS.get(self.marker, 4.5),
+            "markerfacecolor": "white" if self.hollow else self.colour,
+            "markeredgecolor": self.colour if self.hollow else "white",
+            "markeredgewidth": 1.0 if self.hollow else 0.5,
             "zorder": 2 + self.width,
         }
 
@@ -58,12 +64,12 @@ LOOKS = {
     "dense-deleted": Look("control: dense, early epochs deleted", _C[7], (0, (2, 1)), "^"),
     "low-early": Look("control: low early only", _C[9], (0, (4, 1, 1, 1, 1, 1)), "<"),
     "low-late": Look("control: low late only", _C[7], (0, (2.5, 2.5)), ">"),
-    "adaqs": Look("AdaQS (Guo et al., 2020)", _C[4], (0, (5, 1, 1, 1)), "H"),
-    "smith": Look("Smith et al. (2017)", _C[5], (0, (7, 1.5, 1.5, 1.5)), "h"),
+    "adaqs": Look("AdaQS (Guo et al., 2020)", _C[4], (0, (5, 1, 1, 1)), "P"),
+    "smith": Look("Smith et al. (2017)", _C[5], (0, (7, 1.5, 1.5, 1.5)), (4, 1, 45)),
     "mid": Look("middle compression", _C[9], (0, (3, 1)), "p"),
     "high-longer": Look("high compression, longer", _C[8], (0, (2, 1.5)), "d"),
     "high-stretched": Look(
-        "high compression, longer, decays stretched", _C[5], (0, (4, 1, 1.5, 1)), "8"
+        "high compression, longer, decays stretched", _C[5], (0, (4, 1, 1.5, 1)), (4, 1, 0)
     ),
     "large-batch-8x": Look("large batch, 8 times the small", _C[8], (0, (2, 3)), (3, 0, 30)),
     "accordion-batch-8x": Look("ACCORDION, 8 times the small", _C[4], (0, (9, 1)), (6, 1, 0), 1.8),

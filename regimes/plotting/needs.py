@@ -13,8 +13,10 @@ class Needs:
         schedules: each of them, by its name or its role.
         also: further ones, which are drawn where there are any.
         statistics: each of ``schedules`` records them; without such, any one schedule.
+        like: a grid that has the schedules, as an example.
     """
 
     schedules: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
     statistics: tuple[str, ...] = ()
+    like: str = ""

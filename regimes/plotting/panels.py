@@ -203,7 +203,8 @@ def level_share(runs: Sequence[Record], numbers: pd.DataFrame) -> str:
     colours = level_palette(runs[0], {*numbers["level"], *runs[0].config["levels"]})
     level = [*colours][-1]
     share = 100 * (numbers["level"] == level).mean()
-    return f"{_label(runs[0], level)} in {share:.0f}\xa0% of layers and epochs"
+    units = f"{unit_name(runs[0].config).partition(' ')[0]}s"
+    return f"{_label(runs[0], level)} in {share:.0f}\xa0% of layers and {units}"
 
 
 def level_palette(run: Record, present: Iterable[str]) -> dict[str, Any]:

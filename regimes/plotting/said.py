@@ -7,6 +7,7 @@ effect is shown, not shown or open; `text` is its size with the interval, or wit
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Verdict = Literal["above", "below", "not shown", "open"]
+MOST_DIGITS = 6  # after the point
 COUNTS = ("different seeds", "one seed", "two seeds")  # of so many in common
 
 
@@ -105,7 +107,9 @@ class Estimate:
         size = f"{format_number(self.value, form)} {unit}".rstrip()
         if math.isnan(self.low):
             return size
-        return f"{size} [{format_number(self.low, form)}, {format_number(self.high, form)}]"
+        apart = self.low > 0 or self.high < 0
+        low, high = (_beside_zero(end, form, apart) for end in (self.low, self.high))
+        return f"{size} [{low}, {high}]"
 
     @property
     def seeds(self) -> str:
@@ -114,6 +118,20 @@ class Estimate:
             return ""
         count = COUNTS[self.n] if self.n < LEAST else f"all {self.n} seeds"
         return f" in {count}"
+
+
+def _beside_zero(end: float, form: str, apart: bool) -> str:
+    """An interval's end, with as many digits as show that it is not zero where zero is ``apart``.
+
+    >>> _beside_zero(0.031, ".1f", True), _beside_zero(0.031, ".1f", False)
+    ('0.03', '0.0')
+    """
+    text = format_number(end, form)
+    found = re.fullmatch(r"(\+?)\.(\d)f", form)
+    if apart and found and float(text) == 0:
+        digits = int(found[2]) + 1
+        return _beside_zero(end, f"{found[1]}.{digits}f", digits < MOST_DIGITS)
+    return text
 
 
 def format_number(value: float, form: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import textwrap
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -208,8 +207,7 @@ def add_caption(fig: Figure, text: str) -> None:
     """A small wrapped paragraph below the figure; the layout makes room for it."""
     if canvas.says_beside(fig, caption=text):
         return
-    letters = round(CAPTION_LETTERS * fig.get_size_inches()[0] / WIDTH)
-    wrapped = "\n".join(textwrap.wrap(text, letters))  # keeps non-breaking spaces
+    wrapped = canvas.wrap_text(fig, text, CAPTION_LETTERS / WIDTH, 7)
     fig.supxlabel(wrapped, x=0.012, ha="left", fontsize=7, color="#444444", linespacing=1.35)
 
 
@@ -220,7 +218,8 @@ def log_axis(ax: Axes) -> None:
     """A logarithmic y axis with written ticks at 1, 2 and 5; at 1 alone over four decades."""
     ax.set_yscale("log")
     low, high = ax.get_ylim()
-    ax.yaxis.set_major_locator(LogLocator(subs=(1,) if high > 1e4 * low else (1, 2, 5)))
+    subs = (1,) if high > 1e4 * low else (1, 2, 5)
+    ax.yaxis.set_major_locator(LogLocator(subs=subs, numticks=9))  # also on a low panel
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     ax.yaxis.set_minor_locator(NullLocator())
 

@@ -17,6 +17,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.transforms import offset_copy
 
 from regimes.config import as_level
 from regimes.plotting import canvas
@@ -99,8 +100,7 @@ def add_headline(fig: Figure, text: str) -> None:
     """The title of a whole figure, at its upper left; above a legend that stands there."""
     if canvas.says_beside(fig, headline=text):
         return
-    letters = round(TITLE_LETTERS * fig.get_size_inches()[0] / 7.2)
-    wrapped = "\n".join(textwrap.wrap(_UNIT.sub("\u00a0", text), letters))
+    wrapped = canvas.wrap_text(fig, _UNIT.sub("\u00a0", text), TITLE_LETTERS / 7.2, 9.5)
     look: Any = {"fontsize": 9.5, "color": "#111111"}
     if fig.legends:  # the layout makes no room for both
         legend = fig.legends[0]
@@ -243,12 +243,16 @@ def label_ends(
     ax: Axes, ends: Sequence[tuple[float, float, str, Look]], letters: int = LETTERS
 ) -> None:
     """Names right of the axes, each behind its marker, joined to the end of its line by a thin one,
-    and moved apart where they would overlap. Call it when the limits are final.
+    and moved apart where they would overlap. Call it when the limits are final. Where panels are
+    stacked, a legend, from the highest end to the lowest: names would take the panels' width.
 
     Args:
         ends: x, y, name, look.
         letters: of a line of a name.
     """
+    if canvas.is_stacked(ax.figure):
+        _list_ends(ax, ends)
+        return
     low, high = ax.get_ylim()
     if ax.get_yscale() == "log":
         low, high = math.log(low), math.log(high)
@@ -264,12 +268,14 @@ def label_ends(
     room = [LINE * (1 + row[3].count("\n")) / height for row in rows]
     centres = [(a + b) / 2 for a, b in pairwise(room)]
     places = move_apart(np.array([row[0] for row in rows]), np.cumsum([0.0, *centres]))
+    here: Any = {"trans": ax.transAxes, "fig": ax.figure, "units": "points"}
+    marked, named = offset_copy(x=9, **here), offset_copy(x=15, **here)  # of the right edge
     for (_, x, y, name, look), at in zip(rows, places, strict=True):
         ax.annotate(
             name,
             xy=(x, y),
-            xytext=(1.06, at),
-            textcoords="axes fraction",
+            xytext=(1, at),
+            textcoords=named,
             va="center",
             fontsize=7,
             color=look.colour,
@@ -281,8 +287,15 @@ def label_ends(
                 "shrinkB": 3,
             },
         )
-        drawn = look.line | {"linestyle": "", "transform": ax.transAxes, "clip_on": False}
-        ax.add_artist(Line2D([1.045], [at], **drawn))  # told apart in grey
+        drawn = look.line | {"linestyle": "", "transform": marked, "clip_on": False}
+        ax.add_artist(Line2D([1], [at], **drawn))  # told apart in grey
+
+
+def _list_ends(ax: Axes, ends: Sequence[tuple[float, float, str, Look]]) -> None:
+    """A legend above the part of the figure that has these axes."""
+    ordered = sorted(ends, key=lambda end: end[1], reverse=True)
+    handles = [Line2D([], [], label=name, **look.line) for _, _, name, look in ordered]
+    canvas.list_above(ax.figure, handles)
 
 
 def move_apart(places: np.ndarray, ladder: np.ndarray | float) -> np.ndarray:

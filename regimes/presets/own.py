@@ -130,7 +130,9 @@ def _measured(where: str, config: RunConfig, names: Any) -> RunConfig:
         ConfigError: no list of texts, or no instrument measures one of them.
     """
     wanted = convert_value(tuple[str, ...], names, f"{where}statistics")
-    return replace(config, instruments=with_statistics(config.instruments, wanted))
+    return replace(
+        config, instruments=with_statistics(config.instruments, wanted, config.data.train_size)
+    )
 
 
 def _read_preset(path: str, preset: Presets) -> RunConfig:

@@ -31,7 +31,7 @@ from analysis.notebook import explorer
 from analysis.paper import figures
 from analysis.rates import quadratic
 from regimes.config import DENSE
-from regimes.plotting import style
+from regimes.plotting import canvas, style
 from regimes.plotting.curves import tabulate_curves, tabulate_ends
 from regimes.records import Record, load, load_all
 from regimes.report import content, pictures
@@ -203,6 +203,27 @@ def test_what_is_drawn_is_in_the_table(name: str, make: Callable[..., list[Made]
         x = np.array(line.get_xdata(), float)  # type: ignore[attr-defined]
         line.set_xdata([*x[:-1], x[-1] + 1e-3 * (abs(x[-1]) or 1.0)])  # type: ignore[attr-defined]
         assert complaints(made.figure, tables, WORDS.get(name, ()))
+
+
+LOWEST = 0.35  # inches of a panel, in which two ticks have their labels
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) for n in CASES])
+def test_at_one_column_texts_have_room_and_lines_are_told_apart_in_grey(
+    name: str, make: Callable[..., list[Made]]
+) -> None:
+    offer, source, words, *_ = (*CASES[name], ())[: max(3, len(CASES[name]))]
+    with canvas.use_options(width=3.3):
+        (made,) = (one for one in make(offer, source, *words) if one.name == name)
+        with style.theme():
+            canvas.complete_labels(made.figure)
+            assert misplaced(made.figure) == []
+    width, height = made.figure.get_size_inches()
+    assert width == 3.3
+    assert height <= canvas.HIGHEST
+    panels = [ax for ax in made.figure.axes if ax.get_label() != "<colorbar>"]
+    assert min(ax.get_position().height for ax in panels) * height >= LOWEST
+    assert name in SHADED or colour_alone(made.figure) == []
 
 
 def test_one_drawing_is_read_back(make: Callable[..., list[Made]]) -> None:

@@ -163,6 +163,36 @@ def test_what_a_grid_lacks_is_said_with_the_key_that_sets_it(tmp_path: Path) -> 
     }
 
 
+def test_a_part_that_is_lacking_is_shown_as_another_grid_has_it() -> None:
+    wanted = figures.FIGURES["8"].needs
+    assert wanted is not None
+    keys = [row.key for row in lacking.compare_needs(wanted, {"mine": RunConfig()})]
+    (longer,) = (key for key in keys if key.startswith('role = "high-longer"'))
+    *_, example = longer.splitlines()
+    assert example == (
+        '    small-budget has epochs = 120, policy = { name = "static", level = "high" }, '
+        'budget = { level = "low", epochs = 24 }'
+    )
+
+
+def test_statistics_of_a_small_training_set_are_of_probes_that_it_has(tmp_path: Path) -> None:
+    path = tmp_path / "grid.toml"
+    text = 'set = ["data.train_size={}"]\nstatistics = ["eigenvalue", "overlap"]\n[schedules.a]\n'
+    for size, images, batches in (
+        (96, 96, [6, 24, 48]),
+        (100, 100, [6, 25, 50]),
+        (400, 200, [32, 128]),
+    ):
+        path.write_text("base = 'smoke'\n" + text.format(size))
+        tables = get_grid(str(path))["a"].instruments
+        assert tables["curvature"].get("images", 200) == images <= size
+        assert images % tables["curvature"].get("batch", 50) == 0
+        assert all(2 * batch <= size for batch in batches)
+        assert tables["overlap"].get("batches") == batches
+    path.write_text("base = 'smoke'\n" + text.format(96) + "instruments.curvature.images = 48\n")
+    assert get_grid(str(path))["a"].instruments["curvature"]["images"] == 48
+
+
 def test_keys_of_a_grid_are_checked(tmp_path: Path) -> None:
     for key, says in (
         ('role = "lo"', "role = 'lo': did you mean 'low'"),

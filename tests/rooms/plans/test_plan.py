@@ -105,6 +105,22 @@ def test_its_files_and_its_lines(found: regimes.Plan) -> None:
     assert config.seed not in {probe.seed for probe in found.known.losses}
 
 
+def test_its_lines_end_in_the_marks_of_their_methods(found: regimes.Plan) -> None:
+    """The colours of two methods may be one grey."""
+    losses = dict(found.known.losses)
+    losses |= {replace(p, steps=2 * p.steps): loss - 0.1 for p, loss in losses.items()}
+    (ax,) = replace(found, known=replace(found.known, losses=losses)).figure().axes
+    shown = [line for line in ax.lines if line.get_label() in {*found.table["method"]}]
+    assert len({line.get_marker() for line in shown}) == len(shown) > 1
+    for one in shown:
+        mine = [line for line in ax.lines if line.get_color() == one.get_color()]
+        (end,) = (line for line in mine if line.get_markerfacecolor() == "white")
+        assert end.get_marker() == one.get_marker()
+        assert max(end.get_xdata()) == pytest.approx(max(max(line.get_xdata()) for line in mine))
+    assert "is better" in ax.get_ylabel()
+    assert ax.get_ylim()[1] <= 101 or found.shown.name != "accuracy"
+
+
 def test_a_stopped_plan_goes_on_as_one_that_was_not(found: regimes.Plan, tmp_path: Path) -> None:
     assert found.out is not None
     folder = tmp_path / "b"

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import drawn
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -18,8 +19,8 @@ import regimes
 from analysis.findings.sources import records
 from analysis.paper import figure18_20
 from regimes.errors import ConfigError
-from regimes.plotting import canvas, offered, style
-from regimes.plotting.words import add_headline
+from regimes.plotting import canvas, looks, offered, style
+from regimes.plotting.words import add_headline, label_ends
 
 TITLE, CAPTION = "Rank 4 ends 0.2 bits lower", "Left: curves. Right: ends. Mean over n = 3 seeds."
 
@@ -79,6 +80,62 @@ def test_a_narrow_figure_stands_in_one_column_and_within_its_width(tmp_path: Pat
     assert box.x0 > -0.02
     assert box.x1 < 3.32
     assert files[".txt"].decode().startswith(f"{TITLE}\n\nAbove: curves. Below: ends.")
+
+
+def one_panel(width: float, headline: str, caption: str) -> canvas.Canvas:
+    with canvas.use_options(width=width), style.theme():
+        fig = style.figure(3.0)
+        fig.add_subplot().plot([0, 1], [0, 1])
+        add_headline(fig, headline)
+        style.add_caption(fig, caption)
+        fig.draw_without_rendering()
+    return fig
+
+
+def test_a_narrow_figure_grows_by_the_lines_of_its_texts_up_to_a_page() -> None:
+    texts = "much is said " * 12, "and much explained " * 20
+    narrow, wide = (one_panel(width, *texts) for width in (3.3, style.WIDTH))
+    heights = [fig.axes[0].get_position().height * fig.get_figheight() for fig in (narrow, wide)]
+    assert heights[0] == pytest.approx(heights[1], abs=0.1)
+    assert wide.get_figheight() == 3.0 < narrow.get_figheight() < canvas.HIGHEST
+    assert drawn.misplaced(narrow) == []
+    few = one_panel(3.3, "a", "b")
+    assert few.get_figheight() == 3.0
+    few.make_room(1000, 7)
+    assert few.get_figheight() == canvas.HIGHEST
+
+
+def test_panels_that_share_their_columns_axis_stand_together_in_one_column() -> None:
+    with canvas.use_options(width=3.3), style.theme():
+        fig = style.figure(3.0)
+        axes = fig.subplots(2, 2, sharex="col", sharey="row", height_ratios=[3, 1])
+        for i, ax in enumerate(axes.flat):
+            ax.plot([0, 1 + i % 2], [0, 1 + i])
+        fig.draw_without_rendering()
+    downwards = sorted(axes.flat, key=lambda ax: -ax.get_position().y0)
+    assert downwards == [axes[0, 0], axes[1, 0], axes[0, 1], axes[1, 1]]
+    assert axes[0, 0].get_ylim() == axes[0, 1].get_ylim() != axes[1, 0].get_ylim()
+    assert axes[0, 0].get_xlim() == axes[1, 0].get_xlim() != axes[0, 1].get_xlim()
+    assert axes[0, 0].get_position().height > 2 * axes[1, 1].get_position().height
+
+
+def test_names_at_the_ends_of_lines_are_a_legend_where_panels_are_stacked() -> None:
+    names = {"rank 4": 1.0, "a schedule whose name is longer than a column is wide, and more": 2.0}
+    ends = [
+        (1.0, y, name, looks.Look(name, "black", marker=m))
+        for (name, y), m in zip(names.items(), "os", strict=True)
+    ]
+    for width, legends in ((3.3, 1), (7.2, 0)):
+        with canvas.use_options(width=width), style.theme():
+            fig = style.figure(3.0)
+            ax = fig.add_subplot()
+            ax.plot([0, 1], [1, 2])
+            label_ends(ax, ends)
+            assert len(fig.legends) == legends
+            assert drawn.misplaced(fig) == []
+        if legends:
+            listed = [text.get_text() for text in fig.legends[0].get_texts()]
+            assert [text.replace("\n", " ") for text in listed] == [*names][::-1]  # as the ends lie
 
 
 def test_options_end_with_their_block(tmp_path: Path) -> None:

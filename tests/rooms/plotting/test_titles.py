@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from regimes.plotting import looks, style, words
+from regimes.plotting.said import Estimate
 
 BITS = looks.find_metric("bits per byte")
 POINTS = looks.find_metric("accuracy")
@@ -131,3 +134,14 @@ def test_no_line_of_a_title_ends_between_a_number_and_its_unit(width: float) -> 
     assert len(lines) > 2
     assert not any(line.startswith(("s ", "%")) for line in lines)
     assert " ".join(lines).replace("\u00a0", " ") == text
+
+
+@given(st.floats(-5, 5), st.floats(0.001, 5))
+def test_an_end_of_an_effect_that_is_shown_is_not_written_as_zero(low: float, width: float) -> None:
+    high = low + width
+    known = Estimate(low + width / 2, low, high, 5)
+    ends = known.numbers(".1f").partition("[")[2].rstrip("]").split(", ")
+    for text, end in zip(ends, (low, high), strict=True):
+        assert float(text) == pytest.approx(end, abs=0.0501)
+        if known.verdict() in ("above", "below") and abs(end) > 1e-5:
+            assert float(text) != 0

@@ -55,7 +55,8 @@ class Sparsifier(Compressor):
     usual: ClassVar[Mapping[str, Level]] = {"low": 10, "high": 1}
 
     def check(self, level: Level) -> None:
-        good = level == DENSE or (type(level) in (int, float) and 0 < float(level) <= 100)
+        number = isinstance(level, int | float) and not isinstance(level, bool)
+        good = level == DENSE or (number and 0 < float(level) <= 100)
         where = f"level of {type(self).__name__}"
         require(good, where, level, 'K, a percentage in (0, 100], or "dense"')
 

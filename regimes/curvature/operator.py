@@ -192,8 +192,9 @@ class HessianProduct:
             pieces = [piece.view_as(self.parameters[i]) for i, piece in split]
             with named_operation():
                 parts = product(pieces, layers)
-            for slot, part in zip(row.split(sizes), parts, strict=True):
-                slot.view_as(part).add_(part, alpha=weight)
+            with torch.no_grad():  # torch below 2.10 adds to none of several views with a graph on
+                for slot, part in zip(row.split(sizes), parts, strict=True):
+                    slot.view_as(part).add_(part, alpha=weight)
 
     def _prepare(self) -> tuple[float, Tensor]:
         """Loss and gradient, and as many graphs as memory allows, from the first pass. It checks

@@ -154,7 +154,7 @@ def subplots(part: Figure | SubFigure, nrows: int, ncols: int, **kwargs: Any) ->
 def list_above(part: Figure | SubFigure, handles: Sequence[Artist], columns: int = 2) -> None:
     """A legend above the panels of a part of a figure, which grows by it; in as many columns as
     fit."""
-    whole, make = part.get_figure(root=True), partial(FigureBase.legend, part)
+    whole, make = part.canvas.figure, partial(FigureBase.legend, part)
     place: Any = {"loc": "outside upper left", "handlelength": 4, "ncols": columns}
     made, rows = _fit_legend(make, whole.bbox.width, handles=handles, **place)
     if isinstance(whole, Canvas) and rows:
@@ -207,7 +207,7 @@ def _stack_panels(make: Callable[..., Any], nrows: int, ncols: int, **kwargs: An
 
 def is_stacked(part: Figure | SubFigure) -> bool:
     """Do the panels of a figure stand below one another, because it is narrower than `COLUMN`?"""
-    whole = part.get_figure(root=True)
+    whole = part.canvas.figure
     return isinstance(whole, Canvas) and whole.stacked
 
 

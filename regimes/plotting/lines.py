@@ -77,7 +77,7 @@ def plot(
     if ax is not None:
         _draw_curves(ax, by_schedule, against, shown, example)
         ax.legend(handlelength=3.2)
-        whole = ax.get_figure(root=True)
+        whole = ax.figure.canvas.figure
         assert whole is not None  # axes that are drawn into are in one
         return whole
     fig, outside = draw_lines(by_schedule, against, shown, example)

@@ -50,7 +50,8 @@ OF_FOUR = [
     Case(POLICY | {"stochastic": False, "error_feedback": 0.9}, policy=fsdp.RULE, reshard=2),
     Case({"level": 4}, {"level": 8}, recompute=True, side=True),
 ]
-# torch 2.9 clips sharded gradients with a factor in single precision, also without this package
+# torch 2.9 clips sharded gradients with a factor in single precision, also without this package,
+# and sums them in another order
 OLD = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 11)
 CASES = {
     "2 processes": (DENSE[1:], LOOPED[1:8], MATRICES[1:]),
@@ -118,7 +119,7 @@ def test_each_level_is_a_plain_loop(those: str, place: int) -> None:
             assert last == pytest.approx(norms, rel=1e-6)
         for name, tensor in oracle["weights"].items():
             error = (result["weights"][name] - tensor).abs().max()
-            limit = 1e-7 if OLD and case.clip is not None else 1e-12
+            limit = 1e-7 if OLD and case.clip is not None else 1e-10 if OLD else 1e-12
             assert error < limit, (name, float(error))
 
 

@@ -117,7 +117,8 @@ def load_all(*folders: str | Path, where: Sequence[str] = ()) -> list[Record]:
                 for path in track_progress(find_runs(root), "reading runs")
             ]
         if not there:
-            raise RecordError(f"no run in or under {folder}")
+            missing = "" if folder.exists() else ", which does not exist"
+            raise RecordError(f"no run in or under {folder}{missing}")
         runs += there
     return RunList(select_and_separate(runs, where))
 

@@ -101,6 +101,8 @@ def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
         load(tmp_path)
     with pytest.raises(RecordError, match="no run in or under"):
         load_all(tmp_path)
+    with pytest.raises(RecordError, match="no run in or under .*absent, which does not exist"):
+        load_all(tmp_path / "absent")
 
 
 def test_a_later_schema_is_refused(tmp_path: Path) -> None:

@@ -358,8 +358,8 @@ def markdown(found: Sequence[Verdict]) -> str:
     choices = list(found[0].regret) if found else []
     text = [
         "This page compares what `regimes plan` chooses with trainings of all methods that it has "
-        "not seen. `python -m benchmarks.plans` measures; its docstring describes how. Plans with a "
-        "method that was not trained at its length are left out.",
+        "not seen. `python -m benchmarks.plans` measures; its docstring describes how. Plans with "
+        "a method that was not trained at its length are left out.",
         "",
         "| training | chosen | best | " + " | ".join(choices) + " | intervals that hold |",
         "|---|---|---|" + "---:|" * (len(choices) + 1),

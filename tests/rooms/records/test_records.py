@@ -101,7 +101,7 @@ def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
         load(tmp_path)
     with pytest.raises(RecordError, match="no run in or under"):
         load_all(tmp_path)
-    with pytest.raises(RecordError, match="no run in or under .*absent, which does not exist"):
+    with pytest.raises(RecordError, match=r"under .*absent, which does not exist"):
         load_all(tmp_path / "absent")
 
 

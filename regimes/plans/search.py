@@ -262,23 +262,25 @@ class Probes:
         )
 
         def over(run: str, error: str | None) -> None:
-            loss = None if error else self._loss(run)
+            found = None if error else self._measured(run)
+            loss = None if found is None else found[0] if found[1].lower else -found[0]
             ended(run, loss)
-            show(f"{run}: {'broke' if loss is None else f'{loss:.4g}'}", share())
+            said = "broke" if found is None else f"{found[1].name} {found[0]:.4g}"
+            show(f"{run}: {said}", share())
 
         cells = {run: (self.out / run, self._config(probes[run])) for run in chosen.missing}
         budgeted.train_cells(train, cells, over)
 
     # -- results -----------------------------------------------------------------------------
 
-    def _loss(self, run: str) -> float | None:
-        """The metric in the end, lower is better, in the unit of figures, of validation data where
-        there are some; None: not finite."""
+    def _measured(self, run: str) -> tuple[float, Metric] | None:
+        """The metric in the end, in the unit of figures, of validation data where there are some;
+        None: not finite."""
         record = load(self.out / run)
         shown, epochs = tested_by(record), record.epochs
         column = "validation_metric" if self.config.data.validation_size else "metric"
         value = shown.factor * float(epochs[column].dropna().iloc[-1])
-        return (value if shown.lower else -value) if math.isfinite(value) else None
+        return (value, shown) if math.isfinite(value) else None
 
     def _shown(self, rounds: Sequence[Round]) -> Metric:
         first = next(

@@ -79,6 +79,15 @@ def test_table_has_what_the_probes_and_the_prices_say(found: regimes.Plan) -> No
         assert f"Elsewhere it cost {harm}" in found.sentence()
 
 
+def test_each_probe_is_shown_in_the_unit_of_figures(tmp_path: Path) -> None:
+    """An accuracy is never below 0, though the search takes its negative for a loss."""
+    lines: list[str] = []
+    found = planned(tmp_path, show=lambda line, share: lines.append(line), runs=12)
+    best = max(float(line.rpartition("accuracy ")[2]) for line in lines)
+    assert len(lines) == len(found.known.losses)
+    assert best == pytest.approx(-min(found.known.losses.values()), rel=1e-3)
+
+
 def test_a_link_on_which_nothing_is_faster_needs_no_search(tmp_path: Path) -> None:
     plan = planned(tmp_path / "fast", link="100Gbit/s,1us", step=1.0, seconds=600.0)
     assert plan.best == "dense"

@@ -430,7 +430,7 @@ class pair(nn.Module):
         (["model.name=test_train:nothing"], ConfigError, "Sequential has no parameter to train"),
         (["model.name=test_train:empty"], ConfigError, "parameter 'spare' of shape [0, 10] is emp"),
         (["model.name=test_train:narrow"], ConfigError, "gives [1, 3] for one image: expected"),
-        (["model.name=test_train:misfit"], ConfigError, "does not take images of 1x8x8: mat1 and"),
+        (["model.name=test_train:misfit"], ConfigError, "does not take images of 1x8x8: "),
         (["model.name=test_train:pair"], ConfigError, "gives tuple for one image"),
     ],
 )

@@ -27,10 +27,10 @@ The first search (commits up to 2f4820db) fitted one parabola of the learning ra
 and compared many short trainings. Its twelve plans were predicted to lose at most 0.03 bits to the
 best method in the mean; the six of the smallest size lost 0.112, more than always 4 bits (0.094),
 and 26 of 33 intervals held. This is the second search: fewer and longer trainings, each method at
-the best rate that was tried. It was made with the losses of the smallest size in sight (0.017 in a
-world interpolated from them), so that only 460k and 1800k judge it. Before any of their losses that
-count, the seconds of three of their situations became shorter: trainings of fast methods would have
-been longer than any that is measured.
+the best rate that was tried. It was made with the losses of the smallest size in sight, so that
+only 460k and 1800k judge it. Before any of their losses that count, the seconds of three of their
+situations became shorter: trainings of fast methods would have been longer than any that is
+measured.
 
 Written before any plan of the second search, and before any loss of 1800k and most of 460k: the
 regret of plans from own probes is at most 0.03 bits in the mean, and below each fixed choice's; at

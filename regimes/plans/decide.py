@@ -281,16 +281,7 @@ def _seeds(known: Known, rung: int, seeds: Sequence[int]) -> list[Probe]:
     todo = []
     for method in left:
         steps = known.steps(method, rung)
-        probe = Probe(method, steps, _best_tried(known, method, steps), seed)
+        probe = Probe(method, steps, known.curve.best_rate(method, steps), seed)
         if probe not in known.losses:
             todo.append(probe)
     return todo
-
-
-def _best_tried(known: Known, method: str, steps: int) -> float:
-    """The rate with the lowest mean loss of a method at a length."""
-    by_rate: dict[float, list[float]] = {}
-    for probe, loss in known.losses.items():
-        if (probe.method, probe.steps) == (method, steps):
-            by_rate.setdefault(probe.rate, []).append(loss)
-    return min(by_rate, key=lambda rate: float(np.mean(by_rate[rate])))

@@ -45,9 +45,9 @@ _PUBLIC = {
     "regimes.records": "Record load load_all summary",
     "regimes.records.frame": "frame",
     "regimes.harms.harm": "harm",
-    "regimes.harms.found": "Harm",
+    "regimes.harms.result": "Harm",
     "regimes.plans.plan": "plan",
-    "regimes.plans.found": "Plan",
+    "regimes.plans.result": "Plan",
     "regimes.plotting.schedules": "compare",
     "regimes.plotting.lines": "plot",
     "regimes.policies": "Static Windows Accordion Detected BatchAccordion ByLayer Smith AdaQS "
@@ -76,10 +76,10 @@ if TYPE_CHECKING:
     from regimes.config import OptimizerConfig as OptimizerConfig
     from regimes.config import RunConfig as RunConfig
     from regimes.config import override as override
-    from regimes.harms.found import Harm as Harm
     from regimes.harms.harm import harm as harm
-    from regimes.plans.found import Plan as Plan
+    from regimes.harms.result import Harm as Harm
     from regimes.plans.plan import plan as plan
+    from regimes.plans.result import Plan as Plan
     from regimes.plotting.lines import plot as plot
     from regimes.presets import get_preset as get_preset
     from regimes.records import Record as Record

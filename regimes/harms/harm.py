@@ -13,10 +13,10 @@ from regimes.config.arguments import check_arguments
 from regimes.console.notebook import describe_kept_runs, end_in_one_sentence
 from regimes.console.progress import shown_by
 from regimes.errors import ConfigError, require
-from regimes.harms.found import Harm
 from regimes.harms.jobs import Jobs
 from regimes.harms.kinds import Kind, apply_pulse, kinds_of, kinds_of_job, trunk_of
 from regimes.harms.records import Records
+from regimes.harms.result import Harm
 from regimes.harms.search import Show
 from regimes.launch.budgeted import Budget
 from regimes.launch.subject import read_subject

@@ -14,8 +14,8 @@ from typing import Any
 
 from regimes.errors import ConfigError, TrainingError, require
 from regimes.harms.decide import Pulse, Run
-from regimes.harms.found import Harm
 from regimes.harms.kinds import Kind
+from regimes.harms.result import Harm
 from regimes.harms.search import Facts, Search, Show, result_of
 from regimes.launch.budgeted import Budget, Round
 from regimes.plotting.looks import Metric

@@ -12,9 +12,9 @@ from regimes.config import BranchConfig, RunConfig, to_dict
 from regimes.errors import require
 from regimes.harms import measured
 from regimes.harms.decide import Known, Pulse, Run
-from regimes.harms.found import Harm
 from regimes.harms.kinds import Kind, apply_pulse
 from regimes.harms.rates import mean_rates
+from regimes.harms.result import Harm
 from regimes.harms.schedule import controls_of, grid_toml
 from regimes.harms.search import Facts, Search, ended_runs, result_of, rules_of
 from regimes.launch import budgeted, sweep

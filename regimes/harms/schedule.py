@@ -22,8 +22,8 @@ from regimes.policies.history import PastEpoch
 from regimes.records import OWN, Record
 
 if TYPE_CHECKING:
-    from regimes.harms.found import Harm
     from regimes.harms.kinds import Kind
+    from regimes.harms.result import Harm
 
 STEPS = 40  # of a bisection between two percentages
 SEEDS = 3  # of the grid

@@ -15,8 +15,8 @@ from typing import Any
 
 from regimes.errors import RecordError, require
 from regimes.harms.decide import Known, Left, Pulse, Rules, Run, next_round, parts_within
-from regimes.harms.found import Harm
 from regimes.harms.kinds import Kind
+from regimes.harms.result import Harm
 from regimes.launch import budgeted
 from regimes.launch.budgeted import Budget, Ended, Round, sum_seconds
 from regimes.plotting.looks import Metric

@@ -19,9 +19,9 @@ from regimes.launch.budgeted import Budget
 from regimes.launch.subject import read_subject
 from regimes.network import Network
 from regimes.plans.decide import Aim
-from regimes.plans.found import Plan
 from regimes.plans.priced import Links, keep_faster, price_methods
 from regimes.plans.probes import in_steps
+from regimes.plans.result import Plan
 from regimes.plans.search import Asked, Probes, Show, read_question
 from regimes.records.files import record_folder
 

@@ -32,11 +32,11 @@ from regimes.training.checkpoint import is_asked
 from regimes.training.gradients import set_gradients
 from regimes.training.numerics import explain_nondeterminism
 from regimes.training.phases import Phase, list_phases
-from regimes.training.plan import Minibatch, Plan, decide_plan, minibatches
 from regimes.training.quirks import resolve_quirks
 from regimes.training.rounds import Rounds
 from regimes.training.state import open_record, remaining_phases, save_run
 from regimes.training.step import Losses
+from regimes.training.unit_plan import Minibatch, UnitPlan, minibatches, plan_unit
 
 
 @check_arguments()
@@ -216,7 +216,7 @@ def _train_unit(
 ) -> tuple[Row, dict[str, float], dict[str, Any]]:
     """Train one unit and measure the model after it: its row of the record, where the time went,
     and instruments' details."""
-    plan, clock = decide_plan(run, unit), Clock(run.device)
+    plan, clock = plan_unit(run, unit), Clock(run.device)
     for intervention in run.interventions.values():
         intervention.before_unit(unit)
     train_loss, steps = None, 0
@@ -280,7 +280,7 @@ def _evaluate_unit(run: Run, clock: Clock, unit: int) -> dict[str, Any]:
     return columns
 
 
-def _train_steps(run: Run, plan: Plan, clock: Clock, reporters: Reporters) -> tuple[float, int]:
+def _train_steps(run: Run, plan: UnitPlan, clock: Clock, reporters: Reporters) -> tuple[float, int]:
     """All steps of a unit; their mean loss and number."""
     by_layer = [run.level_value(name) for name in plan.levels.names]
     own = run.batches.rebatched(plan.batch_size)

@@ -15,7 +15,7 @@ from regimes.training.build import Run
 
 
 @dataclass(frozen=True)
-class Plan:
+class UnitPlan:
     """What is decided before a unit, from the units so far.
 
     Attributes:
@@ -33,8 +33,8 @@ class Plan:
     sync: dict[str, Any]
 
 
-def decide_plan(run: Run, unit: int) -> Plan:
-    """The plan of unit ``len(rows)``."""
+def plan_unit(run: Run, unit: int) -> UnitPlan:
+    """Decides on unit ``len(rows)``."""
     rows, config, size = run.rows, run.config, run.config.batch_size
     batch: dict[str, Any] = dict(NO_BATCH)
     sync: dict[str, Any] = dict(NO_SYNC)
@@ -52,7 +52,7 @@ def decide_plan(run: Run, unit: int) -> Plan:
         period = period_of(chosen.level, config.sync_levels)
         sync = {"level": chosen.level, "why": chosen.why, "period": period}
     scale = batch["multiple"] if config.optimizer.scale_with_batch else 1
-    return Plan(unit, batch, size, scale, levels, sync)
+    return UnitPlan(unit, batch, size, scale, levels, sync)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Minibatch:
     y: Tensor
 
 
-def minibatches(run: Run, plan: Plan) -> tuple[int, Iterator[Minibatch]]:
+def minibatches(run: Run, plan: UnitPlan) -> tuple[int, Iterator[Minibatch]]:
     """How many steps a unit has, and what they train on. Interventions act before each, so that the
     workers present may be others after it."""
     batches = run.batches.rebatched(plan.batch_size)

@@ -106,7 +106,7 @@ class Harm:
 
     def figure(self) -> Figure:
         """Harm of each phase with its interval, and the learning rate; one column wide."""
-        from regimes.harms.drawn import draw_harm
+        from regimes.harms.figure import draw_harm
 
         texts = {arm: self.kinds[arm].text for arm in self.known.rules.arms}
         fig = draw_harm(self.known, texts, self.shown, self.unit, self.rates)

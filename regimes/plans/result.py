@@ -249,7 +249,7 @@ class Plan:
 
     def figure(self) -> Figure:
         """The loss in the end against the seconds of the training, for each method; one column."""
-        from regimes.plans.drawn import draw_plan
+        from regimes.plans.figure import draw_plan
 
         fig = draw_plan(self)
         fig.data = self.table

@@ -9,8 +9,8 @@ from drawn import misplaced
 
 from regimes.errors import RecordError
 from regimes.harms.decide import Known, Pulse, Rules, Run
-from regimes.harms.found import Harm
 from regimes.harms.kinds import Kind
+from regimes.harms.result import Harm
 from regimes.plotting import style
 from regimes.plotting.looks import find_metric
 

@@ -14,7 +14,7 @@ from regimes.plotting import style
 
 if TYPE_CHECKING:
     from regimes.plans.curve import Probe
-    from regimes.plans.found import Plan
+    from regimes.plans.result import Plan
 
 WIDTH, HEIGHT = 3.4, 3.6
 MOST = 6  # curves; the best ones and dense

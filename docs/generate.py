@@ -21,13 +21,13 @@ Only ``reference``, ``navigation`` and ``captions`` write what is special to Sph
 
 from __future__ import annotations
 
+import argparse
 import ast
 import dataclasses
 import importlib
 import inspect
 import os
 import re
-import sys
 import tokenize
 import tomllib
 from collections import Counter
@@ -476,7 +476,11 @@ def fill() -> None:
 
 
 if __name__ == "__main__":
-    if "--fill" in sys.argv:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("out", type=Path, nargs="?", default=ROOT / "build" / "docs")
+    parser.add_argument("--fill", action="store_true", help="write the tables into the pages")
+    chosen = parser.parse_args()
+    if chosen.fill:
         fill()
-        sys.exit()
-    write(Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "build" / "docs"))
+    else:
+        write(chosen.out)

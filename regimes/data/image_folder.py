@@ -16,17 +16,8 @@ from jaxtyping import Int64, UInt8
 
 from regimes import inputs
 from regimes.data.cache import UNREADABLE, cache_root, load_arrays, store_arrays
-from regimes.data.tree import (
-    SPLIT_NAMES,
-    SPLITS,
-    Place,
-    check_size,
-    find_images,
-    plain_places,
-    split_places,
-    subfolders,
-    unpack_images,
-)
+from regimes.data.image_split import SPLIT_NAMES, Place, plain_places, split_places
+from regimes.data.tree import SPLITS, check_size, find_images, subfolders, unpack_images
 from regimes.errors import DataError, require
 
 SEVERAL = 10_000  # images from which processes pay: each takes seconds to start

@@ -1,42 +1,25 @@
-"""The image files of a folder or of an archive, and which of them train and test.
+"""The image files of a folder or of an archive.
 
 A folder and each archive of it give the same images: links are followed in both, and a file that
 cannot be read is an error, because images lost silently make another experiment.
-
-A tree is ``train/<class>/*`` and ``test/<class>/*``, or plain, ``<class>/*``. In a plain tree each
-class gives a share of its images to the test set: those with the smallest hash of seed and name. So
-adding or removing an image moves no other image, and neither does moving the tree.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import tarfile
 import zipfile
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
-from regimes.errors import DataError
 from regimes.records.archive import Member, scratch_folder
 
 SPLITS = ("train", "test")
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 HIDDEN = (".", "__MACOSX")
 LARGEST_IMAGE = 2**28  # bytes of one file
-TEST_SHARE = 0.2
-SPLIT_NAMES = {"train", "training", "test", "testing", "val", "valid", "validation"}
-
-
-class Place(NamedTuple):
-    """Where an image stands in the data set."""
-
-    split: str
-    label: str
-    name: str  # from the split or the class on
 
 
 def _is_hidden(name: str) -> bool:
@@ -164,70 +147,3 @@ def _walk_folders(start: Path, root: Path) -> list[Path]:
 
 def _raise(error: OSError) -> None:
     raise error
-
-
-def split_places(names: Iterable[str], nested: bool) -> dict[str, Place]:
-    """The places of the images below ``train/<class>/`` and ``test/<class>/``, by name.
-
-    Args:
-        nested: the two may lie in further folders, as in many archives.
-    """
-    places = {}
-    for name in names:
-        parts = name.split("/")
-        start = next((i for i, part in enumerate(parts) if part in SPLITS), len(parts))
-        if len(parts) >= start + 3 and (nested or start == 0):
-            places[name] = Place(parts[start], parts[start + 1], "/".join(parts[start:]))
-    return places
-
-
-def plain_places(
-    names: Collection[str], root: Path, test_share: float | None, seed: int
-) -> dict[str, Place]:
-    """The place of each image of a plain tree, by name; folders that hold all images are no class.
-
-    Raises:
-        DataError: a class has no two images, images lie outside class folders, or these are
-            named like splits.
-    """
-    parts = [name.split("/") for name in names]
-    shared = len(Path(os.path.commonpath(names)).parts) if names else 0
-    skip = max(0, min([shared, *(len(path) - 2 for path in parts)]))
-    below = {name: "/".join(path[skip:]) for name, path in zip(names, parts, strict=True)}
-    classes: dict[str, list[str]] = {}
-    for name, path in below.items():
-        label, slash, _ = path.partition("/")
-        classes.setdefault(label if slash else "", []).append(name)
-    loose = sorted(classes.pop("", []))
-    suffixes = ", ".join(sorted(SUFFIXES))
-    if not classes:
-        raise DataError(
-            f"it has no images in folders, and {len(loose)} outside: expected train/<class>/ and "
-            f"test/<class>/, or <class>/ alone, with files {suffixes}"
-        )
-    if len(classes) > 1 and {label.lower() for label in classes} <= SPLIT_NAMES:
-        raise DataError(
-            f"{' and '.join(sorted(classes))} are no classes: name them train and test, and put "
-            "a folder of each class into each"
-        )
-    if loose:
-        raise DataError(
-            f"{loose[0]} lies outside the class folders: move it into one, or elsewhere"
-        )
-    for folder in subfolders(root.joinpath(*parts[0][:skip])):
-        if (count := len(classes.get(folder.name, ()))) < 2:
-            raise DataError(
-                f"{folder.relative_to(root)} has {('no images', 'one image')[count]} ({suffixes}): "
-                "a class needs two, one to train and one to test; remove a folder that is no "
-                "class"
-            )
-    places = {}
-    for label, members in classes.items():
-        tests = min(max(1, round((test_share or TEST_SHARE) * len(members))), len(members) - 1)
-        for i, name in enumerate(sorted(members, key=lambda name: _hash(seed, below[name]))):
-            places[name] = Place("test" if i < tests else "train", label, below[name])
-    return places
-
-
-def _hash(seed: int, name: str) -> bytes:
-    return hashlib.sha256(f"{seed}\0{name}".encode(errors="surrogateescape")).digest()

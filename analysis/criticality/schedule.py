@@ -1,7 +1,8 @@
-"""From harm to a schedule: the low level in the pulses of largest harm per float saved.
+"""From harm to a schedule: the low level, which sends more, where pulses of the high level have the
+largest harm per float saved.
 
-What is assumed: harm adds up, so that the schedule which has the high level in several pulses is
-as much worse than the trunk as these pulses together are (`predicted`).
+What is assumed: harm adds up. A schedule with the high level in the units of several pulses is then
+worse than the trunk by the sum of these pulses' harms (`predicted`).
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def best(table: pd.DataFrame, units: int) -> Windows:
 
     Args:
         table: of `pulses`; they do not overlap.
-        units: a sum of the pulses' lengths in that order.
+        units: 0, or a number that the first pulses in that order have together.
 
     Raises:
         RecordError: the pulses overlap, or ``units`` is no such sum.

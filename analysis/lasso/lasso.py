@@ -73,12 +73,12 @@ def lasso(s: Setting, runs: list[Record]) -> style.Drawing:
     with style.theme():
         fig = style.figure(3.7 if below is None else 6.9)
         axes = fig.subplots(1 if below is None else 2, 2, squeeze=False)
-        _sparsity(axes[0, 0], above[0], s)
-        _chances(axes[0, 1], above[1], s)
-        words = _words(s)
+        _draw_sparsity(axes[0, 0], above[0], s)
+        _draw_chances(axes[0, 1], above[1], s)
+        words = _write_caption(s)
         if below is not None:
-            _network(axes[1, 0], axes[1, 1], below, runs[0])
-            words += " " + _network_words(below, runs)
+            _draw_network(axes[1, 0], axes[1, 1], below, runs[0])
+            words += " " + _write_network_caption(below, runs)
         add_headline(
             fig, "Lemma 1 in a LASSO: how sparse the mean gradient is, and how much noise hides it"
         )
@@ -115,7 +115,7 @@ def _draw(ax: Axes, numbers: pd.DataFrame, lines: Lines) -> None:
     )
 
 
-def _sparsity(ax: Axes, numbers: pd.DataFrame, s: Setting) -> None:
+def _draw_sparsity(ax: Axes, numbers: pd.DataFrame, s: Setting) -> None:
     _draw(ax, numbers, SPARSITY)
     ax.axhline(s.nonzero, color=GREY, linewidth=0.8, zorder=1)
     ax.text(
@@ -132,7 +132,7 @@ def _sparsity(ax: Axes, numbers: pd.DataFrame, s: Setting) -> None:
     style.log_axis(ax)
 
 
-def _chances(ax: Axes, numbers: pd.DataFrame, s: Setting) -> None:
+def _draw_chances(ax: Axes, numbers: pd.DataFrame, s: Setting) -> None:
     _draw(ax, numbers, CHANCES)
     limit = largest_sigma(s.halfway, s.n, s.epsilon)
     ax.axvline(limit, color=BLUE, linewidth=0.8, zorder=1)
@@ -141,13 +141,13 @@ def _chances(ax: Axes, numbers: pd.DataFrame, s: Setting) -> None:
     ax.set_ylabel("probability")
 
 
-def _network(left: Axes, right: Axes, numbers: pd.DataFrame, one: Record) -> None:
-    flat = 2 * (norm.ppf(0.95) * norm.pdf(norm.ppf(0.95)) + 0.05)  # E z^2 beyond the 10 % point
+def _draw_network(left: Axes, right: Axes, numbers: pd.DataFrame, one: Record) -> None:
+    flat = 2 * (norm.ppf(0.95) * norm.pdf(norm.ppf(0.95)) + 0.05)  # E z^2 in the top 10 % of |z|
     for ax, lines, height, words in (
         (left, SHARES, flat, "equal Gaussian coordinates"),
         (right, PLACES, 0.1, "dense noise: 0.1"),
     ):
-        _draw(ax, numbers[numbers["panel"] == _family(numbers)], lines)
+        _draw(ax, numbers[numbers["panel"] == _choose_family(numbers)], lines)
         ax.axhline(height, color=GREY, linewidth=0.8, zorder=1)
         ax.text(
             0.01,
@@ -164,12 +164,13 @@ def _network(left: Axes, right: Axes, numbers: pd.DataFrame, one: Record) -> Non
     right.set(ylim=(-0.5, 1.02), ylabel="network: share")
 
 
-def _family(numbers: pd.DataFrame) -> str:
-    """What is drawn of a network: equation 1 as it is written, if it was measured."""
+def _choose_family(numbers: pd.DataFrame) -> str:
+    """The readings that are drawn of a network: those at the weights at the end of an epoch, as
+    equation 1 is written, if there are any."""
     return next(family for family in FAMILIES if family in set(numbers["panel"]))
 
 
-def _words(s: Setting) -> str:
+def _write_caption(s: Setting) -> str:
     p = s.halfway
     return (
         f"LASSO: y\xa0=\xa0±1, x\xa0~\xa0N(yμ, σ²I), d\xa0=\xa0{s.dimension}, {s.nonzero} nonzero "
@@ -182,9 +183,9 @@ def _words(s: Setting) -> str:
     )
 
 
-def _network_words(numbers: pd.DataFrame, runs: list[Record]) -> str:
+def _write_network_caption(numbers: pd.DataFrame, runs: list[Record]) -> str:
     lines = runs[0].details
-    line = next(x for x in lines if "gradients" in x and x["family"] == _family(numbers))
+    line = next(x for x in lines if "gradients" in x and x["family"] == _choose_family(numbers))
     spread = "bands: 95 % t interval" if len(runs) > 1 else "one seed, so no interval"
     return (
         f"Below: a stochastic gradient is of a {line['gradient']}; mean and variance of every "

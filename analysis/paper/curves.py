@@ -5,10 +5,11 @@ Run a grid, then draw (10 seconds)::
     regimes ablate small --seeds 5
     regimes figure curves runs/small --schedules low high accordion --x epoch floats
 
-Mean and 95 % t interval over seeds; what a schedule has reached at its end is a marker with error
-bars in all panels. Schedules, and seeds of one, may end after different numbers of epochs (Figure
-8: as many floats, not as many epochs). ``--published`` draws the authors' logs beside runs of the
-same setting. `figures` says which figure of the paper is which grid.
+Mean and 95 % t interval over seeds. What a schedule has reached at its end is a marker with error
+bars, against floats and seconds; against epochs only where that is the only panel. Schedules, and
+seeds of one, may end after different numbers of epochs (Figure 8: as many floats, not as many
+epochs). ``--published`` draws the authors' logs beside runs of the same setting. `figures` says
+which figure of the paper is which grid.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def figure(
     """
     by_schedule = compare.group_runs(runs, schedules, only=bool(schedules))
     if baseline is not None:
-        pairs_of(list(by_schedule), baseline)  # it is one of them
+        pairs_of(list(by_schedule), baseline)  # raises unless it is one of them
     one = next(iter(by_schedule.values()))[0]
     shown = measured_metric(one, column) if column else compare.tested_by(one)
     numbers, last = tabulate_curves(by_schedule, shown), tabulate_ends(by_schedule, shown)
@@ -78,7 +79,8 @@ def figure(
         fig = style.figure(3.7)
         axes = fig.subplots(1, len(x), sharey=True, squeeze=False)[0]
         for ax, against in zip(axes, x, strict=True):
-            marks = against != "epoch" or len(x) == 1  # at one x they would cover each other
+            # schedules that end at the same epoch would have their markers over each other
+            marks = against != "epoch" or len(x) == 1
             panels.draw_curves(ax, against, numbers, last, shown, names, marks)
             if authors is not None and against == "epoch":
                 logs.overlay(ax, authors[authors["schedule"].isin(by_schedule)], shown)
@@ -91,7 +93,7 @@ def figure(
         if shown == compare.tested_by(one):
             for ax in axes:
                 markov.mark(ax, one, "y")
-        _name(fig, axes, x, last, shown, names)
+        _name_curves(fig, axes, x, last, shown, names)
         add_headline(fig, write_answer(by_schedule, shown, names, baseline))
         style.add_caption(fig, words(by_schedule, x, authors is not None, cut))
     parts = {"curve": numbers, "end": last, "authors": authors}
@@ -99,7 +101,7 @@ def figure(
     return style.Drawing(fig, pd.concat(drawn, ignore_index=True))
 
 
-def _name(
+def _name_curves(
     fig: canvas.Canvas,
     axes: Sequence[Axes],
     x: Sequence[Against],
@@ -107,7 +109,7 @@ def _name(
     shown: Metric,
     names: Mapping[str, str],
 ) -> None:
-    """The schedules' names at the ends of the last panel; of many a legend."""
+    """Name the schedules at the ends of the last panel's curves; more than `MOST` in a legend."""
     if len(last) > MOST:
         at = list(x).index("epoch") if "epoch" in x else 0
         handles, labels = axes[at].get_legend_handles_labels()
@@ -121,7 +123,7 @@ def _name(
 def name_ends(
     ax: Axes, against: str, last: pd.DataFrame, shown: Metric, names: Mapping[str, str]
 ) -> None:
-    """The schedules' names right of a panel, joined to the ends of their curves."""
+    """Write the schedules' names right of a panel, joined to the ends of their curves."""
     looks = panels.named_looks(last["schedule"], names)
     ends = [
         (float(row[against]), float(row[shown.name]), looks[row["schedule"]])
@@ -148,7 +150,7 @@ def words(by_schedule: Groups, x: Sequence[str], overlay: bool = False, cut: boo
     notes: dict[str, list[str]] = {}
     names = names_of(by_schedule)
     for name, runs in by_schedule.items():
-        for note in _differences(runs, one):
+        for note in _describe_differences(runs, one):
             notes.setdefault(note, []).append(names[name])
     parts += [f"{' and '.join(labels)}: {note}" for note, labels in notes.items()]
     if "seconds" in x:
@@ -166,7 +168,7 @@ def words(by_schedule: Groups, x: Sequence[str], overlay: bool = False, cut: boo
     return ". ".join([*parts, f"{markov.caption(one)}{style.describe_setting(one)}."])
 
 
-def _differences(runs: Sequence[Record], one: Record) -> list[str]:
+def _describe_differences(runs: Sequence[Record], one: Record) -> list[str]:
     """What a reader should know of a schedule that was not trained like most."""
     said = []
     decays = decay_epochs(runs[0])
@@ -180,7 +182,7 @@ def _differences(runs: Sequence[Record], one: Record) -> list[str]:
         said.append(meant)
     lengths = sorted({len(run.epochs) for run in runs})
     if lengths != [run_length(one.header, one.rows)]:
-        spelt = " to ".join(map(str, {lengths[0]: 0, lengths[-1]: 0}))
+        spelt = " to ".join(map(str, dict.fromkeys([lengths[0], lengths[-1]])))
         rest = "; the curve goes as far as all seeds" if len(lengths) > 1 else ""
         said.append(f"{spelt} {unit_name(one.config).partition(' ')[0]}s{rest}")
     return said

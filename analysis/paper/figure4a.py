@@ -7,10 +7,9 @@ Run, then draw (3 minutes on one core, and some seconds)::
 
 The paper (section 4.3) says that more than 90 % of the top 10 % coordinates are common to a pair
 of stochastic gradients of an epoch. Left: the overlap against epoch for the paper's batch sizes.
-Right: against batch size, up to half of the training set (two disjoint batches need no more), so
-that it shows at what size the claim would hold, if it does at any. Nothing is extrapolated: near
-half of the training set two batches make up the whole set, and their noise is no longer
-independent.
+Right: the overlap against batch size, up to half of the training set, the most that two disjoint
+batches can have: at what size would the claim hold, if at any? Nothing is extrapolated: near half
+of the training set two batches make up the whole set, and their noise is no longer independent.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 CLAIM = 0.9  # the paper's
-SHOWN = (32, 128, 512)  # batch sizes against epoch: small, the paper's per worker, its global one
+SHOWN = (32, 128, 512)  # batch sizes, left: a small one; the paper's, of a worker and of all
 WHEN = ("early", "middle", "late")
 DASHES = ((0, (1.2, 1.2)), (0, (5, 1.5)), "-")
 COLOURS = ("#d55e00", "#0173b2", "#000000")  # of falling lightness, for a grey print
@@ -72,13 +71,15 @@ def overlaps(runs: Sequence[Record]) -> pd.DataFrame:
                         "overlap": size["mean"],
                         "chance": line["chance"],
                         "percent": line["percent"],
-                        "layers": _layer_mean(run, line["epoch"], batch),
+                        "layers": _average_layers(run, line["epoch"], batch),
                     }
                 )
     frame = pd.DataFrame(rows)
     if frame["percent"].nunique() > 1:
         raise RecordError("runs of different overlap.percent: draw them apart")
-    return pd.DataFrame([_pooled(key, rows) for key, rows in frame.groupby(["epoch", "batch"])])
+    return pd.DataFrame(
+        [_pool_seeds(key, seeds) for key, seeds in frame.groupby(["epoch", "batch"])]
+    )
 
 
 def readings(run: Record) -> list[dict[str, Any]]:
@@ -86,14 +87,15 @@ def readings(run: Record) -> list[dict[str, Any]]:
     return [line for line in run.details if line["instrument"] == "overlap"]
 
 
-def _layer_mean(run: Record, epoch: int, batch: str) -> float:
+def _average_layers(run: Record, epoch: int, batch: str) -> float:
     column = f"overlap:b{batch}"
     if column not in run.layers:
         return float("nan")
     return float(run.layers.loc[run.layers["epoch"] == epoch, column].mean())
 
 
-def _pooled(key: Any, rows: pd.DataFrame) -> dict[str, Any]:
+def _pool_seeds(key: Any, rows: pd.DataFrame) -> dict[str, Any]:
+    """The row of an (epoch, batch size), from a row for each seed."""
     return {
         "epoch": key[0],
         "batch": key[1],
@@ -120,7 +122,7 @@ def verdict(numbers: pd.DataFrame, train: int | None) -> str:
     images, None if the record does not say."""
     largest = int(numbers["batch"].max())
     top = numbers.sort_values("overlap").iloc[-1]
-    is_half = train is not None and 2 * largest >= train - 1
+    is_half = train is not None and 2 * largest >= train - 1  # rounded down where train is odd
     half = "half of the training set" if is_half else "the largest one measured"
     if float(top["overlap"]) < CLAIM:
         return (
@@ -151,18 +153,19 @@ def figure4a(runs: Iterable[Record], schedule: str = "dense") -> style.Drawing:
         halves: Any = fig.subfigures(1, 2)
         left, right = (half.add_subplot() for half in halves)
         style.mark_decays(left, one)
-        right.text(0.5, 1.01, " ", fontsize=7, va="bottom", transform=right.transAxes)  # as tall
+        # as much room as the left panel has for its decays, so that both panels are as tall
+        right.text(0.5, 1.01, " ", fontsize=7, va="bottom", transform=right.transAxes)
         for i, batch in enumerate(shown):
             _draw(left, numbers[numbers["batch"] == batch], "epoch", f"{batch}", i)
         for i, (word, epoch) in enumerate(when.items()):
             rows = numbers[numbers["epoch"] == epoch]
             _draw(right, rows, "batch", f"{word} ({epoch})", i)
-        _size_axis(right, sorted(numbers["batch"].unique().tolist()))
+        _format_size_axis(right, sorted(numbers["batch"].unique().tolist()))
         left.set_xlabel(unit_name(one.config))
         titles = ("batch size (images)", "measured after epoch")
         for half, ax, title in zip(halves, (left, right), titles, strict=True):
             ax.set(ylim=(0, 1), ylabel=f"overlap of the top {numbers['percent'].iloc[0]:g} %")
-            _references(ax, float(numbers["chance"].iloc[0]))
+            _draw_references(ax, float(numbers["chance"].iloc[0]))
             half.legend(
                 *ax.get_legend_handles_labels(),
                 loc="outside upper center",
@@ -188,7 +191,7 @@ def _title(numbers: pd.DataFrame, batch: int) -> str:
 
 
 def _draw(ax: Axes, rows: pd.DataFrame, x: str, label: str, i: int) -> None:
-    """Mean and 95 % interval; the i-th of three looks."""
+    """Draw the mean and its 95 % interval in the i-th of three looks."""
     ax.plot(
         rows[x],
         rows["overlap"],
@@ -204,8 +207,8 @@ def _draw(ax: Axes, rows: pd.DataFrame, x: str, label: str, i: int) -> None:
     ax.fill_between(*band, color=COLOURS[i], alpha=0.15, linewidth=0)
 
 
-def _size_axis(ax: Axes, sizes: list[int]) -> None:
-    """Logarithmic, a tick at each measured size but where the labels would touch."""
+def _format_size_axis(ax: Axes, sizes: list[int]) -> None:
+    """Make the x axis logarithmic, with a tick at each measured size unless labels would touch."""
     ax.set(xscale="log", xlabel="batch size (images)")
     ticks = sizes[-1:]
     for size in reversed(sizes):
@@ -215,8 +218,8 @@ def _size_axis(ax: Axes, sizes: list[int]) -> None:
     ax.minorticks_off()
 
 
-def _references(ax: Axes, chance: float) -> None:
-    """The paper's claim and what chance gives."""
+def _draw_references(ax: Axes, chance: float) -> None:
+    """Draw a line at the paper's claim, and one at the overlap by chance."""
     for height, words in ((CLAIM, "paper: > 90 %"), (chance, f"by chance: {chance:.2f}")):
         ax.axhline(height, color="#555555", linewidth=1, linestyle=(0, (6, 2, 1, 2)), zorder=1)
         ax.text(
@@ -253,7 +256,7 @@ def main(records: Records, out: Out = None) -> list[Path]:
     """Draw Figure 4a from the records under RECORDS, once for each schedule with readings of the
     overlap."""
     files, every = Files(records, out), load_all(records)
-    runs = [run for run in every if readings(run)] or every
+    runs = [run for run in every if readings(run)] or every  # ``overlaps`` says how to record them
     for schedule in group_runs(runs):
         fig, numbers = figure4a(runs, schedule)
         files.figure(f"figure4a-{schedule}", (fig, numbers))

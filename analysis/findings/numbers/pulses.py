@@ -20,13 +20,14 @@ from ..values import Interval, mean_of
 
 
 @functools.cache
-def _each(source: str) -> pd.DataFrame:
+def _tabulate_harms(source: str) -> pd.DataFrame:
+    """`measured.by_run` of an archive: a row for each branch."""
     return measured.by_run(measured.by_unit(measured.pair_branches(records(source))))
 
 
 @functools.cache
 def _scores(source: str, first: int = 0) -> pd.DataFrame:
-    runs, pulses = records(source), _each(source)
+    runs, pulses = records(source), _tabulate_harms(source)
     pulses = pulses[pulses["onset"] >= first]
     return scores.scores(
         pulses, scores.by_seed(measured.list_trunks(measured.pair_branches(runs)), runs)
@@ -36,21 +37,21 @@ def _scores(source: str, first: int = 0) -> pd.DataFrame:
 @functools.cache
 def curve(source: str) -> pd.DataFrame:
     """`harm.curve` of all pulses of an archive: p is corrected over them."""
-    return harm.curve(_each(source))
+    return harm.curve(_tabulate_harms(source))
 
 
 def _harms(source: str, arm: str, onset: int) -> list[float]:
-    """Harm in the end of one pulse, a value per seed in the order of the seeds."""
-    record_read(f"{source}.tar.xz")
-    runs = _each(source)
+    """The final harm of one pulse, a value per seed in the order of the seeds."""
+    record_read(f"{source}.tar.xz")  # notes the read, even if the table is cached; so below
+    runs = _tabulate_harms(source)
     rows = runs[(runs["arm"] == arm) & (runs["onset"] == onset)].sort_values("seed")
     return [float(value) for value in rows["harm"]]
 
 
 @number
 def harm_of_a_pulse(source: str, arm: str, onset: int) -> Interval:
-    """How much worse the final metric is with a pulse than without it, by the unit where it
-    starts."""
+    """How much worse the final metric is with a pulse of an arm, which starts at unit ``onset``,
+    than without it."""
     return mean_of(_harms(source, arm, onset))
 
 
@@ -70,7 +71,7 @@ def harm_between(source: str, arm: str, onset: int, other: int) -> Interval:
     return mean_of([a - b for a, b in pairs])
 
 
-def _pooled(sources: str, arm: str, onset: int, other: int) -> list[list[float]]:
+def _list_differences(sources: str, arm: str, onset: int, other: int) -> list[list[float]]:
     """The differences of `harm_between`, a list for each tree."""
     found = []
     for source in sources.split("; "):
@@ -82,15 +83,15 @@ def _pooled(sources: str, arm: str, onset: int, other: int) -> list[list[float]]
 @number
 def harm_pooled(sources: str, arm: str, onset: int, other: int) -> Interval:
     """`harm_between` over the trunks of several trees, each trunk a value."""
-    return mean_of([x for tree in _pooled(sources, arm, onset, other) for x in tree])
+    return mean_of([x for tree in _list_differences(sources, arm, onset, other) for x in tree])
 
 
 @number
 def harm_over_trees(sources: str, arm: str, onset: int, other: int) -> Interval:
-    """`harm_between` over several trees, the mean of each a value: what another tree may give. With
-    as many seeds in each tree it is the mean of a mixed model with a random effect of the tree,
-    where trees differ more than seeds do."""
-    return mean_of([fmean(tree) for tree in _pooled(sources, arm, onset, other)])
+    """`harm_between` over several trees, each tree's mean a value: the interval allows for what
+    other trees may give. With equally many seeds in each tree it is the mean of a mixed model with
+    a random effect of the tree, where trees differ more than seeds do."""
+    return mean_of([fmean(tree) for tree in _list_differences(sources, arm, onset, other)])
 
 
 @number
@@ -104,7 +105,7 @@ def pooled_table(sources: str, arm: str, differences: str) -> str:
     pairs = [[int(x) for x in words.split(" - ")] for words in differences.split("; ")]
     first = sources.partition("; ")[0]
     columns = {
-        f"{first}": [harm_between(first, arm, *pair) for pair in pairs],
+        first: [harm_between(first, arm, *pair) for pair in pairs],
         "all trunks": [harm_pooled(sources, arm, *pair) for pair in pairs],
         "all trees": [harm_over_trees(sources, arm, *pair) for pair in pairs],
     }

@@ -47,8 +47,8 @@ def _cached_table(source: str, metric: str) -> pd.DataFrame:
 
 @number
 def range_of(source: str, arm: str, rule: int = 0, metric: str = "accuracy") -> dict[str, Any]:
-    """The largest usable rate of an arm by rule number ``rule``: as a share of dense's, with
-    interval, and as a rate; n; and the arm's best rate."""
+    """The largest usable rate of an arm by rule number ``rule``: divided by dense's, with an
+    interval (``of_dense``), and as a rate (``end``); n; and the arm's best rate."""
     rows = _table(source, metric)
     row = row_of(rows, rule=rows["rule"].unique()[rule], arm=arm)
     ends = row["of_dense"], row["of_dense_low"], row["of_dense_high"]
@@ -93,16 +93,17 @@ def better_seeds(source: str, arm: str, rate: float, other: float) -> int:
 
 @number
 def endless(source: str, arm: str, metric: str) -> int:
-    """Seeds with a range up to the largest rate that was tried, against the arm's own best."""
+    """How many seeds have a usable range, by the first rule (against the arm's own best), that
+    reaches the largest rate that was tried."""
     ends = usable.ends(usable_runs(source, metric), find_metric(metric))
-    largest_rates = ends[(ends["arm"] == arm) & (ends["rule"] == ends["rule"].unique()[0])]
-    return int(np.isinf(largest_rates["usable_max"]).sum())
+    seeds = ends[(ends["arm"] == arm) & (ends["rule"] == ends["rule"].unique()[0])]
+    return int(np.isinf(seeds["usable_max"]).sum())  # inf: all rates above the best are usable
 
 
 @number
 def end_of_rank(rank: int, rule: int = 0, points: float = 5.0) -> Interval:
-    """The largest usable rate at a rank divided by its low-pass's, by rule number
-    ``rule``."""
+    """The largest usable rate at a rank, divided by that of the low-pass filter which is as late
+    as this rank; by rule number ``rule``, with a tolerance of so many ``points`` of accuracy."""
     runs = usable_runs("rates + rates-low-pass")
     ends = usable.ends(runs, find_metric("accuracy"), points)
     kept = ends[ends["rule"] == ends["rule"].unique()[rule]]
@@ -112,15 +113,15 @@ def end_of_rank(rank: int, rule: int = 0, points: float = 5.0) -> Interval:
 
 @number
 def loss_of_lateness(rank: int) -> Interval:
-    """Training loss of a low-pass minus PowerSGD's at the same rank, each at the rate where
-    its loss is smallest."""
+    """Training loss of the low-pass filter which is as late as a rank, minus the loss of PowerSGD
+    at that rank; each at the learning rate where its mean loss is smallest."""
     runs = usable_runs("rates + rates-low-pass")
     means = runs.groupby(["arm", "rate"])["train_loss"].mean()
-    at = runs.set_index(["arm", "rate", "seed"])["train_loss"]
-    late, ours = (
-        at[arm][means[arm].idxmin()] for arm in (f"low-pass as rank {rank}", f"rank {rank}")
+    losses = runs.set_index(["arm", "rate", "seed"])["train_loss"]
+    low_pass, powersgd = (
+        losses[arm][means[arm].idxmin()] for arm in (f"low-pass as rank {rank}", f"rank {rank}")
     )
-    return mean_of((late - ours).to_list())
+    return mean_of((low_pass - powersgd).to_list())
 
 
 # -- early or late ---------------------------------------------------------------------------
@@ -138,8 +139,9 @@ def _cached_when() -> pd.DataFrame:
 
 @number
 def when(nats: float, epochs: str) -> Interval:
-    """Six epochs at rank 1, early, in the middle or late: the largest usable rate divided by
-    dense's. p: the ratio is the last window's."""
+    """The largest usable rate with rank 1 in six epochs (early, in the middle or late), divided by
+    dense's. Usable: the loss is at most so many ``nats`` above dense's lowest. p is of the
+    hypothesis that the last window has the same ratio."""
     rows = narrowing.table(_when())
     row = row_of(rows, limit=nats, window=f"epochs {epochs}")
     ends = row["ratio"], row["ratio_low"], row["ratio_high"]
@@ -160,20 +162,21 @@ def loss_ratio(epochs: str, of: str = "") -> Interval:
 
 @number
 def early_gap(rate: float, minus: float = 0.0) -> Interval:
-    """The loss of rank 1 minus dense's after epochs 2-7, in nats; or that, minus another rate's."""
+    """The loss of rank 1 minus dense's after epochs 2-7, in nats; with ``minus``, this gap minus
+    the gap at that rate."""
     losses = _when()
-    at = losses[losses["window"] == "epochs 2-7"]
-    gaps = (at["loss"] - at["dense"]).groupby([at["rate"], at["seed"]]).mean().unstack()
-    rows = gaps.T
-    return mean_of((rows[rate] - rows[minus] if minus else rows[rate]).to_list())
+    early = losses[losses["window"] == "epochs 2-7"]
+    gaps = (early["loss"] - early["dense"]).groupby([early["rate"], early["seed"]]).mean()
+    by_rate = gaps.unstack().T
+    return mean_of((by_rate[rate] - by_rate[minus] if minus else by_rate[rate]).to_list())
 
 
 @number
 def least_early_gap(largest_rate: float) -> float:
     """The smallest mean `early_gap` over rates up to ``largest_rate``."""
     losses = _when()
-    at = losses[(losses["window"] == "epochs 2-7") & (losses["rate"] <= largest_rate)]
-    return float((at["loss"] - at["dense"]).groupby(at["rate"]).mean().min())
+    early = losses[(losses["window"] == "epochs 2-7") & (losses["rate"] <= largest_rate)]
+    return float((early["loss"] - early["dense"]).groupby(early["rate"]).mean().min())
 
 
 # -- the edge of stability -------------------------------------------------------------------
@@ -210,14 +213,17 @@ def _quadratic() -> pd.DataFrame:
 
 @number
 def quadratic_table() -> str:
-    """The largest stable rates with feedback, of dense's, beside the rates of filters that are as
-    late, and the largest without feedback."""
+    """A table of the largest stable rates, each divided by dense's: with error feedback, of filters
+    that send the same share of the energy, and without error feedback."""
     found = quadratic.as_text(_quadratic())
     cells = [dict(zip(found.heads, row, strict=True)) for row in found.rows]
-    bare = {(c["momentum"], c["level"]): c[OF_DENSE] for c in cells if c[""] == quadratic.WITHOUT}
+    # the column without a heading says whether there is error feedback
+    without = {
+        (c["momentum"], c["level"]): c[OF_DENSE] for c in cells if c[""] == quadratic.WITHOUT
+    }
     shown = ("momentum", "level", "sent", OF_DENSE, *quadratic.BESIDE)
     lines = [
-        [*(c[name] for name in shown), bare[c["momentum"], c["level"]]]
+        [*(c[name] for name in shown), without[c["momentum"], c["level"]]]
         for c in cells
         if c[""] == quadratic.WITH and c["level"] != "dense"
     ]
@@ -270,10 +276,12 @@ def harms_grow_with_onset() -> bool:
 
 
 def _late_after_the_deficit() -> dict[tuple[int, int], Interval]:
-    """(first, stop) of late deficits -> their final error divided by the earliest's of that length,
-    each compared with a training without deficit on as many steps as follow the deficit."""
+    """(first, stop) of each late deficit -> its ratio divided by the ratio of the earliest deficit
+    of that length. A deficit's ratio is its final error divided by the error of a training without
+    deficit after as many steps as follow the deficit."""
     runs = records("deep-linear")
     name = deep_linear.NONE
+    # 60 units: the 30,000 steps that follow each deficit (``grids/deep-linear.toml``)
     without = {
         run.seed: run.epochs["metric"].head(60).tail(3).mean() for run in runs if run.name == name
     }
@@ -296,8 +304,8 @@ def _late_after_the_deficit() -> dict[tuple[int, int], Interval]:
 
 @number
 def harm_after_the_deficit(first: int, stop: int) -> Interval:
-    """A late deficit divided by the earliest of its length, by the steps that follow the
-    deficit."""
+    """Like `harm_of_earliest`, but each error is divided by that of a training without deficit
+    after as many steps as follow the deficit."""
     return _late_after_the_deficit()[first, stop]
 
 

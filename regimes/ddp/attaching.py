@@ -72,31 +72,34 @@ def attach(
     check_cosine: float | None = None,
     summary: bool = True,
 ) -> Hook:
-    """Let a DDP model, a sharded one (FSDP2), or replicas of a sharded one exchange gradients
-    compressed, at a constant level, or at levels that a policy decides.
+    """Let a DDP model, a sharded one (FSDP2), or replicas of a sharded one exchange compressed
+    gradients, at a constant level or at levels that a policy decides.
 
     Call it on every process, right after wrapping the model. ``.grad`` then holds the shared
     update after each backward pass, as without the hook. To accumulate gradients, use
     ``model.no_sync()`` for all backward passes of a step but the last.
 
     Args:
-        model: a DistributedDataParallel model; with ``replicas`` one that ``fully_shard`` (FSDP2)
-            has divided over another dimension of the same mesh.
+        model: a DistributedDataParallel model; with ``shards`` or ``replicas`` one that
+            ``fully_shard`` (FSDP2) has divided. With ``replicas`` it is divided over another
+            dimension of the same mesh.
         replicas: the mesh dimension between replicas, ``mesh["replicate"]``: gradients are averaged
             over it. All replicas begin with the first one's parameters and buffers.
             To accumulate gradients, use ``set_requires_gradient_sync(False)``. PowerSGD compresses
             whole matrices, whatever the number of shards; other compressors each shard.
         shards: the mesh of one dimension that was given to ``fully_shard``. FSDP2's own collectives
-            are then compressed, module by module: a layer is what one call of ``fully_shard`` has
-            divided, with PowerSGD a parameter. With ``replicas`` it is the other dimension of the
-            mesh, and the hook's layers are as without. See docs/how-to/fsdp.md.
+            are then compressed, module by module. A layer of the hook is what one call of
+            ``fully_shard`` has divided; with PowerSGD it is a parameter. With ``replicas``,
+            ``shards`` is the other dimension of the mesh, and the layers are those of ``replicas``
+            alone. See docs/how-to/fsdp.md.
         scatter: with ``shards``, how gradients are reduced: ``{"level": 4}`` (or 8 bits), or
             ``{"levels": {"low": 8, "high": 4}}`` between which the policy decides, ACCORDION where
             none is named; with the fields of `QuantisedScatter`. ``{"name": "powersgd", "level":
             4}`` is PowerSGD of rank 4.
             Without it FSDP2's own reduce-scatter runs.
         gather: with ``shards``, how weights are gathered, in forward and backward: ``{"level":
-            8}`` (or 4 bits), "block". Without it FSDP2's own all-gather runs.
+            8}`` (or 4 bits), and "block", how many numbers have one scale. Without it FSDP2's own
+            all-gather runs.
         manager: a ``Manager`` of torchft: its replicas come and go. ``model`` is then the bare
             model, and ``optimizer`` ``torchft.Optimizer``. Model, optimiser and hook are
             registered with it. See docs/how-to/sites.md.
@@ -132,10 +135,10 @@ def attach(
             parts of batches; where that does not show it, a third part says it: ``weight(batch)``,
             say the number of tokens that count.
         timeout: seconds until a process that the others wait for counts as lost; with a manager
-            its own count.
+            the manager's own timeouts hold.
         check_every: every so many steps the gradient is exchanged once more, uncompressed, and
-            compared: the record has the cosine per layer, and process 0 warns where the model's
-            cosine is less than ``check_cosine``, by default 0.3. Nothing else changes.
+            compared with the update: the record has the cosine per layer, and process 0 warns where
+            the model's cosine is less than ``check_cosine``, by default 0.3. Nothing else changes.
         summary: as the job ends, process 0 prints to stderr what was sent and waited for.
 
     Raises:
@@ -155,15 +158,15 @@ def attach(
         capabilities.check(asked, [capabilities.MANAGED])
         source = BareGradients(model, manager)
     elif shards is not None and replicas is not None:
-        inside = choices.within_replicas(scatter, gather)
-        source, steps = ShardedReplicas(model, replicas, shards, inside), ReplicaSteps
+        within = choices.within_replicas(scatter, gather)
+        source, steps = ShardedReplicas(model, replicas, shards, within), ReplicaSteps
     elif shards is not None:
         capabilities.check(asked, [capabilities.SHARDED_COLLECTIVES])
         compressor, level, levels = choices.choose_scatter(
             scatter, policy, compressor, level, levels
         )
-        whole = not isinstance(compressor, QuantisedScatter)
-        source = FSDPModules(model, shards, choices._choose_gather(gather), whole)
+        by_parameter = not isinstance(compressor, QuantisedScatter)
+        source = FSDPModules(model, shards, choices._choose_gather(gather), by_parameter)
         steps = ModuleSteps
     elif replicas is not None:
         source = ShardedGradients(model, replicas)
@@ -176,8 +179,8 @@ def attach(
     require(good, "seed", seed, "a whole number of at most 63 bits")
     schedule = unit_schedule(every, inner_optimizer(optimizer), model)
     probed = pick_probe(probe, instruments, check_every, check_cosine)
-    chosen_by_none = policy is compressor is level is levels is None
-    if chosen_by_none:
+    nothing_named = policy is compressor is level is levels is None
+    if nothing_named:
         compressor, level = choices.UNNAMED
     policy, levels = choices.choose_constant(policy, level, levels)
     compressor = "powersgd" if compressor is None else compressor
@@ -200,7 +203,7 @@ def attach(
         steps,
         summarizes=summary,
     )
-    if chosen_by_none and hook.world.rank == 0:
+    if nothing_named and hook.world.rank == 0:
         choices.warn_of_unnamed()
     return hook
 

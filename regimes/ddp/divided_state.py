@@ -31,19 +31,20 @@ from regimes.precision import full_precision
 if TYPE_CHECKING:
     from regimes.ddp.hook import Hook
 
-_STATE = re.compile(r"(?:^|\.)process/(\d+)/\d+$")
+_PROCESS_ENTRY = re.compile(r"(?:^|\.)process/(\d+)/\d+$")
 
 
 class DividedState:
-    """A ``Stateful`` of DCP: each process's state as bytes, and apart from it what it owes, which
-    may be as large as the whole model.
+    """A ``Stateful`` of DCP: each process's state as bytes, and in an entry of its own what the
+    process owes (its residuals), which may be as large as the whole model.
 
-    Loaded on as many processes the job goes on bit for bit. On another number, which ``saved``
-    tells, each takes over a part of what the saved ones owe such that the mean over processes is
-    preserved, and what it owns of the sums of a unit under way.
+    Loaded on as many processes the job goes on bit for bit. On another number, which needs
+    ``saved``, each process takes over a part of what the saved ones owe, such that the mean over
+    processes is preserved; and what it owns of the sums of a unit under way.
 
     Attributes:
-        processes: of the checkpoint that is loaded next; once it is loaded, of the job.
+        processes: how many have saved the checkpoint that is loaded next; once it is loaded, the
+            number of the job.
     """
 
     def __init__(self, hook: Hook, branch: bool = False, saved: Any = None) -> None:
@@ -51,7 +52,8 @@ class DividedState:
         self.processes = hook.world.processes if saved is None else _saved_processes(saved)
 
     def state_dict(self) -> dict[str, bytes]:
-        """All of this process; of another number of processes the names of what it loads."""
+        """The entries of this process. To load those of another number of processes: their names,
+        empty, because DCP loads the entries that it finds here."""
         world, count = self.hook.world, self.processes
         if count != world.processes:
             names = [_entry_name("process", count, i) for i in range(count)]
@@ -81,11 +83,11 @@ class DividedState:
                 states = [
                     unpack_state(saved[_entry_name("process", count, i)]) for i in range(count)
                 ]
-                held = {
+                owed_by = {
                     i: unpack_state(saved[_entry_name("owed", count, i)])
                     for i in self._saved_sources()
                 }
-                state = self._regroup_states(states, held)
+                state = self._regroup_states(states, owed_by)
         self.hook.load_state_dict(state, branch=self.branch)
         self.processes = world.processes
 
@@ -95,12 +97,16 @@ class DividedState:
         first, stop = rank * self.processes, (rank + 1) * self.processes
         return range(first // processes, -(-stop // processes))
 
-    def _regroup_states(self, states: Sequence[State], held: Mapping[int, Residuals]) -> State:
-        """The state of this process, from the states of another number of processes."""
+    def _regroup_states(self, states: Sequence[State], owed_by: Mapping[int, Residuals]) -> State:
+        """The state of this process, from the states of another number of processes.
+
+        Args:
+            owed_by: the residuals of those saved processes from which this one takes over.
+        """
         world, layers, first = self.hook.world, self.hook.layers, states[0]
         was = get_column(first["layers"], "shape")
-        if odd := was.keys() ^ {layer.name for layer in layers}:
-            refuse_state(f"{list_names(sorted(odd))} is trained by one of the two jobs alone")
+        if unmatched := was.keys() ^ {layer.name for layer in layers}:
+            refuse_state(f"{list_names(sorted(unmatched))} is trained by one of the two jobs alone")
         for i, layer in enumerate(layers):
             if was[layer.name] != self._layer_shape(i, len(states)):
                 refuse_state(
@@ -108,7 +114,7 @@ class DividedState:
                     f"{was[layer.name]} in the state, expected {self._layer_shape(i, len(states))}"
                 )
         parts = []
-        for process, owed in held.items():
+        for process, owed in owed_by.items():
             numbers = {x.name: self._to_numbers(i, owed[x.name]) for i, x in enumerate(layers)}
             parts.append({"workers": [process], "layers": by_layer(residual=numbers)})
         mine = residuals_for(world.hosted, world.workers, parts, len(states), was)
@@ -141,7 +147,7 @@ class DividedState:
         return torch.cat([x.flatten() for x in layout.to_parameters(parts[0])])[None]
 
     def _from_numbers(self, layer: int, numbers: Tensor | None) -> Tensor | None:
-        """The inverse, on this job's number of processes."""
+        """The inverse of `_to_numbers`, on this job's number of processes."""
         if numbers is None or (quantiser := self._quantiser()) is None:
             return None if numbers is None else numbers.view(1, *self.hook.layers[layer].matrix)
         layout = self._layer_layout(layer)
@@ -162,7 +168,8 @@ class DividedState:
         return source.layer_layouts[layer]
 
     def _quantiser(self) -> QuantisedScatter | None:
-        """None: layers have the shapes of parameters."""
+        """The compressor, if it quantises FSDP2's flat tensors; None: it compresses layers in the
+        shapes of parameters."""
         compressor = self.hook.chosen.compressor
         return compressor if isinstance(compressor, QuantisedScatter) else None
 
@@ -176,7 +183,7 @@ def _saved_processes(saved: Any) -> int:
     Raises:
         ConfigError: it holds no such state of a hook, or cannot be read.
     """
-    found = {int(match[1]) for name in saved_names(saved) if (match := _STATE.search(name))}
+    found = {int(match[1]) for name in saved_names(saved) if (match := _PROCESS_ENTRY.search(name))}
     if len(found) != 1:
         raise ConfigError(
             f"saved: {saved} has no state of a hook with shards=: save hook.sharded_state() in it"

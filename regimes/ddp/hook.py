@@ -102,6 +102,7 @@ class Hook(Job):
             reduced=made.by_process,
             members=cast(Any, source).member_names if made.by_process else None,
         )
+        # these read the shared update alone, the others this process's own gradients as well
         from_updates = {"norms", "msdr"} if chosen.signal == "update" else {"msdr"}
         gauges = self.panel.gauges
         on_steps = {k: x for k, x in gauges.items() if not isinstance(x, EndOfEpochGauge)}
@@ -119,7 +120,7 @@ class Hook(Job):
             dense_start=chosen.dense_start,
             optimizer=schedule.optimizer,
         )
-        self._seen: list[Row] = []
+        self._seen: list[Row] = []  # the units as the policy sees them
         self.world.guard.done = lambda: steps.total
         probed: dict[str, Any] = {}
         if chosen.probe is not None:
@@ -211,14 +212,15 @@ class Hook(Job):
         a residual; one that is frozen now is left out. Process 0 warns of both.
 
         Args:
-            branch: ``saved`` may be of another policy, level or compressor; this hook's decide from
-                now on. Residuals stay, and memories with the same class of compressor. Its
-                policy sees the units so far with the levels that it would have chosen. ``saved`` is
-                of the end of a unit, and of the same layers.
+            branch: ``saved`` may be of another policy, level or compressor; those of this hook
+                hold from now on. Residuals stay, if its compressor keeps any; memories, if it is of
+                the same class. Its policy sees the units so far with the levels that it would have
+                chosen. ``saved`` must be of the end of a unit, and of the same layers.
 
         Raises:
-            ConfigError: it is of another model, process or number of processes; without ``branch``,
-                of another compressor or policy; with it, see there.
+            ConfigError: ``saved`` is of another model, process or number of processes; without
+                ``branch``, of another compressor or policy; with it, of other layers or from within
+                a unit.
         """
         self.world.guard.enter_call("load_state_dict()")
         with damage_refused():
@@ -274,10 +276,10 @@ class Hook(Job):
         Args:
             branch: what is loaded may be of another policy, level or compressor, as in
                 ``load_state_dict``.
-            saved: to load: the checkpoint's folder, or its ``StorageReader``. From another number
-                of replicas, or of processes with ``shards``, the residuals are then divided such
-                that their mean over them is preserved; without it torch finds a "Missing key"
-                there.
+            saved: the folder of the checkpoint to load, or its ``StorageReader``; needed where
+                another number of replicas (with ``shards``: of processes) has saved it. The
+                residuals are then divided such that their mean is preserved; without ``saved``
+                torch raises "Missing key".
 
         Raises:
             ConfigError: the model is not sharded, or ``saved`` is no checkpoint of a hook.
@@ -308,7 +310,8 @@ class Hook(Job):
             self.steps.take_back()
 
     def _begin_step(self) -> None:
-        """The first bucket of a backward pass is full; on every process."""
+        """Begin a step, and end the last unit if it is over. Runs on every process, when the first
+        bucket of a backward pass is full."""
         if self.membership is not None:
             self.membership.begin_step()
         steps = self.steps.in_unit
@@ -329,14 +332,15 @@ class Hook(Job):
     def _finish_unit(self, lr: float, next_lr: float) -> dict[str, Decision]:
         """End a unit: its row, without statistics if every step was skipped, and the levels of the
         next."""
-        b = self.steps
-        b.forget_step()
+        steps = self.steps
+        steps.forget_step()
         if self.sends_at_end:
             self.world.guard.enter_call("the end of an epoch")
-        with b.on_hook_stream():
+        with steps.on_hook_stream():
+            finite = steps.finite_in_unit
             # a norm is read by all processes that share a layer, or by none
-            seen = self.world.min_count(b.finite_in_unit) if self.sends_at_end else b.finite_in_unit
-            if b.in_unit and not b.finite_in_unit and not self.diverged and self.world.rank == 0:
+            seen = self.world.min_count(finite) if self.sends_at_end else finite
+            if steps.in_unit and not finite and not self.diverged and self.world.rank == 0:
                 self.diverged = True
                 warnings.warn(
                     f"no step of unit {len(self.rows)} has finite gradients (NaN or infinity): has "
@@ -347,21 +351,21 @@ class Hook(Job):
                 self._norm_sums().clear()
             readings = self.panel.read(len(self.rows)) if seen else Readings()
         self._end_unit(
-            (b.in_unit, b.total),
+            (steps.in_unit, steps.total),
             (lr, next_lr),
             readings,
             self.decided,
-            b.clock.seconds,
-            b.clock,
-            skipped=b.in_unit - b.finite_in_unit,
+            steps.clock.seconds,
+            steps.clock,
+            skipped=steps.in_unit - steps.finite_in_unit,
             **({} if self.membership is None else {"replicas": self.membership.take_column()}),
         )
-        b.restart_unit()
+        steps.restart_unit()
         return self._decide_next()
 
     def _residuals(self) -> list[Tensor | None]:
-        """What is owed per layer, in units in which the shared gradient is a mean, of the unscaled
-        loss."""
+        """The residual of each layer, in units of the shared gradient, which is a mean, and of the
+        unscaled loss."""
         reducer, found = self.reducer, list[Tensor | None]()
         layers = zip(reducer.layers, reducer.compressors, self.steps.scales, strict=True)
         for state, (layer, compressor, scale) in zip(reducer.states, layers, strict=True):
@@ -393,13 +397,13 @@ class Hook(Job):
         self.steps.check = self._agree_on_unit
 
     def _agree_on_unit(self) -> None:
-        """At a unit's first bucket, in the thread that sends the buckets: processes at different
-        steps would wait for each other, and at different rates they would have other weights."""
+        """Check that all processes are at the same step, with the same levels and rates: at
+        different steps they would wait for each other, and at different rates they would have other
+        weights. Runs at a unit's first bucket, in the thread that sends the buckets."""
         self.world.guard.enter_call("the first step of an epoch", _FIRST_STEP)
-        b = self.steps
         place = {
             "units": len(self.rows),
-            "steps": [b.in_unit, b.total],
+            "steps": [self.steps.in_unit, self.steps.total],
             "levels": self.decided.names,
         }
         if self.membership is not None:
@@ -434,14 +438,15 @@ class Hook(Job):
     def _restore_state(self, fitted: State) -> None:
         self._codec.restore_state(fitted)
         self.branched, self._seen = fitted["branched"], []
-        if self.branched == len(self.rows):
+        if self.branched == len(self.rows):  # a branch begins here: its own policy decides
             self._decide_next()
             return
         levels = get_column(fitted["layers"], "level")
         names = [levels[layer.name] for layer in self.layers]
         decided = self._decide_levels()
         if self.branched is not None and self.branched > len(self.rows):
-            decided = Levels(names, [None] * len(names), {})  # not this policy's
+            # the trunk's last unit is over but for its row: its levels are not this policy's
+            decided = Levels(names, [None] * len(names), {})
         self._use_levels(replace(decided, names=names))
 
     def _policy_history(self) -> list[Row]:
@@ -516,7 +521,7 @@ def _make_controller(chosen: Choice, layers: list[Layer], world: World) -> Contr
 
 
 def _at_exit(reference: weakref.ref[Hook]) -> None:
-    """End the record when Python ends: well, unless an error has ended Python."""
+    """End the record when Python ends; as broken, if an error has ended Python."""
     if (hook := reference()) is not None:
         error = getattr(sys, "last_value", None)
         hook._end_job(False, "" if error is None else f"{type(error).__name__} {error}".strip())

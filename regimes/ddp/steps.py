@@ -31,7 +31,9 @@ class HookSteps(UnitSteps, Listener):
     """The backward passes of one model; the hook exchanges their gradients.
 
     Attributes:
-        exchange: of their gradients.
+        exchange: the exchange of their gradients.
+        stack: this process's own gradients of the step under way, one after another, ``[1, size]``;
+            size 0 where no gauge reads them.
     """
 
     def __init__(
@@ -48,8 +50,9 @@ class HookSteps(UnitSteps, Listener):
         """
         Args:
             reducer: of the source's layers, or of this process's shards of them.
-            readers: those of them that read this process's gradients, too, when they are ``due``.
-            dense_start: so many steps send the gradient uncompressed.
+            readers: those of the gauges that, when they are ``due``, read this process's own
+                gradients as well as the shared update.
+            dense_start: how many steps, from the first on, send the gradient uncompressed.
             scale: what the loss is multiplied by (a GradScaler's scale).
             optimizer: steps the parameters, if it is known.
         """
@@ -57,8 +60,8 @@ class HookSteps(UnitSteps, Listener):
         super().__init__(reducer, source.device, dense_start, gauges, applied)
         self.source, self.readers = source, readers
         self.sizes = [t.numel() for t in source.local]
-        self.stack = self._new_stack(0)
-        # by whole layers, which are the same on all processes
+        self.stack = self._make_stack(0)
+        # of whole layers, whose sizes are the same on all processes: so all have the same buckets
         buckets = make_buckets([*source.parameters.values()], source.bucket_bytes)
         self.exchange = Exchange(
             reducer,
@@ -77,21 +80,21 @@ class HookSteps(UnitSteps, Listener):
             self.forget_step()  # from here on .grad may be the sum of several passes
 
     def begin_step(self) -> None:
-        self.before_step()
+        self.before_step()  # first: it may end a unit, which changes the clock and the levels
         self.clock.start_step()
         self.exchange.begin_transfer(self.present_levels)
         self._keep_gradients(any(getattr(gauge, "due", True) for gauge in self.readers))
 
     def _keep_gradients(self, kept: bool) -> None:
-        """Let the exchange copy this process's gradients of the step under way, or not: memory is
-        held for steps in a row that need it."""
+        """Let the exchange copy this process's gradients of the step under way, or not. The memory
+        stays from step to step, until a step does not need it."""
         size = sum(self.sizes) if kept else 0
         if self.stack.shape[1] != size:
-            self.stack = self._new_stack(size)
+            self.stack = self._make_stack(size)
             self.exchange.copies = self.stack[0].split(self.sizes) if kept else None
 
-    def _new_stack(self, size: int) -> Tensor:
-        """``[1, size]``."""
+    def _make_stack(self, size: int) -> Tensor:
+        """Zeros ``[1, size]``."""
         kind = self.reducer.world.meter.dtype
         return torch.zeros((1, size), dtype=kind, device=self.device)
 
@@ -119,7 +122,9 @@ class HookSteps(UnitSteps, Listener):
         if step.lost:
             self.clock.stop_step()
             return
-        if step.finite or self.applied is None:  # a GradScaler skips others, which count
+        # A step that is not finite has changed no memory, and counts although a GradScaler skips
+        # it: it is not undone, unless a quorum decides whether it counts.
+        if step.finite or self.applied is None:
             self.keep_for_undo(step.finite)
         self.in_unit += 1
         self.total += 1
@@ -176,8 +181,8 @@ class HookSteps(UnitSteps, Listener):
         self.source.note_unused(means)
 
     def refuse_missing(self, layers: Sequence[int]) -> None:
-        """Raise ConfigError: some buckets of DDP were never full. It would explain that too, but
-        only in the next forward pass, after a step with gradients that are not shared."""
+        """Raise ConfigError: some buckets of DDP were never full. DDP itself would say so only in
+        the next forward pass, after a step with gradients that are not shared."""
         names = [*self.source.parameters]
         raise ConfigError(
             f"{list_names([names[i] for i in layers])} had no gradient in this backward pass, and "

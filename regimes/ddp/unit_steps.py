@@ -20,9 +20,9 @@ from regimes.job.clock import Clock
 
 @dataclass
 class Undo:
-    """What else than memories the last step has changed, kept while it may still be undone."""
+    """What the last step has changed beside memories, kept while it may still be undone."""
 
-    gauges: list[tuple[Any, dict[str, Any]]]  # and their attributes
+    gauges: list[tuple[Any, dict[str, Any]]]  # each with its attributes before the step
     finite: bool
 
 
@@ -38,11 +38,11 @@ class UnitSteps:
         before_step: called at the first gradients of a backward pass.
         check: called once, before the next gradient is reduced.
         clock: where the time since ``restart_unit`` went.
-        gauges: see every finite step, in units of the unscaled loss; a ``Gauge`` with
-            ``reversible`` each.
+        gauges: each sees every finite step, in units of the unscaled loss; each is a ``Gauge``,
+            made ``reversible`` here.
         applied: tells whether the last step was applied; None: a quorum does (``ddp.membership``).
-        by_process: each process has a state of its own, which no other number of processes loads
-            without the folder of all.
+        by_process: no process holds whole layers: there is no full state, and another number of
+            processes can load only ``sharded_state``, from the folder of all.
     """
 
     by_process = False
@@ -85,7 +85,8 @@ class UnitSteps:
             check()
 
     def keep_for_undo(self, finite: bool) -> None:
-        """Keep what a step that counts now may change, so that ``undo_step`` can take it back."""
+        """Keep what a step that counts now will change, so that ``undo_step`` can take it back.
+        Called before counts and gauges see the step."""
         gauges = [(gauge, dict(vars(gauge))) for gauge in self.gauges]
         self._last = Undo(gauges, finite)
 
@@ -105,9 +106,10 @@ class UnitSteps:
         if self._last is None or before is None or applied is None:
             return
         cleared = applied.find_cleared(before.layers - applied.stepped, arriving)
-        if thrown := cleared & applied.known:
-            self.undo_step(thrown)
+        if thrown_away := cleared & applied.known:
+            self.undo_step(thrown_away)
         elif cleared and not applied.stepped and not applied.has_moved(cleared):
+            # no optimiser is known to step these layers, so one may have without a trace: only warn
             held_back = any(self.reducer.states[i].residual is not None for i in cleared)
             if held_back and not self.warned and self.reducer.world.rank == 0:
                 self.warned = True
@@ -118,7 +120,7 @@ class UnitSteps:
         stays counted, because it was sent.
 
         Args:
-            layers: only of these; the step still counts while others are left.
+            layers: only in these; the step still counts while it is left in others.
         """
         if (last := self._last) is None:
             return
@@ -142,7 +144,7 @@ class UnitSteps:
 
     @property
     def scales(self) -> list[float]:
-        """Per layer, what the last gradient was multiplied by, with the loss."""
+        """Per layer, the scale of the loss in which its residual is stored."""
         return self.memories.scales
 
     @scales.setter

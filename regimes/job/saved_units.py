@@ -28,7 +28,7 @@ _FILE = "epochs.jsonl"
 
 
 def saved_units(job: Job) -> dict[str, Any]:
-    """ "rows", and "recorded" where the record has some rows."""
+    """The entries of a saved state: "rows", and "recorded" where the record has some of them."""
     if job.world.quorum is not None:  # another replica loads it, which may have no record
         return {"rows": job.rows}
     count, recorder = len(job.rows), job.recorder
@@ -51,9 +51,9 @@ def with_all_units(saved: Any, world: ProcessWorld, recorder: JobRecorder | None
     if world.quorum is not None:  # one replica loads it, while the others go on
         return saved
     refers = isinstance(saved, Mapping) and "recorded" in saved
-    if not any(world.gather_object(refers)):
+    if not any(world.gather_object(refers)):  # gathered: all take part in the next one, or none
         return saved
-    found = world.gather_object(_of_process_0(saved, recorder) if world.rank == 0 else None)[0]
+    found = world.gather_object(_read_units(saved, recorder) if world.rank == 0 else None)[0]
     if isinstance(found, str):
         refuse_state(found)
     if not refers:
@@ -74,7 +74,7 @@ def with_recorded_units(state: State, recorder: JobRecorder | None) -> State:
     """
     if "recorded" not in state:
         return state
-    if isinstance(found := _of_process_0(state, recorder), str):
+    if isinstance(found := _read_units(state, recorder), str):
         refuse_state(found)
     return _without_reference(state) | {"rows": found}
 
@@ -83,15 +83,16 @@ def _without_reference(state: Mapping[str, Any]) -> State:
     return {key: value for key, value in state.items() if key != "recorded"}
 
 
-def _of_process_0(saved: Any, recorder: JobRecorder | None) -> list[Any] | str:
-    """All units; or why they cannot be read, which all processes raise together."""
+def _read_units(saved: Any, recorder: JobRecorder | None) -> list[Any] | str:
+    """All units, from process 0's saved state; or why they cannot be read, as a text, so that all
+    processes raise it together."""
     try:
         place = saved.get("recorded", {})
         if "folder" not in place:
             return saved["rows"]
         expected = {"lines": place["lines"], "sha256": place["sha256"]}
-        own = [] if recorder is None else [recorder.folder]
-        for folder in (*own, Path(place["folder"])):
+        current = [] if recorder is None else [recorder.folder]  # first: the record may have moved
+        for folder in (*current, Path(place["folder"])):
             lines = complete_lines(folder / _FILE)[: place["lines"]]
             if Sum(line + b"\n" for line in lines).state == expected:
                 return [*map(json.loads, lines), *saved["rows"]]

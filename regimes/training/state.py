@@ -42,7 +42,7 @@ def open_record(run: Run, out: Path, resume: bool) -> RecordWriter | None:
         The open record, on process 0.
     """
     notes = _read_start(run, out, resume) if resume or run.phase.trunk else None
-    run.header = _header(run)
+    run.header = _make_header(run)
     run.world.barrier()  # process 0 changes the record only after all have read it
     failure: RecordError | None = None
     writer = None
@@ -60,7 +60,7 @@ def open_record(run: Run, out: Path, resume: bool) -> RecordWriter | None:
                 writer.event("changed", epoch=len(run.rows), fields=fields, state=notes)
         except RecordError as error:
             failure = error
-    failure = run.world.gather_object(failure)[0]
+    failure = run.world.gather_object(failure)[0]  # so that all processes raise it, or none
     if failure:
         raise type(failure)(str(failure))  # a new one: this process's own traceback
     return writer
@@ -70,12 +70,12 @@ def remaining_phases(phases: list[Phase], out: Path, resume: bool) -> list[Phase
     """The phases that a run in a folder has not completed."""
     done = 0
     if resume and len(phases) > 1:
-        rows = _if_finished(out)
+        rows = _read_finished_rows(out)
         done = (checkpoint.load(out) or (0, None))[0] if rows is None else len(rows)
     return [phase for phase in phases if not phase.is_over(done)]
 
 
-def _if_finished(out: Path) -> list[Row] | None:
+def _read_finished_rows(out: Path) -> list[Row] | None:
     """All rows of a run that needs no more training; None of any other.
 
     A run that was killed between its last row and its last checkpoint has no final weights yet, and
@@ -115,8 +115,8 @@ def check_same_task(source: Path, before: Mapping[str, Any], now: Mapping[str, A
 
 
 def _read_start(run: Run, out: Path, resume: bool) -> Notes | None:
-    """Read the rows so far and the newest checkpoint, of a branch that has none its trunk's; epochs
-    after that are trained again.
+    """Read the rows so far and the newest checkpoint; for a branch that has none, the trunk's at
+    the branch. Epochs after the checkpoint are trained again.
 
     Returns:
         What became of the state's parts, where another configuration begins.
@@ -127,7 +127,7 @@ def _read_start(run: Run, out: Path, resume: bool) -> Notes | None:
     if resume:
         check_same(out, to_dict(run.phase.recorded))
     check_same_task(source, header["data"], run.task.header())
-    if resume and (rows := _if_finished(out)) is not None:
+    if resume and (rows := _read_finished_rows(out)) is not None:
         run.rows = rows
         return None
     done, state = (checkpoint.load(out) if resume else None) or (0, None)
@@ -171,7 +171,7 @@ def _restore_as(run: Run, state: State, source: Path) -> Notes | None:
     return notes
 
 
-def _header(run: Run) -> Header:
+def _make_header(run: Run) -> Header:
     config, steps, budget = run.config, len(run.batches), run.config.budget
     levels = {name: run.level_value(name) for name in config.levels}
     header = build_header(
@@ -193,7 +193,7 @@ def _header(run: Run) -> Header:
     if budget is not None:
         header["budget"] = budget.epochs * steps * header["per_step"][budget.level]["floats"]
     if run.phase.trunk is not None:
-        header |= cast("Header", _of_trunk(run, run.phase.trunk))
+        header |= cast("Header", _describe_trunk(run, run.phase.trunk))
     return header
 
 
@@ -210,14 +210,14 @@ def _first_rate(run: Run) -> float:
     return run.learning_rate(run.units.step_span(at)[0]) * scale
 
 
-def _of_trunk(run: Run, trunk: Path) -> dict[str, Any]:
+def _describe_trunk(run: Run, trunk: Path) -> dict[str, Any]:
     """The entries that a branch's header adds, or copies from its trunk."""
     branch = run.phase.recorded.branch
     assert branch is not None
     begins = run.rows and branch.at and run.phase.first == branch.at
     next_lr = _first_rate(run) if begins else None
     table = {"trunk": trunk_table(trunk, branch.at, to_dict(run.phase.recorded), next_lr)}
-    # a pulse ends with its trunk
+    # a pulse returns to its trunk's configuration, and ends by the trunk's budget
     return table | ({"budget": read_header(trunk).get("budget")} if branch.length else {})
 
 
@@ -225,7 +225,7 @@ def save_run(run: Run, out: Path) -> None:
     """Write a checkpoint; all processes call this together."""
     memories, residuals = run.reducer.state_dict()
     model, optimizer, world = run.model.state_dict(), run.optimizer.state_dict(), run.world
-    if world.shards > 1:
+    if world.shards > 1:  # collectives, in one order on all processes
         with world.explain_loss("a checkpoint"):
             model, optimizer = gather_state(world, model), gather_state(world, optimizer)
         residuals = whole_residuals(world, run.layers, residuals)
@@ -277,7 +277,7 @@ def _restore_run(run: Run, state: State) -> None:
         residuals, tried = _own_residuals(run, outer), _trial_residuals(run, outer)
         run.local.load_state_dict(state["outer"], residuals, movements, replicas, tried)
     if hidden := of_workers(parts, "hidden", hosted):
-        states = [tuple(part.to(run.device) for part in state) for state in hidden]
+        states = [tuple(tensor.to(run.device) for tensor in worker) for worker in hidden]
         run.gradients.load_hidden_states(states)
 
 

@@ -124,7 +124,7 @@ def cost(
     """
     if job.model is not None:
         given = {"what": what, "network": network, "workers": workers, "buckets": buckets}
-        _plan(given | {"set": set, "where": where}, job, algorithm or "fastest", csv)
+        _predict_job(given | {"set": set, "where": where}, job, algorithm or "fastest", csv)
         return
     for name in changed_options(job, JobOptions()):
         raise ConfigError(f"--{name} describes a job that has not been run: give its --model too")
@@ -141,12 +141,13 @@ def cost(
         main(what, config, link, workers, algorithm=algorithm or "ring", buckets=buckets, csv=csv)
 
 
-def _plan(given: dict[str, Any], job: JobOptions, algorithm: str, csv: Path | None) -> None:
-    """`cost` of a model; ``given`` has options that mean nothing for it."""
+def _predict_job(given: dict[str, Any], job: JobOptions, algorithm: str, csv: Path | None) -> None:
+    """`cost` of a job that has not been run; ``given`` has options that do not describe one: an
+    error unless they have their defaults."""
     parameters = inspect.signature(cost).parameters
     for name, value in given.items():
-        usual = parameters[name].default
-        if value != (() if usual is inspect.Parameter.empty else usual):
+        default = parameters[name].default
+        if value != (() if default is inspect.Parameter.empty else default):
             raise ConfigError(
                 f"{'a preset or records' if name == 'what' else f'--{name}'} and --model: a job "
                 "that has not been run is described by --nodes, --gpus, --within, --between and "

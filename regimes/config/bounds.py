@@ -71,7 +71,7 @@ def check_bounds(config: Any, where: str = "") -> None:
         if dataclasses.is_dataclass(value) and hint is not Any:  # a plug-in checks its own
             check_bounds(value, f"{path}.")
         elif bounds is not None:
-            for place, given, number in _numbers(path, value):
+            for place, given, number in _list_numbers(path, value):
                 if number not in bounds:
                     raise unexpected_value(place, given, bounds.text)
 
@@ -81,26 +81,26 @@ def _resolve_bounds(cls: type) -> dict[str, tuple[Any, Bounds | None]]:
     """The annotation of each field, and the bounds in it."""
     hints = _resolve_hints(cls)
     names = [field.name for field in dataclasses.fields(cls)]
-    return {name: (hints.get(name), _declared(hints.get(name))) for name in names}
+    return {name: (hints.get(name), _find_bounds(hints.get(name))) for name in names}
 
 
 def _resolve_hints(cls: type) -> dict[str, Any]:
-    """The annotations of a class; of its base where a user's class has some that are imported for
-    type checkers only."""
+    """The annotations of a class. Where a user's class has annotations that are imported for type
+    checkers only, those of its base."""
     try:
         return typing.get_type_hints(cls, include_extras=True)
     except NameError:
         return _resolve_hints(cls.__mro__[1])
 
 
-def _declared(hint: Any) -> Bounds | None:
+def _find_bounds(hint: Any) -> Bounds | None:
     """The bounds in an annotation, at any depth: ``tuple[Count, ...]``, ``Count | None``."""
     if isinstance(hint, Bounds):
         return hint
-    return next(filter(None, map(_declared, typing.get_args(hint))), None)
+    return next(filter(None, map(_find_bounds, typing.get_args(hint))), None)
 
 
-def _numbers(name: str, value: Any) -> Iterator[tuple[str, Any, float]]:
+def _list_numbers(name: str, value: Any) -> Iterator[tuple[str, Any, float]]:
     """(field, value to show, number) of a number, or of all numbers in a list or a table."""
     if isinstance(value, Mapping):
         yield from ((f"{name}.{key}", number, number) for key, number in value.items())

@@ -128,14 +128,14 @@ def _from_file(path: Path, name: str) -> Model:
         for i, line in enumerate(lines or [])
         for layer in _repeat_layers(line, f"{name}: {i}")
     ]
-    return _check_size(Model(name, tuple(layers), item, flops))
+    return _require_size(Model(name, tuple(layers), item, flops))
 
 
-def _check_size(model: Model) -> Model:
-    """The model, if it has parameters, and not more than any has.
+def _require_size(model: Model) -> Model:
+    """The model, if it has from 1 to `MOST_NUMBERS` parameters.
 
     Raises:
-        ConfigError: it has none, or too many.
+        ConfigError: it has none, or more.
     """
     good = 0 < model.size <= MOST_NUMBERS
     require(good, f"{model.name}: parameters", model.size, f"1 to {MOST_NUMBERS:.0e}")
@@ -161,7 +161,8 @@ def _repeat_layers(line: Any, where: str) -> list[Layer]:
 
 
 def _from_callable(text: str) -> Model:
-    """The model that ``package.module:callable`` returns, built on the meta device, or is."""
+    """The model that ``package.module:callable`` is, or returns where it is built on the meta
+    device."""
     from torch import nn
 
     if "" not in sys.path:
@@ -170,7 +171,7 @@ def _from_callable(text: str) -> Model:
     if isinstance(target, nn.Module):
         return from_module(target, text)
     require(callable(target), f"--model {text}", target, "a module, or a function that returns one")
-    return from_module(_on_meta(text, target), text)
+    return from_module(_build_on_meta(text, target), text)
 
 
 def _import_object(text: str) -> Any:
@@ -186,7 +187,7 @@ def _import_object(text: str) -> Any:
     return Registry("model").load(text)
 
 
-def _on_meta(name: str, build: Callable[[], Any]) -> Any:
+def _build_on_meta(name: str, build: Callable[[], Any]) -> Any:
     """What ``build()`` returns, without memory for its parameters.
 
     Raises:
@@ -238,12 +239,12 @@ def from_module(model: nn.Module, name: str, item: Item | None = None) -> Model:
     if item is None:
         reads_text = any(isinstance(module, nn.Embedding) for module in model.modules())
         item = "token" if reads_text else "sample"
-    return _check_size(Model(name, tuple(layer_table(model)), item))
+    return _require_size(Model(name, tuple(layer_table(model)), item))
 
 
 def _from_transformers(path: Path) -> Model:
-    """The causal language model of a Hugging Face configuration, or its bare model where there is
-    no such head."""
+    """The causal language model of a Hugging Face configuration; where transformers has none, the
+    bare model."""
     try:
         import transformers
     except ImportError:
@@ -256,4 +257,4 @@ def _from_transformers(path: Path) -> Model:
     kinds: Sequence[Any] = (transformers.AutoModelForCausalLM, transformers.AutoModel)
     mappings: Sequence[Mapping[Any, Any]] = [kind._model_mapping for kind in kinds]
     kind = kinds[0] if type(config) in mappings[0] else kinds[1]
-    return from_module(_on_meta(str(path), lambda: kind.from_config(config)), str(path))
+    return from_module(_build_on_meta(str(path), lambda: kind.from_config(config)), str(path))

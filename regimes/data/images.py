@@ -4,8 +4,9 @@ A data set is 8-bit tensors on the model's device; a batch is gathered by index,
 normalised in a few tensor operations. Order and augmentation of the samples are functions of (seed,
 epoch, index), never of the number of workers, of processes or of the batch size:
 
-- the order of epoch e is one permutation, ``stream(seed, "order", e)`` (see `task.Shuffled`);
-- crop and flip are drawn for all samples of an epoch at once, ``stream(seed, "augment", e)``.
+- the order of epoch e is one permutation, from the random stream ``(seed, "order", e)`` (see
+  `task.Shuffled` and `seeding`);
+- crop and flip are drawn for all samples of an epoch at once, from ``(seed, "augment", e)``.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Images:
     classes: tuple[str, ...]
     mean: tuple[float, ...]  # per channel, of pixels in 0..1
     std: tuple[float, ...]
-    digest: str  # SHA-256 of all the others, compared between processes
+    digest: str  # SHA-256 of all other fields, compared between processes
     # Held out of the training set.
     validation: tuple[UInt8[Tensor, "held c h w"], Int64[Tensor, " held"]] | None = None
 
@@ -88,7 +89,7 @@ def _training_order(
     order, held = hold_out(y, classes, config.validation_size)
     if config.train_size is not None:
         what = f"train, without the {len(held)} for validation"
-        balanced_order(y[order], classes, config.train_size, what)  # raises if it is too small
+        balanced_order(y[order], classes, config.train_size, what)  # raises if too few are left
     return order, held
 
 
@@ -118,7 +119,7 @@ def _channel_statistics(x: UInt8[Tensor, "n c h w"]) -> tuple[tuple[float, ...],
         share = torch.bincount(channel.flatten(), minlength=256).double() / channel.numel()
         centre = float(share @ values)
         mean.append(round(centre, 4))
-        std.append(round(float(share @ (values - centre) ** 2) ** 0.5, 4) or 1.0)  # constant: 1
+        std.append(round(float(share @ (values - centre) ** 2) ** 0.5, 4) or 1.0)  # 0: a constant
     return tuple(mean), tuple(std)
 
 

@@ -34,13 +34,11 @@ def first_unit(header: Header) -> int:
 
 def trunk_of(folder: Path) -> Path | None:
     """The folder of a branch's trunk; None for other records."""
-    return _read_trunk(folder, branch_table(folder))
+    return _find_trunk(folder, branch_table(folder))
 
 
-def _read_trunk(folder: Path, branch: Config | None) -> Path | None:
-    """Args:
-    branch: ``config.branch``, if there is one.
-    """
+def _find_trunk(folder: Path, branch: Config | None) -> Path | None:
+    """The folder of the trunk that ``branch`` (``config.branch``, if there is one) names."""
     of = (branch or {}).get("of")
     return None if of is None else locate_trunk(folder, of)
 
@@ -49,7 +47,7 @@ def locate_trunk(folder: Path, of: str) -> Path:
     """The folder of a trunk, from its path as a branch's configuration has it."""
     if os.path.isabs(of):
         raise RecordError(f"{folder}: branch.of is {of!r:.60}, expected a path from there")
-    real = os.path.realpath(folder)  # a link to the folder stands elsewhere
+    real = os.path.realpath(folder)  # where it is, if ``folder`` is a link: the path is from there
     base = folder if real == os.path.abspath(folder) else Path(real)
     return Path(os.path.normpath(base / of))
 
@@ -60,7 +58,7 @@ def trunk_reference(trunk: Path, folder: Path) -> str:
 
 
 def read_rows(folder: Path, header: Header, read: Read | None = None) -> list[Row]:
-    """The rows of a run, a branch's trunk included; the last of these has the branch's
+    """The rows of a run, a branch's trunk included; the last row of the trunk has the branch's
     rate as its ``next_lr``.
 
     Args:
@@ -74,7 +72,7 @@ def read_rows(folder: Path, header: Header, read: Read | None = None) -> list[Ro
     own = cast("list[Row]", lines)
     for number, row in enumerate(own, start=1):
         check_row(path, number, header, row)
-    return [*_prefix(folder, header, read), *own]
+    return [*_read_trunk_rows(folder, header, read), *own]
 
 
 def check_row(path: Path, number: int, header: Header, row: Row) -> None:
@@ -83,15 +81,16 @@ def check_row(path: Path, number: int, header: Header, row: Row) -> None:
         raise RecordError(f"{path} line {number} is damaged: {why}")
 
 
-def _prefix(folder: Path, header: Header, read: Read | None) -> list[Row]:
-    trunk = _read_trunk(folder, header["config"].get("branch"))
+def _read_trunk_rows(folder: Path, header: Header, read: Read | None) -> list[Row]:
+    trunk = _find_trunk(folder, header["config"].get("branch"))
     if trunk is None:
         return []
     at = first_unit(header)
     _check_trunk(trunk, folder, header)
-    above = read_header(trunk)
-    rows = read_rows(trunk, above, read)[:at]
-    fits = above["layers"] == header["layers"] and not any(row_fault(header, r) for r in rows)
+    trunk_header = read_header(trunk)
+    rows = read_rows(trunk, trunk_header, read)[:at]
+    same_layers = trunk_header["layers"] == header["layers"]
+    fits = same_layers and not any(row_fault(header, r) for r in rows)
     if len(rows) < at or not fits:
         raise RecordError(f"{folder} is no branch of {trunk}: its layers or rows are others")
     if rows:
@@ -100,14 +99,14 @@ def _prefix(folder: Path, header: Header, read: Read | None) -> list[Row]:
 
 
 def read_all(folder: Path, header: Header, name: str) -> Lines:
-    """The lines of ``seconds.jsonl`` or ``instruments.jsonl`` of a run and its trunks. `read_rows`
-    has checked them."""
+    """The lines of ``seconds.jsonl`` or ``instruments.jsonl`` of a run and its trunks. It does not
+    check the trunks: `read_rows` does."""
     own = read_own_lines(folder / name, first_unit(header))
-    trunk = _read_trunk(folder, header["config"].get("branch"))
+    trunk = _find_trunk(folder, header["config"].get("branch"))
     if trunk is None:
         return own
-    above = read_all(trunk, read_header(trunk), name)
-    return [*(line for line in above if line["epoch"] < first_unit(header)), *own]
+    trunk_lines = read_all(trunk, read_header(trunk), name)
+    return [*(line for line in trunk_lines if line["epoch"] < first_unit(header)), *own]
 
 
 # -- the trunk -------------------------------------------------------------------------------
@@ -134,7 +133,7 @@ def _check_trunk(trunk: Path, folder: Path, header: Header) -> None:
         )
     if branch_table(trunk).get("at", -1) >= at:
         raise RecordError(f"{folder} is damaged: unit {at} is not one that {trunk} trained itself")
-    if _before(read_header(trunk), header["config"]) != header["trunk"]["before"]:
+    if _values_before(read_header(trunk), header["config"]) != header["trunk"]["before"]:
         raise RecordError(f"{folder} is a branch of {trunk}, whose configuration has changed since")
     present = _shared_state(trunk, at)
     for name, state in header["trunk"]["files"].items():
@@ -147,22 +146,25 @@ def _check_trunk(trunk: Path, folder: Path, header: Header) -> None:
 def trunk_table(trunk: Path, at: int, config: Config, next_lr: float | None) -> Trunk:
     """The header's table for a branch of this configuration."""
     return Trunk(
-        files=_shared_state(trunk, at), before=_before(read_header(trunk), config), next_lr=next_lr
+        files=_shared_state(trunk, at),
+        before=_values_before(read_header(trunk), config),
+        next_lr=next_lr,
     )
 
 
-def _before(header: Header, config: Config) -> Fields:
-    """What a branch of this configuration has changed of the trunk with this header."""
+def _values_before(header: Header, config: Config) -> Fields:
+    """The values, in the trunk with this header, of the fields that a branch of this configuration
+    has changed."""
     before = changed_fields(header["config"], config)
-    if above := header.get("trunk", {}).get("before"):  # the trunk is no plain run either
+    if further := header.get("trunk", {}).get("before"):  # the trunk is itself a branch
         branch = {k: v for k, v in header["config"]["branch"].items() if k != "of"}
-        before |= {"branch": branch, "before": above}
+        before |= {"branch": branch, "before": further}
     return before
 
 
 def changed_fields(before: Config, after: Config) -> Fields:
-    """The values in a first configuration, by dotted path, of the fields that decide numbers and
-    are others in a second one; null where the first has none."""
+    """By dotted path, the fields that decide numbers and differ between two configurations, each
+    with its value in the first one; None where that has none."""
     old, new = (flatten_table(resolve_config(config)) for config in (before, after))
     fields = [key for key in {**old, **new} if old.get(key) != new.get(key)]
     return {key: old.get(key) for key in fields if _decides_numbers(key)}

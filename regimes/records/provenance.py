@@ -87,8 +87,9 @@ def own_code(config: Mapping[str, Any], objects: Iterable[Any] = ()) -> dict[str
         config: plain; classes in it are named ``package.module:Class``, or offered by a package.
         objects: further classes and functions.
     """
-    offers = [find_offered(group) for group in OFFERED]  # one name may be of several kinds
-    named = [offer.get(name, name) for name in _name_plug_ins(config) for offer in offers]
+    offers = [find_offered(group) for group in OFFERED]  # several kinds may offer one name
+    named = [offer.get(name, name) for name in _find_plug_in_names(config) for offer in offers]
+    # an intervention is named by the key of its table
     named += [target for name, target in find_offered(GROUP).items() if name in config]
     table: dict[str, str] = {}
     for thing in [*filter(None, map(_find_imported, named)), *objects]:
@@ -97,11 +98,11 @@ def own_code(config: Mapping[str, Any], objects: Iterable[Any] = ()) -> dict[str
         for part in getattr(kind, "__mro__", (kind,)):
             module = getattr(part, "__module__", None) or ""
             if module.partition(".")[0] not in NOT_OWN:
-                table |= _digest_of_source(module, part)
+                table |= _digest_source(module, part)
     return dict(sorted(table.items()))
 
 
-def _name_plug_ins(config: Mapping[str, Any]) -> Iterator[str]:
+def _find_plug_in_names(config: Mapping[str, Any]) -> Iterator[str]:
     """The names of the plug-ins of a configuration, at any depth."""
     for key, value in config.items():
         if key == "instruments" and isinstance(value, Mapping):
@@ -110,7 +111,7 @@ def _name_plug_ins(config: Mapping[str, Any]) -> Iterator[str]:
             if isinstance(table, Mapping):
                 if isinstance(name := table.get("name"), str):
                     yield name
-                yield from _name_plug_ins(table)
+                yield from _find_plug_in_names(table)
 
 
 def _find_imported(target: str) -> Any:
@@ -119,9 +120,9 @@ def _find_imported(target: str) -> Any:
     return getattr(sys.modules.get(module), attribute, None) if colon else None
 
 
-def _digest_of_source(module: str, thing: Any) -> dict[str, str]:
+def _digest_source(module: str, thing: Any) -> dict[str, str]:
     try:
-        if module == "__main__":  # a script or notebook also has what differs from run to run
+        if module == "__main__":  # the rest of a script or notebook differs from run to run
             text = inspect.getsource(thing).encode()
         else:
             text = Path(inspect.getsourcefile(sys.modules[module]) or "").read_bytes()
@@ -183,8 +184,9 @@ def processor_name() -> str:
     except OSError:
         return platform.processor()
     parts = [line.partition(":") for line in reversed(lines)]
-    said = {key.strip(): value.strip() for key, _, value in parts}  # the first processor's
-    name = said.get("model name", platform.processor())
-    if any(letter.isdigit() for letter in name) or not {"cpu family", "model"} <= said.keys():
+    # reversed above, so that the first processor's values are the ones that stay
+    fields = {key.strip(): value.strip() for key, _, value in parts}
+    name = fields.get("model name", platform.processor())
+    if any(letter.isdigit() for letter in name) or not {"cpu family", "model"} <= fields.keys():
         return name
-    return f"{name} (family {said['cpu family']}, model {said['model']})"
+    return f"{name} (family {fields['cpu family']}, model {fields['model']})"

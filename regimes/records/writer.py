@@ -77,7 +77,7 @@ class RecordWriter:
                     "(--out)"
                 )
                 raise RecordError(f"{folder} already holds a run: {how}")
-            text = _header_text({"schema": SCHEMA, **header}, folder)
+            text = _encode_header({"schema": SCHEMA, **header}, folder)
             writer._header = json.loads(text)
             writer._announce_present()
             writer._rewind(0)
@@ -107,8 +107,8 @@ class RecordWriter:
         return writer
 
     def _announce_present(self) -> None:
-        """A kill, or a version without a chain, may have left files that the chain does not
-        describe: from here on their present state counts."""
+        """Let the present state of the files count from here on: a kill, or a version without a
+        chain, may have left files that the chain does not describe."""
         known = (self.folder / chain.CHAIN).exists()
         if present := {name: x for name, x in self._sums.items() if x.lines or known}:
             self._announce(present)
@@ -130,11 +130,12 @@ class RecordWriter:
 
     def amend(self, **fields: Any) -> None:
         """Change fields of the header."""
-        text = _header_text({**read_header(self.folder), **fields}, self.folder)
+        text = _encode_header({**read_header(self.folder), **fields}, self.folder)
         self._replace({"run.json": text})
         self._header = json.loads(text)
 
     def _replace(self, files: dict[str, bytes]) -> None:
+        """Write whole files anew, each announced in the chain before any of them changes."""
         sums = {name: chain.Sum(chain.split_lines(text)) for name, text in files.items()}
         self._announce(sums)
         try:
@@ -174,14 +175,16 @@ class RecordWriter:
         for name, row in rows:
             lines.setdefault(name, []).append(self._encode_checked(name, row))
         sums = {name: chain.Sum(new, self._sums[name]) for name, new in lines.items()}
-        sizes = {path: _size(path) for path in (self.folder / n for n in (chain.CHAIN, *lines))}
+        sizes = {
+            path: _file_size(path) for path in (self.folder / n for n in (chain.CHAIN, *lines))
+        }
         try:
             self._announce(sums)
             for name, new in lines.items():
                 self._write(name, b"".join(new))
         except RecordError:
             for path, size in sizes.items():
-                if _size(path) > size:
+                if _file_size(path) > size:
                     os.truncate(path, size)
             raise
         self._sums |= sums
@@ -194,8 +197,8 @@ class RecordWriter:
         except (TypeError, ValueError, RecursionError) as error:
             line, why = b"", f"it is no JSON ({error})"
         if why:
-            of = f" of the instrument {row['instrument']}" if "instrument" in row else ""
-            raise RecordError(f"cannot write a line{of} to {self.folder / name}: {why}")
+            source = f" of the instrument {row['instrument']}" if "instrument" in row else ""
+            raise RecordError(f"cannot write a line{source} to {self.folder / name}: {why}")
         return line
 
     def _announce(self, sums: dict[str, chain.Sum]) -> None:
@@ -217,16 +220,16 @@ class RecordWriter:
         self._lock.close()
 
 
-def _size(path: Path) -> int:
+def _file_size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
 
 
 def _cut_torn_line(path: Path) -> None:
-    """Remove a torn end, so that the next line begins a line."""
+    """Remove an incomplete last line, so that what is appended begins a line of its own."""
     try:
         check_regular(path)
         size = sum(len(line) + 1 for line in complete_lines(path))
-        if size < _size(path):
+        if size < _file_size(path):
             os.truncate(path, size)
     except OSError as error:
         raise RecordError(f"cannot write {path}: {error.strerror}") from None
@@ -271,7 +274,7 @@ def _encode_row(row: Mapping[str, Any]) -> bytes:
     return text.encode() + b"\n"
 
 
-def _header_text(header: Mapping[str, Any], folder: Path) -> bytes:
+def _encode_header(header: Mapping[str, Any], folder: Path) -> bytes:
     """``run.json``; RecordError if it could not be read again."""
     try:
         text = json.dumps(header, indent=1, allow_nan=False).encode() + b"\n"

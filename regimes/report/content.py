@@ -126,7 +126,7 @@ class Study:
 def read_study(root: Path, place: Path) -> Study:
     """Every selected run in or under a folder, the content of ``place``; RecordError if none can be
     read, or they are of different settings."""
-    entries = [_entry(path, root) for path in track_progress(find_runs(root), "reading runs")]
+    entries = [_read_entry(path, root) for path in track_progress(find_runs(root), "reading runs")]
     selected = select_and_separate([entry.record for entry in entries if entry.record])
     by_folder = {run.folder: run for run in selected}  # with the names of separate experiments
     entries = [
@@ -149,7 +149,7 @@ def read_study(root: Path, place: Path) -> Study:
     return Study(place, root, entries, by_schedule)
 
 
-def _entry(path: Path, root: Path) -> RunEntry:
+def _read_entry(path: Path, root: Path) -> RunEntry:
     place = "this run" if path == root else str(path.relative_to(root))
     try:
         record = load(path)
@@ -171,7 +171,7 @@ def shorten_paths(root: Path, error: RegimesError) -> str:
 
 
 def tabulate_results(study: Study) -> Table:
-    """One row per schedule: metric, n, traffic; of an unfinished one how far it is."""
+    """One row per schedule: metric, n, traffic; for an unfinished schedule how far it is."""
     columns = ("metric", "n", "floats", "of_base", "bytes")
     table = Table(("schedule", study.metric.heading, "n", "floats", "of low throughout", "bytes"))
     if finished := [run for run in study.runs if run.finished]:
@@ -188,13 +188,13 @@ def tabulate_differences(study: Study, baseline: str | None = None) -> Table:
     """The finished schedules against each other; RecordError for an unknown baseline."""
     runs = [run for run in study.runs if run.finished]
     if baseline is not None:
-        pairs_of(list(dict.fromkeys(run.name for run in runs)), baseline)
+        pairs_of(list(dict.fromkeys(run.name for run in runs)), baseline)  # raises if it is unknown
     return (differences_between(runs, baseline) if runs else None) or Table()
 
 
 def tabulate_seconds(study: Study) -> Table:
-    """Per schedule, the seconds of an epoch by clock, and of a run."""
-    means = {}  # of each clock over all epochs that have any
+    """Per schedule: the seconds of an epoch, by clock and in all, and the seconds of a run."""
+    means = {}  # by schedule: the mean of each clock over the epochs that have any clock
     for name, runs in study.groups.items():
         clocks = pd.concat([run.epochs.filter(like="seconds_") for run in runs])
         mean = clocks.dropna(how="all").fillna(0.0).mean()
@@ -246,7 +246,7 @@ def other_methods(study: Study, network: Network) -> Table:
 
     try:
         frame = tabulate_alternatives(study.example, network)
-    except RegimesError as error:  # also of a compressor that is not installed
+    except RegimesError as error:  # such as of a compressor that is not installed
         return Table(note=f"No prediction: {shorten_paths(study.root, error)}.")
     lines = [
         (
@@ -269,19 +269,21 @@ def write_configuration(study: Study) -> list[tuple[str, str]]:
     """(title, TOML): what all runs share, then what each schedule has of its own."""
     configs = {run.name: run.config for run in study.records}
     if study.single:
-        return [(study.example.name, _toml(study.example.config) + _comments(study.example))]
+        return [
+            (study.example.name, _write_toml(study.example.config) + _write_comments(study.example))
+        ]
     keys = {key for config in configs.values() for key in config} - {"name", "seed"}
     example = study.example.config
     same = {k for k in keys if all(c.get(k) == example.get(k) for c in configs.values())}
-    parts = [("all runs", _toml(example, same) + _comments(study.example))]
+    parts = [("all runs", _write_toml(example, same) + _write_comments(study.example))]
     return parts + [
         (name, text)
         for name in order_schedules(configs)
-        if (text := _toml(configs[name], keys - same))
+        if (text := _write_toml(configs[name], keys - same))
     ]
 
 
-def _comments(run: Record) -> str:
+def _write_comments(run: Record) -> str:
     """For a hook's record: the unknown fields and the learning rates, as TOML comments."""
     if not run.hooked:
         return ""
@@ -292,39 +294,42 @@ def _comments(run: Record) -> str:
     return "\n\n" + "\n".join(lines)
 
 
-def _toml(config: dict[str, Any], keys: Iterable[str] = ()) -> str:
+def _write_toml(config: dict[str, Any], keys: Iterable[str] = ()) -> str:
     recorded = {k: v for k, v in config.items() if (not keys or k in keys) and v != {"name": OWN}}
-    return tomli_w.dumps(_writable(recorded)).strip()
+    return tomli_w.dumps(_without_nulls(recorded)).strip()
 
 
-def _writable(value: Any) -> Any:
-    """For TOML, which has no null: without such keys, and in words in a list."""
+def _without_nulls(value: Any) -> Any:
+    """A value that TOML, which has no null, can hold: a key with None is left out, and a None in a
+    list becomes words."""
     if isinstance(value, dict):
-        return {k: _writable(v) for k, v in value.items() if v is not None}
+        return {k: _without_nulls(v) for k, v in value.items() if v is not None}
     if isinstance(value, list):
-        return [NOT_RECORDED if v is None else _writable(v) for v in value]
+        return [NOT_RECORDED if v is None else _without_nulls(v) for v in value]
     return value
 
 
 def tabulate_provenance(study: Study) -> list[tuple[str, list[str]]]:
     """(what, its distinct values over all runs)."""
-    rows = [_origin(run) for run in study.records]
-    values = [(key, _distinct(row[key] for row in rows)) for key in rows[0]]
+    rows = [_describe_origin(run) for run in study.records]
+    values = [(key, _list_distinct(row[key] for row in rows)) for key in rows[0]]
     events = [e for run in study.records for e in read_events(run.folder)]
     days = sorted(event["time"][:10] for event in events)
     trained = [("trained", [" to ".join(dict.fromkeys([days[0], days[-1]]))])] if days else []
-    checkpoints = [("checkpoints", [text])] if (text := _checkpoints(study.records)) else []
+    checkpoints = (
+        [("checkpoints", [text])] if (text := _describe_checkpoints(study.records)) else []
+    )
     return [*values, *trained, *checkpoints, ("this page", [f"regimes {__version__}"])]
 
 
-def _checkpoints(runs: Iterable[Record]) -> str:
+def _describe_checkpoints(runs: Iterable[Record]) -> str:
     """How many there are, and their size; empty without any, as in an archive."""
     folders = [path for run in runs for path in (run.folder / "checkpoints").glob("epoch-*")]
     size = sum(file.stat().st_size for path in folders for file in path.glob("*"))
     return f"{len(folders)}, {size / 1e6:.1f} MB" if folders else ""
 
 
-def _origin(run: Record) -> dict[str, str]:
+def _describe_origin(run: Record) -> dict[str, str]:
     header: dict[str, Any] = {**run.header}
     code, machine, world = (header.get(k) or {} for k in ("code", "machine", "world"))
     hardware = [machine.get("processor") or "unknown processor"]
@@ -344,7 +349,7 @@ def _origin(run: Record) -> dict[str, str]:
     }
 
 
-def _distinct(values: Iterable[str], most: int = 5) -> list[str]:
+def _list_distinct(values: Iterable[str], most: int = 5) -> list[str]:
     distinct = list(dict.fromkeys(values))
     rest = len(distinct) - most
     return distinct if rest <= 0 else [*distinct[:most], f"and {rest} more"]
@@ -356,5 +361,5 @@ def redraw_commands(study: Study, network: str) -> list[str]:
     commands = [f"regimes report {name} --network {link}", f"regimes cost {name} --network {link}"]
     if not study.place.is_file():
         commands.append(f"regimes detect {name}")
-    drawn = not study.unfinished and all(has_metric(run, study.metric) for run in study.runs)
-    return [*commands, f"regimes figure curves {name}"] if drawn else commands
+    has_curves = not study.unfinished and all(has_metric(run, study.metric) for run in study.runs)
+    return [*commands, f"regimes figure curves {name}"] if has_curves else commands

@@ -64,14 +64,14 @@ class HessianProduct:
             None: as the model's flags stand, which must then leave the loss deterministic.
         mean: averages a flat tensor over processes, which hold equally many samples each; the
             result is the Hessian over their union. None for a single process.
-        kind: "hessian", or "gauss-newton" for J' H_L J with J of the model's output: positive
-            semi-definite for convex losses of that output, and the Fisher matrix for cross-entropy
-            (Martens 2020).
+        kind: "hessian", or "gauss-newton" for J' H_L J, with J the Jacobian of the model's output
+            and H_L the Hessian of the loss with respect to that output: positive semi-definite for
+            losses that are convex in it, and the Fisher matrix for cross-entropy (Martens 2020).
         memory: bytes that retained graphs may hold; beyond it, graphs are rebuilt per call.
-        weight: by what a micro-batch counts, ``weight(batch)``, if the loss is a mean over
-            something else than samples (say, the tokens that are not ignored); "samples" if it is
-            that. None: the loss is tried on parts of the batches where there are several batches
-            or processes.
+        weight: how much a micro-batch counts, ``weight(batch)``, if the loss is a mean over
+            something else than samples (say, the tokens that are not ignored); "samples" if it is a
+            mean over samples. None: found by trying the loss on parts of the batches, where there
+            are several batches or processes.
         symmetric: True where an earlier product of this loss and these batches has shown it, which
             saves the two vectors below.
 
@@ -113,8 +113,8 @@ class HessianProduct:
         self.samples = sum(batch_size(batch) for batch in self.batches)
         named = check_probe(model, self.samples, mode)
         self.names, self.parameters = list(named), list(named.values())
-        *ends, self.dimension = accumulate((p.numel() for p in self.parameters), initial=0)
-        self.slices = [slice(a, b) for a, b in pairwise([*ends, self.dimension])]
+        *starts, self.dimension = accumulate((p.numel() for p in self.parameters), initial=0)
+        self.slices = [slice(a, b) for a, b in pairwise([*starts, self.dimension])]
         self.dtype, self.device = self.parameters[0].dtype, self.parameters[0].device
         self.products = 0
         self.retained = 0  # micro-batches whose graph is retained
@@ -124,7 +124,7 @@ class HessianProduct:
 
     @property
     def weights(self) -> list[float]:
-        """By what each micro-batch counts (`weights_of`)."""
+        """How much each micro-batch counts (`weights_of`)."""
         if not self._weights:
             given = self._weight, self.mean
             self._weights = weights_of(self.model, self.loss, self.batches, *given)
@@ -192,7 +192,8 @@ class HessianProduct:
             pieces = [piece.view_as(self.parameters[i]) for i, piece in split]
             with named_operation():
                 parts = product(pieces, layers)
-            with torch.no_grad():  # torch below 2.10 adds to none of several views with a graph on
+            # torch below 2.10 refuses to add to one of several views while it records a graph
+            with torch.no_grad():
                 for slot, part in zip(row.split(sizes), parts, strict=True):
                     slot.view_as(part).add_(part, alpha=weight)
 
@@ -205,7 +206,7 @@ class HessianProduct:
             return self._first
         graphs: list[Product] = []
         total = torch.zeros(self.dimension + 1, dtype=self.dtype, device=self.device)
-        room, needed = self.memory, 0
+        room, needed = self.memory, 0  # the next graph may need as much as the last one retained
         layers = range(len(self.parameters))
         marks = [0.0] * len(layers)  # on the host: an entry at a time would wait for a GPU
         pair = total.new_zeros(0, self.dimension)  # nothing to multiply
@@ -244,11 +245,10 @@ class HessianProduct:
         return self._first
 
     def _is_asymmetric(self, pair: Tensor, images: Tensor, graphs: list[Product]) -> bool:
-        """Whether no symmetric matrix has this process's products, beyond rounding. Only
-        where they are not symmetric to `negligible_asymmetry`, a third product measures the
-        rounding."""
+        """Whether this process's products are more asymmetric than rounding explains. A third
+        product measures the rounding, only where the asymmetry is above `negligible_asymmetry`."""
         found = asymmetry(pair, images)
-        if not found > negligible_asymmetry(self.dtype):  # NaN: reported as such
+        if not found > negligible_asymmetry(self.dtype):  # also for NaN, which is reported as such
             return False
         both, of_sum = pair.sum(0, keepdim=True), torch.zeros_like(pair[:1])
         for index, weight in enumerate(self.weights):
@@ -273,12 +273,12 @@ class HessianProduct:
     def _own_functions(self) -> list[str]:
         """The custom Functions of the loss and the modules that call them, from one more pass."""
         with ExitStack() as stack:
-            self._measure(stack)
+            self._enter_measurement(stack)
             functions = stack.enter_context(OwnFunctions(self.model))
             functions.collect(self.loss(self.model, self.batches[0]))
         return list(functions.found)
 
-    def _measure(self, stack: ExitStack) -> None:
+    def _enter_measurement(self, stack: ExitStack) -> None:
         """Enter what a pass with a second derivative needs; nothing of the model changes."""
         stack.enter_context(preserve_model(self.model, self.mode))
         stack.enter_context(torch.enable_grad())
@@ -292,11 +292,11 @@ class HessianProduct:
     def _build(
         self, index: int, weigh: bool = False
     ) -> tuple[Product, Tensor, list[Tensor | None], int]:
-        """A micro-batch's product, loss, gradient (None where it uses no parameter), and the bytes
-        its graph holds (if weighed)."""
+        """A micro-batch's product, loss, gradient (None for a parameter that it does not use), and
+        the bytes that its graph holds (0 unless ``weigh``)."""
         with ExitStack() as stack:
-            self._measure(stack)
-            scale = stack.enter_context(LiveBytes()) if weigh else None
+            self._enter_measurement(stack)
+            live = stack.enter_context(LiveBytes()) if weigh else None
             outputs: list[Any] = []
             hook = self.model.register_forward_hook(lambda *call: outputs.append(call[-1]))
             stack.callback(hook.remove)
@@ -309,7 +309,7 @@ class HessianProduct:
                     product = _hessian_product(gradient, self.parameters)
                 else:
                     product = _gauss_newton_product(value, outputs, self.parameters)
-            held = scale.held() if scale else 0
+            held = live.held() if live else 0
         return product, value.detach(), [g if g is None else g.detach() for g in gradient], held
 
     def _differentiate(self, value: Tensor) -> list[Tensor | None]:

@@ -24,7 +24,8 @@ from regimes.curvature.probe import Estimate
 from regimes.errors import ConfigError, require, unexpected_value
 from regimes.seeding import make_generator
 
-# names of parameters, or by layer those that have one block together; None: each parameter
+# names of parameters, a block for each; or by layer the names of the parameters that have one block
+# together; None: each parameter
 Layers = Sequence[str] | Mapping[str, Sequence[str]] | None
 AT_ONCE = 4  # products per graph, where graphs are rebuilt
 
@@ -47,7 +48,7 @@ def eigenvalues(
     `start` is the previous measurement of the same model, or its vectors: their sum begins the
     Krylov space. `backend="pyhessian"` runs that library's power iteration instead. Its values are
     the largest in *magnitude*, with their signs; its residuals are NaN; `tolerance` is the relative
-    change between two steps. It has no `smallest`, warm start, time budget or processes.
+    change between two steps. It has no `smallest`, warm start or time budget, and one process.
 
     Raises:
         ConfigError: as `HessianProduct` and `lanczos`; an option that the backend lacks.
@@ -72,7 +73,7 @@ def eigenvalues(
 
 
 def warm_start(previous: Eigenpairs | Float[Tensor, "k d"]) -> Float[Tensor, " d"]:
-    """The sum of the previous eigenvectors (those that exist), as one start vector.
+    """The sum of the previous eigenvectors, as one start vector; those with NaN are left out.
 
     A single vector keeps the polynomial degree of a single Krylov sequence. In measurements it
     needed fewer products than a block of all vectors.
@@ -98,8 +99,8 @@ def layer_eigenvalues(
     A block's product differentiates by that layer alone and so costs less than a full one.
 
     Args:
-        layers: names of parameters; or by layer those that have one block together. None: each
-            parameter.
+        layers: names of parameters, a block for each; or by layer the names of the parameters
+            that have one block together. None: each parameter.
 
     Raises:
         ConfigError: a layer that the model does not have; else as `eigenvalues`.
@@ -128,7 +129,8 @@ def trace(
         return pyhessian.trace(hessian, products, seed)
     require(products >= 2, "products", products, "at least 2, for a standard error")
     samples = [
-        (z * hz).sum() for z, hz in _probes(hessian, products, make_generator(seed, "trace"))
+        (z * hz).sum()
+        for z, hz in _multiply_signs(hessian, products, make_generator(seed, "trace"))
     ]
     return Estimate.of([float(s) for s in samples])
 
@@ -146,7 +148,7 @@ def layer_traces(
     require(probes >= 2, "probes", probes, "at least 2, for a standard error")
     blocks = _locate_layers(hessian, layers)
     samples: dict[str, list[float]] = {name: [] for name in blocks}
-    for z, hz in _probes(hessian, probes, make_generator(seed, "trace")):
+    for z, hz in _multiply_signs(hessian, probes, make_generator(seed, "trace")):
         sums = [float(part.sum()) for part in hessian.split(z * hz).values()]
         for name, places in blocks.items():
             samples[name].append(math.fsum(sums[i] for i in places))
@@ -154,7 +156,7 @@ def layer_traces(
 
 
 def _locate_layers(hessian: HessianProduct, layers: Layers) -> dict[str, list[int]]:
-    """By layer the numbers of its parameters; ConfigError for a name that is none's."""
+    """By layer the indices of its parameters; ConfigError for a name that no parameter has."""
     if not isinstance(layers, Mapping):
         layers = {name: [name] for name in (hessian.names if layers is None else layers)}
     for name in (name for names in layers.values() for name in names):
@@ -209,7 +211,7 @@ def _vector_options(hessian: HessianProduct) -> dict[str, Any]:
     return {"agree": hessian.agree, "dtype": hessian.dtype, "device": hessian.device}
 
 
-def _probes(
+def _multiply_signs(
     hessian: HessianProduct, n: int, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Random signs z and their products Hz."""

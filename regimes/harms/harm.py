@@ -57,17 +57,18 @@ def harm(
         train_data, test_data: of a model, as `simulate` takes them.
         pulse: what pulses change, in the words of `regimes.harms.kinds`; of several, each by
             itself.
-        minutes, runs: the budget; default 10 minutes. A run that has begun is ended.
+        minutes, runs: the budget; default 10 minutes. A run that has begun is finished.
         jobs: runs at a time, each a process; model and data are then sent to it.
         margin: harm below which a phase is safe, in the unit of the table: points of an accuracy
             (default 1), else the metric's own (default 2 % of the trunk's).
-        groups: patterns of layers' names, separated by spaces: a level in each group by itself.
+        groups: a level is changed in each group of layers by itself; a group is a text of patterns
+            of layers' names, separated by spaces.
         parts: windows that are tried first.
         first_seed: of the first trunk.
         set: fields of the configuration.
         show: called after each run with a line and the share of the budget that is spent; ``print``
             prints them. Default: one line in a notebook, nothing elsewhere.
-        units: of a run of a function.
+        units: how many a run of a function has.
         lower: whether less of its metric is better; known of a loss and an accuracy.
         training: of a model: further arguments of `simulate`, such as ``epochs`` or ``optimizer``;
             of a function: ``metric``, the name of what it returns, default "loss".
@@ -84,21 +85,21 @@ def harm(
     budget = Budget(10.0 if minutes is None and runs is None else minutes, runs)
     out = record_folder(out)
     if units is not None:
-        shown, arms = _metric(lower, **training), kinds_of_job(words)
+        shown, arms = _choose_metric(lower, **training), kinds_of_job(words)
         function = Jobs(out, what, arms, units, shown, margin, parts, first_seed)
         with end_in_one_sentence(lambda: describe_kept_runs(out)), shown_by(show) as line:
             return function.search(budget, line)
     config, task = read_subject(what, train_data, test_data, set, training)
     trunk = replace(trunk_of(config), seed=first_seed)
     kinds = kinds_of(words, groups, trunk)
-    _check(trunk, kinds)
+    _check_trainable(trunk, kinds)
     records = Records(out, trunk, kinds, task, margin, parts)
     with end_in_one_sentence(lambda: describe_kept_runs(out)), shown_by(show) as line:
         return records.search(budget, jobs, line)
 
 
-def _metric(lower: bool | None, metric: str = "loss", **others: Any) -> Metric:
-    """How the metric of a function is written."""
+def _choose_metric(lower: bool | None, metric: str = "loss", **others: Any) -> Metric:
+    """How the metric that a function returns is written, and which direction is better."""
     for name in others:
         raise ConfigError(f"{name}: expected metric alone, beside a function and its units")
     known = metric in METRICS
@@ -106,7 +107,7 @@ def _metric(lower: bool | None, metric: str = "loss", **others: Any) -> Metric:
     return find_metric(metric) if lower is None else replace(find_metric(metric), lower=lower)
 
 
-def _check(trunk: RunConfig, kinds: Mapping[str, Kind]) -> None:
+def _check_trainable(trunk: RunConfig, kinds: Mapping[str, Kind]) -> None:
     """Raise ConfigError unless the trunk and each pulse can be trained."""
     from regimes.training.checks import PlugIns  # torch, so late
 

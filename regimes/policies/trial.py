@@ -46,8 +46,8 @@ class Assignment(NamedTuple):
     """One trial.
 
     Attributes:
-        level: of those that are treated.
-        treated: their numbers, rising.
+        level: the level of the treated workers.
+        treated: the numbers of these workers, rising.
     """
 
     level: str
@@ -109,7 +109,7 @@ class _Results:
         block: the results of the block under way.
         last: the number of the last trial.
         barred: trials of blocks before this one do not count.
-        shown: of levels that were shown to harm, the interval that has shown it.
+        shown: for each level that was shown to harm, the interval that has shown it.
     """
 
     rates: RatesSoFar = field(default_factory=RatesSoFar)
@@ -136,11 +136,11 @@ class Trial(Rungs, FollowsDecays):
     compares a level with the last one, and its observation is that level's harm.
 
     *When.* A level is shown to harm once the whole of its interval (`Moments.interval`) is above
-    ``margin``; the job has the first of ``levels`` that is not. The risk is shared by the levels,
-    so that between two decays of the learning rate any level without harm is left with at most that
-    probability. A decay forgets all results, and the job tries the highest compression again: harm
-    depends on the rate (docs/findings/law.md), so that results at another rate are of another
-    number. A sliding window would have no risk to state.
+    ``margin``; the job is at the first of ``levels`` that is not shown to harm. The risk is shared
+    by the levels: between two decays of the learning rate, the probability that any level without
+    harm is given up is at most ``risk``. A decay forgets all results, and the job tries the highest
+    compression again: harm depends on the rate (docs/findings/law.md), so that results at another
+    rate measure another number. A sliding window would have no risk to state.
 
     Attributes:
         levels: from the highest compression to the lowest, which is the reference.
@@ -149,7 +149,7 @@ class Trial(Rungs, FollowsDecays):
         rounds: after which a trial is scored; in between the treated follow the other level, with a
             residual of its own. Levels that differ in error feedback alone need two: at the first
             synchronisation they send the same.
-        risk: of leaving a level that does no harm.
+        risk: the probability of giving up a level that does no harm.
         margin: harm that is accepted, in nats of the loss after such rounds.
         samples: training samples in the batch that scores a trial, drawn anew for each; a script
             passes batches of its own.
@@ -195,10 +195,10 @@ class Trial(Rungs, FollowsDecays):
     def check_levels(self, values: Mapping[str, AnyLevel]) -> None:
         """Raise ConfigError where a level differs from the last one in error feedback alone, and a
         trial ends before that shows."""
-        plain = [
+        *sent, reference_sent = (
             x.level if isinstance(x, FeedbackLevel) else x for x in map(values.get, self.levels)
-        ]
-        alike = self.rounds == 1 and plain[-1] in plain[:-1]
+        )
+        alike = self.rounds == 1 and reference_sent in sent
         expected = "2 or more: levels that differ in error feedback alone send the same at first"
         require(not alike, "policy.rounds", self.rounds, expected)
 
@@ -209,9 +209,9 @@ class Trial(Rungs, FollowsDecays):
         random.Random(f"{seed} trial {block}").shuffle(order)
         size = workers // self.block
         treated = tuple(sorted(order[place * size : (place + 1) * size]))
-        return Assignment(self._other(base, block), treated)
+        return Assignment(self._pick_other_level(base, block), treated)
 
-    def _other(self, base: str, block: int) -> str:
+    def _pick_other_level(self, base: str, block: int) -> str:
         *tried, reference = self.levels
         if self.null:
             return base
@@ -285,7 +285,8 @@ class Trial(Rungs, FollowsDecays):
         mean = math.fsum(differences) / len(differences)
         if base == reference and level in tried:
             self._add_harm(results, level, mean)
-        elif base in tried and level in (base, reference):  # its own: a null trial
+        elif base in tried and level in (base, reference):
+            # the treated are at the reference (in a null trial at the base): the sign is opposite
             self._add_harm(results, base, -mean)
         elif self.null and base == reference == level:
             self._add_harm(results, tried[block % len(tried)], mean)

@@ -354,6 +354,8 @@ def _gauss_newton_product(
     if len(outputs) != 1 or not isinstance(outputs[0], Tensor):
         raise ConfigError("Gauss-Newton needs a loss that runs the model once, to one tensor.")
     z = outputs[0]
+    if not z.requires_grad:  # this micro-batch uses no parameter, so J is zero
+        return lambda v, layers: [torch.zeros_like(parameters[i]) for i in layers]
     s = torch.zeros_like(z, requires_grad=True)
     pulled = torch.autograd.grad(z, parameters, s, create_graph=True, allow_unused=True)
     (slope,) = torch.autograd.grad(value, z, create_graph=True)

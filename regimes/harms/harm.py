@@ -85,6 +85,10 @@ def harm(
     budget = Budget(10.0 if minutes is None and runs is None else minutes, runs)
     out = record_folder(out)
     if units is not None:
+        given = {"train_data": train_data, "test_data": test_data, "set": set}
+        given |= {"groups": groups or None, "jobs": None if jobs == 1 else jobs}
+        for name, value in given.items():
+            require(value is None, name, value, "none beside a function, which trains by itself")
         shown, arms = _choose_metric(lower, **training), kinds_of_job(words)
         function = Jobs(out, what, arms, units, shown, margin, parts, first_seed)
         with end_in_one_sentence(lambda: describe_kept_runs(out)), shown_by(show) as line:

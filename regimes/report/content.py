@@ -268,12 +268,11 @@ def other_methods(study: Study, network: Network) -> Table:
 def write_configuration(study: Study) -> list[tuple[str, str]]:
     """(title, TOML): what all runs share, then what each schedule has of its own."""
     configs = {run.name: run.config for run in study.records}
-    if study.single:
-        return [
-            (study.example.name, _write_toml(study.example.config) + _write_comments(study.example))
-        ]
-    keys = {key for config in configs.values() for key in config} - {"name", "seed"}
     example = study.example.config
+    if study.single:
+        text = _write_toml(example, example) + _write_comments(study.example)
+        return [(study.example.name, text)]
+    keys = {key for config in configs.values() for key in config} - {"name", "seed"}
     same = {k for k in keys if all(c.get(k) == example.get(k) for c in configs.values())}
     parts = [("all runs", _write_toml(example, same) + _write_comments(study.example))]
     return parts + [
@@ -294,8 +293,8 @@ def _write_comments(run: Record) -> str:
     return "\n\n" + "\n".join(lines)
 
 
-def _write_toml(config: dict[str, Any], keys: Iterable[str] = ()) -> str:
-    recorded = {k: v for k, v in config.items() if (not keys or k in keys) and v != {"name": OWN}}
+def _write_toml(config: dict[str, Any], keys: Iterable[str]) -> str:
+    recorded = {k: v for k, v in config.items() if k in keys and v != {"name": OWN}}
     return tomli_w.dumps(_without_nulls(recorded)).strip()
 
 

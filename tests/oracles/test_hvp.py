@@ -223,6 +223,34 @@ def frozen(model):
     return model.requires_grad_(False)
 
 
+class Sometimes(nn.Module):
+    """A linear layer, left out of the batches whose first input is negative."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = seeded(lambda: nn.Linear(3, 3, dtype=torch.float64))
+
+    def forward(self, x):
+        return self.layer(x) if x[0, 0] > 0 else x
+
+
+def squared(model, batch):
+    return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+
+def test_a_micro_batch_without_parameters_adds_nothing():
+    """Gauss-Newton is the Hessian where the model is linear and the loss squared."""
+    draw = torch.Generator().manual_seed(3)
+    x, y = torch.rand(2, 4, 3, generator=draw, dtype=torch.float64)
+    batches, options = [(x, y), (-x, y)], {"weight": lambda batch: len(batch[0])}
+    newton, hessian = (
+        matrix_of(HessianProduct(Sometimes(), squared, batches, kind=kind, **options))
+        for kind in ("gauss-newton", "hessian")
+    )
+    assert torch.allclose(newton, hessian, rtol=1e-12, atol=0)
+    assert newton.abs().max() > 0.1
+
+
 def unused(model):
     model.spare = nn.Parameter(torch.zeros(3, dtype=torch.float64))
     return model

@@ -414,3 +414,13 @@ def test_data_are_of_a_model_and_arguments_of_its_training(tmp_path: Path) -> No
         regimes.harm(law, units=12, metric="mine", out=tmp_path)
     with pytest.raises(ConfigError, match="the function returned 'x', expected a number"):
         regimes.harm(lambda pulse, seed: "x", units=12, out=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"train_data": 1}, {"test_data": 1}, {"set": {"a": 1}}, {"groups": ["0.*"]}, {"jobs": 2}],
+    ids=lambda given: next(iter(given)),
+)
+def test_what_a_function_cannot_use_is_refused(given: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"^{next(iter(given))} .* beside a function"):
+        regimes.harm(law, units=12, out=tmp_path, **given)

@@ -274,6 +274,12 @@ def test_any_name_is_text(tmp_path_factory: pytest.TempPathFactory, name: str) -
     assert page.tags == Page(report.render_page(run, LINK)).tags
 
 
+def test_each_setting_stands_once_in_the_configuration(folder: Path) -> None:
+    assert Page(report.render_page(folder, LINK)).text.count("decay_epochs") == 1
+    shutil.rmtree(folder / "accordion")
+    assert Page(report.render_page(folder, LINK)).text.count("decay_epochs") == 1
+
+
 def test_an_unfinished_schedule_is_shown_as_such(folder: Path) -> None:
     for run in (folder / "accordion").iterdir():
         cut(run, 7, "the loss is not finite")

@@ -394,8 +394,35 @@ def markdown(found: Sequence[Verdict]) -> str:
             "elsewhere. Intervals: those of the plan, 95 %, widened by twice the standard error of "
             "what was measured.",
             "",
+            *_outcomes(found),
         ]
     )
+
+
+def _outcomes(found: Sequence[Verdict]) -> list[str]:
+    """What became of the predictions in the module's docstring."""
+    lines = ["## What was predicted", ""]
+    for words, mine, most in (
+        ("own probes", [each for each in found if each.case.own], 0.03),
+        ("probes of a smaller model", [each for each in found if each.case.smaller], 0.06),
+    ):
+        if not mine:
+            continue
+        mean = {who: statistics.fmean(e.regret[who] for e in mine) for who in mine[0].regret}
+        fixed = min((who for who in mean if who.startswith("always")), key=mean.__getitem__)
+        inside, count = (sum(e.covered[i] for e in mine) for i in (0, 1))
+        lowest = ", and below each fixed choice's" if most == 0.03 else ""
+        held = mean["plan"] <= most and (most > 0.03 or mean["plan"] < mean[fixed])
+        lines.append(
+            f"- Plans from {words} have a mean regret of at most {most} bits{lowest}: "
+            f"{'holds' if held else 'refuted'}, {mean['plan']:.3f} ({fixed}: {mean[fixed]:.3f}), "
+            f"n = {len(mine)}."
+        )
+        lines.append(
+            f"- At least 85 % of their intervals hold: "
+            f"{'holds' if inside >= 0.85 * count else 'refuted'}, {inside} of {count}."
+        )
+    return [*lines, ""]
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

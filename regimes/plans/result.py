@@ -231,6 +231,8 @@ class Plan:
                 f". The training is {first['times']:.0f} times as long as the longest probe: what "
                 "it ends at is extrapolated"
             )
+            if not self.smaller:
+                words += ", and a smaller model (--probe, probe=) could be trained longer"
         words += self._elsewhere()
         if self.smaller:
             words += ". The short trainings were of a smaller model"

@@ -24,7 +24,6 @@ class PerWorkerBatchNorm:
 
     Buffers for a pass of several workers are prepared for all layers at once: on a GPU each kernel
     launch costs more than the copy.
-
     """
 
     def __init__(
@@ -35,6 +34,7 @@ class PerWorkerBatchNorm:
         self.sum_shards = sum_shards
         self.layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
         self.groups, self.update = 1, False
+        self._recomputes = False
         self._shares = 1, 1  # samples of the pass: of all shards, and here
         self._scales: dict[_BatchNorm, list[Tensor]] = {}  # weight and bias, once per worker
         # running mean and variance of all groups, [groups * C]; only worker 0's, the first C, count
@@ -55,7 +55,7 @@ class PerWorkerBatchNorm:
 
     @contextmanager
     def set_pass(self, groups: int, update: bool) -> Iterator[None]:
-        """Set the mode of one forward pass.
+        """Set the mode of one forward pass, and of the backward pass after ``end_forward``.
 
         Args:
             groups: how many workers' samples the batch interleaves (sample i: worker i mod groups).
@@ -68,11 +68,17 @@ class PerWorkerBatchNorm:
                 self._copy_running()
         try:
             yield
-            if update:
-                self._store_running()
+            self.end_forward()
         finally:
-            self.groups, self.update = 1, False
+            self.groups, self.update, self._recomputes = 1, False, False
             self._scales, self._used = {}, []
+
+    def end_forward(self) -> None:
+        """Update the running statistics. Layers that are called after this, within ``set_pass``,
+        repeat the forward pass in backward (activation checkpointing), and update nothing."""
+        if self.update and not self._recomputes:
+            self._store_running()
+        self._recomputes = True
 
     def _repeat_scales(self) -> dict[_BatchNorm, list[Tensor]]:
         """Weight and bias once per worker, of layers with equally many channels together."""
@@ -116,11 +122,10 @@ class PerWorkerBatchNorm:
         factor = 0.0
         if self.update and bn.running_mean is not None:
             running = self._running[bn] if self.groups > 1 else _running_tensors(bn)
-            if bn.momentum is None:  # this batch's weight in the mean over all batches so far
-                factor = 1.0 / float(cast(Tensor, bn.num_batches_tracked).add_(1))
-            else:
-                factor = bn.momentum
-            self._used.append(bn)
+            # With the factor 0 a repeated pass updates nothing, but saves as many tensors for
+            # backward as the first: checkpointing refuses any other number.
+            if not self._recomputes:
+                factor = self._start_update(bn)
         mean, var = running
         if self.sum_shards is not None:
             return self._normalise_shards(bn, x, self.sum_shards, mean, var, factor)
@@ -131,6 +136,13 @@ class PerWorkerBatchNorm:
         return _split_groups(
             F.batch_norm(grouped, mean, var, weight, bias, True, factor, bn.eps), x
         )
+
+    def _start_update(self, bn: _BatchNorm) -> float:
+        """The weight of this batch in the running statistics of a layer."""
+        self._used.append(bn)
+        if bn.momentum is None:  # they are the mean over all batches so far
+            return 1.0 / float(cast(Tensor, bn.num_batches_tracked).add_(1))
+        return bn.momentum
 
     def _normalise_shards(
         self,

@@ -118,7 +118,7 @@ class Gradients:
         soon as a layer's gradient is final; never for a layer that the pass does not use.
 
         Raises:
-            ConfigError: in that pass, a block that FSDP2 shards is called twice.
+            ConfigError: in that pass, the gradient of a layer comes in parts.
         """
         for i, parameter in enumerate(self.parameters):
 
@@ -126,9 +126,9 @@ class Gradients:
                 if self._final_backward:  # earlier passes are followed by another addition
                     if layer in self._complete:
                         raise ConfigError(
-                            "--shards: a block of the model is called several times in a step, so "
-                            "that its gradient comes in parts: set bucket_mb so high that one "
-                            "bucket has all layers"
+                            "bucket_mb: the gradient of a layer comes in parts (a block is called "
+                            "several times with --shards, or checkpointing has use_reentrant = "
+                            "True): set bucket_mb so high that one bucket has all layers"
                         )
                     self._complete.add(layer)
                     self._widen_layer(layer)
@@ -234,18 +234,20 @@ class Gradients:
         context: AbstractContextManager[Any] = nullcontext()
         if self.autocast is not None:
             context = torch.autocast(x.device.type, self.autocast)
-        with mode, context:
-            if isinstance(self.loss, CarryingLoss):
-                hidden = self.hidden.get(row)
-                loss, self.hidden[row] = self.loss.carry(self.network, x, y, hidden)
-            else:
-                loss = self.loss(self.network, x, y)
-        loss = reduction.scale_loss(loss, share)
-        own = isinstance(self.reduction, OwnMean) and isinstance(share, Tensor)
-        if own and self.world.shards == 1 and not bool(share):
-            # a mean over nothing by a user's own division has NaN for a gradient, also at share 0
-            return loss.detach()
-        loss.backward()
+        with mode:
+            with context:
+                if isinstance(self.loss, CarryingLoss):
+                    hidden = self.hidden.get(row)
+                    loss, self.hidden[row] = self.loss.carry(self.network, x, y, hidden)
+                else:
+                    loss = self.loss(self.network, x, y)
+            self.batchnorm.end_forward()
+            loss = reduction.scale_loss(loss, share)
+            own = isinstance(self.reduction, OwnMean) and isinstance(share, Tensor)
+            if own and self.world.shards == 1 and not bool(share):
+                # a mean over nothing by a user's own division has NaN for a gradient at share 0
+                return loss.detach()
+            loss.backward()
         return loss.detach()
 
     def check_compiles(self, x: Tensor, y: Tensor) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from regimes import models
 from regimes.collectives.world import World
@@ -86,6 +87,41 @@ def test_activations_and_their_gradients_stay_channels_last(name: str) -> None:
     gradients.compute_gradients(x, torch.randint(5, (4, 8)), 0, 0)
     assert len(formats) > 20
     assert all(formats)
+
+
+class Checkpointed(nn.Module):
+    """A network whose middle is computed again in backward; ``reentrant`` None: it is not."""
+
+    def __init__(self, momentum: float | None, reentrant: bool | None) -> None:
+        super().__init__()
+        self.reentrant, self.first, self.last = reentrant, nn.Linear(5, 6), nn.Linear(6, 2)
+        norms = nn.BatchNorm1d(6, momentum=momentum), nn.BatchNorm1d(6, momentum=momentum)
+        self.middle = nn.Sequential(norms[0], nn.Tanh(), nn.Linear(6, 6), norms[1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        if self.reentrant is None:
+            return self.last(self.middle(x))
+        return self.last(checkpoint(self.middle, x, use_reentrant=self.reentrant))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("union", [True, False])
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_a_pass_that_is_repeated_in_backward_is_the_same_and_updates_nothing(
+    momentum: float | None, union: bool, reentrant: bool
+) -> None:
+    found = []
+    x = torch.randn(4, 3, 5, dtype=torch.float64).transpose(0, 1)
+    y = torch.randint(2, (4, 3)).transpose(0, 1)
+    for how in (None, reentrant):
+        torch.manual_seed(0)
+        model = Checkpointed(momentum, how).double()
+        gradients = Gradients(model, classification_loss, World(3), union=union, seed=0)
+        for step in range(2):
+            gradients.compute_gradients(x, y, 0, step)
+        found.append([gradients.stack, *model.buffers()])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-14)
 
 
 # -- a batch of which each process has a part ----------------------------------------------------

@@ -45,7 +45,14 @@ class CarryingLoss(Protocol):
 
 
 class Reduction(ABC):
-    """How a loss joins the terms of a batch."""
+    """How a loss joins the terms of a batch.
+
+    Attributes:
+        zero_of_nothing: the gradient of a batch of weight 0 is 0; otherwise it may be NaN, as that
+            of 0 / 0 is, whatever it is multiplied by.
+    """
+
+    zero_of_nothing = False
 
     @abstractmethod
     def weight(self, targets: Tensor) -> Float64[Tensor, ""]:
@@ -78,10 +85,18 @@ class SampleMean(Reduction):
 
 class TargetMean(Reduction):
     """A mean over the targets (classes, tokens) that are not ``ignored``, by the weights of their
-    ``classes`` where there are some. In samples: 1 if all targets of a sample count by 1."""
+    ``classes`` where there are some. In samples: 1 if all targets of a sample count by 1.
 
-    def __init__(self, ignored: int = IGNORED, classes: Tensor | None = None) -> None:
+    Args:
+        by_torch: torch computes it, and leaves out the targets that are ignored.
+    """
+
+    def __init__(
+        self, ignored: int = IGNORED, classes: Tensor | None = None, *, by_torch: bool = False
+    ) -> None:
         self.ignored, self.classes = ignored, classes
+        # torch divides also by the weights of classes that weigh nothing
+        self.zero_of_nothing = by_torch and (classes is None or bool(classes.all()))
 
     def weight(self, targets: Tensor) -> Float64[Tensor, ""]:
         kept = targets != self.ignored
@@ -182,7 +197,7 @@ def of_torch(loss: Any, targets: Tensor) -> Reduction | None:
     if joins not in ("mean", "batchmean"):
         return None
     if by_class and not targets.is_floating_point():  # else probabilities of classes
-        return TargetMean(settings["ignore_index"], settings["weight"])
+        return TargetMean(settings["ignore_index"], settings["weight"], by_torch=True)
     return SampleMean()
 
 

@@ -268,7 +268,8 @@ class ObjectTask:
         _, y = self.train.take(torch.arange(1))
         whole = not y.is_floating_point()
         usual = TargetMean() if whole else SampleMean()
-        known = usual if self.criterion is usual_loss else reduction.of_torch(self.criterion, y)
+        by_torch = TargetMean(by_torch=True) if whole else usual
+        known = by_torch if self.criterion is usual_loss else reduction.of_torch(self.criterion, y)
         given = self.loss_weight
         if given is None and known is not None:
             if isinstance(known, TargetMean) and known.classes is None:

@@ -25,7 +25,7 @@ from regimes.collectives.sharded_models import as_gradient, local_part
 from regimes.collectives.world import World
 from regimes.errors import ConfigError, TrainingError, unexpected_value
 from regimes.precision import is_half
-from regimes.reduction import CarryingLoss, Loss, OwnMean, SampleMean, Share
+from regimes.reduction import CarryingLoss, Loss, SampleMean, Share
 from regimes.seeding import derive_seed, seed_generators
 from regimes.training.batchnorm import PerWorkerBatchNorm
 from regimes.training.parts import ONE_SAMPLE, ONE_VALUE
@@ -243,11 +243,10 @@ class Gradients:
                     loss = self.loss(self.network, x, y)
             self.batchnorm.end_forward()
             loss = reduction.scale_loss(loss, share)
-            own = isinstance(self.reduction, OwnMean) and isinstance(share, Tensor)
-            if own and self.world.shards == 1 and not bool(share):
-                # a mean over nothing by a user's own division has NaN for a gradient at share 0
-                return loss.detach()
-            loss.backward()
+            asks = isinstance(share, Tensor) and not self.reduction.zero_of_nothing
+            # not within a replica: all of its processes take part in a backward pass
+            if not (asks and self.world.shards == 1 and not bool(share)):
+                loss.backward()
         return loss.detach()
 
     def check_compiles(self, x: Tensor, y: Tensor) -> None:

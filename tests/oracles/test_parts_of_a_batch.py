@@ -25,6 +25,7 @@ from regimes.data import objects
 from regimes.errors import ConfigError
 
 NEAR = 1e-10
+FIRST = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)  # the weight of class 0 alone
 WEIGHTS = torch.tensor([1.0, 10.0, 0.1], dtype=torch.float64)
 CHOICES: dict[str, Any] = {"workers": 2, "epochs": 1, "policy": {"name": "static", "level": "low"}}
 
@@ -47,6 +48,20 @@ def ignored(count: int = 32, seed: int = 0) -> tuple[Tensor, Tensor]:
     if seed:
         y[4:8] = -100
     return x, y
+
+
+def mostly_one(count: int = 32, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """All targets are of class 1 but every third, so that some micro-batches lack class 0."""
+    x, y = points(count, seed)
+    y[:] = 1
+    y[::3] = 0
+    return x, y
+
+
+def rare(count: int = 32, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Two of three targets are ignored."""
+    x, y = mostly_one(count, seed)
+    return x, y.masked_fill(y == 1, -100)
 
 
 def tokens(count: int = 32, seed: int = 0) -> list[dict[str, Tensor]]:
@@ -95,6 +110,13 @@ def masked(output: Tensor, y: Tensor) -> Tensor:
     return ((output - y).square() * (y > 0)).sum() / (y > 0).sum()
 
 
+def mean_of_kept(output: Tensor, y: Tensor) -> Tensor:
+    """As torch's cross-entropy, but its gradient of no kept target is NaN."""
+    kept = (y != -100).to(output)
+    terms = torch.logsumexp(output, 1) - output.gather(1, y[:, None].clamp_min(0))[:, 0]
+    return (terms * kept).sum() / kept.sum()
+
+
 def contrastive(output: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(output @ output.T, torch.arange(len(y)))
 
@@ -115,6 +137,9 @@ LOSSES: dict[str, Case] = {
     "ignored labels": (ignored, nn.CrossEntropyLoss(), None, linear, True),
     "ignored class": (points, nn.CrossEntropyLoss(ignore_index=2), None, linear, True),
     "class weights": (points, nn.CrossEntropyLoss(WEIGHTS), None, linear, True),
+    "classes without weight": (mostly_one, nn.CrossEntropyLoss(FIRST), None, linear, True),
+    "rare labels": (rare, None, None, linear, True),
+    "rare labels, own": (rare, mean_of_kept, None, linear, True),
     "smoothed, weights, ignored": (ignored, SMOOTH, None, linear, True),
     "bound arguments": (points, BOUND, None, linear, True),
     "a sum": (points, nn.CrossEntropyLoss(reduction="sum"), None, linear, True),

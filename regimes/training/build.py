@@ -124,7 +124,7 @@ class Run:
         self.batch_controller = None if batch is None else WholeController(batch, signal, "batch")
         self.sync_controller = None if sync is None else WholeController(sync, signal, "sync")
         self.units = Units.from_config(config, len(self.batches))
-        check_windows_fit(config, len(self.units))
+        check_windows_fit(config, plug_ins, len(self.units))
         check_interventions(config, Circumstances(units=len(self.units)))
         self.learning_rate = LearningRate(config.optimizer, self.units.per_epoch, self.units.total)
         self.controller = self._make_controller()

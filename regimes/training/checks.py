@@ -5,7 +5,7 @@ The range of a single number stands in its annotation (``config.bounds``).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,7 @@ from regimes.config import DENSE, OuterConfig, RunConfig, check_bounds
 from regimes.data import deficits
 from regimes.data.task import Task
 from regimes.errors import ConfigError, DataError, require
-from regimes.policies import Policy, check_levels, make_policy
+from regimes.policies import Policy, Windows, check_levels, make_policy
 from regimes.policies.link import link_of
 from regimes.policies.trial import NO_PERIOD
 from regimes.training.interventions import Circumstances, check_interventions
@@ -66,6 +66,7 @@ class PlugIns:
         check_combined(config, made)
         check_periods(config.outer, periods_of(config, made))
         check_fields(config)
+        check_windows_of_epochs(config, made)
         check_interventions(config, Circumstances())
         check_levels(rule, config.levels)
         for name, level in config.levels.items():
@@ -128,13 +129,6 @@ def check_fields(config: RunConfig) -> None:
                 f"optimizer.{field}: the rate changes once per epoch, so a number of steps has no "
                 'effect: set optimizer.per = "step"'
             )
-    if config.unit_steps is None and config.steps is None:  # a unit is an epoch
-        for field, first in _window_starts(config, *_POLICIES, "deficit"):
-            if first >= config.epochs:
-                raise ConfigError(
-                    f"{field}: a window starts in epoch {first}, but the run ends after "
-                    f"{config.epochs} epochs"
-                )
 
 
 def check_combined(
@@ -163,26 +157,39 @@ def check_periods(outer: OuterConfig, periods: Collection[int]) -> None:
     require(outer.delay < least, "outer.delay", outer.delay, f"below the shortest period, {least}")
 
 
-def check_windows_fit(config: RunConfig, units: int) -> None:
-    """Raise ConfigError for a policy's window after the run's last unit."""
+def check_windows_of_epochs(config: RunConfig, plug_ins: PlugIns) -> None:
+    """Raise ConfigError for a window after the last epoch, where a unit is an epoch."""
+    if config.unit_steps is None and config.steps is None:
+        for field, first in _window_starts(plug_ins.policies, plug_ins.deficit):
+            if first >= config.epochs:
+                raise ConfigError(
+                    f"{field}: a window starts in epoch {first}, but the run ends after "
+                    f"{config.epochs} epochs"
+                )
+
+
+def check_windows_fit(config: RunConfig, plug_ins: PlugIns, units: int) -> None:
+    """Raise ConfigError for a checkpoint to keep, or a policy's window, after the run's last
+    unit."""
     if isinstance(config.checkpoint_keep, tuple):
         for unit in config.checkpoint_keep:
             require(unit <= units, "checkpoint_keep", unit, f"units up to {units}, the run's last")
     expected = f"a window that starts within the run's {units} units"
-    for field, first in _window_starts(config, *_POLICIES):
+    for field, first in _window_starts(plug_ins.policies):
         require(first < units, field, first, expected)
 
 
-def _window_starts(config: RunConfig, *tables: str) -> Iterator[tuple[str, int]]:
-    """(field, first unit) of each window of some plug-ins, the windows of single layers
-    included."""
-    for table in tables:
-        settings = getattr(config, table) or {}
-        fields = {f"{table}.windows": settings.get("windows", ())}
-        for layer, windows in (settings.get("layers") or {}).items():
-            fields[f"{table}.layers.{layer}"] = windows
-        for field, windows in fields.items():
-            yield from ((field, first) for first, _ in windows)
+def _window_starts(
+    policies: Mapping[str, Policy], deficit: deficits.Deficit | None = None
+) -> Iterator[tuple[str, int]]:
+    """(field, first unit) of each window, the windows of single layers included."""
+    fields = {} if deficit is None else {"deficit.windows": deficit.windows}
+    for table, rule in policies.items():
+        if isinstance(rule, Windows):  # others may have fields of these names for something else
+            fields[f"{table}.windows"] = rule.windows
+            fields |= {f"{table}.layers.{name}": own for name, own in rule.layers.items()}
+    for field, windows in fields.items():
+        yield from ((field, first) for first, _ in windows)
 
 
 def check_size(config: RunConfig, task: Task) -> None:

@@ -49,6 +49,19 @@ def simulated(out: Path, model: Any = network, **changes: Any) -> regimes.Record
     return regimes.simulate(model, data, points(20, 1), out=out, **options)
 
 
+@dataclass(frozen=True)
+class Named:
+    """A policy whose fields are named as those of "windows" are, and mean something else."""
+
+    layers: tuple[str, ...] = ("0.weight",)
+    windows: int = 3
+    needs = ()
+    names = ("low",)
+
+    def decide(self, history: Any, layers: Any) -> list[regimes.Decision]:
+        return [regimes.Decision("low") for _ in layers]
+
+
 # -- oracles ---------------------------------------------------------------------------------
 
 
@@ -215,6 +228,14 @@ def test_draws_of_a_data_set_depend_on_the_seed_alone(tmp_path: Path) -> None:
     second, third = simulated(tmp_path / "b", data=Noisy()), simulated(tmp_path / "c")
     assert first.rows == second.rows
     assert first.rows != third.rows
+
+
+def test_a_policy_may_name_its_fields_as_it_likes(tmp_path: Path) -> None:
+    mine, theirs = (
+        simulated(tmp_path / name, policy=policy, name="mine")
+        for name, policy in (("mine", Named()), ("theirs", STATIC))
+    )
+    assert [row["train_loss"] for row in mine.rows] == [row["train_loss"] for row in theirs.rows]
 
 
 def test_the_users_model_is_left_alone(tmp_path: Path) -> None:

@@ -64,7 +64,8 @@ def are_alike(values: Sequence[float]) -> bool:
 
 def p_value(values: Sequence[float], base: float = 0.0) -> float:
     """Two-sided p of a t test that the mean is ``base``: below 0.05 where the interval leaves it
-    out. nan for a single value, and where all are alike: they say nothing about sampling."""
+    out. nan for a single value, where all are alike (they say nothing about sampling), and where
+    one is nan."""
     from scipy import stats
 
     if len(values) < 2 or are_alike(values):
@@ -80,7 +81,7 @@ def p_ranks(values: Sequence[float], base: float = 0.0) -> float:
     """
     from scipy import stats
 
-    if len(values) < 2 or are_alike(values):
+    if len(values) < 2 or are_alike(values) or np.isnan(values).any():
         return math.nan
     shifted = np.subtract(values, base)
     shifted = np.round(shifted / np.abs(shifted).max(), DIGITS)

@@ -199,6 +199,13 @@ def test_values_that_are_alike_have_no_p() -> None:
         assert math.isnan(statistics.p_ranks(values))
 
 
+@pytest.mark.parametrize("count", [2, 5, 30])
+def test_values_of_which_one_is_unknown_have_no_p(count: int) -> None:
+    values = [*range(1, count), math.nan]
+    assert math.isnan(statistics.p_value(values))
+    assert math.isnan(statistics.p_ranks(values))
+
+
 def test_holm_by_hand() -> None:
     """0.01 x 4, 0.02 x 3, 0.03 x 2 and 0.5; a smaller one's 0.06 holds for the third."""
     found = statistics.correct_by_holm([0.5, 0.01, math.nan, 0.03, 0.02])

@@ -94,6 +94,7 @@ def format_bandwidth(bandwidth: float) -> str:
     """A bandwidth in three digits: ``100 Mbit/s``; "any" for infinity, "none" for zero."""
     if bandwidth in (0.0, math.inf):
         return "any" if bandwidth else "none"
+    bandwidth = float(f"{bandwidth:.3g}")  # first: 999.9 Mbit/s is 1 Gbit/s in three digits
     power = max(0, min(4, math.floor(math.log10(bandwidth) / 3 + 1e-9)))
     return f"{bandwidth / 1000**power:.3g} {list(_BANDWIDTHS)[power]}bit/s"
 

@@ -288,10 +288,12 @@ def test_bad_arguments() -> None:
 
 
 def test_spelling() -> None:
-    assert [format_bandwidth(b) for b in (0.0, 950.0, 1e6, 9.375e9, math.inf)] == [
+    assert [format_bandwidth(b) for b in (0.0, 950.0, 999.9, 1e6, 999.6e6, 9.375e9, math.inf)] == [
         "none",
         "950 bit/s",
+        "1 kbit/s",
         "1 Mbit/s",
+        "1 Gbit/s",
         "9.38 Gbit/s",
         "any",
     ]

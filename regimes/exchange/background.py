@@ -23,6 +23,7 @@ class Background:
         self.device = device
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.error: BaseException | None = None  # set by the thread, read after ``synchronize``
+        self.closed = False
         self.tasks: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
         # The thread gets the queue alone: a reference to self would keep this alive, and the
         # finalizer, which ends the thread, would never run. A daemon, because a thread that is
@@ -51,16 +52,17 @@ class Background:
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
     def close(self) -> None:
-        """End the thread after the current task, or bucket."""
-        self.error = self.error or InterruptedError()  # tasks that still wait do nothing
+        """End the thread after the current task, or bucket; tasks that still wait are dropped."""
+        self.closed = True
         self.tasks.put(None)
         self.thread.join()
 
     def wait_idle(self) -> None:
         """Wait until the thread has done all tasks so far; raise its error."""
-        done = threading.Event()
-        self.tasks.put(done.set)
-        done.wait()
+        if not self.closed:  # else there is no thread that would answer
+            done = threading.Event()
+            self.tasks.put(done.set)
+            done.wait()
         if self.error is not None:
             raise self.error
 
@@ -70,7 +72,7 @@ class Background:
             with torch.cuda.stream(self.stream):
                 if self.stream is not None and event is not None:
                     self.stream.wait_event(event)
-                if not self.error:
+                if self.error is None and not self.closed:
                     task()
         except BaseException as error:  # raised in the main thread, by ``wait_idle``
             self.error = error

@@ -294,7 +294,10 @@ class Run:
 
     def close(self) -> None:
         """Leave the other processes."""
-        self.step.close()  # before the group: the pipeline's thread may be inside a collective
+        # their threads before the group: they may be inside a collective
+        self.step.close()
+        if self.local is not None:
+            self.local.sync.close()
         self.world.close()
         self.numerics.close()
 

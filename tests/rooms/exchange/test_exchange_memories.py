@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import random
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -230,3 +231,15 @@ def test_an_error_in_the_thread_is_raised_where_the_caller_waits(
     assert told.released >= 1
     assert exchange.transfer is not None
     assert exchange.transfer.failed
+
+
+def test_memories_can_be_read_after_the_end() -> None:
+    exchange = make(PowerSGD(), background=CPU)
+    take(exchange, gradients(1, 0), 1)
+    before = memories(exchange)
+    exchange.close()
+    after: list[Any] = []
+    reader = threading.Thread(target=lambda: after.append(memories(exchange)), daemon=True)
+    reader.start()
+    reader.join(10)
+    assert_same(after, [before])

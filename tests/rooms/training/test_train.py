@@ -28,6 +28,7 @@ from regimes.collectives.world import World
 from regimes.config import RunConfig, override, to_toml
 from regimes.data import classification, images
 from regimes.errors import ConfigError, DataError, RecordError, TrainingError
+from regimes.exchange.background import Background
 from regimes.launch import sweep
 from regimes.records import Record, load, read_lines
 from regimes.training import build, checkpoint, gradients, loop
@@ -37,6 +38,19 @@ POWERSGD: tuple[str, ...] = ()
 TOPK = ("compressor=topk", "levels.low=50", "levels.high=2")
 THRESHOLD = ("compressor=threshold", "levels.low=0.0005", "levels.high=0.005")
 INTEGERS = ("compressor=quantised-all-reduce", "levels.low=8", "levels.high=4")
+
+
+def test_a_run_ends_the_threads_of_its_exchanges() -> None:
+    words = ("sync_policy=static", "sync_policy.level=high", "sync_levels={low=1, high=3}")
+    run = build.prepare_run(config(*words, "outer.delay=1"))
+    assert run.local is not None
+    exchanges = [run.exchange, run.local.sync.exchange]
+    for exchange in exchanges:  # as among several processes
+        exchange.background = Background(run.device)
+    run.close()
+    for exchange in exchanges:
+        assert exchange.background is not None
+        assert not exchange.background.thread.is_alive()
 
 
 # -- evaluation ------------------------------------------------------------------------------

@@ -156,12 +156,14 @@ class Losses:
                 "samples without a target, or raise batch_size; the record up to the last epoch "
                 "is intact"
             )
-        who = "the union of workers" if union and world.hosted_count > 1 else "worker"
+        many = "the union of workers" if union and world.hosted_count > 1 else "worker"
+        # where each worker's numbers are finite, their sum or a compressor's product overflows
+        who = f"{many} {workers}" if bad else "all workers together"
         advice = "lower optimizer.lr or lengthen the warm-up"
         if not epoch and not step:
             advice = "before any update: see whether the data or the loss have NaN or infinity"
         return TrainingError(
-            f"the loss or a gradient of {who} {workers} is not finite in epoch {epoch}, step "
+            f"the loss or a gradient of {who} is not finite in epoch {epoch}, step "
             f"{step}: {advice}; the record up to the last epoch is intact"
         )
 

@@ -137,6 +137,21 @@ def test_who_looks_at_losses_has_the_clock_settled(monkeypatch: pytest.MonkeyPat
         assert len(settled) == looks
 
 
+def test_a_mean_that_overflows_is_not_said_to_be_a_workers() -> None:
+    run = prepare_run(config("dtype=float32", "policy=static", "policy.level=dense"))
+    gradients = [torch.full((4, *layer.shape), 1e38) for layer in run.layers]
+    stack = torch.cat([rows.flatten(1) for rows in gradients], 1)
+    transfer = run.exchange.begin_transfer(["dense"] * len(gradients))
+    run.exchange.add_rows(dict(enumerate(gradients)))
+    run.exchange.finish_transfer(torch.ones(4), stack)
+    assert transfer.means is not None
+    assert transfer.extra is not None
+    with pytest.raises(TrainingError, match=r"^the loss or a gradient of all workers together is"):
+        step.Losses(run.gradients, clock.Clock(run.device)).add_step(
+            transfer.means, transfer.extra, 1, 0
+        )
+
+
 # -- the flag of a gradient that is not finite ------------------------------------------------
 
 

@@ -51,6 +51,8 @@ class LocalSteps(Job):
     Attributes:
         rows: the units so far, as a record has them.
         total: steps so far.
+        ended: those of units that have ended. The unit that ``close`` ends may be shorter than the
+            others, and a job may continue from the state after it.
         rounds: synchronisations in the unit under way; of fragments the last one of each period
             counts.
         losses: sum and number of this process's training losses in the unit under way, if the
@@ -74,7 +76,7 @@ class LocalSteps(Job):
         layers = [Layer(name, tuple(p.shape)) for name, p in what.parameters.items()]
         super().__init__(world, layers, UnitSchedule(chosen.every, optimizer))
         self.chosen = chosen
-        self.total = self.rounds = 0
+        self.total = self.ended = self.rounds = 0
         self.next_period, self.to_agree = 1, False
         self.reads_loss = bool(getattr(chosen.rule, "reads_loss", False))
         self.losses: list[Any] = [0.0, 0]
@@ -157,9 +159,9 @@ class LocalSteps(Job):
             else:
                 self.record_opened = True
                 self.membership.write_or_wait()
-        if self.total % self.chosen.every == 0:
-            if self.total:
-                self._finish_unit()
+        if self.total - self.ended >= self.chosen.every:
+            self._finish_unit()
+        if not self._in_unit():
             if self.recorder is not None:
                 self.recorder.write_pending()
             self.schedule.begin_unit()
@@ -185,7 +187,7 @@ class LocalSteps(Job):
         self.sync.end_trial(self.replicas)
         if self.chosen.outer.mixing:  # all processes end with the same parameters
             self.replicas.receive_synced(range(len(self.layers)), 0.0)
-        if self.total > len(self.rows) * self.chosen.every:
+        if self._in_unit():
             self._finish_unit()
         self.sync.close()
         if self.recorder is not None:
@@ -253,7 +255,7 @@ class LocalSteps(Job):
             )
 
     def _in_unit(self) -> bool:
-        return self.total > len(self.rows) * self.chosen.every
+        return self.total > self.ended
 
     def _level_names(self) -> Collection[str]:
         return self.chosen.exchange.levels.keys()
@@ -281,7 +283,7 @@ class LocalSteps(Job):
         readings = self.panel.read(len(self.rows), seen=seen) if seen else Readings()
         self.rounds = 0
         losses = {"train_loss": self._mean_loss()} if self.reads_loss else {}
-        steps = self.total - len(self.rows) * self.chosen.every
+        steps, self.ended = self.total - self.ended, self.total
         if self.link is not None and self.link.measures:
             self.world.guard.enter_call("the end of a unit")
         self._end_unit(
@@ -423,6 +425,7 @@ class LocalSteps(Job):
             self.clock.seconds |= seconds
         self.losses = own.get("losses", [0.0, 0])
         self._restore_job(state)
+        self.ended = sum(row["steps"] for row in self.rows)
         self.continued, self.record_opened = True, False
         self._decide_next()
 

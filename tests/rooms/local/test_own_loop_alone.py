@@ -1,0 +1,63 @@
+"""``regimes.local_steps`` on a group of one process: what ends, is saved and is refused.
+
+Oracle: the job that goes on without an end; a sentence for each wrong use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import regimes
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), world_size=1, rank=0)
+    yield
+    dist.destroy_process_group()
+
+
+def begun(saved: Any = None, **options: Any) -> tuple[nn.Module, Any, regimes.LocalSteps]:
+    """A model, its optimiser and its local steps, continued from what ``left`` gave."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    local = regimes.local_steps(model, optimizer, **{"policy": 2, "summary": False, **options})
+    if saved is not None:
+        model.load_state_dict(saved[0])
+        optimizer.load_state_dict(saved[1])
+        local.load_state_dict(saved[2])
+    return model, optimizer, local
+
+
+def train(model: nn.Module, optimizer: Any, local: regimes.LocalSteps, steps: int) -> None:
+    for _ in range(steps):
+        x = torch.randn(4, 5, generator=torch.Generator().manual_seed(local.total))
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        local.step()
+
+
+@pytest.mark.parametrize(
+    ("before", "units"), [(4, [4, 4, 4, 1]), (5, [4, 1, 4, 4]), (6, [4, 2, 4, 3])]
+)
+def test_a_closed_job_goes_on_with_a_unit_of_its_own(before: int, units: list[int]) -> None:
+    """The unit that ``close`` ends may be shorter; those after it have all their steps."""
+    model, optimizer, local = first = begun(every=4)
+    train(*first, before)
+    local.close()
+    saved = model.state_dict(), optimizer.state_dict(), local.state_dict()
+    again = begun(saved, every=4)
+    train(*again, 13 - before)
+    again[2].close()
+    assert [row["steps"] for row in again[2].rows] == units
+    stops = [row["unit"]["stop"] for row in again[2].rows]
+    assert [row["unit"]["first"] for row in again[2].rows] == [0, *stops[:-1]]
+    assert stops[-1] == 13

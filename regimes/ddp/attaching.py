@@ -29,7 +29,7 @@ from regimes.ddp.sharded import ShardedGradients
 from regimes.ddp.source import Attached, DDPGradients
 from regimes.ddp.steps import HookSteps
 from regimes.ddp.unit_steps import UnitSteps
-from regimes.errors import ConfigError, is_whole, require, unexpected_value
+from regimes.errors import ConfigError, require, unexpected_value
 from regimes.job import choices
 from regimes.job.membership import inner_optimizer
 from regimes.job.probe import pick_probe
@@ -175,8 +175,7 @@ def attach(
     choices.check_timeout(timeout)
     if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
         raise unexpected_value("scaler", scaler, "a GradScaler of torch, with get_scale(), or None")
-    good = is_whole(seed, -(2**63)) and seed < 2**63  # as in a configuration
-    require(good, "seed", seed, "a whole number of at most 63 bits")
+    choices.check_seed(seed)
     schedule = unit_schedule(every, inner_optimizer(optimizer), model)
     probed = pick_probe(probe, instruments, check_every, check_cosine)
     nothing_named = policy is compressor is level is levels is None

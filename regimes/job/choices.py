@@ -386,6 +386,12 @@ def _plain_number(level: Any) -> Any:
     return int(level) if isinstance(level, Integral) else float(level)
 
 
+def check_seed(seed: Any) -> None:
+    """Raise ConfigError unless it is a seed as in a configuration."""
+    good = is_whole(seed, -(2**63)) and seed < 2**63
+    require(good, "seed", seed, "a whole number of at most 63 bits")
+
+
 def check_timeout(timeout: Any) -> None:
     """Raise ConfigError unless it is a number of seconds."""
     number = isinstance(timeout, Real) and not isinstance(timeout, bool)

@@ -218,10 +218,10 @@ def check_trained(model: nn.Module, optimizer: Any, replicas: Any, manager: Any 
         source = ShardedGradients(model, replicas)
         found = Trained(source.parameters, source.local, source)
     stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if not found.parameters or stepped != {id(p) for p in found.parameters.values()}:
+    if stepped != {id(p) for p in found.parameters.values()}:
         raise ConfigError(
-            "optimizer: it has other parameters than the model trains: build it from the "
-            "model's parameters"
+            "optimizer: it has other parameters than the model trains: build it from [p for p in "
+            "model.parameters() if p.requires_grad]"
         )
     check_parameters(found.parameters, half=False)
     _check_one_type(found.parameters)
@@ -261,7 +261,10 @@ def _bare_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
             f"local_steps: {type(model).__name__} exchanges something at each step by itself: give "
             "it the bare model"
         )
-    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not found:
+        raise ConfigError("the model has no parameter to train: there is nothing to synchronise")
+    return found
 
 
 def _check_periods(given: Any) -> dict[str, int]:

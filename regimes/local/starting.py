@@ -17,7 +17,7 @@ from regimes.capabilities import Part
 from regimes.config import DENSE, GivenLevel, OuterConfig
 from regimes.ddp.attaching import NEEDS
 from regimes.errors import ConfigError, require
-from regimes.job.choices import check_timeout
+from regimes.job.choices import check_seed, check_timeout
 from regimes.job.probe import pick_probe
 from regimes.job.recorder import RecordOptions, record_options
 from regimes.local.arguments import check_trained, choose_local
@@ -108,6 +108,7 @@ def local_steps(
     what = check_trained(model, optimizer, replicas, manager)
     _check_free(model)
     check_timeout(timeout)
+    check_seed(seed)
     options = record_options(record)
     require(isinstance(summary, bool), "summary", summary, "true or false")
     world = what.make_world(float(timeout), manager)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 import regimes
+from regimes.errors import ConfigError
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -61,3 +62,34 @@ def test_a_closed_job_goes_on_with_a_unit_of_its_own(before: int, units: list[in
     stops = [row["unit"]["stop"] for row in again[2].rows]
     assert [row["unit"]["first"] for row in again[2].rows] == [0, *stops[:-1]]
     assert stops[-1] == 13
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        *[
+            ({"seed": value}, f"seed = {value!r}: expected a whole number of at most 63 bits")
+            for value in ("x", 0.5, True, None, 10**30)
+        ],
+        *[
+            ({"timeout": value}, f"timeout = {value!r}: expected a positive number of seconds")
+            for value in (-1, float("nan"), "600", None)
+        ],
+    ],
+)
+def test_local_steps_refuse_in_a_sentence(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence.replace("+", r"\+")):
+        begun(**given)
+
+
+def test_an_optimizer_of_frozen_parameters_is_told_of_those_that_train() -> None:
+    model = nn.Linear(5, 3)
+    model.bias.requires_grad_(False)
+    with pytest.raises(ConfigError, match=r"optimizer: .* build it from \[p for p in .*requires_g"):
+        regimes.local_steps(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    trained = [p for p in model.parameters() if p.requires_grad]
+    regimes.local_steps(model, torch.optim.SGD(trained, lr=0.1), summary=False)
+    optimizer = torch.optim.SGD(trained, lr=0.1)
+    model.requires_grad_(False)
+    with pytest.raises(ConfigError, match="no parameter to train: there is nothing to synchronise"):
+        regimes.local_steps(model, optimizer)

@@ -28,10 +28,11 @@ from regimes.job.full_state import collect_full_state, divide_full_state
 from regimes.job.job import Job, on_all_processes
 from regimes.job.link import LinkMeter
 from regimes.job.recorder import RecordOptions, logged_number
+from regimes.job.refit import damage_refused
 from regimes.job.saved_units import with_all_units
 from regimes.job.schedule import UnitSchedule
 from regimes.job.set_level import as_set
-from regimes.job.state import FORMAT, by_layer, get_column, layer_shapes, own_part
+from regimes.job.state import FORMAT, State, by_layer, get_column, layer_shapes, own_part
 from regimes.job.upgrade import upgrade_state
 from regimes.local.arguments import LocalChoice, Trained, local_header
 from regimes.local.membership import LocalMembership
@@ -360,9 +361,10 @@ class LocalSteps(Job):
         states again; all processes call this.
 
         Raises:
-            ConfigError: it is of another process, or of another model.
+            ConfigError: it is of another process, of another model, or of other fragments.
         """
-        state = upgrade_state(saved)
+        with damage_refused():
+            state = upgrade_state(saved)
         if self.membership is not None:
             state = self.membership.as_mine(state)
         self._check_same(state)
@@ -408,7 +410,12 @@ class LocalSteps(Job):
             )
 
     def _continue_from(self, saved: Mapping[str, Any]) -> None:
-        state = copy.deepcopy(dict(saved))
+        with damage_refused():
+            self._restore_state(copy.deepcopy(dict(saved)))
+        self.continued, self.record_opened = True, False
+        self._decide_next()
+
+    def _restore_state(self, state: State) -> None:
         own = own_part(state)
         before = [*get_column(state["layers"], "synced").values(), *state["buffers"]]
         for tensor, value in zip(self.replicas.synced_tensors, before, strict=True):
@@ -426,8 +433,6 @@ class LocalSteps(Job):
         self.losses = own.get("losses", [0.0, 0])
         self._restore_job(state)
         self.ended = sum(row["steps"] for row in self.rows)
-        self.continued, self.record_opened = True, False
-        self._decide_next()
 
     def sharded_state(self) -> ProcessState:
         """The state of all processes, an object for ``torch.distributed.checkpoint``: save and load
@@ -436,16 +441,20 @@ class LocalSteps(Job):
         return ProcessState(self, self.load_state_dict)
 
     def _check_same(self, state: Mapping[str, Any]) -> None:
-        """Raise ConfigError if a state is of another process, or of another model."""
-        world = self.world
+        """Raise ConfigError if a state is of another process or model, or of other fragments."""
+        world, buffers = self.world, self.replicas.synced_tensors[len(self.layers) :]
         try:
             place = [own_part(state)["process"], state["processes"]]
             layers = get_column(state["layers"], "shape")
+            saved_buffers = [list(t.shape) for t in state["buffers"]]
+            fragments = len(state["outer"]["fragments"])
         except (LookupError, TypeError, ValueError, AttributeError):
-            place, layers = [None, None], {}
+            place, layers, saved_buffers, fragments = [None, None], {}, [], 0
         for name, saved, here in (
             ("process", place, [world.rank, world.processes]),
             ("layers", [*layers.items()], [*layer_shapes(self.layers).items()]),
+            ("buffers", saved_buffers, [list(t.shape) for t in buffers]),
+            ("outer.fragments", fragments, len(self.sync.fragments)),
         ):
             if saved != here:
                 other = "; a state of full_state_dict() loads on any number of processes"

@@ -93,3 +93,32 @@ def test_an_optimizer_of_frozen_parameters_is_told_of_those_that_train() -> None
     model.requires_grad_(False)
     with pytest.raises(ConfigError, match="no parameter to train: there is nothing to synchronise"):
         regimes.local_steps(model, optimizer)
+
+
+def saved_within_a_round() -> tuple[Any, Any, Any]:
+    model, optimizer, local = first = begun(outer={"fragments": 2}, every=4)
+    train(*first, 5)
+    return model.state_dict(), optimizer.state_dict(), local.state_dict()
+
+
+def test_a_state_of_another_job_is_one_sentence() -> None:
+    model, optimizer, state = saved_within_a_round()
+    for given, words in (
+        ({}, "saved with outer.fragments 2, this job has 1"),
+        ({"outer": {"fragments": 3}}, "saved with outer.fragments 2, this job has 3"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            begun((model, optimizer, state), **given)
+    fewer = state | {"buffers": state["buffers"][:-1]}
+    with pytest.raises(ConfigError, match="saved with buffers"):
+        begun((model, optimizer, fewer), outer={"fragments": 2})
+
+
+@pytest.mark.parametrize("key", ["round", "rows", "outer"])
+@pytest.mark.parametrize("value", ["x", 7, {"a": 1}], ids=str)
+def test_a_damaged_state_is_one_sentence(key: str, value: Any) -> None:
+    model, optimizer, state = saved_within_a_round()
+    if key == "outer":
+        value = state["outer"] | {"fragments": [value] * 2}
+    with pytest.raises(ConfigError, match="cannot load the hook's state: it is damaged"):
+        begun((model, optimizer, state | {key: value}), outer={"fragments": 2})

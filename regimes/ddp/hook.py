@@ -326,7 +326,8 @@ class Hook(Job):
         if self.membership is not None:  # in each step others may be there
             self.membership.wanted |= self.steps.check is not None
             self.steps.check = self._agree_on_unit
-        if steps == MANY_STEPS and not self.rows and self.world.rank == 0:
+        waits = self.schedule.steps is None  # for a call: counted steps end a unit by themselves
+        if waits and steps == MANY_STEPS and not self.rows and self.world.rank == 0:
             warnings.warn(self._describe_no_end(), stacklevel=2)
 
     def _finish_unit(self, lr: float, next_lr: float) -> dict[str, Decision]:
@@ -465,15 +466,21 @@ class Hook(Job):
     # -- the end -----------------------------------------------------------------------------
 
     def _describe_no_end(self) -> str:
-        missing = (
-            "epoch_end() was not called"
-            if self.schedule.every == "epoch"
-            else "set_epoch() of the sampler has named no other epoch"
+        """Why no unit has ended so far, and what to do."""
+        advice = (
+            "end each epoch, or let the hook decide by itself: attach(..., optimizer=optimizer, "
+            "every=STEPS)"
         )
+        if self.schedule.every == "epoch":
+            missing = "epoch_end() was not called"
+        elif self.schedule.steps is None:
+            missing = "set_epoch() of the sampler has named no other epoch"
+        else:
+            missing = f"a unit has {self.schedule.steps}"
+            advice = "call close() at the end, on all processes, or give attach a smaller every"
         return (
             f"{self.steps.in_unit} steps, and {missing}: all levels are as they began "
-            f"({', '.join(sorted({*self.decided.names}))}); end each epoch, or let the hook decide "
-            "by itself: attach(..., optimizer=optimizer, every=STEPS)"
+            f"({', '.join(sorted({*self.decided.names}))}); {advice}"
         )
 
     def _end_job(self, together: bool, why: str = "") -> None:

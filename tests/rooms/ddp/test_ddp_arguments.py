@@ -685,3 +685,33 @@ def test_epochs_of_a_trainer_whose_steps_are_not_known(tmp_path: Path) -> None:
     assert [row["steps"] for row in record.rows] == [6, 6]
     assert [row["group_lr"] for row in record.rows] == [[1e-4, 1e-4]] * 2
     assert record.header["config"]["optimizer"]["name"] == "SGD and SGD"
+
+
+@pytest.mark.parametrize("every", [100, "epoch"])
+def test_only_units_that_wait_for_a_call_are_missed(
+    every: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Counted steps end a unit by themselves, however many they are. As Python ends, no unit of
+    statistics that are sent can end: then the sentence is of ``close``."""
+    monkeypatch.setattr("regimes.ddp.hook.MANY_STEPS", 3)
+    model = wrapped()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    hook = regimes.attach(
+        model, policy="accordion", optimizer=optimizer, every=every, instruments={"error"}
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(5):
+            model(torch.ones(4, 5)).square().sum().backward()
+            optimizer.step()
+    missed = [str(w.message) for w in caught if "as they began" in str(w.message)]
+    hook._end_job(together=False)
+    said = capsys.readouterr().err
+    assert "sampler" not in said
+    if every == "epoch":
+        assert missed == [missed[0]]
+        assert "regimes: 5 steps, and epoch_end() was not called: all levels are as" in said
+    else:
+        assert not missed
+        assert "regimes: 5 steps, and a unit has 100: all levels are as they began" in said
+        assert "call close() at the end" in said

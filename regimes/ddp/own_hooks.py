@@ -151,11 +151,11 @@ class OwnHooks:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        self.paused = True
+        before, self.paused = self.paused, True
         try:
             yield
         finally:
-            self.paused = False
+            self.paused = before
 
     def close(self) -> None:
         pass  # gradients are shared for as long as the model lives

@@ -378,7 +378,8 @@ def _ddp_parameters(model: DistributedDataParallel) -> dict[str, nn.Parameter]:
         raise ConfigError("the model has no parameter to train: DDP has nothing to reduce")
     check_parameters(parameters)
     for name, module in model.module.named_modules():
-        if getattr(module, "sparse", False) is True:
+        trained = any(p.requires_grad for p in module.parameters(recurse=False))
+        if trained and getattr(module, "sparse", False) is True:
             raise ConfigError(f"module {name!r} makes sparse gradients: build it with sparse=False")
     parallel = (nn.DataParallel, DistributedDataParallel)
     wrappers = {path for path, m in model.module.named_modules() if isinstance(m, parallel)}

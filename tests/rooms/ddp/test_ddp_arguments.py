@@ -27,6 +27,7 @@ import regimes
 from regimes.compression import REGISTRY
 from regimes.cost.cases import make_cases
 from regimes.cost.methods import parse_method
+from regimes.ddp.own_hooks import BareGradients
 from regimes.errors import ConfigError, RecordError
 from regimes.integrations.shared import HookSettings
 from regimes.job import choices
@@ -97,6 +98,32 @@ def test_what_is_not_named_is_the_measured_method_with_a_warning() -> None:
     assert parse_method(f"{name}:{level}").verdict == "harmless"  # in the table of measured losses
     dense = regimes.attach(wrapped(), start_compressing_after=1, level="dense")
     assert dense.chosen.shared_facts()["compressor"]["name"] == "powersgd"
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_sparse_gradients_are_refused_where_there_are_some(frozen: bool) -> None:
+    """A frozen table of embeddings has no gradient at all."""
+    table = nn.Embedding(7, 5, sparse=True)
+    table.requires_grad_(not frozen)
+    model = nn.Sequential(table, nn.Linear(5, 3))
+    wrapper = DistributedDataParallel(model)
+    if not frozen:
+        with pytest.raises(ConfigError, match="module '0' makes sparse gradients"):
+            regimes.attach(wrapper, policy="accordion")
+        return
+    hook = regimes.attach(wrapper, policy="accordion")
+    wrapper(torch.arange(4)).sum().backward()
+    assert list(hook.epoch_end(lr=0.1)) == ["1.weight"]
+
+
+def test_pauses_of_a_bare_model_may_be_nested() -> None:
+    source = BareGradients(nn.Linear(5, 3), manager=None)
+    paused = [source.paused]
+    with source.no_sync():
+        with source.no_sync():
+            paused.append(source.paused)
+        paused.append(source.paused)
+    assert [*paused, source.paused] == [False, True, True, False]
 
 
 def test_a_model_that_trains_nothing_is_one_sentence() -> None:

@@ -20,7 +20,9 @@ from regimes.collectives.sharded_models import find_divided, load_parts, save_pa
 from regimes.ddp import Hook, RecordOptions, attach
 from regimes.ddp.sharded_state import pack_state, unpack_state
 from regimes.errors import ConfigError, is_whole, require, suggest_nearest
+from regimes.job.job import on_all_processes
 from regimes.job.recorder import record_options
+from regimes.job.refit import damage_refused
 
 STATE = "regimes.pt"  # in the folder of a checkpoint: the states of all processes
 SHARDED = "regimes"  # there, of a sharded model: a folder of torch.distributed.checkpoint
@@ -87,7 +89,9 @@ class HookSettings:
         about = self.about
         if about is not None:
             steps = every if isinstance(every, int) else 1
-            units = math.ceil(total / steps) if total and math.isfinite(total) else None
+            units = None
+            if total is not None and 0 < total < math.inf:  # -1 is Lightning's "without end"
+                units = math.ceil(total / steps)
             size = about.batch_size or batch_size
             about = replace(about, units=about.units or units, batch_size=size)
         inner = getattr(optimizer, "optimizer", optimizer)  # in a trainer's wrapper
@@ -171,10 +175,16 @@ def load_hook(hook: Hook, folder: str | Path) -> None:
         if sharded:
             load_parts({"hook": hook.sharded_state(saved=file)}, file)
         else:
-            full = torch.load(file, weights_only=True) if hook.world.rank == 0 else None
+            full = on_all_processes(hook.world, lambda: _read_full(hook, file))
             hook.load_full_state_dict(full)
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from None
+
+
+def _read_full(hook: Hook, file: Path) -> Any:
+    """The states of all processes, on process 0."""
+    with damage_refused():
+        return torch.load(file, weights_only=True) if hook.world.rank == 0 else None
 
 
 def collect_states(hook: Hook) -> dict[str, Any] | None:

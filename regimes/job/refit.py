@@ -7,6 +7,7 @@ model lacks (it is frozen now) is left out.
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from regimes.collectives.requests import Layer
 from regimes.errors import ConfigError
 from regimes.policies.controller import Row
 
+_OF_VALUES = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)
+_OF_BYTES = (EOFError, pickle.UnpicklingError)  # and RuntimeError
 _NAMED = 3  # layers that a sentence names; it counts the others
 
 
@@ -114,7 +117,7 @@ def damage_refused() -> Iterator[None]:
     """Turn what a damaged state raises into the ConfigError of one that cannot be loaded."""
     try:
         yield
-    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+    except (*_OF_VALUES, *_OF_BYTES) as error:
         refuse_state(f"it is damaged ({type(error).__name__}: {str(error).partition(chr(10))[0]})")
 
 

@@ -13,16 +13,20 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import regimes
+from regimes.ddp.sharded_state import unpack_state
 from regimes.errors import ConfigError
-from regimes.integrations.shared import HookSettings, wrapped_model
+from regimes.integrations.shared import HookSettings, load_hook, save_hook, wrapped_model
 from regimes.records import read_lines
 
 ROOT = Path(__file__).parents[3]
@@ -257,3 +261,61 @@ def test_what_a_trainer_logs_is_what_the_record_calls_it() -> None:
     }
     for record in (None, "somewhere"):  # the metric is then the test loss
         assert HookSettings("epoch", record, {}).numbers({"val_loss": 3.0}) == {"test_loss": 3.0}
+
+
+# -- a group of one process ------------------------------------------------------------------
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), world_size=1, rank=0)
+    yield
+    dist.destroy_process_group()
+
+
+class Clock:
+    epoch = 0
+
+
+def hooked(every: Any = 2, record: Any = None, **known: Any) -> tuple[Any, Any]:
+    """A wrapped model, and the hook that a trainer's settings attach to it."""
+    model = DistributedDataParallel(nn.Linear(5, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings = HookSettings(every, record, {"policy": "accordion", "summary": False})
+    given = {"epoch_steps": None, "total": None, "batch_size": None, **known}
+    return model, settings.attach(model, optimizer, **given)
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize(
+    ("total", "units"), [(None, None), (float("inf"), None), (-1, None), (0, None), (7, 4)]
+)
+def test_a_job_without_an_end_has_no_number_of_units(
+    total: float | None, units: int | None, tmp_path: Path
+) -> None:
+    """Lightning says -1 where only steps or time end the training."""
+    assert hooked(2, tmp_path / "steps", total=total)[1].header["units"] == units
+    epochs = hooked("epoch", tmp_path / "epochs", total=total, clock=Clock())[1]
+    assert epochs.header["units"] == (None if units is None else total)
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99, None])
+def test_a_damaged_checkpoint_is_one_sentence(share: float | None, tmp_path: Path) -> None:
+    """Empty, cut off, or with other bytes."""
+    model, hook = hooked()
+    model(torch.ones(4, 5)).sum().backward()
+    save_hook(hook, tmp_path)
+    file = tmp_path / "regimes.pt"
+    whole = file.read_bytes()
+    file.write_bytes(b"no archive" if share is None else whole[: int(share * len(whole))])
+    with pytest.raises(ConfigError, match=r"regimes\.pt: cannot load .* it is damaged \("):
+        load_hook(hook, tmp_path)
+    file.write_bytes(whole)
+    load_hook(hook, tmp_path)
+
+
+@pytest.mark.parametrize("data", [b"", b"no archive", b"PK\3\4"])
+def test_damaged_bytes_of_a_process_are_one_sentence(data: bytes) -> None:
+    with pytest.raises(ConfigError, match="cannot load the hook's state: it is damaged"):
+        unpack_state(data)

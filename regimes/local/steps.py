@@ -73,7 +73,7 @@ class LocalSteps(Job):
         seed: int,
         world: ProcessWorld,
     ) -> None:
-        tensors, buffers = what.local, list(model.buffers())
+        self.model, tensors, buffers = model, what.local, list(model.buffers())
         layers = [Layer(name, tuple(p.shape)) for name, p in what.parameters.items()]
         super().__init__(world, layers, UnitSchedule(chosen.every, optimizer))
         self.chosen = chosen
@@ -211,6 +211,7 @@ class LocalSteps(Job):
     # -- rounds and units --------------------------------------------------------------------
 
     def _synchronize(self, *, last: bool = False) -> None:
+        self.replicas.follow_buffers(self.model)
         if self.membership is not None:
             self.membership.synchronize(last)
             return
@@ -416,6 +417,7 @@ class LocalSteps(Job):
         self._decide_next()
 
     def _restore_state(self, state: State) -> None:
+        self.replicas.follow_buffers(self.model)
         own = own_part(state)
         before = [*get_column(state["layers"], "synced").values(), *state["buffers"]]
         for tensor, value in zip(self.replicas.synced_tensors, before, strict=True):

@@ -128,6 +128,19 @@ class Replicas:
         )
         return dict(zip(floating, means, strict=True))
 
+    def follow_buffers(self, module: nn.Module) -> None:
+        """Where ``in_place``: take the buffers that the module has now. A forward pass may have
+        replaced some (``self.mean = ...``); one of another shape or type stays out, because a mean
+        over workers needs the same everywhere."""
+        first, present = len(self.parameters), list(module.buffers())
+        if len(present) != len(self._all) - first:
+            return
+        for i, buffer in enumerate(present, start=first):
+            before = self._all[i]
+            same = (buffer.shape, buffer.dtype) == (before.shape, before.dtype)
+            if buffer is not before and same and buffer.device == before.device:
+                self._all[i], self.stacks[i], self._rows[0][i] = buffer, buffer.data[None], buffer
+
     def set_buffers(self, mean_of: Mapping[int, Tensor]) -> None:
         """Every worker goes on from these means."""
         first, stop = len(self.parameters), len(self._all)

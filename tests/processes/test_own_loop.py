@@ -52,6 +52,16 @@ def test_fragments_are_the_loop_as_written_down(delay: int) -> None:
         assert torch.equal(weights, found[0][0])
 
 
+@pytest.mark.parametrize("outer", [{}, {"fragments": 2, "delay": 1}])
+def test_a_buffer_that_the_forward_pass_replaces_is_averaged(outer: dict[str, Any]) -> None:
+    """As DDP follows it; unless its shape has changed, of which there is no mean."""
+    options = {"policy": 2, "outer": outer}
+    (seen, last), (other, others) = group.run(own_loop.replaced_buffers, 2, 5, options)
+    assert seen.any()
+    assert torch.equal(seen, other)
+    assert not torch.equal(last, others)
+
+
 def test_what_uses_the_group_waits_for_the_thread_that_sends() -> None:
     """Movements leave after steps 4 and 8, a unit ends after 5, a state is saved after 8."""
     for seen in group.run(own_loop.ends_of_units, 2):

@@ -68,6 +68,33 @@ def trained(rank: int, steps: int, kind: str, options: dict[str, Any]) -> list[A
     return [flat(network), running, local.traffic.floats, local.rows]
 
 
+class Replaced(nn.Module):
+    """A layer whose forward pass makes new tensors of its buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(8, dtype=torch.float64))
+        self.register_buffer("last", torch.zeros(0, 8, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = 0.9 * self.seen + 0.1 * x.detach().mean(0)
+        self.last = x.detach()
+        return x
+
+
+def replaced_buffers(rank: int, steps: int, options: dict[str, Any]) -> list[Any]:
+    """Such a buffer after local steps, and the last one of a shape that had changed."""
+    network = nn.Sequential(*model(), layer := Replaced())
+    network[-1], network[-2] = network[-2], network[-1]
+    own = optimizer(network, "sgd")
+    local = regimes.local_steps(network, own, **options)
+    for x, y in batches(rank, steps):
+        take(network, own, x, y)
+        local.step()
+    local.close()
+    return [layer.seen, layer.last]
+
+
 def slow(rank: int, folder: Path, pause: float) -> None:
     """Three units of four steps, each of which takes at least so many seconds."""
     network = model()

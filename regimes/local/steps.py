@@ -181,6 +181,20 @@ class LocalSteps(Job):
         if self.closed:
             return
         self.closed = True
+        try:
+            self._end_rounds()
+        except Exception as error:  # the record's folder is free again, and says why
+            if self.recorder is not None:
+                said = f"{type(error).__name__} {error}"
+                self.recorder.end_record(len(self.rows), said)
+            raise
+        self.sync.close()
+        if self.recorder is not None:
+            self.recorder.end_record(len(self.rows))
+        self._summarize()
+
+    def _end_rounds(self) -> None:
+        """Synchronise the last steps, and end the last unit."""
         if self.sync.is_between:
             with self.clock.count_waiting(self.world):
                 self._synchronize(last=True)
@@ -190,10 +204,6 @@ class LocalSteps(Job):
             self.replicas.receive_synced(range(len(self.layers)), 0.0)
         if self._in_unit():
             self._finish_unit()
-        self.sync.close()
-        if self.recorder is not None:
-            self.recorder.end_record(len(self.rows))
-        self._summarize()
 
     def log(self, **values: Any) -> None:
         """See ``Job.log``. Of a policy that reads the training loss ("adacomm") each process logs

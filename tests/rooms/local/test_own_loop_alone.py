@@ -6,6 +6,7 @@ Oracle: the job that goes on without an end; a sentence for each wrong use.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ import torch.distributed as dist
 from torch import nn
 
 import regimes
-from regimes.errors import ConfigError
+from regimes.errors import ConfigError, TrainingError
+from regimes.records import read_lines
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -122,3 +124,23 @@ def test_a_damaged_state_is_one_sentence(key: str, value: Any) -> None:
         value = state["outer"] | {"fragments": [value] * 2}
     with pytest.raises(ConfigError, match="cannot load the hook's state: it is damaged"):
         begun((model, optimizer, state | {key: value}), outer={"fragments": 2})
+
+
+def test_a_close_that_fails_ends_the_record_and_says_why(tmp_path: Path) -> None:
+    """So that the folder is free for another try in the same notebook."""
+    model, _, local = first = begun(record=tmp_path, every=2)
+    train(*first, 3)
+    with torch.no_grad():
+        next(model.parameters()).fill_(torch.nan)
+    with pytest.raises(TrainingError, match="not finite after step 4"):
+        local.step()
+    with pytest.raises(TrainingError, match="not finite after step 4"):
+        local.close()
+    last = read_lines(tmp_path / "events.jsonl")[-1]
+    assert last["event"] == "stopped"
+    assert last["why"].startswith("TrainingError a parameter of process 0 is not finite")
+    second = begun(record=tmp_path, every=2)
+    with pytest.warns(UserWarning, match="a job that did not end"):
+        train(*second, 2)
+    second[2].close()
+    assert regimes.load(tmp_path).finished

@@ -75,7 +75,7 @@ class _ModuleCollectives:
             return usual()
 
     def reduce_module(self, place: int, flat: Tensor) -> Tensor | None:
-        """See ``ModuleReduction.reduce``."""
+        """See ``ModuleReduction.reduce_module``."""
         raise NotImplementedError
 
     def leave_dense(self, place: int, output: Tensor) -> None:

@@ -215,7 +215,7 @@ class BareGradients(OwnHooks):
         Raises:
             ConfigError: the hook cannot serve the model, or it has a hook already.
         """
-        network, parameters = _bare_parameters(model, "with a manager")
+        network, parameters = _bare_parameters(model)
         super().__init__(network, parameters, [p.data for p in parameters.values()])
         self.manager = manager
 
@@ -227,11 +227,8 @@ class BareGradients(OwnHooks):
         return {}
 
 
-def _bare_parameters(model: nn.Module, where: str) -> tuple[nn.Module, dict[str, nn.Parameter]]:
+def _bare_parameters(model: nn.Module) -> tuple[nn.Module, dict[str, nn.Parameter]]:
     """A bare model, not compiled, and its trained parameters by name.
-
-    Args:
-        where: a bare model is expected, for the sentence: "with a manager".
 
     Raises:
         ConfigError: it exchanges gradients by itself, or compressors cannot handle a parameter.
@@ -242,7 +239,8 @@ def _bare_parameters(model: nn.Module, where: str) -> tuple[nn.Module, dict[str,
     kinds = {kind.__name__ for kind in type(network).__mro__}
     if found := kinds & {"DistributedDataParallel", "FSDPModule", "DataParallel"}:
         raise ConfigError(
-            f"attach: {found.pop()} exchanges gradients by itself: {where} give it the bare model"
+            f"attach: {min(found)} exchanges gradients by itself: with a manager give it the bare "
+            "model"
         )
     named = {name: p for name, p in network.named_parameters() if p.requires_grad}
     if not named:

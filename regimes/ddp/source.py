@@ -54,8 +54,9 @@ class Receiver(Protocol):
     """What a source calls in each backward pass, in this order and in the thread of backward."""
 
     def approach_pass(self, arriving: int | None = None) -> None:
-        """A backward pass has begun, synchronised or not. Every ``.grad`` is still as the script
-        has left it, except in layer ``arriving``."""
+        """A backward pass has begun. Every ``.grad`` is still as the script has left it, except in
+        layer ``arriving``. DDP's source calls it in every pass, also under ``no_sync``, and several
+        times; the others once, in a pass that exchanges."""
 
     def begin_step(self) -> None:
         """The first gradients of a step are complete."""

@@ -88,32 +88,32 @@ class StateCodec:
             levels: the present level of each layer.
             whole: save the rows of all units, including those already written to the record.
         """
-        job, b = self.job, self.steps
-        if b.in_unit and not self.within_unit:
-            steps = job.schedule.steps
+        job, steps = self.job, self.steps
+        if steps.in_unit and not self.within_unit:
+            counted = job.schedule.steps
             raise ConfigError(
                 f"state_dict: {', '.join(job.panel.gauges)} cannot be saved within an epoch: "
                 + (
-                    f"save with full_state_dict() after a multiple of {steps} steps"
-                    if steps
+                    f"save with full_state_dict() after a multiple of {counted} steps"
+                    if counted
                     else "call it right after epoch_end"
                 )
             )
-        memories, residuals = b.reducer.state_dict()
+        memories, residuals = steps.reducer.state_dict()
         here = layer_shapes(job.layers)
         state = copy.deepcopy(
             {
                 **self._own_identity(),
                 "layers": by_layer(shape=here, memory=memories, level=levels),
                 "gauges": job.panel.state_dict(),  # by instrument
-                "steps": [b.in_unit, b.finite_in_unit],  # of the unit under way
-                "total": b.total,  # steps of the job
+                "steps": [steps.in_unit, steps.finite_in_unit],  # of the unit under way
+                "total": steps.total,  # steps of the job
                 "values": self.chosen.values,  # by name of a level
                 "lr": job.schedule.lr,
-                "seconds": {} if job.recorder is None else dict(b.clock.seconds),
+                "seconds": {} if job.recorder is None else dict(steps.clock.seconds),
                 "branched": job.branched,  # units of the trunk
                 **job._job_state(whole),
-                **b.state_dict(),
+                **steps.state_dict(),
                 "parts": [
                     {
                         "process": job.world.rank,
@@ -125,7 +125,7 @@ class StateCodec:
             }
         )
         owed = get_column(state["parts"][0]["layers"], "residual")
-        for residual, scale in zip(owed.values(), b.scales, strict=True):
+        for residual, scale in zip(owed.values(), steps.scales, strict=True):
             if residual is not None and scale != 1:
                 residual /= scale  # in units of the unscaled loss
         return state
@@ -141,16 +141,16 @@ class StateCodec:
 
     def restore_state(self, state: State) -> None:
         """Restore everything from a fitted state except the levels."""
-        job, b = self.job, self.steps
+        job, steps = self.job, self.steps
         residuals = get_column(own_part(state)["layers"], "residual")
-        b.reducer.load_state_dict(get_column(state["layers"], "memory"), residuals)
-        b.reducer.to(job.world.device)
-        b.load_state_dict(state)
-        b.scales = [1.0] * len(job.layers)
-        b.restart_unit()
-        b.clock.seconds |= state["seconds"]
-        b.in_unit, b.finite_in_unit = state["steps"]
-        b.total = state["total"]
+        steps.reducer.load_state_dict(get_column(state["layers"], "memory"), residuals)
+        steps.reducer.to(job.world.device)
+        steps.load_state_dict(state)
+        steps.scales = [1.0] * len(job.layers)
+        steps.restart_unit()
+        steps.clock.seconds |= state["seconds"]
+        steps.in_unit, steps.finite_in_unit = state["steps"]
+        steps.total = state["total"]
         job.panel.load_state_dict(state["gauges"])
         job.schedule.lr = state["lr"]
         job._restore_job(state)

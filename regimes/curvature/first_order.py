@@ -141,8 +141,8 @@ class CriticalSharpness:
     """What `critical_sharpness` returns.
 
     Attributes:
-        value: 2 / ``rate``; NaN if the direction is zero, or if the loss rises at every rate that
-            was tried or at none.
+        value: 2 / ``rate``; NaN if the direction is zero or leads uphill, or if the loss rises at
+            every rate that was tried or at none.
         rate: the smallest measured rate that raises the loss.
         forwards: passes over the probe set, the one with the gradient included.
     """
@@ -183,8 +183,8 @@ def critical_sharpness(
 
     Raises:
         ConfigError: an empty probe set, no trainable parameter, a guess or tolerance out of range,
-            a loss that is random or updates statistics, or where trying does not show how batches
-            count.
+            a direction of other shapes than the parameters', a loss that is random or updates
+            statistics, or where trying does not show how batches count.
         TrainingError: the loss or the direction is not finite.
     """
     require(mode in (None, "eval"), "mode", mode, "'eval' or None")
@@ -192,6 +192,9 @@ def critical_sharpness(
     require(start is None or 0 < start < math.inf, "start", start, "a positive number")
     probe = list(batches)
     parameters = check_probe(model, sum(map(batch_size, probe)), mode)
+    if direction is not None:
+        shapes, expected = ([tuple(t.shape) for t in x] for x in (direction, parameters.values()))
+        require(shapes == expected, "shapes of direction", shapes, str(expected))
     weights = weights_of(model, loss, probe, weight, mean)
     weighted = list(zip(weights, probe, strict=True))
     loss_along = _LossAlong(model, loss, weighted, list(parameters.values()), mean)
@@ -201,7 +204,10 @@ def critical_sharpness(
         size = sum(float(step.double().square().sum()) for step in steps)
         if not math.isfinite(here) or not math.isfinite(size):
             raise TrainingError("The loss or the direction is not finite; training has diverged.")
-        if size == 0:
+        pairs = zip(gradient, steps, strict=True)
+        slope = sum(float((g.double() * step.double()).sum()) for g, step in pairs)
+        # Uphill the answer would be the rate at which rounding hides that the loss rises.
+        if size == 0 or slope < 0:
             return CriticalSharpness(math.nan, math.nan, loss_along.forwards)
         # `not <=`: a loss that is NaN has risen
         rate = _find_smallest(
@@ -259,7 +265,7 @@ class _LossAlong:
                 )
                 part = torch.cat([g.flatten() for g in gradients])
                 flat = flat + part if index else part
-                total += value.detach().double().cpu()
+                total += value.detach().double().cpu().reshape(())
         pieces = self.mean(flat).split([p.numel() for p in self.parameters])
         steps = [x.view_as(p) for x, p in zip(pieces, self.parameters, strict=True)]
         return self._process_mean(total), steps
@@ -271,7 +277,7 @@ class _LossAlong:
             p.copy_(origin - rate * step)
         total = torch.zeros((), dtype=torch.float64)
         for weight, batch in self.weighted:
-            total += self.loss(self.model, batch).double().cpu() * weight
+            total += self.loss(self.model, batch).double().cpu().reshape(()) * weight
         return self._process_mean(total)
 
     def _process_mean(self, total: Tensor) -> float:

@@ -116,8 +116,37 @@ def test_where_nothing_rises_there_is_no_number() -> None:
     )  # falls for ever
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_uphill_there_is_no_number(dtype: torch.dtype) -> None:
+    """Every step against the gradient raises the loss, those that rounding hides, too."""
+    model, batch = net(dtype).eval(), data(dtype=dtype)
+    value = cross_entropy(model, batch)
+    gradient = torch.autograd.grad(value, list(model.parameters()))
+    uphill = [-g for g in gradient]
+    found = critical_sharpness(model, cross_entropy, [batch], direction=uphill, mode="eval")
+    assert math.isnan(found.value)
+    assert math.isnan(found.rate)
+    assert found.forwards == 1
+
+
+def test_a_loss_may_be_a_vector_of_one_number() -> None:
+    model, x = bowl([3.0, 1.0]), torch.zeros(2)
+    found = critical_sharpness(model, lambda m, x: flat_loss(m, x).reshape(1), [x])
+    assert found == critical_sharpness(model, flat_loss, [x])
+
+
 def test_bad_input_is_one_sentence() -> None:
     model, x = bowl([1.0]), torch.zeros(2)
+    one = torch.ones(1, dtype=torch.float64)
+    for direction, shapes in (
+        ([], r"\[\]"),
+        ([one, one], r"\[\(1,\), \(1,\)\]"),
+        ([one[0]], r"\[\(\)\]"),
+    ):
+        with pytest.raises(
+            ConfigError, match=rf"shapes of direction = {shapes}: expected \[\(1,\)\]"
+        ):
+            critical_sharpness(model, flat_loss, [x], direction=direction)
     with pytest.raises(ConfigError, match="The probe set is empty"):
         critical_sharpness(model, flat_loss, [])
     for wrong in (0.0, 1.0):

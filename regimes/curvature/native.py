@@ -207,7 +207,12 @@ _CONVOLUTIONS: dict[Callable, tuple[str, ...]] = {  # arguments after input and 
         (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d), _TRANSPOSED
     ),
 }
-_LAYOUT_MATTERS = {torch.Tensor.view, torch.Tensor.as_strided, torch.as_strided}
+_LAYOUT_MATTERS = {
+    torch.Tensor.view,
+    torch.Tensor.view_as,
+    torch.Tensor.as_strided,
+    torch.as_strided,
+}
 
 
 class NativeDoubleBackward(TorchFunctionMode):
@@ -216,8 +221,8 @@ class NativeDoubleBackward(TorchFunctionMode):
     `batch_statistics`: every batch norm uses its batch's statistics and updates none.
     `channels_last`: 2-d convolutions ask for that layout where their input is larger than their
     kernel (faster on CPUs in float32; kernels, which torch would copy each time, cost more than it
-    gains elsewhere). Values do not depend on it beyond rounding; `view` and `as_strided`, which do,
-    see the layout that the model expects.
+    gains elsewhere). Values do not depend on it beyond rounding; `view`, `view_as` and
+    `as_strided`, which do, see the layout that the model expects.
     """
 
     def __init__(self, *, batch_statistics: bool = False, channels_last: bool = False) -> None:

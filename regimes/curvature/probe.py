@@ -57,9 +57,9 @@ def batch_size(batch: Any) -> int:
         ConfigError: there is no tensor, or two lengths are as frequent.
     """
     lengths = Counter(len(tensor) for tensor in tensors_in(batch) if tensor.ndim)
-    (length, most), *others = [*lengths.most_common(2), (0, 0)]
-    if others and others[0][1] == most:
-        given = f"tensors of length {length} and {others[0][0]}" if most else "no tensor"
+    (length, most), (other, as_often), *_ = [*lengths.most_common(2), (0, 0), (0, 0)]
+    if as_often == most:
+        given = f"tensors of length {length} and {other}" if most else "no tensor with an axis"
         raise ConfigError(f"A batch has {given}: how many samples are in it cannot be seen.")
     return length
 

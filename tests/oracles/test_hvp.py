@@ -76,6 +76,33 @@ def test_float32_agrees_with_float64_in_channels_last(mode):
     assert (found - exact).norm() < 1e-4 * exact.norm()
 
 
+class Flat(nn.Module):
+    """A convolution whose output is flattened in one of the ways that depend on its layout."""
+
+    def __init__(self, flatten):
+        super().__init__()
+        self.convolution, self.flatten = nn.Conv2d(2, 3, 3), flatten
+
+    def forward(self, x):
+        return self.flatten(self.convolution(x))
+
+
+@pytest.mark.parametrize(
+    "flatten",
+    [
+        lambda y: y.view(len(y), -1),
+        lambda y: y.view_as(torch.empty(len(y), 48)),
+        lambda y: y.as_strided((len(y), 48), (48, 1)),
+        lambda y: torch.as_strided(y, (len(y), 48), (48, 1)),
+    ],
+    ids=["view", "view_as", "as_strided", "torch.as_strided"],
+)
+def test_the_layout_is_the_one_that_the_model_expects(flatten):
+    model, batch = seeded(lambda: Flat(flatten), "flat"), data(dtype=torch.float32)
+    product, expected = HessianProduct(model, cross_entropy, [batch]), cross_entropy(model, batch)
+    assert product.loss_value == pytest.approx(float(expected.detach()), rel=1e-5)
+
+
 def test_gradient_and_loss_come_free():
     model, batch = net(), data()
     product = HessianProduct(model, cross_entropy, split(batch, 3, 9))
@@ -298,6 +325,12 @@ def test_gauss_newton_needs_one_output(model, logits):
     with pytest.raises(ConfigError, match="runs the model once, to one tensor"):
         _ = HessianProduct(model, loss, [data()], kind="gauss-newton").gradient
     assert HessianProduct(model, loss, [data()]).gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("batch", [{"text": "a word"}, torch.ones(()), []])
+def test_a_batch_that_shows_no_samples(batch):
+    with pytest.raises(ConfigError, match=r"^A batch has no tensor with an axis: how many samples"):
+        HessianProduct(net(), lambda model, batch: model.head.bias.sum(), [data(), batch])
 
 
 @pytest.mark.parametrize("batches", [[], [(torch.zeros(0, 2, 6, 6), torch.zeros(0))]])

@@ -125,9 +125,9 @@ def trace(
 ) -> Estimate:
     """Hutchinson's (1990) unbiased estimate: the mean of z'Hz over random signs z. ConfigError for
     fewer than 2 products or an unknown backend."""
+    require(products >= 2, "products", products, "at least 2, for a standard error")
     if _uses_pyhessian(backend):
         return pyhessian.trace(hessian, products, seed)
-    require(products >= 2, "products", products, "at least 2, for a standard error")
     samples = [
         (z * hz).sum()
         for z, hz in _multiply_signs(hessian, products, make_generator(seed, "trace"))
@@ -163,7 +163,10 @@ def _locate_layers(hessian: HessianProduct, layers: Layers) -> dict[str, list[in
         if name not in hessian.names:
             raise ConfigError(f"No layer {name!r} with a gradient; have {hessian.names}.")
     places = {name: i for i, name in enumerate(hessian.names)}
-    return {layer: [places[name] for name in names] for layer, names in layers.items()}
+    # once each: the traces and products of a parameter that is named twice would be added up
+    return {
+        layer: [places[name] for name in dict.fromkeys(names)] for layer, names in layers.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -175,7 +178,9 @@ class Density:
     products: int
 
     def curve(self, grid: Float[Tensor, " g"], width: float) -> Float[Tensor, " g"]:
-        """The density smoothed by a Gaussian of that standard deviation, on a grid."""
+        """The density smoothed by a Gaussian of that standard deviation, on a grid. ConfigError
+        unless the width is positive."""
+        require(width > 0, "width", width, "a positive number")
         z = (grid[:, None] - self.nodes) / width
         return torch.exp(-0.5 * z**2) @ self.weights / (width * (2 * torch.pi) ** 0.5)
 

@@ -166,6 +166,15 @@ def test_layer_traces_add_up_and_are_unbiased(hessian, exact):
         assert abs(layers[name].value - block) < 5 * layers[name].error + 1e-12
 
 
+def test_a_parameter_that_a_layer_names_twice_counts_once(hessian):
+    once, twice = {"head": ["head.bias"]}, {"head": ["head.bias", "head.bias"]}
+    assert layer_traces(hessian, layers=twice, probes=3) == layer_traces(
+        hessian, layers=once, probes=3
+    )
+    values = [layer_eigenvalues(hessian, layers=x)["head"].largest for x in (twice, once)]
+    assert torch.equal(*values)
+
+
 def test_density_is_exact_when_the_space_is_complete(hessian, exact):
     # moments of a complete rule are z'H^j z / z'z: compare with the same probes' Rayleigh values
     hessian(hessian.gradient)  # what was asked before is not the density's
@@ -243,6 +252,8 @@ def test_labels_are_drawn_as_the_model_expects_them():
         (lambda h: eigenvalues(h, largest=10**6), "dimension"),
         (lambda h: eigenvalues(h, backend="arpack"), "backend = 'arpack'"),
         (lambda h: trace(h, products=1), "at least 2"),
+        (lambda h: trace(h, products=0, backend="pyhessian"), "products = 0: expected at least 2"),
+        (lambda h: density(h, steps=2).curve(torch.zeros(2), 0.0), "width = 0.0: expected a pos"),
         (lambda h: layer_traces(h, probes=1), "at least 2"),
         (lambda h: density(h, probes=0), "probes = 0: expected at least 1"),
         (lambda h: fisher_trace(h.model, []), "probe set is empty"),

@@ -29,7 +29,7 @@ from regimes.compression.traffic import traffic_table
 from regimes.config import DENSE, Bounded, Level
 from regimes.config.bounds import Count
 from regimes.errors import ConfigError, require
-from regimes.instruments.base import MeasurementContext, Reading, divide_or_nan
+from regimes.instruments.base import MeasurementContext, Reading, StatelessGauge, divide_or_nan
 from regimes.instruments.needs import UNDECLARED
 
 WHERE = "instruments.rivals"
@@ -122,7 +122,7 @@ class Rival:
         self.sum, self.counted = state["sum"].cpu(), state.get("met")
 
 
-class RivalsGauge:
+class RivalsGauge(StatelessGauge):
     """All of them, on the gradients of all workers."""
 
     def __init__(self, settings: Rivals, context: MeasurementContext) -> None:
@@ -162,9 +162,13 @@ class RivalsGauge:
                     "summed": _known(summed),
                 }
             )
+        self.drop_epoch()
+        return Reading(detail={"rivals": rivals})
+
+    def drop_epoch(self) -> None:
+        for rival in self.rivals:
             rival.lost = 0.0
         self.energy = 0.0
-        return Reading(detail={"rivals": rivals})
 
     def state_dict(self) -> dict[str, Any]:
         return {"sum": self.sum, "rivals": [rival.state_dict() for rival in self.rivals]}

@@ -140,6 +140,10 @@ class StatelessGauge:
     def due(self) -> bool:
         return True
 
+    def drop_epoch(self) -> None:
+        """Forget the steps of an epoch that ends without a reading: the next reading is of its own
+        epoch alone, and a run that is resumed in between knows no others."""
+
     def state_dict(self) -> dict[str, Any]:
         return {}
 
@@ -164,7 +168,7 @@ class StridedGauge(StatelessGauge):
     """Base of gauges that ``measure`` steps 0, stride, 2 stride, ... of an epoch."""
 
     stride: int
-    seen = 0  # steps of this epoch; ``read`` sets it back
+    seen = 0  # steps of this epoch; ``read`` and ``drop_epoch`` set it back
 
     @property
     def due(self) -> bool:
@@ -174,6 +178,9 @@ class StridedGauge(StatelessGauge):
         if self.due:
             self.measure(stack)
         self.seen += 1
+
+    def drop_epoch(self) -> None:
+        self.seen = 0
 
     def measure(self, stack: Float[Tensor, "rows N"]) -> None:
         raise NotImplementedError

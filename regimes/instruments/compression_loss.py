@@ -92,10 +92,10 @@ class CompressionLossGauge(StridedGauge):
             for layer, state in zip(self.layers, states, strict=True):
                 state.shard = layer.shard
         self.device = context.parameters[0].device
-        self._reset()
+        self.drop_epoch()
 
-    def _reset(self) -> None:
-        self.seen = 0
+    def drop_epoch(self) -> None:
+        super().drop_epoch()
         self.lost = {name: torch.zeros(len(self.layers)).double() for name in self.levels}
         self.energy = torch.zeros(len(self.layers)).double()
 
@@ -128,7 +128,7 @@ class CompressionLossGauge(StridedGauge):
         """``error:<level>`` per layer and for the model; NaN where the gradient is zero."""
         lost = {name: self._of_whole(squares) for name, squares in self.lost.items()}
         energy = self._of_whole(self.energy)
-        self._reset()
+        self.drop_epoch()
         return Reading(
             layers={f"error:{n}": (x / energy).tolist() for n, x in lost.items()},
             model={f"error:{n}": float(x.sum() / energy.sum()) for n, x in lost.items()},

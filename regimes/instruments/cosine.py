@@ -89,10 +89,14 @@ class CosineGauge(StatelessGauge):
 
     def read(self, epoch: int) -> Reading:
         """``cosine`` of the unit's last measured step; nothing where there is none."""
-        last, self.last = self.last, None
+        last = self.last
+        self.drop_epoch()
         if last is None:
             return Reading()
         return Reading({"cosine": last[:-1]}, {"cosine": last[-1]}, {"step": self.seen})
+
+    def drop_epoch(self) -> None:
+        self.last = None
 
     def state_dict(self) -> dict[str, Any]:
         return {"seen": self.seen, "last": self.last}

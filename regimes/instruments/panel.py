@@ -17,7 +17,13 @@ from regimes.config import Signal
 from regimes.detectors.statistics import FIELDS, Statistic, measuring_options
 from regimes.errors import ConfigError
 from regimes.instruments import make_instruments
-from regimes.instruments.base import EndOfEpochGauge, Gauge, MeasurementContext, Reading
+from regimes.instruments.base import (
+    EndOfEpochGauge,
+    Gauge,
+    MeasurementContext,
+    Reading,
+    StatelessGauge,
+)
 from regimes.instruments.gradient_norm import Norms
 from regimes.instruments.needs import needs_of
 from regimes.precision import is_half
@@ -78,7 +84,10 @@ class Panel:
         """
         self.steps, readings = 0, dict[str, Reading]()
         for name, gauge in self.gauges.items():
-            if epoch % self._every[name] == 0 and (seen or isinstance(gauge, EndOfEpochGauge)):
+            if epoch % self._every[name]:
+                if isinstance(gauge, StatelessGauge):
+                    gauge.drop_epoch()
+            elif seen or isinstance(gauge, EndOfEpochGauge):
                 with timer(_clocked(name)):
                     readings[name] = _check_reading(name, gauge.read(epoch), self.layers)
         return Readings(

@@ -110,6 +110,27 @@ def test_warm_starts_survive_a_resume(tmp_path: Path) -> None:
     resumed_alike(c, tmp_path, 2)
 
 
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("error", {"stride": 2}),
+        ("cosine", {"stride": 5}),  # of three epochs of three steps the second has one
+        ("rivals", EVERYTHING["rivals"]),
+    ],
+)
+def test_a_reading_is_of_its_epoch_also_where_not_every_epoch_is_read(
+    name: str, fields: dict, tmp_path: Path
+) -> None:
+    always, seldom = (small(instruments={name: {**fields, "every": n}}) for n in (1, 2))
+    regimes.run(always, tmp_path / "always")
+    resumed_alike(seldom, tmp_path, 2)  # the second epoch is not read
+    for file in ("epochs", "instruments"):
+        paths = [tmp_path / run / f"{file}.jsonl" for run in ("always", "whole", "broken")]
+        lines = [read_lines(path) if path.exists() else [] for path in paths]
+        read = [[line for line in run if line["epoch"] != 1] for run in lines]
+        assert read[0] == read[1] == read[2]
+
+
 def test_what_an_instrument_does_in_steps_is_on_its_own_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

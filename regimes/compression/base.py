@@ -427,7 +427,7 @@ class InBuckets(Compressor):
         updates, sent = yield from self.send_bucket(deltas, states, level)
         here, shape = slice(deltas[0][0].numel()), deltas[0].shape
         first = updates[0].view(shape[1:]), None if sent is None else sent[:, here].view(shape)
-        check_sent(where, first, deltas[0], before, bool(self.error_feedback) or sent is None)
+        check_sent(where, first, deltas[0], before, bool(self.error_feedback))
         return updates, sent
 
 

@@ -196,6 +196,11 @@ class ACPSGD(LowRank):
     phases: ClassVar[int] = 2
     memory: ClassVar[type[State]] = AlternatingState
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.iterations % 2 == 0:  # each step sends as many P as Q, and P last
+            object.__setattr__(self, "phases", 1)
+
     def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
         state, several = cast(AlternatingState, state), self.iterations > 1
         rank = min(int(level), *delta.shape[1:])

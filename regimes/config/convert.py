@@ -109,7 +109,7 @@ def convert_value(kind: Any, value: Any, where: str) -> Any:
         return _convert_union(args, value, where)
     if origin is Literal:
         if value in args and not isinstance(value, bool):
-            return value
+            return args[args.index(value)]  # of its type: 2.0 equals 2
         raise ConfigError(f"{where} = {value!r}: {suggest_nearest(str(value), map(str, args))}")
     if origin is tuple and isinstance(value, list | tuple):
         kinds = args[:1] * len(value) if args[-1] is Ellipsis else args

@@ -138,14 +138,42 @@ def test_steps_of_two_kinds_have_the_traffic_of_their_mean() -> None:
             return half + half
 
     stack = torch.randn(2, 5, 9, generator=torch.Generator().manual_seed(0))
-    for chosen, good in ((ACPSGD(), True), (Forgets(), False)):
-        reducer = Reducer(chosen, [Layer("w", (5, 9))], World(2), seed=0)
-        reducer.reduce([0], [stack], [1], None)
-        if good:
-            reducer.reduce([0], [stack], [1], None)
-            continue
-        with pytest.raises(ConfigError, match=r"traffic says 14 floats .* send has asked for 7"):
-            reducer.reduce([0], [stack], [1], None)
+    for halves, steps in ((1, 2), (2, 1), (3, 2)):  # two halves are both kinds in one step
+        for chosen, good in (
+            (ACPSGD(iterations=halves), True),
+            (Forgets(iterations=halves), False),
+        ):
+            reducer = Reducer(chosen, [Layer("w", (5, 9))], World(2), seed=0)
+            for _ in range(steps - 1):
+                reducer.reduce([0], [stack], [1], None)
+            if good:
+                reducer.reduce([0], [stack], [1], None)
+                continue
+            sentence = rf"traffic says {14 * halves} floats .* send has asked for {7 * halves}"
+            with pytest.raises(ConfigError, match=sentence):
+                reducer.reduce([0], [stack], [1], None)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_the_layers_of_a_bucket_are_checked_as_one_alone(layers: int) -> None:
+    from regimes.collectives.requests import Layer
+    from regimes.collectives.world import World
+    from regimes.compression.elementwise import Cast
+    from regimes.compression.reducer import Reducer
+
+    @dataclass(frozen=True, kw_only=True)
+    class Doubles(Cast):
+        error_feedback: bool | float = False
+
+        def send_bucket(self, deltas: Any, states: Any, level: Any) -> Any:
+            for delta in deltas:
+                delta.mul_(2)
+            return (yield from super().send_bucket(deltas, states, level))
+
+    named = [Layer(f"w{i}", (2, 3)) for i in range(layers)]
+    reducer = Reducer(Doubles(), named, World(2), seed=0)
+    with pytest.raises(ConfigError, match="Doubles, layer w0: send changed delta in place"):
+        reducer.reduce(range(layers), [torch.ones(2, 2, 3) for _ in named], ["bf16"] * layers)
 
 
 # -- policies --------------------------------------------------------------------------------

@@ -244,6 +244,12 @@ def test_a_field_out_of_bounds_is_refused(name: str, field: str, value: int) -> 
         make_compressor({"name": name, field: value})
 
 
+def test_bits_written_as_a_decimal_are_a_whole_number() -> None:
+    """As ``bits = 2.0`` in a file."""
+    chosen = make_compressor({"name": "chunked-topk", "bits": 2.0})
+    assert repr(chosen.bits) == "2"  # type: ignore[attr-defined]
+
+
 def test_unknown_compressor_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean 'powersgd'"):
         make_compressor({"name": "powerSGD"})

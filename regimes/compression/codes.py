@@ -56,7 +56,7 @@ def in_blocks(numbers: Tensor, block: int) -> Tensor:
 
 
 def _pad_end(numbers: Tensor, zeros: int) -> Tensor:
-    """With zeros at the end; without any the tensor itself, which torch would copy."""
+    """The tensor with so many zeros at the end; with none itself, where torch would copy it."""
     return torch.nn.functional.pad(numbers, (0, zeros)) if zeros else numbers
 
 

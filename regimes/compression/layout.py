@@ -167,6 +167,7 @@ class Layout:
         spans = self._spans(bits, packed)
         if spans == [(0, packed)]:
             return kept
+        # of the all-reduce, whose means get scales of their own: a gap must not raise its block's
         zero = {4: 7 + 16 * 7, 8: 127}.get(bits, 0)
         wire = kept.new_full((*kept.shape[:-1], packed), zero)
         pieces = kept.split([b - a for a, b in spans], dim=-1)
@@ -255,7 +256,7 @@ def _layer_of_block(plan: Layout, device: torch.device) -> Int64[Tensor, " block
 def _place_of_block(
     plan: Layout, owners: int, device: torch.device
 ) -> Int64[Tensor, "owners blocks"]:
-    """Where in its layer's stream the numbers of each block begin, of each owner's part."""
+    """At which place of its layer's random stream each block begins, for each owner's part."""
     layer = _layer_of_block(plan, torch.device("cpu")).numpy()
     within = plan.block * np.arange(len(layer)) - np.array(plan.starts)[layer]
     parts = np.array(plan.parts)[layer]

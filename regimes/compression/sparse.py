@@ -177,8 +177,8 @@ def _draw_places(entries: Sequence[tuple[Seed, Tensor, int]]) -> list[Int64[Tens
 
 
 def _drawn_places(seed: int, size: int, k: int) -> Int64[Tensor, " k"]:
-    """Numbers above a bound are kept as they are drawn: very probably the k largest are among them,
-    as four standard deviations more than k are expected."""
+    """`_draw_places` of one row on a CPU. Of the numbers drawn, those above a bound are kept: on
+    average four standard deviations more than k, so that the k largest are very probably there."""
     bound = 1 - (k + 4 * math.sqrt(k) + 4) / size
     # compared as integers, which become numbers where they are kept
     least = max(0, math.ceil(float(np.float32(bound)) * 2**24)) << 8
@@ -212,7 +212,7 @@ def select_largest(
     rows: Float[Tensor, "rows size"], k: int, *, clear: bool = False
 ) -> tuple[Int32[Tensor, "rows k"], Float[Tensor, "rows k"]]:
     """``(indices, values)`` of each row's k largest magnitudes, by ascending index; ties go to the
-    smaller index. With NaN among the values, any k.
+    smaller index. With NaN among the values it may be any k of them.
 
     Args:
         clear: set them to zero in ``rows``, which otherwise stay as they are.

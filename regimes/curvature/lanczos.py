@@ -282,7 +282,7 @@ class Krylov:
         # The above is the short recursion, one pass over few vectors; the second orthogonalisation,
         # over all of them, makes it good to rounding (twice is enough: Parlett 1998).
         h = _project_out(w, self._rows[: m + 1])
-        # With alpha's, the only synchronisation of host and device in a step.
+        # Beside alpha's, this is the only wait of the host for the device in a step.
         size, left, *along = torch.cat([scale[None], vector_norm(w)[None], h]).tolist()
         self._t[m, m] = alpha + along[m]
         floor = max(size, self.radius) * 10 * torch.finfo(self.dtype).eps

@@ -148,7 +148,7 @@ def choose_instruments(
 
 
 def _modes(context: MeasurementContext) -> list[Mode]:
-    """The modes that are known only once the model and the workers are."""
+    """The modes of a job (`capabilities`) that only its model and its workers tell."""
     found = {
         UNION_PASS: context.union,
         ONE_WORKER: context.world.workers < 2,

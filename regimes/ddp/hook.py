@@ -36,7 +36,6 @@ from regimes.errors import ConfigError
 from regimes.instruments.base import EndOfEpochGauge
 from regimes.instruments.panel import Readings
 from regimes.job.choices import Choice
-from regimes.job.decided import as_decided
 from regimes.job.job import Job
 from regimes.job.link import LinkMeter
 from regimes.job.recorder import RecordOptions
@@ -44,14 +43,14 @@ from regimes.job.refit import damage_refused
 from regimes.job.run_warnings import run_warnings
 from regimes.job.saved_units import with_all_units
 from regimes.job.schedule import UnitSchedule
-from regimes.job.set_level import as_set, was_set
+from regimes.job.set_level import as_set
 from regimes.job.state import State, get_column
 from regimes.job.upgrade import upgrade_state
 from regimes.policies import Decision
 from regimes.policies.controller import Controller, Levels
 from regimes.policies.history import Ahead, level_costs
 from regimes.precision import full_precision
-from regimes.records import Header, Row
+from regimes.records import Header
 
 _FIRST_STEP = 120.0  # seconds before a warning that a process is missing; one may still evaluate
 _LAST_VALUES = 3.0  # seconds for what other groups have logged, as a job ends
@@ -120,7 +119,6 @@ class Hook(Job):
             dense_start=chosen.dense_start,
             optimizer=schedule.optimizer,
         )
-        self._seen: list[Row] = []  # the units as the policy sees them
         self.world.guard.done = lambda: steps.total
         probed: dict[str, Any] = {}
         if chosen.probe is not None:
@@ -388,8 +386,10 @@ class Hook(Job):
 
     def _decide_levels(self) -> Levels:
         """What the policy decides, or the script has set."""
-        decided = self.controller.decide(self._policy_history())
-        return as_set(self.set, len(self.rows), decided, self.controller.compressed)
+        decided = self.controller.decide(self._policy_history(self.controller))
+        return as_set(
+            self.set_before or self.set, len(self.rows), decided, self.controller.compressed
+        )
 
     def _use_levels(self, decided: Levels) -> None:
         self.decided, values = decided, {DENSE: DENSE, **self.chosen.levels}
@@ -438,7 +438,7 @@ class Hook(Job):
 
     def _restore_state(self, fitted: State) -> None:
         self._codec.restore_state(fitted)
-        self.branched, self._seen = fitted["branched"], []
+        self.branched = fitted["branched"]
         if self.branched == len(self.rows):  # a branch begins here: its own policy decides
             self._decide_next()
             return
@@ -449,19 +449,6 @@ class Hook(Job):
             # the trunk's last unit is over but for its row: its levels are not this policy's
             decided = Levels(names, [None] * len(names), {})
         self._use_levels(replace(decided, names=names))
-
-    def _policy_history(self) -> list[Row]:
-        """The units so far as the policy sees them: with levels of its own, also where it was a
-        trunk's or the script that chose them."""
-        branched = self.branched or 0
-        if not branched and not any(map(was_set, self.rows)):
-            return self.rows
-        for i in range(len(self._seen), len(self.rows)):
-            if i < branched or was_set(self.rows[i]):
-                as_decided(self._seen, self.rows[: i + 1], self.controller)
-            else:
-                self._seen.append(self.rows[i])
-        return self._seen
 
     # -- the end -----------------------------------------------------------------------------
 

@@ -44,6 +44,7 @@ _ROW = Object(
 _SCHEDULE = Object(
     {}, {"first": _RATE, "epoch": Nullable(kinds.WHOLE), "groups": Nullable(kinds.NUMBERS)}
 )
+_SET = Object({"level": kinds.NAME, "unit": kinds.COUNT, "why": kinds.TEXT})
 _PLAIN = {  # entries whose form is checked, because the file may be damaged
     "steps": Items(kinds.COUNT),
     "total": kinds.COUNT,
@@ -53,7 +54,8 @@ _PLAIN = {  # entries whose form is checked, because the file may be damaged
     "logged": Object({}, {"waiting": Items(_PENDING)}),
     "rows": Items(_ROW),
     "branched": Nullable(kinds.COUNT),
-    "set": Object({"level": kinds.NAME, "unit": kinds.COUNT, "why": kinds.TEXT}),
+    "set": _SET,
+    "set_before": _SET,
     "traffic": kinds.AMOUNTS,  # of a part
 }
 
@@ -195,7 +197,8 @@ class StateCodec:
             state = self._with_own_names(copy.deepcopy(state))
             self._check_plain(state)
             if branch:
-                state.pop("set", None)  # levels are another configuration's from here on
+                for key in ("set", "set_before"):  # levels are another configuration's from here on
+                    state.pop(key, None)
                 return Fitted(
                     continue_as_branch(state, here, self.job, self.chosen, self.steps), None
                 )

@@ -30,16 +30,17 @@ from regimes.instruments.gradient_norm import NormsGauge
 from regimes.instruments.panel import Panel, Readings, choose_instruments
 from regimes.job.choices import Choice
 from regimes.job.clock import Clock
+from regimes.job.decided import as_decided
 from regimes.job.header import build_header
 from regimes.job.link import LinkMeter
 from regimes.job.recorder import JobRecorder, RecordOptions
 from regimes.job.rows import job_row, layer_entries, traffic_columns
 from regimes.job.saved_units import saved_units
 from regimes.job.schedule import UnitSchedule, describe_optimizer
-from regimes.job.set_level import set_entry
+from regimes.job.set_level import set_entry, was_set
 from regimes.job.state import State, own_part
 from regimes.job.summary import job_summary
-from regimes.policies.controller import Levels
+from regimes.policies.controller import Controller, Levels
 from regimes.records import Header, Row, provenance
 
 T = TypeVar("T")
@@ -63,6 +64,8 @@ class Job:
         branched: units that another configuration has trained; the last one may not have ended yet.
             None: this job is no branch.
         set: the level that the script has set, see ``job.set_level``; None: the policy decides.
+        set_before: the same for the unit under way, where the script has set another level or none
+            within it.
         spent: seconds of the units that were trained since it was made, by name.
         summarizes: process 0 prints a summary as it ends.
         link: measures what the steps of a unit wait for, for a policy that follows the link; None:
@@ -80,8 +83,10 @@ class Job:
         self.world, self.layers, self.schedule = world, list(layers), schedule
         self.claims = Claims.of_world(world)
         self.rows: list[Row] = []
+        self._seen: list[Row] = []  # see ``_policy_history``
         self.past_traffic = Traffic(0, 0)
         self.set: dict[str, Any] | None = None
+        self.set_before: dict[str, Any] | None = None
         self.spent: Counter[str] = Counter()
         self.recorder: JobRecorder | None = None
         self.relay: JobRecorder | None = None
@@ -135,8 +140,11 @@ class Job:
             ConfigError: there is no such level. If processes have set different ones, all raise it
                 at the first step that has the level.
         """
-        begun = self._in_unit()
-        self.set = set_entry(level, why, self._level_names(), len(self.rows) + begun)
+        begun, unit = self._in_unit(), len(self.rows)
+        entry = set_entry(level, why, self._level_names(), unit + begun)
+        if begun and self.set is not None and self.set["unit"] <= unit:
+            self.set_before = self.set
+        self.set = entry
         if not begun:
             self._decide_next()
 
@@ -151,6 +159,19 @@ class Job:
     def _decide_next(self) -> Any:
         """Decide for the unit under way, or for the next one if it is over."""
         raise NotImplementedError
+
+    def _policy_history(self, controller: Controller) -> list[Row]:
+        """The units so far as a policy of levels sees them: with levels of its own, also where it
+        was a trunk's or the script that chose them."""
+        branched = self.branched or 0
+        if not branched and not any(map(was_set, self.rows)):
+            return self.rows
+        for i in range(len(self._seen), len(self.rows)):
+            if i < branched or was_set(self.rows[i]):
+                as_decided(self._seen, self.rows[: i + 1], controller)
+            else:
+                self._seen.append(self.rows[i])
+        return self._seen
 
     def _write_rows(self, wait: float = 0.0) -> None:
         """Write the rows of past units, with what other groups have logged; as a step begins. A
@@ -358,6 +379,7 @@ class Job:
             row["link"] = self.link.take(clock.of_unit(span[0]), row, self.rows)
             self.link.begin()
         self.rows.append(row)
+        self.set_before = None
         self.spent.update(seconds)
         self.unit_is_open = True
         if self.recorder is not None and not self.recorder.closed:
@@ -386,6 +408,7 @@ class Job:
             "pace": self.schedule.state_dict(),
             "logged": {} if self.recorder is None else self.recorder.state_dict(),
             **({} if self.set is None else {"set": dict(self.set)}),
+            **({} if self.set_before is None else {"set_before": dict(self.set_before)}),
         }
 
     def _own_state(self) -> dict[str, Any]:
@@ -402,8 +425,9 @@ class Job:
         sums, device = self._norm_sums(), self.world.device
         sums.clear()
         sums |= {name: [t.to(device) for t in tensors] for name, tensors in own["sums"].items()}
-        self.rows = state["rows"]
-        self.past_traffic, self.set = Traffic(*own["traffic"]), state.get("set")
+        self.rows, self._seen = state["rows"], []
+        self.past_traffic = Traffic(*own["traffic"])
+        self.set, self.set_before = state.get("set"), state.get("set_before")
         self.world.meter.load_state_dict(own["meter"])
         if self.link is not None:
             self.link.forget()

@@ -280,9 +280,10 @@ class LocalSteps(Job):
         if self.level_controller is None:
             levels = self.chosen.constant_levels(self.layers)
         else:
-            levels = self.level_controller.decide(self.rows)
+            levels = self.level_controller.decide(self._policy_history(self.level_controller))
             check_reasons(self.level_controller.policy, levels.why)
-        self.levels = as_set(self.set, len(self.rows), levels, compressed)
+        entry = self.set_before or self.set
+        self.levels = as_set(entry, len(self.rows), levels, compressed)
         self.values = self.chosen.level_values(self.levels)
         decision = self.controller.decide(self.rows)
         self.next_period = period_of(decision.level, self.chosen.periods)

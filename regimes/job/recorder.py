@@ -26,6 +26,7 @@ from torch import Tensor
 from regimes import compression, policies
 from regimes.errors import ConfigError, RecordError, is_whole, require, unexpected_value
 from regimes.job.reporters import Reporters
+from regimes.precision import full_precision
 from regimes.records import (
     OWN,
     Header,
@@ -91,11 +92,12 @@ class RecordOptions:
 
 def record_options(record: Any) -> RecordOptions | None:
     """The argument ``record`` of ``attach``; ConfigError unless it is a folder."""
-    if record is None or isinstance(record, RecordOptions):
-        return record
-    if isinstance(record, str | Path) and str(record):
-        return RecordOptions(record)
-    raise unexpected_value("record", record, "a folder, or regimes.RecordOptions(folder, ...)")
+    if record is None:
+        return None
+    folder = record.folder if isinstance(record, RecordOptions) else record
+    if not isinstance(folder, str | Path) or not str(folder):
+        raise unexpected_value("record", record, "a folder, or regimes.RecordOptions(folder, ...)")
+    return record if isinstance(record, RecordOptions) else RecordOptions(folder)
 
 
 def _same_entry(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
@@ -219,10 +221,11 @@ class JobRecorder:
     def close_files(self) -> None:
         """Let go of the files until ``open_record``, because a loaded state may be an earlier
         one."""
+        self._close_row()
         if self.writer is not None:
             self.writer.close()
             self.reporters.stop("")
-        self.writer, self.pending, self.row_is_open = None, [], False
+        self.writer, self.pending = None, []
 
     # -- while the job trains ----------------------------------------------------------------
 
@@ -238,9 +241,12 @@ class JobRecorder:
 
     def take_logged(self) -> dict[str, float]:
         """Take the means of the values that were logged since the last call."""
-        means = {name: float(_to_number(self.sums[name]) / n) for name, n in self.counts.items()}
+        means = self._logged_means()
         self.sums, self.counts = {}, {}
         return means
+
+    def _logged_means(self) -> dict[str, float]:
+        return {name: float(_to_number(self.sums[name]) / n) for name, n in self.counts.items()}
 
     def add_row(self, row: Row, seconds: dict[str, float], details: dict[str, Any]) -> None:
         """A unit is over; its row stays open until ``write_pending``."""
@@ -249,8 +255,8 @@ class JobRecorder:
 
     def write_pending(self) -> None:
         """Write pending rows, as the next unit begins or the job ends."""
-        self.merge_logged()
-        was_open, self.row_is_open = self.row_is_open, False
+        was_open = self.row_is_open
+        self._close_row()
         while was_open and self.pending and self.writer is not None:
             try:
                 self.writer.epoch(*self.pending[0])
@@ -264,12 +270,20 @@ class JobRecorder:
             done = self.pending.pop(0)
             self.reporters.epoch(done.row, done.seconds)
 
+    def _close_row(self) -> None:
+        """From now on values belong to the unit under way."""
+        self.merge_logged()
+        if self.row_is_open:
+            self.sums, self.counts = {}, {}
+        self.row_is_open = False
+
     def merge_logged(self) -> None:
-        """Put the mean of each logged value into the open row; without one, values wait."""
+        """Put the mean of each logged value into the open row, which stays open: the mean of what
+        is logged later has the same values. Without an open row values wait."""
         if not self.row_is_open or not self.counts:
             return
         row: dict[str, Any] = cast("dict[str, Any]", self.pending[-1].row)
-        logged = {k: x if math.isfinite(x) else None for k, x in self.take_logged().items()}
+        logged = {k: x if math.isfinite(x) else None for k, x in self._logged_means().items()}
         for name in _LOSSES:
             row[name] = logged.pop(name, row[name])
         if self.options.metric == "loss":  # a value named metric stays among the logged
@@ -281,10 +295,12 @@ class JobRecorder:
 
     def state_dict(self) -> dict[str, Any]:
         """The values logged since the last unit, and clocks and details of pending rows (the rows
-        themselves are in the job's state); plain types."""
+        themselves are in the job's state, with what ``merge_logged`` has put there); plain
+        types."""
+        waiting = {} if self.row_is_open else self.sums
         return {
-            "sums": {k: _to_number(v) for k, v in self.sums.items()},
-            "counts": dict(self.counts),
+            "sums": {k: _to_number(v) for k, v in waiting.items()},
+            "counts": {k: self.counts[k] for k in waiting},
             "waiting": [
                 {"epoch": row["epoch"], "seconds": dict(seconds), "details": copy.deepcopy(details)}
                 for row, seconds, details in self.pending
@@ -330,7 +346,10 @@ def logged_number(name: str, value: Any) -> float | Tensor:
     good = _is_scalar(value) if isinstance(value, Tensor) else isinstance(value, Real)
     good &= not (isinstance(value, Integral) and abs(int(value)) >= 2**1023)  # no float
     require(good, f"log: {name}", value, "a number")
-    return value.detach() if isinstance(value, Tensor) else float(value)
+    if not isinstance(value, Tensor):
+        return float(value)
+    # a sum of 16 bits soon stands still: in bfloat16 256 + 1 is 256
+    return full_precision(value.detach())
 
 
 def _is_scalar(value: Tensor) -> bool:

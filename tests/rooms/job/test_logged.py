@@ -1,0 +1,58 @@
+"""What a script logs. Oracle: the mean by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+from regimes.job.recorder import JobRecorder, RecordOptions
+from regimes.records import Header, Row
+
+
+def recorder(folder: Path) -> JobRecorder:
+    return JobRecorder(RecordOptions(folder), cast("Header", {}))
+
+
+def row() -> Row:
+    names = "epoch", "train_loss", "test_loss", "metric"
+    columns: dict[str, Any] = {**dict.fromkeys(names), "logged": {}}
+    return cast("Row", columns)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.int8])
+def test_a_mean_is_that_of_all_values_of_any_type(dtype: torch.dtype, tmp_path: Path) -> None:
+    """7 of 5000 steps: float16 cannot hold their sum exactly, bfloat16 stands still at 2048."""
+    job = recorder(tmp_path)
+    for _ in range(5000):
+        job.log_values({"loss": torch.tensor(7, dtype=dtype)})
+    assert job.take_logged() == {"loss": 7.0}
+
+
+def test_a_state_that_is_saved_meanwhile_changes_no_mean(tmp_path: Path) -> None:
+    """Before and after it values of the unit that has ended; the saved ones are in its row."""
+    job, ended, following = recorder(tmp_path), row(), row()
+    job.add_row(ended, {}, {})
+    for value in (1.0, 2.0, 6.0):
+        job.log_values({"test_loss": value, "f1": value})
+        job.merge_logged()
+        assert job.state_dict()["sums"] == job.state_dict()["counts"] == {}
+    assert (ended["test_loss"], ended["metric"], ended["logged"]) == (3.0, 3.0, {"f1": 3.0})
+    job.write_pending()
+    job.log_values({"f1": 5.0})
+    assert job.state_dict()["sums"] == {"f1": 5.0}
+    job.add_row(following, {}, {})
+    job.write_pending()
+    assert (following["test_loss"], following["logged"]) == (None, {"f1": 5.0})
+    assert ended["logged"] == {"f1": 3.0}
+
+
+def test_files_that_are_closed_leave_no_value_of_the_row_to_the_next(tmp_path: Path) -> None:
+    job, ended = recorder(tmp_path), row()
+    job.add_row(ended, {}, {})
+    job.log_values({"test_loss": 1.0})
+    job.close_files()
+    assert ended["test_loss"] == 1.0
+    assert job.take_logged() == {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from numbers import Integral, Real
@@ -194,13 +194,18 @@ def choose_scatter(
             )
         return QuantisedScatter(), DENSE, None
     made = _build_scatter(table)
-    if policy is None and table.get("level") is None and not table.get("levels"):
+    named = table.get("levels")
+    if not isinstance(named, Mapping | None):
+        raise unexpected_value(
+            "scatter.levels", named, 'a table of levels by name, like {"low": 8, "high": 4}'
+        )
+    if policy is None and table.get("level") is None and not named:
         low, high = made.usual.values()
         raise ConfigError(
             f'scatter: it names no level: scatter={{"level": {low}}} for one throughout, or '
             f'{{"levels": {{"low": {low}, "high": {high}}}}} between which the policy decides'
         )
-    given = [table.get("level"), *(table.get("levels") or {}).values()]
+    given = [table.get("level"), *(named or {}).values()]
     owing = made.error_feedback or any(
         isinstance(x, Mapping) and x.get("error_feedback") for x in given
     )
@@ -209,7 +214,7 @@ def choose_scatter(
             f"scatter.residual_bits = {made.residual_bits} has no effect without error feedback: "
             "leave it out, or set scatter.error_feedback"
         )
-    return made, table.get("level"), table.get("levels")
+    return made, table.get("level"), named
 
 
 def within_replicas(
@@ -240,15 +245,16 @@ def within_replicas(
             "job has one residual, that of the compressor between them; round without bias, "
             "stochastic = true"
         )
-    made.check(scatter["level"])
-    return WithinReplicas(made, scatter["level"], weights)
+    level = _plain_number(scatter["level"])
+    made.check(level)
+    return WithinReplicas(made, level, weights)
 
 
 def _build_scatter(table: Any) -> Compressor:
     """The compressor of a table ``scatter``, which has its name and fields beside the levels."""
     if not isinstance(table, Mapping):
         raise unexpected_value("scatter", table, 'a table like {"level": 4}')
-    if (name := table.get("name", "quantised")) not in _SCATTERS:
+    if (name := table.get("name", "quantised")) not in [*_SCATTERS]:
         raise ConfigError(f"scatter.name = {name!r}: {suggest_nearest(str(name), _SCATTERS)}")
     given = {key: value for key, value in table.items() if key not in ("name", "level", "levels")}
     kind: Any = _SCATTERS[name]
@@ -260,9 +266,7 @@ def _build_scatter(table: Any) -> Compressor:
                 "scatter.error_feedback = 'owner': expected true, false or a share in (0, 1]: the "
                 "owner of a part sends nothing on, and so has no error of its own to hold back"
             )
-    if unknown := given.keys() - known:
-        words = ("name", "level", "levels", *sorted(known))
-        raise ConfigError(f"scatter.{min(unknown)}: {suggest_nearest(min(unknown), words)}")
+    _check_keys("scatter", table, {"name", "level", "levels", *known})
     try:
         made: Compressor = from_dict(kind, given, "scatter.")
     except ConfigError as error:  # of the compressor, whose fields the user has written here
@@ -279,15 +283,19 @@ def _choose_gather(table: Mapping[str, Any] | None) -> Weights:
     if table is not None and not isinstance(table, Mapping):
         raise unexpected_value("gather", table, 'a table like {"level": 8}')
     given = {} if table is None else dict(table)
-    if unknown := given.keys() - {"level", "block"}:
-        raise ConfigError(
-            f"gather.{min(unknown)}: {suggest_nearest(min(unknown), ('level', 'block'))}"
-        )
+    _check_keys("gather", given, {"level", "block"})
     level, block = given.get("level", DENSE), given.get("block", 64)
     good = level in (DENSE, 4, 8) and not isinstance(level, bool)
     require(good, "gather.level", level, '4 or 8 (bits), or "dense"')
     require(is_whole(block, 1), "gather.block", block, "a whole number from 1")
-    return Weights(level, block)
+    return Weights(_plain_number(level), block)
+
+
+def _check_keys(argument: str, table: Mapping[Any, Any], known: Collection[str]) -> None:
+    """Raise ConfigError for a key that is none of those known."""
+    unknown = [str(key) for key in table if key not in known]
+    if unknown:
+        raise ConfigError(f"{argument}.{min(unknown)}: {suggest_nearest(min(unknown), known)}")
 
 
 def _check_known(rule: Policy, compressor: Compressor, known: Mapping[str, AnyLevel]) -> None:

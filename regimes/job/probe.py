@@ -62,7 +62,12 @@ def pick_probe(
     Raises:
         ConfigError: they do not go together, or one is wrong.
     """
-    found = _check_tables(tables, given) | _cosine_table(check_every, check_cosine)
+    found, checked = _check_tables(tables, given), _cosine_table(check_every, check_cosine)
+    if twice := found.keys() & checked.keys():
+        raise ConfigError(
+            f"check_every: instruments has {min(twice)!r}, which is the same check: leave one out"
+        )
+    found |= checked
     make_instruments(found)  # refuses wrong fields
     if given is None and not {*_ON_DATA} & {*found}:
         return None, found

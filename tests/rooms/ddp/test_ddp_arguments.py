@@ -31,6 +31,7 @@ from regimes.ddp.own_hooks import BareGradients
 from regimes.errors import ConfigError, RecordError
 from regimes.integrations.shared import HookSettings
 from regimes.job import choices
+from regimes.job.probe import pick_probe
 from regimes.job.run_warnings import run_warnings
 from regimes.records import read_lines, unknown_fields
 from regimes.report import render_page
@@ -42,6 +43,9 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     dist.init_process_group("gloo", init_method=meeting, world_size=1, rank=0)
     yield
     dist.destroy_process_group()
+
+
+NO_FOLDERS: tuple[Any, ...] = ("", 5, None)
 
 
 def wrapped(width: int = 6) -> DistributedDataParallel:
@@ -76,6 +80,10 @@ def test_a_hook_of_ddp_leaves_pauses_to_ddp_and_has_a_whole_state() -> None:
         *[
             ({"scaler": value}, "scaler = .*: expected a GradScaler of torch")
             for value in (1.0, "dynamic", {"get_scale": 1})
+        ],
+        *[
+            ({"record": value}, "record = .*: expected a folder")
+            for value in ("", 5, *map(regimes.RecordOptions, NO_FOLDERS))
         ],
         ({"policy": 7}, "policy = 7: expected"),
         ({"policy": "regimes:PowerSGD"}, "is no policy: it has no"),
@@ -619,6 +627,41 @@ def test_levels_that_do_not_fit_are_one_sentence(given: dict[str, Any], sentence
         regimes.attach(model, **given)
     assert "\n" not in str(raised.value)
     regimes.attach(model, level=4)  # nothing was registered
+
+
+@pytest.mark.parametrize(
+    ("scatter", "gather", "sentence"),
+    [
+        ({"levels": [8, 4]}, None, r"scatter\.levels = \[8, 4\]: expected a table of levels"),
+        ({"levels": "low"}, None, r"scatter\.levels = 'low': expected a table of levels"),
+        ({4: 8}, None, r"scatter\.4: Known: block, "),
+        ({"level": 4, 8: 1, "blok": 2}, None, r"scatter\.8: Known: "),
+        ({"name": ["quantised"], "level": 4}, None, r"scatter\.name = \['quantised'\]: "),
+        ({"level": 4}, {8: 64}, r"gather\.8: Known: block, level"),
+    ],
+)
+def test_tables_of_what_fsdp2_exchanges_are_refused_in_a_sentence(
+    scatter: Any, gather: Any, sentence: str
+) -> None:
+    def choose() -> object:
+        if gather is None:
+            return choices.choose_scatter(scatter, "accordion", None, None, None)
+        return choices.within_replicas(scatter, gather)
+
+    with pytest.raises(ConfigError, match=f"^{sentence}"):
+        choose()
+
+
+def test_levels_within_replicas_may_be_numbers_of_numpy() -> None:
+    theirs, ours = ({"level": eight} for eight in (np.int64(8), 8))
+    found, expected = (choices.within_replicas(table, table) for table in (theirs, ours))
+    assert json.loads(json.dumps(found.table())) == expected.table()
+
+
+def test_one_check_has_one_spelling() -> None:
+    with pytest.raises(ConfigError, match=r"^check_every: instruments has 'cosine'"):
+        pick_probe(None, {"cosine": {"stride": 10, "least": 0.9}}, 500)
+    assert pick_probe(None, {"error"}, 500)[1] == {"error": {}, "cosine": {"stride": 500}}
 
 
 def test_the_levels_that_are_proposed_are_taken() -> None:

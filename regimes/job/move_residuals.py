@@ -74,6 +74,9 @@ def _rows_for(
     if count == saved:
         own = [row[worker] for worker in workers]
     else:
+        needed = {old for worker in workers for old in _overlaps(worker, count, saved)}
+        if lacking := needed - row.keys():
+            raise LookupError(f"no residual of worker {min(lacking)}")
         old = [row.get(worker) for worker in range(saved)]
         own = [residual_of(worker, count, old) for worker in workers]
     known = [tensor for tensor in own if tensor is not None]
@@ -89,17 +92,25 @@ def residual_of(worker: int, workers: int, old: Sequence[Tensor | None]) -> Tens
     known = next((tensor for tensor in old if tensor is not None), None)
     if known is None:
         return None
-    # Whole numbers: [0, 1) has len(old) * workers ticks, an old part ``workers`` of them, a new
-    # part len(old).
-    count, start = len(old), worker * len(old)
-    ends = [(i * workers, (i + 1) * workers) for i in range(count)]
-    overlaps = [max(0, min(start + count, end) - max(start, begin)) for begin, end in ends]
-    unit = math.gcd(*overlaps)  # a part inside one old part has weight 1: a copy, bit for bit
+    overlaps = _overlaps(worker, workers, len(old))
+    # a part inside one old part has weight 1: a copy, bit for bit
+    unit = math.gcd(*overlaps.values())
     total = torch.zeros_like(known)
-    for overlap, tensor in zip(overlaps, old, strict=True):
-        if overlap and tensor is not None:
+    for i, overlap in overlaps.items():
+        if (tensor := old[i]) is not None:
             total.add_(tensor, alpha=overlap // unit)
-    return total.div_(count // unit)
+    return total.div_(len(old) // unit)
+
+
+def _overlaps(worker: int, workers: int, old: int) -> dict[int, int]:
+    """The ``old`` workers whose parts of [0, 1) overlap with that of one of ``workers``, and by how
+    much: [0, 1) has ``old * workers`` ticks, a part of an old worker ``workers`` of them, a part of
+    a new one ``old``."""
+    start, stop = worker * old, (worker + 1) * old
+    first, last = start // workers, (stop - 1) // workers
+    return {
+        i: min(stop, (i + 1) * workers) - max(start, i * workers) for i in range(first, last + 1)
+    }
 
 
 def on_processes(state: State, count: int) -> list[State]:

@@ -83,9 +83,18 @@ def test_one_row_for_all_and_back(each: int, processes: int, means: bool) -> Non
     assert rows == [len(part["workers"]) if means else 1 for part in parts]
 
 
-def test_a_worker_that_lacks_is_no_silent_zero() -> None:
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 8])
+def test_a_worker_that_lacks_is_no_silent_zero(count: int) -> None:
+    """Unless its part overlaps with none of those asked for."""
+    half = divided(4, {2})[:1]
     with pytest.raises(LookupError):
-        residuals_for(range(4), 4, divided(4, {2})[:1], 4, ["a"])
+        residuals_for(range(count), count, half, 4, ["a"])
+    for worker in range(count // 2):
+        found, whole = (
+            residuals_for([worker], count, parts, 4, ["a"])["a"]
+            for parts in (half, divided(4, {2}))
+        )
+        assert torch.equal(found, whole)
 
 
 def test_a_state_of_each_process_is_the_state_of_all() -> None:

@@ -92,7 +92,7 @@ class CallGuard:
         self.entering = True
         try:
             if self.group is None:
-                self._wait_for_all(call, patience, self._all_posted)
+                self._wait_for_all(call, patience, functools.partial(self._all_posted, call))
             else:
                 self._compare_calls(call, patience, self.group)
         except RuntimeError as error:
@@ -173,10 +173,11 @@ class CallGuard:
                     f"process {self.rank} is in {call}, process {other} in {name}: {_SAME}"
                 )
 
-    def _all_posted(self, seconds: float) -> bool:
-        """Has every process posted that it has entered? Asked where no communicator exists yet."""
+    def _all_posted(self, call: str, seconds: float) -> bool:
+        """Post that this process has entered, and wait for the posts of the others: where there is
+        no communicator yet."""
         until, pause = time.monotonic() + min(seconds, self.timeout), 0.001
-        self._post_position("attach()")
+        self._post_position(call)
         while any(self._read_position(other)["count"] < self.count for other in self.others):
             if time.monotonic() > until:
                 return False

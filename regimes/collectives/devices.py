@@ -31,7 +31,7 @@ def pick_device(wanted: str) -> torch.device:
         return torch.device("cpu")
     try:
         torch.zeros(1, device=wanted).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"device = {wanted!r} cannot be used: {reason}") from None
     return torch.device(wanted)

@@ -106,15 +106,17 @@ class Faults:
 def name_silent(store: dist.Store | None, rank: int, processes: int) -> str:
     """Names the processes that do not answer a roll call in the store."""
     others = {other: f"roll call/{other}" for other in range(processes) if other != rank}
+    unknown = "one of them has died or hangs"
+    if store is None:
+        return unknown
     try:
-        assert store is not None
         store.set(f"roll call/{rank}", "here")
         deadline = time.monotonic() + _ROLL_CALL
         while others and time.monotonic() < deadline:
             others = {r: key for r, key in others.items() if not store.check([key])}
             time.sleep(0.05)
-    except (RuntimeError, AssertionError):
-        return "one of them has died or hangs"
+    except RuntimeError:  # the store has ended
+        return unknown
     if not others:
         return "all of them still answer: the network, or another collective"
     return f"no sign of process {', '.join(map(str, others))}, which has died or hangs"

@@ -45,6 +45,11 @@ def test_one_bit_anywhere_shows(dtype: torch.dtype) -> None:
     assert fingerprint(parts) == before
 
 
+def test_a_shard_may_hold_no_number() -> None:
+    """Of a model with fewer rows than processes."""
+    assert fingerprint([torch.empty(0, 3), torch.empty(0)]) == 0
+
+
 def test_places_count() -> None:
     a, b = tensors(torch.float32)[:2]
     assert (

@@ -431,6 +431,7 @@ class pair(nn.Module):
         (["device=meta"], ConfigError, "device = 'meta' cannot be used"),
         (["model.name=vgg8"], ConfigError, "vgg7"),
         (["device=tpu7"], ConfigError, "device = 'tpu7' cannot be used"),
+        (["device=hpu"], ConfigError, "device = 'hpu' cannot be used"),
         (["instruments.everything={}"], ConfigError, "unknown instrument 'everything'"),
         (['instruments.norms.readings=["all"]'], ConfigError, "instruments.norms.readings[0]"),
         (["batch_size=500"], DataError, "too few for one step of 4 workers x 500"),

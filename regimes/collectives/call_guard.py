@@ -50,6 +50,13 @@ class CallGuard:
         others: the other processes; empty: nothing is compared.
         done: gives the steps that this process has finished.
         group: the guard's own communicator; None until there is one.
+        closed: the thread that looks at the script ends.
+        count: calls entered so far.
+        posted: the store has the wait of this process, in a call or in a collective of a step.
+        outside: this process waits in a collective of the script.
+        seen_outside: by process, its position in a collective of its script when last read.
+        entering: this process is in ``enter_call``: the thread that watches collectives must not
+            post.
     """
 
     def __init__(self, store: dist.Store, rank: int, processes: int, timeout: float) -> None:
@@ -62,7 +69,7 @@ class CallGuard:
         self.posted = False
         self.outside = False
         self.seen_outside: dict[int, Position] = {}
-        self.entering = False  # then the thread that watches collectives must not post
+        self.entering = False
 
     def use_group(self, group: Group) -> None:
         """From now on processes meet over a communicator that nothing else uses; and collectives of

@@ -84,7 +84,8 @@ class World:
         self.hosted = range(replica * count, (replica + 1) * count)
         self.meter = Meter(torch.float32, workers)
         self.instruments = Meter(torch.float32, workers)
-        # one assignment, because other threads read it
+        # Seconds in collectives that have ended, and when the current one began. A tuple, because
+        # other threads read both.
         self._clock: tuple[float, float | None] = 0.0, None
         self._marks: list[tuple[Any, Any]] = []
 

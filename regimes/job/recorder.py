@@ -126,6 +126,8 @@ class JobRecorder:
         writer: None until the first step, and after ``close``.
         reporters: TensorBoard and others; an exception in one never stops training.
         pending: rows that are not written yet.
+        sums, counts: of the values logged for the open row, or without one for the unit under way,
+            by name.
         restored: the seconds and details of rows that were pending in a loaded state, by unit.
         same: fields of the configuration that a job which is continued must have.
         row_is_open: ``log`` still adds to the last pending row.

@@ -8,6 +8,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union
@@ -39,10 +40,12 @@ def check_arguments(
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
             hints = _resolve_hints(function)
-            for name, value in signature.bind(*args, **kwargs).arguments.items():
-                if name not in own and not _fits_hint(value, hints.get(name, Any)):
-                    shown = " ".join(f"{value!r}".split())
-                    raise error(f"{name} = {shown:.80}: expected {_describe_hint(hints[name])}")
+            for name, given in signature.bind(*args, **kwargs).arguments.items():
+                several = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
+                for value in given if several else [given]:
+                    if name not in own and not _fits_hint(value, hints.get(name, Any)):
+                        shown = " ".join(f"{value!r}".split())
+                        raise error(f"{name} = {shown:.80}: expected {_describe_hint(hints[name])}")
             return function(*args, **kwargs)
 
         return call
@@ -52,10 +55,13 @@ def check_arguments(
 
 @functools.cache
 def _resolve_hints(function: Callable[..., Any]) -> Mapping[str, Any]:
-    try:
-        return typing.get_type_hints(function)
-    except NameError:  # imported for type checkers only
-        return {}
+    """The annotations but those with names that are imported for type checkers only."""
+    hints: dict[str, Any] = {}
+    for name, hint in function.__annotations__.items():
+        with suppress(NameError):
+            one: Any = types.SimpleNamespace(__annotations__={name: hint})
+            hints |= typing.get_type_hints(one, function.__globals__)
+    return hints
 
 
 def _fits_hint(value: Any, hint: Any) -> bool:

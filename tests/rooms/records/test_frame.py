@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,7 @@ import pytest
 import regimes
 from analysis.findings.sources import REFERENCE
 from regimes.cli.read import frame
-from regimes.errors import ConfigError
+from regimes.errors import ConfigError, RecordError
 from regimes.records.frame import write_frame
 
 ARCHIVE = REFERENCE / "lm-demo.tar.xz"
@@ -35,6 +36,21 @@ def test_a_table_has_the_rows_of_all_runs(
     read = pd.read_csv(tmp_path / "all.csv")
     close = {"rtol": 1e-15}  # an older pandas reads the last bit otherwise
     np.testing.assert_allclose(read["test_loss"], table["test_loss"], **close)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"where": 3}, "where = 3: expected a list, each a text"),
+        ({"where": [3]}, r"where = \[3\]: expected a list, each a text"),
+        ({"layers": "no"}, "layers = 'no': expected True or False"),
+        ({"folder": 3}, "folders = 3: expected a text or a path"),
+    ],
+)
+def test_an_argument_of_a_wrong_type_is_one_sentence(given: dict[str, Any], says: str) -> None:
+    """Its result is annotated by a name that is imported for type checkers only."""
+    with pytest.raises(RecordError, match=says):
+        regimes.frame(given.pop("folder", ARCHIVE), **given)
 
 
 @pytest.mark.parametrize(("name", "says"), [("all.xls", ".csv or .parquet"), ("a.parquet", "pip")])

@@ -61,13 +61,14 @@ def _write_synced(file: BinaryIO, content: bytes) -> None:
 
 def append_synced(path: Path, content: bytes) -> None:
     """At the end of a file, synced. On an OSError the file is as before."""
-    with opened_to_append(path) as file:
-        start = file.tell()
-        try:
+    file = opened_to_append(path)
+    start = file.tell()
+    try:
+        with file:
             _write_synced(file, content)
-        except OSError:
-            os.truncate(path, start)
-            raise
+    except OSError:
+        os.truncate(path, start)  # after the close, which tries to write what is left once more
+        raise
 
 
 def write_atomically(path: Path, content: bytes) -> None:

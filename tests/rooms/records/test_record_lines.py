@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from regimes.errors import RecordError
 from regimes.launch import sweep
 from regimes.monitor.watch import watch_runs
 from regimes.records import RecordWriter, find_edit, kinds, lines, load, load_all, read_lines
+from regimes.records.files import append_synced
 from regimes.training.quirks import resolve_quirks
 
 Lines = list[bytes]
@@ -138,6 +140,21 @@ def test_a_whole_last_line_that_is_none_is_cut_before_the_next(tmp_path: Path) -
     writer.epoch(row(2), {"compute": 1.0})
     writer.close()
     assert [r["epoch"] for r in load(folder).rows] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("room", [0, 1, 10, 10_000])
+def test_a_line_for_which_there_is_no_room_leaves_nothing(room: int, tmp_path: Path) -> None:
+    """Closing a file tries to write once more what could not be written."""
+    file, lines = tmp_path / "chain.jsonl", b'{"files":{}}\n' * 900
+    append_synced(file, lines)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(lines) + room, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            append_synced(file, b"x" * 2 * max(room, 10) + b"\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert file.read_bytes() == lines
 
 
 # -- killed at every point -------------------------------------------------------------------

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from regimes.records.archive import Member, scratch_folder
+from regimes.records.archive import Member, filter_member, scratch_folder
 
 SPLITS = ("train", "test")
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
@@ -80,7 +80,7 @@ def _checked(member: tarfile.TarInfo, root: str) -> tarfile.TarInfo | None:
     """The filter of ``extractall``. All files pass: an image may be a link to any of them."""
     try:
         check_size(member.name, member.size)
-        return tarfile.data_filter(member, root)
+        return filter_member(member, root)
     except tarfile.FilterError:  # a device, or a link out of the archive
         if _is_image(member.name):
             reason = "is no regular file, nor a link to one in the archive"

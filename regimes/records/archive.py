@@ -10,6 +10,7 @@ import os
 import shutil
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -42,6 +43,14 @@ class Member(tarfile.TarInfo):
         if member.type in EXTENSIONS and member.size > LARGEST_EXTENSION:
             raise tarfile.TarError(f"the header of a member has {member.size} bytes")
         return member
+
+
+def filter_member(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
+    """``tarfile.data_filter``; a name that no file can have is a TarError, too."""
+    try:
+        return tarfile.data_filter(member, path)
+    except ValueError as error:  # a NUL in it
+        raise tarfile.ReadError(f"{member.name!r:.80} is no name of a file: {error}") from None
 
 
 @contextlib.contextmanager
@@ -78,13 +87,13 @@ def unpack_records(place: str | Path) -> Iterator[Path]:
             raise RecordError(f"{place} is too large: more than {LARGEST_ARCHIVE} bytes")
         if len(PurePosixPath(member.name).parts) > DEEPEST:
             raise RecordError(f"{place} has folders in more than {DEEPEST} others")
-        return tarfile.data_filter(member, path)
+        return filter_member(member, path)
 
     with scratch_folder() as scratch:
         try:
             with tarfile.open(place, tarinfo=Member) as archive:
                 archive.extractall(scratch, filter=check_size)
-        except (OSError, tarfile.TarError, EOFError, lzma.LZMAError) as error:
+        except (OSError, tarfile.TarError, EOFError, lzma.LZMAError, zlib.error) as error:
             why = str(error).partition("\n")[0].rstrip(":")
             raise RecordError(f"{place} is no archive of records: {why}") from None
         try:

@@ -93,12 +93,17 @@ def load_tree(
 def _fingerprint(path: Path, options: str) -> str:
     """SHA-256 of the resolved path, the options, and the size and time of each file."""
     path = path.resolve()
-    digest = hashlib.sha256(f"{FORMAT}\0{path}\0{options}".encode())
+    digest = hashlib.sha256(_encoded(f"{FORMAT}\0{path}\0{options}"))
     for file in find_images(path).values() if path.is_dir() else [path]:
         inputs.add_input(file)
         status = file.stat()
-        digest.update(f"\0{file}\0{status.st_size}\0{status.st_mtime_ns}".encode())
+        digest.update(_encoded(f"\0{file}\0{status.st_size}\0{status.st_mtime_ns}"))
     return digest.hexdigest()
+
+
+def _encoded(text: str) -> bytes:
+    """A text with names of files, which need not be UTF-8."""
+    return text.encode(errors="surrogateescape")
 
 
 def _read_pictures(path: Path, resize: int | None, test_share: float | None, seed: int) -> Arrays:

@@ -36,6 +36,15 @@ def test_folder_and_archives_are_the_same_data(tree, suffix, prefix):
         assert np.asarray(image).transpose(2, 0, 1).tobytes() in rows(packed.train_x)
 
 
+def test_names_of_images_need_not_be_utf_8(tree, cache):
+    before = load_images(DataConfig("folder", str(tree)))
+    image = tree / "train" / "dog" / "2.png"
+    image.rename(image.parent / os.fsdecode(b"2\xff.png"))
+    for _ in range(2):  # decoded, and from the cache
+        assert load_images(DataConfig("folder", str(tree))).digest == before.digest
+    assert len([*cache.glob("*.npz")]) == 2
+
+
 @pytest.mark.slow
 def test_many_files_are_decoded_in_processes(tree, cache, monkeypatch):
     """The same arrays, and the same sentence about a file that cannot be decoded."""

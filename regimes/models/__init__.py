@@ -109,7 +109,7 @@ def build_model(
         keywords |= _checked_choices(name, builder, choices)
         model = builder(**keywords)
     except (TypeError, ValueError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).partition("\n")[0] or type(error).__name__
         raise ConfigError(f"Model {name!r} cannot be built with {keywords}: {reason}") from None
     if not isinstance(model, nn.Module):
         raise ConfigError(f"Model {name!r} gave a {type(model).__name__}, expected an nn.Module.")

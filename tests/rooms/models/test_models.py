@@ -155,6 +155,18 @@ def test_a_users_callable_that_is_not_there_or_gives_no_module(plugin):
     plugin.number = 3
     with pytest.raises(ConfigError, match="is of type int, expected a callable"):
         build_model("their_models:number", **sizes)
+
+    def fail(error):
+        raise error
+
+    for error, says in (
+        (ValueError(), "ValueError"),
+        (RuntimeError("\nlong"), "RuntimeError"),
+        (TypeError("no\nlong"), "no"),
+    ):
+        plugin.make = lambda error=error, **keywords: fail(error)
+        with pytest.raises(ConfigError, match=rf"cannot be built with .*: {says}$"):
+            build_model("their_models:make", **sizes)
     for missing in ("their_models:other", "no_such_package.module:make", ":make"):
         with pytest.raises(ConfigError, match="cannot import the model"):
             build_model(missing, **sizes)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import operator
+import re
 import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
@@ -178,11 +180,20 @@ def offered_class(name: str) -> Any:
     return next((_import_object(kind, target) for target, kind in kinds.items()), None)
 
 
+def find_imported(target: str) -> Any:
+    """The object ``package.module:Class``, if the module has been imported; else None."""
+    module, _, attribute = target.partition(":")
+    try:
+        return operator.attrgetter(attribute)(sys.modules[module])
+    except (KeyError, AttributeError):
+        return None
+
+
 def _import_object(kind: str, target: str) -> Any:
     """The object ``package.module:Class``; ConfigError if it cannot be imported."""
     module, _, attribute = target.partition(":")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        return operator.attrgetter(attribute)(importlib.import_module(module))
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise ConfigError(f"cannot import the {kind} {target!r}: {error}") from None
     except RegimesError:
@@ -203,8 +214,9 @@ def required_arguments(function: Callable[..., Any]) -> list[str]:
 
 def _names_class(target: Any, kind: type) -> bool:
     """Does ``package.module:Class`` name this class? Nothing is imported for the answer."""
-    module, _, attribute = target.partition(":") if isinstance(target, str) else ("", "", "")
-    return attribute == kind.__name__ and getattr(sys.modules.get(module), attribute, None) is kind
+    if not isinstance(target, str) or re.split("[:.]", target)[-1] != kind.__name__:
+        return False
+    return find_imported(target) is kind
 
 
 def _to_plain(value: Any) -> Any:

@@ -15,7 +15,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from regimes.config.interventions import GROUP
-from regimes.config.registry import find_offered
+from regimes.config.registry import find_imported, find_offered
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -92,7 +92,7 @@ def own_code(config: Mapping[str, Any], objects: Iterable[Any] = ()) -> dict[str
     # an intervention is named by the key of its table
     named += [target for name, target in find_offered(GROUP).items() if name in config]
     table: dict[str, str] = {}
-    for thing in [*filter(None, map(_find_imported, named)), *objects]:
+    for thing in [*filter(None, map(find_imported, named)), *objects]:
         thing = getattr(thing, "func", thing)  # of functools.partial
         kind = thing if hasattr(thing, "__qualname__") else type(thing)
         for part in getattr(kind, "__mro__", (kind,)):
@@ -112,12 +112,6 @@ def _find_plug_in_names(config: Mapping[str, Any]) -> Iterator[str]:
                 if isinstance(name := table.get("name"), str):
                     yield name
                 yield from _find_plug_in_names(table)
-
-
-def _find_imported(target: str) -> Any:
-    """What ``package.module:Class`` names, if the run has imported it."""
-    module, colon, attribute = target.partition(":")
-    return getattr(sys.modules.get(module), attribute, None) if colon else None
 
 
 def _digest_source(module: str, thing: Any) -> dict[str, str]:

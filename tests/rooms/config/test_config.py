@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from regimes.config import (
     Budget,
     ModelConfig,
+    Registry,
     RunConfig,
     from_dict,
     load_toml,
@@ -35,6 +36,7 @@ from regimes.presets import (
     select_schedules,
 )
 from regimes.presets.own import read_grid
+from regimes.records.provenance import own_code
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -139,6 +141,22 @@ def test_bad_policies(table: dict, sentence: str) -> None:
     with pytest.raises(ConfigError) as error:
         make_policy(table)
     assert sentence in str(error.value)
+
+
+class Kept:
+    @dataclass(frozen=True)
+    class Within:
+        size: int = 3
+
+
+def test_the_table_of_a_class_within_a_class_makes_it_again() -> None:
+    name = f"{__name__}:Kept.Within"
+    plain = Registry("shape")
+    assert plain.table(Kept.Within(4)) == {"name": name, "size": 4}
+    assert plain.make(plain.table(Kept.Within(4))) == Kept.Within(4)
+    named = Registry("shape", {"within": name})
+    assert named.table(Kept.Within(4)) == {"name": "within", "size": 4}
+    assert [*own_code({"policy": {"name": name}})] == [f"{__name__}.digest"]
 
 
 def test_a_policy_may_only_ask_for_levels_that_exist() -> None:

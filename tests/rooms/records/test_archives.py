@@ -59,7 +59,7 @@ def test_a_name_that_no_file_can_have_is_one_sentence(key: str, tmp_path: Path) 
     member.pax_headers = {key: "run/a\0b"}
     with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as tar:
         tar.addfile(member)
-    with pytest.raises(RecordError, match="is no archive of records: .* no name of a file"):
+    with pytest.raises(RecordError, match=r"is no archive of records: .* no name of a file"):
         load_all(tmp_path / "a.tar")
 
 

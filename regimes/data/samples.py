@@ -33,9 +33,9 @@ class Samples:
         arrays = Tensor | np.ndarray
         if isinstance(data, tuple | list) and data and all(isinstance(x, arrays) for x in data):
             shapes = [tuple(part.shape) for part in data]
-            good = len(data) == 2 and len(data[0]) == len(data[1])
+            good = len(data) == 2 and all(shapes) and len(data[0]) == len(data[1])
             require(good, name, shapes, "inputs and targets, as many targets as inputs")
-            x, y = (torch.as_tensor(part).detach().cpu() for part in data)
+            x, y = (_as_tensor(part, name).detach().cpu() for part in data)
             self.tensors = x, y
         elif isinstance(data, Tensor | np.ndarray | Mapping) or not (
             hasattr(data, "__len__") and hasattr(data, "__getitem__")
@@ -71,17 +71,28 @@ class Samples:
                 f"a sample of {self.name} is a {type(item).__name__}: expected (input, target), or "
                 'a mapping with "input_ids"'
             )
-        x, y = (torch.as_tensor(part) for part in item)
+        x, y = (_as_tensor(part, f"a sample of {self.name}") for part in item)
         return x, y
 
     def _tokens(self, item: Mapping[str, Any]) -> Batch:
         """Tokens and the next ones; padding, which a mask of 0 marks, is no target."""
-        tokens = torch.as_tensor(item["input_ids"])
-        targets = torch.as_tensor(item.get("labels", tokens))
-        mask = item.get("attention_mask")
+        given = {key: item.get(key) for key in ("input_ids", "labels", "attention_mask")}
+        parts = {
+            key: _as_tensor(part, f"{key} of a sample of {self.name}")
+            for key, part in given.items()
+            if part is not None or key == "input_ids"
+        }
+        tokens = parts["input_ids"]
+        for key, part in parts.items():
+            if part.ndim != 1 or len(part) != len(tokens):
+                raise DataError(
+                    f"{key} of a sample of {self.name} has the shape {list(part.shape)}: expected "
+                    f"[{tokens.numel()}], one number for each token of one text"
+                )
+        targets, mask = parts.get("labels", tokens), parts.get("attention_mask")
         if mask is not None:
-            kept = torch.as_tensor(mask).bool()
-            if (kept[..., 1:] & ~kept[..., :-1]).any():
+            kept = mask.bool()
+            if (kept[1:] & ~kept[:-1]).any():
                 raise DataError(
                     f"{self.name}: attention_mask leaves out tokens before others, and the model "
                     "is called with the tokens alone: pad at the end of a sample"
@@ -131,6 +142,18 @@ class Samples:
                     f"{self.name} has a {what} of {int(part.min())} to {int(part.max())}: the "
                     f"model's outputs are {classes} classes, 0 to {classes - 1}"
                 )
+
+
+def _as_tensor(given: Any, what: str) -> Tensor:
+    """A tensor of what torch takes for one; DataError for an image, a text and the like."""
+    try:
+        return torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        why = str(error).partition("\n")[0].rstrip(". ")
+        raise DataError(
+            f"{what} holds a {type(given).__name__}, of which torch makes no tensor ({why}): "
+            "expected tensors, arrays or numbers"
+        ) from None
 
 
 def _unlike(targets: Shaped[Tensor, "n k"], count: int) -> Int64[Tensor, " m"]:

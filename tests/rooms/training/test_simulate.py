@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 from ddp_scripts import group as processes
 from jaxtyping import config
+from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -387,6 +389,26 @@ def test_padding_is_no_target(side: str) -> None:
     assert (x.tolist(), y.tolist()) == ([[3, 1, 2, 0]], [[1, 2, -100, -100]])
 
 
+@pytest.mark.parametrize(
+    ("item", "says"),
+    [
+        ({"input_ids": torch.ones(1, 5)}, r"input_ids .* has the shape \[1, 5\]: expected \[5\]"),
+        ({"input_ids": 3}, r"input_ids .* has the shape \[\]: expected \[1\]"),
+        ({"labels": 3}, r"labels .* has the shape \[\]: expected \[5\]"),
+        ({"labels": torch.ones(4)}, r"labels .* has the shape \[4\]: expected \[5\]"),
+        ({"attention_mask": [1] * 6}, r"attention_mask .* has the shape \[6\]: expected \[5\]"),
+        ({"input_ids": None}, "input_ids of a sample of data holds a None"),
+    ],
+)
+def test_a_sample_is_one_text_with_a_label_for_each_token(item: dict[str, Any], says: str) -> None:
+    """A batch of one text, as tokenizers make it, would lose the text: its last row is dropped."""
+    whole = {"input_ids": torch.arange(5), "labels": None, "attention_mask": None}
+    x, y = Samples([whole], "data").take(torch.arange(1))
+    assert (x.tolist(), y.tolist()) == ([[0, 1, 2, 3]], [[1, 2, 3, 4]])
+    with pytest.raises(DataError, match=says):
+        Samples([whole | item], "data").take(torch.arange(1))
+
+
 def test_shapes_that_would_be_broadcast_are_warned_of(tmp_path: Path) -> None:
     x, _ = points()
     data = x, x[:, 0]
@@ -500,6 +522,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "tensors": ({"data": (torch.ones(3, 6), torch.ones(2))}, "as many targets as inputs"),
     "empty": ({"data": []}, "at least one sample"),
     "sample": ({"data": [1, 2, 3]}, "a sample of train_data is a int"),
+    "no dimension": ({"data": (torch.tensor(1.0), torch.tensor(0))}, "as many targets as inputs"),
+    "texts": ({"data": (np.array([["a"]]), np.array([0]))}, "train_data holds a ndarray"),
+    "backwards": ({"data": (np.ones((9, 6))[::-1], np.ones(9))}, "At least one stride"),
+    "image": ({"data": [(Image.new("L", (6, 1)), 0)] * 9}, "a sample of train_data holds a Image"),
+    "no target": ({"data": [(torch.ones(6), None)] * 9}, "a sample of train_data holds a None"),
     "few": ({"data": points(1)}, "too few"),
     "workers": ({"workers": 0}, "workers"),
     "epochs": ({"epochs": 0}, "epochs"),

@@ -6,18 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from regimes.config import BranchConfig, override_table
+from regimes.config import BranchConfig, RunConfig, override_table
 from regimes.errors import ConfigError, is_whole, require, suggest_nearest, unexpected_value
 from regimes.presets.registry import Grid
 
 KEYS = ("of", "at", "length", "skip")
 FROM = " from "  # between a schedule's name and the first unit of a branch, in the name of a cell
-NO_BRANCH = (
-    "base",
-    "rate",
-    "rates",
-    "statistics",
-)  # keys of a schedule that a branch has from its trunk
+NO_BRANCH = ("base", "rate", "rates", "statistics")  # a branch has its trunk's
 
 
 def branches_of(
@@ -26,7 +21,7 @@ def branches_of(
     changes: Mapping[str, Any],
     cells: Grid,
     of_schedule: Mapping[str, Sequence[str]],
-) -> Grid:
+) -> list[RunConfig]:
     """A cell for each unit of ``changes["branch"]``, and for each rate of the trunk.
 
     Args:
@@ -45,14 +40,14 @@ def branches_of(
     trunks = of_schedule.get(of) or [of] * (of in cells)
     if not trunks:
         raise ConfigError(f"{where}.branch.of = {of!r}: {suggest_nearest(of, cells)}")
-    branches: Grid = {}
+    branches: list[RunConfig] = []
     for trunk in trunks:
         for unit in units:
             own = f"{name}{FROM}{unit}{trunk.removeprefix(of)}"
             branch = BranchConfig(trunk, unit, table.get("length"), table.get("skip"))
             base = replace(cells[trunk], name=own, role=None, branch=None)
             try:
-                branches[own] = replace(override_table(base, fields), branch=branch)
+                branches.append(replace(override_table(base, fields), branch=branch))
             except ConfigError as error:
                 raise ConfigError(f"{where}: {error}") from None
     return branches

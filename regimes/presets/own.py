@@ -18,8 +18,7 @@ in one, with the options that it needs ::
 
     statistics = ["eigenvalue", "eigenvalue:batch"]
 
-Learning rates, with the start of the
-warm-up in proportion, and schedules of other files ::
+Learning rates, with the start of the warm-up in proportion, and schedules of other files ::
 
     rates = [0.1, 0.2]            # each schedule at each rate: "low at 0.1", "low at 0.2", ...
     include = ["arms.toml"]       # files with schedules, which come first; paths from this file
@@ -50,13 +49,14 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from regimes.config import RunConfig, from_dict, load_toml, override, override_table
+from regimes.config.bounds import LARGEST
 from regimes.config.convert import convert_value
 from regimes.config.entry_points import entry_points
 from regimes.config.toml import read_tables
@@ -115,12 +115,21 @@ def read_grid(path: str, preset: Presets) -> Grid:
             raise ConfigError(f"{where}: {error}") from None
         rates_from = changes if changes.keys() & {"rate", "rates"} else table
         at_rates = _at_rates(where, cell, rates_from)
-        cells, of_schedule[name] = cells | at_rates, list(at_rates)
+        _add_cells(where, cells, at_rates)
+        of_schedule[name] = [at.name for at in at_rates]
     for name, changes in table["schedules"].items():
         if "branch" in changes:
             where = f"{path}: schedules.{name}"
-            cells |= branches_of(where, name, changes, cells, of_schedule)
+            _add_cells(where, cells, branches_of(where, name, changes, cells, of_schedule))
     return cells
+
+
+def _add_cells(where: str, cells: Grid, added: Iterable[RunConfig]) -> None:
+    """Add the cells of a schedule by their names; ConfigError for one that there is already."""
+    for cell in added:
+        expected = "a name of its own: two schedules, or a schedule at two rates, have this one"
+        require(cell.name not in cells, where, cell.name, expected)
+        cells[cell.name] = cell
 
 
 def _measured(where: str, config: RunConfig, names: Any) -> RunConfig:
@@ -158,23 +167,23 @@ def read_seeds(path: str) -> list[int] | None:
     return numbers
 
 
-def _at_rates(where: str, cell: RunConfig, table: Mapping[str, Any]) -> Grid:
+def _at_rates(where: str, cell: RunConfig, table: Mapping[str, Any]) -> list[RunConfig]:
     """The cells of one schedule: at the table's ``rate``, at each of its ``rates``, or one."""
+    rates = table.get("rates")
     if "rate" in table:
-        return {cell.name: at_rate(cell, _rate(f"{where}.rate", table["rate"]))}
-    if "rates" not in table:
-        return {cell.name: cell}
-    rates = table["rates"]
+        require(rates is None, f"{where}.rates", rates, "no such key beside rate")
+        return [at_rate(cell, _rate(f"{where}.rate", table["rate"]))]
+    if rates is None:
+        return [cell]
     if not isinstance(rates, list) or not rates:
         raise unexpected_value(f"{where}.rates", rates, "a list of learning rates")
     numbers = [_rate(f"{where}.rates", rate) for rate in rates]
-    cells = {f"{cell.name}{AT}{rate:g}": at_rate(cell, rate) for rate in numbers}
-    return {name: replace(at, name=name) for name, at in cells.items()}
+    return [replace(at_rate(cell, rate), name=f"{cell.name}{AT}{rate:g}") for rate in numbers]
 
 
 def _rate(where: str, given: Any) -> float:
     number = isinstance(given, int | float) and not isinstance(given, bool)
-    require(number and given > 0, where, given, "a positive number")
+    require(number and 0 < given <= LARGEST, where, given, f"a positive number up to {LARGEST:g}")
     return float(given)
 
 

@@ -151,6 +151,24 @@ MISTAKES = [
     ("[schedules.a]\nrate = 'high'\n", "schedules.a.rate = 'high': expected a positive number"),
     ("[schedules.a]\nrates = [0]\n", "schedules.a.rates = 0: expected a positive number"),
     ("rates = 0.1\n[schedules.a]\n", "schedules.a.rates = 0.1: expected a list of learning rates"),
+    (f"[schedules.a]\nrate = 1{'0' * 400}\n", "expected a positive number up to 1e+30"),
+    ("[schedules.a]\nrate = 0.1\nrates = [1]\n", "a.rates = [1]: expected no such key beside rate"),
+    ("rate = 0.1\nrates = [1]\n[schedules.a]\n", "rates = [1]: expected no such key beside rate"),
+    *[
+        (
+            f"rates = {rates}\n[schedules.a]\n",
+            "schedules.a = 'a at 0.1': expected a name of its own",
+        )
+        for rates in ([0.1, 0.1], [0.1, 0.1000000001])
+    ],
+    (
+        "[schedules.a]\nrates = [0.1]\n[schedules.'a at 0.1']\n",
+        "schedules.a at 0.1 = 'a at 0.1': ex",
+    ),
+    (
+        "[schedules.a]\n[schedules.'b from 1']\n[schedules.b]\nbranch = {of = 'a', at = 1}\n",
+        "schedules.b = 'b from 1': expected a name of its own",
+    ),
     ("[schedules.a]\nbase = 'no'\n", "schedules.a: base: unknown preset 'no'"),
     ("include = 'a.toml'\n[schedules.a]\n", "include = 'a.toml': expected a list"),
     ("include = ['a.toml']\n[schedules.a]\n", "mine.toml includes: "),

@@ -109,9 +109,23 @@ def _with(config: RunConfig, pairs: Iterable[tuple[str, Any]]) -> RunConfig:
     return from_dict(RunConfig, without_none(plain))
 
 
+def split_path(path: str) -> list[str]:
+    """The keys of a path.
+
+    >>> split_path('policy.layers."blocks.0.out"')
+    ['policy', 'layers', 'blocks.0.out']
+    """
+    return [quoted or bare for quoted, bare in KEYS.findall(path)] or [path]
+
+
+def current_key(key: str) -> str:
+    """The present name of a key of the configuration."""
+    return RunConfig.RENAMED.get(key, key)
+
+
 def _set_in_place(plain: dict[str, Any], path: str, value: Any) -> None:
     """Change what is at ``a.b.c``, in place."""
-    *parents, key = [quoted or bare for quoted, bare in KEYS.findall(path)] or [path]
+    *parents, key = split_path(path)
     in_plug_in = bool(parents) and parents[0] in PLUG_INS
     table = plain
     for parent in parents:
@@ -133,7 +147,7 @@ def _set_in_place(plain: dict[str, Any], path: str, value: Any) -> None:
 
 def _present_name(key: str) -> str:
     """The present name of a key; warns if it has changed."""
-    present = RunConfig.RENAMED.get(key, key)
+    present = current_key(key)
     if present != key:
         warnings.warn(f"{key} is called {present} now", FutureWarning, stacklevel=3)
     return present

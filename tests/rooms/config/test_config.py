@@ -185,6 +185,25 @@ def test_a_grids_schedules_stay_apart() -> None:
     check_common({"accordion": cells["accordion"]}, ("policy.interval=4",))
 
 
+@pytest.mark.parametrize(
+    ("fields", "setting"),
+    [
+        (("bucket_mb=1", "bucket_mb=2"), "parcel_mb=3"),  # its name in older versions
+        (
+            ('policy.layers."blocks.0.out"=[[0, 1]]', 'policy.layers."blocks.0.out"=[[0, 2]]'),
+            'policy.layers."blocks.0.out"=[[0, 3]]',
+        ),
+    ],
+)
+def test_schedules_that_differ_are_seen_however_the_field_is_written(
+    fields: tuple[str, str], setting: str
+) -> None:
+    base = override(get_preset("smoke"), ["policy=windows"])
+    grid = {str(i): override(base, [field]) for i, field in enumerate(fields)}
+    with pytest.raises(ConfigError, match="the schedules 0, 1 differ in"):
+        check_common(grid, [setting])
+
+
 def test_a_field_that_no_chosen_schedule_has_is_refused_before_any_run() -> None:
     """Low and high alike lack it, so that they do not differ in it."""
     with pytest.raises(ConfigError, match=r"unknown key 'policy\.interval'"):

@@ -12,6 +12,7 @@ from regimes.config.arguments import check_arguments
 from regimes.errors import ConfigError, RecordError
 from regimes.records.archive import load_all
 from regimes.records.files import check_output, write_output
+from regimes.records.reader import OF_RUN
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,9 +43,9 @@ def frame(*folders: str | Path, where: Sequence[str] = (), layers: bool = False)
         table.assign(schedule=run.name, seed=run.seed)
         for run, table in zip(runs, tables, strict=True)
     ]
-    joined = pd.concat(named, ignore_index=True)
-    first = ["schedule", "seed"]
-    return joined[[*first, *(name for name in joined if name not in first)]]
+    # A run that has no row yet lacks columns; for them pandas would make floats of whole numbers.
+    joined = pd.concat([x for x in named if len(x)] or named, ignore_index=True)
+    return joined[[*OF_RUN, *(name for name in joined if name not in OF_RUN)]]
 
 
 def write_frame(table: pd.DataFrame, out: Path) -> None:

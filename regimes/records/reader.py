@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 LOSSES = ("train_loss", "test_loss", "validation_loss")
 NULLABLE = (*LOSSES, "metric", "validation_metric", "perplexity", "batch_size")
 YOKED = "yoked "  # controls recorded before `drawn_per_seed` was a field of configurations
+OF_RUN = ("schedule", "seed")  # columns that tables of several runs have before the others
 COMPUTED = ("seconds_", "total_")  # prefixes of columns that are no part of a row
 IN_EVERY_ROW = ("train_loss", "test_loss", "metric", "floats", "bytes")
 
@@ -201,19 +202,24 @@ def _epochs_table(rows: Sequence[Row], seconds: Mapping[int, Mapping[str, float]
             for row in rows
         ]
     )
-    for name in {*NULLABLE, *columns.values()} & {*table}:
-        if table[name].dtype == object:  # all null
-            table[name] = table[name].astype(float)
+    _as_floats(table, [x for x in table if x in NULLABLE or table[x].isna().all()])
     for name in ("floats", "bytes") if len(table) else ():
         table[f"total_{name}"] = table[name].cumsum()
     return table
+
+
+def _as_floats(table: pd.DataFrame, names: Iterable[str]) -> None:
+    """Make columns of null alone, which pandas takes for objects, columns of nan."""
+    for name in names:
+        if table[name].dtype == object:
+            table[name] = table[name].astype(float)
 
 
 def logged_values(rows: Sequence[Row]) -> dict[str, str]:
     """The further values that a user's training has logged: name to column of the epochs, which
     begins with "logged_" where another column has the name."""
     names = dict.fromkeys(name for row in rows for name in row.get("logged", {}))
-    taken = {name for row in rows for name in _scalars(row)} if names else ()
+    taken = {*OF_RUN, *(name for row in rows for name in _scalars(row))} if names else ()
     return {
         name: f"logged_{name}" if name in taken or name.startswith(COMPUTED) else name
         for name in names
@@ -248,6 +254,8 @@ def layers_table(names: Sequence[str], rows: Sequence[Row]) -> pd.DataFrame:
         for row in rows
     ]
     columns, absent = dict.fromkeys(["layer", *(x for t in tables for x in t)]), [None] * len(names)
-    return pd.DataFrame(
+    table = pd.DataFrame(
         {x: [*chain.from_iterable(t.get(x, absent) for t in tables)] for x in columns}
     )
+    _as_floats(table, dict.fromkeys(x for row in rows for x in row["statistics"]))
+    return table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from plain import record as make
 
 import regimes
 from analysis.findings.sources import REFERENCE
@@ -36,6 +38,27 @@ def test_a_table_has_the_rows_of_all_runs(
     read = pd.read_csv(tmp_path / "all.csv")
     close = {"rtol": 1e-15}  # an older pandas reads the last bit otherwise
     np.testing.assert_allclose(read["test_loss"], table["test_loss"], **close)
+
+
+def test_a_run_that_has_just_begun_changes_no_type_of_a_column(tmp_path: Path) -> None:
+    make(tmp_path / "runs/a")
+    alone = regimes.frame(tmp_path / "runs")
+    header = make(tmp_path / "runs/b", epochs=0) / "run.json"
+    header.write_text(header.read_text().replace('"seed": 3', '"seed": 4'))
+    pd.testing.assert_frame_equal(regimes.frame(tmp_path / "runs"), alone)
+    assert alone["bytes"].dtype == int
+    assert [*regimes.frame(tmp_path / "runs/b")] == ["schedule", "seed"]
+
+
+def test_what_was_logged_as_seed_is_no_seed(tmp_path: Path) -> None:
+    file = make(tmp_path / "run") / "epochs.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    logged = [r | {"logged": {"seed": 0.5, "schedule": r["epoch"]}} for r in rows]
+    file.write_text("".join(json.dumps(r) + "\n" for r in logged))
+    table = regimes.frame(tmp_path)
+    assert {*table["seed"]} == {3}
+    assert {*table["logged_seed"]} == {0.5}
+    assert table["logged_schedule"].tolist() == table["epoch"].tolist()
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,16 @@ import io
 import json
 import sys
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from plain import HEADER
 from plain import record as make
 from plain import rising as row
 
-from regimes.errors import RecordError
+from regimes.errors import ConfigError, RecordError
 from regimes.monitor.doctor import judge_record
 from regimes.records import (
     RecordWriter,
@@ -142,6 +144,9 @@ def test_summary_needs_finished_runs(tmp_path: Path) -> None:
     table = summary(load_all(tmp_path))
     assert table["metric"].tolist() == [pytest.approx(0.6)]
     assert table["floats"].tolist() == [30]
+    for last in (0, -1):
+        with pytest.raises(ConfigError, match="expected a number of epochs from 1 up"):
+            summary(load_all(tmp_path), last=last)
     make(tmp_path / "b", epochs=2)
     with pytest.raises(RecordError, match="epochs: finish it"):
         summary(load_all(tmp_path / "b"))
@@ -219,6 +224,25 @@ def test_a_statistic_of_some_epochs_only_is_missing_in_the_others() -> None:
     assert found["norm"].fillna(-1).to_list() == [1, -1, -1, -1]
     assert found["trace"].fillna(-1).to_list() == [-1, -1, 2, 3]
     assert found["level"].isna().to_list() == [False, True, False, True]
+
+
+def test_a_statistic_that_was_never_finite_is_a_column_of_nan(tmp_path: Path) -> None:
+    """As one that was in some epochs; pandas would take null alone for objects."""
+    nulls = {
+        "model": {"noise": None},
+        "validation": {"accuracy": None},
+        "group_lr": [0.1, None],
+        "logged": {"grad": None},
+        "statistics": {"trace": [None]},
+    }
+    rows = [row(epoch) | nulls for epoch in range(2)]
+    run = replace(load(make(tmp_path / "run")), rows=rows)
+    for name in ("noise", "validation_accuracy", "lr_1", "grad"):
+        found = run.column(name)
+        assert found is not None
+        assert np.isnan(found).tolist() == [True, True]
+    trace = layers_table(["a"], rows)["trace"]
+    assert np.isnan(trace.to_numpy()).tolist() == [True, True]
 
 
 def test_bytes_of_a_command_line_that_are_no_letters_are_spelt_out(

@@ -31,7 +31,7 @@ class FeedbackLevel:
 
     def __post_init__(self) -> None:
         given = self.error_feedback
-        good = isinstance(given, bool) or 0 < given <= 1
+        good = isinstance(given, bool) or (isinstance(given, int | float) and 0 < given <= 1)
         require(good, "error_feedback of a level", given, "true, false, or a share in (0, 1]")
         if self.level == DENSE:
             raise ConfigError(

@@ -203,6 +203,9 @@ def test_wrong_levels_are_one_sentence() -> None:
     ):
         with pytest.raises(ConfigError, match=said):
             choices.pick_levels(make_compressor(table), {"early": given})
+    for share in (None, "most", 0, float("nan")):
+        with pytest.raises(ConfigError, match=r"error_feedback of a level = .*share in \(0, 1\]"):
+            FeedbackLevel(1, share)  # type: ignore[arg-type]
     stochastic = {"name": "quantised-all-reduce"}
     with pytest.raises(ConfigError, match=r"stochastic and .* exclude each other"):
         choices.pick_levels(

@@ -4,8 +4,8 @@ The split does not depend on a seed:
 
 - a folder with wiki.{train,valid,test}.tokens: these three files;
 - other folders, and the standard library: the files in the order of the SHA-256 of their relative
-  paths. The first, up to a twentieth of the bytes, are the test part, the next twentieth the
-  validation part, the rest the training part;
+  paths. The first, until they have a twentieth of the bytes, are the test part, the next, likewise,
+  the validation part, the rest the training part;
 - one or two files: by position, 18 twentieths for training, one for validation, one for testing.
   No cut falls inside a character of UTF-8.
 
@@ -116,9 +116,14 @@ def _read_files(config: DataConfig) -> Parts:
 
 def _walk_files(root: Path, excluded: Callable[[str], bool]) -> Iterator[Path]:
     """All files below a folder, but for folders of excluded names."""
-    for folder, folders, names in os.walk(root):
+    for folder, folders, names in os.walk(root, onerror=_raise):
         folders[:] = [name for name in folders if not excluded(name)]
         yield from (Path(folder, name) for name in names)
+
+
+def _raise(error: OSError) -> None:
+    """A folder that is left out in silence would make another text."""
+    raise DataError(f"{error.filename} cannot be read: {error.strerror}.") from error
 
 
 def _read_content(path: Path) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -129,6 +130,21 @@ def test_missing_texts_are_one_sentence(tmp_path: Path) -> None:
             read(path)
     with pytest.raises(DataError, match="the test part of the text has 1 tokens, expected at"):
         load(tmp_path / "short")
+
+
+def test_a_folder_that_cannot_be_read_is_not_left_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    list_folder = os.scandir
+
+    def refuse(path: Any) -> Any:
+        if str(path).endswith("f3"):
+            raise PermissionError(13, "Permission denied", path)
+        return list_folder(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(DataError, match="f3 cannot be read: Permission denied"):
+        read(folder)
 
 
 # -- a text of known entropy ---------------------------------------------------------------------

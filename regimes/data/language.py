@@ -29,6 +29,7 @@ from regimes.collectives.world import Evaluators, World
 from regimes.config import RunConfig
 from regimes.data import task, tokens, wikitext
 from regimes.data.deficits import Deficit, make_deficit
+from regimes.data.sources import OF_MATRIX
 from regimes.data.tokens import Split
 from regimes.data.windows import (
     Layout,
@@ -143,12 +144,12 @@ class TextTask:
         for number, (inputs, targets) in self._own_batches(ids, evaluators):
             state: Any = hidden if self.layout == "streams" else None
             loss, hidden = NextWord().carry(model, inputs, targets, state)
-            tokens = torch.full_like(loss, targets.numel(), dtype=torch.float64)
-            bytes_ = torch.zeros_like(tokens) if lengths is None else lengths[targets].sum()
-            sums[number] = torch.stack([loss.double() * tokens, tokens, bytes_])
-        total, count, size = task.sum_over_processes(evaluators, sums)
-        mean = total / count
-        return mean, _perplexity(mean) if lengths is None else total / math.log(2) / size
+            count = torch.full_like(loss, targets.numel(), dtype=torch.float64)
+            size = torch.zeros_like(count) if lengths is None else lengths[targets].sum()
+            sums[number] = torch.stack([loss.double() * count, count, size])
+        total, targets_in_all, bytes_in_all = task.sum_over_processes(evaluators, sums)
+        mean = total / targets_in_all
+        return mean, _perplexity(mean) if lengths is None else total / math.log(2) / bytes_in_all
 
     evaluate = partialmethod(_evaluate, "test")
     validate = partialmethod(_evaluate, "validation")
@@ -197,8 +198,8 @@ def _check_options(config: RunConfig) -> None:
     """Raise ConfigError for options that do not fit a text."""
     data = config.data
     require(data.sequence >= 1, "data.sequence", data.sequence, "at least 1 token")
-    images = ("augment", "image_size", "resize", "test_share", "split_seed")
-    values = {f"data.{name}": getattr(data, name) for name in images}
+    others = ("augment", "image_size", "resize", "test_share", "split_seed", *OF_MATRIX)
+    values = {f"data.{name}": getattr(data, name) for name in others}
     for name, value in {**values, "channels_last": config.channels_last}.items():
         require(not value, name, value, "none, the data are a text")
     if data.name == "wikitext-2":

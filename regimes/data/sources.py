@@ -23,6 +23,7 @@ DIGITS_TRAIN = 1000  # of 1,797; the rest is the test set
 TEXTS = ("wikitext-2", "text", "stdlib", "synthetic-text")  # read elsewhere
 IMAGES = ("digits", "cifar10", "cifar100", "folder")
 TASKS = Registry("data set", group="regimes.tasks", taken=(*IMAGES, *TEXTS))  # of packages
+OF_MATRIX = ("rows", "rank")  # fields for the matrices of a package alone
 CIFAR_FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
 
 
@@ -43,6 +44,9 @@ def read_images(config: DataConfig) -> Arrays:
     for field in ("resize", "test_share", "split_seed"):
         value, expected = getattr(config, field), 'none, it is for data.name = "folder"'
         require(value is None or config.name == "folder", f"data.{field}", value, expected)
+    for field in ("windows", "tokenizer", "vocabulary", *OF_MATRIX):
+        value = getattr(config, field)
+        require(value is None, f"data.{field}", value, "none, the data are images")
     unused = config.path is None or config.name != "digits"
     require(unused, "data.path", config.path, 'none for digits; data.name = "folder" reads images')
     return sources[config.name](config)

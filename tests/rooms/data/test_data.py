@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -247,6 +250,14 @@ def test_the_digest_sees_each_pixel_and_label(tree):
     assert len(set(digests)) == len(digests) == 1 + 8 + 2
 
 
-def test_a_path_that_digits_would_ignore_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"data\.path = .my-photos.: expected none"):
-        read_images(DataConfig(name="digits", path="my-photos"))
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[("path", "my-photos"), ("resize", 8), ("test_share", 0.5), ("split_seed", 0)],
+        *[("windows", "sampled"), ("tokenizer", "bpe"), ("vocabulary", 300)],
+        *[("rows", 3), ("rank", 3)],
+    ],
+)
+def test_a_field_that_digits_would_ignore_is_refused(field: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"data\.{field} = .*: expected none"):
+        read_images(replace(DataConfig(name="digits"), **{field: value}))

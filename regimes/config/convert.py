@@ -168,8 +168,8 @@ def _describe(kind: Any) -> str:
 
 def fields_as_html(config: Any, usual_one: Any) -> str:
     """A table of the fields that have other values than in the usual one, by dotted name."""
-    usual, rows = _join_path(to_dict(usual_one)), []
-    for name, value in _join_path(to_dict(config)).items():
+    usual, rows = flatten_table(to_dict(usual_one)), []
+    for name, value in flatten_table(to_dict(config)).items():
         if usual.get(name, ...) != value:
             cells = html.escape(name), html.escape(json.dumps(value, ensure_ascii=False))
             rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
@@ -177,9 +177,12 @@ def fields_as_html(config: Any, usual_one: Any) -> str:
     return f"<table>{body}</table>"
 
 
-def _join_path(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in table.items():
-        inner = isinstance(value, Mapping)
-        found |= _join_path(value, f"{before}{name}.") if inner else {before + name: value}
-    return found
+def flatten_table(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, without null: ``{"optimizer.lr": 0.4}``."""
+    fields: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            fields |= flatten_table(value, f"{prefix}{key}.")
+        elif value is not None:
+            fields[f"{prefix}{key}"] = value
+    return fields

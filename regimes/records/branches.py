@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from regimes.config.convert import flatten_table
 from regimes.errors import RecordError
 from regimes.records.chain import Sum
-from regimes.records.fields import STORAGE, Fields, flatten_table, is_circumstance, resolve_config
+from regimes.records.fields import STORAGE, Fields, is_circumstance, resolve_config
 from regimes.records.lines import branch_table, complete_lines, parse_line, read_header
 from regimes.records.lines import read_lines as read_own_lines
 from regimes.records.schema import FileState, Header, Row, Trunk, row_fault

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from regimes.config.convert import flatten_table
 from regimes.errors import RecordError
 from regimes.records.fields import (
     SAVING,
@@ -23,7 +24,6 @@ from regimes.records.fields import (
     Fields,
     differences_text,
     differing_fields,
-    flatten_table,
     identifying_fields,
     is_circumstance,
     resolve_config,

@@ -15,6 +15,7 @@ from regimes.config import (
     to_dict,
     with_retired,
 )
+from regimes.config.convert import flatten_table
 from regimes.errors import ConfigError
 from regimes.records.schema import Header, Row, is_hooked
 
@@ -55,10 +56,9 @@ def header_fields(header: Header, rows: Sequence[Row]) -> Fields:
     """The fields of a header without its name and `STORAGE`: ``{"optimizer.lr": 0.4,
     "data.digest": "e12f..."}``. Fields without a value are left out."""
     config = header["config"]
-    table: Fields = {
-        "units": config.get("epochs")
-    }  # where an older version did not write the field
-    table |= {key: value for key, value in header.items() if key != "config"}
+    # an older version did not write the field "units"
+    table: Fields = {"units": config.get("epochs"), **header}
+    del table["config"]
     if not is_hooked(header):
         config = _resolved_but_seed(json.dumps({**config, "seed": 0})) | {"seed": config["seed"]}
     elif rows:  # a hook's learning rates stand in its rows alone
@@ -81,17 +81,6 @@ def _resolved_but_seed(config: str) -> Fields:
     """`resolve_config`, flat, of a configuration as JSON: the runs of an experiment have one except
     for their seed, which has no default and decides no other field."""
     return flatten_table(resolve_config(json.loads(config)))
-
-
-def flatten_table(table: Mapping[str, Any], prefix: str = "") -> Fields:
-    """Nested tables as one, without null: ``{"optimizer.lr": 0.4}``."""
-    fields: Fields = {}
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            fields |= flatten_table(value, f"{prefix}{key}.")
-        elif value is not None:
-            fields[f"{prefix}{key}"] = value
-    return fields
 
 
 def is_circumstance(field: str) -> bool:

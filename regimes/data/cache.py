@@ -1,8 +1,8 @@
 """Folders of data sets, and a cache of arrays.
 
 A file is written under a temporary name and then renamed, so several processes may write the same
-one at once and none reads half of it. A damaged file is rebuilt. In a
-read-only folder nothing is cached, and the arrays are computed anew each time.
+one at once and none reads half of it. A damaged file is rebuilt. In a read-only folder nothing is
+cached, and the arrays are computed anew each time.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def load_arrays(file: Path, names: Sequence[str]) -> list[np.ndarray] | None:
     try:
         with np.load(file, allow_pickle=False) as stored:
             arrays = [stored[name] for name in names]
-            if str(stored["checksum"]) == _digest_file(arrays):
+            if str(stored["checksum"]) == _digest_arrays(arrays):
                 return arrays
         logger.warning("the cache file %s does not match its checksum and is rebuilt", file)
     except FileNotFoundError:
@@ -59,7 +59,7 @@ def load_arrays(file: Path, names: Sequence[str]) -> list[np.ndarray] | None:
     return None
 
 
-def _digest_file(arrays: Iterable[np.ndarray]) -> str:
+def _digest_arrays(arrays: Iterable[np.ndarray]) -> str:
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(f"{array.shape} {array.dtype}".encode())
@@ -68,15 +68,15 @@ def _digest_file(arrays: Iterable[np.ndarray]) -> str:
 
 
 def store_arrays(file: Path, arrays: Mapping[str, np.ndarray], what: str) -> None:
-    """Write arrays for `load_arrays`; a failure only logs a warning, in which the
-    arrays are called ``what``."""
+    """Write arrays for `load_arrays`; a failure only logs a warning, which calls the arrays
+    ``what``."""
     temporary = file.with_suffix(f".{secrets.token_hex(4)}.tmp")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
             with open(temporary, "xb") as handle:
                 # allow_pickle is of numpy 2
-                np.savez(handle, **arrays, checksum=_digest_file(arrays.values()))  # type: ignore[arg-type]
+                np.savez(handle, **arrays, checksum=_digest_arrays(arrays.values()))  # type: ignore[arg-type]
             temporary.replace(file)
         finally:
             temporary.unlink(missing_ok=True)

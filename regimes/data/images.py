@@ -62,9 +62,8 @@ def load_images(config: DataConfig) -> Images:
     config, classes = limit_sizes(config, raw), len(raw.classes)
 
     def select(x: np.ndarray, y: np.ndarray, index: np.ndarray) -> tuple[Tensor, Tensor]:
-        return _average_blocks(torch.from_numpy(x[index]), config.image_size), torch.from_numpy(
-            y[index]
-        )
+        pixels = _average_blocks(torch.from_numpy(x[index]), config.image_size)
+        return pixels, torch.from_numpy(y[index])
 
     order, held = _training_order(raw.train_y, classes, config)
     tests = balanced_order(raw.test_y, classes, config.test_size, "test")[: config.test_size]

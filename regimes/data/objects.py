@@ -396,10 +396,8 @@ class ObjectTask:
         model.eval()
         sums: dict[int, Tensor] = {}
         kept: list[Batch] = []
-        joins, own = (
-            self._joined.reduction,
-            self.measured is not None and self.measured is not accuracy,
-        )
+        joins = self._joined.reduction
+        own = self.measured is not None and self.measured is not accuracy
         coupled = isinstance(joins, Coupled)
         if coupled:
             joins = SampleMean()
@@ -438,9 +436,8 @@ class ObjectTask:
         joins = self._joined.reduction
         if self.measured is accuracy and isinstance(joins, TargetMean):
             kept = y != joins.ignored
-            return (
-                (_read_logits(output).argmax(-1) == y) & kept
-            ).sum().double(), kept.sum().double()
+            correct = (_read_logits(output).argmax(-1) == y) & kept
+            return correct.sum().double(), kept.sum().double()
         if self.measured is None or (self.measured is not accuracy and isinstance(output, Tensor)):
             return torch.zeros_like(count), count
         value = torch.as_tensor(self.measured(output, y), device=y.device)

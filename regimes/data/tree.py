@@ -110,13 +110,10 @@ def find_images(root: Path, nested: bool = False) -> dict[str, Path]:
             lead to one folder of a class: its images would count twice.
     """
     splits = [folder for split in SPLITS for folder in root.glob("**/" * nested + split)]
-    splits_there = [
-        s for s in splits if s.is_dir() and not _is_hidden(s.relative_to(root).as_posix())
-    ]
-    classes = [folder for split in splits_there for folder in subfolders(split)]
-    files = [file for folder in classes for file in _walk_folders(folder, root)] or _walk_folders(
-        root, root
-    )
+    there = [s for s in splits if s.is_dir() and not _is_hidden(s.relative_to(root).as_posix())]
+    classes = [folder for split in there for folder in subfolders(split)]
+    files = [file for folder in classes for file in _walk_folders(folder, root)]
+    files = files or _walk_folders(root, root)
     return {file.relative_to(root).as_posix(): file for file in sorted(files)}
 
 

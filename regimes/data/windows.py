@@ -85,11 +85,12 @@ class Windows(task.Shuffled):
     """Windows of ``sequence`` tokens, each read from an empty context, n = (tokens - 1) //
     ``sequence`` of them in an epoch.
 
-    - "contiguous": the text cut into n windows; the order of epoch e is one permutation,
-      ``stream(seed, "order", e)``, as for images. Each token but the first and the (tokens - 1) mod
-      ``sequence`` last is a target once per epoch.
-    - "sampled": n windows at offsets drawn uniformly and independently from ``stream(seed,
-      "offsets", e)``, all at the start of the epoch, so that they do not depend on the batch size.
+    - "contiguous": the text cut into n windows; the order of epoch e is one permutation, from the
+      random stream ``(seed, "order", e)``, as for images. Each token but the first and the
+      (tokens - 1) mod ``sequence`` last is a target once per epoch.
+    - "sampled": n windows at offsets drawn uniformly and independently from the random stream
+      ``(seed, "offsets", e)``, all at the start of the epoch, so that they do not depend on the
+      batch size.
     """
 
     ids: Integer[Tensor, " tokens"]

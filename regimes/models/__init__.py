@@ -8,8 +8,8 @@ says otherwise. Initialisation draws from torch's global generator: seed it arou
 Language models (``text = True``) take ``classes`` words and, if they have such a parameter,
 ``sequence``, the longest text. They map ``tokens [batch, time]`` and a hidden state to logits
 ``[batch, time, classes]`` and the next hidden state: None, or tensors with the batch on axis 1. A
-network for a matrix (``matrix = True``) takes its ``rows`` and maps entries
-``[batch, 2]`` to their values.
+network for a matrix (``matrix = True``) takes its ``rows`` and maps entries ``[batch, 2]`` to their
+values.
 
 ``head`` is the layer that gives the logits, or ends with it; None where no layer does that.
 """

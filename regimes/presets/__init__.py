@@ -136,7 +136,7 @@ def check_common(grid: Grid, settings: Sequence[str]) -> None:
     """Raise ConfigError if a setting would overwrite a field in which a grid's schedules differ."""
     for setting in settings:
         path = split_path(current_key(setting.partition("=")[0].strip()))
-        values = {name: _at(to_dict(cell), path) for name, cell in grid.items()}
+        values = {name: _value_at(to_dict(cell), path) for name, cell in grid.items()}
         if any(value != next(iter(values.values())) for value in values.values()):
             raise ConfigError(
                 f"--set {setting}: the schedules {', '.join(values)} differ in {'.'.join(path)}; "
@@ -144,7 +144,8 @@ def check_common(grid: Grid, settings: Sequence[str]) -> None:
             )
 
 
-def _at(table: Any, path: list[str]) -> Any:
+def _value_at(table: Any, path: list[str]) -> Any:
+    """The value at a path of keys; None where there is none."""
     for key in path:
         table = table.get(key) if isinstance(table, dict) else None
     return table

@@ -37,7 +37,7 @@ class Sum:
 
 def sum_files(folder: Path) -> dict[str, Sum]:
     """The checksum of each file of a record, by name."""
-    return {name: Sum(_read_states(folder / name)) for name in CHAINED}
+    return {name: Sum(_read_whole_lines(folder / name)) for name in CHAINED}
 
 
 def shorten_chain(folder: Path) -> bytes:
@@ -64,7 +64,8 @@ def split_lines(text: bytes) -> list[bytes]:
     return [line + b"\n" for line in lines] + [rest] * bool(rest)
 
 
-def _read_states(path: Path) -> list[bytes]:
+def _read_whole_lines(path: Path) -> list[bytes]:
+    """The lines of a file with their ends, without a torn one."""
     if path.suffix == ".json":
         return split_lines(read_content(path))
     return [line + b"\n" for line in complete_lines(path)]
@@ -95,7 +96,7 @@ def _describe_difference(
     path: Path, states: list[State], allowed: list[State], growing: bool
 ) -> str | None:
     """How a file differs from all of the ``allowed`` states, and from what is between them."""
-    lines = _read_states(path)
+    lines = _read_whole_lines(path)
     if path.suffix == ".json":
         return None if growing or Sum(lines).state in allowed else "is not as it was written"
     digests, last = {0: states[0]["sha256"]}, 0  # by number of lines

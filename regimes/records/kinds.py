@@ -75,7 +75,7 @@ def number(least: float, most: float, words: str) -> Kind:
 
 
 def _is_of_kind(kind: Any) -> Callable[[Any], bool]:
-    """Whether a value is of a kind."""
+    """The test whether a value is of a kind."""
     if isinstance(kind, Kind | Object):
         return kind.fits
     inner = _is_of_kind(kind[0])

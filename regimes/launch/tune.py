@@ -32,7 +32,7 @@ from regimes.launch import sweep
 from regimes.launch.sweep import Cell, Progress
 from regimes.plotting.looks import find_metric
 from regimes.presets.families import shorten_training
-from regimes.records import check_output, load, write_output
+from regimes.records import Record, check_output, load, write_output
 
 LAST = 3  # units whose mean counts
 Runner = Callable[[list[Cell], int, Progress], object]  # as `sweep.ablate`
@@ -95,8 +95,8 @@ class Tuned:
         return Table(heads, rows, note, texts=2)
 
     def write(self, out: Path) -> None:
-        """``tune.json`` with every trial, and ``chosen/<cell>.toml``. RecordError if all trials of
-        a cell failed, or a file cannot be written."""
+        """``tune.json`` with every trial, and ``chosen/<cell>.toml``. RecordError if a file cannot
+        be written, or, after the files of the other cells, if all trials of a cell failed."""
         rows = [
             {"schedule": cell, "values": t.label}
             | {"share": t.share, "scores": t.scores, "failed": t.failed}
@@ -106,11 +106,13 @@ class Tuned:
         labels = {cell: trial.label for cell, trial in self.chosen.items()}
         summary = {"metric": self.metric, "seeds": self.seeds, "trials": rows, "chosen": labels}
         write_output(out / "tune.json", json.dumps(summary, indent=1) + "\n")
+        without = {cell: trial for cell, trial in self.chosen.items() if not trial.scores}
         for cell, trial in self.chosen.items():
-            if not trial.scores:
-                raise RecordError(f"every trial of {cell} failed: {trial.failed}")
-            config = replace(trial.config, seed=max(self.seeds) + 1, tuned_on=self.seeds)
-            write_output(_chosen_file(out, cell), to_toml(config))
+            if cell not in without:
+                config = replace(trial.config, seed=max(self.seeds) + 1, tuned_on=self.seeds)
+                write_output(_chosen_file(out, cell), to_toml(config))
+        for cell, trial in without.items():
+            raise RecordError(f"every trial of {cell} failed: {trial.failed}")
 
 
 def _chosen_file(out: Path, cell: str) -> Path:
@@ -154,8 +156,8 @@ def run_tuning(
     tuned = tune(
         cells, fields, seeds, out, jobs=jobs, halving=halving, budget=budget, progress=progress
     )
-    tuned.write(out)
     stdout.try_print(tuned.table().drawn(), on=console)
+    tuned.write(out)
     stdout.try_print(f"{out}/chosen: a configuration for each", on=console)
 
 
@@ -166,13 +168,15 @@ def read_values(texts: Sequence[str]) -> dict[str, list[str]]:
     {'optimizer.lr': ['0.1', '0.2'], 'optimizer.decay_epochs': ['[4,8]', '[6,9]']}
 
     Raises:
-        ConfigError: a text without "=".
+        ConfigError: a text without "=", or two of one field.
     """
-    values = {}
+    values: dict[str, list[str]] = {}
     for text in texts:
         field, _, several = text.partition("=")
         if not several:
             raise ConfigError(f"--values {text!r} needs the form key=value,value")
+        if field in values:
+            raise ConfigError(f"--values {text!r}: {field} has values already: give all in one")
         values[field] = re.split(r",(?![^\[{]*[\]}])", several)
     return values
 
@@ -219,7 +223,8 @@ def tune(
             }
             going = {cell: trials[:count] for cell, trials in good.items()}
         place = out if share == 1 else out / f"round-{number}"
-        metric, ran = _round(going, seeds, place, jobs, share, progress, run or sweep.ablate)
+        name, ran = _round(going, seeds, place, jobs, share, progress, run or sweep.ablate)
+        metric = name or metric  # a round of which all runs failed does not know it
         tried = {cell: [ran.get((cell, t.label), t) for t in ts] for cell, ts in tried.items()}
     return Tuned(metric, tried, tuple(seeds))
 
@@ -313,12 +318,21 @@ def _round(
             scores: tuple[float, ...] = ()
             if not failed:
                 metric, scores = read_scores(folders)
+            if not all(map(math.isfinite, scores)):
+                failed, scores = f"the validation {metric} is not finite", ()
             scored[cell, trial.label] = replace(trial, scores=scores, share=share, failed=failed)
     return metric, scored
 
 
 def read_scores(folders: Sequence[Path]) -> tuple[str, tuple[float, ...]]:
-    """(the metric, each run's mean over its last units on validation data)."""
+    """(the metric, each run's mean over its last units on validation data; nan where it was not
+    finite in one of them)."""
     records = [load(folder) for folder in folders]
-    means = (record.epochs["validation_metric"].tail(LAST).mean() for record in records)
-    return records[0].header["metric"], tuple(map(float, means))
+    return records[0].header["metric"], tuple(map(_read_score, records))
+
+
+def _read_score(record: Record) -> float:
+    measured = (row["validation"]["metric"] for row in record.rows[-LAST:] if "validation" in row)
+    if None in measured:  # pandas would leave it out of the mean
+        return math.nan
+    return float(record.epochs["validation_metric"].tail(LAST).mean())

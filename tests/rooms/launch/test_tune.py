@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import plain
 import pytest
 from configs import smoke as short
 from hypothesis import given
@@ -15,9 +16,10 @@ from hypothesis import strategies as st
 import regimes
 from regimes import presets
 from regimes.config import RunConfig, load_toml, override
-from regimes.errors import ConfigError
+from regimes.errors import ConfigError, RecordError
 from regimes.launch import sweep, tune
 from regimes.presets import get_grid
+from regimes.records import RecordWriter
 
 SEEDS = (5, 6)
 VALUES = {"optimizer.lr": ["0.1", "0.2", "0.4", "0.8"], "optimizer.momentum": ["0.5", "0.9"]}
@@ -126,6 +128,63 @@ def test_a_trial_that_fails_is_never_chosen(
     assert sum("not finite" in cell for row in found.table().rows for cell in row) == 2
 
 
+def test_the_best_of_an_earlier_round_is_chosen_where_the_last_one_failed(
+    untrained: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a loss, which is the lower the better: a third of nine trials goes on, then one, fails."""
+    cell = {"low": cells()["low"]}
+    rates = [f"{n / 10}" for n in range(9, 0, -1)]
+
+    def run(todo: list[tuple[Path, RunConfig]], jobs: int, progress: Any) -> None:
+        untrained.extend(todo)
+        for folder, config in todo:
+            failed = config.epochs == cell["low"].epochs
+            progress(folder, "the loss is not finite" if failed else None)
+
+    def losses(folders: list[Path]) -> tuple[str, tuple[float, ...]]:
+        return "loss", tuple(dict(untrained)[folder].optimizer.lr for folder in folders)
+
+    monkeypatch.setattr(tune, "read_scores", losses)
+    found = tune.tune(cell, {"optimizer.lr": rates}, SEEDS, tmp_path, halving=3, run=run)
+    assert found.metric == "loss"
+    assert found.chosen["low"].label == "optimizer.lr=0.2"  # that of 0.1 failed
+
+
+def test_what_was_chosen_is_written_though_another_cell_failed(
+    untrained: list[Any], tmp_path: Path
+) -> None:
+    def run(todo: list[tuple[Path, RunConfig]], jobs: int, progress: Any) -> None:
+        untrained.extend(todo)
+        for folder, config in todo:
+            failed = config.policy["level"] == "low"
+            progress(folder, "the loss is not finite" if failed else None)
+
+    found = tune.tune(cells(), {"optimizer.lr": ["0.2"]}, SEEDS, tmp_path, run=run)
+    with pytest.raises(RecordError, match=r"every trial of low failed: the loss"):
+        found.write(tmp_path)
+    assert [path.name for path in (tmp_path / "chosen").iterdir()] == ["high.toml"]
+
+
+@pytest.mark.parametrize("metrics", [[None, None, None], [0.1, 0.1, None]])
+def test_a_metric_that_was_not_finite_is_no_score(
+    metrics: list[float | None], tmp_path: Path
+) -> None:
+    """A loss of 800 nats is finite, its perplexity is not: JSON has null for it."""
+    cell = {"low": cells()["low"]}
+
+    def run(todo: list[tuple[Path, RunConfig]], jobs: int, progress: Any) -> None:
+        for folder, config in todo:
+            writer = RecordWriter.create(folder, plain.header(metric="perplexity"))
+            for epoch, metric in enumerate(metrics if config.optimizer.lr == 0.1 else [0.5] * 3):
+                writer.epoch(plain.row(epoch, validation={"loss": 1.0, "metric": metric}), {})
+            writer.close()
+            progress(folder, None)
+
+    found = tune.tune(cell, {"optimizer.lr": ["0.1", "0.2"]}, SEEDS, tmp_path, run=run)
+    assert found.chosen["low"].label == "optimizer.lr=0.2"
+    assert found.trials["low"][0].failed == "the validation perplexity is not finite"
+
+
 @given(st.integers(1, 100), st.integers(2, 5))
 def test_rounds_end_with_the_whole_run_and_one_trial(trials: int, halving: int) -> None:
     shares, left = zip(*tune._rounds(trials, halving), strict=True)
@@ -152,6 +211,11 @@ def test_bad_input_is_one_sentence(
 def test_values_without_an_equals_sign() -> None:
     with pytest.raises(ConfigError, match="needs the form key=value,value"):
         tune.read_values(["optimizer.lr"])
+
+
+def test_values_of_a_field_that_has_some() -> None:
+    with pytest.raises(ConfigError, match="lr has values already"):
+        tune.read_values(["optimizer.lr=0.1,0.2", "optimizer.lr=0.4"])
 
 
 def test_the_real_thing(tmp_path: Path) -> None:

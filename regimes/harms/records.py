@@ -87,7 +87,6 @@ class Records(Search):
 
     def search(self, budget: Budget, jobs: int, show: Show) -> Harm:
         """Search, and say what was found."""
-        require(jobs >= 1, "jobs", jobs, "at least 1")
         done = ended_runs(rounds_of(self.out))
         for run in done:
             check_same(self.out / self.name(run), to_dict(resolve_quirks(self.cell(run)[1])))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -85,7 +86,8 @@ def _end_local(jobs: Mapping[Any, Path], grace: float) -> None:
             # submitit ignores SIGTERM until a cell begins: repeat it until the run is under way.
             begun = in_use(jobs[job])
             if job not in signalled:
-                os.kill(int(job.job_id), signal.SIGTERM)  # its process, which passes it on
+                with contextlib.suppress(ProcessLookupError):  # it has ended since
+                    os.kill(int(job.job_id), signal.SIGTERM)  # its process, which passes it on
             if begun:
                 signalled.add(job)
         time.sleep(0.5)

@@ -100,6 +100,7 @@ def make_trainer(jobs: int, devices: Sequence[str], task: Task | None = None) ->
         ConfigError: no such number of jobs here, or a task that cannot be sent to a process.
         Terminated: SIGTERM came.
     """
+    require(jobs >= 1, "jobs", jobs, "at least 1")
     alone = "1 where a launcher has started several processes, which share each run"
     require(jobs == 1 or read_launch().count == 1, "--jobs", jobs, alone)
     termination.grace_seconds()  # a wrong value is an error now, not when the signal comes
@@ -169,7 +170,8 @@ def _train_in_parallel(
         waves = [_outcomes(wave, pools, task) for wave in trees.group_waves(todo)]
         return collect_outcomes(itertools.chain.from_iterable(waves), progress)
     except BaseException as error:  # Ctrl-C or SIGTERM: the runs end with their epoch
-        for process in multiprocessing.active_children():
+        # those of the pools alone: a caller may have other children
+        for process in [each for pool in pools for each in (pool._processes or {}).values()]:
             process.terminate()
         if not isinstance(error, BrokenProcessPool):
             raise
@@ -188,7 +190,7 @@ def _outcomes(
         BrokenProcessPool: a process was killed during a run; an idle one may be killed.
     """
     queue = iter(todo)
-    first = zip(pools, queue, strict=False)
+    first = zip(pools, queue, strict=False)  # pools first: the queue loses no cell where they end
     running = {pool.submit(run_cell, *cell, task): (pool, cell[0]) for pool, cell in first}
     while running:
         for future in wait(running, return_when=FIRST_COMPLETED).done:

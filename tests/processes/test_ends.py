@@ -5,12 +5,14 @@ Oracles: the weights of a run that was not broken off; a process that is killed 
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,8 @@ from runs import same_bits
 
 import regimes
 from regimes.config import RunConfig
-from regimes.launch import sweep, tune
+from regimes.errors import ConfigError
+from regimes.launch import cluster, sweep, tune
 from regimes.monitor.doctor import judge_record
 from regimes.monitor.watch import describe_state as state_of
 from regimes.records import load, read_lines
@@ -130,6 +133,54 @@ def test_an_idle_process_that_is_killed_holds_up_no_grid(
     todo = [(tmp_path / name, config()) for name in ("short", "long")]
     assert sweep.ablate(todo, 2, progress) == []
     assert ended == [("short", None), ("long", None)]
+
+
+# -- Ctrl-C ----------------------------------------------------------------------------------
+
+
+def test_ctrl_c_ends_no_child_of_the_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def progress(folder: Path, error: str | None) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep, "_outcomes", lambda *_: [(tmp_path, None)])
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, context) as other, ProcessPoolExecutor(1, context) as pool:
+        for each in (other, pool):
+            each.submit(int).result()
+        child, own = (next(iter(each._processes.values())) for each in (other, pool))
+        with pytest.raises(KeyboardInterrupt):
+            sweep._train_in_parallel([pool], None, [(tmp_path, config())], progress)
+        own.join(60)
+        assert (own.exitcode, child.exitcode) == (-signal.SIGTERM, None)
+
+
+class Job:
+    """A job of this machine whose process has ended, as submitit learns a little later."""
+
+    def __init__(self, pid: int) -> None:
+        self.job_id, self.asked = str(pid), 0
+
+    def done(self) -> bool:
+        self.asked += 1
+        return self.asked > 1
+
+
+def test_a_job_that_has_just_ended_keeps_no_other_from_its_end(tmp_path: Path) -> None:
+    ended = multiprocessing.get_context("spawn").Process(target=int)
+    ended.start()
+    ended.join()
+    with subprocess.Popen(["sleep", "60"]) as other:
+        jobs = {Job(ended.pid): tmp_path, Job(other.pid): tmp_path}  # type: ignore[arg-type]
+        cluster._end_local(jobs, 60.0)
+        assert other.wait() == -signal.SIGTERM
+
+
+def test_no_number_of_jobs_below_one() -> None:
+    for jobs in (0, -1):
+        with pytest.raises(ConfigError, match=f"jobs = {jobs}: expected at least 1"):
+            sweep.ablate([], jobs, lambda *_: None)
 
 
 # -- the end of a parent ---------------------------------------------------------------------

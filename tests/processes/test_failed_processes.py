@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,3 +40,34 @@ def test_the_most_telling_message_is_the_error(
     killed = processes._failure(group, 1, logs)
     assert isinstance(killed, TrainingError)
     assert "process 1 of 2 was killed by SIGKILL" in str(killed)
+
+
+def test_what_cannot_be_decoded_hides_no_message(tmp_path: Path) -> None:
+    log = tmp_path / "stderr"
+    log.write_bytes(b"error: \xff is no letter\n")
+    group: Any = [SimpleNamespace(returncode=3)]
+    assert str(processes._failure(group, 0, [log])).endswith(" is no letter")
+
+
+UNDER_C = """
+import sys
+import regimes
+from pathlib import Path
+from regimes.config import load_toml
+from regimes.launch import processes
+
+def start(command, rank, count, scratch, log):
+    print(ascii(load_toml(command[4]).name))
+    raise SystemExit
+
+processes._start = start
+processes.spawn_processes(regimes.RunConfig(name="\\xe9", workers=2), Path("out"), 2)
+"""
+
+
+def test_a_name_is_no_matter_of_the_locale(tmp_path: Path) -> None:
+    """The processes read the configuration as UTF-8, as TOML is."""
+    plain = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    words = [sys.executable, "-c", UNDER_C]
+    done = subprocess.run(words, env=plain, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("'\\xe9'\n", "")

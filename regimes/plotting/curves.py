@@ -16,6 +16,11 @@ from regimes.replay.replay import TRAINING as CLOCK
 from regimes.statistics import t_interval
 
 KEYS = ("schedule", "epoch", "n", "ci_low", "ci_high", "floats", "seconds")  # of the tables below
+# columns of tables in which the metric is a column, too
+TAKEN = {
+    *(*KEYS, "part", "name", "seed"),
+    *(f"{key}_{end}" for key in ("epoch", "floats", "seconds") for end in ("ci_low", "ci_high")),
+}
 
 
 def metric_values(run: Record, shown: Metric) -> np.ndarray:
@@ -30,9 +35,10 @@ def metric_values(run: Record, shown: Metric) -> np.ndarray:
             f"{run.folder} has no {shown.name!r}: "
             + (f"choose one of {choice}" if choice else "no loss or metric was logged in it")
         )
-    if shown.name in KEYS:
+    if shown.name in TAKEN:
         raise RecordError(
-            f"{shown.name!r} is a column of the figure's table: log it by another name"
+            f"{shown.name!r} is a column of the tables that show it: choose another column, or log "
+            "it by another name"
         )
     return shown.factor * np.asarray(run.column(_column(run, shown)), dtype=float)
 

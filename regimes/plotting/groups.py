@@ -169,7 +169,7 @@ def critical_windows(by_schedule: Groups) -> list[list[int]]:
     """The hand-made critical windows ``[first, stop)``; empty if no run has them."""
     for level, table in (("low", "policy"), ("high", "policy"), ("small", "batch_policy")):
         if runs := by_schedule.get(f"{level}-in-critical"):
-            return runs[0].config[table].get("windows", [])
+            return (runs[0].config.get(table) or {}).get("windows", [])
     return []
 
 

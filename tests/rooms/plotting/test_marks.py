@@ -1,20 +1,24 @@
-"""Where figures mark that the learning rate falls (oracle: the rates of the rows, arithmetic)."""
+"""Where figures mark that the learning rate falls, and critical windows (oracle: the rates of the
+rows, arithmetic)."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
+from synthetic import make
 
 from analysis.findings.sources import records
 from regimes.config import OptimizerConfig, to_dict
 from regimes.plotting import style
-from regimes.plotting.groups import find_decays
-from regimes.records import Record
+from regimes.plotting.groups import critical_windows, find_decays, group_runs
+from regimes.records import Record, load_all
 from regimes.training.learning_rate import LearningRate
 
 
@@ -135,3 +139,12 @@ def test_decays_behind_the_end_of_a_run_are_none(run: Record) -> None:
     run.header["config"]["optimizer"] |= {"decay_epochs": [], "decay_steps": [12, 10**300]}
     run.header["config"]["unit_steps"] = 5
     assert find_decays(run) == [(3, 10.0)]
+
+
+@pytest.mark.parametrize(
+    "change", [{}, {"batch_policy": None}, {"batch_policy": {"name": "static"}}]
+)
+def test_the_name_of_a_schedule_alone_makes_no_window(change: Any, tmp_path: Path) -> None:
+    for name in ("low", "small-in-critical"):
+        make(tmp_path, name, 0, **change)
+    assert critical_windows(group_runs(load_all(tmp_path))) == []

@@ -37,6 +37,7 @@ from regimes.network import Network
 from regimes.plotting import style
 from regimes.plotting.curves import tabulate_ends
 from regimes.plotting.groups import find_decays, group_runs
+from regimes.plotting.schedules import summarise_reached
 from regimes.records import Record, load, pack_records, read_lines, summary, unknown_fields
 from regimes.records.reader import IN_EVERY_ROW
 from regimes.replay.detect import default_rules, main, make_rule
@@ -511,6 +512,17 @@ def test_a_figure_without_its_numbers_is_one_sentence(trained: Path, tmp_path: P
     with pytest.raises(RecordError, match="its training has not ended, or was broken off"):
         figure18_20.level_map([load(hooked(trained, tmp_path / "running", ended=False))])
     assert not list(tmp_path.glob("*.png"))
+
+
+@pytest.mark.parametrize("name", ["part", "seed", "name", "floats_ci_low"])
+def test_a_metric_that_is_called_as_a_column_of_tables_is_refused(
+    name: str, trained: Path, tmp_path: Path
+) -> None:
+    """It would take the place of the column, or the column its place."""
+    run = hooked(trained, tmp_path / "run", metric=name)
+    for shows in (regimes.plot, lambda folder: summarise_reached([load(folder)])):
+        with pytest.raises(RecordError, match="is a column of the tables that show it"):
+            shows(run)
 
 
 def test_a_loss_of_unknown_unit_is_drawn_without_one(

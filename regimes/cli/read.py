@@ -175,11 +175,9 @@ def report(
         where: only runs of which this is true, e.g. --where optimizer.lr=0.4.
         baseline: the schedule that the others are compared with; default all pairs of up to six.
     """
-    from regimes.records import select_while_loading
     from regimes.report import write_report
 
-    with select_while_loading(where):
-        write_report(records, network, out, baseline)
+    write_report(records, network, out, baseline, where)
     print(f"{out}: {out.stat().st_size / 1e6:.2f} MB")
 
 

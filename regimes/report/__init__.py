@@ -6,33 +6,44 @@ torch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from regimes.errors import RecordError
 from regimes.inputs import track_inputs
 from regimes.network import Network
-from regimes.records import unpack_records, write_notes, write_output
+from regimes.records import select_while_loading, unpack_records, write_notes, write_output
 from regimes.report import content, pictures
 
 
 @track_inputs()
-def write_report(records: Path, network: str, out: Path, baseline: str | None = None) -> None:
+def write_report(
+    records: Path,
+    network: str,
+    out: Path,
+    baseline: str | None = None,
+    where: Sequence[str] = (),
+) -> None:
     """Write the page of the records in a folder or archive.
 
     Args:
         records: the folder or archive.
-        baseline: see `plotting.schedules.compare`.
+        network: of which seconds are predicted, as `Network.parse` reads it.
+        out: the file to write.
+        baseline, where: see `plotting.schedules.compare`.
     """
     if not out.name or out.is_dir():
         raise RecordError(f"cannot write {out}: it is a folder, expected a file, e.g. report.html")
-    write_output(out, render_page(records, network, baseline))
+    write_output(out, render_page(records, network, baseline, where))
 
 
-def render_page(records: Path, network: str, baseline: str | None = None) -> str:
+def render_page(
+    records: Path, network: str, baseline: str | None = None, where: Sequence[str] = ()
+) -> str:
     import jinja2
 
     link = Network.parse(network)
-    with unpack_records(records) as root:
+    with select_while_loading(where), unpack_records(records) as root:
         study = content.read_study(root, records)
         environment = jinja2.Environment(
             loader=jinja2.PackageLoader("regimes.report", "."),
@@ -52,6 +63,6 @@ def render_page(records: Path, network: str, baseline: str | None = None) -> str
             others=content.other_methods(study, link),
             configuration=content.write_configuration(study),
             provenance=content.tabulate_provenance(study),
-            redraw=content.redraw_commands(study, network),
+            redraw=content.redraw_commands(study, network, baseline, where),
             pictures=pictures.draw_pictures(study),
         )

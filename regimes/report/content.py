@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -196,9 +196,8 @@ def tabulate_seconds(study: Study) -> Table:
     """Per schedule: the seconds of an epoch, by clock and in all, and the seconds of a run."""
     means = {}  # by schedule: the mean of each clock over the epochs that have any clock
     for name, runs in study.groups.items():
-        clocks = pd.concat([run.epochs.filter(like="seconds_") for run in runs])
-        mean = clocks.dropna(how="all").fillna(0.0).mean()
-        means[name] = mean.rename(lambda clock: clock.removeprefix("seconds_"))
+        clocks = pd.DataFrame([run.clock.get(row["epoch"], {}) for run in runs for row in run.rows])
+        means[name] = clocks.dropna(how="all").fillna(0.0).mean()
     known = dict.fromkeys(part for mean in means.values() for part in mean.index)
     if not known:
         return Table(note="The records do not say where the time went.")
@@ -209,7 +208,8 @@ def tabulate_seconds(study: Study) -> Table:
         epochs = sum(len(run.rows) for run in runs) / len(runs)
         parts = mean.reindex(names, fill_value=0.0)
         texts = [f"{x:.3g} ({100 * x / total:.0f} %)" if x else DASH for x in parts]
-        lines.append((name, *texts, f"{total:.3g}", f"{epochs * total:.3g}"))
+        sums = (f"{x:.3g}" if total else DASH for x in (total, epochs * total))
+        lines.append((name, *texts, *sums))
     return Table(("schedule", *names, f"s/{name_unit(study)}", "s/run"), lines)
 
 
@@ -354,11 +354,19 @@ def _list_distinct(values: Iterable[str], most: int = 5) -> list[str]:
     return distinct if rest <= 0 else [*distinct[:most], f"and {rest} more"]
 
 
-def redraw_commands(study: Study, network: str) -> list[str]:
-    """Commands that draw this page and its parts again."""
-    name, link = (shlex.quote(x) for x in (study.place.resolve().name, network))
-    commands = [f"regimes report {name} --network {link}", f"regimes cost {name} --network {link}"]
+def redraw_commands(
+    study: Study, network: str, baseline: str | None = None, where: Sequence[str] = ()
+) -> list[str]:
+    """Commands that draw this page and its parts again, of the same runs."""
+    name = study.place.resolve().name
+    page = [] if baseline is None else ["--baseline", baseline]
+    commands = [
+        ["report", name, "--network", network, *page],
+        ["cost", name, "--network", network],
+    ]
     if not study.place.is_file():
-        commands.append(f"regimes detect {name}")
-    has_curves = not study.unfinished and all(has_metric(run, study.metric) for run in study.runs)
-    return [*commands, f"regimes figure curves {name}"] if has_curves else commands
+        commands.append(["detect", name])
+    if not study.unfinished and all(has_metric(run, study.metric) for run in study.runs):
+        commands.append(["figure", "curves", name])
+    runs = [word for text in where for word in ("--where", text)]
+    return [shlex.join(["regimes", *command, *runs]) for command in commands]

@@ -24,7 +24,8 @@ from regimes.cost.cases import make_cases
 from regimes.cost.predict import predict_seconds
 from regimes.errors import ConfigError, RecordError
 from regimes.network import Network, format_bandwidth
-from regimes.records import load_all, pack_records, read_lines
+from regimes.plotting.schedules import DASH
+from regimes.records import load_all, pack_records, read_lines, select_while_loading
 from regimes.report import content
 
 REFERENCE = Path(__file__).parents[3] / "data" / "reference"
@@ -185,6 +186,34 @@ def test_provenance_and_commands(small: Page) -> None:
         assert words in small.text
     assert str(REFERENCE) not in small.text
     assert tempfile.gettempdir() not in small.text
+
+
+def test_commands_draw_the_same_page(folder: Path) -> None:
+    where = ["name=low"]
+    with select_while_loading(where):
+        study = content.read_study(folder, folder)
+    rest = "--where name=low"
+    assert content.redraw_commands(study, LINK, "my low", where) == [
+        f"regimes report mine --network {LINK} --baseline 'my low' {rest}",
+        f"regimes cost mine --network {LINK} {rest}",
+        f"regimes detect mine {rest}",
+        f"regimes figure curves mine {rest}",
+    ]
+
+
+def test_clocks_are_told_from_what_a_user_has_logged_and_from_none(folder: Path) -> None:
+    """A logged value is no clock whatever its name is; a schedule without clocks took no 0 s."""
+    for run in (folder / "low").iterdir():
+        rows = read_lines(run / "epochs.jsonl")
+        logged = (row | {"logged": {"wall_seconds_total": 1000.0}} for row in rows)
+        (run / "epochs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in logged))
+    for run in (folder / "accordion").iterdir():
+        (run / "seconds.jsonl").unlink()
+    shown = content.tabulate_seconds(content.read_study(folder, folder))
+    rows = {row[0]: row[1:] for row in shown.rows}
+    assert not any("wall" in head for head in shown.heads)
+    assert {*rows["accordion"]} == {DASH}
+    assert float(rows["low"][-1]) < 100
 
 
 # -- the page --------------------------------------------------------------------------------

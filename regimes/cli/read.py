@@ -135,6 +135,10 @@ def cost(
     recorded = [Path(place).exists() and not place.endswith(".toml") for place in what]
     if not what or (len(what) > 1 and not all(recorded)):
         raise ConfigError("name one preset, or recorded runs: see regimes presets")
+    if all(recorded) and set:
+        raise ConfigError(f"--set {set[0]} changes a preset, and recorded runs are as they were")
+    if where and not all(recorded):
+        raise ConfigError(f"--where {where[0]} selects recorded runs, and {what[0]} is a preset")
     config = None if all(recorded) else read_configuration(what[0], set)
     link = Network.parse(network)
     with select_while_loading(where, print_notes=True):

@@ -99,4 +99,10 @@ class Table:
         | low | 5 |
         """
         rules = ["---" if is_text else "---:" for is_text in self._words()]
-        return "\n".join(f"| {' | '.join(line)} |" for line in (self.heads, rules, *self.rows))
+        lines = (map(_escape_cell, line) for line in (self.heads, rules, *self.rows))
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _escape_cell(text: str) -> str:
+    """A cell of Markdown, which a bar or the end of a line would end."""
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -84,6 +84,8 @@ def begin_figure(name: str, words: Sequence[str]) -> bool:
     needs = known[name].needs
     grids, words = _take_option(words, "--needs")
     if grids:
+        if words or not all(grids):
+            raise ConfigError(f"--needs GRID stands alone: regimes figure {name} --needs GRID")
         if needs is None:
             raise ConfigError(f"figure {name} needs no certain schedules: it draws those there are")
         from regimes.plotting.lacking import (

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from synthetic import make
 
 import regimes
 from regimes import presets
-from regimes.cli.app import check_no_empty_word
+from regimes.cli.app import app, check_no_empty_word
+from regimes.console.tables import Table
 from regimes.errors import ConfigError
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -65,7 +68,6 @@ def test_a_table_breaks_no_name_within_a_word() -> None:
 
     from rich.console import Console
 
-    from regimes.console.tables import Table
     from regimes.replay import detect
 
     name = "norm-change statistic=norm*lr"
@@ -77,6 +79,33 @@ def test_a_table_breaks_no_name_within_a_word() -> None:
     words = out.getvalue().split()
     assert (words.count("norm-change"), words.count("statistic=norm*lr")) == (3, 3)
     assert max(map(len, out.getvalue().splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", ["a|b", "|", "two\nlines"])
+def test_a_name_breaks_no_table_of_markdown(name: str) -> None:
+    """As GitHub parses it: a bar ends a cell unless there is a backslash before it."""
+    lines = Table((name, "n"), [("low", "5"), (name, "6")]).markdown().split("\n")
+    assert len(lines) == 4
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {3}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("cost runs --set optimizer.lr=0.1", "--set optimizer.lr=0.1 changes a preset"),
+        ("cost smoke --where seed=0", "--where seed=0 selects recorded runs"),
+        ("figure 2 runs --needs smoke", "--needs GRID stands alone"),
+        ("figure 2 --needs", "--needs GRID stands alone"),
+    ],
+)
+def test_no_option_is_ignored(
+    words: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path / "runs", "low", 0)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["regimes", *words.split()])
+    with pytest.raises(ConfigError, match=said):
+        app.cli()
 
 
 @pytest.mark.parametrize(

@@ -218,7 +218,7 @@ FATAL = ("code", "torch")  # a run refuses other code; another torch computes ot
 FLOATS = 2**22  # of the large mean, 16 MiB: larger than the cache of one process
 SIZE = 512  # of the matrices whose product is timed
 TIMES = 11
-SLOW = 1.5  # times the median of all processes
+SLOW = 1.5  # times the median of the other processes
 Process = dict[str, Any]
 
 
@@ -294,12 +294,16 @@ def describe_differences(processes: Sequence[Process]) -> list[tuple[str, str]]:
     for name in ALIKE:
         values = [str(process[name]) for process in processes]
         usual = max(dict.fromkeys(values), key=values.count)
+        odd = []
         for value in dict.fromkeys(v for v in values if v != usual):
             ranks = ", ".join(str(rank) for rank, v in enumerate(values) if v == value)
-            differ.append((name, f"process {ranks} has {value}, the others have {usual}"))
-    middle = statistics.median(process["seconds"] for process in processes)
-    for rank, process in enumerate(processes):
-        if (ratio := process["seconds"] / middle) > SLOW:
+            odd.append(f"process {ranks} has {value}")
+        if odd:
+            differ.append((name, f"{', '.join(odd)}, the others have {usual}"))
+    seconds = [process["seconds"] for process in processes]
+    for rank, own in enumerate(seconds):
+        others = seconds[:rank] + seconds[rank + 1 :]
+        if others and (ratio := own / statistics.median(others)) > SLOW:
             differ.append(("speed", f"process {rank} takes {ratio:.1f} times as long"))
     return differ
 

@@ -129,7 +129,8 @@ def format_row(header: Header, row: Row, seconds: float | None, sent: Sent) -> d
 
 def _format_megabytes(sent: Sent) -> str:
     """What was sent, in megabytes of three digits or more."""
-    return f"{sent.bytes / 1e6:.3g}" if sent.bytes < 1e9 else f"{sent.bytes / 1e6:,.0f}"
+    megabytes = sent.bytes / 1e6
+    return f"{megabytes:.3g}" if megabytes < 999.5 else f"{megabytes:,.0f}"  # rounded to 1000
 
 
 def logged_text(row: Row) -> str:

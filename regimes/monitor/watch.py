@@ -55,11 +55,16 @@ def watch_runs(folder: Path, once: bool = False, console: Console | None = None)
     An archive is shown once.
 
     Args:
-        once: print and return; RecordError if there is no run.
+        once: print and return.
+
+    Raises:
+        RecordError: there is no run in an archive, or with ``once`` in a folder.
     """
     folder, console = Path(folder), console or new_console()
     if folder.is_file():
         with unpack_records(folder) as root:
+            if not find_runs(root):
+                raise _no_run(folder)
             console.print(_many(root, None, title=str(folder))[0])
         return
     with contextlib.suppress(KeyboardInterrupt):
@@ -97,13 +102,17 @@ def _wait_for_run(folder: Path, once: bool, console: Console) -> None:
     announced = False
     while not ((folder / "run.json").exists() or find_runs(folder)):
         if once:
-            raise RecordError(f"no run in or under {folder}: expected a file run.json there")
+            raise _no_run(folder)
         if not announced:
             missing = "" if folder.is_dir() else ", which does not exist yet"
             message = f"waiting for the first run in {folder}{missing}; Ctrl-C ends"
             console.print(message, markup=False, soft_wrap=True)
         announced = True
         time.sleep(1)
+
+
+def _no_run(place: Path) -> RecordError:
+    return RecordError(f"no run in or under {place}: expected a file run.json there")
 
 
 def describe_state(folder: Path, header: Header, rows: Sequence[Row]) -> tuple[str, str]:

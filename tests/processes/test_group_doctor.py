@@ -100,5 +100,23 @@ def test_links_need_a_group(tmp_path: Path) -> None:
 def test_who_is_slow_is_named_but_fails_nothing() -> None:
     alike = dict.fromkeys(doctor.ALIKE, "1")
     every = [alike | {"seconds": seconds} for seconds in (1.0, 1.1, 2.0, 1.0)]
-    assert doctor.describe_differences(every) == [("speed", "process 2 takes 1.9 times as long")]
+    assert doctor.describe_differences(every) == [("speed", "process 2 takes 2.0 times as long")]
     assert not {"speed", "python"} & {*doctor.FATAL}
+
+
+def test_a_process_is_held_against_the_others() -> None:
+    """Of two, the median of both would be half as far away."""
+    one = dict.fromkeys(doctor.ALIKE, "1") | {"seconds": 1.0}
+    slow = one | {"seconds": 2.9}
+    assert doctor.describe_differences([one, slow]) == [
+        ("speed", "process 1 takes 2.9 times as long")
+    ]
+    assert doctor.describe_differences([slow]) == []
+
+
+def test_of_three_versions_none_is_that_of_all_others() -> None:
+    one = dict.fromkeys(doctor.ALIKE, "1") | {"seconds": 1.0}
+    every = [one, one, *(one | {"torch": version} for version in "232")]
+    assert doctor.describe_differences(every) == [
+        ("torch", "process 2, 4 has 2, process 3 has 3, the others have 1")
+    ]

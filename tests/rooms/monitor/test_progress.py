@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import statistics
 import sys
+import tarfile
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import plain
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -20,8 +21,9 @@ from regimes.config import RunConfig
 from regimes.console import progress, units
 from regimes.errors import ConfigError, RecordError
 from regimes.monitor import reporters, watch
+from regimes.monitor.text import _format_megabytes as format_megabytes
 from regimes.monitor.text import describe_straggler
-from regimes.records import RecordWriter
+from regimes.records import RecordWriter, Sent
 
 EPOCHS, STEPS, LOW = 12, 10, 2_400_000
 NAMES = ("a", "bias", "b")
@@ -418,6 +420,18 @@ def test_watch_waits_for_the_first_run(
 def test_watch_without_a_run(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="no run in or under"):
         watch.watch_runs(tmp_path, once=True)
+    with tarfile.open(tmp_path / "empty.tar.xz", "w:xz"):
+        pass
+    with pytest.raises(RecordError, match="no run in or under"):
+        watch.watch_runs(tmp_path / "empty.tar.xz")
+
+
+@given(st.integers(10**6, 10**13))
+@example(999_500_000)
+def test_megabytes_have_three_digits_or_more(count: int) -> None:
+    text = format_megabytes(Sent(bytes=count))
+    assert "e" not in text
+    assert float(text.replace(",", "")) * 1e6 == pytest.approx(count, rel=0.00501)
 
 
 # -- work on many things -----------------------------------------------------------------------

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -38,9 +37,6 @@ from ..common.estimates import as_table, mean, number, word
 from ..common.paired import draw_forest
 from . import unforced
 from .unforced import FIRST, REFERENCE, RELATIVE, SHARE, Change
-
-if TYPE_CHECKING:
-    pass
 
 
 def as_text(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from regimes.plotting import panels as drawing
 from regimes.plotting import style
@@ -22,9 +21,6 @@ from regimes.replay import detect
 from regimes.replay.compare import Comparison
 
 from ..common.command import Files, Out, Several, name_of
-
-if TYPE_CHECKING:
-    pass
 
 
 def bands(runs: Sequence[Record], result: Comparison) -> style.Drawing:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -30,9 +29,6 @@ from regimes.records import Record, load, unit_name
 
 from ..common.command import Files, Out
 from ..common.compare import compressed_layers
-
-if TYPE_CHECKING:
-    pass
 
 PANELS = {  # title: columns of ``record.epochs``, and their words
     "gradient norm": {"norm": "accumulated update"},

@@ -101,7 +101,7 @@ def figure2a(runs: Iterable[Record], schedule: str = "low") -> style.Drawing:
         else:
             title = "layer, from input to output"
             fig.legend(loc="outside right upper", title=title, ncols=columns, fontsize=size)
-            if not canvas.says_beside(fig, headline=_fall(numbers, critical)):
+            if not canvas.keep_text(fig, headline=_fall(numbers, critical)):
                 ax.set_title(_fall(numbers, critical), loc="left", fontsize=9.5, pad=13)
         shaded = "Shaded: the hand-made critical windows. " if critical else ""
         style.add_caption(

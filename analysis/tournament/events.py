@@ -167,6 +167,8 @@ def main(records: Several, out: Out = None) -> list[Path]:
     files, by_setting = Files("events", out), {}
     ones = []  # a run of each setting
     for path in records:
+        if name_of(path) in by_setting:
+            raise RecordError(f"{path}: another of the settings is called {name_of(path)}, too")
         runs = load_all(path)
         by_setting[name_of(path)] = differences(runs)
         ones.append(runs[0])

@@ -15,7 +15,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
@@ -36,9 +36,6 @@ from ..common.estimates import Cell, as_table, estimate, mean, number, word
 from ..common.paired import ALIKE, as_text, difference_text
 from . import tournament_figure
 from .equal_floats import comparisons, timings
-
-if TYPE_CHECKING:
-    pass
 
 WHOLE = ("dense", "every 1")  # arms that share each step's gradient as it is
 NETWORKS = ("10Gbit/s,50us", "100Mbit/s,50us", "20Mbit/s,50ms")

@@ -223,7 +223,7 @@ def tune(
             }
             going = {cell: trials[:count] for cell, trials in good.items()}
         place = out if share == 1 else out / f"round-{number}"
-        name, ran = _round(going, seeds, place, jobs, share, progress, run or sweep.ablate)
+        name, ran = _train_round(going, seeds, place, jobs, share, progress, run or sweep.ablate)
         metric = name or metric  # a round of which all runs failed does not know it
         tried = {cell: [ran.get((cell, t.label), t) for t in ts] for cell, ts in tried.items()}
     return Tuned(metric, tried, tuple(seeds))
@@ -279,7 +279,7 @@ def _check(
         )
 
 
-def _round(
+def _train_round(
     going: Mapping[str, list[Trial]],
     seeds: Sequence[int],
     place: Path,

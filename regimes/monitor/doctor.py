@@ -261,7 +261,7 @@ def group_report(patience: float = 60.0, links: Path | None = None) -> bool:
 
 
 def _describe(device: torch.device) -> Process:
-    """This process."""
+    """What is compared of this process, and how long it takes for a product of matrices."""
     import torch
 
     from regimes.cost.measure import median_seconds

@@ -28,8 +28,9 @@ TIMES = 11
 
 
 def measure_links(world: World, hosts: Sequence[str], device: torch.device) -> dict[str, Network]:
-    """``within`` the slowest machine, and ``between`` machines, at the slowest; one that the group
-    does not have is missing. All processes must call it, after they have connected.
+    """Two links: ``within``, that of the slowest machine, and ``between``, that of the machine with
+    the slowest one to the others. A link that the group does not have is missing. All processes
+    must call it, after they have connected.
 
     Args:
         hosts: the machine of each process.
@@ -59,11 +60,11 @@ def _own_link(
     world: World, groups: Sequence[Sequence[int]], device: torch.device
 ) -> Network | None:
     """This process's share of a link, measured in its group; None where it has no group."""
-    ours, own = None, 0
-    for ranks in groups:  # every process makes every group
+    ours, size = None, 0
+    for ranks in groups:  # in one order: to make a group is a collective of all processes
         group = dist.new_group(list(ranks))
         if world.rank in ranks:
-            ours, own = group, len(ranks)
+            ours, size = group, len(ranks)
     world.gather_object(None)  # all groups begin at once
     if ours is None:
         return None
@@ -71,8 +72,8 @@ def _own_link(
         median_seconds(_reduction(ours, count, device), TIMES, device) for count in (1, FLOATS)
     )
     pattern = ALGORITHMS["ring"]["mean"]
-    latency = one / float(pattern.hops(own))
-    moved = 8 * 4 * FLOATS * float(pattern.copies(own))
+    latency = one / float(pattern.hops(size))
+    moved = 8 * 4 * FLOATS * float(pattern.copies(size))
     return Network(moved / max(large - one, 1e-9), latency)
 
 

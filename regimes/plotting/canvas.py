@@ -151,11 +151,11 @@ def subplots(part: Figure | SubFigure, nrows: int, ncols: int, **kwargs: Any) ->
     return make(nrows, ncols, **kwargs)
 
 
-def list_above(part: Figure | SubFigure, handles: Sequence[Artist], columns: int = 2) -> None:
-    """A legend above the panels of a part of a figure, which grows by it; in as many columns as
+def list_above(part: Figure | SubFigure, handles: Sequence[Artist]) -> None:
+    """A legend above the panels of a part of a figure, which grows by it; in two columns where they
     fit."""
     whole, make = part.canvas.figure, partial(FigureBase.legend, part)
-    place: Any = {"loc": "outside upper left", "handlelength": 4, "ncols": columns}
+    place: Any = {"loc": "outside upper left", "handlelength": 4, "ncols": 2}
     made, rows = _fit_legend(make, whole.bbox.width, handles=handles, **place)
     if isinstance(whole, Canvas) and rows:
         whole.make_room(rows, float(made.get_texts()[0].get_fontsize()))
@@ -179,9 +179,9 @@ def _fit_legend(
 
 
 def _stack_panels(make: Callable[..., Any], nrows: int, ncols: int, **kwargs: Any) -> Any:
-    """Axes of ``nrows x ncols`` panels that are all in one column, row by row; column by column
-    where these share their x axis. Panels that shared the labels of their row's first one get them,
-    once it has some."""
+    """The axes of ``nrows x ncols`` panels, all in one column: row by row, or column by column
+    where the panels of a column share their x axis. A panel that would stand right of a labelled
+    one gets its labels from `complete_labels`, once there are some."""
     squeeze, heights = kwargs.pop("squeeze", True), kwargs.pop("height_ratios", None)
     kwargs.pop("width_ratios", None)
     shared = bool(kwargs.get("sharey"))
@@ -271,7 +271,7 @@ def wrap_text(fig: Figure, text: str, per_inch: float, size: float) -> str:
     return "\n".join(lines)  # keeps non-breaking spaces
 
 
-def says_beside(fig: Figure, **texts: str) -> bool:
+def keep_text(fig: Figure, **texts: str) -> bool:
     """Keep a figure's ``headline`` or ``caption``; returns whether it is left out of the figure."""
     if not isinstance(fig, Canvas):
         return False

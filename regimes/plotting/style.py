@@ -205,7 +205,7 @@ def intervals_in_words(
 
 def add_caption(fig: Figure, text: str) -> None:
     """A small wrapped paragraph below the figure; the layout makes room for it."""
-    if canvas.says_beside(fig, caption=text):
+    if canvas.keep_text(fig, caption=text):
         return
     wrapped = canvas.wrap_text(fig, text, CAPTION_LETTERS / WIDTH, 7)
     fig.supxlabel(wrapped, x=0.012, ha="left", fontsize=7, color="#444444", linespacing=1.35)

@@ -98,7 +98,7 @@ _UNIT = re.compile(r"(?<=\d) (?=(?:s|ms|min|h|%|bits?|[kMG]B|[kMG]bit/s)(?!\w))"
 
 def add_headline(fig: Figure, text: str) -> None:
     """The title of a whole figure, at its upper left; above a legend that stands there."""
-    if canvas.says_beside(fig, headline=text):
+    if canvas.keep_text(fig, headline=text):
         return
     wrapped = canvas.wrap_text(fig, _UNIT.sub("\u00a0", text), TITLE_LETTERS / 7.2, 9.5)
     look: Any = {"fontsize": 9.5, "color": "#111111"}
@@ -130,11 +130,11 @@ def write_answer(
     if len(ends) == 1:
         (name,) = ends
         unit = "%" if shown.name == "accuracy" else _unit(shown)
-        return f"{_first(names[name])} ends at {_size(mean[name], shown)}\xa0{unit}"
+        return f"{_capitalise(names[name])} ends at {_size(mean[name], shown)}\xa0{unit}"
     if baseline is not None and baseline not in ends:
         return ""
     sign = -1.0 if shown.lower else 1.0
-    a, b = _two(mean, sent, sign, baseline)
+    a, b = _pick_two(mean, sent, sign, baseline)
     about = a in SUBJECTS
     gap = _gap(ends, a, b, shown)
     said = describe_difference(names[a], names[b], gap, shown, beats=about)
@@ -184,7 +184,7 @@ def describe_difference(
     if verdict == "open":
         verb = ("beats" if beats else "loses to") if shown.directed else "differs from"
         return f"Open whether {one} {verb} {other}: {gap.text(f'+{form}', _unit(shown))}"
-    one, size = _first(one), gap.size.numbers(form, _unit(shown))
+    one, size = _capitalise(one), gap.size.numbers(form, _unit(shown))
     if verdict == "not shown":
         verb = "beat" if beats else "lose to"
         return f"{one} is not shown to {verb if shown.directed else 'differ from'} {other}"
@@ -202,7 +202,7 @@ def _reached(runs: Sequence[Any], shown: Metric) -> dict[int, float]:
     return {seed: float(found.mean()) for seed, found in finite.items() if found.size}
 
 
-def _two(
+def _pick_two(
     mean: Mapping[str, float], sent: Mapping[str, float], sign: float, baseline: str | None
 ) -> tuple[str, str]:
     """The schedule that the title is about, and the one that it is held against."""
@@ -227,7 +227,7 @@ def _size(value: float, shown: Metric, more: int = 0) -> str:
     return format_number(value, f".{max(1, shown.digits + more)}f" if shown.directed else ".4g")
 
 
-def _first(words: str) -> str:
+def _capitalise(words: str) -> str:
     """The words with a capital first letter."""
     return words[:1].upper() + words[1:]
 
@@ -239,16 +239,13 @@ def _unit(shown: Metric) -> str:
 # -- names at the ends of lines ------------------------------------------------------------------
 
 
-def label_ends(
-    ax: Axes, ends: Sequence[tuple[float, float, str, Look]], letters: int = LETTERS
-) -> None:
+def label_ends(ax: Axes, ends: Sequence[tuple[float, float, str, Look]]) -> None:
     """Names right of the axes, each behind its marker, joined to the end of its line by a thin one,
     and moved apart where they would overlap. Call it when the limits are final. Where panels are
     stacked, a legend, from the highest end to the lowest: names would take the panels' width.
 
     Args:
         ends: x, y, name, look.
-        letters: of a line of a name.
     """
     if canvas.is_stacked(ax.figure):
         _list_ends(ax, ends)
@@ -262,7 +259,7 @@ def label_ends(
     for x, y, name, look in ends:
         at = math.log(y) if ax.get_yscale() == "log" else y
         rows.append(
-            ((at - low) / (high - low), x, y, "\n".join(textwrap.wrap(name, letters)), look)
+            ((at - low) / (high - low), x, y, "\n".join(textwrap.wrap(name, LETTERS)), look)
         )
     rows.sort(key=lambda row: row[0])
     room = [LINE * (1 + row[3].count("\n")) / height for row in rows]

@@ -146,6 +146,15 @@ def test_settings_beside_each_other(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "shift-smoke" in capsys.readouterr().out
 
 
+def test_no_setting_takes_the_place_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apart, "load_all", lambda path: [None])
+    monkeypatch.setattr(apart, "differences", lambda runs: None)
+    with pytest.raises(RecordError, match="another of the settings is called mine, too"):
+        apart.main((tmp_path / "a/mine", tmp_path / "b/mine"), tmp_path)
+
+
 def test_a_setting_without_the_arms_is_one_sentence() -> None:
     runs = [run for run in load_all(SHIFT) if run.name != "forced 3" and run.seed < 6002]
     with pytest.raises(RecordError, match=r"no runs for forced 3 - static, forced 3 - first"):

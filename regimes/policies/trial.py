@@ -175,7 +175,8 @@ class Trial(Rungs, FollowsDecays):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        good = abs(self.share * self.block - 1) < 0.02  # 0.33 is a third
+        # 0.33 is a third; with all workers treated there are no others to compare them with
+        good = self.block > 1 and abs(self.share * self.block - 1) < 0.02
         require(good, "policy.share", self.share, "1/2, 1/3, 1/4, ...: each worker is treated once")
         expected = f"at most policy.every, {self.every}: one trial at a time"
         require(self.rounds <= self.every, "policy.rounds", self.rounds, expected)

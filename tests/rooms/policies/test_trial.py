@@ -214,6 +214,7 @@ def test_a_history_is_read_once_or_bit_by_bit_alike() -> None:
 
 WRONG = {
     "share": ({"share": 0.4}, "policy.share = 0.4: expected 1/2, 1/3, 1/4"),
+    "all workers": ({"share": 0.99}, "policy.share = 0.99: expected 1/2, 1/3, 1/4"),
     "rounds": ({"rounds": 5}, "policy.rounds = 5: expected at most policy.every, 4"),
     "one level": ({"levels": ["low"]}, "policy.levels = .'low'.: expected two or more different"),
 }

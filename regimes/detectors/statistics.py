@@ -97,6 +97,8 @@ def with_statistics(
             if isinstance(value, list):
                 value = [*known.get(field, usual if field == "modes" else []), *value]
                 value = list(dict.fromkeys(value))
+            elif known.get(field):
+                continue
             known[field] = value
     return found
 

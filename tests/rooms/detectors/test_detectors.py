@@ -24,6 +24,7 @@ from regimes.detectors import (
     make_detector,
 )
 from regimes.detectors.baselines import place_windows
+from regimes.detectors.statistics import lacking_statistics, with_statistics
 from regimes.errors import ConfigError
 from regimes.policies import Detected
 from regimes.policies.detected import signal_values
@@ -266,3 +267,14 @@ def test_a_policy_without_a_detector_is_refused() -> None:
         policies.make_policy({"name": "detected", "detector": {"name": "sharpness-changes"}})
     with pytest.raises(ConfigError, match=r"policy\.detector\.eat"):
         policies.make_policy({"name": "detected", "detector": {"name": "norm-change", "eat": 1}})
+
+
+def test_what_is_set_of_an_instrument_stays() -> None:
+    """A statistic that lacks a mode adds the mode; one that needs a number has it already."""
+    given = {"curvature": {"probes": 4, "images": 20}}
+    found = with_statistics(given, ["hessian_trace:batch"])
+    modes = ["eval", "batch-statistics"]
+    assert found == {"curvature": {"probes": 4, "images": 20, "modes": modes}}
+    none = with_statistics({"curvature": {"probes": 0}}, ["hessian_trace"])
+    assert none["curvature"]["probes"] == 10
+    assert lacking_statistics(found, ["hessian_trace", "hessian_trace:batch"]) == []

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from regimes.detectors.statistics import norm_of
+from regimes.detectors.statistics import Statistic, norm_of
 from regimes.errors import RecordError
 
 Row = Mapping[str, Any]
@@ -185,15 +185,17 @@ def whole_history(
 def whole_epoch(row: Row, signal: str, table: Literal["batch", "sync"]) -> PastEpoch:
     """A row as a past epoch with the whole model as the only layer.
 
-    The norm is of all parameters (paper, section 4.2: "looks at the gradient of whole
-    model"); other statistics are the model's, "train_loss" included.
+    Norms are of all parameters (paper, section 4.2: "looks at the gradient of whole model"); other
+    statistics are the model's, "train_loss" included.
 
     Args:
         table: it decides the levels: sizes of the batch, or periods between synchronisations.
     """
-    norms = row["statistics"].get(norm_of(signal), [])
     statistics = {name: [value] for name, value in row.get("model", {}).items()}
-    statistics["norm"] = _scale_norms([root_of_squares(norms)], row, signal)
+    for name, values in row["statistics"].items():
+        if Statistic.parse(name).is_norm:
+            statistics[name] = [root_of_squares(values)]
+    statistics["norm"] = _scale_norms(statistics.get(norm_of(signal), [None]), row, signal)
     level = row.get(table, {}).get("level") or "low"
     model = {"train_loss": row.get("train_loss"), **row.get("model", {})}
     return PastEpoch(row["lr"], row["next_lr"], statistics, [level], model, link=_link(row))

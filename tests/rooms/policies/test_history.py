@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -46,9 +47,22 @@ def test_a_movement_does_not_count_more_often() -> None:
 
 def test_the_whole_models_norm_is_that_of_all_its_layers() -> None:
     (past,) = whole_history([row([3.0, 4.0, 12.0], multiple=2)], "update")
-    assert past.statistics == {"norm": [26.0], "eigenvalue": [9.0]}  # 2 * root of 9 + 16 + 144
+    norms = {"norm": [26.0], "norm:update": [13.0]}  # root of 9 + 16 + 144, and 2 times it
+    assert past.statistics == {**norms, "eigenvalue": [9.0]}
     assert past.levels == ["high"]
     assert (past.lr, past.next_lr) == (0.5, 0.25)
+
+
+def test_a_policy_of_the_whole_model_reads_any_norm_that_was_recorded() -> None:
+    """Beside the signal's own, as a policy of single layers does."""
+    rows = [row([3.0, 4.0]), row([3.0, 4.0])]
+    for own, movement in zip(rows, ([6.0, 8.0], [3.0, 4.0]), strict=True):
+        own["statistics"]["norm:movement"] = movement
+    past = whole_history(rows, "update")
+    rule = NormChange(interval=1, statistic="norm:movement")
+    assert signal_values(past, rule, 0) == [10.0, 5.0]
+    assert signal_values(past, replace(rule, per_layer=False), 0) == [10.0, 5.0]
+    assert signal_values(past, NormChange(), 0) == [5.0, 5.0]
 
 
 @pytest.mark.parametrize("norms", [[3.0, None, 4.0], []])

@@ -122,9 +122,11 @@ def has_statistics(record: Record, rule: Rule, recorded: History | None = None) 
 def _check_measured(record: Record, policy: Policy, past: History) -> None:
     for name in policy.needs:
         if isinstance(policy, Detected):
-            recorded = any(v is not None for v in signal_values(past, policy.rule, 0))
-        else:
-            recorded = any(name in epoch.statistics for epoch in past)
+            layers = range(len(past[0].levels)) if per_layer(policy) else [0]
+            columns = (signal_values(past, policy.rule, layer) for layer in layers)
+            recorded = any(value is not None for column in columns for value in column)
+        else:  # of the layers or of the model: a policy may consist of others that read either
+            recorded = any(name in (*epoch.statistics, *epoch.model) for epoch in past)
         if recorded:
             continue
         where = "per layer" if per_layer(policy) else "for the whole model"
@@ -146,7 +148,8 @@ def replay_traffic(record: Record, levels: pd.DataFrame) -> float:
         levels: columns epoch, layer, level of every compressed layer, as from ``replay_rule``.
 
     Raises:
-        RecordError: a level's cost is in neither the header nor the run's own epochs.
+        RecordError: a level's cost is in neither the header nor the run's own epochs, such as
+            that of a level which the run does not have.
     """
     per_step, costs, total = record.header["per_step"], _header_costs(record), 0.0
     dense = dict.fromkeys((layer["name"] for layer in record.header["layers"]), DENSE)
@@ -163,6 +166,11 @@ def replay_traffic(record: Record, levels: pd.DataFrame) -> float:
             if (layer, level) not in costs:
                 costs = _row_costs(record) | costs
             if (layer, level) not in costs:
+                if level not in per_step:
+                    raise RecordError(
+                        f"{record.folder} has no level {level!r}, only {', '.join(per_step)}: give "
+                        "the policy levels of the run"
+                    )
                 raise RecordError(
                     f"{record.folder} is an older record that knows the traffic of level "
                     f"{level!r} for all layers together, not for single ones, and never used it: "

@@ -23,9 +23,16 @@ from sklearn.metrics import cohen_kappa_score, jaccard_score
 from analysis.detection.detectors import bands
 from regimes import TraceCusum, policies, statistics
 from regimes.config import override
-from regimes.detectors import EigenvalueChange, FirstShare, FixedWindows, NormChange
+from regimes.detectors import (
+    EigenvalueChange,
+    FirstShare,
+    FixedWindows,
+    NormChange,
+    RelativeChange,
+)
 from regimes.errors import ConfigError, RecordError
-from regimes.policies import Accordion, Static, Windows
+from regimes.policies import Accordion, ByLayer, Detected, PastEpoch, Static, Windows
+from regimes.policies.history import History
 from regimes.presets import get_preset
 from regimes.records import Record, RecordWriter, load, read_lines
 from regimes.replay import compare, detect, replay
@@ -332,6 +339,32 @@ def test_a_run_without_the_signal_is_one_sentence(record: Record, tmp_path: Path
     (tmp_path / "run.json").write_text(json.dumps({"schema": 1, **record.header}))
     with pytest.raises(RecordError, match="has no complete epoch"):
         replay.replay_rule(load(tmp_path), NormChange())
+
+
+def test_a_signal_of_one_layer_alone_was_recorded(record: Record) -> None:
+    """A statistic may be undefined in the first layer, such as a cosine of a gradient of zero."""
+    past = History([PastEpoch(0.1, 0.1, {"cosine": [None, 0.5]}, ["low"] * 2)] * EPOCHS)
+    rule = RelativeChange(statistic="cosine", interval=1)
+    again = replay.replay_over(past, record, rule)
+    assert again["level"].tolist() == ["low"] * 4 + ["low", "high"] * (EPOCHS - 2)
+    none = History([PastEpoch(0.1, 0.1, {"cosine": [None, None]}, ["low"] * 2)] * EPOCHS)
+    with pytest.raises(RecordError, match="recorded no 'cosine' per layer"):
+        replay.replay_over(none, record, rule)
+
+
+def test_a_policy_within_another_reads_what_the_model_has(record: Record) -> None:
+    """The eigenvalue is of the whole model, and no layer has one."""
+    rule = EigenvalueChange(interval=2)
+    alone = replay.replay_rule(record, rule)
+    assert alone["level"].nunique() == 2
+    within = replay.replay_rule(record, ByLayer(otherwise=Detected(rule)))
+    assert within["level"].tolist() == alone["level"].tolist()
+
+
+def test_a_level_that_the_run_does_not_have_has_no_price(record: Record) -> None:
+    words = "has no level 'mid', only low, high, dense: give the policy levels of the run"
+    with pytest.raises(RecordError, match=words):
+        replay.replay_traffic(record, replay.replay_rule(record, Static("mid")))
 
 
 # -- the bench -------------------------------------------------------------------------------

@@ -20,11 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from regimes.capabilities import LEVEL_BYTES, LINK_SECONDS, declared_needs
+from regimes.capabilities import LEVEL_BYTES, LINK_SECONDS, WORKER_SCORES, declared_needs
 from regimes.config import DENSE, RunConfig, as_level
 from regimes.errors import RecordError
 from regimes.network import Work, mean_step
 from regimes.policies import PastEpoch, Static, make_policy
+from regimes.policies.history import History
 from regimes.policies.schedules import period_of
 from regimes.records import Record, Row, differing_fields, identify_experiment, separate_experiments
 from regimes.records.fields import differences_text
@@ -35,6 +36,7 @@ from regimes.training.units import Units
 ITEMSIZE = {"float32": 4, "float64": 8, "bfloat16": 4, "float16": 4}  # of what travels
 SAME = {"model", "data", "workers", "dtype", "precision"}
 SAME |= {"batch_size", "compressor", "levels", "unit_steps"}
+UNPLANNED = {LEVEL_BYTES, LINK_SECONDS, WORKER_SCORES}  # of policies without a plan before a run
 WITHIN = ("sum", "join")  # collectives of one replica's processes, over their own links
 Epoch = tuple[float, Work]  # steps, and the work of one
 
@@ -59,7 +61,7 @@ class Case:
 
 
 def recorded_work(run: Record, sample: float | None = None) -> list[Epoch]:
-    """One worker's work in each epoch of a run.
+    """One worker's work in each of `trained_rows`.
 
     Args:
         sample: seconds of compute per sample; default the run's own median.
@@ -70,6 +72,8 @@ def recorded_work(run: Record, sample: float | None = None) -> list[Epoch]:
     units = zip(run.rows, _compress(run), _batches(run), _hosted(run), strict=True)
     for row, seconds, batch, hosted in units:
         steps, sent = row["steps"], row["collectives"]
+        if not steps:
+            continue
         calls = {kind: n / steps for kind, n in sent["calls"].items() if kind not in WITHIN}
         size = {kind: n / steps for kind, n in sent["bytes"].items() if kind not in WITHIN}
         seconds /= 1 if union else hosted
@@ -77,6 +81,11 @@ def recorded_work(run: Record, sample: float | None = None) -> list[Epoch]:
         work = Work(sample * batch, seconds, calls, size, not _is_local(row), share)
         epochs.append((steps, work))
     return epochs
+
+
+def trained_rows(run: Record) -> list[Row]:
+    """The epochs with steps: a branch may leave some out (``BranchConfig.skip``)."""
+    return [row for row in run.rows if row["steps"]]
 
 
 def _is_local(row: Row) -> bool:
@@ -123,6 +132,7 @@ def per_sample(runs: Iterable[Record]) -> float:
                 "not predicted from records: regimes cost --model MODEL --shards DEVICES does"
             )
         seconds = run.epochs.reindex(columns=["seconds_compute", "seconds_compress"])
+        seconds = seconds[run.epochs["steps"] > 0]
         if seconds.dropna().empty:
             raise RecordError(f"{run.folder} does not say where the time of its epochs went")
         samples = run.epochs["steps"] * _batches(run) * _hosted(run)
@@ -149,7 +159,7 @@ def make_cases(runs: Sequence[Record], workers: int | None = None) -> list[Case]
     epochs = [
         (run.name, uniform_level(run, row), (steps * share, work))
         for run in runs
-        for row, (steps, work) in zip(run.rows, recorded_work(run, sample), strict=True)
+        for row, (steps, work) in zip(trained_rows(run), recorded_work(run, sample), strict=True)
     ]
     levels: dict[str, list[Epoch]] = {}
     for _, level, epoch in epochs:
@@ -211,7 +221,7 @@ def _dense(run: Record, epoch: Epoch) -> Epoch:
     """The run's first epoch without compression: one mean per step, of the gradient and the other
     values that are sent (the loss)."""
     steps, work = epoch
-    row, item = run.rows[0], ITEMSIZE[run.config.get("dtype", "float32")]
+    row, item = trained_rows(run)[0], ITEMSIZE[run.config.get("dtype", "float32")]
     size = item * sum(math.prod(layer["shape"]) for layer in run.header["layers"])
     sent = row["collectives"]["bytes"]
     other = sent["mean"] + sent["gather"] + sent.get("exchange", 0) - sum(row["layers"]["bytes"])
@@ -223,41 +233,45 @@ def _dense(run: Record, epoch: Epoch) -> Epoch:
 
 def measure_cases(config: RunConfig, workers: int, steps: int = 5) -> list[Case]:
     """Levels of a configuration, timed on this machine, and its policy if that needs no statistic
-    of the run (static, windows, periods by the rate; AdaComm as if the loss were constant)."""
+    of the run (static, windows, periods by the rate; AdaComm as if the loss were constant) and has
+    one level for all layers."""
     from regimes.cost.measure import time_steps
 
-    per_epoch, works, _ = time_steps(config, workers, steps)
+    per_epoch, works, layers = time_steps(config, workers, steps)
     unit = min(per_epoch, config.unit_steps or per_epoch)  # steps in a row of the record
     levels = [Case(_labelled(x, config.levels), [(unit, work)]) for x, work in works.items()]
-    plan = plan_units(config, int(per_epoch))
+    compressed = [layer.name for layer in layers if layer.compressed]
+    plan = plan_units(config, int(per_epoch), compressed)
     if plan is None:
         return levels
     epochs: list[Epoch] = [(n, works[level].every(period)) for n, level, period in plan]
     return [*levels, Case(config.name, epochs, 1)]
 
 
-def plan_units(config: RunConfig, per_epoch: int) -> list[tuple[int, str, int]] | None:
-    """(steps, level, period) of each unit; None if they depend on measurements, on bytes, or on the
-    link."""
+def plan_units(
+    config: RunConfig, per_epoch: int, layers: Sequence[str] = ("all",)
+) -> list[tuple[int, str, int]] | None:
+    """(steps, level, period) of each unit; None if they depend on measurements, on trials, on
+    bytes, or on the link, or if the level differs between layers.
+
+    Args:
+        layers: the names of the compressed layers.
+    """
     rule = make_policy(config.policy)
     sync = make_policy(config.sync_policy, "sync_policy") if config.sync_policy else Static("1")
-    if (
-        rule.needs
-        or sync.needs
-        or {LEVEL_BYTES, LINK_SECONDS} & (declared_needs(rule) | declared_needs(sync))
-    ):
+    if rule.needs or sync.needs or UNPLANNED & (declared_needs(rule) | declared_needs(sync)):
         return None
     units = Units.from_config(config, per_epoch)
     rate = LearningRate(config.optimizer, units.per_epoch, units.total)
-    past: list[PastEpoch] = []
-    past_sync: list[PastEpoch] = []
-    plan = []
+    past, past_sync, plan = History(), History(), []
     for unit in range(len(units)):
         first, stop = units.step_span(unit)
-        level = rule.decide(past, ["all"])[0].level
+        levels = [decision.level for decision in rule.decide(past, layers)] or [DENSE]
+        if len({*levels}) > 1:
+            return None
         period = sync.decide(past_sync, ["sync"])[0].level
         rates = rate(first), rate(stop)
-        past.append(PastEpoch(*rates, {}, [level]))
+        past.append(PastEpoch(*rates, {}, levels))
         past_sync.append(PastEpoch(*rates, {}, [period], {"train_loss": 1.0}))
-        plan.append((stop - first, level, period_of(period, config.sync_levels)))
+        plan.append((stop - first, levels[0], period_of(period, config.sync_levels)))
     return plan

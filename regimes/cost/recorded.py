@@ -10,7 +10,7 @@ import pandas as pd
 from regimes.collectives.requests import Layer
 from regimes.compression import REGISTRY
 from regimes.config import DENSE, as_level
-from regimes.cost.cases import recorded_work, uniform_level
+from regimes.cost.cases import recorded_work, trained_rows, uniform_level
 from regimes.cost.job import Job, memory_of_step
 from regimes.cost.methods import OTHERS, TRANSFERS, WIDE, Method, tabulate_methods, usual_methods
 from regimes.cost.models import Model
@@ -48,7 +48,7 @@ def _speeds(run: Record, size: int) -> Iterator[float]:
     """Bytes per second that compression has read and written, of each epoch at one level."""
     name = run.config["compressor"]["name"]
     moved = TRANSFERS.get(name, OTHERS) * WIDE * size
-    for row, (_, work) in zip(run.rows, recorded_work(run), strict=True):
+    for row, (_, work) in zip(trained_rows(run), recorded_work(run), strict=True):
         level = uniform_level(run, row)
         if level not in (None, DENSE) and work.compress > 0 and moved:
             yield moved / work.compress

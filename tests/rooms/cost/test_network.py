@@ -21,6 +21,7 @@ from regimes.cost import cases as cost_cases
 from regimes.cost import measure
 from regimes.cost.cases import make_cases, measure_cases, per_sample, recorded_work
 from regimes.cost.predict import main, predict_seconds
+from regimes.cost.recorded import tabulate_alternatives
 from regimes.errors import ConfigError, RecordError
 from regimes.network import (
     ALGORITHMS,
@@ -368,6 +369,22 @@ def test_a_unit_computes_its_own_batch() -> None:
     assert computed == [0.5 * (size or usual) for size in sizes]
 
 
+@pytest.mark.parametrize("places", [[0, 1], [3], [22, 23]], ids=str)
+def test_units_that_were_left_out_cost_nothing(places: list[int]) -> None:
+    """A deletion pulse has rows without steps; the table is that of the other rows."""
+    run = chosen("accordion")[0]
+    nothing = {kind: dict.fromkeys(n, 0) for kind, n in run.rows[0]["collectives"].items()}
+    left_out = {"steps": 0, "collectives": nothing}
+    rows = [row | left_out if i in places else row for i, row in enumerate(run.rows)]
+    kept = [row for i, row in enumerate(run.rows) if i not in places]
+    clock = {epoch: times for epoch, times in run.clock.items() if epoch not in places}
+    found = make_cases([replace(run, rows=rows, clock=run.clock)])
+    assert found == make_cases([replace(run, rows=kept, clock=clock)])
+    network = Network.parse("100Mbit/s,50us")
+    table = tabulate_alternatives(replace(run, rows=rows), network)
+    assert table.equals(tabulate_alternatives(replace(run, rows=kept, clock=clock), network))
+
+
 def test_the_table_adds_up() -> None:
     runs = chosen("dense", "low", "high", "accordion", "high-in-critical")
     network = Network.parse("100Mbit/s,50us")
@@ -589,3 +606,20 @@ def test_the_plan_of_local_steps_follows_the_rate() -> None:
     assert plan == [(10, "high", 1), (10, "high", 1), (10, "high", 16), (10, "high", 16)]
     measured = override(config, ["sync_policy={name='accordion'}", "sync_levels={low=1,high=9}"])
     assert cost_cases.plan_units(measured, 10) is None
+
+
+@pytest.mark.parametrize(
+    ("policy", "levels"),
+    [
+        ("{name='by-layer',groups={'a*'={name='static',level='dense'}}}", None),
+        ("{name='by-layer',groups={'a* b'={name='static',level='high'}}}", ["high"] * 3),
+        ("{name='windows',layers={b=[[1,2]]}}", None),
+        ("{name='windows',windows=[[1,2]]}", ["high", "low", "high"]),
+        ("{name='trial',levels=['high','low']}", None),
+    ],
+)
+def test_a_plan_has_one_level_for_all_layers(policy: str, levels: list[str] | None) -> None:
+    """And no plan where the level follows from trials in the run."""
+    config = override(get_preset("smoke"), [f"policy={policy}", "epochs=3"])
+    plan = cost_cases.plan_units(config, 10, ["a.0", "b"])
+    assert (plan and [level for _, level, _ in plan]) == levels

@@ -11,6 +11,7 @@ Both know nothing of harm. A schedule from harm is worth its price where it beat
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from regimes.config import DENSE, RunConfig, as_level, to_dict
 from regimes.policies import make_policy
-from regimes.policies.history import PastEpoch
+from regimes.policies.history import History, PastEpoch
 from regimes.records import OWN, Record
 
 if TYPE_CHECKING:
@@ -152,13 +153,21 @@ def _ladder(trunk: Record, inside: str, outside: str, units: int) -> dict[str, A
         for cut in cuts
         if 0 < float(f"{cut:.4g}") < 1
     ]
-    counted = [(abs(_units_at(table, inside, trunk) - units), i) for i, table in enumerate(tables)]
-    return tables[min(counted)[1]] if counted else None
+
+    def count(table: dict[str, Any]) -> int:
+        return _units_at(table, inside, trunk)
+
+    # counts rise with the share: the nearest is the first table of the next count, up or down
+    nearest = [bisect.bisect_left(tables, units, key=count)]
+    if nearest[0] > 0:
+        nearest += [bisect.bisect_left(tables, count(tables[nearest[0] - 1]), key=count)]
+    known = [tables[i] for i in sorted(nearest) if i < len(tables)]
+    return min(known, key=lambda table: abs(count(table) - units), default=None)
 
 
 def _units_at(table: dict[str, Any], level: str, trunk: Record) -> int:
     """In how many units of a run a policy that measures nothing has a level."""
-    rule, past, count = make_policy(dict(table)), list[PastEpoch](), 0
+    rule, past, count = make_policy(dict(table)), History(), 0
     for row in trunk.rows:
         (decision,) = rule.decide(past, ["all"])
         count += decision.level == level

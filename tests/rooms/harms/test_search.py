@@ -3,9 +3,11 @@ same search without a stop, a law that a function follows)."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 
 import regimes
 from regimes.errors import ConfigError, RecordError, RegimesError
-from regimes.harms import measured
+from regimes.harms import measured, schedule
 from regimes.harms.decide import Pulse
 from regimes.launch.budgeted import rounds_of
 from regimes.presets import get_grid
@@ -271,6 +273,29 @@ def test_the_grid_has_the_schedule_and_controls_at_its_bytes(tmp_path: Path) -> 
     assert max(near) <= 0.5 * (sent["trunk"] - sent["from harm"])
     level = grid["one level"].levels["one"]
     assert 1 < level < 8
+
+
+def test_a_ladder_is_found_among_many_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cosine of 300 units has 300 rates between which it may change: of all shares the one with
+    the nearest number of units, without a replay for each."""
+    cosine = [0.5 * (1 + math.cos(math.pi * unit / 300)) for unit in range(301)]
+    rows = [{"lr": now, "next_lr": then} for now, then in itertools.pairwise(cosine)]
+    trunk: Any = SimpleNamespace(rows=rows)
+    replayed: list[int] = []
+    plain = schedule._units_at
+
+    def counted(*given: Any) -> int:
+        replayed.append(plain(*given))
+        return replayed[-1]
+
+    monkeypatch.setattr(schedule, "_units_at", counted)
+    for units in (0, 1, 77, 150, 299, 300):
+        ladder = schedule._ladder(trunk, "high", "low", units)
+        assert ladder is not None
+        below = sum(rate < ladder["shares"][0] for rate in cosine[:300])
+        assert plain(ladder, "high", trunk) == below
+        assert abs(below - units) <= 1
+    assert len(replayed) < 6 * 40
 
 
 OTHERS: dict[str, tuple[dict[str, Any], str]] = {

@@ -23,6 +23,7 @@ from regimes.cost.job import (
     WITHIN,
     Job,
     Priced,
+    check_counts,
     memory_of_step,
     parse_seconds,
     read_device,
@@ -62,6 +63,7 @@ def make_job(options: JobOptions, algorithm: str = FASTEST) -> Job:
         ConfigError: an option out of its range, or none that gives the seconds of a step.
     """
     require(options.model is not None, "--model", options.model, "a model")
+    check_counts(options)
     good = 0 < options.utilisation <= 1
     require(good, "--utilisation", options.utilisation, "a share in (0, 1]")
     good = SMALLEST <= options.bucket_mb < math.inf

@@ -162,9 +162,7 @@ class Job:
     priced: Priced = "device"
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "gpus", "shards"):
-            value = getattr(self, name)
-            require(1 <= value <= MOST, f"--{name}", value, f"at least 1, at most {MOST}")
+        check_counts(self)
         if self.shards > 1 and self.shards == self.nodes * self.gpus:
             return  # plain FSDP2, see `sharded`
         if self.gpus % self.shards:
@@ -235,6 +233,13 @@ class Job:
         return replace(work, bytes=size)
 
 
+def check_counts(of: Any) -> None:
+    """Raise ConfigError unless there are nodes, GPUs and shards, of a job or of its options."""
+    for name in ("nodes", "gpus", "shards"):
+        value = getattr(of, name)
+        require(1 <= value <= MOST, f"--{name}", value, f"at least 1, at most {MOST}")
+
+
 # -- measured links --------------------------------------------------------------------------
 
 
@@ -257,7 +262,8 @@ def read_links(path: Path) -> dict[str, Network]:
     except UnicodeDecodeError:
         raise ConfigError(f"--links {path} is no text: {write}") from None
     except (
-        *(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError),
+        *(OSError, ValueError, OverflowError, KeyError, TypeError),
+        *(AttributeError, RecursionError),
         ConfigError,
     ) as error:
         what = repr(error) if isinstance(error, KeyError) else str(error)

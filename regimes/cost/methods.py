@@ -213,8 +213,10 @@ def _measured(job: Job, method: Method) -> dict[str, Any]:
 
 
 def methods_work(job: Job, methods: Iterable[Method]) -> list[tuple[Method, Work]]:
-    """The step of each method, the dense one first."""
-    every = {method.label: method for method in (parse_method(DENSE), *methods)}
+    """The step of each method, the dense one first; of several with one label, the first."""
+    every: dict[str, Method] = {}
+    for method in (parse_method(DENSE), *methods):
+        every.setdefault(method.label, method)
     return [(method, method_work(job, method)) for method in every.values()]
 
 

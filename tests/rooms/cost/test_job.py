@@ -162,6 +162,17 @@ def test_many_workers_gather_small_parts() -> None:
 # -- the table -------------------------------------------------------------------------------
 
 
+def test_of_two_methods_with_one_label_the_first_stays() -> None:
+    """A run's own compressor, with options that send half as much, beside the usual one."""
+    own = methods.Method({"name": "powersgd", "wire": "fp16"}, 4)
+    frames = [
+        tabulate_methods(two(), [*first, parse_method("powersgd:4")]) for first in ([own], [])
+    ]
+    half, whole = (frame.set_index("method").loc["powersgd 4"] for frame in frames)
+    assert half["bytes"] < 0.7 * whole["bytes"]
+    assert (half["loss"], whole["loss"]) == ("not measured", "harmful")
+
+
 def test_crossings_and_speed_ups() -> None:
     step = replace(two(), memory=1e12)
     frame = tabulate_methods(step, usual_methods(step))
@@ -325,6 +336,16 @@ def test_wrong_options_are_one_sentence(name: str) -> None:
         main(options)
 
 
+@pytest.mark.parametrize("name", ["nodes", "gpus", "shards"])
+@pytest.mark.parametrize("value", [0, -1, 10**7])
+def test_a_job_has_nodes_devices_and_shards_however_its_step_is_given(
+    name: str, value: int
+) -> None:
+    options = replace(JobOptions(model="resnet50", step="1s"), **{name: value})
+    with pytest.raises(ConfigError, match=f"--{name} = {value}: expected at least 1, at most"):
+        make_job(options)
+
+
 def test_a_single_device_has_nothing_to_exchange() -> None:
     with pytest.raises(ConfigError, match="there is one device, which exchanges nothing"):
         make_job(JobOptions(model="resnet50", step="1s", nodes=1, gpus=1))
@@ -365,6 +386,7 @@ UNREADABLE = {
     "short binary": (b"\xff\xfe\x00" * 9, "is no text"),
     "deep": (b"[" * 90_000, "cannot be read"),
     "infinite": (b'{"between": {"bandwidth": 1e999, "latency": 0}}', "bandwidth = 'inf bit/s'"),
+    "no float": (b'{"between": {"bandwidth": 1' + b"0" * 400 + b"}}", "cannot be read"),
     "no number": (b'{"between": {"bandwidth": "' + b"x" * 5000 + b'"}}', "cannot be read"),
 }
 

@@ -137,6 +137,8 @@ class Harm:
             if pulse is not None and pulse.arm == arm and len(pulse.spans) == 1
             if math.isfinite(harm) and self._rate(pulse) > 0
         ]
+        if not points:
+            raise RecordError(f"no pulse of {arm!r} has ended with a finite harm")
         pulses = sorted({pulse for pulse, _, _ in points}, key=lambda pulse: pulse.spans)
 
         def fitted(some: Sequence[Pulse]) -> Law:

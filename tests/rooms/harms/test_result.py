@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from drawn import misplaced
@@ -48,6 +49,16 @@ def test_a_law_needs_rates() -> None:
     with pytest.raises(RecordError, match="rates of this search are not known"):
         found(rates=()).law()
     assert "not fitted" in found(rates=[1.0] * 8).law_in_words()[0]
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_a_law_needs_a_pulse_with_a_finite_harm(broken: int) -> None:
+    one = found()
+    harms = {(pulse, 0): math.inf for pulse in one.known.windows("high")[:broken]}
+    known = replace(one.known, harms={(None, 0): 0.0, **harms})
+    with pytest.raises(RecordError, match="no pulse of 'high' has ended with a finite harm"):
+        replace(one, known=known).law()
+    assert "not fitted" in replace(one, known=known).law_in_words()[0]
 
 
 def test_the_time_until_a_decision_is_that_of_its_runs() -> None:

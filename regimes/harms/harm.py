@@ -69,7 +69,7 @@ def harm(
         show: called after each run with a line and the share of the budget that is spent; ``print``
             prints them. Default: one line in a notebook, nothing elsewhere.
         units: how many a run of a function has.
-        lower: whether less of its metric is better; known of a loss and an accuracy.
+        lower: of a function: whether less of its metric is better; known of a loss and an accuracy.
         training: of a model: further arguments of `simulate`, such as ``epochs`` or ``optimizer``;
             of a function: ``metric``, the name of what it returns, default "loss".
 
@@ -85,6 +85,7 @@ def harm(
     budget = Budget(10.0 if minutes is None and runs is None else minutes, runs)
     out = record_folder(out)
     if units is not None:
+        require(callable(what), "units", units, "none, unless a function trains")
         given = {"train_data": train_data, "test_data": test_data, "set": set}
         given |= {"groups": groups or None, "jobs": None if jobs == 1 else jobs}
         for name, value in given.items():
@@ -93,6 +94,7 @@ def harm(
         function = Jobs(out, what, arms, units, shown, margin, parts, first_seed)
         with end_in_one_sentence(lambda: describe_kept_runs(out)), shown_by(show) as line:
             return function.search(budget, line)
+    require(lower is None, "lower", lower, "none, unless a function trains")
     config, task = read_subject(what, train_data, test_data, set, training)
     trunk = replace(trunk_of(config), seed=first_seed)
     kinds = kinds_of(words, groups, trunk)

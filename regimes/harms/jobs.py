@@ -46,6 +46,7 @@ class Jobs(Search):
         require(units >= 2, "units", units, "2 or more")
         super().__init__(out, kinds, margin, parts, first_seed)
         self.job, self.units, self.shown = job, units, shown
+        self.told = {"units": units, "metric": shown.name}
 
     def search(self, budget: Budget, show: Show) -> Harm:
         """Search, and say what was found."""

@@ -105,15 +105,24 @@ def kinds_of(words: Sequence[str], groups: Sequence[str], trunk: RunConfig) -> d
             made += [_make_level_kind(word, group, trunk) for group in groups]
         else:
             made.append(_make_level_kind(word, None, trunk))
-    found = {kind.name: kind for kind in made}
-    require(len(found) == len(made), "pulse", list(words), "each once")
-    require(bool(found), "pulse", list(words), f"a level, or one of {', '.join(WORDS)}")
-    return found
+    return _by_name(made, words, f"a level, or one of {', '.join(WORDS)}")
 
 
 def kinds_of_job(words: Sequence[str]) -> dict[str, Kind]:
-    """The arms of a function of the user's, which knows itself what its words mean."""
-    return {word: Kind(word, word, within=("policy", word, "low")) for word in words}
+    """The arms of a function of the user's, which knows itself what its words mean.
+
+    Raises:
+        ConfigError: no word, or one twice.
+    """
+    made = [Kind(word, word, within=("policy", word, "low")) for word in words]
+    return _by_name(made, words, "a word that the function knows")
+
+
+def _by_name(made: Sequence[Kind], words: Sequence[str], expected: str) -> dict[str, Kind]:
+    found = {kind.name: kind for kind in made}
+    require(len(found) == len(made), "pulse", list(words), "each once")
+    require(bool(found), "pulse", list(words), expected)
+    return found
 
 
 def _make_level_kind(level: str, group: str | None, trunk: RunConfig) -> Kind:

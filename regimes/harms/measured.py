@@ -79,7 +79,11 @@ def list_trunks(found: Sequence[Pair]) -> list[Record]:
 def by_unit(found: Sequence[Pair]) -> pd.DataFrame:
     """One row per branch and unit from its onset on in which both were tested: arm, onset, length
     (of a branch that never returns, all units that are left), seed, unit, harm, without (the metric
-    of the trunk)."""
+    of the trunk).
+
+    Raises:
+        RecordError: a branch that was tested in none of its units.
+    """
     tables = []
     for run, trunk in found:
         shown, at = tested_by(trunk), run.config["branch"]["at"]
@@ -88,6 +92,8 @@ def by_unit(found: Sequence[Pair]) -> pd.DataFrame:
         without = shown.factor * trunk.epochs["metric"].astype(float)
         table = pd.DataFrame({"unit": run.epochs["epoch"], "harm": harm, "without": without})
         table = table.iloc[at:].dropna()
+        if table.empty:
+            raise RecordError(f"{run.folder} was tested in none of its units")
         length = run.config["branch"].get("length") or len(run.rows) - at
         names = {"arm": arm_of(run), "onset": at, "length": length, "seed": run.seed}
         tables.append(table.assign(**names))
@@ -106,7 +112,7 @@ def by_run(units: pd.DataFrame, last: int = 1) -> pd.DataFrame:
     nan if it was not tested), left (units after the pulse).
 
     Raises:
-        RecordError: a branch that was tested in none of its units, or two alike.
+        RecordError: two branches that are alike.
     """
     rows = []
     keys = ["arm", "onset", "length", "seed"]

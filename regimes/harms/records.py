@@ -18,7 +18,7 @@ from regimes.harms.result import Harm
 from regimes.harms.schedule import controls_of, grid_toml
 from regimes.harms.search import Facts, Search, ended_runs, result_of, rules_of
 from regimes.launch import budgeted, sweep
-from regimes.launch.budgeted import Budget, Round, rounds_of
+from regimes.launch.budgeted import Budget, Round
 from regimes.launch.sweep import Cell
 from regimes.plotting.groups import tested_by
 from regimes.records import Record, check_same, load, trunk_reference, unit_name
@@ -87,7 +87,8 @@ class Records(Search):
 
     def search(self, budget: Budget, jobs: int, show: Show) -> Harm:
         """Search, and say what was found."""
-        done = ended_runs(rounds_of(self.out))
+        require(jobs >= 1, "jobs", jobs, "at least 1")
+        done = ended_runs(self.rounds())
         for run in done:
             check_same(self.out / self.name(run), to_dict(resolve_quirks(self.cell(run)[1])))
         if done and self.task is not None:

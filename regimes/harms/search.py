@@ -58,6 +58,7 @@ class Search:
         given: the user's margin.
         parts: windows that are tried first.
         first_seed: of the first trunk.
+        told: what no record of a run says of the search; in the log, in plain types.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Search:
         require(margin is None or margin > 0, "margin", margin, "above 0")
         self.out, self.kinds, self.given, self.parts = out, kinds, margin, parts
         self.first_seed = first_seed
+        self.told: dict[str, Any] = {}
 
     # -- of what trains ----------------------------------------------------------------------
 
@@ -115,12 +117,36 @@ class Search:
 
     # -- the search --------------------------------------------------------------------------
 
+    def rounds(self) -> list[Round]:
+        """The rounds so far.
+
+        Raises:
+            RecordError: they are of another search.
+        """
+        found = budgeted.rounds_of(self.out)
+        for each in found:
+            own = "runs" in each.facts and [*map(self.name, _runs_of(each))] == [*each.runs]
+            if not own:
+                raise RecordError(f"{self.out} holds another search: choose another folder")
+            for key, value in self.told.items():
+                before = each.facts.get(key, value)  # a log of an earlier version does not say
+                if before != value:
+                    raise RecordError(
+                        f"{self.out} holds a search with {key} {before!r}, not {value!r}: choose "
+                        "another folder"
+                    )
+        return found
+
     def run(self, budget: Budget, jobs: int, show: Show) -> list[Round]:
         """Search within a budget.
 
         Args:
             jobs: runs at a time.
+
+        Raises:
+            RecordError: the folder holds another search.
         """
+        self.rounds()
         choose = functools.partial(self._choose, budget, jobs)
         return budgeted.search_in_rounds(
             self.out, choose, functools.partial(self._train, budget, show)
@@ -167,7 +193,7 @@ class Search:
 
     def _chosen(self, runs: Sequence[Run], parts: int) -> tuple[list[str], dict[str, Any]]:
         plain = [[p and [p.arm, [list(span) for span in p.spans]], number] for p, number in runs]
-        return [self.name(run) for run in runs], {"runs": plain, "parts": parts}
+        return [self.name(run) for run in runs], {"runs": plain, "parts": parts, **self.told}
 
     def _left(self, budget: Budget, rounds: Sequence[Round]) -> Left:
         """What is left of the budget after some rounds."""

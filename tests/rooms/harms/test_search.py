@@ -4,6 +4,7 @@ same search without a stop, a law that a function follows)."""
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ import regimes
 from regimes.errors import ConfigError, RecordError, RegimesError
 from regimes.harms import measured, schedule
 from regimes.harms.decide import Pulse
-from regimes.launch.budgeted import rounds_of
+from regimes.launch.budgeted import LOG, rounds_of
 from regimes.presets import get_grid
 from regimes.presets.own import read_seeds
 from regimes.records import load_all
@@ -176,6 +177,14 @@ def test_the_study_reads_the_same_harms(whole: regimes.Harm) -> None:
     assert sorted(each["harm"]) == pytest.approx(sorted(known.values()))
 
 
+def test_a_branch_that_was_never_tested_is_not_left_out(whole: regimes.Harm) -> None:
+    pairs = measured.pair_branches(load_all(whole.out))
+    run, trunk = pairs[0]
+    rows = [{**row, "metric": None} for row in run.rows]
+    with pytest.raises(RecordError, match="was tested in none of its units"):
+        measured.by_unit([*pairs[1:], (replace(run, rows=rows), trunk)])
+
+
 def test_a_larger_budget_goes_on(tmp_path: Path) -> None:
     few = searched(tmp_path, runs=7)
     before = {run.folder: run.rows for run in load_all(tmp_path)}
@@ -276,9 +285,9 @@ def test_the_grid_has_the_schedule_and_controls_at_its_bytes(tmp_path: Path) -> 
 
 
 def test_a_ladder_is_found_among_many_rates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cosine of 300 units has 300 rates between which it may change: of all shares the one with
+    """A cosine of 120 units has 120 rates between which it may change: of all shares the one with
     the nearest number of units, without a replay for each."""
-    cosine = [0.5 * (1 + math.cos(math.pi * unit / 300)) for unit in range(301)]
+    cosine = [0.5 * (1 + math.cos(math.pi * unit / 120)) for unit in range(121)]
     rows = [{"lr": now, "next_lr": then} for now, then in itertools.pairwise(cosine)]
     trunk: Any = SimpleNamespace(rows=rows)
     replayed: list[int] = []
@@ -289,13 +298,13 @@ def test_a_ladder_is_found_among_many_rates(monkeypatch: pytest.MonkeyPatch) -> 
         return replayed[-1]
 
     monkeypatch.setattr(schedule, "_units_at", counted)
-    for units in (0, 1, 77, 150, 299, 300):
+    for units in (0, 1, 50, 119):
         ladder = schedule._ladder(trunk, "high", "low", units)
         assert ladder is not None
-        below = sum(rate < ladder["shares"][0] for rate in cosine[:300])
+        below = sum(rate < ladder["shares"][0] for rate in cosine[:120])
         assert plain(ladder, "high", trunk) == below
         assert abs(below - units) <= 1
-    assert len(replayed) < 6 * 40
+    assert len(replayed) < 4 * 40
 
 
 OTHERS: dict[str, tuple[dict[str, Any], str]] = {
@@ -439,6 +448,50 @@ def test_data_are_of_a_model_and_arguments_of_its_training(tmp_path: Path) -> No
         regimes.harm(law, units=12, metric="mine", out=tmp_path)
     with pytest.raises(ConfigError, match="the function returned 'x', expected a number"):
         regimes.harm(lambda pulse, seed: "x", units=12, out=tmp_path)
+
+
+def test_words_of_a_function_are_some_and_each_once(tmp_path: Path) -> None:
+    for words, said in (([], "a word that the function knows"), (["x", "x"], "each once")):
+        with pytest.raises(ConfigError, match=said):
+            regimes.harm(law, units=12, pulse=words, out=tmp_path)
+
+
+def test_units_and_a_direction_are_of_a_function(tmp_path: Path) -> None:
+    for given in ({"units": 4}, {"lower": True}):
+        words = rf"^{next(iter(given))} = \w+: expected none, unless a function trains"
+        with pytest.raises(ConfigError, match=words):
+            regimes.harm("smoke", out=tmp_path, **given)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"units": 24}, "holds a search with units 12, not 24"),
+        ({"metric": "accuracy"}, "holds a search with metric 'loss', not 'accuracy'"),
+        ({"first_seed": 5}, "holds another search"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("runs", [1, 8])
+def test_another_search_of_a_function_is_refused(
+    runs: int, changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    given: dict[str, Any] = {"units": 12, "runs": runs, "out": tmp_path}
+    before = str(regimes.harm(law, **given))
+    with pytest.raises(RecordError, match=said):
+        regimes.harm(law, **{**given, **changes})
+    assert str(regimes.harm(law, **given)) == before
+
+
+def test_the_folder_of_another_kind_of_search_is_refused(tmp_path: Path) -> None:
+    facts = {"probes": [["dense", 16, 0.0, 0]], "question": {}}
+    line = {"runs": ["dense/16 steps/rate +0/seed-0"], "facts": facts}
+    (tmp_path / LOG).write_text(json.dumps(line) + "\n")
+    said = "holds another search: choose another folder"
+    with pytest.raises(RecordError, match=said):
+        regimes.harm(law, units=12, out=tmp_path)
+    with pytest.raises(RecordError, match=said):
+        searched(tmp_path)
 
 
 @pytest.mark.parametrize(

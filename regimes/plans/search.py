@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -73,7 +74,7 @@ def read_question(out: Path, question: Mapping[str, Any]) -> Asked | None:
     facts = rounds[0].facts
     if "question" not in facts:
         raise RecordError(f"{out} holds another search: choose another folder")
-    for key, value in question.items():
+    for key, value in json.loads(json.dumps(question)).items():  # a tuple is a list in the log
         before = facts["question"].get(key)
         if before != value:
             raise RecordError(

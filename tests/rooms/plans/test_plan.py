@@ -22,6 +22,7 @@ from regimes.launch.budgeted import LOG
 from regimes.network import Network
 from regimes.plans.priced import Links, price_methods
 from regimes.plans.probes import configure_probe, in_steps
+from regimes.plans.search import read_question
 from regimes.presets import get_preset
 from regimes.training.learning_rate import LearningRate
 
@@ -148,6 +149,17 @@ def test_a_stopped_plan_goes_on_as_one_that_was_not(found: regimes.Plan, tmp_pat
         planned(folder, seconds=1.0)
     with pytest.raises(RecordError, match="data"):
         planned(folder, shift=1.0)
+
+
+def test_a_question_of_tuples_is_the_one_in_the_log(tmp_path: Path) -> None:
+    asked = {"probe": {"model.widths": (8, 16)}, "seconds": 2}
+    facts = {"question": asked, "per_epoch": 3, "prices": {"dense": [1.0, 2.0, 3.0]}}
+    (tmp_path / LOG).write_text(json.dumps({"runs": ["x"], "facts": facts}) + "\n")
+    found = read_question(tmp_path, asked)
+    assert found is not None
+    assert found.per_epoch == 3
+    with pytest.raises(RecordError, match=r"holds a plan with probe .*\[8, 16\]"):
+        read_question(tmp_path, {**asked, "probe": {"model.widths": (8, 17)}})
 
 
 def test_a_smaller_model_stands_for_the_larger_one(tmp_path: Path, found: regimes.Plan) -> None:

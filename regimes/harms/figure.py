@@ -61,7 +61,9 @@ def draw_harm(
         )
         words = f"Harm of a pulse over these units, at the end of the run; {bars}"
         untried = " ?: not tried." if any(not known.of(pulse).n for pulse in windows) else ""
-        style.add_caption(fig, f"{words}.{untried}")
+        left_out = len(known.rules.arms) - len(arms)
+        more = f" {left_out} more in the table." if left_out else ""
+        style.add_caption(fig, f"{words}.{untried}{more}")
     return fig
 
 

@@ -17,6 +17,8 @@ from regimes.network import FASTEST, Network, Work
 if TYPE_CHECKING:
     from regimes.data.task import Task
 
+LESS = 0.98  # of dense's seconds: what a prediction of 2 to 10 % can tell
+
 
 @dataclass(frozen=True)
 class Price:
@@ -91,7 +93,12 @@ def price_methods(
 
 
 def _price(job: Job, once: Work, method: Method, compute: float | None) -> Price:
-    """Args: ``compute``: of a step on another device; its probes are trained here all the same."""
+    """The price of a method whose step without local steps is ``once``.
+
+    Args:
+        compute: seconds of one worker's step on the device of the training; None: as timed here.
+            ``here`` is of this machine all the same, on which the probes are trained.
+    """
     step = once.every(method.period)
     here = job.nodes * job.gpus * step.compute + step.compress
     there = step if compute is None else replace(step, compute=compute)
@@ -111,6 +118,3 @@ def keep_faster(methods: Sequence[Method], prices: Mapping[str, Price]) -> list[
     dense = methods[0]
     limit = LESS * prices[dense.label].seconds
     return [dense, *(m for m in methods[1:] if prices[m.label].seconds < limit)]
-
-
-LESS = 0.98  # of dense's seconds: what a prediction of 2 to 10 % can tell

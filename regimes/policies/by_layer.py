@@ -42,7 +42,10 @@ class ByLayer:
     otherwise: Any = field(default_factory=lambda: {"name": "static", "level": "low"})
 
     def __post_init__(self) -> None:
-        if not isinstance(self.groups, dict) or not all(str(key).split() for key in self.groups):
+        named = isinstance(self.groups, dict) and all(
+            isinstance(key, str) and key.split() for key in self.groups
+        )
+        if not named:
             raise unexpected_value("policy.groups", self.groups, "a table of patterns and policies")
         self.rules  # noqa: B018  (checks the tables)
 

@@ -115,7 +115,8 @@ class History(list[PastEpoch]):
         Each call with a key reads only the epochs added since the last.
 
         Args:
-            key: of this computation; a bound method differs between unequal objects.
+            key: of this computation; a bound method is that of its own object alone, which the
+                cache keeps alive.
             extend: the state with further epochs; may change it in place.
         """
         # Popped, so that a state that ``extend`` left half changed by an exception is not reused.

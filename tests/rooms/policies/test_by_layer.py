@@ -79,6 +79,11 @@ def test_a_wrong_table_is_one_sentence(changed, sentence):
         make_policy({**TABLE, **changed})
 
 
+def test_a_pattern_is_a_text():
+    with pytest.raises(ConfigError, match="a table of patterns and policies"):
+        ByLayer({1: Static("low")})
+
+
 def test_a_pattern_without_a_layer_is_one_sentence():
     with pytest.raises(ConfigError, match=r"no compressed layer matches 'embeding\*'"):
         ByLayer({"embeding*": Static("low")}).decide([], LAYERS)

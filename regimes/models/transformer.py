@@ -86,15 +86,15 @@ def encode_positions(
     time: int, like: Float[Tensor, "words width"]
 ) -> Float[Tensor, "{time} width"]:
     """sin(t / 10,000^(2 i / width)) for all i, then the cosines (Vaswani et al., section 3.5)."""
-    angle = _time_angles(time, like.shape[1], like.device, like.dtype)
-    return torch.cat([angle.sin(), angle.cos()], dim=1)
+    angle = _time_angles(time, like.shape[1], like)
+    return torch.cat([angle.sin(), angle.cos()], dim=1).to(like.dtype)
 
 
-def _time_angles(
-    time: int, size: int, device: torch.device, dtype: torch.dtype
-) -> Float[Tensor, "{time} pairs"]:
-    """t 10,000^(-2 k / size) for all times t and pairs k."""
-    place, pair = (torch.arange(n, device=device, dtype=dtype) for n in (time, size // 2))
+def _time_angles(time: int, size: int, like: Tensor) -> Float[Tensor, "{time} pairs"]:
+    """t 10,000^(-2 k / size) for all times t and pairs k, in float32 at least: bfloat16 has no
+    odd number above 256."""
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    place, pair = (torch.arange(n, device=like.device, dtype=dtype) for n in (time, size // 2))
     return place[:, None] * BASE ** -(pair * 2 / size)
 
 
@@ -201,7 +201,7 @@ class Block(nn.Module):
 def rotary_angles(time: int, size: int, like: Tensor) -> Turns:
     """exp(i t 10,000^(-2 k / size)) for all times t and pairs k (Su et al., 2021, section 3.2.2),
     in single precision or more."""
-    angle = _time_angles(time, size, like.device, torch.promote_types(like.dtype, torch.float32))
+    angle = _time_angles(time, size, like)
     return torch.polar(torch.ones_like(angle), angle)
 
 

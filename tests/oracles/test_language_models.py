@@ -199,6 +199,14 @@ def test_where_words_and_outputs_are_dropped(name):
         torch.testing.assert_close(seen, [words * math.sqrt(8) + encode_positions(6, words[0])])
 
 
+def test_positions_in_half_precision_are_those_in_double_rounded_once() -> None:
+    exact = encode_positions(600, torch.empty(1, 16, dtype=torch.float64))
+    for dtype, error in ((torch.bfloat16, 2**-8), (torch.float16, 2**-10)):
+        half = encode_positions(600, torch.empty(1, 16, dtype=dtype))
+        assert half.dtype == dtype
+        assert (half.double() - exact).abs().max() < error
+
+
 def test_the_lstm_drops_between_its_layers_as_torchs_own():
     """With its parameters, their names and, on a CPU, its bits; but layer by layer."""
     torch.manual_seed(1)

@@ -60,7 +60,7 @@ def _resolve_hints(function: Callable[..., Any]) -> Mapping[str, Any]:
     for name, hint in function.__annotations__.items():
         with suppress(NameError):
             one: Any = types.SimpleNamespace(__annotations__={name: hint})
-            hints |= typing.get_type_hints(one, function.__globals__)
+            hints |= typing.get_type_hints(one, inspect.unwrap(function).__globals__)
     return hints
 
 

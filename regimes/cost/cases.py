@@ -131,12 +131,13 @@ def per_sample(runs: Iterable[Record]) -> float:
                 f"{run.folder} is of attach(shards=...): the time of FSDP2's own collectives is "
                 "not predicted from records: regimes cost --model MODEL --shards DEVICES does"
             )
-        seconds = run.epochs.reindex(columns=["seconds_compute", "seconds_compress"])
-        seconds = seconds[run.epochs["steps"] > 0]
-        if seconds.dropna().empty:
+        # of a run without an epoch all three are missing
+        epochs = run.epochs.reindex(columns=["steps", "seconds_compute", "seconds_compress"])
+        trained = epochs["steps"] > 0
+        if epochs[trained].dropna().empty:
             raise RecordError(f"{run.folder} does not say where the time of its epochs went")
-        samples = run.epochs["steps"] * _batches(run) * _hosted(run)
-        values += (seconds["seconds_compute"] / samples).dropna().tolist()
+        samples = epochs["steps"] * _batches(run) * _hosted(run)
+        values += (epochs["seconds_compute"] / samples)[trained].dropna().tolist()
     return statistics.median(values)
 
 

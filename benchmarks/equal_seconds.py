@@ -132,25 +132,32 @@ def _rounded_leads(found: Found) -> Said:
     return HOLDS if all(gap.value <= -LEAD for gap in gaps.values()) else SIGN, text
 
 
+def _judge(right: bool, gaps: Iterable[Estimate]) -> str:
+    """Of a prediction about means: one that is right holds if no interval reaches 0."""
+    if not right:
+        return REFUTED
+    return SIGN if any(gap.low <= 0 <= gap.high for gap in gaps) else HOLDS
+
+
 def _rounding_costs(found: Found) -> Said:
     short, long = (difference(found[grid], LOCAL, ROUNDED) for grid in (SHORT, LONG))
     right = 0 < long.value < COST and short.value > long.value
     text = f"{LOCAL} minus it: {short.text('+.3f')} at 30 s, {long.text('+.3f')} at 120 s"
-    return HOLDS if right else REFUTED, text
+    return _judge(right, (short, long)), text
 
 
 def _outer_momentum(found: Found) -> Said:
     gaps = [difference(found[SHORT], name, "every 32") for name in _DILOCO]
     right = 0 < gaps[1].value < gaps[0].value
     text = ", ".join(f"{gap.text('+.3f')} with {n}" for n, gap in zip(_DILOCO, gaps, strict=True))
-    return HOLDS if right else REFUTED, text
+    return _judge(right, gaps), text
 
 
 def _accumulation(found: Found) -> Said:
     short, long = (difference(found[grid], "accumulation 4", "DDP") for grid in (SHORT, LONG))
     right = short.value > 0 > long.value
     text = f"{short.text('+.3f')} at 30 s, {long.text('+.3f')} at 120 s"
-    return HOLDS if right else REFUTED, text
+    return _judge(right, (short, long)), text
 
 
 def _order(found: Found) -> Said:
@@ -309,9 +316,11 @@ def _notes(raced: Sequence[Line]) -> list[str]:
 
 def figure(found: Found) -> Figure:
     """The loss of each method against the seconds, mean and 95 % interval over seeds."""
+    grids = [grid for grid in SECONDS if grid in found]
+    if len(grids) == 1:
+        return _figure_of_one(found[grids[0]], SECONDS[grids[0]])
     fig = style.figure(4.6)
     ax = fig.subplots()
-    grids = [grid for grid in SECONDS if grid in found]
     ends = []
     for name, look in styles_of({name for grid in grids for name in found[grid]}).items():
         mine = [grid for grid in grids if name in found[grid]]
@@ -328,14 +337,38 @@ def figure(found: Found) -> Figure:
     lowest = [min(found[grid], key=lambda name: found[grid][name].mean) for grid in grids]
     each = (f"{n} after {SECONDS[grid]:g} s" for n, grid in zip(lowest, grids, strict=True))
     add_headline(fig, f"Lowest in the mean over seeds: {', '.join(each)}")
-    counts = [len(runs.loss) for grid in grids for runs in found[grid].values()]
+    _add_caption(fig, [len(runs.loss) for grid in grids for runs in found[grid].values()])
+    return fig
+
+
+def _figure_of_one(runs: Runs, seconds: float) -> Figure:
+    """Of a single time a line a method says nothing: one row each, the lowest at the top."""
+    fig = style.figure(4.2)
+    ax = fig.subplots()
+    names = sorted(runs, key=lambda name: runs[name].mean, reverse=True)
+    for row, name in enumerate(names):
+        loss = Estimate.of([*runs[name].loss.values()])
+        ax.plot([loss.low, loss.high], [row, row], "-", color="0.6", linewidth=1.6)
+        ax.plot(loss.value, row, "o", color="black", markersize=4)
+        ax.annotate(
+            f"{loss.value:.2f}", (loss.value, row), (0, 4), textcoords="offset points", ha="center"
+        )
+    ax.set_yticks(range(len(names)), names)
+    ax.set_xlabel(
+        f"bits per byte of unseen text after {seconds:g} s at 100 Mbit/s, lower is better"
+    )
+    add_headline(fig, f"Lowest in the mean over seeds: {names[-1]} after {seconds:g} s")
+    _add_caption(fig, [len(each.loss) for each in runs.values()])
+    return fig
+
+
+def _add_caption(fig: Figure, counts: Sequence[int]) -> None:
     style.add_caption(
         fig,
         "A GPT of 460 k parameters on source code, 4 workers in two islands of two, each method "
         "with the steps that it takes in these seconds and at its own learning rate; "
         f"{style.seeds_in_words(counts)}, 95 % intervals. Losses are simulated.",
     )
-    return fig
 
 
 def write(found: Found, rates: Mapping[str, Mapping[str, float]], raced: Sequence[Line]) -> None:

@@ -109,6 +109,26 @@ def test_the_losses_of_an_archive_are_those_of_its_records() -> None:
     assert rounded == pytest.approx((harm.mean, harm.low, harm.high), abs=0.0051)
 
 
+def test_what_is_right_in_the_means_alone_is_said_so() -> None:
+    """0.001 bits between every 32 and DiLoCo, and more than that from seed to seed."""
+    found = ended(LOSSES | {"DiLoCo 1 0.5": (3.101, 3.0, 2.8)})
+    noisy = {seed: x + (-1) ** seed * 0.05 for seed, x in found[SHORT]["every 32"].loss.items()}
+    found[SHORT]["every 32"] = Ended(noisy, 0.003, 10.0)
+    found[SHORT]["DiLoCo 1 0.5"] = Ended(
+        {seed: x + 0.02 for seed, x in found[SHORT]["DiLoCo 1 0.5"].loss.items()}, 0.003, 10.0
+    )
+    assert verdicts(found)[2] == "in sign only"
+
+
+def test_of_a_single_time_each_method_has_its_row() -> None:
+    found = ended(LOSSES)
+    axes = equal_seconds.figure({SHORT: found[SHORT]}).axes[0]
+    rows = [text.get_text() for text in axes.get_yticklabels()]
+    assert rows == sorted(LOSSES, key=lambda name: -found[SHORT][name].mean)
+    points = [line.get_xdata()[0] for line in axes.lines if len(line.get_xdata()) == 1]
+    assert points == pytest.approx([found[SHORT][name].mean for name in rows])
+
+
 def test_the_methods_are_told_apart_in_grey() -> None:
     assert colour_alone(equal_seconds.figure(ended(LOSSES))) == []
 

@@ -205,7 +205,7 @@ def _table(path: str) -> Table:
 
 
 def _included(path: str, table: Table) -> Table:
-    """The schedules of the files that a file includes."""
+    """The schedules of the files that a file includes; ConfigError if two have one of a name."""
     schedules: Table = {}
     for name in convert_value(tuple[str, ...], table.get("include", []), f"{path}: include"):
         other = str(Path(path).parent / name)
@@ -213,6 +213,11 @@ def _included(path: str, table: Table) -> Table:
         if [*included] != ["schedules"] or not isinstance(included["schedules"], Mapping):
             raise ConfigError(
                 f"{other} is included by {path}: expected tables [schedules.NAME] alone"
+            )
+        if twice := sorted(schedules.keys() & included["schedules"].keys()):
+            raise ConfigError(
+                f"{other} is included by {path}: schedule {twice[0]!r} is also in a file included "
+                "before it"
             )
         schedules |= included["schedules"]
     return schedules

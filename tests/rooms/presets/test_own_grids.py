@@ -194,6 +194,15 @@ def test_mistakes_name_the_file_and_the_place(text: str, says: str, tmp_path: Pa
     assert says in str(error.value)
 
 
+def test_two_included_files_have_no_schedule_of_one_name(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / f"{name}.toml").write_text('[schedules.low]\nbase = "smoke/low"\n')
+    file = tmp_path / "mine.toml"
+    file.write_text('base = "smoke"\ninclude = ["one.toml", "other.toml"]\n[schedules.few]\n')
+    with pytest.raises(ConfigError, match=r"other\.toml is included by .* 'low'"):
+        get_grid(str(file))
+
+
 @pytest.mark.parametrize("seeds", ["0", "[]", "[1, 1]", "[1, -1]", "'3'", "true"])
 def test_seeds_are_a_number_or_different_ones(seeds: str, tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(f"seeds = {seeds}\n[schedules.a]\n")

@@ -402,17 +402,17 @@ def markdown(found: Sequence[Verdict]) -> str:
 def _outcomes(found: Sequence[Verdict]) -> list[str]:
     """What became of the predictions in the module's docstring."""
     lines = ["## What was predicted", ""]
-    for words, mine, most in (
-        ("own probes", [each for each in found if each.case.own], 0.03),
-        ("probes of a smaller model", [each for each in found if each.case.smaller], 0.06),
+    for words, mine, most, leads in (  # leads: also below each fixed choice's
+        ("own probes", [each for each in found if each.case.own], 0.03, True),
+        ("probes of a smaller model", [each for each in found if each.case.smaller], 0.06, False),
     ):
         if not mine:
             continue
         mean = {who: statistics.fmean(e.regret[who] for e in mine) for who in mine[0].regret}
         fixed = min((who for who in mean if who.startswith("always")), key=mean.__getitem__)
         inside, count = (sum(e.covered[i] for e in mine) for i in (0, 1))
-        lowest = ", and below each fixed choice's" if most == 0.03 else ""
-        held = mean["plan"] <= most and (most > 0.03 or mean["plan"] < mean[fixed])
+        lowest = ", and below each fixed choice's" if leads else ""
+        held = mean["plan"] <= most and not (leads and mean["plan"] >= mean[fixed])
         lines.append(
             f"- Plans from {words} have a mean regret of at most {most} bits{lowest}: "
             f"{'holds' if held else 'refuted'}, {mean['plan']:.3f} ({fixed}: {mean[fixed]:.3f}), "

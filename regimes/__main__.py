@@ -71,7 +71,7 @@ def _remedy(verb: list[str]) -> str:
     if verb == ["run"]:
         return "; continue with --resume"
     again = "; start the same command again to go on"
-    return again if verb in (["ablate"], ["tune"], ["branch"]) else ""
+    return again if {*verb} & {"ablate", "tune", "branch", "harm", "plan"} else ""
 
 
 if __name__ == "__main__":

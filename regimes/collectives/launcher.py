@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from regimes.errors import require
+
+# the interface of processes of one machine
+LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,8 @@ def read_launch(env: Mapping[str, str] | None = None) -> Launched:
             _read_number(env, "SLURM_RESTART_COUNT", "0"),
         )
     count = _read_number(env, "WORLD_SIZE", "1", least=1)
+    together = count == 1 or "RANK" in env
+    require(together, "WORLD_SIZE", count, "RANK beside it, of the same launcher")
     return Launched(
         _read_rank(env, "RANK", "0", count),
         count,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from regimes.compression.base import upgrade_memories as with_present_units
@@ -20,7 +19,14 @@ from regimes.instruments.compression_loss import CompressionLossGauge
 from regimes.job.choices import Choice
 from regimes.job.full_state import collect_full_state, divide_full_state
 from regimes.job.job import Job, on_all_processes
-from regimes.job.refit import LayerMatch, damage_refused, list_names, refuse_state
+from regimes.job.refit import (
+    LayerMatch,
+    damage_refused,
+    describe_compressor,
+    list_names,
+    refuse_state,
+    with_default_fields,
+)
 from regimes.job.state import (
     FORMAT,
     State,
@@ -210,21 +216,19 @@ class StateCodec:
 
     def _own_identity(self) -> dict[str, Any]:
         """Facts that must be the same in the hook that loads the state."""
-        world, compressor = self.job.world, self.chosen.compressor
-        # the text of a dataclass is the same on all processes
-        plain = hasattr(compressor, "__dataclass_fields__")
+        world = self.job.world
         return {
             "format": FORMAT,
             "processes": world.processes,
             "workers": world.workers,
-            "compressor": repr(compressor) if plain else type(compressor).__qualname__,
+            "compressor": describe_compressor(self.chosen.compressor),
         }
 
     def _with_own_names(self, state: State) -> State:
         """A state with this hook's names: layers without the parts that the wrapper of a compiled
         model adds, and the compressor with fields that it did not have yet."""
         known = {layer.name for layer in self.job.layers}
-        state["compressor"] = _with_defaults(state["compressor"], self.chosen.compressor)
+        state["compressor"] = with_default_fields(state["compressor"], self.chosen.compressor)
         moves = "residual='update'" in state["compressor"]
         memories = with_present_units(
             get_column(state["layers"], "memory"), "update" if moves else "gradient"
@@ -363,18 +367,3 @@ class StateCodec:
             residual = owed.get(name)
             if residual is not None and residual.numel() != local[name]:
                 raise ValueError(f"the residual of layer {name!r} has shape {[*residual.shape]}")
-
-
-def _with_defaults(saved: str, compressor: Any) -> str:
-    """The text of a saved compressor, completed by the fields that its version did not have yet,
-    where this hook's compressor has their defaults and is the same otherwise."""
-    if not is_dataclass(compressor):
-        return saved
-    known = [
-        f"{field.name}={value!r}"
-        for field in fields(compressor)
-        if (value := getattr(compressor, field.name)) != field.default
-        or re.search(rf"\b{field.name}=", saved)
-    ]
-    same = saved == f"{type(compressor).__qualname__}({', '.join(known)})"
-    return repr(compressor) if same else saved

@@ -1,4 +1,4 @@
-"""A hook's saved state for other layers, and the sentence of one that cannot be loaded.
+"""A saved state for other layers, its compressor, and the sentence of one that cannot be loaded.
 
 Layers are matched by name. One that the state lacks (it was frozen then) begins empty; one that the
 model lacks (it is frozen now) is left out.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import pickle
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -103,6 +104,27 @@ class LayerMatch:
         parts = like.split([math.prod(shape) for shape in self.saved.values()], -1)
         zeros = [like.new_zeros(*like.shape[:-1], layer.size) for layer in self.layers]
         return [torch.cat(self.match_values(parts, zeros), -1)]
+
+
+def describe_compressor(compressor: Any) -> str:
+    """The text by which a state tells compressors apart, the same on all processes: with the fields
+    of a dataclass; other objects have their class's name."""
+    return repr(compressor) if is_dataclass(compressor) else type(compressor).__qualname__
+
+
+def with_default_fields(saved: str, compressor: Any) -> str:
+    """The text of a saved compressor, completed by the fields that its version did not have yet,
+    where this job's compressor has their defaults and is the same otherwise."""
+    if not is_dataclass(compressor):
+        return saved
+    known = [
+        f"{field.name}={value!r}"
+        for field in fields(compressor)
+        if (value := getattr(compressor, field.name)) != field.default
+        or re.search(rf"\b{field.name}=", saved)
+    ]
+    same = saved == f"{type(compressor).__qualname__}({', '.join(known)})"
+    return repr(compressor) if same else saved
 
 
 def list_names(names: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from regimes import capabilities
-from regimes.collectives.launcher import check_replicas, read_launch
+from regimes.collectives.launcher import LOOPBACK, check_replicas, read_launch
 from regimes.config import RunConfig, to_toml
 from regimes.console import stdout
 from regimes.errors import RegimesError, TrainingError, require
@@ -104,7 +104,7 @@ def _start(command: list[str], rank: int, count: int, scratch: str, log: Path) -
     threads = max(1, (os.cpu_count() or 1) // count)
     env = {
         "OMP_NUM_THREADS": str(threads),
-        "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
+        "GLOO_SOCKET_IFNAME": LOOPBACK,
         **os.environ,
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

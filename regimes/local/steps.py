@@ -28,7 +28,7 @@ from regimes.job.full_state import collect_full_state, divide_full_state
 from regimes.job.job import Job, on_all_processes
 from regimes.job.link import LinkMeter
 from regimes.job.recorder import RecordOptions, logged_number
-from regimes.job.refit import damage_refused
+from regimes.job.refit import damage_refused, describe_compressor, with_default_fields
 from regimes.job.saved_units import with_all_units
 from regimes.job.schedule import UnitSchedule
 from regimes.job.set_level import as_set
@@ -349,6 +349,7 @@ class LocalSteps(Job):
                 "format": FORMAT,
                 "processes": self.world.processes,
                 "workers": self.world.workers,
+                "compressor": describe_compressor(self.chosen.exchange.compressor),
                 "layers": by_layer(shape=here, synced=dict(zip(here, synced, strict=False))),
                 "buffers": synced[count:],
                 "outer": outer,
@@ -373,7 +374,7 @@ class LocalSteps(Job):
         states again; all processes call this.
 
         Raises:
-            ConfigError: it is of another process, of another model, or of other fragments.
+            ConfigError: it is of another process, model or compressor, or of other fragments.
         """
         with damage_refused():
             state = upgrade_state(saved)
@@ -405,8 +406,8 @@ class LocalSteps(Job):
         parameters are as after the last synchronisation; and ``traffic`` goes on from process 0's.
 
         Raises:
-            ConfigError: on all processes: it is of another model; or, on another number of
-                processes, it was saved between two synchronisations.
+            ConfigError: on all processes: it is of another model or compressor; or, on another
+                number of processes, it was saved between two synchronisations.
         """
         self._check_whole("load_full_state_dict")
         self.world.guard.enter_call("load_full_state_dict()")
@@ -454,24 +455,30 @@ class LocalSteps(Job):
         return ProcessState(self, self.load_state_dict)
 
     def _check_same(self, state: Mapping[str, Any]) -> None:
-        """Raise ConfigError if a state is of another process or model, or of other fragments."""
+        """Raise ConfigError if a state is of another process, model or compressor, or of other
+        fragments."""
+        compressor = self.chosen.exchange.compressor
+        here = describe_compressor(compressor)
         world, buffers = self.world, self.replicas.synced_tensors[len(self.layers) :]
         try:
             place = [own_part(state)["process"], state["processes"]]
             layers = get_column(state["layers"], "shape")
             saved_buffers = [list(t.shape) for t in state["buffers"]]
             fragments = len(state["outer"]["fragments"])
+            # states of versions up to 0.4 do not name it
+            pressed = with_default_fields(state.get("compressor", here), compressor)
         except (LookupError, TypeError, ValueError, AttributeError):
-            place, layers, saved_buffers, fragments = [None, None], {}, [], 0
-        for name, saved, here in (
+            place, layers, saved_buffers, fragments, pressed = [None, None], {}, [], 0, here
+        for name, saved, mine in (
             ("process", place, [world.rank, world.processes]),
             ("layers", [*layers.items()], [*layer_shapes(self.layers).items()]),
             ("buffers", saved_buffers, [list(t.shape) for t in buffers]),
             ("outer.fragments", fragments, len(self.sync.fragments)),
+            ("compressor", pressed, here),
         ):
-            if saved != here:
+            if saved != mine:
                 other = "; a state of full_state_dict() loads on any number of processes"
                 raise ConfigError(
-                    f"load_state_dict: the state was saved with {name} {saved}, this job has {here}"
+                    f"load_state_dict: the state was saved with {name} {saved}, this job has {mine}"
                     + other * (name == "process")
                 )

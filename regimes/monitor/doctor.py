@@ -23,7 +23,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regimes.collectives.launcher import read_launch
+from regimes.collectives.launcher import LOOPBACK, read_launch
 from regimes.console.stdout import escape_control, make_console
 from regimes.console.tables import Table
 from regimes.console.units import format_quantity
@@ -202,7 +202,7 @@ def _backend(name: str) -> str:
     device = "cuda" if name == "nccl" else "cpu"
     if name == "nccl" and not (dist.is_nccl_available() and torch.cuda.is_available()):
         raise RuntimeError("needs a GPU and a torch built with NCCL")
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
     dist.init_process_group(name, store=dist.HashStore(), rank=0, world_size=1)
     try:
         dist.all_reduce(torch.ones(1, device=device))

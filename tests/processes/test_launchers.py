@@ -72,6 +72,7 @@ def test_srun_and_what_is_not_srun() -> None:
         (TORCHRUN | {"WORLD_SIZE": ""}, "WORLD_SIZE = '': expected a whole number from 1"),
         (TORCHRUN | {"WORLD_SIZE": "-3"}, "WORLD_SIZE = '-3': expected a whole number from 1"),
         (TORCHRUN | {"RANK": "4"}, "RANK = 4: expected less than the 4 processes"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE = 2: expected RANK beside it"),
         ({"RANK": "1"}, "RANK = 1: expected less than the 1 process"),
         (SRUN | {"SLURM_STEP_NUM_TASKS": "x"}, "SLURM_STEP_NUM_TASKS = 'x': expected a whole"),
         (SRUN | {"SLURM_PROCID": "8"}, "SLURM_PROCID = 8: expected less than the 8"),

@@ -108,12 +108,18 @@ def test_a_state_of_another_job_is_one_sentence() -> None:
     for given, words in (
         ({}, "saved with outer.fragments 2, this job has 1"),
         ({"outer": {"fragments": 3}}, "saved with outer.fragments 2, this job has 3"),
+        (
+            {"outer": {"fragments": 2}, "compressor": "topk", "level": 50},
+            r"saved with compressor Dense\(.*\), this job has TopK\(",
+        ),
     ):
         with pytest.raises(ConfigError, match=words):
             begun((model, optimizer, state), **given)
     fewer = state | {"buffers": state["buffers"][:-1]}
     with pytest.raises(ConfigError, match="saved with buffers"):
         begun((model, optimizer, fewer), outer={"fragments": 2})
+    released = {key: value for key, value in state.items() if key != "compressor"}
+    begun((model, optimizer, released), outer={"fragments": 2})  # up to 0.4
 
 
 @pytest.mark.parametrize("key", ["round", "rows", "outer"])

@@ -308,6 +308,8 @@ INTERRUPTED = {
     "ablate smoke": "interrupted; start the same command again to go on\n",
     "tune smoke": "interrupted; start the same command again to go on\n",
     "branch runs/x --at 1 --out y": "interrupted; start the same command again to go on\n",
+    "harm smoke": "interrupted; start the same command again to go on\n",
+    "plan smoke --seconds 60": "interrupted; start the same command again to go on\n",
     "report runs": "interrupted\n",
 }
 

@@ -3,12 +3,16 @@
 Milliseconds per image of dense training, one worker: our batches (8-bit in memory, augmented as
 whole batches) and our loop, against ``DataLoader`` with torchvision's transforms around PIL images
 and a plain loop; both with the batch and optimiser below. Images are noise: time does not
-depend on them. `small`: its VGG-7 at 16 x 16, batch 64; ResNet-18 at 32 x 32, batch 32. Floor: the
-plain loop's forward and backward pass and SGD step alone, in the faster memory layout.
+depend on them. `small`: its VGG-7 at 16 x 16, batch 64; ResNet-18 and ResNet-20 at 32 x 32, batch
+32. Floor: the plain loop's forward and backward pass and SGD step alone, in the faster memory
+layout. ResNet-20 also as the grid `cifar10-resnet20` trains it, four workers and rank 4, against
+the floor's loop with four batches to a step: what our data, workers and compression cost beside a
+bare loop, without any data.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -22,6 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 from benchmarks.harness import NETS, Limits, Net, Row, compare, interleaved, sgd
 from regimes.collectives.world import World
 from regimes.compression.elementwise import Dense
+from regimes.compression.powersgd import PowerSGD
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, DataConfig
 from regimes.data.classification import classification_loss
@@ -33,8 +38,11 @@ WHY = (
     "ResNet-18: its forward and backward pass are nearly all of the peer's step on one core (see "
     "the floor), so that no way of feeding images could reach 1.3 times its throughput."
 )
-TARGETS = {"small": 1 / 1.7, "ResNet-18": 1 / 1.3}
-BATCH = {"small": 64, "ResNet-18": 32}
+RESNET20 = "ResNet-20"
+TARGETS = {"small": 1 / 1.7, "ResNet-18": 1 / 1.3, RESNET20: None}
+BATCH = {"small": 64, "ResNet-18": 32, RESNET20: 32}
+CASES = NETS | {RESNET20: Net("resnet20", None, 3, 32, 32, 390)}
+WORKERS, OF_BARE = 4, 1.15  # of the grid, and its goal
 
 
 class Pictures(Dataset):
@@ -58,17 +66,23 @@ def images(net: Net, n: int) -> Images:
     return Images(x, y, x[:10], y[:10], tuple("abcdefghij"), CIFAR_MEAN, CIFAR_STD, "")
 
 
-def ours(net: Net, data: Images, channels_last: bool) -> Callable[[], None]:
-    """One step of our loop, data included."""
-    model, world = net.build(), World(1)
+def ours(
+    net: Net, data: Images, channels_last: bool, rank: int | None = None, workers: int = 1
+) -> Callable[[], None]:
+    """One step of our loop, data included; ``rank``: of PowerSGD, None is dense."""
+    model, world = net.build(), World(workers)
     layers = layer_table(model)
-    gradients = Gradients(model, classification_loss, world, union=True, seed=0)
-    exchange, optimizer = Exchange(Reducer(Dense(), layers, world, 0)), sgd(gradients.parameters)
+    gradients = Gradients(
+        model, classification_loss, world, union=True, seed=0, micro_batch=net.batch
+    )
+    compressor = Dense() if rank is None else PowerSGD()
+    exchange, optimizer = Exchange(Reducer(compressor, layers, world, 0)), sgd(gradients.parameters)
+    levels = [rank if rank and layer.compressed else DENSE for layer in layers]
     batches = ImageBatches(
         data,
         DataConfig(augment=True, drop_last=True),
         seed=0,
-        workers=1,
+        workers=workers,
         batch_size=net.batch,
         channels_last=channels_last,
     )
@@ -76,16 +90,14 @@ def ours(net: Net, data: Images, channels_last: bool) -> Callable[[], None]:
     def stream() -> Iterator[tuple[Tensor, Tensor]]:
         epoch = 0
         while True:
-            yield from batches.epoch(epoch, [0])
+            yield from batches.epoch(epoch, [*range(workers)])
             epoch += 1
 
     feed = stream()
 
     def step() -> None:
         own = gradients.compute_gradients(*next(feed), 0, 0)
-        updates, loss = exchange.exchange_step(
-            gradients.layers, [DENSE] * len(layers), own, gradients.stack
-        )
+        updates, loss = exchange.exchange_step(gradients.layers, levels, own, gradients.stack)
         loss.item()
         set_gradients(gradients.parameters, updates)
         optimizer.step()
@@ -111,15 +123,17 @@ def loader(net: Net, data: Images) -> DataLoader:
     return DataLoader(pictures, net.batch, shuffle=True, drop_last=True)
 
 
-def plain(net: Net, feed: Iterator[list[Tensor]]) -> Callable[[], None]:
+def plain(net: Net, feed: Iterator[list[Tensor]], batches: int = 1) -> Callable[[], None]:
+    """One step of a bare loop, over so many batches."""
     model = net.build().train()
     optimizer = sgd(model.parameters())
 
     def step() -> None:
-        x, y = next(feed)
         optimizer.zero_grad()
-        loss = classification_loss(model, x, y)
-        loss.backward()
+        for _ in range(batches):
+            x, y = next(feed)
+            loss = classification_loss(model, x, y) / batches
+            loss.backward()
         optimizer.step()
         loss.item()
 
@@ -140,7 +154,7 @@ def fixed(net: Net, layout: torch.memory_format) -> Iterator[list[Tensor]]:
 def measure(limits: Limits, *, quick: bool) -> list[Row]:
     rows = []
     for name, target in TARGETS.items():
-        net = replace(NETS[name], batch=BATCH[name])
+        net = replace(CASES[name], batch=BATCH[name])
         data = images(net, 16 * net.batch)
         tasks = {
             "regimes": ours(net, data, False),
@@ -159,7 +173,23 @@ def measure(limits: Limits, *, quick: bool) -> list[Row]:
         ]
         best = min(both, key=lambda row: row.ours)
         rows += [replace(row, target=target if row is best else None) for row in both]
+    rows.append(_whole_step(quick=quick))
     return [replace(row, note=_images_per_second(rows)) for row in rows]
+
+
+def _whole_step(*, quick: bool) -> Row:
+    """A step of the grid `cifar10-resnet20` against a bare loop over as many images."""
+    net = CASES[RESNET20]
+    feed = fixed(net, torch.channels_last)
+    tasks = {
+        "regimes": ours(net, images(net, 16 * WORKERS * net.batch), True, 4, WORKERS),
+        "bare loop": plain(net, feed, WORKERS),
+    }
+    seconds = interleaved(tasks, 5 if quick else 20)
+    seconds = {name: [t / (WORKERS * net.batch) for t in taken] for name, taken in seconds.items()}
+    floor = 1e3 * statistics.median(seconds["bare loop"])
+    name = f"{RESNET20}, {WORKERS} workers, rank 4"
+    return compare(name, seconds, "regimes", "bare loop", OF_BARE, floor=floor)
 
 
 def _images_per_second(rows: list[Row]) -> str:

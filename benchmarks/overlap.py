@@ -5,8 +5,8 @@
 Two processes of one worker each (gloo, a network namespace of their own) train digits, all on the
 cores that the benchmark is given. The loopback between them is limited by ``tc tbf`` to a rate that
 both directions share, or unlimited. ``bucket_mb`` larger than the model: one bucket, reduced after
-backward. The settings of a row alternate, run by run; a ratio is of two neighbouring runs,
-each the median of its steps after the first epoch.
+backward. The settings of a row alternate, run by run; a ratio is of two neighbouring runs, each
+with the mean seconds of a step in its second and third epoch.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def limit(rate: int | None) -> None:
 
 
 def seconds(config: RunConfig, out: Path) -> dict[str, float]:
-    """Median seconds per step: in all, and the part that the loop spent in each phase."""
+    """Seconds per step after the first epoch: in all, and what the loop spent in each phase."""
     ends = Training([config] * 2, out).ends()
     assert all(end.code == 0 for end in ends), ends
     epochs = load(out).epochs.iloc[1:]
@@ -65,7 +65,7 @@ def seconds(config: RunConfig, out: Path) -> dict[str, float]:
         for name in ("compute", "compress", "communicate")
     }
     total = sum(phases.values())
-    return {"step": float(total.median())} | {k: float(v.median()) for k, v in phases.items()}
+    return {"step": float(total.mean())} | {k: float(v.mean()) for k, v in phases.items()}
 
 
 def compare(model: str, level: str, rate: int | None, times: int, scratch: Path) -> list[Row]:

@@ -425,6 +425,11 @@ def _outcomes(found: Sequence[Verdict]) -> list[str]:
     return [*lines, ""]
 
 
+def report() -> str:
+    """The page, from the lines that are there."""
+    return markdown(verdicts(_lines(PLANS), known()))
+
+
 def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -449,8 +454,7 @@ def main() -> None:
     elif chosen.what == "plans":
         ask(chosen.sizes or [*WIDTHS], chosen.out, chosen.minutes)
     else:
-        text = markdown(verdicts(_lines(PLANS), known()))
-        write_output(HERE / "plans.md", text)
+        write_output(HERE / "plans.md", text := report())
         print(text)
 
 

@@ -2,7 +2,9 @@
 
 Torch's own methods train the same model on the same batches in the same order at the same rates,
 with torch's optimiser, in a loop of their own: DistributedDataParallel without and with torch's
-hooks, PostLocalSGD, and fully_shard over two shards and two replicas.
+hooks, PostLocalSGD, and fully_shard over two shards and two replicas. PostLocalSGD averages after
+the first step of each period; each process evaluates its part of the text with its own model, where
+a schedule of local steps evaluates the model of its last synchronisation.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def quarter(found: Runs) -> str:
     without = (
         f"{NO_WARM_UP} is the same without it"
         if NO_WARM_UP in found
-        else f"without it, it is {PEER}, the fair peer, and has not been raced"
+        else f"without it, it is {PEER}, the fair peer, and has not been raced here"
     )
     return (
         f"{POST_LOCAL} synchronises each step in its first quarter, a setting of ours: that is "
@@ -230,15 +230,14 @@ def elsewhere(lines: Sequence[Line]) -> str:
     }
     if not peers:
         return ""
-    ends = [
-        t_interval([float(np.mean(line["loss"][-3:])) for line in group.values()])
-        for group in (whole, peers)
-    ]
+    ends = [t_interval([line["loss"][-1] for line in group.values()]) for group in (whole, peers)]
     (ours, low, high), (theirs, least, most) = ends
     some = next(iter(whole.values()))
     return (
         f"{some['entrant']} was raced on another processor, {some['processor']} "
         "(`benchmarks/race_elsewhere.jsonl`), whose seconds do not compare with these tables. It "
         f"is {PEER} by torch's means: its loss at the end is {ours:.2f} [{low:.2f}, {high:.2f}], "
-        f"that of {PEER} {theirs:.2f} [{least:.2f}, {most:.2f}]."
+        f"that of {PEER} {theirs:.2f} [{least:.2f}, {most:.2f}]. They are not tested alike: {PEER} "
+        "as it was last synchronised, which is after the last step; torch's on each process as it "
+        f"is there, {(STEPS - 1) % PERIOD} steps after the last mean."
     )

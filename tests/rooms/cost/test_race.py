@@ -304,7 +304,7 @@ def test_what_was_raced_elsewhere_stands_beside_its_peer(
 ) -> None:
     def run(entrant: str, seed: int, loss: float) -> dict[str, Any]:
         head = {"stage": "race", "entrant": entrant, "seed": seed, "processor": "that"}
-        return {**head, "loss": [9.0] * 21 + [loss] * 3}
+        return {**head, "loss": [9.0] * 23 + [loss]}  # at the end: of the last unit, as in a table
 
     file = tmp_path / "lines.jsonl"
     file.write_text("".join(json.dumps(run(COLD, seed, 2.0 + seed)) + "\n" for seed in range(3)))
@@ -312,6 +312,7 @@ def test_what_was_raced_elsewhere_stands_beside_its_peer(
     said = race_notes.elsewhere([run("every 8", seed, 1.0 + seed) for seed in range(3)])
     assert f"{COLD} was raced on another processor, that" in said
     assert "is 3.00 [0.52, 5.48], that of every 8 2.00 [-0.48, 4.48]" in said
+    assert "7 steps after the last mean" in said  # after steps 1, 9, ... and 593 of 600
     assert race_notes.elsewhere([run("dense", 0, 1.0)]) == ""
 
 

@@ -31,7 +31,15 @@ from signal import SIGKILL, SIGSTOP, SIGTERM
 from typing import Any
 
 from benchmarks import faults_around as around
-from benchmarks.faults_bench import CONFIG, EPOCHS, STEPS, Bench, Outcome, lines_of
+from benchmarks.faults_bench import (
+    CONFIG,
+    EPOCHS,
+    STEPS,
+    Bench,
+    Outcome,
+    count_lost,
+    lines_of,
+)
 from benchmarks.trainers import (
     Delay,
     End,
@@ -58,13 +66,13 @@ def _about(ends: Iterable[End], sentence: str) -> str:
 # -- faults: each injects once ---------------------------------------------------------------
 
 
-def killed(bench: Bench, count: int = 1) -> Outcome:
+def killed(bench: Bench) -> Outcome:
     out = bench.folder()
-    run = Training([CONFIG] * count, out)
+    run = Training([CONFIG], out)
     bench.strike(run)
-    hit = run.send(SIGKILL, 0)
+    hit = run.send(SIGKILL)
     run.ends()
-    return bench.continued(out, count, "ended at once") if hit else None
+    return bench.continued(out, 1, "ended at once") if hit else None
 
 
 def one_killed(bench: Bench, ranks: range) -> Outcome:
@@ -125,7 +133,7 @@ def not_a_number(bench: Bench) -> Outcome:
     )
 
 
-def disk_full(bench: Bench, count: int = 1) -> Outcome:
+def disk_full(bench: Bench, count: int) -> Outcome:
     """A tmpfs of a random size below what the run needs."""
     needs = sum(f.stat().st_size for f in bench.whole[count].rglob("*") if f.is_file())
     disk, out = bench.folder(), bench.folder()
@@ -135,7 +143,7 @@ def disk_full(bench: Bench, count: int = 1) -> Outcome:
     subprocess.run(mount, check=True)
     try:
         ends = Training([CONFIG] * count, disk / "run").ends()
-        if any(end.code == 0 for end in ends):
+        if all(end.code == 0 for end in ends):
             return None
         if (disk / "run").exists():
             shutil.copytree(disk / "run", out)
@@ -159,7 +167,9 @@ def all_damaged(bench: Bench) -> Outcome:
     before = lines_of(out)
     end = Training([CONFIG], out).ends()[0]
     refused = end.code == 2 and "no checkpoint of" in end.said
-    return ("refused" if refused else f"code {end.code}: {end.said}"), int(before != lines_of(out))
+    return ("refused" if refused else f"code {end.code}: {end.said}"), count_lost(
+        before, lines_of(out)
+    )
 
 
 def torn(bench: Bench) -> Outcome:
@@ -209,7 +219,7 @@ FAULTS: dict[str, tuple[Callable[[Bench], Outcome], bool]] = {  # True: as often
     "a process of four stands still (SIGSTOP)": (stands_still, False),
     "a process of four is slow (0.5 to 3 s)": (is_slow, False),
     "NaN in the loss of one of four": (not_a_number, True),
-    "the disk is full": (disk_full, True),
+    "the disk is full": (partial(disk_full, count=1), True),
     "the newest checkpoint truncated": (partial(damaged, how="truncated"), True),
     "the newest checkpoint tampered with (one bit)": (partial(damaged, how="tampered"), True),
     "both checkpoints truncated": (all_damaged, True),

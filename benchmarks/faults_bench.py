@@ -59,9 +59,7 @@ class Bench:
         """Continue the run that a fault has ended; ``before`` is what was seen so far."""
         lines = lines_of(out)
         ends = Training([CONFIG] * count, out).ends()
-        lost = sum(
-            1 for ours, now in zip(lines, lines_of(self.whole[count]), strict=False) if ours != now
-        )
+        lost = count_lost(lines, lines_of(out))
         if any(end.code != 0 for end in ends):
             return f"{before}, NOT resumed: {ends[0].said or ends[0].code}", lost
         equal = same(out, self.whole[count])
@@ -82,3 +80,9 @@ class Bench:
 def lines_of(out: Path) -> list[bytes]:
     file = out / "epochs.jsonl"
     return file.read_bytes().split(b"\n")[:-1] if file.exists() else []
+
+
+def count_lost(before: list[bytes], after: list[bytes]) -> int:
+    """How many lines of a record it no longer has, at their place and in the same bytes."""
+    left = sum(was == now for was, now in zip(before, after, strict=False))
+    return len(before) - left

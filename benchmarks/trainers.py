@@ -232,11 +232,11 @@ def same(a: Path, b: Path) -> bool:
 
 
 def damage(file: Path, how: str, draw: random.Random) -> None:
-    """Truncate a file at a random byte, flip a random bit of it, or delete it."""
+    """Truncate a file at a random byte ("truncated"), or flip a random bit of it ("tampered")."""
     content = bytearray(file.read_bytes())
     place = draw.randrange(len(content))
     if how == "truncated":
         del content[place:]
-    elif how == "tampered":
+    else:
         content[place] ^= 1 << draw.randrange(8)
     file.write_bytes(content)

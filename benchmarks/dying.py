@@ -163,7 +163,7 @@ def begun(fleet: Fleet) -> float:
 
 
 def curve(fleet: Fleet, start: float) -> dict[str, Any]:
-    """The loss by time: of each synchronisation that replica that has noted it first."""
+    """The loss and the step by time, as each replica has noted them after a synchronisation."""
     seconds, losses, steps = [], [], []
     for line in fleet.notes():
         if "loss" in line and line["time"] >= start:

@@ -309,6 +309,7 @@ def trial(name: str, out: Path, runs: int, saved: Path | None) -> dict[str, Any]
         "kills": killed.kills,
         "same_records": before == after,
         "same_answer": answer_of(searches[0]) == answer_of(killed),
+        "about": f"{processor_name()}, commit {find_commit()}",
     }
 
 
@@ -324,7 +325,8 @@ def answer_of(search: Search) -> tuple[Any, list[str]]:
 # -- page ------------------------------------------------------------------------------------
 
 
-def page(trials: list[dict[str, Any]], about: str) -> str:
+def page(trials: list[dict[str, Any]]) -> str:
+    about = "; ".join(dict.fromkeys(each["about"] for each in trials))
     heads = ["task", "metric", "runs", "CPU minutes", "resolved", "against", "kills", "same bytes"]
     rows = []
     for each in trials:
@@ -369,7 +371,7 @@ def main() -> None:
     given = parser.parse_args()
     kept, trials = HERE / "harm_tasks.json", {}
     if kept.exists():
-        trials = {each["task"]: each for each in json.loads(kept.read_text())["trials"]}
+        trials = {each["task"]: each for each in json.loads(kept.read_text())}
     with contextlib.ExitStack() as stack:
         out = given.out or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         saved = out / "images.pt" if given.images else None
@@ -378,10 +380,9 @@ def main() -> None:
             torch.save(photographs(given.images), saved)
         for name in given.tasks or TASKS:
             trials[name] = trial(name, out, given.runs, saved)
-            about = f"{processor_name()}, commit {find_commit()}"
             done = [trials[name] for name in TASKS if name in trials]
-            write_output(kept, json.dumps({"about": about, "trials": done}, indent=1) + "\n")
-            write_output(HERE / "harm_tasks.md", page(done, about))
+            write_output(kept, json.dumps(done, indent=1) + "\n")
+            write_output(HERE / "harm_tasks.md", page(done))
     return None
 
 

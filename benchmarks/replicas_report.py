@@ -56,8 +56,10 @@ def kills_page(found: Sequence[dict[str, Any]]) -> str:
         "replicas that left, by the records": lambda s: sum(f["left"] for f in s),
         "replicas that joined, by the records": lambda s: sum(f["joined"] for f in s),
         "steps that did not count": lambda s: sum(f["uncommitted"] for f in s),
-        "replicas that ended by an error": lambda s: sum(len(f["errors"]) for f in s),
-        "seconds from start to joined, median": lambda s: round(
+        "errors by which replicas ended, an equal one once a job": lambda s: sum(
+            len(f["errors"]) for f in s
+        ),
+        "seconds from start to joined, median of the jobs' medians": lambda s: round(
             statistics.median(x for f in s if (x := f["seconds to join, median"])), 2
         ),
         "longest pause between two synchronisations, s": lambda s: max(

@@ -44,6 +44,7 @@ PAGES: dict[str, Callable[[], str]] = {
     },
     "curvature": lambda: module("curvature_report").markdown(numbers("curvature")),
     "dying": lambda: module("replicas_report").dying_page(numbers("dying")),
+    "harm_tasks": lambda: module("harm_tasks").page(numbers("harm_tasks")),
     "kills": lambda: module("replicas_report").kills_page(read_notes(HERE / "kills.jsonl")),
     "overlap": lambda: module("overlap").markdown(numbers("overlap")["rows"]),
     "plans": lambda: module("plans").report(),
@@ -63,3 +64,9 @@ def test_the_page_of_speed_counts_the_committed_rows(name: str) -> None:
     text = written(name)
     assert f"**{goals.count('reached')} of {len(goals)} targets reached.**" in text
     assert len(re.findall(r"^- .*: missed by", text, re.M)) == len(goals) - goals.count("reached")
+
+
+def test_a_task_that_was_searched_elsewhere_keeps_its_place_and_commit() -> None:
+    trials = numbers("harm_tasks")
+    text = module("harm_tasks").page([trials[0], {**trials[1], "about": "that, commit this"}])
+    assert f"; {trials[0]['about']}; that, commit this. Each task" in text

@@ -10,11 +10,12 @@ plus noise), and each net first takes 60 SGD steps on them: after far fewer, the
 of BatchNorm still mix in their initial values, and the loss in eval mode is 1e5.
 
 Times are CPU seconds of one thread, which other load on the machine moves little; everything runs
-interleaved in one process, and each method's time includes building its own graph and objects.
-Medians over `runs` runs; one run of what takes minutes. Warm starts come from a measurement taken
-`between` SGD steps earlier. Errors are against float64 with torch's own operations (see
-`reference`). PyHessian finds the largest in magnitude, and is compared with those; all others the
-largest algebraically. A peer that is not installed is left out and listed as missing.
+interleaved in one process. Those of eigenvalues include building the graph and the objects; those
+of products do not, because the first round does not count. Medians over `runs` runs; one run of
+what takes minutes. Warm starts come from a measurement taken `between` SGD steps earlier. Errors
+are against float64 with torch's own operations (see `reference`). PyHessian finds the largest in
+magnitude, and is compared with those; all others the largest algebraically. A peer that is not
+installed is left out and listed as missing.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor, nn
 
 from benchmarks.curvature_report import markdown
+from benchmarks.harness import interleaved
 from regimes.curvature import Eigenpairs, HessianProduct, cross_entropy, eigenvalues
 from regimes.curvature.lanczos import Krylov, lanczos, random_direction
 from regimes.curvature.spectrum import warm_start
@@ -139,17 +141,6 @@ def eigenthings_operator(library: Any, model: nn.Module, batch: Batch) -> Any:
     return library.HessianOperator(model, [batch], cross_entropy)
 
 
-def interleaved(tasks: dict[str, Callable[[], Any]], repetitions: int) -> dict[str, list[float]]:
-    """Seconds of each task, round by round, so that a busy machine hits all alike."""
-    seconds: dict[str, list[float]] = {name: [] for name in tasks}
-    for _ in range(repetitions):
-        for name, task in tasks.items():
-            began = time.process_time()
-            task()
-            seconds[name].append(time.process_time() - began)
-    return seconds
-
-
 def products(model: nn.Module, batch: Batch, libraries: dict, repetitions: int) -> dict[str, Any]:
     """Seconds of one product over one forward + backward pass, by method."""
     parameters = list(model.parameters())
@@ -176,10 +167,8 @@ def products(model: nn.Module, batch: Batch, libraries: dict, repetitions: int) 
     if "curvlinops" in libraries:
         made["curvlinops"] = curvlinops_product(libraries["curvlinops"], model, batch)
     tasks = {name: (lambda f=f: f(v)) for name, f in made.items()}
-    for task in tasks.values():
-        task()  # builds what is retained
     steps = {"forward + backward": step(batch), "forward + backward, channels-last": step(nhwc)}
-    seconds = interleaved(steps | tasks, repetitions)
+    seconds = interleaved(steps | tasks, repetitions)  # the first round builds what is retained
     unit = statistics.median(seconds["forward + backward"])
     best = min(unit, statistics.median(seconds["forward + backward, channels-last"]))
     return {

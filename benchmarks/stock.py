@@ -42,7 +42,8 @@ def source(name: str, hooked: bool) -> str:
 
 def printed(words: str, name: str) -> list[float]:
     """A number of each epoch, out of what a script has printed."""
-    return [float(x) for x in re.findall(rf"^epoch .*\b{name} ([\d.]+)", words, re.MULTILINE)]
+    number = rf"^epoch .*\b{name} ([\d.]+|nan|inf)"
+    return [float(x) for x in re.findall(number, words, re.MULTILINE)]
 
 
 # -- to run ----------------------------------------------------------------------------------

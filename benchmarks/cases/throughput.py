@@ -166,7 +166,7 @@ def measure(limits: Limits, *, quick: bool) -> list[Row]:
         rounds = 40 if name == "small" else 9
         seconds = interleaved(tasks, rounds // 4 if quick else rounds)
         seconds = {k: [t / net.batch for t in taken] for k, taken in seconds.items()}
-        floor = 1e3 * min(sorted(v)[len(v) // 2] for k, v in seconds.items() if "no data" in k)
+        floor = 1e3 * min(statistics.median(v) for k, v in seconds.items() if "no data" in k)
         both = [
             compare(f"{name}{way[7:]}", seconds, way, "DataLoader + torchvision", floor=floor)
             for way in ("regimes", "regimes, channels-last")

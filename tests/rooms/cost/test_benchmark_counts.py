@@ -1,7 +1,8 @@
-"""What the benchmarks of faults count (oracle: processes whose ends and lines are made up)."""
+"""What benchmarks count of runs (oracle: ends, lines and words that are made up)."""
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import faults_around, faults_bench
+from benchmarks import faults_around, faults_bench, stock
 from benchmarks.trainers import End
 
 
@@ -55,3 +56,11 @@ def test_a_kill_counts_however_the_other_process_ends(
     assert faults_around.killed_writing(bench) == found
     monkeypatch.setattr(faults_around, "Training", made_up([End(0, ""), End(0, "")]))
     assert faults_around.killed_writing(bench) is None
+
+
+def test_a_loss_that_is_no_number_is_the_loss_of_its_epoch() -> None:
+    said = "epoch 0 | train loss 0.5 | accuracy 97.1%\nepoch 1 | train loss nan | accuracy 9.0%\n"
+    first, last = stock.printed(said, "train loss")
+    assert (first, math.isnan(last)) == (0.5, True)
+    assert stock.printed(said.replace("nan", "inf"), "train loss") == [0.5, math.inf]
+    assert stock.printed(said, "accuracy") == [97.1, 9.0]

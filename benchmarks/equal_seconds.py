@@ -134,9 +134,12 @@ def _rounded_leads(found: Found) -> Said:
 
 def _judge(right: bool, gaps: Iterable[Estimate]) -> str:
     """Of a prediction about means: one that is right holds if no interval reaches 0."""
+    verdicts = {gap.verdict() for gap in gaps}
+    if "open" in verdicts:
+        return FEW
     if not right:
         return REFUTED
-    return SIGN if any(gap.low <= 0 <= gap.high for gap in gaps) else HOLDS
+    return SIGN if "not shown" in verdicts else HOLDS
 
 
 def _rounding_costs(found: Found) -> Said:

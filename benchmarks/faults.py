@@ -288,7 +288,10 @@ def main() -> None:
     chosen = parser.parse_args()
     rows: dict[str, Any] = {}
     if chosen.go_on and chosen.report.exists():
-        rows = json.loads(chosen.report.read_text(encoding="utf-8"))["faults"]
+        known = json.loads(chosen.report.read_text(encoding="utf-8"))
+        if known["seed"] != chosen.seed:
+            parser.error(f"--seed: the rows of {chosen.report} are of seed {known['seed']}")
+        rows = known["faults"]
     with tempfile.TemporaryDirectory() as scratch:
         bench = Bench(Path(scratch), chosen.seed)
         for name, (fault, often) in FAULTS.items():

@@ -267,7 +267,8 @@ def main() -> None:
         for number, kind in itertools.product(range(-(-kills // SESSION)), KINDS):
             key = kind, number, alone
             if not any((d["kind"], d.get("seed"), d.get("one at a time")) == key for d in done):
-                found = session(chosen.out, kind, min(SESSION, kills), number, alone)
+                left = kills - SESSION * number
+                found = session(chosen.out, kind, min(SESSION, left), number, alone)
                 add(chosen.results, found)
     for kind in KINDS if chosen.lighthouse else ():
         if not any(d["kind"] == kind and d.get("lighthouse") for d in done):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import faults_around, faults_bench, stock
+from benchmarks import faults, faults_around, faults_bench, stock
 from benchmarks.trainers import End
 
 
@@ -64,3 +66,16 @@ def test_a_loss_that_is_no_number_is_the_loss_of_its_epoch() -> None:
     assert (first, math.isnan(last)) == (0.5, True)
     assert stock.printed(said.replace("nan", "inf"), "train loss") == [0.5, math.inf]
     assert stock.printed(said, "accuracy") == [97.1, 9.0]
+
+
+def test_rows_of_another_seed_are_not_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "faults.json"
+    report.write_text(json.dumps({"seed": 1, "faults": {}}))
+    words = ["faults", "--go-on", "--seed", "2", "--report", str(report)]
+    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.setattr(faults, "Bench", lambda *_: pytest.fail("it trains"))
+    with pytest.raises(SystemExit):
+        faults.main()
+    assert "are of seed 1" in capsys.readouterr().err

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.harness import Seconds
+from benchmarks.trees import ends
 
 
 def processes(module: str, count: int, *words: object) -> list[Any]:
@@ -38,7 +39,7 @@ def processes(module: str, count: int, *words: object) -> list[Any]:
             )
             for place in range(count)
         ]
-        written = [process.communicate(timeout=1200)[1] for process in started]
+        written = [errors for _, errors in ends(started, 1200)]
         for process, lines in zip(started, written, strict=True):
             if process.returncode:
                 raise RuntimeError((lines.strip().splitlines() or ["no message"])[-1])

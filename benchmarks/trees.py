@@ -1,4 +1,4 @@
-"""The trees of commits, which benchmarks hold against the present one."""
+"""The trees of commits, which benchmarks hold against the present one, and processes of them."""
 
 from __future__ import annotations
 
@@ -43,5 +43,16 @@ def run_script(tree: Path, processes: int, script: str, words: Sequence[str]) ->
             )
             for place in range(processes)
         ]
-        said = [process.communicate(timeout=300)[0] for process in started]
-    return [json.loads(answer.splitlines()[-1]) for answer in said]
+        said = ends(started, 300)
+    return [json.loads(answer.splitlines()[-1]) for answer, _ in said]
+
+
+def ends(started: Sequence[subprocess.Popen[str]], seconds: float) -> list[tuple[str, str]]:
+    """What processes have written, once they have ended. If one has not within so many seconds,
+    all are killed: they would take a core of what is measured next."""
+    try:
+        return [process.communicate(timeout=seconds) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import faults, faults_around, faults_bench, stock
+from benchmarks import faults, faults_around, faults_bench, stock, trees
 from benchmarks.trainers import End
 
 
@@ -79,3 +80,11 @@ def test_rows_of_another_seed_are_not_gone_on_with(
     with pytest.raises(SystemExit):
         faults.main()
     assert "are of seed 1" in capsys.readouterr().err
+
+
+def test_processes_that_do_not_end_are_killed() -> None:
+    words = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+    started = [subprocess.Popen(words, text=True) for _ in range(2)]
+    with pytest.raises(subprocess.TimeoutExpired):
+        trees.ends(started, 0.1)
+    assert [process.returncode for process in started] == [-9, -9]

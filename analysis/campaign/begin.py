@@ -55,18 +55,21 @@ def unpack(archives: Path, out: Path) -> None:
     """Begin with packed records: each archive becomes the folder of its step.
 
     Raises:
-        RecordError: no archives there, or a damaged one.
+        RecordError: no archives there, or a damaged one; ``out`` cannot be written.
     """
-    out.mkdir(parents=True, exist_ok=True)
     paths = sorted(archives.glob("*.tar.xz"))
     if not paths:
         raise RecordError(f"no archive of records in {archives}: expected files *.tar.xz")
-    for path in paths:
-        folder = out / path.name.removesuffix(".tar.xz")
-        if not folder.exists():
-            with (
-                unpack_records(path) as scratch,
-                tempfile.TemporaryDirectory(dir=out) as unfinished,
-            ):
-                shutil.copytree(scratch, Path(unfinished, "whole"))
-                Path(unfinished, "whole").rename(folder)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for path in paths:
+            folder = out / path.name.removesuffix(".tar.xz")
+            if not folder.exists():
+                with (
+                    unpack_records(path) as scratch,
+                    tempfile.TemporaryDirectory(dir=out) as unfinished,
+                ):
+                    shutil.copytree(scratch, Path(unfinished, "whole"))
+                    Path(unfinished, "whole").rename(folder)
+    except OSError as error:
+        raise RecordError(f"cannot write {out}: {error.strerror or error}") from None

@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import tyro
 
 from regimes import presets
-from regimes.config import RunConfig, override
+from regimes.config import RunConfig
 from regimes.errors import ConfigError, RecordError, TrainingError, suggest_nearest
 from regimes.launch import sweep
 from regimes.presets.families import shorten_training
@@ -165,11 +165,12 @@ def run(
         f"{clock.left(later)} left"
     )
     for step, count in missing.items():
-        later -= count * step.minutes
         for _ in range(1 + step.yoked):  # the controls are known when their originals are done
             todo = [c for c in step.cells(out, change) if not sweep.is_finished(*c)]
             todo = [c for c in todo if not any(str(c[0]) in f for f in failures)]
+            count, later = count - len(todo), later - len(todo) * step.minutes
             failures += _run(todo, step, jobs, clock, later, say)
+        later -= count * step.minutes  # the controls of originals that failed
     return failures
 
 
@@ -196,7 +197,7 @@ def _run(
 def changed(config: RunConfig, images: Path | None, share: float) -> RunConfig:
     """A run of the campaign with other images for CIFAR-10, or another length."""
     if images and config.data.name == "cifar10":
-        config = override(config, ["data.name=folder", f"data.path={images}"])
+        config = replace(config, data=replace(config.data, name="folder", path=str(images)))
     return config if share == 1 else shorten_training(config, share)
 
 

@@ -214,6 +214,51 @@ def test_what_is_left_is_counted_down_and_failures_are_said(
     assert [words.split()[1] for words in said[2:]] == [f"[{n}/4]" for n in (1, 2, 3, 4)] * 2
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_left_has_the_controls_of_the_same_step(
+    fails: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Runs of 4 minutes: 2 seeds with a control for each order, then a run of another step. A seed
+    that fails has no controls, which are dropped when the step has ended."""
+    now, finished = [0.0], set[Path]()
+
+    def ablate(todo: Any, jobs: int, progress: Any) -> list[str]:
+        failed = [str(folder) for folder, _ in todo if fails and folder.name == "seed-8"]
+        for folder, _ in todo:
+            now[0] += 4 * 60
+            finished.update({folder} - {*map(Path, failed)})
+            progress(folder, None)
+        return failed
+
+    original = presets.get_grid("smoke")["accordion"]
+    monkeypatch.setattr(campaign.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(campaign.sweep, "ablate", ablate)
+    monkeypatch.setattr(campaign.sweep, "is_finished", lambda folder, _: folder in finished)
+    monkeypatch.setattr(campaign, "load", lambda folder: folder)
+    monkeypatch.setattr(campaign, "yoked_to", lambda _, order: replace(original, name=order))
+    steps = (
+        Step("smoke", 2, 7, 4.0, ("accordion",), yoked=True, name="controls"),
+        Step("smoke", 1, 7, 4.0, ("low",), name="other"),
+    )
+    said: list[str] = []
+    campaign.run(steps, tmp_path, 1, lambda config: config, said.append)
+    orders = len(yoked.ORDERS)
+    runs = 2 + 2 * orders + 1
+    left = [*range(runs - 1, runs - 3 - orders, -1), 0] if fails else [*range(runs - 1, -1, -1)]
+    assert said[0].endswith(f"{runs} missing: {4 * runs} minutes left")
+    assert [words.rpartition(", ")[2] for words in said[1:]] == [
+        f"{4 * n} minutes left" for n in left
+    ]
+
+
+@pytest.mark.parametrize("name", ["2024", "true", "1e5", "nan", "{a=1}", "a b"])
+def test_a_folder_of_images_may_have_any_name(name: str) -> None:
+    config = presets.get_preset("paper-resnet18-cifar10")
+    wanted = override(config, ["data.name=folder", f"data.path={name!r}"])
+    assert wanted.data.path == name
+    assert campaign.changed(config, Path(name), 1.0) == wanted
+
+
 @pytest.mark.parametrize("step", [*CPU, *GPU], ids=lambda step: step.folder)
 def test_every_step_is_a_grid_with_its_schedules(step: Step, tmp_path: Path) -> None:
     grid = presets.get_grid(step.grid)
@@ -257,6 +302,14 @@ def test_packed_records_are_a_start(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="no archive of records"):
         campaign.unpack(archives, tmp_path / "other")
     assert not (tmp_path / "other" / "smoke-quantise").exists()
+
+
+def test_a_campaign_that_cannot_unpack_its_start_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "small.tar.xz").write_bytes(b"")
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(RecordError, match=r"cannot write .*file"):
+            campaign.unpack(tmp_path, out)
 
 
 def test_an_unknown_step_is_named(tmp_path: Path) -> None:

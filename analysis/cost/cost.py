@@ -14,6 +14,7 @@ the model does where it has been: `benchmarks.network`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -152,19 +153,22 @@ def figure_cost(
         )
         handles, labels = right.get_legend_handles_labels()
         fig.legend(handles, labels, loc="outside upper left", ncols=4, handlelength=3.4)
-        add_headline(fig, _title(marked))
+        add_headline(fig, _title(table))
         style.add_caption(fig, _caption(chosen_cases, chosen, network, algorithm, buckets))
     return style.Drawing(fig, pd.concat([numbers.drop(columns="dense"), marked], ignore_index=True))
 
 
-def _title(marked: pd.DataFrame) -> str:
-    """Below which bandwidth each policy is faster than dense."""
+def _title(table: pd.DataFrame) -> str:
+    """Below which bandwidth each policy is faster than dense, also where the axis has ended."""
+    faster = table[(table["kind"] == "policy") & (table["break_even"] >= BANDWIDTHS[0])]
     said = [
-        f"{style_of(row['case']).label} below {format_bandwidth(row['x'])}"
-        for row in marked.sort_values("x").to_dict("records")
+        f"{style_of(case).label} "
+        + ("at any bandwidth" if math.isinf(at) else f"below {format_bandwidth(at)}")
+        for case, at in faster.sort_values("break_even")[["case", "break_even"]].to_numpy()
     ]
     if not said:
-        return "No schedule becomes faster than dense at any bandwidth from 1 Mbit/s to 1 Tbit/s"
+        slowest = format_bandwidth(BANDWIDTHS[0])
+        return f"No schedule is faster than dense at {slowest} or any higher bandwidth (predicted)"
     return f"Faster than dense: {', '.join(said)} (predicted)"
 
 

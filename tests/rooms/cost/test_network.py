@@ -512,6 +512,26 @@ def test_the_figure_and_its_curves(tmp_path: Path) -> None:
     assert all(path.stat().st_size > 1000 for path in save(fig, tmp_path / "cost", numbers))
 
 
+@pytest.mark.parametrize("latency", ["0us", "50us"])
+@pytest.mark.parametrize("compress", [0.0, 1e-9, 1e9])
+def test_the_title_has_every_schedule_that_becomes_faster(compress: float, latency: str) -> None:
+    """Also one that is so at any bandwidth, or beyond the axis (oracle: the table)."""
+    from analysis.cost.cost import figure_cost
+
+    runs = [run for run in reference() if run.seed == 1000]
+    for i, run in enumerate(runs):
+        if run.name != "dense":
+            clock = {e: {**spent, "compress": compress} for e, spent in run.clock.items()}
+            runs[i] = replace(run, clock=clock)
+    network = Network.parse(f"1Gbit/s,{latency}")
+    table = predict_seconds(make_cases(runs), network, 4).set_index(["kind", "case"])["break_even"]
+    title = " ".join(figure_cost(runs, network)[0].legends[0].get_title().get_text().split())
+    low = table["policy", "low"]
+    assert (title.startswith("No schedule is faster than dense at 1 Mbit/s or")) == (low == 0)
+    assert ("low compression at any bandwidth" in title) == math.isinf(low)
+    assert (f"low compression below {format_bandwidth(low)}" in title) == (0 < low < math.inf)
+
+
 def test_the_printed_times() -> None:
     from analysis.paper.paper_times import compare
 

@@ -24,7 +24,7 @@ from regimes.config import DENSE
 from regimes.cost.cases import Case, make_cases
 from regimes.errors import RecordError
 from regimes.network import Network, Work
-from regimes.records import Record
+from regimes.records import Record, separate_experiments
 from regimes.replay import detect
 from regimes.replay.replay import Rule, has_statistics, replay_rule, signal_cost
 
@@ -89,6 +89,7 @@ class PricedRuns:
     """
 
     def __init__(self, runs: Sequence[Record]) -> None:
+        runs = separate_experiments(runs)
         for run in runs:
             if not {"low", "high"} <= run.header["per_step"].keys():
                 raise RecordError(

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets as widgets
 from matplotlib.patches import Patch
 
+from regimes.errors import require, unexpected_value
 from regimes.network import Network, format_bandwidth
 from regimes.plotting import style
 from regimes.plotting.looks import order_schedules
@@ -53,6 +54,7 @@ def explorer(records: str | Path | Iterable[Record], **start: Any) -> widgets.Wi
 
     Raises:
         RecordError: no run there, or none with two levels of compression.
+        ConfigError: no knob can stand at a value to start from.
     """
     runs = load_all(records) if isinstance(records, str | Path) else list(records)
     return Explorer(PricedRuns(runs), **start).view
@@ -73,9 +75,15 @@ class Explorer:
         schedules = order_schedules(name for name, _ in study.runs)
         first = "low" if "low" in schedules else schedules[0]
         schedule = start.get("schedule", first)
+        require(schedule in schedules, "schedule", schedule, f"one of {', '.join(schedules)}")
         seed = min(seed for name, seed in study.runs if name == schedule)
         self.settings = Settings(**{"schedule": schedule, "seed": seed, **start})
+        Network(self.settings.bandwidth, self.settings.latency).checked()
         self.knobs = _knobs(self.settings, schedules)
+        self._offer()
+        for name, value in start.items():  # a widget takes its nearest value and says nothing
+            if self.knobs[name].value != value:
+                raise unexpected_value(name, value, _allowed(self.knobs[name]))
         self.numbers, self.picture = widgets.HTML(), widgets.Image(format="png")
         self.busy = widgets.HTML(READY)
         for knob in self.knobs.values():
@@ -116,11 +124,9 @@ class Explorer:
 def _knobs(start: Settings, schedules: list[str]) -> dict[str, widgets.Widget]:
     same: dict[str, Any] = {"layout": WIDE, "style": {"description_width": "120px"}}
     slider: dict[str, Any] = {**same, "min": 0.05, "step": 0.05, "readout_format": ".2f"}
-    bandwidths = {
-        **{format_bandwidth(b): b for b in BANDWIDTHS},
-        format_bandwidth(start.bandwidth): start.bandwidth,
-    }
-    latencies = {f"{1e6 * s:g} µs": s for s in sorted({*LATENCIES, start.latency})}
+    # the start last: of two that are written alike, a slider has it
+    bandwidths = {format_bandwidth(b): b for b in (*BANDWIDTHS, start.bandwidth)}
+    latencies = {f"{1e6 * s:g} µs": s for s in (*LATENCIES, start.latency)}
     return {
         "schedule": widgets.Dropdown(
             options=schedules, value=start.schedule, description="schedule", **same
@@ -141,9 +147,19 @@ def _knobs(start: Settings, schedules: list[str]) -> dict[str, widgets.Widget]:
             **same,
         ),
         "latency": widgets.SelectionSlider(
-            options=list(latencies.items()), value=start.latency, description="latency", **same
+            options=sorted(latencies.items(), key=_value),
+            value=start.latency,
+            description="latency",
+            **same,
         ),
     }
+
+
+def _allowed(knob: widgets.Widget) -> str:
+    """Where a knob can stand, in words."""
+    if isinstance(knob, widgets.Dropdown):
+        return f"one of {', '.join(map(str, knob.options))}"
+    return f"{knob.min:g} to {knob.max:g}"
 
 
 def _value(option: tuple[str, float]) -> float:

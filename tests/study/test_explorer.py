@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -127,6 +129,18 @@ def test_runs_without_two_levels_are_refused_in_a_sentence() -> None:
         study("small-batch")
 
 
+def test_runs_of_one_name_and_seed_at_two_rates_are_both_there() -> None:
+    """As `load_all` names them, which saw each folder alone."""
+    runs = [run for run in study("small").runs.values() if run.seed == 1000]
+    low = next(run for run in runs if run.name == "low")
+    config = low.config | {"optimizer": low.config["optimizer"] | {"lr": 0.1}}
+    other = replace(low, header=low.header | {"config": config}, folder=Path("other"))  # type: ignore[operator]
+    found = PricedRuns([*runs, other]).runs
+    rates = {run.rate for (name, _), run in found.items() if name.startswith("low (")}
+    assert len(found) == len(runs) + 1
+    assert rates == {low.rate, 0.1}
+
+
 def test_a_detector_rejects_what_no_slider_allows() -> None:
     with pytest.raises(ConfigError, match=r"eta = -1\.0: expected a positive number"):
         study("small").answer(Settings("low", 1000, eta=-1.0))
@@ -178,6 +192,34 @@ def test_explorer_reads_archives_and_starts_where_it_is_told() -> None:
     archive = ROOT / "data" / "reference" / "small-signals.tar.xz"
     view = explorer(archive, eta=0.7, bandwidth=3e8)
     assert view.children[0].children[1].children[0].value == 0.7
+
+
+@pytest.mark.parametrize(
+    ("start", "sentence"),
+    [
+        ({"schedule": "typo"}, "schedule = 'typo': expected one of dense, low, high"),
+        ({"seed": 99}, "seed = 99: expected one of 1000, 1001"),
+        ({"detector": "typo"}, "detector = 'typo': expected one of accordion, norm-change"),
+        ({"detector": "eigenvalue-change"}, "detector = 'eigenvalue-change': expected one of"),
+        ({"eta": 3.0}, "eta = 3.0: expected 0.05 to 1.5"),
+        ({"interval": 20}, "interval = 20: expected 1 to 12"),
+        ({"share": math.nan}, "share = nan: expected 0.05 to 1"),
+        ({"bandwidth": -1.0}, "bandwidth = '-1 bit/s'"),
+        ({"latency": -1.0}, "latency = '-1 s'"),
+    ],
+    ids=str,
+)
+def test_no_other_start_is_taken_in_place_of_the_one_asked_for(
+    start: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        Explorer(study("small"), **start)
+
+
+@pytest.mark.parametrize("start", [{"latency": 49.9999999e-6}, {"bandwidth": 1.0000001e9}], ids=str)
+def test_a_start_may_be_written_as_another_stop_of_the_slider(start: dict[str, float]) -> None:
+    ((name, value),) = start.items()
+    assert getattr(Explorer(study("small"), **start).settings, name) == value
 
 
 # -- a browser -------------------------------------------------------------------------------

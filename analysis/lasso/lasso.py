@@ -25,7 +25,7 @@ from scipy.stats import norm
 
 from regimes.plotting import style
 from regimes.plotting.words import add_headline
-from regimes.records import Record, load_all
+from regimes.records import Record, load_all, unit_name
 
 from ..common.command import Files, Out, Several
 from .model import largest_sigma
@@ -159,7 +159,7 @@ def _draw_network(left: Axes, right: Axes, numbers: pd.DataFrame, one: Record) -
             transform=ax.get_yaxis_transform(),
         )
         style.mark_decays(ax, one, labelled=False)
-        ax.set_xlabel("epoch (dotted: learning-rate decay)")
+        ax.set_xlabel(f"{unit_name(one.config)} (dotted: learning-rate decay)")
     left.set(ylim=(0, 1.02), ylabel="network: energy in the\ntop 10 % coordinates")
     right.set(ylim=(-0.5, 1.02), ylabel="network: share")
 
@@ -198,15 +198,15 @@ def _write_network_caption(numbers: pd.DataFrame, runs: list[Record]) -> str:
 
 
 def table(s: Setting, runs: list[Record]) -> pd.DataFrame:
-    """The LASSO's statistics, and the network's after the first, middle and last epoch."""
+    """The LASSO's statistics, and the network's after the first, middle and last epoch that has a
+    reading of the kind."""
     columns = shapes(s)
     if runs:
-        numbers = network(runs)
-        epochs = sorted(numbers["x"].unique())
-        for panel in dict.fromkeys(numbers["panel"]):
+        for panel, rows in network(runs).groupby("panel", sort=False):
+            by_epoch = rows.pivot(index="series", columns="x", values="mean")
+            epochs = [*by_epoch]
             for epoch in dict.fromkeys((epochs[0], epochs[len(epochs) // 2], epochs[-1])):
-                rows = numbers[(numbers["panel"] == panel) & (numbers["x"] == epoch)]
-                columns[f"{panel}, {epoch:g}"] = rows.set_index("series")["mean"]
+                columns[f"{panel}, {epoch:g}"] = by_epoch[epoch]
     return columns
 
 

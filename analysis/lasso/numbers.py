@@ -81,7 +81,9 @@ class Setting:
         for name in ("train", "n", "trials", "draws"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         for name in ("lam", "sigma"):
-            require(getattr(self, name) > 0, name, getattr(self, name), "a positive number")
+            good = 0 < getattr(self, name) < np.inf
+            require(good, name, getattr(self, name), "a positive number")
+        require(self.seed >= 0, "seed", self.seed, "at least 0")
         require(0 < self.epsilon < 1, "epsilon", self.epsilon, "a number between 0 and 1")
 
     @property

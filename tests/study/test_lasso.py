@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -25,11 +26,12 @@ from analysis.lasso.model import (
     solution,
     top_share,
 )
-from analysis.lasso.numbers import Setting, chances, network, shapes, sparsity
+from analysis.lasso.numbers import COLUMNS, SHAPES, Setting, chances, network, shapes, sparsity
 from regimes.config import override
 from regimes.errors import ConfigError, RecordError
-from regimes.records import load_all
+from regimes.records import load_all, unit_name
 
+REFERENCE = Path(__file__).parents[2] / "data" / "reference"
 FROZEN = "regimes_study.plugins.moments:FrozenMoments"
 PATH = "regimes_study.plugins.moments:Moments"
 
@@ -291,6 +293,32 @@ def test_the_command_draws_with_and_without_a_network(runs: Path, tmp_path: Path
     assert "n\xa0=\xa02\xa0seeds" in words
 
 
+def test_readings_of_other_epochs_and_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Along each unit, and frozen after every second: the table has readings alone, and the axis
+    is of the runs' units."""
+    made = [
+        (panel, name, unit, 3, 0.5, 0.4, 0.6)
+        for panel, every in (("moments-frozen", 2), ("moments", 1))
+        for name in SHAPES
+        for unit in range(0, 6, every)
+    ]
+    monkeypatch.setattr(lasso, "network", lambda runs: pd.DataFrame(made, columns=COLUMNS))
+    one = load_all(REFERENCE / "lm-demo.tar.xz")[0]
+    one.details.append({"family": "moments-frozen", "gradients": 12, "gradient": "batch of 16"})
+    table = lasso.table(SMALL, [one])
+    found = [name for name in table if name.startswith("moments")]
+    assert found == [
+        *(f"moments-frozen, {unit}" for unit in (0, 2, 4)),
+        *(f"moments, {unit}" for unit in (0, 3, 5)),
+    ]
+    assert (table[found] == 0.5).all(axis=None)
+    fig, _ = lasso.lasso(SMALL, [one])
+    assert [ax.get_xlabel().partition(" (")[0] for ax in fig.axes[2:]] == [
+        unit_name(one.config)
+    ] * 2
+    assert unit_name(one.config).startswith("unit of")
+
+
 def test_runs_without_readings_are_refused(tmp_path: Path) -> None:
     c = override(regimes.get_preset("smoke"), ["epochs=1", "data.train_size=100"])
     for name in ("low", "high"):
@@ -308,6 +336,9 @@ def test_runs_without_readings_are_refused(tmp_path: Path) -> None:
         ({"nonzero": 201}, "nonzero = 201"),
         ({"n": 0}, "n = 0: expected at least 1"),
         ({"sigma": 0.0}, "sigma = 0.0: expected a positive number"),
+        ({"sigma": np.inf}, "sigma = inf: expected a positive number"),
+        ({"lam": np.inf}, "lam = inf: expected a positive number"),
+        ({"seed": -1}, "seed = -1: expected at least 0"),
         ({"epsilon": 1.0}, "epsilon = 1.0: expected a number between 0 and 1"),
     ],
 )

@@ -66,8 +66,8 @@ ABOUT = (
 
 
 def row_of(config: dict[str, Any]) -> Key | None:
-    """(data, network, compressor, level) of the row that a configuration trains; None if it is not
-    at the paper's scale, or of no such schedule.
+    """(data, network, compressor, level) of a configuration, as a row may have it (`known_keys`);
+    None if it is not at the paper's scale, or of no such schedule.
 
     ACCORDION's level is "accordion LOW HIGH": a row's neighbours tell which two it has.
     """
@@ -97,6 +97,13 @@ def keys(row: dict[str, Any], rows: pd.DataFrame) -> list[Key]:
     return [(row["data"], name, row["compressor"], level) for name in networks]
 
 
+def known_keys() -> set[Key]:
+    """The keys of all rows."""
+    rows = published.tables()
+    lines: list[Any] = rows.to_dict("records")
+    return {key for line in lines for key in keys(line, rows)}
+
+
 def table(runs: Iterable[Record] = ()) -> pd.DataFrame:
     """One row per row of Tables 1-6.
 
@@ -109,12 +116,12 @@ def table(runs: Iterable[Record] = ()) -> pd.DataFrame:
         RecordError: a run of a row that is not finished, or runs of a row that are not of one
             experiment.
     """
-    rows, logs = published.tables(), _logs()
+    rows, logs, known = published.tables(), _logs(), known_keys()
     runs_by_row: dict[Key, list[Record]] = {}
     for run in runs:
-        if (key := row_of(run.config)) and not run.finished:
-            raise RecordError(f"{run.folder} is not finished: resume it to have it in a table")
-        if key:
+        if (key := row_of(run.config)) in known:
+            if not run.finished:
+                raise RecordError(f"{run.folder} is not finished: resume it to have it in a table")
             runs_by_row.setdefault(key, []).append(run)
     lines = []
     for alike in runs_by_row.values():
@@ -209,7 +216,8 @@ def main(
     for _, group in rows.groupby("table"):
         console.print(as_text(group).drawn(), "")
     console.print(ABOUT, "")
-    left = sum(row_of(run.config) is None for run in runs)
+    known = known_keys()
+    left = sum(row_of(run.config) not in known for run in runs)
     if left:
         console.print(f"{left} of {len(runs)} runs are at no row's setting and were left out.")
     files = Files("tables", out)

@@ -223,6 +223,24 @@ def test_an_unfinished_run_is_refused(tmp_path: Path) -> None:
         tables.table(load_all(tmp_path))
 
 
+def test_runs_at_the_papers_scale_that_no_row_has_are_left_out_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another rank, other levels of ACCORDION, a network that Table 1 does not have; they need be
+    neither finished nor of one experiment."""
+    runs = tmp_path / "runs"
+    paper_run(runs, ACCORDION, 0)
+    paper_run(runs, {"name": "static", "level": "low"}, 0, levels={"low": 8, "high": 1})
+    paper_run(runs, ACCORDION, 1, levels={"low": 4, "high": 1})
+    paper_run(runs, ACCORDION, 2, levels={"low": 4, "high": 1}, optimizer={"lr": 9.0})
+    folder = paper_run(runs, ACCORDION, 3, model={"name": "densenet-cifar10"})
+    header = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**header, "budget": None}))
+    rows = pd.read_csv(tables.main((runs,), tmp_path / "out")[0])
+    assert rows["n"].sum() == 1
+    assert "4 of 5 runs are at no row's setting and were left out." in capsys.readouterr().out
+
+
 def test_the_command_writes_all_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paper_run(tmp_path / "runs", ACCORDION, 0)
     paper_run(tmp_path / "runs", {"name": "windows"}, 0)

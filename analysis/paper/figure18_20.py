@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from regimes.errors import RecordError
 from regimes.plotting import panels as drawing
@@ -26,9 +25,6 @@ from regimes.records import Record, load_all
 
 from ..common.command import Files, Out, Records
 from ..common.compare import group_runs
-
-if TYPE_CHECKING:
-    pass
 
 
 def level_map(

@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
 import seaborn as sns
@@ -52,9 +51,6 @@ from ..common.compare import (
 from ..common.names import FIGURE2
 from .curves import name_ends, tabulate_curves, tabulate_ends
 from .figure18_20 import layer_name, level_map
-
-if TYPE_CHECKING:
-    pass
 
 RECOVER, DAMAGE = "Low compression where it is critical", "High compression where it is critical"
 PANELS = {  # the two halves of the argument; schedules that no figure knows go to the first

@@ -28,11 +28,10 @@ from regimes.plotting.said import Estimate
 from regimes.plotting.words import add_headline
 from regimes.records import Record, load_all, unit_name
 from regimes.replay.compare import compare_rules
-from regimes.statistics import t_interval
 
 from ..common.command import Files, Out, Records
 from ..common.compare import compressed_layers, group_runs
-from ..common.estimates import over_seeds
+from ..common.estimates import estimate, over_seeds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,7 +61,8 @@ def rules(interval_: int, eta: float) -> dict[str, Detector]:
 
 
 def signals(runs: list[Record]) -> pd.DataFrame:
-    """Per seed and epoch: both eigenvalues and the norm of the whole model's gradient.
+    """Per seed and epoch: both eigenvalues, and the norm of the gradient of all compressed layers
+    together.
 
     Raises:
         LackingError: a run without the eigenvalues.
@@ -145,7 +145,7 @@ def figure3(
             ax.margins(x=0.01)
             style.mark_decays(ax, chosen[0], labelled=ax is top)
         top.set_ylabel("top eigenvalue\nof the Hessian")
-        middle.set_ylabel("gradient norm,\nwhole model")
+        middle.set_ylabel("gradient norm,\ncompressed layers")
         fig.legend(
             *top.get_legend_handles_labels(), loc="outside upper left", ncols=2, handlelength=4
         )
@@ -162,13 +162,14 @@ def _curve(values: pd.DataFrame, name: str, shares: pd.Series) -> pd.DataFrame:
     rows = []
     for epoch, group in values.groupby("epoch"):
         seen = group[column].dropna().to_list()
-        rows.append((name, epoch, len(seen), *t_interval(seen), shares.get((name, epoch), np.nan)))
-    columns = ["signal", "epoch", "n", "mean", "ci_low", "ci_high", "critical"]
-    return pd.DataFrame(rows, columns=columns)
+        row = {"signal": name, "epoch": epoch, "n": len(seen), **estimate(seen, "mean", "ci")}
+        rows.append({**row, "critical": shares.get((name, epoch), np.nan)})
+    return pd.DataFrame(rows)
 
 
 def _draw(ax: Axes, rows: pd.DataFrame, name: str) -> None:
     _, colour, dash = LINES[name]
+    rows = rows.dropna(subset="mean")  # epochs without a reading would break the line
     ax.plot(rows["epoch"], rows["mean"], color=colour, linestyle=dash, linewidth=1.5, label=name)
     floor = rows["ci_low"].clip(lower=rows["mean"].min() / 10)  # a log axis has no room below zero
     ax.fill_between(rows["epoch"], floor, rows["ci_high"], color=colour, alpha=0.18, linewidth=0)

@@ -257,11 +257,11 @@ def main(records: Records, out: Out = None) -> list[Path]:
     overlap."""
     files, every = Files(records, out), load_all(records)
     runs = [run for run in every if readings(run)] or every  # ``overlaps`` says how to record them
-    for schedule in group_runs(runs):
+    for schedule, (one, *_) in group_runs(runs).items():
         fig, numbers = figure4a(runs, schedule)
         files.figure(f"figure4a-{schedule}", (fig, numbers))
-        print(f"{schedule}: {verdict(numbers, runs[0].header['data']['train'])}")
-        when = moments(numbers, runs[0].config)
+        print(f"{schedule}: {verdict(numbers, one.header['data']['train'])}")
+        when = moments(numbers, one.config)
         for word, epoch in when.items():
             rows = numbers[numbers["epoch"] == epoch]
             texts = [

@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from scipy import stats
 from sklearn.metrics import cohen_kappa_score, jaccard_score
 
+from analysis.common.command import Files
 from analysis.detection import signals
 from analysis.paper import figure3, figure4a
 from regimes.errors import RecordError
@@ -91,6 +96,28 @@ def test_the_command_writes_its_figure(tmp_path: Path) -> None:
     assert all(p.stat().st_size > 100 for p in paths)
 
 
+def test_readings_of_every_second_epoch_are_one_line(runs: list[Record]) -> None:
+    """As ``curvature.every = 2`` leaves them; the norm has all epochs."""
+    few = [
+        replace(
+            run, rows=[row if row["epoch"] % 2 == 0 else row | {"model": {}} for row in run.rows]
+        )
+        for run in runs[:3]
+    ]
+    figure, numbers = figure3.figure3(few)
+    for name, (ax, step) in {
+        figure3.EVAL: (figure.axes[0], 2),
+        figure3.BATCH: (figure.axes[0], 2),
+        figure3.NORM: (figure.axes[1], 1),
+    }.items():
+        (line,) = (line for line in ax.lines if line.get_label() == name)
+        assert list(line.get_xdata()) == [*range(0, 24, step)]
+        assert np.isfinite(line.get_ydata()).all()
+        rows = numbers[numbers["signal"] == name]
+        assert rows["n"].tolist() == [0 if epoch % step else 3 for epoch in range(24)]
+        assert rows["critical"].notna().all()
+
+
 def test_signals_of_one_run(runs: list[Record]) -> None:
     figure, numbers = signals.signals(runs[0])
     assert len(figure.axes) == 4
@@ -107,6 +134,29 @@ def test_records_without_the_signal_are_refused() -> None:
         figure3.figure3(plain)
     with pytest.raises(RecordError, match="recorded no curvature"):
         signals.signals(plain[0])
+
+
+def test_figure_4a_prints_the_epochs_that_it_draws_where_schedules_differ_in_length(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    every = load_all(REFERENCE / "small-overlap.tar.xz")
+    for i, run in enumerate(every):
+        if run.name == "low":  # of half as many epochs
+            header = run.header | {"config": run.config | {"epochs": 12}, "units": 12}
+            details = [line for line in run.details if line["epoch"] < 12]
+            every[i] = replace(run, rows=run.rows[:12], details=details, header=header)  # type: ignore[arg-type]
+    monkeypatch.setattr(figure4a, "load_all", lambda _: every)
+    drawn: list[str] = []
+
+    def keep(_: Files, name: str, made: tuple[Figure, Any]) -> None:
+        texts = [text.get_text() for text in made[0].subfigs[1].legends[0].get_texts()]
+        drawn.extend(text.replace("(", "(epoch ").removesuffix(")") for text in texts)
+
+    monkeypatch.setattr(Files, "figure", keep)
+    figure4a.main(tmp_path, tmp_path)
+    printed = re.findall(r"^  (\w+ \(epoch \d+), n", capsys.readouterr().out, re.MULTILINE)
+    assert printed == drawn
+    assert printed[1::3] == ["middle (epoch 12", "middle (epoch 6"]
 
 
 @pytest.mark.slow

@@ -54,9 +54,9 @@ Out = Annotated[Path | None, tyro.conf.arg(help="folder for the files; default f
 
 
 def name_of(records: Path) -> str:
-    """The name of records: their folder's, or their archive's without its suffixes."""
+    """The name of records: their folder's, or their archive's without ".tar.xz" or the like."""
     name = records.resolve().name
-    return name.partition(".")[0] if records.is_file() else name
+    return re.sub(r"(\.tar)?\.\w+$", "", name) if records.is_file() else name
 
 
 class Files:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from regimes.console.tables import Table
+from regimes.errors import RecordError, suggest_nearest
 from regimes.plotting import style
 from regimes.records import Record
 from regimes.replay import detect
@@ -91,7 +92,15 @@ def reasons(record: Record, layer: str) -> pd.DataFrame:
     """Why a layer had its level in each epoch: norm, level, rule, and the numbers that it compared.
 
     Empty where the level was merely kept.
+
+    Raises:
+        RecordError: no such layer.
     """
+    names = [known["name"] for known in record.header["layers"]]
+    if layer not in names:
+        raise RecordError(
+            f"{record.folder} has no layer {layer!r}: {suggest_nearest(layer, names)}"
+        )
     rows = record.layers[record.layers["layer"] == layer].reset_index(drop=True)
     why = pd.DataFrame([reason or {} for reason in rows["why"]])
     table = rows[["epoch", record.statistic, "level"]].join(why).round(3).astype(object)

@@ -285,9 +285,16 @@ def main(
             f"figure {number} needs records of the grid {grid}{also}: first `regimes "
             f"ablate {grid} --seeds 5`, then `regimes figure {number} runs/{grid}`"
         )
+    names = [name_of(path) for path in records]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"several of the records are called {name}: one figure would be "
+                "written over the other; draw them one at a time, each with --out of its own"
+            )
     paths = []
-    for path in records:
-        paths += draw(number, path, out / name_of(path))
+    for path, name in zip(records, names, strict=True):
+        paths += draw(number, path, out / name)
     return paths
 
 

@@ -19,7 +19,7 @@ from matplotlib.collections import PolyCollection
 from scipy import stats
 from synthetic import EPOCHS, make
 
-from analysis.common import compare
+from analysis.common import command, compare
 from analysis.paper import batch, curves, figure18_20, figures
 from regimes.errors import ConfigError, RecordError
 from regimes.plotting import looks, panels, style
@@ -371,6 +371,34 @@ def test_bad_figures() -> None:
         figures.main("8")
     with pytest.raises(RecordError, match="no run of schedule high-longer; found dense"):
         figures.main("8", (REFERENCE,))
+
+
+def test_figures_of_two_records_of_one_name_are_not_written_over_each_other(tmp_path: Path) -> None:
+    for place in ("a", "b"):
+        make(tmp_path / place / "runs", "accordion", 0)
+    places = [tmp_path / place / "runs" for place in ("a", "b")]
+    with pytest.raises(ConfigError, match="several of the records are called runs: one figure"):
+        figures.main("18", (*places,), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("small.tar.xz", "small"),
+        ("v0.4.tar.xz", "v0.4"),
+        ("v0.4.tgz", "v0.4"),
+        (".small.tar", ".small"),
+        ("small", "small"),
+    ],
+)
+def test_the_name_of_an_archive_is_without_its_kind_alone(
+    file: str, name: str, tmp_path: Path
+) -> None:
+    (tmp_path / file).write_text("")
+    assert command.name_of(tmp_path / file) == name
+    (tmp_path / "folder.of.runs").mkdir()
+    assert command.name_of(tmp_path / "folder.of.runs") == "folder.of.runs"
 
 
 def test_batch_figure_from_the_command(batches: list[Record], tmp_path: Path) -> None:

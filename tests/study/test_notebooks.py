@@ -18,6 +18,7 @@ import pytest
 
 from analysis.notebook.outputs import reasons, show
 from analysis.paper.figure2 import figure2a
+from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.records import Record, load_all
 
@@ -276,6 +277,12 @@ def test_reasons_are_those_that_the_record_gives(runs: list[Record]) -> None:
     assert len(judged) >= 3
     assert ((judged["ratio"] >= judged["threshold"]) == (judged["level"] == "low")).all()
     assert rows["level"].tolist() == [row["layers"]["level"][3] for row in run.rows]
+
+
+def test_reasons_of_no_layer_are_refused(runs: list[Record]) -> None:
+    """In place of an empty table, which would say that all levels were kept."""
+    with pytest.raises(RecordError, match=r"no layer 'features\.3': did you mean 'features\.3\."):
+        reasons(runs[0], "features.3")
 
 
 def test_an_absolute_path_would_be_found() -> None:

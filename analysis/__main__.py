@@ -119,17 +119,22 @@ def _run(command: Command, name: str, words: Sequence[str]) -> None:
     call(command.main, words, f"regimes figure {name}")
 
 
+def _list() -> None:
+    known = commands()
+    for room, about in headings().items():
+        print(about)
+        for key, command in known.items():
+            if command.room == room:
+                file = command.module.partition(".")[2]
+                shown = "" if file == key else f" [{file}.py]"
+                print(f"  {key:14} {command.summary}{shown}")
+
+
 def main() -> None:
     name, *words = sys.argv[1:] or [""]
     known = commands()
     if name in ("", "-h", "--help"):
-        for room, about in headings().items():
-            print(about)
-            for key, command in known.items():
-                if command.room == room:
-                    file = command.module.partition(".")[2]
-                    shown = "" if file == key else f" [{file}.py]"
-                    print(f"  {key:14} {command.summary}{shown}")
+        start(_list, "python -m analysis", ())
     elif name in known:
         start(known[name].main, f"python -m analysis {name}", words)
     else:

@@ -30,7 +30,7 @@ from regimes.plotting import style
 from regimes.plotting.looks import style_of
 from regimes.plotting.words import add_headline
 from regimes.records import Record, load_all
-from regimes.statistics import t_interval
+from regimes.statistics import LEAST, t_interval
 
 from ..common.command import Files, Out, Records
 from ..common.compare import group_runs
@@ -206,6 +206,9 @@ def _caption(
     """What is measured, what is predicted, and from what."""
     dense = next(case for case in found if case.name == DENSE and not case.runs).work
     seeds = [case.runs for case in found if case.runs]
+    spread = style.intervals_in_words(seeds, bars=False)
+    if max(seeds) >= LEAST:
+        spread += " (traffic alone differs between seeds, so most are too narrow to see)"
     overlap = (
         "no overlap of backward and communication"
         if buckets == 1
@@ -220,8 +223,7 @@ def _caption(
         f"Right: each worker keeps its batch{batch}. Compute "
         f"{1e3 * dense.compute:.1f} ms per worker and step on one core of "
         f"{header['machine'].get('processor') or 'the machine'}. Mean over "
-        f"{style.seeds_in_words(seeds)}, bands: 95 % t interval (traffic alone differs between "
-        f"seeds, so most are too narrow to see). {style.describe_setting(runs[0])}."
+        f"{style.seeds_in_words(seeds)}; {spread}. {style.describe_setting(runs[0])}."
     )
 
 

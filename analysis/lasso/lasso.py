@@ -26,6 +26,7 @@ from scipy.stats import norm
 from regimes.plotting import style
 from regimes.plotting.words import add_headline
 from regimes.records import Record, load_all, unit_name
+from regimes.statistics import LEAST
 
 from ..common.command import Files, Out, Several
 from .model import largest_sigma
@@ -172,10 +173,11 @@ def _choose_family(numbers: pd.DataFrame) -> str:
 
 def _write_caption(s: Setting) -> str:
     p = s.halfway
+    left = "95 % t interval" if s.draws >= LEAST else "too few for an interval"
     return (
         f"LASSO: y\xa0=\xa0±1, x\xa0~\xa0N(yμ, σ²I), d\xa0=\xa0{s.dimension}, {s.nonzero} nonzero "
         f"coordinates of μ (1 to 0.5), solved by scikit-learn on {s.train:,} samples. Left: mean "
-        f"of {s.draws} data sets, 95 % t interval. Right: {s.trials:,} draws per point, 95 % "
+        f"of {s.draws} data sets, {left}. Right: {s.trials:,} draws per point, 95 % "
         f"Clopper-Pearson interval; γ is the least nonzero |mean coordinate|; halfway: w is half "
         f"the solution at σ\xa0=\xa0{s.sigma:g} (γ there {p.gamma:.2g}), held; at the solution: "
         f"refitted for each σ. A bound below 0 is drawn at 0. σ*: up to it the bound is at least "
@@ -186,7 +188,7 @@ def _write_caption(s: Setting) -> str:
 def _write_network_caption(numbers: pd.DataFrame, runs: list[Record]) -> str:
     lines = runs[0].details
     line = next(x for x in lines if "gradients" in x and x["family"] == _choose_family(numbers))
-    spread = "bands: 95 % t interval" if len(runs) > 1 else "one seed, so no interval"
+    spread = style.intervals_in_words([len(runs)], bars=False)
     return (
         f"Below: a stochastic gradient is of a {line['gradient']}; mean and variance of every "
         f"coordinate over {line['gradients']} of them, whole model. Noise alone: one Gaussian draw "

@@ -90,15 +90,16 @@ def figure2a(runs: Iterable[Record], schedule: str = "low") -> style.Drawing:
         style.log_axis(ax)
         size = 7.5 if len(layers) <= 30 else 4.5
         columns = 1 if len(layers) <= 14 else 2
+        said = _fall(numbers, critical, unit_name(config).partition(" ")[0])
         if canvas.is_stacked(fig):
             fig.legend(loc="outside upper left", ncols=columns, fontsize=size)
             fig.make_room(math.ceil(len(layers) / columns), size)
-            add_headline(fig, _fall(numbers, critical))
+            add_headline(fig, said)
         else:
             title = "layer, from input to output"
             fig.legend(loc="outside right upper", title=title, ncols=columns, fontsize=size)
-            if not canvas.keep_text(fig, headline=_fall(numbers, critical)):
-                ax.set_title(_fall(numbers, critical), loc="left", fontsize=9.5, pad=13)
+            if not canvas.keep_text(fig, headline=said):
+                ax.set_title(said, loc="left", fontsize=9.5, pad=13)
         shaded = "Shaded: the hand-made critical windows. " if critical else ""
         style.add_caption(
             fig,
@@ -137,7 +138,7 @@ def figure2b(runs: Iterable[Record]) -> style.Drawing:
             for ax, against in ((left, "epoch"), (right, "floats")):
                 panels.draw_curves(ax, against, part, last, shown, said, marks=ax is right)
                 panels.format_axis(ax, against, last, one.config)
-            panels.set_limits(left, numbers, shown, last)
+            cut = panels.set_limits(left, numbers, shown, last)
             left.set_ylabel(shown.axis)
             name_ends(right, "floats", last[last["schedule"].isin(drawn)], shown, said)
             if half.legends:  # the layout makes no room for both
@@ -150,6 +151,7 @@ def figure2b(runs: Iterable[Record]) -> style.Drawing:
         shaded = "Shaded: the hand-made critical windows. " if critical_windows(by_schedule) else ""
         sooner = by_schedule.get("dense-deleted", [one])[0].config["epochs"] - one.config["epochs"]
         early = f"The last control decays {-sooner} epochs earlier. " if sooner else ""
+        left_out = "The axes leave out the first epochs. " if cut else ""
         most = max(len([n for n in names if n in by_schedule]) for names in PANELS.values())
         add_headline(fig, _claim(by_schedule, shown, said))
         style.add_caption(
@@ -157,8 +159,7 @@ def figure2b(runs: Iterable[Record]) -> style.Drawing:
             f"Mean over {style.seeds_in_words(counts)}; "
             f"{style.intervals_in_words(counts, most + len(strangers))}. {shaded}"
             "Right: the same curves; a large marker is the end of training. "
-            "The axes leave out the first epochs. "
-            f"{early}{_rates(by_schedule)}{style.describe_setting(one)}.",
+            f"{left_out}{early}{_rates(by_schedule)}{style.describe_setting(one)}.",
         )
     parts = {"curve": numbers, "end": last}
     tables = [rows.assign(part=part) for part, rows in parts.items()]
@@ -187,20 +188,22 @@ def _rates(by_schedule: Groups) -> str:
     return f"Learning rates: {', '.join(said)}. " if len(by_rate) > 1 else ""
 
 
-def _fall(numbers: pd.DataFrame, critical: Sequence[Sequence[int]]) -> str:
-    """A sentence: how far the norm of the layers falls in the first window, and after it."""
+def _fall(numbers: pd.DataFrame, critical: Sequence[Sequence[int]], unit: str) -> str:
+    """A sentence: how far the norm of the layers falls in the first window, or where there is none
+    in the first unit, and after it."""
     wide = numbers.pivot(index="epoch", columns="layer", values="norm")
-    stop = critical[0][1] if critical else 1
-    if not 0 < stop < len(wide):
+    begin, stop = critical[0] if critical else (0, 1)
+    if not begin < stop < len(wide):
         return "The gradient norm of each layer"
     first, then = (
         float((wide.iloc[end] / wide.iloc[start].where(wide.iloc[start] > 0)).median())
-        for start, end in ((0, stop), (stop, -1))
+        for start, end in ((begin, stop), (stop, -1))
     )
     if not math.isfinite(first) or not math.isfinite(then):
         return "The gradient norm of each layer"
     return (
-        f"The gradient norm of a layer {_times(first)} in the first window,\nand "
+        f"The gradient norm of a layer {_times(first)} in the first "
+        f"{'window' if critical else unit},\nand "
         f"{_times(then)} after it (median)"
     )
 

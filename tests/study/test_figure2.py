@@ -93,6 +93,21 @@ def test_each_row_of_panels_marks_the_decay(folder: Path) -> None:
         assert upright == {3.5}
 
 
+@pytest.mark.parametrize("lowest", [0.8, 0.1])
+def test_the_caption_says_that_values_are_left_out_where_they_are(
+    lowest: float, tmp_path: Path
+) -> None:
+    for i, name in enumerate(POLICIES):
+        path = make(tmp_path, name, 0) / "epochs.jsonl"
+        lines = [row | {"metric": 0.8 + 0.01 * i} for row in read_lines(path)]
+        lines[0]["metric"] = lowest
+        path.write_text("".join(json.dumps(row) + "\n" for row in lines))
+    fig, drawn = figure2.figure2b(load_all(tmp_path))
+    outside = drawn["accuracy"].min() < fig.axes[0].get_ylim()[0]
+    assert outside == (lowest < 0.8)
+    assert ("leave out the first epochs" in " ".join(fig.get_supxlabel().split())) == outside
+
+
 def test_table_is_arithmetic_over_the_last_three_epochs(folder: Path) -> None:
     table, pairs = compare.table(load_all(folder))
     table = table.set_index("schedule")

@@ -293,6 +293,14 @@ def test_the_command_draws_with_and_without_a_network(runs: Path, tmp_path: Path
     assert "n\xa0=\xa02\xa0seeds" in words
 
 
+@pytest.mark.parametrize("draws", [1, 2, 3])
+def test_the_caption_has_the_intervals_that_are_drawn(draws: int) -> None:
+    fig, numbers = lasso.lasso(replace(SMALL, draws=draws), [])
+    drawn = numbers[numbers["panel"] == "sparsity"]["ci_low"].notna().any()
+    said = " ".join(fig.get_supxlabel().split())
+    assert (f"mean of {draws} data sets, 95 % t interval" in said) == drawn == (draws > 2)
+
+
 def test_readings_of_other_epochs_and_units(monkeypatch: pytest.MonkeyPatch) -> None:
     """Along each unit, and frozen after every second: the table has readings alone, and the axis
     is of the runs' units."""
@@ -312,11 +320,11 @@ def test_readings_of_other_epochs_and_units(monkeypatch: pytest.MonkeyPatch) -> 
         *(f"moments, {unit}" for unit in (0, 3, 5)),
     ]
     assert (table[found] == 0.5).all(axis=None)
-    fig, _ = lasso.lasso(SMALL, [one])
-    assert [ax.get_xlabel().partition(" (")[0] for ax in fig.axes[2:]] == [
-        unit_name(one.config)
-    ] * 2
-    assert unit_name(one.config).startswith("unit of")
+    fig, _ = lasso.lasso(SMALL, [one, one])
+    assert "fewer than three seeds, so no interval" in " ".join(fig.get_supxlabel().split())
+    unit = unit_name(one.config)
+    assert unit.startswith("unit of")
+    assert [ax.get_xlabel().partition(" (")[0] for ax in fig.axes[2:]] == [unit, unit]
 
 
 def test_runs_without_readings_are_refused(tmp_path: Path) -> None:

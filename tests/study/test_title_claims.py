@@ -210,13 +210,30 @@ def test_a_longer_run_has_as_many_floats_only_where_it_has(sent: float, said: st
 def test_the_norm_falls_only_where_it_does(start: float, middle: float, end: float) -> None:
     values = [start, middle, end]
     table = pd.DataFrame({"epoch": range(3), "layer": "a", "norm": values})
-    title = check(figure2._fall(table, [[0, 1]]))
+    title = check(figure2._fall(table, [[0, 1]], "epoch"))
     first = title.partition("\n")[0]
     if "falls to" in first:
         assert middle < start
     if "grows" in first:
         assert middle > start
     assert not re.search(r"1 / 1\.0(?!\d)|to 1\.0 times", title)
+
+
+@pytest.mark.parametrize(
+    ("windows", "said"),
+    [
+        ([[0, 2]], "1 / 4.0 in the first window,\nand falls to 1 / 2.0 after it"),
+        ([[1, 3], [4, 5]], "1 / 8.0 in the first window,\nand grows to 2.0 times after it"),
+        ([], "1 / 2.0 in the first epoch,\nand falls to 1 / 4.0 after it"),
+    ],
+    ids=str,
+)
+def test_the_norm_falls_in_a_window_only_where_there_is_one(windows: Any, said: str) -> None:
+    values = [32.0, 16.0, 8.0, 2.0, 4.0]
+    table = pd.DataFrame({"epoch": range(5), "layer": "a", "norm": values})
+    if not windows:
+        table = table.assign(norm=[32.0, 16.0, 8.0, 8.0, 4.0])
+    assert said in figure2._fall(table, windows, "epoch")
 
 
 @quick

@@ -512,6 +512,17 @@ def test_the_figure_and_its_curves(tmp_path: Path) -> None:
     assert all(path.stat().st_size > 1000 for path in save(fig, tmp_path / "cost", numbers))
 
 
+@pytest.mark.parametrize("seeds", [1, 2, 3])
+def test_the_caption_has_the_intervals_that_are_drawn(seeds: int) -> None:
+    from analysis.cost.cost import figure_cost
+
+    runs = [run for run in reference() if run.seed < 1000 + seeds]
+    fig, numbers = figure_cost(runs, Network.parse("1Gbit/s,50us"))
+    said = " ".join(fig.get_supxlabel().split())
+    assert ("95 % t interval" in said) == bool(numbers["ci_low"].notna().any()) == (seeds > 2)
+    assert ("fewer than three seeds, so no interval" in said) == (seeds < 3)
+
+
 @pytest.mark.parametrize("latency", ["0us", "50us"])
 @pytest.mark.parametrize("compress", [0.0, 1e-9, 1e9])
 def test_the_title_has_every_schedule_that_becomes_faster(compress: float, latency: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
@@ -136,6 +138,18 @@ def test_every_room_with_commands_is_listed(
     files = Path(study.__file__).parent.rglob("*.py")
     rooms = {p.parent.name for p in files if "\ndef main(" in p.read_text(encoding="utf-8")}
     assert rooms - {"analysis", "common"} == {*study.ROOMS}
+
+
+def test_the_list_may_be_read_by_a_command_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``python -m analysis | head -1``."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    monkeypatch.setattr("sys.argv", ["analysis"])
+    with open(writes, "w") as closed:
+        monkeypatch.setattr("sys.stdout", closed)
+        with pytest.raises(SystemExit) as end:
+            study.main()
+    assert end.value.code == 128 + signal.SIGPIPE
 
 
 def test_figure_is_among_the_commands(

@@ -122,7 +122,7 @@ def figure_cost(
     """
     known = group_runs(runs, shown)
     chosen = [run for name in shown for run in known[name]]
-    workers = workers or int(chosen[0].config["workers"])
+    workers = int(chosen[0].config["workers"]) if workers is None else workers
     every = make_cases([run for group in known.values() for run in group], workers)
     chosen_cases = [case for case in every if not case.runs or case.name in shown]
     numbers = curves(chosen_cases, network, workers, algorithm, buckets)

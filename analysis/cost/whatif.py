@@ -96,10 +96,8 @@ class PricedRuns:
                     f"{run.name}, seed {run.seed}, has no two levels of compression to choose "
                     "between: explore a grid that has, e.g. small"
                 )
-        policies = {
-            case.name.partition(" (")[0]: case for case in make_cases(runs) if not case.runs
-        }
-        self.works: dict[str, Case] = policies
+        levels = (case for case in make_cases(runs) if not case.runs)
+        self.works: dict[str, Case] = {case.name.partition(" (")[0]: case for case in levels}
         self.runs = {(run.name, run.seed): run for run in runs}
         self.header = runs[0].header
         self.layers = [i for i, layer in enumerate(self.header["layers"]) if layer["compressed"]]

@@ -149,8 +149,8 @@ def figure2b(runs: Iterable[Record]) -> style.Drawing:
                 half.suptitle(title, x=0.012, ha="left", fontsize=8.5)
         counts = [len(group) for group in by_schedule.values()]
         shaded = "Shaded: the hand-made critical windows. " if critical_windows(by_schedule) else ""
-        sooner = by_schedule.get("dense-deleted", [one])[0].config["epochs"] - one.config["epochs"]
-        early = f"The last control decays {-sooner} epochs earlier. " if sooner else ""
+        sooner = one.config["epochs"] - by_schedule.get("dense-deleted", [one])[0].config["epochs"]
+        early = f"The last control decays {sooner} epochs earlier. " if sooner else ""
         left_out = "The axes leave out the first epochs. " if cut else ""
         most = max(len([n for n in names if n in by_schedule]) for names in PANELS.values())
         add_headline(fig, _claim(by_schedule, shown, said))

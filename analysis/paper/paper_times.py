@@ -31,9 +31,9 @@ from regimes.records import write_output
 
 from ..common.estimates import Cell, as_table, number, word
 from . import published
+from .table_rules import UNITS
 
 NODES, NETWORK = 4, Network.parse("10Gbit/s")
-UNITS = {"M": 1e6, "G": 1e9}
 KEYS = ["table", "data", "model", "compressor"]
 
 

@@ -543,6 +543,14 @@ def test_the_title_has_every_schedule_that_becomes_faster(compress: float, laten
     assert (f"low compression below {format_bandwidth(low)}" in title) == (0 < low < math.inf)
 
 
+@pytest.mark.parametrize("workers", [0, -1])
+def test_no_other_number_of_workers_is_taken_in_place_of_the_one_given(workers: int) -> None:
+    from analysis.cost.cost import figure_cost
+
+    with pytest.raises(ConfigError, match=f"workers = {workers}: expected at least 1"):
+        figure_cost([run for run in reference() if run.seed == 1000], TEN, workers)
+
+
 def test_the_printed_times() -> None:
     from analysis.paper.paper_times import compare
 

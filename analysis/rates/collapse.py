@@ -5,10 +5,10 @@ Run a grid with many seeds, then count::
     regimes ablate smoke-quirks-topk --seeds 16
     regimes figure collapse runs/smoke-quirks-topk
 
-A run has *collapsed* if its accuracy, the mean of the last three epochs, is nearer to guessing than
-to the median of the best schedule, or is not finite. Shares have exact binomial intervals (Clopper
-& Pearson 1934). Against the best schedule: the exact sign test over the seeds in which just one of
-both collapsed (McNemar 1947), and Holm's correction over all schedules.
+A run has *collapsed* if its accuracy, the mean of the last three epochs that were tested, is nearer
+to guessing than to the median of the best schedule, or is not finite. Shares have exact binomial
+intervals (Clopper & Pearson 1934). Against the best schedule: the exact sign test over the seeds in
+which just one of both collapsed (McNemar 1947), and Holm's correction over all schedules.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from regimes.records import Record, load_all
 from regimes.statistics import correct_by_holm
 
 from ..common.command import Files, Out, Records
-from ..common.compare import LAST
 from ..common.estimates import as_table, estimate, exact, mean, p, word
+from .usable import last_metric
 
 # -- records to numbers ----------------------------------------------------------------------
 
@@ -40,7 +40,7 @@ def entries(runs: Sequence[Record]) -> pd.DataFrame:
         RecordError: an unfinished run, another metric than accuracy, or other classes.
     """
     classes = {len(run.header["data"].get("classes") or ()) for run in runs}
-    if {tested_by(run).name for run in runs} != {"accuracy"} or len(classes) != 1:
+    if {tested_by(run).name for run in runs} != {"accuracy"} or len(classes) != 1 or 0 in classes:
         raise RecordError(
             "collapse is counted of accuracies on the same classes, which these runs "
             "do not all have"
@@ -48,19 +48,22 @@ def entries(runs: Sequence[Record]) -> pd.DataFrame:
     rows = []
     for run in runs:
         run.check_finished()
-        last = run.epochs["metric"].astype(float).tail(LAST).mean(skipna=False)
-        rows.append({"name": run.name, "seed": run.seed, "accuracy": 100 * last})
+        rows.append({"name": run.name, "seed": run.seed, "accuracy": 100 * last_metric(run)})
     by_run = pd.DataFrame(rows)
     guessing = 100 / classes.pop()
-    limit = (guessing + by_run.groupby("name")["accuracy"].median().max()) / 2
+    limit = (guessing + medians(by_run).max()) / 2
     return by_run.assign(collapsed=~(by_run["accuracy"] >= limit))
+
+
+def medians(by_run: pd.DataFrame) -> pd.Series:
+    """The median accuracy of each schedule; that of a run that is not finite counts as 0."""
+    return by_run.fillna({"accuracy": 0}).groupby("name")["accuracy"].median()
 
 
 def table(by_run: pd.DataFrame) -> pd.DataFrame:
     """One row per schedule, the best median first: n, how many collapsed, their share with its
     interval, p against the best before and after Holm's correction, mean accuracy of the rest."""
-    medians = by_run.fillna({"accuracy": 0}).groupby("name")["accuracy"].median()
-    best, *_ = order = medians.sort_values(ascending=False, kind="stable").index
+    best, *_ = order = medians(by_run).sort_values(ascending=False, kind="stable").index
     wide = by_run.pivot(index="seed", columns="name", values="collapsed")
     rows = []
     for name in order:

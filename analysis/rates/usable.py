@@ -6,17 +6,20 @@ the figure ``mechanism`` and the table ``ranges``::
     regimes ablate rates-smoke --seeds 4 --first-seed 4000 --out runs/rates/smoke
     regimes figure mechanism runs/rates
 
-A rate is *usable* for an arm by two rules, of the mean of a run's last three units:
+A rate is *usable* for an arm by two rules, of the mean of a run's last three units (of the metric:
+the last three that were tested):
 
 - *own best*: the metric is within a tolerance of the arm's metric at its own best rate;
 - *loss*: the training loss is at most so many nats above the lowest of the arm ``dense``.
 
 The range of a seed starts at the arm's best rate (of the mean over seeds) and goes up and down from
 it. It ends where a line through the points, over the logarithm of the rate, first crosses the
-limit; next to a run that is not finite, halfway between the two rates. If the line does not cross
-the limit within the rates that were tried, the range ends at the last of them; the table counts
-such seeds: their range is at least as wide. A seed that is beyond the limit at the arm's best rate
-has no range and is left out of n. Intervals are 95 % t intervals of the mean logarithm over seeds.
+limit; next to a run that is not finite, halfway between the two rates. A rate at which a run of the
+arm is not finite is never its best; an arm with no other rate has no range. If the line does not
+cross the limit within the rates that were tried, the range ends at the last of them; the table
+counts such seeds: their range is at least as wide. A seed that is beyond the limit at the arm's
+best rate has no range and is left out of n. Intervals are 95 % t intervals of the mean logarithm
+over seeds.
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ from ..common.compare import LAST
 from ..common.estimates import estimate
 from ..common.names import ARMS, LATE
 from . import usable_figure
+from .usable_figure import NO_MOMENTUM
 from .usable_figure import as_text as as_text
 
 if TYPE_CHECKING:
@@ -76,7 +80,7 @@ def arm_of(run: Record) -> tuple[str, bool]:
 
 def entries(runs: Sequence[Record], shown: Metric) -> pd.DataFrame:
     """One row per run: arm, rate, momentum (nan of AdamW), seed, metric as it is shown, and
-    training loss; nan where one of the last units has none.
+    training loss; nan where one of the last units has none (see `last_metric`).
 
     Raises:
         RecordError: an unfinished run, one without a rate in its name, two runs with the same arm,
@@ -97,15 +101,14 @@ def entries(runs: Sequence[Record], shown: Metric) -> pd.DataFrame:
             )
         optimizer = run.config["optimizer"]
         momentum = optimizer.get("momentum") if optimizer.get("name") == "sgd" else None
-        last = run.epochs[["metric", "train_loss"]].astype(float).tail(LAST).mean(skipna=False)
         rows.append(
             {
                 "arm": arm,
                 "rate": run.rate,
                 "seed": run.seed,
                 "momentum": math.nan if momentum is None else momentum,
-                shown.name: shown.factor * last["metric"],
-                "train_loss": last["train_loss"],
+                shown.name: shown.factor * last_metric(run),
+                "train_loss": run.epochs["train_loss"].astype(float).tail(LAST).mean(skipna=False),
             }
         )
     check_arms(runs)
@@ -118,6 +121,14 @@ def entries(runs: Sequence[Record], shown: Metric) -> pd.DataFrame:
     place = by_run["arm"].str.partition(", momentum")[0].map(places)
     order = ["place", "arm", "rate", "seed"]
     return by_run.assign(place=place).sort_values(order, ignore_index=True).drop(columns="place")
+
+
+def last_metric(run: Record) -> float:
+    """The mean metric of the last units that were tested; nan if one of them has none, because it
+    was not finite."""
+    units, every = run.epochs["epoch"] + 1, run.config.get("evaluate_every", 1)
+    tested = run.epochs["metric"][(units % every == 0) | (units == len(units))]
+    return float(tested.astype(float).tail(LAST).mean(skipna=False))
 
 
 def end(rates: Sequence[float], losses: Sequence[float], best: int, limit: float) -> float:
@@ -144,21 +155,29 @@ def end(rates: Sequence[float], losses: Sequence[float], best: int, limit: float
 def rules(
     by_run: pd.DataFrame, shown: Metric, tolerance: float | None = None
 ) -> dict[str, tuple[str, pd.Series]]:
-    """Per rule the column that it reads, and the largest loss that it allows each arm. Metrics
-    where higher is better are negated, so that lower is always better."""
+    """Per rule the column that it reads, and the largest loss that it allows each arm; nan where no
+    rate has finite losses of all seeds. Metrics where higher is better are negated, so that lower
+    is always better.
+
+    Raises:
+        RecordError: there is no rule: no tolerance of this metric, and no arm `REFERENCE`.
+    """
     tolerance = TOLERANCE.get(shown.name, math.nan) if tolerance is None else tolerance
-    best = _means(by_run, shown.name, shown).groupby("arm").min()
+    best = _finite(_means(by_run, shown.name, shown)).groupby("arm").min()
     limits_by_rule = {}
     if not math.isnan(tolerance):
         limits_by_rule[f"own best within {tolerance:g} {shown.unit}"] = (
             shown.name,
             best + tolerance,
         )
-    losses = _means(by_run, "train_loss", shown)
-    losses = losses[losses.index.get_level_values("arm") == REFERENCE]
-    for more in LOSSES if len(losses) else ():
-        limits = pd.Series(float(losses.min()) + more, index=best.index)
+    lowest = _finite(_means(by_run, "train_loss", shown)).groupby("arm").min()
+    for more in LOSSES if REFERENCE in lowest else ():
+        limits = pd.Series(lowest[REFERENCE] + more, index=lowest.index).where(lowest.notna())
         limits_by_rule[f"training loss within {more:g} of dense"] = ("train_loss", limits)
+    if not limits_by_rule:
+        raise RecordError(
+            f"no rule says which rates are usable by {shown.name}: run the arm {REFERENCE!r}, too"
+        )
     return limits_by_rule
 
 
@@ -167,6 +186,10 @@ def _means(by_run: pd.DataFrame, column: str, shown: Metric) -> pd.Series:
     loss = by_run[column] * (-1 if column == shown.name and not shown.lower else 1)
     means = loss.groupby([by_run["arm"], by_run["rate"]]).agg(lambda x: x.mean(skipna=False))
     return means.fillna(math.inf)
+
+
+def _finite(means: pd.Series) -> pd.Series:
+    return means.where(np.isfinite(means))
 
 
 def ends(by_run: pd.DataFrame, shown: Metric, tolerance: float | None = None) -> pd.DataFrame:
@@ -216,7 +239,7 @@ def table(by_run: pd.DataFrame, shown: Metric) -> pd.DataFrame:
     end of the rates tried (``_beyond``); and the largest usable rate divided by dense's with the
     same momentum, on common seeds."""
     ranges, rows = ends(by_run, shown), []
-    best = _means(by_run, shown.name, shown)
+    best = _finite(_means(by_run, shown.name, shown))
     momentum = by_run.groupby("arm")["momentum"].first()
     for key, seeds in ranges.groupby(["rule", "arm"], sort=False):
         rule, arm = map(str, key)
@@ -225,7 +248,7 @@ def table(by_run: pd.DataFrame, shown: Metric) -> pd.DataFrame:
             "rule": rule,
             "arm": arm,
             "momentum": momentum[arm],
-            "best": best[arm].idxmin(),
+            "best": best[arm].idxmin() if best[arm].notna().any() else math.nan,
             "n": len(kept),
         }
         for side, edge in (("usable_min", "tried_min"), ("usable_max", "tried_max")):
@@ -240,11 +263,11 @@ def table(by_run: pd.DataFrame, shown: Metric) -> pd.DataFrame:
 def _of_dense(ranges: pd.DataFrame, rule: str, arm: str, momentum: pd.Series) -> dict[str, float]:
     """The largest usable rate over the dense arm's of the same optimiser, by seed; nan where
     no seed has both inside what was tried."""
+    kinds = momentum.fillna(NO_MOMENTUM)
     dense = [
         name
-        for name in momentum.index
-        if name.partition(",")[0] == REFERENCE
-        and (momentum[name] == momentum[arm] or math.isnan(momentum[arm]))
+        for name in kinds.index
+        if name.partition(",")[0] == REFERENCE and kinds[name] == kinds[arm]
     ]
     wide = ranges[ranges["rule"] == rule].pivot(index="seed", columns="arm", values="usable_max")
     ratios = (wide[arm] / wide[dense[0]] if dense else pd.Series(dtype=float)).to_numpy()

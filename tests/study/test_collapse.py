@@ -81,6 +81,44 @@ def test_as_near_to_guessing_as_to_the_best_is_not_collapsed() -> None:
     }
 
 
+def test_a_run_that_is_not_tested_in_each_unit_has_not_collapsed() -> None:
+    run = load_all(REFERENCE / "smoke-quirks-topk.tar.xz")[0]
+    units = len(run.rows)
+    rows = [
+        {**row, "metric": 0.9 if unit % 3 == 2 or unit == units - 1 else None}
+        for unit, row in enumerate(run.rows)
+    ]
+    config = run.config | {"evaluate_every": 3}
+    found = collapse.entries([replace(run, header=run.header | {"config": config}, rows=rows)])
+    assert found[["accuracy", "collapsed"]].to_numpy().tolist() == [[90.0, False]]
+
+
+def test_the_best_schedule_is_the_one_of_the_table() -> None:
+    """Of "lucky" one run of three is finite: its median is 0, and the limit is of "low", 35."""
+    run = load_all(REFERENCE / "smoke-quirks-topk.tar.xz")[0]
+    metrics = {"lucky": (None, 0.95, None), "low": (0.6, 0.6, 0.4)}
+    found = collapse.entries(
+        [
+            replace(
+                run,
+                header=run.header | {"config": run.config | {"name": name, "seed": seed}},
+                rows=[{**row, "metric": metric} for row in run.rows],
+            )
+            for name, values in metrics.items()
+            for seed, metric in enumerate(values)
+        ]
+    )
+    assert found["collapsed"].to_list() == [True, False, True, False, False, False]
+    assert collapse.table(found)["schedule"].to_list() == ["low", "lucky"]
+
+
+def test_images_without_classes_are_refused() -> None:
+    run = load_all(REFERENCE / "smoke-quirks-topk.tar.xz")[0]
+    data = {**run.header["data"], "classes": []}
+    with pytest.raises(RecordError, match="counted of accuracies"):
+        collapse.entries([replace(run, header=run.header | {"data": data})])
+
+
 def test_other_metrics_are_refused() -> None:
     with pytest.raises(RecordError, match="counted of accuracies"):
         collapse.entries(load_all(REFERENCE / "lm-small-tuned.tar.xz"))

@@ -27,6 +27,7 @@ from regimes.presets.own import AT
 from regimes.records import load_all
 
 ACCURACY = find_metric("accuracy")
+REFERENCE = Path(__file__).parents[2] / "data" / "reference"
 
 
 def test_rates_are_drawn_over_their_logarithm() -> None:
@@ -173,6 +174,61 @@ def test_a_run_that_is_not_finite_is_outside() -> None:
     found = ends(each, ACCURACY)
     own = found[(found["arm"] == "dense") & found["rule"].str.startswith("own")]
     assert own["usable_max"].to_list() == pytest.approx([0.2 * 2**0.5] * 3)
+
+
+def test_a_rate_with_a_run_that_is_not_finite_is_never_the_best() -> None:
+    """An arm that has no other rate has no range, whatever its other seeds reach."""
+    each = _made()
+    for seed, rate in enumerate((0.1, 0.2, 0.4)):
+        bad = (each["arm"] == "rank 1") & (each["rate"] == rate) & (each["seed"] == seed)
+        each.loc[bad, ["accuracy", "train_loss"]] = np.nan
+    rows = table(each, ACCURACY).set_index(["rule", "arm"])
+    for rule in rows.index.unique("rule"):
+        assert rows.loc[(rule, "dense"), "n"] == 3
+        assert rows.loc[(rule, "rank 1"), "n"] == 0
+        assert rows.loc[(rule, "rank 1"), ["best", "usable_max"]].isna().all()
+    each.loc[each["arm"] == "dense", "train_loss"] = np.nan
+    rows = table(each, ACCURACY).set_index(["rule", "arm"])
+    assert (rows.loc["training loss within 1 of dense", "n"] == 0).all()
+
+
+def test_dense_is_that_of_the_same_optimiser() -> None:
+    """AdamW's dense ends at 0.2 x 2^(1/2), SGD's and rank 1's at other rates."""
+    sgd = _made()
+    adamw = sgd.assign(arm=sgd["arm"] + ", adamw", momentum=math.nan)
+    adamw.loc[(adamw["arm"] == "dense, adamw") & (adamw["rate"] == 0.4), "accuracy"] = 82.0
+    sgd.loc[(sgd["arm"] == "dense") & (sgd["rate"] == 0.4), "accuracy"] = 40.0
+    rows = table(pd.concat([sgd, adamw]), ACCURACY).set_index(["rule", "arm"])
+    row = rows.loc[("own best within 5 points", "rank 1, adamw")]
+    by_hand = [0.2 * 2 ** (5 / (10 + 10 * seed)) for seed in range(3)]
+    ratio = np.exp(np.mean(np.log(by_hand))) / (0.2 * 2**0.5)
+    assert row["of_dense"] == pytest.approx(ratio)
+    alone = pd.concat([sgd, adamw[adamw["arm"] == "rank 1, adamw"]])
+    rows = table(alone, ACCURACY).set_index(["rule", "arm"])
+    assert math.isnan(rows.loc[("own best within 5 points", "rank 1, adamw"), "of_dense"])
+
+
+def test_units_that_were_not_tested_are_not_units_without_a_metric() -> None:
+    """Tested in units 1, 3, 5, ...: the last three tested are averaged; one of them that is not
+    finite makes the run so."""
+    run = load_all(REFERENCE / "rates.tar.xz")[0]
+    config = run.config | {"evaluate_every": 2}
+    units = len(run.rows)
+    metrics = [0.01 * unit if unit % 2 or unit == units - 1 else None for unit in range(units)]
+    rows = [{**row, "metric": metric} for row, metric in zip(run.rows, metrics, strict=True)]
+    sparse = replace(run, header=run.header | {"config": config}, rows=rows)
+    last = [metric for metric in metrics if metric is not None][-3:]
+    (found,) = entries([sparse], ACCURACY).to_dict("records")
+    assert found["accuracy"] == pytest.approx(100 * np.mean(last))
+    rows[-1]["metric"] = None
+    (found,) = entries([replace(sparse, rows=rows)], ACCURACY).to_dict("records")
+    assert math.isnan(found["accuracy"])
+
+
+def test_a_metric_without_a_rule_is_one_sentence() -> None:
+    each = _made().query("arm == 'rank 1'").rename(columns={"accuracy": "squared error"})
+    with pytest.raises(RecordError, match="run the arm 'dense', too"):
+        table(each, find_metric("squared error"))
 
 
 def test_a_seed_without_the_best_rate_is_one_sentence() -> None:

@@ -7,7 +7,8 @@ Run, then draw (`grids/rates-when.toml`; 16 minutes on one core)::
 
 Each run has no compression but for one window of six epochs at rank 1; the rate is constant. A
 rate is usable in a window if the training loss of its last epoch is at most so many nats (`LOSSES`)
-above the lowest that runs without compression have in that epoch, mean over seeds. From the best
+above the lowest that runs without compression have in that epoch, mean over seeds (a rate at which
+a seed's loss is not finite has none). From the best
 rate upwards the range ends where a seed's line through its losses, over the logarithm of the rate,
 first leaves that (`usable.end`). The range of the runs without compression is measured alike, in
 the same epochs. If early training were critical to compression, the range with it would be the
@@ -20,7 +21,7 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -40,10 +41,7 @@ from ..common.paired import ALPHA
 from ..common.panels import draw_over_rates, over_rates, rates_axis
 from .usable import LOSSES, REFERENCE, arm_of, check_arms, end
 
-if TYPE_CHECKING:
-    pass
-
-WINDOW = re.compile(r"rank \d+ in (\d+)-(\d+)")
+WINDOW = re.compile(r"rank 1 in (\d+)-(\d+)")
 
 # -- records to numbers ----------------------------------------------------------------------
 
@@ -53,7 +51,9 @@ def losses(runs: Sequence[Record]) -> pd.DataFrame:
     of the run without compression there (``dense``).
 
     Raises:
-        RecordError: an unfinished run, one of another grid, or one without its uncompressed twin.
+        RecordError: an unfinished run, one of another grid, one that ends before its window does,
+            or one without its uncompressed twin; two runs with the same arm, rate and seed; or no
+            window.
     """
     known: dict[tuple[str, int, float], Record] = {}
     for run in runs:
@@ -63,7 +63,8 @@ def losses(runs: Sequence[Record]) -> pd.DataFrame:
             raise RecordError(
                 f"{run.folder}: {run.name!r} is no window at a rate: see the grid rates-when"
             )
-        known[arm, run.seed, run.rate] = run
+        if known.setdefault((arm, run.seed, run.rate), run) is not run:
+            raise RecordError(f"two runs of {arm!r} at {run.rate:g} with seed {run.seed}")
     rows = []
     for (arm, seed, rate), run in known.items():
         if (match := WINDOW.fullmatch(arm)) is None:
@@ -74,6 +75,8 @@ def losses(runs: Sequence[Record]) -> pd.DataFrame:
                 f"{seed} beside it"
             )
         last = int(match[2])
+        if last >= min(len(run.rows), len(twin.rows)):
+            raise RecordError(f"{run.folder} or its twin ends before epoch {last}")
         own, without = (float(one.epochs["train_loss"].astype(float)[last]) for one in (run, twin))
         rows.append(
             {
@@ -85,6 +88,8 @@ def losses(runs: Sequence[Record]) -> pd.DataFrame:
                 "dense": without,
             }
         )
+    if not rows:
+        raise RecordError("no run has rank 1 in a window: see the grid rates-when")
     check_arms(runs)
     order = ["first", "seed", "rate"]
     return pd.DataFrame(rows).sort_values(order, ignore_index=True)
@@ -92,20 +97,41 @@ def losses(runs: Sequence[Record]) -> pd.DataFrame:
 
 def largest(by_run: pd.DataFrame) -> pd.DataFrame:
     """One row per limit, window and seed: the largest usable rate, with rank 1 in the window and
-    without compression; inf if all from the best one up are, nan if the best one is not."""
+    without compression; inf if all from the best one up are, nan if the best one is not.
+
+    Raises:
+        RecordError: a seed was not run at a window's best rate.
+    """
     rows = []
     for limit in LOSSES:
         for window, runs in by_run.groupby("window", sort=False):
-            means = runs.groupby("rate")[["loss", "dense"]].mean()
-            allowed = float(means["dense"].min()) + limit
+            means = _means(runs)
             for seed, own in runs.groupby("seed"):
                 rates = own["rate"].to_list()
                 row: dict[str, Any] = {"limit": limit, "window": window, "seed": seed}
                 for column in ("loss", "dense"):
-                    best = rates.index(means[column].idxmin())
-                    row[column] = end(rates, own[column].to_list(), best, allowed)
+                    if (rate := means[column].idxmin()) not in rates:
+                        raise RecordError(
+                            f"{window} has no run at {rate:g} with seed {seed}: run all rates "
+                            "with the same seeds"
+                        )
+                    known = math.isfinite(means[column].min())
+                    allowed = _lowest(runs) + limit if known else math.nan
+                    row[column] = end(rates, own[column].to_list(), rates.index(rate), allowed)
                 rows.append(row)
     return pd.DataFrame(rows)
+
+
+def _means(runs: pd.DataFrame) -> pd.DataFrame:
+    """Mean losses of a window by rate; infinite where a seed has none."""
+    means = runs.groupby("rate")[["loss", "dense"]].agg(lambda x: x.mean(skipna=False))
+    return means.fillna(math.inf)
+
+
+def _lowest(runs: pd.DataFrame) -> float:
+    """The lowest mean loss without compression at the end of a window; nan if none is finite."""
+    lowest = float(_means(runs)["dense"].min())
+    return lowest if math.isfinite(lowest) else math.nan
 
 
 def table(by_run: pd.DataFrame) -> pd.DataFrame:
@@ -169,7 +195,7 @@ def figure(by_run: pd.DataFrame, run: Record) -> style.Drawing:
                 draw_over_rates(ax, points, looks[name])
             for limit in LOSSES:
                 ax.axhline(
-                    _lowest(by_run, window) + limit,
+                    _lowest(part) + limit,
                     color="black",
                     linewidth=0.8,
                     linestyle=style.DOTTED,
@@ -181,19 +207,14 @@ def figure(by_run: pd.DataFrame, run: Record) -> style.Drawing:
         panels[0].set_ylim(bottom=float(pd.concat(numbers)["mean"].min()) / 1.5)
         look: Any = {"fontsize": 6.5, "va": "bottom", "ha": "left"}
         for limit in LOSSES:
-            at, y = panels[0].get_yaxis_transform(), limit + _lowest(by_run, windows[0])
+            first = by_run[by_run["window"] == windows[0]]
+            at, y = panels[0].get_yaxis_transform(), limit + _lowest(first)
             panels[0].text(0.03, 1.04 * y, f"usable below: + {limit:g}", transform=at, **look)
         fig.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=2)
         add_headline(fig, _title(table(by_run)))
         counts = by_run.groupby(["window", "rate"]).size().to_list()
         style.add_caption(fig, _words(counts, run))
     return style.Drawing(fig, pd.concat(numbers, ignore_index=True))
-
-
-def _lowest(by_run: pd.DataFrame, window: str) -> float:
-    """The lowest loss without compression at the end of a window."""
-    part = by_run[by_run["window"] == window]
-    return float(part.groupby("rate")["dense"].mean().min())
 
 
 def _title(rows: pd.DataFrame) -> str:

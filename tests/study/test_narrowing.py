@@ -18,7 +18,7 @@ from regimes.config import in_windows
 from regimes.errors import RecordError
 from regimes.presets import get_grid
 from regimes.presets.own import AT
-from regimes.records import load_all
+from regimes.records import Record, load_all
 
 GRID = get_grid("rates-when")
 
@@ -92,6 +92,28 @@ def test_a_seed_without_an_end_is_left_out() -> None:
     assert math.isnan(rows.loc[(0.3, "epochs 8-13"), "ratio"])
 
 
+def test_a_rate_at_which_a_seed_is_not_finite_is_never_the_best() -> None:
+    """As in `usable`, and as the figure has no point there: not the mean of the seeds that are."""
+    each = _made()
+    high = each["rate"] == 0.8
+    each.loc[high, ["loss", "dense"]] = np.nan
+    wanted = largest(each)
+    each.loc[high & (each["seed"] == 0), ["loss", "dense"]] = -9.0  # finite, and lowest
+    found = largest(each)
+    for column in ("loss", "dense"):
+        same = wanted["seed"] > 0
+        assert found.loc[same, column].to_list() == wanted.loc[same, column].to_list()
+    each.loc[(each["seed"] == 1), "dense"] = np.nan  # at every rate
+    assert largest(each)[["loss", "dense"]].isna().all(axis=None)
+
+
+def test_a_seed_without_the_best_rate_is_one_sentence() -> None:
+    each = _made()
+    lacks = each[(each["seed"] != 1) | (each["rate"] != 0.1)]
+    with pytest.raises(RecordError, match=r"no run at 0\.1 with seed 1: run all rates"):
+        largest(lacks)
+
+
 def test_windows_are_compared_by_seed() -> None:
     each = _made()
     late = (each["first"] == 8) & (each["rate"] == 0.8)
@@ -132,6 +154,25 @@ def test_the_command_from_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "dense, up to" in capsys.readouterr().out
     with pytest.raises(RecordError, match=r"has no run without compression at 0\.4 with seed 7"):
         losses([run for run in runs if run.name != "dense at 0.4"])
+
+
+def test_runs_that_would_be_mixed_or_are_too_few_are_one_sentence() -> None:
+    runs = list(load_all(Path(__file__).parents[2] / "data" / "reference" / "rates-when.tar.xz"))
+    one = next(run for run in runs if run.name.startswith("rank 1 in 2-7"))
+    twin = next(r for r in runs if r.name == f"dense{AT}{one.rate:g}" and r.seed == one.seed)
+
+    def called(arm: str) -> Record:
+        name = f"{arm}{AT}{one.rate:g}"
+        return replace(one, header=one.header | {"config": one.config | {"name": name}})
+
+    with pytest.raises(RecordError, match="is no window at a rate"):
+        losses([twin, one, called("rank 2 in 2-7")])
+    with pytest.raises(RecordError, match="two runs of 'rank 1 in 2-7'"):
+        losses([twin, one, called("rank 1 in 2-7")])
+    with pytest.raises(RecordError, match="no run has rank 1 in a window"):
+        losses([twin])
+    with pytest.raises(RecordError, match="ends before epoch 40"):
+        losses([twin, called("rank 1 in 2-40")])
 
 
 def test_other_grids_are_refused() -> None:

@@ -71,10 +71,11 @@ def products(runs: Sequence[Record]) -> pd.DataFrame:
     with batch statistics times the epoch's rate.
 
     Raises:
-        RecordError: a run without such eigenvalues, or without a rate in its name.
+        RecordError: an unfinished run, one without such eigenvalues, or without a rate in its name.
     """
     rows = []
     for run in runs:
+        run.check_finished()
         arm, at = arm_of(run)
         if not at or COLUMN not in run.epochs:
             form = f"the name {run.name!r} does not have the form 'ARM at RATE'"

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -28,9 +27,6 @@ from regimes.plotting.words import add_headline
 from ..common.command import Files, Out
 from ..common.estimates import Cell, as_table, number, word
 from .quadratic_model import COLUMNS, FILTERS, ROWS, STEPS, computed, simulated
-
-if TYPE_CHECKING:
-    pass
 
 MOMENTA = (0.0, 0.5, 0.9)  # Nesterov's, as in the presets
 PERIODS = (1, 2, 3, 4, 6, 8, 12, 16)

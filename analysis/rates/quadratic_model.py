@@ -107,8 +107,8 @@ def limit(grows: Callable[[float], bool], top: float = TOP, parts: int = 400) ->
 
 def computed(name: str, period: int, momentum: float) -> float:
     """The largest stable rate, times the curvature, of one of `FILTERS`."""
-    low_pass = FILTERS[name]
-    return limit(lambda rate: radius(low_pass(period, momentum, rate)) > 1 + 1e-9, top=40.0)
+    steps = FILTERS[name]
+    return limit(lambda rate: radius(steps(period, momentum, rate)) > 1 + 1e-9, top=40.0)
 
 
 # -- a matrix, simulated ---------------------------------------------------------------------

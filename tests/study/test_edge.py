@@ -82,6 +82,11 @@ def test_runs_without_either_are_one_sentence(source: str, part: str) -> None:
         edge.products(load_all(REFERENCE / f"{source}.tar.xz")[:1])
 
 
+def test_an_unfinished_run_is_one_sentence(runs: list[Record]) -> None:
+    with pytest.raises(RecordError, match="finish"):
+        edge.products([*runs[1:], replace(runs[0], rows=runs[0].rows[:4])])
+
+
 @pytest.mark.parametrize(
     "other",
     [{"momentum": 0.5}, {"nesterov": False}, {"name": "adamw"}],

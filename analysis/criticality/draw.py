@@ -19,6 +19,7 @@ from regimes.records import Record, unit_name
 from regimes.statistics import LEAST
 
 from ..common import markov
+from ..common.estimates import Row
 from .harm import is_null
 from .scores import DULL
 
@@ -94,47 +95,55 @@ def figure(
     )
 
 
-def worst_of(curve: pd.DataFrame) -> pd.Series:
-    """The pulse of the first arm that harms most, among those after which the run goes on."""
-    part = _of_first(curve)
-    return part.iloc[int(part["harm"].to_numpy().argmax())]
+def worst_of(curve: pd.DataFrame) -> Row:
+    """The pulse that `worst` names, a row of a curve in which some pulse changes something."""
+    return _named(_by_harm(curve))
 
 
-def _of_first(curve: pd.DataFrame) -> pd.DataFrame:
-    part = curve[curve["arm"] == curve["arm"].iloc[0]]
-    return part[part["left"] > 0] if (part["left"] > 0).any() else part
-
-
-def worst(curve: pd.DataFrame, trunk: Record) -> str:
-    """When a pulse of the first arm that changes anything harms most, as far as that is shown, of
-    what, and how much at most once the rate has fallen."""
-    shown = tested_by(trunk)
+def _by_harm(curve: pd.DataFrame) -> list[Row]:
+    """Pulses of the first arm that changes anything, the one with most harm first; those after
+    which the run goes on, if there are any."""
     felt = [
         arm
         for arm, part in curve.groupby("arm", sort=False)
         if part["harm"].notna().any() and not is_null(part["harm"].dropna().to_list())
     ]
     if not felt:
-        return "No pulse changes anything"
+        return []
     part = curve[(curve["arm"] == felt[0]) & curve["harm"].notna()]
     part = part[part["left"] > 0] if (part["left"] > 0).any() else part
-    rows = part.sort_values("harm", ascending=False).to_dict("records")
-    found = [(row["onset"], Estimate.at(row, "harm", "ci")) for row in rows]
-    without = {row["onset"]: row["without"] for row in rows}
-    sure = [(at, harm) for at, harm in found if harm.is_above(0)]
-    at, top = (sure or found)[0]
-    form, pulse = f".{max(1, shown.digits - 1)}f", of_pulse(str(felt[0]))
-    size = f"{top.numbers(form)} of {without[at]:{form}} {shown.unit}{top.seeds}"
-    if sure:
+    return part.sort_values("harm", ascending=False).to_dict("records")
+
+
+def _named(rows: Sequence[Row]) -> Row:
+    """The first that is shown to harm; if none is, the first."""
+    return next((row for row in rows if _harm_of(row).is_above(0)), rows[0])
+
+
+def _harm_of(row: Row) -> Estimate:
+    return Estimate.at(row, "harm", "ci")
+
+
+def worst(curve: pd.DataFrame, trunk: Record) -> str:
+    """When a pulse of the first arm that changes anything harms most, as far as that is shown, of
+    what, and how much at most once the rate has fallen."""
+    shown, rows = tested_by(trunk), _by_harm(curve)
+    if not rows:
+        return "No pulse changes anything"
+    row = _named(rows)
+    at, top = row["onset"], _harm_of(row)
+    form, pulse = f".{max(1, shown.digits - 1)}f", of_pulse(str(row["arm"]))
+    size = f"{top.numbers(form)} of {row['without']:{form}} {shown.unit}{top.seeds}"
+    if top.is_above(0):
         said = f"{pulse[:1].upper()}{pulse[1:]} harms most from unit {at:.0f}: {size}"
-        if at != found[0][0]:  # a larger mean has an interval around 0
+        if row is not rows[0]:  # a larger mean has an interval around 0
             said = f"{pulse[:1].upper()}{pulse[1:]} is shown to harm from unit {at:.0f}: {size}"
     elif top.verdict() == "open":
         return f"Open whether {pulse} harms: at most {size}, from unit {at:.0f}"
     else:
         return f"No {pulse.removeprefix('a ')} is shown to harm: at most {size}, from unit {at:.0f}"
     fell = find_decays(trunk)
-    late = [harm for unit, harm in found if fell and unit >= fell[0][0]]
+    late = [_harm_of(row) for row in rows if fell and row["onset"] >= fell[0][0]]
     if not late or at >= fell[0][0]:
         return said
     return f"{said}; once the learning rate has fallen, at most {late[0].text(form)}"

@@ -25,6 +25,7 @@ from regimes.records import Record, load_all, unit_name
 
 from ..common import markov
 from ..common.command import Files, Out, Several
+from ..common.estimates import Row
 from . import harm, settings
 from .draw import LINES, worst, worst_of
 
@@ -115,7 +116,7 @@ def _harm(
     return curve.assign(panel="harm")
 
 
-def _pulse(above: Axes, below: Axes, row: pd.Series, trunk: Record) -> None:
+def _pulse(above: Axes, below: Axes, row: Row, trunk: Record) -> None:
     """The units of the pulse that the title names, shaded in both panels of a tree."""
     first, stop = float(row["onset"]), float(len(trunk.rows) - row["left"])
     for ax in (above, below):

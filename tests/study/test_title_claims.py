@@ -304,8 +304,25 @@ def test_harm(arms: dict[str, list[list[float]]]) -> None:
     ]
     values = by_onset[int(says[2])]
     assert verdict(values) == "above"
+    assert draw.worst_of(pd.DataFrame(rows))["onset"] == int(says[2])
     assert "pulse" in title
     assert felt in title or felt == "pulse"
+
+
+def test_the_pulse_that_is_shaded_is_the_one_that_the_title_names() -> None:
+    """A larger mean, from unit 1, has an interval around 0; the first arm changes nothing."""
+    rows = [
+        {"arm": arm, "onset": at, "left": 3, "without": 3.0, **row("harm", values, "ci")}
+        for arm, at, values in (
+            ("same", 0, [0.0, 0.0, 0.0]),
+            ("rank 1", 1, [0.0, 0.1, 3.0]),
+            ("rank 1", 2, [0.5, 0.51, 0.52]),
+            ("rank 1", 3, [0.2, 0.21, 0.22]),
+        )
+    ]
+    curve = pd.DataFrame(rows)
+    assert "is shown to harm from unit 2" in draw.worst(curve, TRUNK)
+    assert draw.worst_of(curve)["onset"] == 2
 
 
 def test_a_pulse_is_called_by_its_name() -> None:

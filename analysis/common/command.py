@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from regimes.console import stdout
-from regimes.errors import ConfigError, RegimesError
+from regimes.errors import ConfigError, RecordError, RegimesError
 from regimes.inputs import track_inputs
 from regimes.plotting.offered import draw_figure
 from regimes.records import write_output
@@ -57,6 +57,22 @@ def name_of(records: Path) -> str:
     """The name of records: their folder's, or their archive's without ".tar.xz" or the like."""
     name = records.resolve().name
     return re.sub(r"(\.tar)?\.\w+$", "", name) if records.is_file() else name
+
+
+def by_name(records: Sequence[Path], what: str = "records") -> dict[str, Path]:
+    """Records by `name_of`: what is computed of each is told apart, and grouped, by that name.
+
+    Args:
+        what: they are called in the error.
+
+    Raises:
+        RecordError: two have the same name.
+    """
+    named: dict[str, Path] = {}
+    for path in records:
+        if named.setdefault(name_of(path), path) is not path:
+            raise RecordError(f"{path}: another of the {what} is called {name_of(path)}, too")
+    return named
 
 
 class Files:

@@ -56,7 +56,8 @@ def over_seeds(rows: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) ->
         for column in columns:
             row |= estimate(seeds[column].dropna().to_list(), column)
         table.append(row)
-    return pd.DataFrame(table)
+    ends = [f"{column}{end}" for column in columns for end in ("", "_low", "_high")]
+    return pd.DataFrame(table, columns=[*by, "n", *ends])
 
 
 def exact(count: int, n: int) -> tuple[float, float]:

@@ -39,7 +39,7 @@ from regimes.harms.search import Facts
 from regimes.records import Record, load_all
 from regimes.statistics import LEAST, t_interval
 
-from ..common.command import Files, Out, Several, name_of
+from ..common.command import Files, Out, Several, by_name
 from ..common.estimates import Cell, Row, as_table, estimate, exact, mean, number, word
 from . import law
 
@@ -226,7 +226,8 @@ def scored_together(
         for _, part in there.groupby("arm"):
             unit = one.facts[part["trunk"].iloc[0]].shown.unit
             with contextlib.suppress(RecordError):  # too few pulses, or one rate
-                said.setdefault(unit, []).append(law.from_three(part, three))
+                predicted = law.from_three(part, three)
+                said.setdefault(unit, []).append(predicted)
     return {unit: law.scored(pd.concat(each)) for unit, each in said.items()}
 
 
@@ -429,7 +430,7 @@ def main(
     if not records:
         raise RecordError("give trees of pulses, e.g. the folder of `regimes ablate harm-lm`")
     require(first is None or first >= LEAST, "first", first, f"{LEAST} or more")
-    found = [tree(name_of(path), load_all(path)) for path in records]
+    found = [tree(name, load_all(path)) for name, path in by_name(records).items()]
     frames, made = tables(found, first, margin, three)
     said = sentences(found, frames["phases"], scored_together(found, three))
     files = Files(records[0] if len(records) == 1 else "held-out", out)

@@ -30,9 +30,10 @@ from regimes.plotting.looks import Look, Metric
 from regimes.plotting.said import Estimate
 from regimes.plotting.words import add_headline
 from regimes.records import Record, load_all
+from regimes.statistics import are_alike
 
 from ..common import markov
-from ..common.command import Files, Out, Several, name_of
+from ..common.command import Files, Out, Several, by_name
 from ..common.estimates import as_table, estimate, mean, number, word
 from .settings import Arms
 
@@ -137,12 +138,16 @@ def from_three(table: pd.DataFrame, onsets: Sequence[int] | None = None) -> pd.D
         onsets: of the three; None: chosen by their rates alone (`regimes.harms.law.choose_pilots`).
 
     Raises:
-        RecordError: as `regimes.harms.law.choose_pilots` and `regimes.harms.law.fit_law`.
+        RecordError: as `regimes.harms.law.choose_pilots` and `regimes.harms.law.fit_law`; or
+            ``onsets`` are not three of the tree's.
     """
     rows = means(table)
     if onsets is None:
         onsets = rows["onset"].iloc[laws.choose_pilots(rows["rate"].to_list())].to_list()
     used = rows["onset"].isin(onsets)
+    if used.sum() != 3:
+        there = ", ".join(map(str, rows["onset"]))
+        raise RecordError(f"three = {', '.join(map(str, onsets))}: expected three of {there}")
     found = fitted(table[table["onset"].isin(onsets)], None)
     return rows.assign(
         fitted=used,
@@ -167,7 +172,9 @@ def every_three(table: pd.DataFrame) -> list[float]:
     choices = [
         rows[rows["onset"].isin(three)] for three in itertools.combinations(rows["onset"], 3)
     ]
-    usable = [three["onset"].to_list() for three in choices if np.ptp(three["rate"]) > 0]
+    usable = [
+        three["onset"].to_list() for three in choices if not are_alike(three["rate"].to_list())
+    ]
     return [scored(from_three(table, three)).r2 for three in usable]
 
 
@@ -176,7 +183,11 @@ def every_three(table: pd.DataFrame) -> list[float]:
 
 def points(each: pd.DataFrame) -> pd.DataFrame:
     """One row per arm, tree and onset: rate, x (the place of its point: arms stand side by side),
-    n, harm (geometric mean) and its 95 % t interval; of the seeds with positive harm."""
+    n, harm (geometric mean) and its 95 % t interval; of the seeds with positive harm.
+
+    Raises:
+        RecordError: there is no such seed.
+    """
     rows, places = [], {arm: place for place, arm in enumerate(dict.fromkeys(each["arm"]))}
     for (arm, tree, onset), part in each.groupby(["arm", "tree", "onset"], sort=False):
         harms = part.loc[part["harm"] > 0, "harm"]
@@ -185,6 +196,8 @@ def points(each: pd.DataFrame) -> pd.DataFrame:
             row |= {"x": row["rate"] * BESIDE ** (places[arm] - (len(places) - 1) / 2)}
             row |= {"n": len(harms), "not_drawn": len(part) - len(harms)}
             rows.append(row | estimate(np.log(harms).to_list(), "harm", logs=True))
+    if not rows:
+        raise RecordError("no pulse has a harm above zero, which a logarithmic axis can show")
     return pd.DataFrame(rows)
 
 
@@ -245,7 +258,8 @@ def figure(each: pd.DataFrame, trunk: Record) -> style.Drawing:
         place: Any = "outside upper left"
         fig.legend(handles=handles, loc=place, handlelength=3, fontsize=7)
         add_headline(fig, answer(each))
-        style.add_caption(fig, _caption(drawn, trunk, shown))
+        missing = len(each) - int(drawn["n"].sum())  # also of points without any positive harm
+        style.add_caption(fig, _caption(drawn, missing, trunk, shown))
     parts = [drawn.assign(part="pulses"), law.assign(part="law")]
     return style.Drawing(fig, pd.concat(parts, ignore_index=True))
 
@@ -290,8 +304,8 @@ def answer(each: pd.DataFrame) -> str:
     return f"{said} {gap.value:.1f}{_interval_of(gap.low, gap.high)}"
 
 
-def _caption(drawn: pd.DataFrame, trunk: Record, shown: Metric) -> str:
-    counts, missing = drawn["n"].to_list(), int(drawn["not_drawn"].sum())
+def _caption(drawn: pd.DataFrame, missing: int, trunk: Record, shown: Metric) -> str:
+    counts = drawn["n"].to_list()
     left_out = f"{missing} harms of zero or less are not drawn. " if missing else ""
     trees = len({*drawn["tree"]})
     several = len({*drawn["arm"]}) > 1 and trees > 1
@@ -321,8 +335,8 @@ def table_of(rows: pd.DataFrame) -> Table:
 
 def _trees(records: Sequence[Path], arms: Sequence[str]) -> Iterator[tuple[Record, pd.DataFrame]]:
     """A trunk and `lasting` pulses of each tree and arm that there is."""
-    for path in records:
-        runs, name = load_all(path), name_of(path)
+    for name, path in by_name(records).items():
+        runs = load_all(path)
         there = {measured.arm_of(run): trunk for run, trunk in measured.pair_branches(runs)}
         for arm in [arm for arm in arms if arm in there] or arms[:1]:
             table = lasting(pulses(name, runs, arm))
@@ -337,8 +351,11 @@ def main(records: Several, out: Out = None, arm: Arms = ()) -> list[Path]:
         records: folders of branches and their trunk, or archives of them.
         arm: which pulses, at most three kinds; may be given several times; default rank 1 with
             error feedback and without.
+
+    Raises:
+        RecordError: too few or too many of them, or two trees of one name.
     """
-    arm = arm or ARMS
+    arm = tuple(dict.fromkeys(arm or ARMS))
     if not records:
         raise RecordError("give trees of pulses, e.g. the folder of `regimes ablate harm-lm`")
     if len(arm) > len(LOOKS):

@@ -28,7 +28,7 @@ from regimes.harms.rates import mean_rates
 from regimes.plotting.groups import tested_by
 from regimes.records import Record, load_all
 
-from ..common.command import Files, Out, Several, name_of
+from ..common.command import Files, Out, Several, by_name
 from ..common.estimates import as_table, estimate, mean, number, over_seeds, word
 from . import harm, scores
 
@@ -129,7 +129,8 @@ def of_tree(name: str, runs: Sequence[Record], arm: str) -> tuple[pd.DataFrame, 
 
 
 def over_trees(scored: pd.DataFrame, pooled: bool = False) -> pd.DataFrame:
-    """One row per setting and signal: n, rank and auc with 95 % t intervals over seeds.
+    """One row per setting and signal: n, rank and auc with 95 % t intervals over seeds; none where
+    no setting is scored.
 
     Args:
         pooled: also a row per signal over all settings, `ALL`, with n, means and intervals over the
@@ -184,12 +185,14 @@ def main(records: Several, out: Out = None, arm: Arms = (ARM,)) -> list[Path]:
     if not records:
         raise RecordError("give trees of pulses, e.g. the folder of `regimes ablate harm-lm`")
     parts = []
-    for path in records:
-        runs, name = load_all(path), name_of(path)
+    for name, path in by_name(records).items():
+        runs = load_all(path)
         there = {measured.arm_of(run) for run, _ in measured.pair_branches(runs)}
-        parts += [of_tree(name, runs, one) for one in arm if one in there or not there & {*arm}]
+        wanted = [one for one in dict.fromkeys(arm) if one in there or not there & {*arm}]
+        parts += [of_tree(name, runs, one) for one in wanted]
     harms = pd.concat([part[0] for part in parts], ignore_index=True)
-    by_seed = pd.concat([part[1] for part in parts if len(part[1])], ignore_index=True)
+    by_seed = pd.concat([part[1] for part in parts if len(part[1])] or [parts[0][1]])
+    by_seed = by_seed.reset_index(drop=True)
     scored = over_trees(by_seed, pooled=len(parts) == len(records) > 1)
     files = Files(records[0] if len(records) == 1 else "settings", out)
     files.table("settings-harm", harms)

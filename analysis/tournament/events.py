@@ -28,7 +28,7 @@ from regimes.plotting.said import Estimate
 from regimes.plotting.words import add_headline
 from regimes.records import Record, load_all
 
-from ..common.command import Files, Out, Several, name_of
+from ..common.command import Files, Out, Several, by_name
 from ..common.estimates import Row
 from ..common.names import spoken
 from ..common.paired import ALPHA, are_shown, difference_text, draw_forest, verdicts
@@ -166,11 +166,9 @@ def main(records: Several, out: Out = None) -> list[Path]:
     """Print and draw arms against controls at the same floats; one folder per setting."""
     files, by_setting = Files("events", out), {}
     ones = []  # a run of each setting
-    for path in records:
-        if name_of(path) in by_setting:
-            raise RecordError(f"{path}: another of the settings is called {name_of(path)}, too")
+    for name, path in by_name(records, "settings").items():
         runs = load_all(path)
-        by_setting[name_of(path)] = differences(runs)
+        by_setting[name] = differences(runs)
         ones.append(runs[0])
     metric = tested_by(ones[0])
     files.page("events", "", as_text(by_setting, metric))

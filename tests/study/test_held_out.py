@@ -125,6 +125,17 @@ def test_a_law_that_holds_predicts_with_r2_one() -> None:
     assert held_out.scored_together([tree])["bits"].r2 == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("three", [(6, 10, 99), (6, 6, 10), (5, 9, 17)])
+def test_three_units_in_which_no_three_pulses_start_are_said(three: tuple[int, int, int]) -> None:
+    """Two of them would give an exponent, too."""
+    tree = made({("a", at): [0.3 * at**-1.5] * 3 for at in (6, 8, 10, 14, 18)})
+    (row,) = held_out.predictions(tree, three).to_dict("records")
+    named = ", ".join(map(str, three))
+    assert row["why"] == f"three = {named}: expected three of 6, 8, 10, 14, 18"
+    assert (row["n"], row["fitted"]) == (0, "")
+    assert held_out.scored_together([tree], three) == {}
+
+
 def test_the_share_of_lost_time_has_the_interval_of_a_t_test() -> None:
     """The ends are the shares r at which the harms of deletion minus r times those of the pulse
     have a mean that differs from 0 with p = 0.05."""
@@ -161,5 +172,6 @@ def test_a_tree_of_the_records() -> None:
     last = {t.seed: t.rows[-1]["metric"] for t in runs if t.name == "trunk"}
     assert row["margin"] == pytest.approx(0.02 * float(last[min(last)] or 0))
     assert all("two rates" in why for why in held_out.predictions(tree)["why"])
+    assert held_out.scored_together([tree]) == {}
     assert held_out.lost_time(tree).empty
     assert math.isnan(held_out.over_trees(each)["share"])

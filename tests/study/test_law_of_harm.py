@@ -208,6 +208,21 @@ def test_the_rates_are_those_of_the_text_of_the_grids() -> None:
             assert pulse.rate == pytest.approx(sum(each[first : first + 75]) / 75 / highest)
 
 
+def test_harms_that_are_not_drawn_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One seed's at onset 12; at onset 15 all three seeds', so that the point itself is missing."""
+    runs = load_all(REFERENCE / "harm-lm-cosine.tar.xz")
+    each = law.lasting(law.pulses("harm-lm-cosine", runs, WITH))
+    trunk = next(run for run in runs if run.name == "trunk")
+    some = (each["onset"] == 12) & (each["seed"] == each["seed"].min())
+    each.loc[some | (each["onset"] == 15), "harm"] = -0.001
+    captions: list[str] = []
+    monkeypatch.setattr(law.style, "add_caption", lambda fig, text: captions.append(text))
+    law.figure(each, trunk)
+    assert "4 harms of zero or less are not drawn" in captions[0]
+    with pytest.raises(RecordError, match="no pulse has a harm above zero"):
+        law.figure(each.assign(harm=-each["harm"].abs()), trunk)
+
+
 def test_a_tree_without_such_pulses_or_rates_is_said() -> None:
     runs = load_all(REFERENCE / "harm-lm-constant.tar.xz")
     with pytest.raises(RecordError, match="has no pulses 'rank 9'"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import tarfile
 from collections import defaultdict
 from pathlib import Path
@@ -17,7 +18,7 @@ import synthetic
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from analysis.criticality import layers, settings
+from analysis.criticality import held_out, law, layers, settings
 from analysis.criticality.onset import titles, tree
 from analysis.findings.numbers import NUMBERS
 from regimes.errors import RecordError
@@ -25,6 +26,7 @@ from regimes.harms import rates
 from regimes.records import load_all
 
 REFERENCE = Path(__file__).parents[2] / "data" / "reference"
+COSINE = REFERENCE / "harm-lm-cosine.tar.xz"
 Rows = list[dict[str, Any]]
 
 
@@ -239,6 +241,32 @@ GROUPS = {
     "attention": (".qkv.", ".out."),
     "feed-forward": (".up.", ".down."),
 }
+
+
+def test_a_tree_or_a_pulse_counts_once(tmp_path: Path) -> None:
+    """Seeds that were read twice would be twice as many."""
+    settings.main((COSINE,), tmp_path / "once")
+    settings.main((COSINE,), tmp_path / "twice", arm=("rank 1", "rank 1"))
+    for name in ("settings-scores.csv", "settings-harm.csv", "settings.md"):
+        once, twice = ((tmp_path / x / name).read_text() for x in ("once", "twice"))
+        assert once == twice
+    law.main((COSINE,), tmp_path / "law", arm=("rank 1", "rank 1"))
+    pulses = pd.read_csv(tmp_path / "law" / "law-pulses.csv")
+    assert not pulses.duplicated(["onset", "seed"]).any()
+    (tmp_path / "other").mkdir()
+    other = shutil.copy(REFERENCE / "harm-lm-wsd.tar.xz", tmp_path / "other" / COSINE.name)
+    for command in (settings.main, law.main, held_out.main):
+        with pytest.raises(RecordError, match="another of the records is called harm-lm-cosine"):
+            command((COSINE, Path(other)), tmp_path / "o")
+
+
+def test_trees_without_scores_still_have_their_harm(tmp_path: Path) -> None:
+    """Pulses of two onsets are not scored."""
+    paths = settings.main((REFERENCE / "harm-dose.tar.xz",), tmp_path, arm=("rank 3, 3 units",))
+    harms = pd.read_csv(tmp_path / "settings-harm.csv")
+    assert harms["harm"].notna().any()
+    assert len(pd.read_csv(tmp_path / "settings-scores.csv")) == 0
+    assert tmp_path / "settings.md" in paths
 
 
 def test_groups_of_layers_by_own_code() -> None:

@@ -60,8 +60,10 @@ class MatrixTask:
     classes = 1
 
     def __init__(self, config: RunConfig) -> None:
-        self.rows, rank = config.data.rows or ROWS, config.data.rank or RANK
-        self.size = check(config, self.rows)
+        data = config.data
+        self.rows = ROWS if data.rows is None else data.rows
+        rank = RANK if data.rank is None else data.rank
+        self.size = check(config, self.rows, rank)
         order = torch.randperm(self.rows**2, generator=make_generator("entries", self.rows))[
             : self.size
         ]
@@ -151,7 +153,7 @@ class Entries(Shuffled):
             yield self.x[chosen].transpose(0, 1), values[chosen].transpose(0, 1)
 
 
-def check(config: RunConfig, rows: int) -> int:
+def check(config: RunConfig, rows: int, rank: int) -> int:
     """How many entries are observed.
 
     Raises:
@@ -170,13 +172,13 @@ def check(config: RunConfig, rows: int) -> int:
         require(not value, name, value, "none, the data are a matrix")
     require(rows >= 2, "data.rows", rows, "at least 2")
     require(size <= rows**2, "data.train_size", size, f"at most all {rows**2} entries")
-    ranks = {"data.rank": data.rank or RANK}
+    ranks = {"data.rank": rank}
     change = make_deficit(config.deficit)
     if isinstance(change, OtherMatrix):
         ranks["deficit.rank"] = change.rank
     elif type(change) not in (Deficit, GradientNoise):
         expected = '"other-matrix" or "gradient-noise", those for a matrix'
         require(False, "deficit.name", (config.deficit or {})["name"], expected)
-    for name, rank in ranks.items():
-        require(1 <= rank <= rows, name, rank, f"a rank from 1 to {rows}")
+    for name, value in ranks.items():
+        require(1 <= value <= rows, name, value, f"a rank from 1 to {rows}")
     return size

@@ -226,6 +226,8 @@ def test_singular_values_follow_the_closed_form(depth: int) -> None:
     ("settings", "sentence"),
     [
         (["data.rank=13"], "data.rank = 13: expected a rank from 1 to 12"),
+        (["data.rank=0"], "data.rank = 0: expected a rank from 1 to 12"),
+        (["data.rows=0"], "data.rows = 0: expected at least 2"),
         (["data.train_size=200"], "data.train_size = 200: expected at most all 144 entries"),
         (["data.validation_size=5"], "data.validation_size = 5: expected none"),
         (["deficit={name='blur'}"], "'blur': expected \"other-matrix\" or"),

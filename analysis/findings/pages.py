@@ -6,7 +6,6 @@ import functools
 import re
 import textwrap
 import traceback
-from collections.abc import Iterable
 from pathlib import Path
 
 import jinja2
@@ -85,7 +84,7 @@ def _environment(store: Store) -> jinja2.Environment:
     return environment
 
 
-def write(store: Store, chosen: Iterable[str] | None = None) -> list[Path]:
+def write(store: Store) -> list[Path]:
     """Writes the pages that differ from their files, and the numbers of all; returns the paths.
 
     Raises:
@@ -93,7 +92,7 @@ def write(store: Store, chosen: Iterable[str] | None = None) -> list[Path]:
             and the other pages are written.
     """
     texts, failed = {}, []
-    for name in chosen or names():
+    for name in names():
         try:
             texts[place(name)] = render(name, store)
         except ClaimError as error:

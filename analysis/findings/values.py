@@ -64,11 +64,13 @@ class Interval:
 def decimal(x: float, digits: int, sign: bool = False) -> str:
     """A number with so many digits after the point. It is first cut to `DIGITS` significant digits,
     and a half is then rounded away from zero: the last bits, which differ between processors,
-    decide nothing.
+    decide nothing. An end of an interval that is infinite is "inf".
 
     >>> decimal(0.475, 2), f"{0.475:.2f}", decimal(-0.04, 1), decimal(-0.04, 1, sign=True)
     ('0.48', '0.47', '0.0', '-0.0')
     """
+    if math.isinf(x):
+        return f"{x:+}" if sign else f"{x}"
     exact = Decimal(f"{x:.{DIGITS}g}").quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)
     return f"{exact:+,f}" if sign else f"{exact if exact else abs(exact):,f}"
 
@@ -117,7 +119,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """What `encode` was given."""
+    """What `encode` was given; None for a nan that is no part of an interval."""
     if isinstance(value, dict):
         if value.keys() == {"interval"}:
             mean, low, high, n, p, p_holm = (

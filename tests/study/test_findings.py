@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from analysis.findings import checks, pages, sources
 from analysis.findings import claims as paper
 from analysis.findings.checks import ClaimError
-from analysis.findings.numbers import NUMBERS
+from analysis.findings.numbers import NUMBERS, differences, pulses
 from analysis.findings.store import Missing, Store
 from analysis.findings.values import Interval, decode, encode, mean_of
 from benchmarks import race, race_report
@@ -289,6 +292,55 @@ def test_a_new_archive_asks_for_the_numbers_of_all_again(
 def test_a_value_is_the_same_after_json() -> None:
     value = {"x": MORE, "y": [1.25, "a\nb", None, True], "z": 3}
     assert decode(json.loads(json.dumps(encode(value)))) == value
+
+
+def test_an_interval_that_has_no_end_can_be_written() -> None:
+    """As that of an exponent where no value on one side is excluded."""
+    endless = Interval(1.5, -math.inf, math.inf, n=2)
+    assert endless.text(2) == "1.50 [-inf, inf]"
+    assert endless.text(1, sign=True) == "+1.5 [-inf, +inf]"
+    assert decode(json.loads(json.dumps(encode(endless)))).text(2) == endless.text(2)
+
+
+def test_differences_are_of_the_same_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first two lack seed 9000, the other two 9005; as many are left of either."""
+    a, b, c, d = (f"{level}, beta1 {x}" for x in ("0", "0.9") for level in ("rank 1", "dense"))
+    gone = {(a, 9000), (d, 9005)}
+    runs = [run for run in sources.records("momentum-lm") if (run.name, run.seed) not in gone]
+    monkeypatch.setattr(differences, "pooled", lambda *_: tuple(runs))
+    ends = {(run.name, run.seed): np.mean([x["metric"] for x in run.rows[-3:]]) for run in runs}
+    values = [
+        ends[a, seed] - ends[b, seed] - (ends[c, seed] - ends[d, seed])
+        for seed in range(9001, 9005)
+    ]
+    found = differences.difference_of_differences("momentum-lm", a, b, c, d)
+    assert (found.mean, found.n) == (pytest.approx(np.mean(values)), 4)
+    harms = pd.DataFrame(
+        [
+            {"arm": "rank 1", "onset": onset, "seed": seed, "harm": 0.1 * seed}
+            for onset, seeds in ((6, (1, 2, 3)), (9, (2, 3, 4)))
+            for seed in seeds
+        ]
+    )
+    monkeypatch.setattr(pulses, "_tabulate_harms", lambda _: harms)
+    for call in (
+        lambda: pulses.harm_between("harm-lm", "rank 1", 6, 9),
+        lambda: pulses.harms_added("harm-lm", "rank 1 from 6", "rank 1 from 9"),
+        lambda: pulses.harm_pooled("harm-lm", "rank 1", 6, 9),
+    ):
+        with pytest.raises(ValueError, match="not in pairs"):
+            call()
+
+
+def test_a_share_of_low_is_not_0_where_there_is_no_low() -> None:
+    with pytest.raises(ValueError, match='no level "low"'):
+        differences.of_low("momentum-lm", "rank 1, beta1 0")
+
+
+def test_a_number_of_the_markov_models_is_of_their_file() -> None:
+    with sources.reading() as files:
+        NUMBERS["markov_bits"]("harm-lm", 2)
+    assert files == {"harm-lm.tar.xz", "markov.json"}
 
 
 def test_paragraphs_are_filled_and_tables_are_not() -> None:

@@ -59,8 +59,13 @@ def floats_of(source: str, a: str, b: str) -> float:
 
 @number
 def difference_of_differences(source: str, a: str, b: str, c: str, d: str) -> Interval:
-    """(a - b) - (c - d), paired over seeds."""
-    both = (minus(one, other)(pooled(source, one, other)) for one, other in ((a, b), (c, d)))
+    """(a - b) - (c - d), paired over the seeds that all four have."""
+    runs = pooled(source, a, b, c, d)
+    names = {a, b, c, d}
+    seeds = [{run.seed for run in runs if run.name == name} for name in names]
+    shared = set.intersection(*seeds)
+    runs = tuple(run for run in runs if run.name in names and run.seed in shared)
+    both = (minus(one, other)(runs) for one, other in ((a, b), (c, d)))
     return mean_of([x - y for x, y in zip(*both, strict=True)])
 
 
@@ -92,9 +97,16 @@ def reached(source: str, arm: str) -> dict[str, float]:
 @number
 def of_low(source: str, arm: str) -> float:
     """Floats sent, divided by what low compression in every step would have sent; mean over
-    seeds."""
-    runs = [run for run in records(source) if run.name == arm]
-    return fmean(share_of_low(run.header, run.rows) or 0.0 for run in runs)
+    seeds.
+
+    Raises:
+        ValueError: the runs have no level "low".
+    """
+    shares = [share_of_low(run.header, run.rows) for run in records(source) if run.name == arm]
+    known = [share for share in shares if share is not None]
+    if len(known) < len(shares):
+        raise ValueError(f'{arm} of {source} has no level "low"')
+    return fmean(known)
 
 
 @number

@@ -40,19 +40,31 @@ def curve(source: str) -> pd.DataFrame:
     return harm.curve(_tabulate_harms(source))
 
 
-def _harms(source: str, arm: str, onset: int) -> list[float]:
-    """The final harm of one pulse, a value per seed in the order of the seeds."""
+def _harms(source: str, arm: str, onset: int) -> pd.Series:
+    """The final harm of one pulse by seed."""
     record_read(f"{source}.tar.xz")  # notes the read, even if the table is cached; so below
     runs = _tabulate_harms(source)
     rows = runs[(runs["arm"] == arm) & (runs["onset"] == onset)].sort_values("seed")
-    return [float(value) for value in rows["harm"]]
+    return rows.set_index("seed")["harm"]
+
+
+def _added(*harms: pd.Series) -> list[float]:
+    """The sum of several pulses' harms, a value per seed.
+
+    Raises:
+        ValueError: they have other seeds than each other.
+    """
+    first = harms[0]
+    if any(not one.index.equals(first.index) for one in harms):
+        raise ValueError(f"pulses of seeds {[one.index.to_list() for one in harms]}: not in pairs")
+    return [float(value) for value in sum(harms[1:], first)]
 
 
 @number
 def harm_of_a_pulse(source: str, arm: str, onset: int) -> Interval:
     """How much worse the final metric is with a pulse of an arm, which starts at unit ``onset``,
     than without it."""
-    return mean_of(_harms(source, arm, onset))
+    return mean_of(_added(_harms(source, arm, onset)))
 
 
 @number
@@ -67,17 +79,16 @@ def harm_among_all(source: str, arm: str, onset: int) -> Interval:
 @number
 def harm_between(source: str, arm: str, onset: int, other: int) -> Interval:
     """Harm of a pulse minus the harm of the pulse that starts at another unit, by seed."""
-    pairs = zip(_harms(source, arm, onset), _harms(source, arm, other), strict=True)
-    return mean_of([a - b for a, b in pairs])
+    (differences,) = _list_differences(source, arm, onset, other)
+    return mean_of(differences)
 
 
 def _list_differences(sources: str, arm: str, onset: int, other: int) -> list[list[float]]:
     """The differences of `harm_between`, a list for each tree."""
-    found = []
-    for source in sources.split("; "):
-        pairs = zip(_harms(source, arm, onset), _harms(source, arm, other), strict=True)
-        found.append([a - b for a, b in pairs])
-    return found
+    return [
+        _added(_harms(source, arm, onset), -_harms(source, arm, other))
+        for source in sources.split("; ")
+    ]
 
 
 @number
@@ -129,6 +140,7 @@ def trunk_ends(source: str) -> Interval:
 @number
 def markov_bits(source: str, order: int) -> float:
     """Bits per byte of a Markov model counted on the training text of an archive's first run."""
+    record_read(markov.FILE.name)
     counted = markov.of(records(source)[0])
     if counted is None:
         raise ValueError(f"the text of {source} is not in {markov.FILE.name}")
@@ -144,8 +156,7 @@ def test_bytes(source: str) -> int:
 @number
 def harm_across(source: str, other: str, arm: str, onset: int) -> Interval:
     """Harm of a pulse minus the harm of the same pulse in another tree of the same seeds."""
-    pairs = zip(_harms(source, arm, onset), _harms(other, arm, onset), strict=True)
-    return mean_of([a - b for a, b in pairs])
+    return mean_of(_added(_harms(source, arm, onset), -_harms(other, arm, onset)))
 
 
 @number
@@ -177,8 +188,8 @@ def harms_added(source: str, pulses: str, minus: str = "", times: float = 1.0) -
     values = []
     for factor, pulse in terms:
         arm, _, onset = pulse.rpartition(" from ")
-        values.append([factor * harm for harm in _harms(source, arm, int(onset))])
-    return mean_of([sum(by_seed) for by_seed in zip(*values, strict=True)])
+        values.append(factor * _harms(source, arm, int(onset)))
+    return mean_of(_added(*values))
 
 
 @number

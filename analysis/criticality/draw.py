@@ -100,7 +100,7 @@ def worst_of(curve: pd.DataFrame) -> Row:
     return _named(_by_harm(curve))
 
 
-def _by_harm(curve: pd.DataFrame) -> list[Row]:
+def _by_harm(curve: pd.DataFrame) -> Sequence[Row]:
     """Pulses of the first arm that changes anything, the one with most harm first; those after
     which the run goes on, if there are any."""
     felt = [

@@ -26,8 +26,9 @@ DIGITS = 9  # in which ties of ranks are equal
 
 
 def t_interval(values: Sequence[float], within: Range = ANY) -> tuple[float, float, float]:
-    """Mean and 95 % t interval of the mean; the ends are nan for fewer than ``LEAST`` values: of
-    two it reaches six times as far as they are apart, whatever they are.
+    """Mean and 95 % t interval of the mean; the ends are nan for fewer than ``LEAST`` values (of
+    two it would reach six times as far as they are apart, whatever they are) and where all values
+    are alike, which say nothing about sampling.
 
     Args:
         within: what the mean can be, e.g. 0 to 1 for a share: the interval ends there.
@@ -35,7 +36,7 @@ def t_interval(values: Sequence[float], within: Range = ANY) -> tuple[float, flo
     from scipy.special import stdtrit  # what `scipy.stats.t.ppf` calls, without its imports
 
     mean, n = float(np.mean(values)), len(values)
-    if n < LEAST:
+    if n < LEAST or are_alike(values):
         return mean, math.nan, math.nan
     half = float(stdtrit(n - 1, 0.975) * np.std(values, ddof=1) / math.sqrt(n))
     return mean, max(mean - half, within[0]), min(mean + half, within[1])

@@ -29,7 +29,6 @@ from regimes.records import Record, load_all, write_output
 from regimes.records import summary as ends_of
 from regimes.statistics import (
     LEAST,
-    are_alike,
     correct_by_holm,
     least_p,
     p_ranks,
@@ -109,8 +108,6 @@ def _row(claim: Claim, runs: Sequence[Record]) -> dict[str, Any]:
     check_setting(chosen, TASK)
     values = claim.effect(chosen)
     mean, low, high = t_interval(values)
-    if are_alike(values):
-        low = high = math.nan
     codes = [str(run.header.get("code", {}).get("digest")) for run in chosen]
     return {
         "item": claim.item,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
-from regimes.statistics import p_value, t_interval
+from regimes.statistics import LEAST, p_value, t_interval
 
 DIGITS = 8  # significant ones that are kept: the last bits differ between processors
 
@@ -32,6 +32,11 @@ class Interval:
     n: int = 0
     p: float = math.nan
     p_holm: float = math.nan
+
+    @property
+    def alike(self) -> bool:
+        """Are all values one number? Then no end is known."""
+        return math.isnan(self.low) and self.n >= LEAST
 
     def __neg__(self) -> Interval:
         """The interval of b - a, where this is the interval of a - b."""

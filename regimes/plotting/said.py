@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from regimes.statistics import ANY, LEAST, Range, are_alike, t_interval
+from regimes.statistics import ANY, LEAST, Range, t_interval
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,8 +47,6 @@ class Estimate:
         finite = [float(value) for value in values if math.isfinite(value)]
         if not finite:
             return cls(math.nan, math.nan, math.nan, 0)
-        if are_alike(finite):
-            return cls(finite[0], math.nan, math.nan, len(finite))
         return cls(*t_interval(finite, within), len(finite))
 
     @classmethod

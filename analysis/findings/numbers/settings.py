@@ -72,17 +72,19 @@ def _rank(scored: pd.DataFrame, signal: str) -> str:
 @number
 def signals_table(sources: str, tree: str, *arms: str) -> str:
     """Signals of the trunk: in how many settings the rank correlation with harm has an interval
-    above 0, with 0 in it and below 0; and what it is for some arms of one tree."""
+    above 0, with 0 in it, below 0, and none (equal in all seeds); and what it is for some arms of
+    one tree."""
     every, lines = _scored(sources), []
     for signal in _tree(tree, arms[0])[1]["signal"].unique():
-        ends = every.loc[every["signal"] == signal, ["rank_low", "rank_high"]].dropna()
+        ends = every.loc[every["signal"] == signal, ["rank_low", "rank_high"]]
         above, below = int((ends["rank_low"] > 0).sum()), int((ends["rank_high"] < 0).sum())
-        line = [signal, *map(str, (above, len(ends) - above - below, below))]
+        none = int(ends.isna().any(axis=1).sum())
+        line = [signal, *map(str, (above, len(ends) - above - below - none, below, none))]
         for found in (signal_of_harm(tree, arm, signal) for arm in arms):
             line += [found.text(2, sign=True), p_text(found.p_holm)]
         lines.append(line)
     heads = [word for arm in arms for word in (f"{tree}: {arm} [95 %]", "p (Holm)")]
-    return Table(["signal", "above 0", "0 inside", "below 0", *heads], lines).markdown()
+    return Table(["signal", "above 0", "0 inside", "below 0", "none", *heads], lines).markdown()
 
 
 @number

@@ -306,7 +306,10 @@ def test_interval_against_scipy() -> None:
     values = [0.3, 0.1, 0.25, 0.2]
     ends = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
     assert statistics.t_interval(values) == pytest.approx((np.mean(values), *ends))
-    assert np.isnan(statistics.t_interval([1.0])[1:]).all()
+    for few_or_alike in ([1.0], [0.5, 0.7], [0.3] * 4, [0.3, 0.3, 0.3 + 1e-17]):
+        mean, *ends = statistics.t_interval(few_or_alike)
+        assert mean == pytest.approx(np.mean(few_or_alike))
+        assert np.isnan(ends).all(), few_or_alike
     assert statistics.t_interval([1.0, 2.0])[0] == 1.5
     assert np.isnan(statistics.t_interval([1.0, 2.0])[1:]).all()  # 1.5 ± 6.4 would say nothing
 

@@ -99,18 +99,39 @@ def _places(pulses: pd.DataFrame) -> list[tuple[int, int]]:
 # -- scores ----------------------------------------------------------------------------------
 
 
-def auc(signal: NDArray[np.float64], worst: NDArray[np.bool_]) -> float:
+def auc(signal: NDArray[np.float64], worst: NDArray[np.float64]) -> float:
     """Area under the ROC curve: the share of pairs, one of the worst and one of the others, in
-    which the worst has the higher signal; a tie counts half (Hanley and McNeil 1982).
+    which the worst has the higher signal; a tie counts half (Hanley and McNeil 1982). Where several
+    tie for the last places of the worst, the mean over all choices of them.
 
-    >>> auc(np.array([3.0, 2.0, 2.0]), np.array([False, True, False]))
+    >>> auc(np.array([3.0, 2.0, 2.0]), np.array([0.0, 1.0, 0.0]))
     0.25
 
     Args:
-        signal, worst: [onsets]; nan if all are of one kind.
+        signal: [onsets].
+        worst: [onsets], 1 for the worst and 0 for the others, between them as of `worst_of`; nan if
+            all are of one kind.
     """
-    pairs = signal[worst][:, None] - signal[~worst]
-    return float(((pairs > 0) + 0.5 * (pairs == 0)).mean()) if pairs.size else math.nan
+    gaps = signal[:, None] - signal
+    weights = worst[:, None] * (1 - worst)
+    np.fill_diagonal(weights, 0)
+    tied = (worst > 0) & (worst < 1)
+    if tied.any():  # of two that tie, drawn without replacement
+        weights[np.ix_(tied, tied)] *= tied.sum() / (tied.sum() - 1)
+    right = (gaps > 0) + 0.5 * (gaps == 0)
+    return float((weights * right).sum() / weights.sum()) if weights.any() else math.nan
+
+
+def worst_of(order: NDArray[np.float64], count: int) -> NDArray[np.float64]:
+    """How far each belongs to the ``count`` highest: 1 or 0, and the same share for all that tie
+    for the last places.
+
+    >>> worst_of(np.array([1.0, 3.5, 3.5, 2.0]), 1).tolist()
+    [0.0, 0.5, 0.5, 0.0]
+    """
+    above = (order[:, None] < order).sum(axis=1)
+    alike = (order[:, None] == order).sum(axis=1)
+    return np.clip((count - above) / alike, 0, 1)
 
 
 def ranks(values: pd.Series) -> NDArray[np.float64]:
@@ -141,12 +162,12 @@ def scores(runs: pd.DataFrame, signals: Signals, known: bool = False) -> pd.Data
         if len(harm) < ONSETS or is_null(harm.to_list()):
             continue
         order = ranks(harm)
-        worst = harm.rank(ascending=False, method="first") <= round(WORST * len(harm))
+        worst = worst_of(order, round(WORST * len(harm)))
         for name, values in table.items():
             place = ranks(values)
             both = np.corrcoef(place, order)[0, 1] if np.ptp(place) else math.nan
             row = {"arm": arm, "seed": seed, "signal": name, "rank": float(both)}
-            rows.append(row | {"auc": auc(place, worst.to_numpy(bool))})
+            rows.append(row | {"auc": auc(place, worst)})
     if not rows:
         raise RecordError(f"no arm has {ONSETS} onsets and a harm other than 0: nothing to score")
     return pd.DataFrame(rows)

@@ -140,6 +140,24 @@ def test_recovery_is_the_difference_in_each_unit(tree: Path) -> None:
     assert after[2].mean() == pytest.approx(table.loc[(2, 2), "harm"])
 
 
+def test_onsets_that_tie_for_the_worst_third_share_its_places() -> None:
+    """Oracle: the mean of scikit-learn's area over all choices of the tied ones."""
+    rng = np.random.default_rng(5)
+    for harms, count in (([1, 1, 1, 1, 0, 0], 2), ([3, 1, 2, 2, 2, 0, 0], 2), ([0, 1, 2], 1)):
+        order = stats.rankdata(harms)
+        signal = rng.integers(0, 4, len(harms)).astype(float)
+        edge = sorted(harms, reverse=True)[count - 1]
+        sure = [i for i, one in enumerate(harms) if one > edge]
+        tied = [i for i, one in enumerate(harms) if one == edge]
+        choices = itertools.combinations(tied, count - len(sure))
+        areas = [
+            roc_auc_score([i in (*sure, *some) for i in range(len(harms))], signal)
+            for some in choices
+        ]
+        found = scores.auc(signal, scores.worst_of(order, count))
+        assert found == pytest.approx(np.mean(areas))
+
+
 def test_scores_by_own_code(tree: Path) -> None:
     """The norm of a pulse's unit, its change, time and rate against the harm of each seed."""
     runs = load_all(tree)

@@ -55,6 +55,10 @@ def test_each_worker_has_a_batchnorm_of_its_own(
         torch.testing.assert_close(ours.get_buffer(name), statistic, rtol=1e-12, atol=0)
     for tensor in (y, x.grad):
         assert tensor.is_contiguous(memory_format=LAST if last else torch.contiguous_format)
+    before = copy.deepcopy(ours.state_dict())  # outside of a pass there is one batch
+    whole = torch.nn.functional.batch_norm(x, None, None, ours.weight, ours.bias, True)
+    torch.testing.assert_close(ours(x), whole, rtol=1e-10, atol=1e-12)
+    assert all(torch.equal(before[name], value) for name, value in ours.state_dict().items())
 
 
 @pytest.mark.parametrize("shape", [(8, 6), (8, 6, 5), (8, 6, 1, 1), (8, 6, 2, 3, 4)], ids=str)

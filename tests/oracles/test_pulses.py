@@ -163,3 +163,16 @@ def test_another_rate_and_momentum(tmp_path: Path) -> None:
     saved = weights(tmp_path / "branch")
     for layer, parameter in loop.model.named_parameters():
         torch.testing.assert_close(parameter.detach(), saved[layer], rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_the_rate_after_a_unit_is_the_next_units(at: int, tmp_path: Path) -> None:
+    """Oracle: the next row, within a pulse at another rate, at its ends and beside it."""
+    trunk = regimes.run(config(*P2, "optimizer.decay_epochs=[3]"), tmp_path / "trunk")
+    pulse = regimes.branch(
+        trunk, at=at, length=2, set={"optimizer.lr": 0.05}, out=tmp_path / "pulse"
+    )
+    for record in (trunk, pulse):
+        rates, following = ([row[name] for row in record.rows] for name in ("lr", "next_lr"))
+        assert following[:-1] == rates[1:]
+    assert [row["lr"] for row in pulse.rows] != [row["lr"] for row in trunk.rows]

@@ -51,6 +51,16 @@ def low_epochs(config: RunConfig, epochs: int) -> dict[str, list[int]]:
 # -- controls --------------------------------------------------------------------------------
 
 
+def test_the_command_leaves_the_figure_and_both_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = yoked.main(REFERENCE / "smoke-controls.tar.xz", tmp_path)
+    names = {f"controls{end}" for end in (".png", ".svg", ".csv", "-table.csv", "-table.md")}
+    assert {path.name for path in paths} == names | {"controls-differences.csv"}
+    assert all(path.stat().st_size for path in paths)
+    assert "yoked first" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("order", ["first", "last", "random"])
 def test_a_control_sends_as_much_in_every_layer(accordion: Record, order: str) -> None:
     config = yoked.yoked(accordion, order)

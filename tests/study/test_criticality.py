@@ -187,7 +187,9 @@ def test_scores_by_own_code(tree: Path) -> None:
     assert (over["rank"], over["rank_low"], over["rank_high"]) == pytest.approx(
         (values.mean(), *ends)
     )
-    dull = scores.against_dull(each.reset_index()).set_index(["arm", "control"])
+    dull = scores.against_dull(each.reset_index())
+    assert set(dull["of"]) == set(each["arm"])
+    dull = dull.set_index(["arm", "control"])
     time = each.xs(scores.TIME, level="signal")["rank"].to_numpy()
     assert dull.loc[("norm", scores.TIME), "difference"] == pytest.approx((values - time).mean())
     assert dull.loc[("norm", scores.RATE), "n"] == 0

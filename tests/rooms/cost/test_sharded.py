@@ -156,6 +156,8 @@ def test_the_command_prints_what_it_predicts(
     # a device sends 3/4 of 8 * 2^20 numbers in 2 bytes twice, and in 4 bytes once
     assert frame.bytes["dense"] == 0.75 * 8 * 2**20 * 8
     assert frame.seconds["dense"] == pytest.approx(0.1 + frame.bytes["dense"] * 8 / 1e9, rel=1e-9)
+    waits = frame.seconds["dense"] - 0.1
+    assert f"waits {1e3 * waits:.3g} ms for the network" in said
     assert 'Try attach(model, shards=mesh, scatter={"level": ' in said
     assert (tmp_path / "cost.json").exists()
 

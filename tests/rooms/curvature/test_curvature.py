@@ -130,6 +130,10 @@ def test_pyhessian_says_what_it_cannot_do(hessian):
         eigenvalues(
             HessianProduct(net(), cross_entropy, [data()], mean=lambda t: t), backend="pyhessian"
         )
+    outside = HessianProduct(net(), lambda model, batch: torch.ones(()), [data()])
+    for backend in ("lanczos", "pyhessian"):
+        with pytest.raises(ConfigError, match="loss"):
+            eigenvalues(outside, backend=backend)
 
 
 def test_layer_eigenvalues_are_those_of_the_blocks(hessian, exact):

@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 
 from regimes.console.tables import Table
+from regimes.data import sources
 from regimes.monitor import doctor
 
 TWO_LINES = 'raise RuntimeError("operator torchvision::nms does not exist\\n  here is more")\n'
@@ -61,8 +62,12 @@ def test_its_failure_leaves_the_exit_code_alone(
     for slow in ("_data_sets", "_digits"):
         monkeypatch.setattr(doctor, slow, lambda: "not tried")
     monkeypatch.setattr(doctor, "_backend", lambda name: "not tried")
+    here = [sources.Availability("these", True, "/a"), sources.Availability("those", False, "/b")]
+    monkeypatch.setattr(sources, "find_data", lambda: here)
     assert doctor.print_report()
     lines = capsys.readouterr().out.splitlines()
+    rows = [" ".join(line.split()) for line in lines]
+    assert {"data: these found /a", "data: those not found /b"} < {*rows}
     (row,) = (line for line in lines if line.startswith("import torchvision"))
     assert row.split()[2] == "no"
     assert all(len(line) <= 80 for line in lines)

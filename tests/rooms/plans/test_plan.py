@@ -128,6 +128,7 @@ def test_its_lines_end_in_the_marks_of_their_methods(found: regimes.Plan) -> Non
         assert end.get_marker() == one.get_marker()
         assert max(end.get_xdata()) == pytest.approx(max(max(line.get_xdata()) for line in mine))
     assert "is better" in ax.get_ylabel()
+    assert ax.get_xscale() == "log"
     assert ax.get_ylim()[1] <= 101 or found.shown.name != "accuracy"
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from synthetic import make
 
+import regimes
 from analysis.findings.sources import records
 from regimes.config import OptimizerConfig, to_dict
 from regimes.plotting import style
@@ -148,3 +149,14 @@ def test_the_name_of_a_schedule_alone_makes_no_window(change: Any, tmp_path: Pat
     for name in ("low", "small-in-critical"):
         make(tmp_path, name, 0, **change)
     assert critical_windows(group_runs(load_all(tmp_path))) == []
+
+
+def test_critical_windows_are_grey_where_the_axis_has_units(tmp_path: Path) -> None:
+    windows = [[0, 2], [4, 5]]
+    for name in ("low", "low-in-critical"):
+        make(tmp_path, name, 0, policy={"name": "windows", "windows": windows})
+    runs = load_all(tmp_path)
+    for against, wanted in (("epoch", [(-0.5, 1.5), (3.5, 4.5)]), ("floats", [])):
+        (ax,) = regimes.plot(runs, against=against).axes
+        spans = [patch.get_extents().transformed(ax.transData.inverted()) for patch in ax.patches]
+        assert [(round(s.x0, 6), round(s.x1, 6)) for s in spans] == wanted

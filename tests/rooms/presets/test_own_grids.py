@@ -293,6 +293,13 @@ def test_a_base_may_be_a_file_beside_the_grid(
 WRONG = ("workers=0", "batch_size=0", "levels.low=-1", "compressor.name=nothing")
 
 
+def test_a_folder_without_configurations_is_no_grid(command: Callable, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    done = command("ablate", "empty", "--out", "runs")
+    assert done.returncode == 2
+    assert "empty has no configuration: expected files *.toml in it" in done.stderr
+
+
 @pytest.mark.parametrize("setting", WRONG)
 def test_a_wrong_setting_ends_an_ablation_before_its_first_run(
     setting: str, command: Callable, tmp_path: Path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import forked
 import pytest
@@ -20,6 +21,7 @@ from regimes.policies import make_policy
 from regimes.records import read_lines, unit_name
 from regimes.replay.detect import default_rules, make_rule
 from regimes.replay.replay import replay_rule
+from regimes.training import unit_plan
 from regimes.training.build import prepare_run
 from regimes.training.units import Units
 
@@ -63,6 +65,22 @@ def test_the_unit_does_not_change_the_training(size: int, tmp_path: Path) -> Non
     )
     assert unit_name(record.config) == f"unit of {size} steps"
     assert record.finished
+
+
+@pytest.mark.parametrize("size", [4, 5])
+def test_the_last_step_of_a_run_is_the_last(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There workers that train by themselves synchronise for good."""
+    made, original = [], unit_plan.Minibatch
+
+    def make(*values: Any) -> unit_plan.Minibatch:
+        made.append(original(*values))
+        return made[-1]
+
+    monkeypatch.setattr(unit_plan, "Minibatch", make)
+    regimes.run(config(*STATIC, f"unit_steps={size}", f"steps={2 * size}"), tmp_path)
+    assert [batch.last for batch in made] == [False] * (2 * size - 1) + [True]
 
 
 def test_a_hidden_state_runs_on_from_unit_to_unit(text: Path, tmp_path: Path) -> None:

@@ -168,7 +168,8 @@ def test_another_rate_and_momentum(tmp_path: Path) -> None:
 @pytest.mark.parametrize("at", [1, 2])
 def test_the_rate_after_a_unit_is_the_next_units(at: int, tmp_path: Path) -> None:
     """Oracle: the next row, within a pulse at another rate, at its ends and beside it."""
-    trunk = regimes.run(config(*P2, "optimizer.decay_epochs=[3]"), tmp_path / "trunk")
+    falling = ("optimizer.schedule=cosine", "optimizer.per=step")
+    trunk = regimes.run(config(*P2, *falling), tmp_path / "trunk")
     pulse = regimes.branch(
         trunk, at=at, length=2, set={"optimizer.lr": 0.05}, out=tmp_path / "pulse"
     )

@@ -80,6 +80,7 @@ def test_a_packages_reporter_is_known_by_its_name(tmp_path: Path, command: Calla
         assert done.returncode == 0, done.stderr
         said = (tmp_path / name / "lines.txt").read_text()
         assert said == "start accordion 0\nepoch 0 True\nepoch 1 True\nstop \n"
+        assert bool(done.stdout) == (not quiet)
 
 
 def test_unknown_names_are_refused_before_any_work(tmp_path: Path, command: Callable) -> None:

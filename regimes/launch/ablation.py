@@ -5,19 +5,18 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from regimes.collectives.launcher import read_launch
-from regimes.config import RunConfig, to_dict
+from regimes.config import to_dict
 from regimes.console import stdout
 from regimes.errors import TrainingError
 from regimes.launch import cluster, sweep
 from regimes.monitor.text import metric_text
 from regimes.presets import Grid
 from regimes.records import load, separate_experiments, sibling_difference, write_notes
-from regimes.training.quirks import resolve_quirks
 
 
 def run_ablation(
@@ -38,7 +37,7 @@ def run_ablation(
     show = functools.partial(stdout.try_print, on=console)
     cells = sweep.list_cells(grid, seeds, out)
     todo = [cell for cell in cells if not sweep.is_finished(*cell)]
-    _check({folder.parent: config for folder, config in todo}.values())
+    sweep.check_configs({folder.parent: config for folder, config in todo}.values())
     show(f"{len(cells)} runs in {out}, {len(cells) - len(todo)} already finished")
     for folder, config in {cell[0].parent: cell for cell in todo}.values():
         if note := sibling_difference(to_dict(config), folder):
@@ -73,18 +72,6 @@ def run_ablation(
         show("", differences.drawn())
     for sentence in write_notes(runs):
         show(f"note: {sentence}")
-
-
-def _check(configs: Iterable[RunConfig]) -> None:
-    """Check each schedule before the first run starts.
-
-    Raises:
-        ConfigError: a number out of its bounds, or fields that do not fit together.
-    """
-    from regimes.training.checks import PlugIns  # torch, so late
-
-    for config in configs:
-        PlugIns.from_config(resolve_quirks(config))
 
 
 def _progress(show: Callable[[str], None], out: Path, runs: int) -> sweep.Progress:

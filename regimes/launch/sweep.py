@@ -56,6 +56,18 @@ Progress = Callable[[Path, str | None], None]  # called with each outcome
 Train = Callable[[list[Cell], Progress], list[str]]  # trains cells; a message per failed one
 
 
+def check_configs(configs: Iterable[RunConfig]) -> None:
+    """Check each schedule before the first run starts.
+
+    Raises:
+        ConfigError: a number out of its bounds, or fields that do not fit together.
+    """
+    from regimes.training.checks import PlugIns  # torch, so late
+
+    for config in configs:
+        PlugIns.from_config(resolve_quirks(config))
+
+
 def list_cells(grid: Grid, seeds: list[int], out: Path) -> list[Cell]:
     """The runs of an ablation, seed by seed: ``OUT/<schedule>/seed-<seed>``; see `trees`."""
     return [

@@ -270,6 +270,7 @@ def _check(
             )
     if not seeds:
         raise ConfigError("tune needs a seed or more")
+    sweep.check_configs(trial.config for trials in tried.values() for trial in trials)
     longest = [sorted((t.config.epochs for t in ts), reverse=True) for ts in tried.values()]
     price = len(seeds) * sum(share * sum(e[:count]) for e in longest for share, count in rounds)
     if budget is not None and price > budget:

@@ -208,6 +208,16 @@ def test_bad_input_is_one_sentence(
         tune.tune({"low": short(*settings)}, values, SEEDS, tmp_path)
 
 
+def test_a_cell_that_cannot_run_is_refused_before_any_trial(
+    untrained: list[Any], tmp_path: Path
+) -> None:
+    """Its level is none of its compressor's."""
+    wrong = override(cells()["low"], ["compressor=quantised-all-reduce", "levels.low=2"])
+    with pytest.raises(ConfigError, match="expected 4 or 8"):
+        tune.tune(cells() | {"bits": wrong}, VALUES, SEEDS, tmp_path)
+    assert not untrained
+
+
 def test_values_without_an_equals_sign() -> None:
     with pytest.raises(ConfigError, match="needs the form key=value,value"):
         tune.read_values(["optimizer.lr"])

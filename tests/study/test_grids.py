@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from regimes.config import RunConfig, to_dict, with_retired
+from regimes.launch import sweep
 from regimes.presets import GRIDS, get_grid, get_preset
 
 ROOT = Path(__file__).parents[2]
@@ -38,6 +39,7 @@ def test_a_pre_registered_grid_is_as_it_was(path: Path) -> None:
     assert path.stem in GRIDS, "install the checkout again: its entry points have changed"
     assert digest(get_grid(path.stem)) == DIGESTS[path.stem]
     assert get_grid(str(path)) == get_grid(path.stem)
+    sweep.check_configs(get_grid(path.stem).values())  # each of its runs can begin
 
 
 def test_every_grid_and_preset_of_the_study_is_offered() -> None:

@@ -19,7 +19,7 @@ from ddp_scripts import group, released
 from torch import Tensor
 
 from regimes import TopK
-from regimes.ddp.state import _with_defaults
+from regimes.job.refit import with_default_fields
 
 STATES = Path(__file__).parents[1] / "data" / "states"
 TOLERANCE = 1e-10  # in float64: other processors differ in last bits, a wrong state in all
@@ -90,7 +90,7 @@ def test_a_state_of_a_release_goes_on(release: str, name: str, way: str, tmp_pat
 def test_a_compressor_of_before_has_defaults_for_later_fields(
     saved: str, compressor: TopK, fits: bool
 ) -> None:
-    assert (_with_defaults(saved, compressor) == repr(compressor)) is fits
+    assert (with_default_fields(saved, compressor) == repr(compressor)) is fits
 
 
 def test_no_state_lies_unused() -> None:

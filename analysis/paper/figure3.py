@@ -145,7 +145,7 @@ def figure3(
             ax.margins(x=0.01)
             style.mark_decays(ax, chosen[0], labelled=ax is top)
         top.set_ylabel("top eigenvalue\nof the Hessian")
-        middle.set_ylabel("gradient norm,\ncompressed layers")
+        middle.set_ylabel("gradient\nnorm")
         fig.legend(
             *top.get_legend_handles_labels(), loc="outside upper left", ncols=2, handlelength=4
         )
@@ -221,8 +221,8 @@ def _words(
     )
     return (
         f"Mean over {style.seeds_in_words([len(runs)])}; "
-        f"{style.intervals_in_words([len(runs)], bars=False)}. "
-        f"Below: what each rule calls critical (relative change of {eta:g} or more over "
+        f"{style.intervals_in_words([len(runs)], bars=False)}. Norm: of all compressed layers "
+        f"together. Below: what each rule calls critical (relative change of {eta:g} or more over "
         f"{interval_} epochs; of eigenvalues, falls only), dark where more layers and seeds are. "
         f"Agreement with the norm per epoch: {agree}. Cost: norm {cost[NORM]:.1%} of training "
         f"time, the curvature instrument {cost[EVAL]:.0%}. {style.describe_setting(runs[0])}."

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from regimes.console.units import p_text
 from regimes.plotting import style
 from regimes.plotting.looks import Metric
 from regimes.plotting.said import Estimate, Verdict
-from regimes.statistics import are_alike, correct_by_holm, p_value
+from regimes.statistics import correct_by_holm, p_value
 
 from .estimates import Cell, estimate, mean
 
@@ -39,8 +38,6 @@ def compare(differences: Mapping[tuple[str, str], Sequence[float]]) -> pd.DataFr
     rows: list[dict[str, Any]] = []
     for (arm, control), values in differences.items():
         row = estimate(values, "difference", "ci")
-        if len(values) and are_alike(values):
-            row |= {"ci_low": math.nan, "ci_high": math.nan}
         names = {"arm": arm, "control": control, "n": len(values)}
         rows.append(names | row | {"p": p_value(values)})
     columns = ["arm", "control", "n", "difference", "ci_low", "ci_high", "p"]

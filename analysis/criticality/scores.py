@@ -109,8 +109,7 @@ def auc(signal: NDArray[np.float64], worst: NDArray[np.float64]) -> float:
 
     Args:
         signal: [onsets].
-        worst: [onsets], 1 for the worst and 0 for the others, between them as of `worst_of`; nan if
-            all are of one kind.
+        worst: [onsets], as `share_among_worst` gives it; nan if all are of one kind.
     """
     gaps = signal[:, None] - signal
     weights = worst[:, None] * (1 - worst)
@@ -122,11 +121,11 @@ def auc(signal: NDArray[np.float64], worst: NDArray[np.float64]) -> float:
     return float((weights * right).sum() / weights.sum()) if weights.any() else math.nan
 
 
-def worst_of(order: NDArray[np.float64], count: int) -> NDArray[np.float64]:
+def share_among_worst(order: NDArray[np.float64], count: int) -> NDArray[np.float64]:
     """How far each belongs to the ``count`` highest: 1 or 0, and the same share for all that tie
     for the last places.
 
-    >>> worst_of(np.array([1.0, 3.5, 3.5, 2.0]), 1).tolist()
+    >>> share_among_worst(np.array([1.0, 3.5, 3.5, 2.0]), 1).tolist()
     [0.0, 0.5, 0.5, 0.0]
     """
     above = (order[:, None] < order).sum(axis=1)
@@ -162,7 +161,7 @@ def scores(runs: pd.DataFrame, signals: Signals, known: bool = False) -> pd.Data
         if len(harm) < ONSETS or is_null(harm.to_list()):
             continue
         order = ranks(harm)
-        worst = worst_of(order, round(WORST * len(harm)))
+        worst = share_among_worst(order, round(WORST * len(harm)))
         for name, values in table.items():
             place = ranks(values)
             both = np.corrcoef(place, order)[0, 1] if np.ptp(place) else math.nan

@@ -28,7 +28,7 @@ from regimes.errors import ConfigError, suggest_nearest
 from regimes.plotting.needs import Needs
 from regimes.records import load_all
 
-from ..common.command import name_of
+from ..common.command import by_name
 from ..common.names import FIGURE2
 
 THREE = ("low", "high", "accordion")
@@ -285,15 +285,8 @@ def main(
             f"figure {number} needs records of the grid {grid}{also}: first `regimes "
             f"ablate {grid} --seeds 5`, then `regimes figure {number} runs/{grid}`"
         )
-    names = [name_of(path) for path in records]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(
-                f"several of the records are called {name}: one figure would be "
-                "written over the other; draw them one at a time, each with --out of its own"
-            )
     paths = []
-    for path, name in zip(records, names, strict=True):
+    for name, path in by_name(records).items():  # a folder each
         paths += draw(number, path, out / name)
     return paths
 

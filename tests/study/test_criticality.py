@@ -154,7 +154,7 @@ def test_onsets_that_tie_for_the_worst_third_share_its_places() -> None:
             roc_auc_score([i in (*sure, *some) for i in range(len(harms))], signal)
             for some in choices
         ]
-        found = scores.auc(signal, scores.worst_of(order, count))
+        found = scores.auc(signal, scores.share_among_worst(order, count))
         assert found == pytest.approx(np.mean(areas))
 
 

@@ -377,7 +377,7 @@ def test_figures_of_two_records_of_one_name_are_not_written_over_each_other(tmp_
     for place in ("a", "b"):
         make(tmp_path / place / "runs", "accordion", 0)
     places = [tmp_path / place / "runs" for place in ("a", "b")]
-    with pytest.raises(ConfigError, match="several of the records are called runs: one figure"):
+    with pytest.raises(RecordError, match="another of the records is called runs, too"):
         figures.main("18", (*places,), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

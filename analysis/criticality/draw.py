@@ -71,7 +71,7 @@ def figure(
     rows = list(dict.fromkeys(scored["signal"]))
     cells = shades(signals).loc[rows]
     with style.theme():
-        fig, below = style.figure(5.4 + 0.17 * len(rows)), 0.3 + 0.17 * len(rows)
+        fig, below = style.figure(6.0 + 0.17 * len(rows)), 0.9 + 0.17 * len(rows)
         heights = [1.5, 1.6, below] if canvas.is_stacked(fig) else [2.0, 1.6, below]
         grid = fig.add_gridspec(3, 1, height_ratios=heights)
         _harm(fig.add_subplot(grid[0]), curve, looks, trunk, shown)

@@ -134,7 +134,7 @@ class Job:
         Args:
             level: a name among the job's levels, or "dense", which sends gradients uncompressed;
                 None: the policy decides again.
-            why: for the record, beside the level.
+            why: for the record, beside the level; the policy gives reasons of its own.
 
         Raises:
             ConfigError: there is no such level. If processes have set different ones, all raise it

@@ -25,13 +25,13 @@ def set_entry(level: Any, why: Any, known: Collection[str], unit: int) -> dict[s
     Raises:
         ConfigError: there is no such level, or the reason is no text.
     """
+    if not isinstance(why, str):
+        raise ConfigError(f"set_level: why = {why!r:.60}: expected a text")
     if level is None:
         return None
     names = [*known, DENSE]
     if not isinstance(level, str) or level not in names:
         raise ConfigError(f"set_level: {level!r}: {suggest_nearest(str(level), names)}")
-    if not isinstance(why, str):
-        raise ConfigError(f"set_level: why = {why!r:.60}: expected a text")
     return {"level": level, "unit": unit, "why": why}
 
 

@@ -79,6 +79,12 @@ class Known:
     def methods(self) -> tuple[str, ...]:
         return (*self.prices,)
 
+    @cached_property
+    def untried(self) -> tuple[str, ...]:
+        """Methods without a probe: the budget ended before."""
+        seen = {probe.method for probe in self.losses}
+        return tuple(method for method in self.methods if method not in seen)
+
     def steps(self, method: str, rung: int) -> int:
         """Steps of a method in the seconds of a rung."""
         return max(FEWEST, round(self.rungs[rung] / self.prices[method].seconds))
@@ -94,7 +100,8 @@ class Known:
 
     @cached_property
     def draws(self) -> np.ndarray:
-        """What decides, lower is better: the loss in the end, or the seconds to the loss.
+        """What decides, lower is better: the loss in the end, or the seconds to the loss; infinite
+        for untried methods.
 
         Returns:
             One row per method, one column per draw.
@@ -102,7 +109,7 @@ class Known:
         rows = []
         for method in self.methods:
             mine = [loss for probe, loss in self.losses.items() if probe.method == method]
-            if mine and not np.isfinite(mine).any():
+            if not np.isfinite(mine).any():
                 rows.append(np.full(DRAWS, np.inf))
             elif self.aim.loss is None:
                 rows.append(self.curve.losses_at(method, [self.horizon(method)])[:, 0])
@@ -134,8 +141,8 @@ class Known:
 
     @property
     def decided(self) -> bool:
-        """Is one method surely the best?"""
-        return max(self.best.values()) >= SURE
+        """Is one method surely the best of all?"""
+        return not self.untried and max(self.best.values()) >= SURE
 
     def seeds_of(self, method: str, rung: int) -> int:
         """How many seeds a method has in a rung."""

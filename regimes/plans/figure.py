@@ -32,7 +32,7 @@ def draw_plan(plan: Plan) -> style.Shown:
     """Loss in the end against the seconds of the whole training on the link: solid where a probe
     was as long, dashed beyond, with the 95 % interval of the best method and of dense."""
     known = plan.known
-    if len({(p.method, p.steps) for p in known.curve.losses}) == len(known.methods):
+    if len({(p.method, p.steps) for p in known.curve.losses}) == len(plan.table):
         return _whole(plan)
     dense = known.methods[0]
     ranked = [m for m in plan.table["method"] if m != dense][: MOST - 1]

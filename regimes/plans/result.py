@@ -60,7 +60,7 @@ class Plan:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """One row per method, the best first.
+        """One row per method with a probe, the best first.
 
         Columns: method; ``best``, its probability to be the best; ``regret``, how much worse than
         the best it is expected to be; ``step``, seconds of a step on the link; ``steps`` and
@@ -76,6 +76,8 @@ class Plan:
         regret = self.known.regret
         rows = []
         for i, method in enumerate(self.known.methods):
+            if method in self.known.untried:
+                continue
             middle, low, high = _quantiles(draws[i] - draws[0] if self.smaller else draws[i])
             price, mine = self.known.prices[method], self._probes(method)
             steps: float = self.known.horizon(method)
@@ -130,21 +132,25 @@ class Plan:
     @property
     def decided(self) -> bool:
         """Is it surely the best?"""
-        return float(self.table["best"].iloc[0]) >= SURE
+        return not self.known.untried and float(self.table["best"].iloc[0]) >= SURE
 
     @property
     def config_to_train(self) -> RunConfig:
         """The training that the plan advises, with its method, rate and number of steps."""
-        row = self.table.iloc[0]
-        steps = row["steps"] if math.isfinite(row["steps"]) else self.known.horizon(self.best)
-        rate = math.log2(row["rate"] / self.config.optimizer.lr)
+        rate = math.log2(self.table["rate"].iloc[0] / self.config.optimizer.lr)
         seed = max(probe.seed for probe in self.known.curve.losses) + 1
-        return configure_probe(self.config, self.methods[self.best], round(steps), rate, seed)
+        return configure_probe(self.config, self.methods[self.best], self._steps, rate, seed)
+
+    @property
+    def _steps(self) -> int:
+        """Of the training that the plan advises; a loss that none reaches has no number."""
+        steps = self.table["steps"].iloc[0]
+        return round(steps) if math.isfinite(steps) else self.known.horizon(self.best)
 
     def hook(self) -> str:
         """The lines of a training script of one's own."""
         row, method = self.table.iloc[0], self.methods[self.best]
-        lines = [f"# learning rate {row['rate']:.3g}, {row['steps']:.0f} steps"]
+        lines = [f"# learning rate {row['rate']:.3g}, {self._steps} steps"]
         sent = f"compressor={dict(method.table)!r}, level={method.level!r}"
         if method.period > 1:
             words = ["model", "optimizer", f"policy={method.period}"]
@@ -222,7 +228,10 @@ class Plan:
                 words += (
                     f", so there are {first['steps']:,.0f} steps instead of {dense['steps']:,.0f}"
                 )
-        if not self.decided:
+        untried = ", ".join(self.known.untried)
+        if untried:
+            words += f". Not decided: the budget had no time for {untried}"
+        elif not self.decided:
             near = [row["method"] for row in others.to_dict("records") if row["best"] >= 1 - SURE]
             beside = f" between it and {', '.join(near)}" if near else ""
             words += f". Not decided{beside}: more minutes may decide"

@@ -18,6 +18,7 @@ from regimes.launch import budgeted, sweep
 from regimes.launch.budgeted import Budget, Ended, Round
 from regimes.plans.curve import Probe
 from regimes.plans.decide import (
+    CLOSEST,
     FEWEST,
     FIRST,
     LENGTHS,
@@ -204,6 +205,12 @@ class Probes:
         return float(self.config.steps or 0) * dense.seconds
 
     def _too_few(self, budget: Budget, jobs: int) -> str:
+        needed = self._span_steps(next(iter(self.prices))) * 2 ** (LENGTHS - 2) * FEWEST / CLOSEST
+        if self.aim.loss is not None and (self.config.steps or 0) < needed:
+            return (
+                f"the training has {self.config.steps} steps: expected {math.ceil(needed)} or more "
+                f"for a plan to a loss, whose short trainings have {LENGTHS} lengths"
+            )
         if budget.minutes is None:
             fewest = math.ceil(TRIED * len(self.prices) / FIRST)
             return f"runs {budget.runs}: expected {fewest} or more"

@@ -132,6 +132,26 @@ def test_its_lines_end_in_the_marks_of_their_methods(found: regimes.Plan) -> Non
     assert ax.get_ylim()[1] <= 101 or found.shown.name != "accuracy"
 
 
+def test_a_method_without_a_probe_is_named_and_not_ranked(found: regimes.Plan) -> None:
+    """The budget's minutes may end before each method had one."""
+    seen = {p: loss for p, loss in found.known.losses.items() if p.method == "dense"}
+    plan = replace(found, known=replace(found.known, losses=seen))
+    assert list(plan.table["method"]) == ["dense"]
+    assert not plan.decided
+    assert not plan.known.decided
+    assert "the budget had no time for dense, every 4 steps" in plan.sentence()
+    assert plan.figure().data is not None
+    assert "plain" in plan.hook()
+
+
+def test_the_lines_have_a_number_of_steps_where_no_method_reaches_the_loss(tmp_path: Path) -> None:
+    plan = planned(tmp_path, seconds=None, loss=99.99, runs=24, epochs=20)
+    never = dict.fromkeys(plan.known.losses, -1.0)  # an accuracy of 1 %, whatever is trained
+    plan = replace(plan, known=replace(plan.known, losses=never))
+    assert plan.sentence().startswith("No method")
+    assert f" {plan.config_to_train.steps} steps" in plan.hook()
+
+
 def test_a_stopped_plan_goes_on_as_one_that_was_not(found: regimes.Plan, tmp_path: Path) -> None:
     assert found.out is not None
     folder = tmp_path / "b"
@@ -199,6 +219,7 @@ def test_a_smaller_model_stands_for_the_larger_one(tmp_path: Path, found: regime
         ({"step": 0.0}, "seconds above 0"),
         ({"runs": 2}, "expected 12 or more"),
         ({"runs": None, "minutes": 1e-4}, "or more for 2 methods"),
+        ({"seconds": None, "loss": 80.0}, "the training has 4 steps: expected 38 or more"),
         ({"epoch": 3}, "no argument of a training"),
     ],
 )

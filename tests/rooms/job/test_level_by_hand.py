@@ -89,3 +89,12 @@ def test_a_job_that_is_resumed_within_a_unit_keeps_its_level_to_the_end_of_it(ki
         found, here = train(kind, stop)
         assert found == layers, stop
         assert torch.equal(here, weight), stop
+
+
+@pytest.mark.parametrize("kind", ["hook", "local"])
+@pytest.mark.parametrize("level", ["high", None])
+def test_a_reason_that_is_no_text_is_refused(kind: str, level: str | None) -> None:
+    training = Training(kind)
+    with pytest.raises(regimes.ConfigError, match="expected a text"):
+        training.job.set_level(level, why=3)
+    training.job.close()

@@ -67,6 +67,7 @@ def figure2a(runs: Iterable[Record], schedule: str = "low") -> style.Drawing:
     by_schedule = group_runs(runs, [schedule])
     chosen, critical = by_schedule[schedule], critical_windows(by_schedule)
     numbers, layers, config = norms(chosen), compressed_layers(chosen[0]), chosen[0].config
+    unit = unit_name(config).partition(" ")[0]
     colours = sns.color_palette("viridis", len(layers) + 1)[: len(layers)]  # the last is too pale
     with style.theme():
         fig = style.figure(3.3)
@@ -90,7 +91,7 @@ def figure2a(runs: Iterable[Record], schedule: str = "low") -> style.Drawing:
         style.log_axis(ax)
         size = 7.5 if len(layers) <= 30 else 4.5
         columns = 1 if len(layers) <= 14 else 2
-        said = _fall(numbers, critical, unit_name(config).partition(" ")[0])
+        said = _fall(numbers, critical, unit)
         if canvas.is_stacked(fig):
             fig.legend(loc="outside upper left", ncols=columns, fontsize=size)
             fig.make_room(math.ceil(len(layers) / columns), size)
@@ -103,7 +104,7 @@ def figure2a(runs: Iterable[Record], schedule: str = "low") -> style.Drawing:
         shaded = "Shaded: the hand-made critical windows. " if critical else ""
         style.add_caption(
             fig,
-            f"Norm of a layer's gradient accumulated over an epoch (signal {config['signal']!r}), "
+            f"Norm of a layer's gradient accumulated over one {unit} (signal {config['signal']!r}), "
             f"schedule {schedule!r}, mean over {style.seeds_in_words([len(chosen)])}; layers from "
             f"input to output. {shaded}"
             f"{style.describe_setting(chosen[0])}.",

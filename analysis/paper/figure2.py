@@ -104,8 +104,8 @@ def figure2a(runs: Iterable[Record], schedule: str = "low") -> style.Drawing:
         shaded = "Shaded: the hand-made critical windows. " if critical else ""
         style.add_caption(
             fig,
-            f"Norm of a layer's gradient accumulated over one {unit} (signal {config['signal']!r}), "
-            f"schedule {schedule!r}, mean over {style.seeds_in_words([len(chosen)])}; layers from "
+            f"Norm of a layer's gradient accumulated over one {unit} (signal "
+            f"{config['signal']!r}), schedule {schedule!r}, mean over {style.seeds_in_words([len(chosen)])}; layers from "
             f"input to output. {shaded}"
             f"{style.describe_setting(chosen[0])}.",
         )

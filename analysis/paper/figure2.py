@@ -105,8 +105,8 @@ def figure2a(runs: Iterable[Record], schedule: str = "low") -> style.Drawing:
         style.add_caption(
             fig,
             f"Norm of a layer's gradient accumulated over one {unit} (signal "
-            f"{config['signal']!r}), schedule {schedule!r}, mean over {style.seeds_in_words([len(chosen)])}; layers from "
-            f"input to output. {shaded}"
+            f"{config['signal']!r}), schedule {schedule!r}, mean over "
+            f"{style.seeds_in_words([len(chosen)])}; layers from input to output. {shaded}"
             f"{style.describe_setting(chosen[0])}.",
         )
     return style.Drawing(fig, numbers)

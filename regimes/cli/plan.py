@@ -16,7 +16,7 @@ def plan(
     preset: Annotated[str, tyro.conf.Positional],
     link: str | None = None,
     links: Path | None = None,
-    seconds: float | None = None,
+    seconds: str | None = None,
     loss: float | None = None,
     step: str | None = None,
     gpus: int = 1,
@@ -36,7 +36,8 @@ def plan(
         preset: a preset, GRID/SCHEDULE, or a .toml file; see `regimes presets`.
         link: of a node to the others: bandwidth and latency, e.g. 100Mbit/s,50us.
         links: in place of it, the file that torchrun ... -m regimes doctor --links FILE writes.
-        seconds: of the training on that link; its schedule is stretched to what a method can do.
+        seconds: of the training on that link, e.g. 3600 or 1h; its schedule is stretched to what
+            a method can do.
         loss: in place of them: the metric that is to be reached, in the unit of figures.
         step: seconds of one worker's step without communication, e.g. 0.4s; default timed here.
         gpus: devices in a node; each worker is one.
@@ -53,7 +54,6 @@ def plan(
     """
     from regimes.config.toml import read_pairs
     from regimes.console.progress import show_spending
-    from regimes.cost.job import parse_seconds as read_seconds
     from regimes.plans.plan import plan as search
 
     config = read_configuration(preset, set)
@@ -66,7 +66,7 @@ def plan(
             gpus=gpus,
             seconds=seconds,
             loss=loss,
-            step=None if step is None else read_seconds(step),
+            step=step,
             methods=methods,
             probe=dict(read_pairs(probe, "--probe")) or None,
             minutes=minutes,

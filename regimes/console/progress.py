@@ -64,11 +64,12 @@ def show_spending(
 @contextmanager
 def shown_by(show: Callable[[str, float], None] | None) -> Iterator[Callable[[str, float], None]]:
     """What is called with each line and the share of a budget that is spent: ``show``; by default
-    one line in a notebook's cell, gone at the end, and nothing elsewhere."""
+    one line in a notebook's cell, gone at the end, a bar on a terminal, and nothing elsewhere."""
     if show is not None:
         yield show
     elif not in_notebook():
-        yield lambda line, share: None
+        with show_spending("searching", lambda line: None) as update:
+            yield update
     else:
         cell = Line()
         try:

@@ -29,6 +29,7 @@ from regimes.network import FASTEST, SECONDS, Network, Values, Work
 
 MOST = 10**6  # nodes, GPUs of one, shards
 LONGEST = 1e6  # seconds of a step
+_UNITS = {**SECONDS, "min": 60.0, "h": 3600.0}
 LARGEST = 10**5  # bytes of a file of links
 WITHIN, BETWEEN = Network(400e9, 5e-6), Network(10e9, 50e-6)
 Priced = Literal["device", "step", "assumed"]
@@ -114,21 +115,21 @@ def memory_of_step(size: float, compute: float) -> float:
     return STEP * 4 * size / compute
 
 
-def parse_seconds(text: str) -> float:
-    """A duration: ``0.4s``, ``400ms``.
+def parse_seconds(given: str | float, name: str = "--step", longest: float = LONGEST) -> float:
+    """A duration: ``0.4s``, ``400ms``, ``20min``, or a number of seconds.
 
-    >>> parse_seconds("400ms")
-    0.4
+    >>> parse_seconds("400ms"), parse_seconds("20min"), parse_seconds(3)
+    (0.4, 1200.0, 3.0)
     """
-    match = re.fullmatch(r"\s*([0-9.e+-]+)\s*([nuµμm]?s)\s*", text)
+    match = re.fullmatch(r"\s*([0-9.e+-]+)\s*([nuµμm]?s|min|h)?\s*", str(given))
     try:
-        value = float(match[1]) * SECONDS[match[2]] if match else math.nan
+        value = float(match[1]) * _UNITS[match[2] or "s"] if match else math.nan
     except ValueError:
         value = math.nan
-    if not 0 < value <= LONGEST:
+    if not 0 < value <= longest:
         raise ConfigError(
-            f"--step {text}: expected a duration above 0 and up to {LONGEST:.0e} s, e.g. 0.4s or "
-            "400ms"
+            f"{name} {given}: expected a duration above 0 and up to {longest:.0e} s, e.g. 0.4s, "
+            "400ms or 20min"
         )
     return value
 

@@ -67,6 +67,7 @@ class Known:
             less, the last one the training itself.
         losses: of the probes, lower is better.
         lower: is less of the metric better?
+        ends: the lowest and the highest loss that there is.
     """
 
     aim: Aim
@@ -74,6 +75,7 @@ class Known:
     rungs: tuple[float, ...]
     losses: Mapping[Probe, float]
     lower: bool = True
+    ends: tuple[float, float] = (-math.inf, math.inf)
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -112,7 +114,8 @@ class Known:
             if not np.isfinite(mine).any():
                 rows.append(np.full(DRAWS, np.inf))
             elif self.aim.loss is None:
-                rows.append(self.curve.losses_at(method, [self.horizon(method)])[:, 0])
+                drawn = self.curve.losses_at(method, [self.horizon(method)])[:, 0]
+                rows.append(drawn.clip(*self.ends))
             else:
                 loss = self.aim.loss if self.lower else -self.aim.loss
                 steps = self.curve.steps_to(method, loss, self.horizon(method))
@@ -217,6 +220,18 @@ def next_probes(
             if afford(probes):
                 return probes
     return _seeds(known, last, seeds)
+
+
+def later_probes(known: Known, seeds: Sequence[int]) -> list[list[Probe]]:
+    """The rounds that a larger budget could train next, each in place of the others."""
+    asked: list[list[Probe]] = []
+
+    def refuse(probes: Sequence[Probe]) -> bool:
+        asked.append([*probes])
+        return False
+
+    rest = next_probes(known, seeds, refuse)
+    return [*asked, *([rest] if rest else [])]
 
 
 def _climb(known: Known, rung: int, seed: int) -> list[Probe]:

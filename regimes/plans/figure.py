@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 3.4, 3.6
 MOST = 6  # curves; the best ones and dense
+LONG = 24  # letters of a name, of which two have no room side by side
 STYLES = [  # colour and marker: told apart in grey by the marker
     ("#000000", "o"),
     ("#0173b2", "s"),
@@ -46,7 +47,8 @@ def draw_plan(plan: Plan) -> style.Shown:
             first, longest = min(p.steps for p in probes), max(p.steps for p in probes)
             last = max(known.horizon(method), longest)
             grid = np.geomspace(first, last, 60)
-            middle, low, high = known.curve.interval(method, grid.tolist())
+            ends = (x.clip(*known.ends) for x in known.curve.interval(method, grid.tolist()))
+            middle, low, high = ends
             near = grid <= longest * 1.001
             beyond = grid >= grid[near].max()
             ax.plot(grid[near] * second, sign * middle[near], color=colour)
@@ -57,8 +59,8 @@ def draw_plan(plan: Plan) -> style.Shown:
             end: Any = {"color": colour, "markerfacecolor": "white"}  # told apart in grey
             ax.plot(last * second, sign * middle[-1], marker=marker, markersize=4, **end)
             if method in (dense, plan.best):
-                ends = sign * low, sign * high
-                ax.fill_between(grid * second, *ends, color=colour, alpha=0.12, linewidth=0)
+                band = sign * low, sign * high
+                ax.fill_between(grid * second, *band, color=colour, alpha=0.12, linewidth=0)
         ax.set_xscale("log")
         ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
@@ -76,14 +78,15 @@ def draw_plan(plan: Plan) -> style.Shown:
         if plan.shown.name == "accuracy":
             low, high = ax.get_ylim()
             ax.set_ylim(max(0.0, low), min(101.0, high))
-        fig.legend(loc="outside upper left", ncols=2, fontsize=7)
+        wide = max(len(name) for name in [dense, *ranked]) > LONG
+        fig.legend(loc="outside upper left", ncols=1 if wide else 2, fontsize=7)
         seeds = {probe.seed for probe in known.curve.losses}
         style.add_caption(
             fig,
             "Marks: the best short training of a length. Lines: fitted to all, at the best rate; "
             "dashed, to the hollow mark: longer than any of the method. "
             f"Bands: 95 % interval of the mean ({style.seeds_in_words([len(seeds)])})."
-            + " Losses of the smaller model."
+            + " Results of the smaller model."
             * plan.smaller,
         )
     return fig
@@ -105,7 +108,7 @@ def _whole(plan: Plan) -> style.Shown:
         ax.set_yticks(at, list(table["method"]), fontsize=7)
         ax.set_ylim(-0.5, len(table) - 0.5)
         ax.set_xlabel(f"{plan.shown.label} {'minus dense' if plan.smaller else 'in the end'}")
-        trained = "whole" if share >= 1 else f"for {share:.0%} of its time"
+        trained = "whole" if share >= 1 else f"for {share:.0%} of its time, the rest is fitted"
         style.add_caption(
             fig,
             f"After {plan.known.rungs[-1]:.3g} s of training on {plan.where}. "

@@ -12,13 +12,13 @@ from regimes.config import DENSE, RunConfig, override_fields
 from regimes.config.arguments import check_arguments
 from regimes.console.notebook import describe_kept_runs, end_in_one_sentence
 from regimes.console.progress import shown_by
-from regimes.cost.job import WITHIN, read_links
+from regimes.cost.job import WITHIN, parse_seconds, read_links
 from regimes.cost.methods import parse_method
 from regimes.errors import require
 from regimes.launch.budgeted import Budget
 from regimes.launch.subject import read_subject
 from regimes.network import Network
-from regimes.plans.decide import Aim
+from regimes.plans.decide import FEWEST, Aim
 from regimes.plans.priced import Links, keep_faster, price_methods
 from regimes.plans.probes import in_steps
 from regimes.plans.result import Plan
@@ -32,6 +32,7 @@ METHODS = (
     *("dense", "cast:fp16", "quantised-all-reduce:8", "quantised-all-reduce:4", "powersgd:4"),
     *("dense/8", "quantised-all-reduce:4/8", "dense/32"),
 )
+ENDLESS = 1e9  # seconds, 30 years
 
 
 @check_arguments("what")
@@ -43,9 +44,9 @@ def plan(
     link: str | Network | None = None,
     links: str | Path | None = None,
     gpus: int = 1,
-    seconds: float | None = None,
+    seconds: float | str | None = None,
     loss: float | None = None,
-    step: float | None = None,
+    step: float | str | None = None,
     methods: Sequence[str] = (),
     probe: Any = None,
     minutes: float | None = None,
@@ -70,9 +71,11 @@ def plan(
         link: of a node to the others, e.g. "100Mbit/s,50us".
         links: a file that `regimes doctor --links` has written, in place of it.
         gpus: devices in a node; each worker is one.
-        seconds: of the training; its schedule is stretched to what each method can do in them.
+        seconds: of the training, or a text such as "20min"; its schedule is stretched to what each
+            method can do in them.
         loss: in place of ``seconds``: the metric that is to be reached, in the unit of figures.
-        step: seconds of one worker's step on the device of the training; default timed here.
+        step: seconds of one worker's step on the device of the training, or a text such as "40ms";
+            default timed here.
         methods: COMPRESSOR:LEVEL, and /PERIOD for local steps, default `METHODS`; dense is always
             among them.
         probe: a smaller model that stands for this one in the short trainings: of a model another
@@ -81,8 +84,8 @@ def plan(
         minutes, runs: the budget of the probes; default 10 minutes.
         jobs: probes at a time, each a process; model and data are then sent to it.
         set: fields of the configuration.
-        show: called with a line after each probe. Default: one line in a notebook, nothing
-            elsewhere.
+        show: called with a line after each probe and the share of the budget that is spent.
+            Default: one line in a notebook, a bar on a terminal, nothing elsewhere.
         training: of a model: further arguments of `simulate`, such as ``workers`` or ``optimizer``.
 
     Raises:
@@ -94,12 +97,13 @@ def plan(
         read_launch().count == 1, "plan", "under a launcher", "one process, which starts the runs"
     )
     require((link is None) != (links is None), "link, links", (link, links), "one of the two")
-    good = step is None or 0 < step < float("inf")
-    require(good, "step", step, "seconds above 0")
+    step = None if step is None else parse_seconds(step, "step")
+    seconds = None if seconds is None else parse_seconds(seconds, "seconds", ENDLESS)
     where = _links(link, links, gpus, step)
     budget = Budget(10.0 if minutes is None and runs is None else minutes, runs)
     data = train_data, test_data
     config, task = read_subject(what, *data, set, training)
+    require(config.workers > 1, "workers", config.workers, "2 or more: one exchanges nothing")
     whole = probe is None or loss is None
     require(whole, "loss", loss, "seconds in its place; a smaller model has other losses")
     smaller = (
@@ -123,12 +127,15 @@ def plan(
             priced = {name: replace(price, here=here[name].here) for name, price in priced.items()}
         facts = Asked(question, per_epoch, priced)
     chosen = keep_faster(every, facts.prices)
+    least = FEWEST * min(facts.prices[method.label].seconds for method in chosen)
+    enough = f"{least:.3g} or more, in which the fastest method has {FEWEST} steps"
+    require(seconds is None or seconds >= least, "seconds", seconds, enough)
     left_out = tuple(method.label for method in every if method not in chosen)
     table = {method.label: method for method in chosen}
     trained = in_steps(smaller[0], facts.per_epoch)
-    probes = Probes(out, trained, table, facts, aim, smaller[1])
+    probes = Probes(out, trained, table, facts, aim, smaller[1], probe is not None)
     with end_in_one_sentence(lambda: describe_kept_runs(out)), shown_by(show) as line:
-        known, shown = probes.search(budget, jobs, line)
+        known, shown, more = probes.search(budget, jobs, line)
     return Plan(
         known,
         table,
@@ -138,6 +145,7 @@ def plan(
         str(where.between),
         own=task is not None,
         smaller=probe is not None,
+        more=more,
         out=out,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -61,13 +62,16 @@ def price_methods(
         Steps per epoch, and by a method's label its price.
 
     Raises:
-        ConfigError: workers that do not fill their nodes.
+        ConfigError: workers that do not fill their nodes, or what a run would refuse.
     """
     from regimes.cost.measure import time_steps  # torch, so late
+    from regimes.training.build import prepare_run
 
     workers = config.workers
     if workers % links.gpus:
         raise ConfigError(f"gpus {links.gpus} does not divide the {workers} workers")
+    with contextlib.closing(prepare_run(replace(config, instruments={}, reporters=()), task)):
+        pass  # what a run refuses is refused before anything is timed
     works: dict[str, Work] = {}
     per_epoch, layers = 1, tuple[Layer, ...]()
     for tables in _by_compressor(methods):

@@ -14,8 +14,9 @@ import numpy as np
 from regimes.config import DENSE, RunConfig, to_toml
 from regimes.cost.methods import Method
 from regimes.errors import ConfigError
+from regimes.launch.budgeted import Budget
 from regimes.plans.curve import Probe
-from regimes.plans.decide import SURE, Known
+from regimes.plans.decide import FEWEST, SURE, Known
 from regimes.plans.probes import configure_probe
 from regimes.plotting.looks import Metric
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FAR = 2.0  # times the longest probe beyond which a loss is called far from what was measured
+TOO_FAR = 16.0  # beyond which nothing is advised
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,6 +42,7 @@ class Plan:
         own: the model and data are the user's: there is no file to train from.
         smaller: the probes are of a smaller model: losses are given as differences to dense's, and
             learning rates in proportion to the configuration's, taken as dense's best.
+        more: the least budget that would train more probes; None if none would.
         out: the folder.
     """
 
@@ -51,6 +54,7 @@ class Plan:
     where: str
     own: bool = False
     smaller: bool = False
+    more: Budget | None = None
     out: Path | None = None
 
     @property
@@ -150,17 +154,31 @@ class Plan:
     def hook(self) -> str:
         """The lines of a training script of one's own."""
         row, method = self.table.iloc[0], self.methods[self.best]
-        lines = [f"# learning rate {row['rate']:.3g}, {self._steps} steps"]
+        lines = [f"# {self._training(row['rate'])}"]
         sent = f"compressor={dict(method.table)!r}, level={method.level!r}"
         if method.period > 1:
             words = ["model", "optimizer", f"policy={method.period}"]
             words += [sent] * (method.level != DENSE)
+            lines.append("# model: without DistributedDataParallel")
             lines.append(f"job = regimes.local_steps({', '.join(words)})")
+            lines.append("# after each optimizer.step(): job.step()")
         elif method.level == DENSE:
             lines.append("# no compression: plain DistributedDataParallel")
         else:
             lines.append(f"hook = regimes.attach(model, {sent}, optimizer=optimizer)")
         return "\n".join(lines)
+
+    def _training(self, rate: float) -> str:
+        """What is trained, in words."""
+        config, optimizer = self.config, self.config.optimizer
+        own = [f"{key} {value}" for key, value in optimizer.options.items()]
+        if optimizer.name == "sgd":
+            own += [f"momentum {optimizer.momentum:g}{', nesterov' * optimizer.nesterov}"]
+        own += [f"weight decay {optimizer.weight_decay:g}"]
+        return (
+            f"{optimizer.name}, learning rate {rate:.3g}, {', '.join(own)}; "
+            f"{config.workers} workers x {config.batch_size}, {self._steps:,} steps"
+        )
 
     def __str__(self) -> str:
         return f"{self.lines()}\n{self.sentence()}"
@@ -211,30 +229,28 @@ class Plan:
 
     def sentence(self) -> str:
         """The advice, its reason, and how far it reaches beyond what was measured."""
-        first, others = self.table.iloc[0], self.table.iloc[1:]
+        first = self.table.iloc[0]
         names = list(self.table["method"])
         dense = self.table.iloc[names.index(self.known.methods[0])]
         if not math.isfinite(first["seconds"]):
             reach = f"{self.known.aim.loss:g} {self.shown.unit}"
             return f"No method is expected to reach {reach} in {_time(self.known.rungs[-1])}."
         if self.best == self.known.methods[0]:
-            words = f"Stay dense: on {self.where} no method is expected to end better"
+            words = f"on {self.where} no method is expected to end better"
+            advice = "Stay dense"
         else:
             words = (
-                f"Train with {self.best}: on {self.where} a step takes {_time(first['step'])} "
-                f"instead of dense's {_time(dense['step'])}"
+                f"on {self.where} a step takes {_time(first['step'])} instead of dense's "
+                f"{_time(dense['step'])}"
             )
             if self.by_seconds:
                 words += (
                     f", so there are {first['steps']:,.0f} steps instead of {dense['steps']:,.0f}"
                 )
-        untried = ", ".join(self.known.untried)
-        if untried:
-            words += f". Not decided: the budget had no time for {untried}"
-        elif not self.decided:
-            near = [row["method"] for row in others.to_dict("records") if row["best"] >= 1 - SURE]
-            beside = f" between it and {', '.join(near)}" if near else ""
-            words += f". Not decided{beside}: more minutes may decide"
+            advice = f"Train with {self.best}"
+        doubt = self._doubt()
+        advice = advice[0].lower() + advice[1:] if doubt else advice
+        words = f"{doubt}{advice}: {words}"
         if first["times"] > FAR:
             words += (
                 f". The training is {first['times']:.0f} times as long as the longest probe: what "
@@ -242,12 +258,56 @@ class Plan:
             )
             if not self.smaller:
                 words += ", and a smaller model (--probe, probe=) could be trained longer"
-        words += self._elsewhere()
+        words += self._own_schedule() + self._too_slow() + self._elsewhere()
         if self.smaller:
-            words += ". The short trainings were of a smaller model"
+            words += (
+                ". The short trainings were of a smaller model; rates are in proportion to yours, "
+                "which is taken as dense's best"
+            )
         if self.left_out:
-            words += f". Not faster than dense on this link: {', '.join(self.left_out)}"
+            words += f". Not faster than dense on this link: {'; '.join(self.left_out)}"
         return words + "."
+
+    def _doubt(self) -> str:
+        """Why the advice is none, or not sure; ends where the advice begins."""
+        first, others = self.table.iloc[0], self.table.iloc[1:]
+        if first["times"] > TOO_FAR and not self.decided:
+            return f"Too short for advice: {self._next()}. What was seen says at best: "
+        if self.known.untried:
+            untried = "; ".join(self.known.untried)
+            return f"Not decided, the budget had no time for {untried}: {self._next()}. So far: "
+        if self.decided:
+            return ""
+        near = [row["method"] for row in others.to_dict("records") if row["best"] >= 1 - SURE]
+        beside = f" between {'; '.join([self.best, *near])}" if near else ""
+        return f"Not decided{beside}: {self._next()}. So far: "
+
+    def _next(self) -> str:
+        """What would train more."""
+        if self.more is None:
+            return "nothing is left to try"
+        if self.more.minutes is None:
+            return f"{self.more.runs} runs have time for the next short trainings"
+        minutes = self.more.minutes
+        return f"{minutes:.{1 if minutes < 10 else 0}f} minutes have time for the next trainings"
+
+    def _own_schedule(self) -> str:
+        """That the configured schedule is cut or stretched, if it is."""
+        seconds, steps = self.known.aim.seconds, self.config.steps or 0
+        dense = self.known.prices[self.known.methods[0]].seconds * steps
+        if seconds is None or not steps or 1 / FAR < dense / seconds < FAR:
+            return ""
+        how = "stretched" if dense < seconds else "cut"
+        return f". Your schedule of {steps:,} steps takes dense {_time(dense)} and is {how}"
+
+    def _too_slow(self) -> str:
+        """Methods that have no time for the fewest steps of a probe."""
+        seconds, prices = self.known.aim.seconds, self.known.prices
+        if seconds is None:
+            return ""
+        slow = [name for name, price in prices.items() if FEWEST * price.seconds > seconds]
+        fewest = f". {_time(seconds)} have no time for the {FEWEST} steps that are shown of "
+        return f"{fewest}{'; '.join(slow)}" if slow else ""
 
     def _elsewhere(self) -> str:
         """What the table of measured losses has of the method; nothing of dense."""
@@ -256,7 +316,7 @@ class Plan:
         if harm is None:
             return ""
         where = f"{harm.setting.name}, {harm.setting.parameters:,} parameters"
-        return f". Elsewhere it cost {harm} in as many steps as dense ({where})"
+        return f". In another training ({where}) its loss minus dense's was {harm} in as many steps"
 
     def figure(self) -> Figure:
         """The loss in the end against the seconds of the training, for each method; one column."""

@@ -26,6 +26,7 @@ from regimes.plans.decide import (
     TRIED,
     Aim,
     Known,
+    later_probes,
     next_probes,
     rungs_within,
 )
@@ -94,6 +95,7 @@ class Probes:
         methods: that are compared; dense first.
         facts: what was asked, and what a step takes.
         task: model and data in place of those that the configuration names.
+        smaller: they are of a smaller model than the training.
     """
 
     out: Path
@@ -102,14 +104,19 @@ class Probes:
     facts: Asked
     aim: Aim
     task: Task | None = None
+    smaller: bool = False
 
     @property
     def prices(self) -> dict[str, Price]:
         """Those of the methods that are compared."""
         return {name: self.facts.prices[name] for name in self.methods}
 
-    def search(self, budget: Budget, jobs: int, show: Show) -> tuple[Known, Metric]:
+    def search(self, budget: Budget, jobs: int, show: Show) -> tuple[Known, Metric, Budget | None]:
         """Train probes until the plan is decided or the budget spent.
+
+        Returns:
+            What is known, how the metric is written, and the least budget that would train more;
+            None if none would.
 
         Raises:
             ConfigError: a budget too small for any probe.
@@ -127,7 +134,26 @@ class Probes:
             choose = functools.partial(self._choose, budget, jobs, seeds)
             step = functools.partial(self._train, train, budget, show)
             rounds = budgeted.search_in_rounds(self.out, choose, step)
-        return self.known(rounds), self._shown(rounds)
+        known = self.known(rounds)
+        return known, self._shown(rounds), self._larger(budget, jobs, rounds, known, seeds)
+
+    def _larger(
+        self,
+        budget: Budget,
+        jobs: int,
+        rounds: Sequence[Round],
+        known: Known,
+        seeds: Sequence[int],
+    ) -> Budget | None:
+        """The least budget that has time for more probes."""
+        later = [] if known.decided else later_probes(known, seeds)
+        if not later:
+            return None
+        spent, done, factor = self._spent(jobs, rounds)
+        if budget.minutes is None:
+            return Budget(None, done + math.ceil(min(map(len, later)) / NEXT))
+        cost = min(sum(map(self._seconds, probes)) for probes in later)
+        return Budget((spent + factor * cost / NEXT) / 60, None)
 
     def _check_task(self, rounds: Sequence[Round]) -> None:
         """Raise RecordError unless the probes so far have the same model and data."""
@@ -160,8 +186,10 @@ class Probes:
             if run in each.results
         }
         ended = any(math.isfinite(loss) for loss in losses.values())
-        lower = self._shown(rounds).lower if ended else True
-        return Known(self.aim, self.prices, rungs, losses, lower)
+        if not ended:
+            return Known(self.aim, self.prices, rungs, losses)
+        shown = self._shown(rounds)
+        return Known(self.aim, self.prices, rungs, losses, shown.lower, _ends(shown))
 
     def _choose(
         self, budget: Budget, jobs: int, seeds: Sequence[int], rounds: Sequence[Round]
@@ -217,9 +245,10 @@ class Probes:
         steps = {m: FEWEST * self._span_steps(m) for m in self.prices}
         slow = sum(TRIED * (START + n * self.prices[m].here) for m, n in steps.items())
         needed = math.ceil(10 * slow / FIRST / jobs / 60) / 10
+        model = "" if self.smaller else ", a smaller model (--probe, probe=)"
         return (
             f"minutes {budget.minutes:g}: expected {needed:g} or more for {len(self.prices)} "
-            "methods with this model, or fewer methods"
+            f"methods with this model, dense among them{model}, or fewer methods"
         )
 
     def _span_steps(self, method: str) -> float:
@@ -236,6 +265,19 @@ class Probes:
         share: float = 1.0,
     ) -> list[Probe]:
         """As many as a share of what is left of the budget has time for, the first ones."""
+        spent, done, factor = self._spent(jobs, rounds)
+        left = math.inf if budget.minutes is None else share * (60 * budget.minutes - spent)
+        runs = math.inf if budget.runs is None else share * (budget.runs - done)
+        kept: list[Probe] = []
+        for probe in probes:
+            left -= self._seconds(probe) * factor
+            if left < 0 or len(kept) >= runs:
+                break
+            kept.append(probe)
+        return kept
+
+    def _spent(self, jobs: int, rounds: Sequence[Round]) -> tuple[float, int, float]:
+        """Seconds so far, ended probes, and seconds beside those that were expected."""
         done = [
             probe
             for each in rounds
@@ -244,16 +286,7 @@ class Probes:
         ]
         spent = budgeted.sum_seconds(rounds)
         expected = sum(self._seconds(probe) for probe in done)
-        factor = spent / expected if done else 1 / jobs
-        left = math.inf if budget.minutes is None else share * (60 * budget.minutes - spent)
-        runs = math.inf if budget.runs is None else share * (budget.runs - len(done))
-        kept: list[Probe] = []
-        for probe in probes:
-            left -= self._seconds(probe) * factor
-            if left < 0 or len(kept) >= runs:
-                break
-            kept.append(probe)
-        return kept
+        return spent, len(done), spent / expected if done else 1 / jobs
 
     def _seconds(self, probe: Probe) -> float:
         """That a probe is expected to take here, by itself."""
@@ -295,6 +328,13 @@ class Probes:
             run for each in rounds for run, loss in each.results.items() if loss is not None
         )
         return tested_by(load(self.out / first))
+
+
+def _ends(shown: Metric) -> tuple[float, float]:
+    """The lowest and the highest loss that a metric can have."""
+    if shown.name == "accuracy":
+        return -100.0, 0.0
+    return (0.0 if shown.lower and shown.directed else -math.inf), math.inf
 
 
 def _probes_of(each: Round) -> dict[str, Probe]:

@@ -17,8 +17,8 @@ from torch import nn
 import regimes
 from regimes.config import RunConfig, override_fields
 from regimes.cost.methods import parse_method
-from regimes.errors import ConfigError, RecordError
-from regimes.launch.budgeted import LOG
+from regimes.errors import ConfigError, DataError, RecordError
+from regimes.launch.budgeted import LOG, Budget
 from regimes.network import Network
 from regimes.plans.priced import Links, price_methods
 from regimes.plans.probes import configure_probe, in_steps
@@ -77,7 +77,7 @@ def test_table_has_what_the_probes_and_the_prices_say(found: regimes.Plan) -> No
     harm = parse_method("dense/4").harm("sample")
     assert harm is not None
     if found.best != "dense":
-        assert f"Elsewhere it cost {harm}" in found.sentence()
+        assert f"its loss minus dense's was {harm}" in found.sentence()
 
 
 def test_each_probe_is_shown_in_the_unit_of_figures(tmp_path: Path) -> None:
@@ -139,9 +139,53 @@ def test_a_method_without_a_probe_is_named_and_not_ranked(found: regimes.Plan) -
     assert list(plan.table["method"]) == ["dense"]
     assert not plan.decided
     assert not plan.known.decided
-    assert "the budget had no time for dense, every 4 steps" in plan.sentence()
+    assert plan.sentence().startswith("Not decided, the budget had no time for dense, every 4")
     assert plan.figure().data is not None
     assert "plain" in plan.hook()
+
+
+def test_an_extrapolated_accuracy_stays_below_100_percent(found: regimes.Plan) -> None:
+    """And what was trained for a small part of its length gives no advice."""
+    shown = {p: loss - 60 * (p.method != "dense") for p, loss in found.known.losses.items()}
+    short = {replace(p, steps=max(2, p.steps // 40)): loss for p, loss in shown.items()}
+    known = replace(found.known, losses=short, ends=(-100.0, 0.0))
+    plan = replace(found, known=known, more=Budget(12.0))
+    assert plan.table[["loss", "low", "high"]].to_numpy().max() <= 100
+    assert (plan.table["loss"] <= plan.table["high"]).all()
+    if not plan.decided:
+        assert plan.sentence().startswith("Too short for advice: 12 minutes have time for")
+
+
+def test_what_is_left_to_try_is_said(found: regimes.Plan, tmp_path: Path) -> None:
+    """With the budget that it names the same call goes on."""
+    plan = planned(tmp_path / "few", methods=["dense/2", "dense/4"])
+    if plan.more is None:
+        assert plan.decided or "nothing is left to try" in plan.sentence()
+        return
+    before = len(plan.known.losses)
+    assert f"{plan.more.runs} runs have time" in plan.sentence()
+    again = planned(tmp_path / "few", methods=["dense/2", "dense/4"], runs=plan.more.runs)
+    assert len(again.known.losses) > before
+
+
+def test_seconds_may_be_a_text(found: regimes.Plan, tmp_path: Path) -> None:
+    assert found.out is not None
+    shutil.copytree(found.out, tmp_path / "same")
+    again = planned(tmp_path / "same", seconds="2000ms", step="0.1ms")
+    assert again.table.equals(found.table)
+
+
+def test_a_schedule_that_is_stretched_is_said(found: regimes.Plan) -> None:
+    own = found.known.prices["dense"].seconds * 4
+    assert 2.0 / own > 2
+    assert f"Your schedule of 4 steps takes dense {1e3 * own:.3g} ms and is stretched" in (
+        found.sentence()
+    )
+    plan = replace(found, config=replace(found.config, steps=10**6))
+    assert "and is cut" in plan.sentence()
+    slow = {name: replace(price, seconds=1.0) for name, price in found.known.prices.items()}
+    plan = replace(found, known=replace(found.known, prices=slow))
+    assert "have no time for the 16 steps that are shown of dense;" in plan.sentence()
 
 
 def test_the_lines_have_a_number_of_steps_where_no_method_reaches_the_loss(tmp_path: Path) -> None:
@@ -216,7 +260,12 @@ def test_a_smaller_model_stands_for_the_larger_one(tmp_path: Path, found: regime
         ({"loss": 80.0}, "one of the two"),
         ({"methods": ["powersgd"]}, "a level is missing"),
         ({"gpus": 3}, "does not divide"),
-        ({"step": 0.0}, "seconds above 0"),
+        ({"step": 0.0}, "a duration above 0"),
+        ({"step": "4 metres"}, "a duration above 0"),
+        ({"seconds": 1e-4}, "in which the fastest method has 16 steps"),
+        ({"methods": "dense/4"}, "expected a list, each a text"),
+        ({"workers": 1}, "2 or more: one exchanges nothing"),
+        ({"batch_size": 100}, "too few for one step of 2 workers x 100"),
         ({"runs": 2}, "expected 12 or more"),
         ({"runs": None, "minutes": 1e-4}, "or more for 2 methods"),
         ({"seconds": None, "loss": 80.0}, "the training has 4 steps: expected 38 or more"),
@@ -224,7 +273,7 @@ def test_a_smaller_model_stands_for_the_larger_one(tmp_path: Path, found: regime
     ],
 )
 def test_wrong_use_is_one_sentence(changed: dict[str, Any], words: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises((ConfigError, DataError), match=words):
         planned(tmp_path / "wrong", **changed)
     assert not (tmp_path / "wrong" / LOG).exists()
 
@@ -245,7 +294,10 @@ def test_the_lines_of_a_script_are_calls_that_there_are(
     method = parse_method(text)
     lines = replace(found, methods=dict.fromkeys(found.methods, method)).hook()
     exec(lines, {"regimes": regimes, "model": "model", "optimizer": "optimizer"})
+    assert "adamw, learning rate" in lines
+    assert "2 workers x 32" in lines
     if method.period > 1:
+        assert "job.step()" in lines
         assert called["local_steps"]["policy"] == method.period
         assert called["local_steps"].get("level", "dense") == method.level
         assert called["local_steps"]["optimizer"] == "optimizer"

@@ -21,7 +21,7 @@ from analysis.findings.values import Interval, decode, encode, mean_of
 from benchmarks import race, race_report
 
 ROOT = Path(__file__).parents[2]
-MOST = 21_800  # words of all pages
+MOST = 22_200  # words of all pages
 KEPT = json.loads(pages.NUMBERS_FILE.read_text(encoding="utf-8"))
 CHEAP = (
     "small.tar.xz",

@@ -14,6 +14,7 @@ from . import (
     schedules,
     settings,
     tournaments,
+    trials,
 )
 
 NUMBERS = number_functions(
@@ -29,4 +30,5 @@ NUMBERS = number_functions(
     schedules,
     settings,
     choices,
+    trials,
 )

@@ -147,7 +147,7 @@ class Plan:
 
     @property
     def _steps(self) -> int:
-        """Of the training that the plan advises; a loss that none reaches has no number."""
+        """Steps of the training that the plan advises; a loss that none reaches has no number."""
         steps = self.table["steps"].iloc[0]
         return round(steps) if math.isfinite(steps) else self.known.horizon(self.best)
 

@@ -69,8 +69,8 @@ def trial_price(source: str, arm: str, level: str, alone: str) -> float:
 
 @number
 def trial_levels(source: str, arm: str, level: str, decay: int) -> dict[str, int]:
-    """Of so many runs: how many left a level before unit ``decay``, how many are at it in the last
-    unit, and in how many it was shown to harm."""
+    """How many runs there are, how many left a level before unit ``decay``, how many are at it in
+    the last unit, and in how many it was shown to harm."""
     runs = _of(source, arm)
     harmed = [tabulate_harms(run) for run in runs]
     return {

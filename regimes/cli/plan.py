@@ -16,7 +16,7 @@ def plan(
     preset: Annotated[str, tyro.conf.Positional],
     link: str | None = None,
     links: Path | None = None,
-    seconds: str | None = None,
+    seconds: float | str | None = None,
     loss: float | None = None,
     step: str | None = None,
     gpus: int = 1,

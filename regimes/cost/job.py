@@ -116,14 +116,15 @@ def memory_of_step(size: float, compute: float) -> float:
 
 
 def parse_seconds(given: str | float, name: str = "--step", longest: float = LONGEST) -> float:
-    """A duration: ``0.4s``, ``400ms``, ``20min``, or a number of seconds.
+    """A duration: ``0.4s``, ``400ms``, ``20min``, or a number of seconds; a text has a unit.
 
     >>> parse_seconds("400ms"), parse_seconds("20min"), parse_seconds(3)
     (0.4, 1200.0, 3.0)
     """
-    match = re.fullmatch(r"\s*([0-9.e+-]+)\s*([nuµμm]?s|min|h)?\s*", str(given))
+    text = given if isinstance(given, str) else f"{given} s"
+    match = re.fullmatch(r"\s*([0-9.e+-]+)\s*([nuµμm]?s|min|h)\s*", text)
     try:
-        value = float(match[1]) * _UNITS[match[2] or "s"] if match else math.nan
+        value = float(match[1]) * _UNITS[match[2]] if match else math.nan
     except ValueError:
         value = math.nan
     if not 0 < value <= longest:

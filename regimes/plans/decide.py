@@ -187,6 +187,12 @@ def rungs_within(
         rungs.insert(0, shorter)
 
 
+def shortest_span(prices: Mapping[str, Price], rungs: int) -> float:
+    """The seconds of the shortest training that has so many rungs, two or more."""
+    slowest = max(price.seconds for price in prices.values())
+    return 2 ** (rungs - 2) * FEWEST * slowest / CLOSEST
+
+
 def next_probes(
     known: Known, seeds: Sequence[int], afford: Callable[[Sequence[Probe]], bool]
 ) -> list[Probe]:

@@ -75,9 +75,8 @@ def draw_plan(plan: Plan) -> style.Shown:
         way = "lower" if plan.shown.lower else "higher"
         better = f"\n{way} is better" if plan.shown.directed else ""
         ax.set_ylabel(f"{plan.shown.label} in the end{better}")
-        if plan.shown.name == "accuracy":
-            low, high = ax.get_ylim()
-            ax.set_ylim(max(0.0, low), min(101.0, high))
+        (least, most), (bottom, top) = plan.shown.ends, ax.get_ylim()
+        ax.set_ylim(max(least, bottom), min(most + 1, top))
         wide = max(len(name) for name in [dense, *ranked]) > LONG
         fig.legend(loc="outside upper left", ncols=1 if wide else 2, fontsize=7)
         seeds = {probe.seed for probe in known.curve.losses}

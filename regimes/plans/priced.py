@@ -70,7 +70,8 @@ def price_methods(
     workers = config.workers
     if workers % links.gpus:
         raise ConfigError(f"gpus {links.gpus} does not divide the {workers} workers")
-    with contextlib.closing(prepare_run(replace(config, instruments={}, reporters=()), task)):
+    plain = replace(config, instruments={}, reporters=(), sync_levels={}, sync_policy=None)
+    with contextlib.closing(prepare_run(plain, task)):  # no local steps: one copy of the model
         pass  # what a run refuses is refused before anything is timed
     works: dict[str, Work] = {}
     per_epoch, layers = 1, tuple[Layer, ...]()
@@ -78,10 +79,8 @@ def price_methods(
         levels: dict[str, AnyLevel] = {
             str(method.level): method.level for method in tables if method.level != DENSE
         }
-        plain = replace(config, sync_levels={}, sync_policy=None)
-        if levels:
-            plain = replace(plain, compressor=dict(tables[0].table), levels=levels)
-        per_epoch, found, layers = time_steps(plain, workers, task=task)
+        by = replace(plain, compressor=dict(tables[0].table), levels=levels) if levels else plain
+        per_epoch, found, layers = time_steps(by, workers, task=task)
         works |= {method.label: found[str(method.level)] for method in tables}
     job = Job(
         Model(config.model.name, layers),

@@ -18,7 +18,6 @@ from regimes.launch import budgeted, sweep
 from regimes.launch.budgeted import Budget, Ended, Round
 from regimes.plans.curve import Probe
 from regimes.plans.decide import (
-    CLOSEST,
     FEWEST,
     FIRST,
     LENGTHS,
@@ -29,6 +28,7 @@ from regimes.plans.decide import (
     later_probes,
     next_probes,
     rungs_within,
+    shortest_span,
 )
 from regimes.plans.priced import Price
 from regimes.plans.probes import configure_probe, name_probe
@@ -189,7 +189,9 @@ class Probes:
         if not ended:
             return Known(self.aim, self.prices, rungs, losses)
         shown = self._shown(rounds)
-        return Known(self.aim, self.prices, rungs, losses, shown.lower, _ends(shown))
+        low, high = shown.ends
+        ends = (low, high) if shown.lower else (-high, -low)
+        return Known(self.aim, self.prices, rungs, losses, shown.lower, ends)
 
     def _choose(
         self, budget: Budget, jobs: int, seeds: Sequence[int], rounds: Sequence[Round]
@@ -233,10 +235,11 @@ class Probes:
         return float(self.config.steps or 0) * dense.seconds
 
     def _too_few(self, budget: Budget, jobs: int) -> str:
-        needed = self._span_steps(next(iter(self.prices))) * 2 ** (LENGTHS - 2) * FEWEST / CLOSEST
-        if self.aim.loss is not None and (self.config.steps or 0) < needed:
+        dense = next(iter(self.prices.values()))
+        least = math.ceil(shortest_span(self.prices, LENGTHS) / dense.seconds)
+        if self.aim.loss is not None and (self.config.steps or 0) < least:
             return (
-                f"the training has {self.config.steps} steps: expected {math.ceil(needed)} or more "
+                f"the training has {self.config.steps} steps: expected {least} or more "
                 f"for a plan to a loss, whose short trainings have {LENGTHS} lengths"
             )
         if budget.minutes is None:
@@ -328,13 +331,6 @@ class Probes:
             run for each in rounds for run, loss in each.results.items() if loss is not None
         )
         return tested_by(load(self.out / first))
-
-
-def _ends(shown: Metric) -> tuple[float, float]:
-    """The lowest and the highest loss that a metric can have."""
-    if shown.name == "accuracy":
-        return -100.0, 0.0
-    return (0.0 if shown.lower and shown.directed else -math.inf), math.inf
 
 
 def _probes_of(each: Round) -> dict[str, Probe]:

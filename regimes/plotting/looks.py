@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -187,6 +188,13 @@ class Metric:
     def directed(self) -> bool:
         """Is it known which way is better?"""
         return self.name in METRICS
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The lowest and the highest value that there is, in the unit in which it is shown."""
+        if self.name == "accuracy":
+            return 0.0, 100.0
+        return (0.0 if self.directed else -math.inf), math.inf
 
     @property
     def axis(self) -> str:

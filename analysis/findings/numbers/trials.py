@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from regimes.config import DENSE
-from regimes.console.tables import Table
-from regimes.plotting.style import seeds_in_words
 from regimes.plotting.trials import tabulate_harms
 from regimes.records import Record
 
+from ...common.estimates import as_table
+from ...common.paired import difference_text
 from ...tournament.equal_floats import at_same_floats
 from ..sources import entries, number, records
 from ..values import Interval, mean_of
-from .tournaments import arms
+from .tournaments import arm_columns, arms, of_arm
 
 RANKS = ["rank 1", "rank 2", "rank 4"]
 
@@ -37,22 +37,25 @@ def minus_rank_at_bytes(source: str, arm: str, priced: bool = True) -> Interval:
     Args:
         priced: with the bytes of the arm's trials.
     """
+    return mean_of(_at_bytes(source, arm, priced))
+
+
+@number
+def against_another(source: str, arm: str, other: str) -> Interval:
+    """One arm minus one rank at its bytes, less what another one has."""
+    pairs = zip(_at_bytes(source, arm), _at_bytes(source, other), strict=True)
+    return mean_of([mine - its for mine, its in pairs])
+
+
+def _at_bytes(source: str, arm: str, priced: bool = True) -> list[float]:
+    """`minus_rank_at_bytes`, by seed."""
     runs, metric = entries(source)
     runs = runs.assign(floats=runs["bytes"])
     if not priced:
         price = {(run.name, run.seed): float(run.trials["bytes"].sum()) for run in records(source)}
         keys = zip(runs["name"], runs["seed"], strict=True)
         runs["floats"] -= [price[key] for key in keys]
-    return mean_of(at_same_floats(runs, arm, RANKS, metric.name))
-
-
-@number
-def against_another(source: str, arm: str, other: str) -> Interval:
-    """One arm minus one rank at its bytes, less what another one has."""
-    runs, metric = entries(source)
-    runs = runs.assign(floats=runs["bytes"])
-    mine, others = (at_same_floats(runs, name, RANKS, metric.name) for name in (arm, other))
-    return mean_of([a - b for a, b in zip(mine, others, strict=True)])
+    return at_same_floats(runs, arm, RANKS, metric.name)
 
 
 @number
@@ -86,22 +89,11 @@ def trial_table(source: str) -> str:
     """Every arm from few bytes to many: rate, metric, bytes, and the arm minus one rank at its
     bytes."""
     rows, metric = arms(source).reset_index().sort_values("bytes"), entries(source)[1]
-    form = f".{metric.digits}f"
-    lines = []
-    for row in rows.to_dict("records"):
-        name, minus = str(row["arm"]), ""
-        if name not in (*RANKS, DENSE):
-            found = minus_rank_at_bytes(source, name)
-            minus = f"{found.mean:+{form}} [{found.low:+{form}}, {found.high:+{form}}]"
-        lines.append(
-            [
-                name,
-                f"{row['rate']:g}",
-                f"{row[metric.name]:{form}} [{row['ci_low']:{form}}, {row['ci_high']:{form}}]",
-                f"{100 * row['bytes_of_dense']:.1f}",
-                minus,
-            ]
-        )
-    seeds = seeds_in_words(rows["n"].to_list())
-    heads = ["arm", "rate", f"{metric.heading} [95 %], {seeds}", "bytes, % of dense"]
-    return Table([*heads, "minus one rank, same bytes [95 %]"], lines).markdown()
+    columns, text = arm_columns(rows, metric, "bytes"), difference_text(metric)
+    minus = {}
+    for arm in {*rows["arm"]} - {*RANKS, DENSE}:
+        found = minus_rank_at_bytes(source, arm)
+        ends = {"ci_low": found.low, "ci_high": found.high}
+        minus[arm] = text({"difference": found.mean, "n": found.n, **ends})
+    columns["minus one rank, same bytes [95 %]"] = of_arm(minus)
+    return as_table(rows, columns).markdown()

@@ -20,6 +20,7 @@ from regimes.cost.methods import parse_method
 from regimes.errors import ConfigError, DataError, RecordError
 from regimes.launch.budgeted import LOG, Budget
 from regimes.network import Network
+from regimes.plans.curve import Probe
 from regimes.plans.priced import Links, price_methods
 from regimes.plans.probes import configure_probe, in_steps
 from regimes.plans.search import read_question
@@ -146,25 +147,27 @@ def test_a_method_without_a_probe_is_named_and_not_ranked(found: regimes.Plan) -
 
 def test_an_extrapolated_accuracy_stays_below_100_percent(found: regimes.Plan) -> None:
     """And what was trained for a small part of its length gives no advice."""
-    shown = {p: loss - 60 * (p.method != "dense") for p, loss in found.known.losses.items()}
-    short = {replace(p, steps=max(2, p.steps // 40)): loss for p, loss in shown.items()}
-    known = replace(found.known, losses=short, ends=(-100.0, 0.0))
+    losses = {}
+    for method, horizon in (("dense", 31), ("dense, every 4 steps", 123)):
+        for steps, accuracy in ((horizon // 60 or 1, 50.0), (horizon // 20, 90.0)):
+            losses[Probe(method, steps, 0.0, 0)] = -accuracy - (method == "dense")
+    known = replace(found.known, losses=losses, ends=(-100.0, 0.0))
     plan = replace(found, known=known, more=Budget(12.0))
-    assert plan.table[["loss", "low", "high"]].to_numpy().max() <= 100
-    assert (plan.table["loss"] <= plan.table["high"]).all()
-    if not plan.decided:
-        assert plan.sentence().startswith("Too short for advice: 12 minutes have time for")
+    assert known.curve.losses_at("dense", [31]).min() < -100  # the fit goes beyond
+    assert plan.table[["loss", "low", "high"]].to_numpy().max() == 100
+    assert not plan.decided
+    assert plan.sentence().startswith("Too short for advice: 12 minutes have time for")
 
 
-def test_what_is_left_to_try_is_said(found: regimes.Plan, tmp_path: Path) -> None:
-    """With the budget that it names the same call goes on."""
-    plan = planned(tmp_path / "few", methods=["dense/2", "dense/4"])
-    if plan.more is None:
-        assert plan.decided or "nothing is left to try" in plan.sentence()
-        return
-    before = len(plan.known.losses)
+def test_what_would_train_more_is_said(tmp_path: Path) -> None:
+    """With the budget that is named the same call goes on; with one run less it does not."""
+    tied = {"seconds": 0.4, "methods": ["dense/4"]}
+    plan = planned(tmp_path / "few", runs=12, **tied)
+    assert plan.more is not None
     assert f"{plan.more.runs} runs have time" in plan.sentence()
-    again = planned(tmp_path / "few", methods=["dense/2", "dense/4"], runs=plan.more.runs)
+    before = len(plan.known.losses)
+    assert len(planned(tmp_path / "few", runs=before, **tied).known.losses) == before
+    again = planned(tmp_path / "few", runs=plan.more.runs, **tied)
     assert len(again.known.losses) > before
 
 

@@ -261,9 +261,9 @@ class Plan:
         words += self._own_schedule() + self._too_slow() + self._elsewhere()
         if self.smaller:
             words += (
-                ". The short trainings were of a smaller model: trust the order of the methods more "
-                "than their differences, whose intervals are of its size. Rates are in proportion to "
-                "yours, which is taken as dense's best"
+                ". The short trainings were of a smaller model: trust the order of the methods "
+                "more than their differences, whose intervals are of its size. Rates are in "
+                "proportion to yours, which is taken as dense's best"
             )
         if self.left_out:
             words += f". Not faster than dense on this link: {'; '.join(self.left_out)}"

@@ -26,7 +26,7 @@ demo: .venv/demo.stamp  ## train a small language model under 6 schedules, 3 see
 
 BALANCED = --dist loadfile --no-loadscope-reorder# files in the order that tests/conftest.py gives them
 test: .venv/dev.stamp check  ## checks, and all tests but the slow ones
-	$(BIN)/python -m pytest -n 3 $(BALANCED)
+	$(BIN)/python -m pytest -n 4 $(BALANCED)
 
 test-all: .venv/dev.stamp check  ## all tests, the slow ones too; more than an hour on 2 cores
 	CHECKED_CALLS=inf $(BIN)/python -m pytest -n 3 $(BALANCED) -m "not integrations"

@@ -242,12 +242,12 @@ def validation_difference(source: str, a: str, b: str) -> Interval:
 
 # -- events ----------------------------------------------------------------------------------
 
-SETTINGS = ("shift-smoke", "restarts-smoke", "ramp-smoke", "pruned-smoke")
+SETTINGS = ("shift-smoke", "ramp-smoke")
 
 
 @number
 def events_table() -> str:
-    """Four settings next to each other."""
+    """The settings next to each other."""
     rows = {name: events.differences(list(records(name))) for name in SETTINGS}
     return events.as_text(rows, entries(SETTINGS[0])[1]).markdown()
 

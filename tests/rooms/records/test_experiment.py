@@ -379,7 +379,7 @@ ARCHIVE = {  # records that each command without grids of its own can draw
     "deficit": "smoke-deficit",
     "detectors": "lstm-small",
     "edge": "rates-edge",
-    "events": "restarts-smoke",
+    "events": "ramp-smoke",
     "figure2": "small",
     "figure3": "small-signals",
     "figure4a": "small-overlap",

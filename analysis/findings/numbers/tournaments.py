@@ -186,7 +186,6 @@ def _summed_up(rows: pd.DataFrame) -> dict[str, Any]:
     return {
         "tested": len(known),
         "significant": [f"{row['arm']} - {row['control']}" for _, row in significant.iterrows()],
-        "least_p": float(known["p_holm"].min()),
         "largest_p": float(known["p_holm"].max()),
         "widest": float((known["ci_high"] - known["ci_low"]).max() / 2),
     }

@@ -3,8 +3,10 @@
 The score of an epoch is the change of a statistic of the whole model since the epoch before (or
 several before), relative to the older value: what ACCORDION's rule compares with a threshold
 (`RelativeChange`). A score counts if both epochs lie after the warm-up, in which every statistic
-changes. Each detector calls the quarter of these epochs with its largest scores; so two detectors
-do not agree only because both call many epochs. `FIRST` is a control that reads no statistic.
+changes, and all recorded statistics were measured in both: one that was measured in every third
+epoch is compared over three. Each detector calls the quarter of these epochs with its largest
+scores; so two detectors do not agree only because both call many epochs. `FIRST` is a control that
+reads no statistic.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from regimes.detectors import RelativeChange
+from regimes.detectors.statistics import Statistic
 from regimes.errors import LackingError, RecordError
 from regimes.policies.detected import signal_values
 from regimes.records import Record
@@ -70,16 +73,21 @@ def scores(run: Record, change: Change = RELATIVE) -> pd.DataFrame:
             "detection` for grids that do"
         )
     warm = int(run.epochs["lr"].to_numpy().argmax())  # the first epoch at the full rate
-    past, epochs = past_epochs(run), range(warm + change.back, len(run.rows))
+    past = past_epochs(run)
+    names = {Statistic.parse(STATISTICS[name]).name for name in known}
+    whole = [names <= {*epoch.statistics, *epoch.model} for epoch in past]
+    back = change.back
+    epochs = [i for i in range(warm + back, len(past)) if whole[i] and whole[i - back]]
     if len(epochs) < 1 / SHARE:
+        measured = "" if all(whole) else f"; {sum(whole)} of all have {' and '.join(sorted(names))}"
         raise RecordError(
             f"{run.folder} has {len(epochs)} epochs after its warm-up that can be "
-            "scored, too few to mark a quarter of them"
+            f"scored, too few to mark a quarter of them (changes over {back}{measured})"
         )
     columns = {}
     for name, detector in known.items():
         values = signal_values(past, detector, 0)
-        both = [detector((values[epoch - change.back], values[epoch])) for epoch in epochs]
+        both = [detector((values[epoch - back], values[epoch])) for epoch in epochs]
         columns[name] = [
             v.score if v.score is None or not change.absolute else v.score * abs(v.old or 0.0)
             for v in both

@@ -163,6 +163,20 @@ def test_runs_without_statistics_or_a_reference_are_one_sentence(runs: list[Reco
         scores(short)
 
 
+def test_a_statistic_of_some_epochs_is_compared_where_it_was_measured(runs: list[Record]) -> None:
+    whole = scores(runs[0], Change(back=3))
+    (run,) = (r for r in load_all(REFERENCE / "small-signals.tar.xz") if r.folder == runs[0].folder)
+    for row in run.rows:
+        if row["epoch"] % 3:
+            for name in [name for name in row["model"] if name.startswith("eigenvalue")]:
+                del row["model"][name]
+    with pytest.raises(RecordError, match="changes over 1; 8 of all have eigenvalue"):
+        scores(run)
+    sparse = scores(run, Change(back=3))
+    assert not sparse.index.empty
+    pd.testing.assert_frame_equal(sparse, whole.loc[whole.index % 3 == 0])
+
+
 @pytest.mark.parametrize("name", ["detection-smoke", "detection-lm"])
 def test_live_arms_differ_in_what_they_read_alone(name: str) -> None:
     grid = get_grid(name)

@@ -178,19 +178,6 @@ def same_bits(before: str, again: str) -> int:
     return sum(old[key] == new[key] for key in old)
 
 
-@number
-def largest_shift(before: str, again: str) -> dict[str, Any]:
-    """The schedule whose mean final metric differs most between two archives of the same runs, and
-    the difference, times 100."""
-    old, new = _ends(before), _ends(again)
-    moved = {
-        name: mean_of([new[key] - old[key] for key in old if key[0] == name])
-        for name in {name for name, _ in old}
-    }
-    name = max(moved, key=lambda key: abs(moved[key].mean))
-    return {"schedule": name, "by": moved[name]}
-
-
 # -- claims ----------------------------------------------------------------------------------
 
 

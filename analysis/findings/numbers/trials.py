@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import numpy as np
+import pandas as pd
 
 from regimes.config import DENSE
+from regimes.console.tables import Table
 from regimes.plotting.trials import tabulate_harms
 from regimes.records import Record
 
@@ -16,6 +21,8 @@ from ..values import Interval, mean_of
 from .tournaments import arm_columns, arms, of_arm
 
 RANKS = ["rank 1", "rank 2", "rank 4"]
+PULSE, LAST = 3, 3  # units of a pulse; units whose mean is the end
+EARLY, LATE = (3, 12), (18, 24)  # units at the high rate, and after the last decay
 
 
 def _of(source: str, arm: str) -> list[Record]:
@@ -97,3 +104,88 @@ def trial_table(source: str) -> str:
         minus[arm] = text({"difference": found.mean, "n": found.n, **ends})
     columns["minus one rank, same bytes [95 %]"] = of_arm(minus)
     return as_table(rows, columns).markdown()
+
+
+# -- trials and branches ---------------------------------------------------------------------
+
+
+@functools.cache
+def _cells(source: str) -> pd.DataFrame:
+    """One row per level and first unit of a pulse: harm (of the pulses, in nats), difference (of
+    the trunks' trials that ended in these units), both means over seeds."""
+    runs = records(source)
+    trunks = {run.seed: run for run in runs if run.name == "trunk"}
+
+    def end(run: Record) -> float:
+        return float(run.epochs["test_loss"].tail(LAST).mean())
+
+    pulses = pd.DataFrame(
+        [
+            (run.name.split()[0], run.config["branch"]["at"], end(run) - end(trunks[run.seed]))
+            for run in runs
+            if run.name != "trunk"
+        ],
+        columns=["level", "at", "harm"],
+    )
+    trials = pd.concat([run.trials for run in trunks.values()])
+    trials["at"] = trials["epoch"] // PULSE * PULSE
+    both = [
+        table.groupby(["level", "at"])[column].mean()
+        for table, column in ((pulses, "harm"), (trials, "difference"))
+    ]
+    return pd.concat(both, axis=1)
+
+
+@number
+def trial_agreement(source: str) -> float:
+    """Spearman's coefficient of harm by pulses and by trials over levels and phases."""
+    records(source)
+    return float(_cells(source).corr("spearman")["harm"]["difference"])
+
+
+@number
+def trial_cell(source: str, level: str, at: int) -> dict[str, float]:
+    """Harm by the pulses and difference in the trials of a level in one phase, in nats."""
+    records(source)
+    found: Any = _cells(source).loc[(level, at)]
+    return {"pulse": float(found["harm"]), "trial": float(found["difference"])}
+
+
+@number
+def trial_fall(source: str, level: str) -> Interval:
+    """The mean result of a level's trials at the high rate minus that at the low rate, by seed, in
+    nats."""
+    values = []
+    for run in _of(source, "trunk"):
+        trials = run.trials[run.trials["level"] == level]
+        early, late = (
+            trials[trials["epoch"].between(first, last - 1)]["difference"].mean()
+            for first, last in (EARLY, LATE)
+        )
+        values.append(float(early - late))
+    return mean_of(values)
+
+
+@number
+def trial_order(source: str, more: str, less: str) -> dict[str, Any]:
+    """In how many phases trials and pulses say that one level harms more than another."""
+    records(source)
+    wide = _cells(source).unstack("level")
+    return {
+        "phases": len(wide),
+        "trials": int((wide["difference", more] > wide["difference", less]).sum()),
+        "pulses": int((wide["harm", more] > wide["harm", less]).sum()),
+    }
+
+
+@number
+def trial_trees_table(sources: str) -> str:
+    """A row for each archive: rank agreement of trials with pulses, and in how many phases each of
+    both says that rank 1 harms more than rank 2."""
+    lines = []
+    for source in sources.split("; "):
+        order = trial_order(source, "r1", "r2")
+        counts = (f"{order[by]} of {order['phases']}" for by in ("pulses", "trials"))
+        lines.append((source, f"{trial_agreement(source):+.2f}", *counts))
+    heads = ("tree", "agreement", "rank 1 above rank 2, by pulses", "by trials")
+    return Table(heads, lines).markdown()

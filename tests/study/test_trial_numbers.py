@@ -2,37 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-import json
-import tarfile
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import pytest
 import scipy.stats
+from archives import Rows, rows_of
 
 from analysis.findings.numbers import trials
 
-REFERENCE = Path(__file__).parents[2] / "data" / "reference"
 STEP = "trial-trees-step"
 CELLS = [(level, at) for level in ("r1", "r2") for at in range(0, 24, 3)]
-Rows = list[dict[str, Any]]
-
-
-@functools.cache
-def rows_of(source: str) -> dict[tuple[str, int], Rows]:
-    """The units of each run of an archive, by its schedule and seed."""
-    found = {}
-    with tarfile.open(REFERENCE / f"{source}.tar.xz") as archive:
-        for member in archive:
-            arm, _, rest = member.name.partition("/seed-")
-            seed, _, file = rest.partition("/")
-            if file == "epochs.jsonl":
-                content = archive.extractfile(member)
-                assert content is not None
-                found[arm, int(seed)] = [json.loads(line) for line in content]
-    return found
 
 
 def end(rows: Rows) -> float:

@@ -214,12 +214,24 @@ def add_caption(fig: Figure, text: str) -> None:
 # -- axes ------------------------------------------------------------------------------------
 
 
+class _LogTicks(LogLocator):
+    """Ticks at 1, 2 and 5; at 1 alone where these would be too close, as on a low panel."""
+
+    def tick_values(self, vmin: float, vmax: float) -> Any:
+        assert self.axis is not None
+        room = self.axis.get_tick_space()
+        self.set_params(subs=(1, 2, 5), numticks=9)
+        every = super().tick_values(vmin, vmax)  # none over many decades
+        self.set_params(subs=(1,), numticks=max(2, min(9, room)))
+        decades = super().tick_values(vmin, vmax)
+        shown, alone = (sum(vmin <= x <= vmax for x in ticks) for ticks in (every, decades))
+        return decades if not shown or (shown > room and alone > 1) else every
+
+
 def log_axis(ax: Axes) -> None:
-    """A logarithmic y axis with written ticks at 1, 2 and 5; at 1 alone over four decades."""
+    """A logarithmic y axis with written ticks at 1, 2 and 5, or at 1 alone."""
     ax.set_yscale("log")
-    low, high = ax.get_ylim()
-    subs = (1,) if high > 1e4 * low else (1, 2, 5)
-    ax.yaxis.set_major_locator(LogLocator(subs=subs, numticks=9))  # also on a low panel
+    ax.yaxis.set_major_locator(_LogTicks())
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     ax.yaxis.set_minor_locator(NullLocator())
 

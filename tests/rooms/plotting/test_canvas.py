@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -186,3 +187,19 @@ def test_a_figure_has_its_numbers_and_saves_itself(tmp_path: Path) -> None:
     (alone,) = drawing.save(tmp_path / "own.pdf")
     assert alone.read_bytes().startswith(b"%PDF")
     assert {*plot.data["schedule"]} == {run.name for run in records("lm-demo")}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("height", [1.2, 6.0])
+@pytest.mark.parametrize("decades", [0.5, 1.5, 3.0, 11.0])
+def test_ticks_of_a_logarithmic_axis_are_several_and_apart(height: float, decades: float) -> None:
+    fig = style.figure(height)
+    ax = fig.add_subplot()
+    ax.plot([0, 1], [0.03, 0.03 * 10**decades])
+    style.log_axis(ax)
+    fig.draw_without_rendering()
+    low, high = ax.get_ylim()
+    ticks = [tick for tick in ax.yaxis.get_major_ticks() if low <= tick.get_loc() <= high]
+    boxes = [tick.label1.get_window_extent() for tick in ticks]
+    assert len(boxes) >= (2 if decades > 0.5 else 1)
+    for below, above in pairwise(boxes):
+        assert below.y1 <= above.y0

@@ -3,10 +3,10 @@
 The score of an epoch is the change of a statistic of the whole model since the epoch before (or
 several before), relative to the older value: what ACCORDION's rule compares with a threshold
 (`RelativeChange`). A score counts if both epochs lie after the warm-up, in which every statistic
-changes, and all recorded statistics were measured in both: one that was measured in every third
-epoch is compared over three. Each detector calls the quarter of these epochs with its largest
-scores; so two detectors do not agree only because both call many epochs. `FIRST` is a control that
-reads no statistic.
+changes, and all recorded statistics were measured in both: of one that was measured in every third
+epoch only changes over three epochs have a score. Each detector calls the quarter of these epochs
+with its largest scores; so two detectors do not agree only because both call many epochs. `FIRST`
+is a control that reads no statistic.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ def scores(run: Record, change: Change = RELATIVE) -> pd.DataFrame:
     back = change.back
     epochs = [i for i in range(warm + back, len(past)) if whole[i] and whole[i - back]]
     if len(epochs) < 1 / SHARE:
-        measured = "" if all(whole) else f"; {sum(whole)} of all have {' and '.join(sorted(names))}"
         raise RecordError(
             f"{run.folder} has {len(epochs)} epochs after its warm-up that can be "
-            f"scored, too few to mark a quarter of them (changes over {back}{measured})"
+            f"scored, too few to mark a quarter of them (changes over {back}; {sum(whole)} of "
+            f"{len(whole)} epochs have {' and '.join(sorted(names))})"
         )
     columns = {}
     for name, detector in known.items():

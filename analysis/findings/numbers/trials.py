@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -109,7 +108,6 @@ def trial_table(source: str) -> str:
 # -- trials and branches ---------------------------------------------------------------------
 
 
-@functools.cache
 def _cells(source: str) -> pd.DataFrame:
     """One row per level and first unit of a pulse: harm (of the pulses, in nats), difference (of
     the trunks' trials that ended in these units), both means over seeds."""
@@ -139,14 +137,12 @@ def _cells(source: str) -> pd.DataFrame:
 @number
 def trial_agreement(source: str) -> float:
     """Spearman's coefficient of harm by pulses and by trials over levels and phases."""
-    records(source)
     return float(_cells(source).corr("spearman")["harm"]["difference"])
 
 
 @number
 def trial_cell(source: str, level: str, at: int) -> dict[str, float]:
     """Harm by the pulses and difference in the trials of a level in one phase, in nats."""
-    records(source)
     found: Any = _cells(source).loc[(level, at)]
     return {"pulse": float(found["harm"]), "trial": float(found["difference"])}
 
@@ -169,7 +165,6 @@ def trial_fall(source: str, level: str) -> Interval:
 @number
 def trial_order(source: str, more: str, less: str) -> dict[str, Any]:
     """In how many phases trials and pulses say that one level harms more than another."""
-    records(source)
     wide = _cells(source).unstack("level")
     return {
         "phases": len(wide),

@@ -156,14 +156,18 @@ class Search:
         """What the rounds say.
 
         Raises:
+            ConfigError: no margin was given, and the trunk ended at 0.
             RecordError: they have pulses of another search.
         """
         facts = self.facts_of(rounds)
         several = tuple(name for name, kind in self.kinds.items() if kind.within)
+        margin = self.given or facts.margin
+        own = f"one of your own: the default is {100 * OF_TRUNK:g} % of the trunk's metric, 0"
+        require(margin > 0, "margin", margin, own)
         rules = replace(
             rules_of(facts.units, self._parts_of(rounds) or self.parts),
             arms=(*self.kinds,),
-            margin=self.given or facts.margin,
+            margin=margin,
             grain=facts.grain,
             several=several,
         )

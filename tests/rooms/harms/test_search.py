@@ -410,6 +410,24 @@ def test_an_accuracy_falls_where_a_pulse_harms(tmp_path: Path) -> None:
     assert first.harm == pytest.approx(100 * 0.4 * 0.6, abs=0.5)
 
 
+def test_a_trunk_that_ends_at_zero_has_no_default_margin(tmp_path: Path) -> None:
+    """2 % of its metric are 0, and no harm is below that. With a margin the same search goes on."""
+    calls: list[Any] = []
+
+    def reward(pulse: Pulse | None, seed: int) -> float:
+        calls.append((pulse, seed))
+        return 0.0 if pulse is None else 0.1 + 0.01 * seed
+
+    words: dict[str, Any] = {"units": 12, "runs": 15, "out": tmp_path}
+    with pytest.raises(ConfigError, match="expected one of your own") as caught:
+        regimes.harm(reward, **words)
+    assert "\n" not in str(caught.value)
+    assert {pulse for pulse, _ in calls} == {None}
+    found = regimes.harm(reward, **words, margin=1.0)
+    assert len(set(calls)) == len(calls), "each run is trained once"
+    assert set(found.table["call"]) == {"safe"}
+
+
 # -- what is refused -------------------------------------------------------------------------
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

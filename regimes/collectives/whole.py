@@ -60,7 +60,7 @@ def whole_model(model: nn.Module, mesh: Any = None) -> Iterator[Callable[[Tensor
         ConfigError: no module is divided by ``fully_shard``, or a parameter is divided otherwise,
             as by tensor parallelism, or is on the device meta.
     """
-    groups = _list_groups(model)
+    groups = _list_groups(model) if isinstance(model, nn.Module) else []
     if not groups:
         raise ConfigError("whole_model: no module of the model is divided by fully_shard")
     (_, rows), *_ = groups[0]

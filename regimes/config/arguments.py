@@ -78,8 +78,9 @@ def _fits_hint(value: Any, hint: Any) -> bool:
         return number and not isinstance(value, bool)
     if kind is collections.abc.Callable:
         return callable(value)
-    if kind is collections.abc.Sequence and args and isinstance(value, str):
-        return False  # its letters are not what is meant
+    listed = kind in (collections.abc.Sequence, collections.abc.Iterable)
+    if listed and args and isinstance(value, str | bytes | Mapping):
+        return False  # its letters or keys are not what is meant
     try:
         good = not isinstance(kind, type) or isinstance(value, kind)
     except TypeError:  # a protocol

@@ -6,11 +6,12 @@ import copy
 import re
 import tomllib
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from regimes import inputs
+from regimes.config.arguments import check_arguments
 from regimes.config.convert import as_tables, current_names, from_dict, to_dict, without_none
 from regimes.config.run import RunConfig
 from regimes.errors import ConfigError, suggest_nearest
@@ -21,7 +22,8 @@ KEYS = re.compile(r'"([^"]*)"|([^."]+)')  # of a.b."c.d"
 OPTIONAL = (*PLUG_INS, "budget", "branch")
 
 
-def override(config: RunConfig, settings: list[str]) -> RunConfig:
+@check_arguments()
+def override(config: RunConfig, settings: Sequence[str]) -> RunConfig:
     """Apply ``a.b=c`` settings; values are read as TOML, bare words as text.
 
     >>> config = override(RunConfig(), ["policy=accordion", "policy.eta=0.3", "levels.low=2"])
@@ -180,6 +182,7 @@ def read_tables(path: str | Path) -> dict[str, Any]:
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
+@check_arguments()
 def load_toml(path: str | Path) -> RunConfig:
     """Read a configuration file.
 
@@ -200,6 +203,7 @@ def load_toml(path: str | Path) -> RunConfig:
         raise ConfigError(f"cannot read the configuration {path}: {error}") from None
 
 
+@check_arguments()
 def to_toml(config: RunConfig) -> str:
     """The configuration as TOML; ``load_toml`` gives it back."""
     import tomli_w

@@ -58,6 +58,7 @@ def get_preset(name: str) -> RunConfig:
     return cells[schedule]
 
 
+@check_arguments()
 def get_grid(name: str) -> Grid:
     """A grid, or ConfigError with the nearest name.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regimes.config.arguments import check_arguments
-from regimes.errors import ConfigError, RecordError
+from regimes.errors import ConfigError, RecordError, require
 from regimes.records.archive import load_all
 from regimes.records.files import check_output, write_output
 from regimes.records.reader import OF_RUN
@@ -33,8 +33,10 @@ def frame(*folders: str | Path, where: Sequence[str] = (), layers: bool = False)
         lacks is nan.
 
     Raises:
+        ConfigError: no folder.
         RecordError: as of `load_all`.
     """
+    require(bool(folders), "folders", folders, "one or more")
     import pandas as pd
 
     runs = load_all(*folders, where=where)

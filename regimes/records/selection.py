@@ -20,6 +20,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from regimes.config import read_value
+from regimes.config.arguments import check_arguments
 from regimes.console.stdout import escape_control
 from regimes.errors import ConfigError, RecordError, is_whole, require, suggest_nearest
 from regimes.records.experiment import separate_experiments, write_notes
@@ -163,6 +164,7 @@ def _equal(field: str, recorded: Any, wanted: Any, raw: str) -> bool:
     return recorded == raw or (same_kind and recorded == wanted)
 
 
+@check_arguments(error=RecordError)
 def summary(runs: Iterable[Record], last: int = 3) -> pd.DataFrame:
     """One row per run: name, seed, metric (mean of the ``last`` epochs in which it was logged; nan
     if in none), total floats, bytes and seconds."""

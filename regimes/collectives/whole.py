@@ -28,11 +28,13 @@ from regimes.collectives.sharded_models import (
     param_groups,
 )
 from regimes.collectives.world import World
+from regimes.config.arguments import check_arguments
 from regimes.errors import ConfigError
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")  # of a module, those of the user among them
 
 
+@check_arguments()
 @contextmanager
 def whole_model(model: nn.Module, mesh: Any = None) -> Iterator[Callable[[Tensor], Tensor]]:
     """A model that ``fully_shard`` (FSDP2) has divided is an ordinary one inside: each process has
@@ -60,7 +62,7 @@ def whole_model(model: nn.Module, mesh: Any = None) -> Iterator[Callable[[Tensor
         ConfigError: no module is divided by ``fully_shard``, or a parameter is divided otherwise,
             as by tensor parallelism, or is on the device meta.
     """
-    groups = _list_groups(model) if isinstance(model, nn.Module) else []
+    groups = _list_groups(model)
     if not groups:
         raise ConfigError("whole_model: no module of the model is divided by fully_shard")
     (_, rows), *_ = groups[0]

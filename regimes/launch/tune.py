@@ -268,6 +268,8 @@ def _check(
                 f"{cell} has no validation data, on which tune compares instead of the test set: "
                 "set data.validation_size"
             )
+        for trial in trials:
+            _check_length(cell, trial.config, rounds[0][0], budget)
     if not seeds:
         raise ConfigError("tune needs a seed or more")
     sweep.check_configs(trial.config for trials in tried.values() for trial in trials)
@@ -277,6 +279,22 @@ def _check(
         raise ConfigError(
             f"the trials need {price:.0f} epochs of training, the budget is {budget:g}: give fewer "
             "values or seeds, or --halving 3"
+        )
+
+
+def _check_length(cell: str, config: RunConfig, share: float, budget: float | None) -> None:
+    """Raise ConfigError if the first round's share of a run is less than an epoch or a step, or if
+    a budget, in epochs, cannot count it: a step's part of an epoch is known once data are read."""
+    unit = "epochs" if config.steps is None else "steps"
+    length = config.epochs if config.steps is None else config.steps
+    if share * length < 1:
+        raise ConfigError(
+            f"{cell}: the first round trains {share:.3g} of its {unit}, less than one of {length}: "
+            "give fewer values, a smaller --halving, or its length in steps (--set steps=...)"
+        )
+    if budget is not None and config.steps is not None:
+        raise ConfigError(
+            f"{cell}: --budget counts epochs, and its length is in steps: leave --budget out"
         )
 
 

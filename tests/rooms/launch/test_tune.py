@@ -94,6 +94,30 @@ def test_halving_trains_what_it_says(untrained: list[Any], tmp_path: Path) -> No
         tune.tune(cells(), VALUES, SEEDS, tmp_path, halving=2, budget=383)
 
 
+@pytest.mark.parametrize("settings", [["epochs=3"], ["epochs=1", "unit_steps=5"], ["steps=7"]])
+def test_a_round_is_no_longer_than_it_says(
+    settings: list[str], untrained: list[Any], tmp_path: Path
+) -> None:
+    """An eighth of each is less than one, and rounds up to eight times what the table would say."""
+    cell = {"low": override(cells()["low"], settings)}
+    unit = settings[0].split("=")[0]
+    with pytest.raises(ConfigError, match=f"low: .* trains 0.125 of its {unit}, less than one"):
+        tune.tune(cell, VALUES, SEEDS, tmp_path, halving=2)
+    assert not untrained
+    tune.tune({"low": override(cells()["low"], ["steps=80"])}, VALUES, SEEDS, tmp_path, halving=2)
+    steps = [config.steps for _, config in untrained]
+    assert {s: steps.count(s) for s in steps} == {10: 16, 20: 8, 40: 4, 80: 2}
+
+
+def test_a_budget_in_epochs_counts_no_steps(untrained: list[Any], tmp_path: Path) -> None:
+    cell = {"low": override(cells()["low"], ["steps=100000"])}
+    with pytest.raises(
+        ConfigError, match="low: --budget counts epochs, and its length is in steps"
+    ):
+        tune.tune(cell, VALUES, SEEDS, tmp_path, budget=1000)
+    assert not untrained
+
+
 def test_a_warm_up_keeps_its_ratio(untrained: list[Any], tmp_path: Path) -> None:
     tune.tune(cells(), {"optimizer.lr": ["0.1", "0.8"]}, SEEDS, tmp_path)
     ratios = {round(c.optimizer.warmup_from / c.optimizer.lr, 9) for _, c in untrained}
@@ -268,13 +292,13 @@ def test_the_documented_commands_tune_every_arm(
 
 
 def test_the_price_is_that_of_the_longest_trials(untrained: list[Any], tmp_path: Path) -> None:
-    values = {"epochs": ["1", "100"]}
-    with pytest.raises(ConfigError, match="need 202 epochs of training, the budget is 50"):
+    values = {"epochs": ["2", "100"]}
+    with pytest.raises(ConfigError, match="need 204 epochs of training, the budget is 50"):
         tune.tune({"low": cells()["low"]}, values, SEEDS, tmp_path, budget=50)
     assert not untrained
     # halved: both for half of their epochs, then the longer one for all of them
-    with pytest.raises(ConfigError, match="need 301 epochs"):
-        tune.tune({"low": cells()["low"]}, values, SEEDS, tmp_path, halving=2, budget=300)
+    with pytest.raises(ConfigError, match="need 302 epochs"):
+        tune.tune({"low": cells()["low"]}, values, SEEDS, tmp_path, halving=2, budget=301)
 
 
 @pytest.mark.parametrize(

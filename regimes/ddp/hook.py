@@ -207,7 +207,8 @@ class Hook(Job):
         """Continue where ``saved`` was taken; all processes call this.
 
         Layers are matched by name. One that ``saved`` lacks, because it was frozen, starts without
-        a residual; one that is frozen now is left out. Process 0 warns of both.
+        a residual; one that is frozen now is left out. Process 0 warns of both. The saved levels
+        hold until the end of the unit; then this hook's policy decides.
 
         Args:
             branch: ``saved`` may be of another policy, level or compressor; those of this hook
@@ -217,8 +218,8 @@ class Hook(Job):
 
         Raises:
             ConfigError: ``saved`` is of another model, process or number of processes; without
-                ``branch``, of another compressor or policy; with it, of other layers or from within
-                a unit.
+                ``branch``, of another compressor or value of a level, or lacks statistics that
+                the policy reads; with it, of other layers or from within a unit.
         """
         self.world.guard.enter_call("load_state_dict()")
         with damage_refused():

@@ -194,7 +194,8 @@ class StateCodec:
 
         Raises:
             ConfigError: the state was saved by another process or for another model; without
-                ``branch``, also if it was saved with another compressor or policy.
+                ``branch``, also if it was saved with another compressor or
+                value of a level, or lacks statistics that the policy reads.
         """
         with damage_refused():
             here = self._own_identity()
@@ -241,7 +242,8 @@ class StateCodec:
         return state
 
     def _check_kind(self, here: Mapping[str, Any], state: dict[str, Any]) -> None:
-        """Raise if the state was saved with another compressor or policy."""
+        """Raise if the state was saved with another compressor, other values of levels, or
+        without statistics that this hook's policy reads."""
         values = self.chosen.values
         if state["compressor"] != here["compressor"]:
             saved, mine = state["compressor"], here["compressor"]

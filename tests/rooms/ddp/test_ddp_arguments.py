@@ -53,6 +53,18 @@ def wrapped(width: int = 6) -> DistributedDataParallel:
     return DistributedDataParallel(nn.Sequential(nn.Linear(5, width), nn.Linear(width, 3)))
 
 
+def test_another_policy_decides_from_the_next_unit_on() -> None:
+    saved = regimes.attach(wrapped(), policy="accordion").state_dict()
+    model = wrapped()
+    hook = regimes.attach(model, policy={"name": "static", "level": "high"})
+    hook.load_state_dict(saved)
+    assert {*hook.levels.values()} == {"low", "dense"}  # biases are sent whole
+    model(torch.ones(2, 5)).sum().backward()
+    hook.epoch_end(lr=0.1)
+    assert {*hook.levels.values()} == {"high", "dense"}
+    hook.close()
+
+
 def test_a_hook_of_ddp_leaves_pauses_to_ddp_and_has_a_whole_state() -> None:
     hook = regimes.attach(wrapped(), policy="accordion")
     with pytest.raises(ConfigError, match=r"^no_sync: use model\.no_sync\(\) of Distributed"):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regimes.config import BranchConfig, RunConfig, to_dict
-from regimes.errors import require
+from regimes.errors import TrainingError, require
 from regimes.harms import measured
 from regimes.harms.decide import Known, Pulse, Run
 from regimes.harms.kinds import Kind, apply_pulse
@@ -133,7 +133,7 @@ class Records(Search):
         if result_of(self.name(run), rounds) is not None:
             return math.inf
         pair = self.record(run), self.record((None, run[1]))
-        found = measured.by_run(measured.by_unit([pair]))["harm"]
+        found = measured.by_run(measured.by_unit([pair], broken=True))["harm"]
         return float(found.iloc[0])
 
     def line(self, run: Run, rounds: Sequence[Round]) -> str:
@@ -143,7 +143,10 @@ class Records(Search):
         shown = tested_by(self.record(run))
         if run[0] is None:
             return f"{name}: {shown.heading} {_last_metric(self.record(run)):.{shown.digits}f}"
-        return f"{name}: harm {self.harm_of(run, rounds):.{shown.digits + 1}f} {shown.unit}"
+        harm = self.harm_of(run, rounds)
+        if math.isinf(harm):
+            return f"{name}: broke, the {shown.name} in the end is not finite"
+        return f"{name}: harm {harm:.{shown.digits + 1}f} {shown.unit}"
 
     def found(self, rounds: Sequence[Round]) -> Harm:
         """What the rounds have found, with bytes, rates and controls."""
@@ -181,5 +184,12 @@ def facts_of_trunk(run: Record) -> Facts:
 
 
 def _last_metric(run: Record) -> float:
-    """The metric in the end, in the unit of figures."""
-    return tested_by(run).factor * float(run.epochs["metric"].dropna().iloc[-1])
+    """The metric in the end, in the unit of figures.
+
+    Raises:
+        TrainingError: it is not finite.
+    """
+    metric = run.tested_rows()[-1]["metric"]
+    if metric is None:
+        raise TrainingError(f"{run.folder}: the {tested_by(run).name} in the end is not finite")
+    return tested_by(run).factor * metric

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from regimes.config import RunConfig, to_dict
 from regimes.cost.methods import Method
@@ -321,10 +321,9 @@ class Probes:
         """The metric in the end, in the unit of figures, of validation data where there are some;
         None: not finite."""
         record = load(self.out / run)
-        shown, epochs = tested_by(record), record.epochs
-        column = "validation_metric" if self.config.data.validation_size else "metric"
-        value = shown.factor * float(epochs[column].dropna().iloc[-1])
-        return (value, shown) if math.isfinite(value) else None
+        shown, end = tested_by(record), cast("dict[str, Any]", record.tested_rows()[-1])
+        metric = (end["validation"] if self.config.data.validation_size else end)["metric"]
+        return None if metric is None else (shown.factor * metric, shown)
 
     def _shown(self, rounds: Sequence[Round]) -> Metric:
         first = next(

@@ -153,6 +153,15 @@ class Record:
         """Did a hook write the record, of a user's own training?"""
         return is_hooked(self.header)
 
+    def tested_rows(self) -> list[Row]:
+        """The rows of the units after which the run was tested: of a hook's record, those in which
+        its script has logged a metric; of others every ``evaluate_every``-th and the last one, and
+        where the metric of such a unit is None, it was not finite."""
+        if self.hooked:
+            return [row for row in self.rows if row["metric"] is not None]
+        every, ended = self.config.get("evaluate_every", 1), self.rows[-1:] if self.finished else []
+        return [row for row in self.rows if (row["epoch"] + 1) % every == 0 or row in ended]
+
     def check_finished(self) -> None:
         """Raise RecordError, with what to do about it, unless the run is finished."""
         if not self.finished or not self.rows:

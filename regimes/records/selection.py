@@ -166,8 +166,8 @@ def _equal(field: str, recorded: Any, wanted: Any, raw: str) -> bool:
 
 @check_arguments(error=RecordError)
 def summary(runs: Iterable[Record], last: int = 3) -> pd.DataFrame:
-    """One row per run: name, seed, metric (mean of the ``last`` epochs in which it was logged; nan
-    if in none), total floats, bytes and seconds."""
+    """One row per run: name, seed, metric (mean of the ``last`` epochs in which it was tested; nan
+    if in none, or not finite in one of them), total floats, bytes and seconds."""
     import numpy as np
     import pandas as pd
 
@@ -175,7 +175,8 @@ def summary(runs: Iterable[Record], last: int = 3) -> pd.DataFrame:
     rows = []
     for run in separate_experiments(runs):
         run.check_finished()
-        reached = [row["metric"] for row in run.rows if row["metric"] is not None][-last:]
+        tested = [row["metric"] for row in run.tested_rows()[-last:]]
+        reached = [math.nan if metric is None else metric for metric in tested]
         floats, count = run.column("floats"), run.column("bytes")
         assert floats is not None
         assert count is not None

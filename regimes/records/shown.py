@@ -48,9 +48,9 @@ def _of_schedule(name: str, runs: Sequence[Record]) -> dict[str, Any]:
 
 
 def _last_metric(run: Record) -> float | None:
-    """The metric in the last row that has one."""
-    known = (row["metric"] for row in reversed(run.rows) if row["metric"] is not None)
-    return next(known, None)
+    """The metric when it was tested last, nan if not finite; None: it was not tested yet."""
+    tested = run.tested_rows()[-1:]
+    return next((math.nan if row["metric"] is None else row["metric"] for row in tested), None)
 
 
 def _sent_megabytes(run: Record) -> float:

@@ -123,6 +123,20 @@ def test_more_harm_is_worse_whatever_the_metric(tree: Path, tmp_path: Path) -> N
     assert bits["harm"].to_numpy() == pytest.approx(-points["harm"].to_numpy() / 100)
 
 
+def test_a_branch_whose_metric_is_not_finite_breaks(tree: Path, tmp_path: Path) -> None:
+    """It has not the harm of its last finite unit, which may be small."""
+    shutil.copytree(tree, tmp_path, dirs_exist_ok=True)
+    file = tmp_path / f"pulse from {ONSETS[0]}" / "seed-3" / "epochs.jsonl"
+    *before, last = map(json.loads, file.read_text().splitlines())
+    file.write_text("".join(json.dumps(x) + "\n" for x in (*before, last | {"metric": None})))
+    with pytest.raises(RecordError, match="seed-3: the accuracy is not finite in unit 5"):
+        computed(tmp_path)
+    each = measured.by_run(measured.by_unit(measured.pair_branches(load_all(tmp_path)), True))
+    harms, others = (t.set_index(["onset", "seed"])["harm"] for t in (each, computed(tree)))
+    assert math.isinf(harms.pop((ONSETS[0], 3)))
+    assert harms.equals(others.drop((ONSETS[0], 3)))
+
+
 def test_recovery_is_the_difference_in_each_unit(tree: Path) -> None:
     table = harm.recovery(measured.by_unit(measured.pair_branches(load_all(tree)))).set_index(
         ["onset", "unit"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from plain import HEADER
+from plain import HEADER, header
 from plain import record as make
 from plain import rising as row
 
@@ -150,6 +150,33 @@ def test_summary_needs_finished_runs(tmp_path: Path) -> None:
     make(tmp_path / "b", epochs=2)
     with pytest.raises(RecordError, match="epochs: finish it"):
         summary(load_all(tmp_path / "b"))
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("every", "metrics", "mean"),
+    [
+        (1, [0.1, 0.2, 0.3, 0.4], 0.3),
+        (1, [0.1, NAN, 0.3, 0.4], NAN),
+        (1, [0.1, 0.2, 0.3, NAN], NAN),
+        (1, [NAN, 0.2, 0.3, 0.4], 0.3),
+        (2, [None, 0.2, None, 0.4, 0.6], 0.4),  # the last unit is always tested
+        (2, [None, 0.2, None, 0.4, NAN], NAN),
+        (3, [None, None, 0.2, None], NAN),
+    ],
+)
+def test_what_was_not_tested_is_left_out_and_what_was_not_finite_is_not(
+    every: int, metrics: list[float | None], mean: float, tmp_path: Path
+) -> None:
+    """Both are null in the file. The oracle is the list of what was measured."""
+    config = {"epochs": len(metrics), "evaluate_every": every}
+    writer = RecordWriter.create(tmp_path, header(config))
+    for epoch, metric in enumerate(metrics):
+        writer.epoch(row(epoch) | {"metric": metric}, {"compute": 1.0})
+    writer.close()
+    assert summary(load_all(tmp_path))["metric"].item() == pytest.approx(mean, nan_ok=True)
 
 
 @pytest.mark.parametrize("name", ["epochs.jsonl", "seconds.jsonl", "events.jsonl"])

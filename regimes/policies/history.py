@@ -132,6 +132,15 @@ def as_history(epochs: Sequence[PastEpoch]) -> History:
     return epochs if isinstance(epochs, History) else History(epochs)
 
 
+def highest_rate(epochs: Sequence[PastEpoch]) -> float:
+    """The highest learning rate so far, that of the next epoch included; without an epoch -inf."""
+    return as_history(epochs).accumulate(highest_rate, lambda: -math.inf, _highest)
+
+
+def _highest(peak: float, epochs: Sequence[PastEpoch]) -> float:
+    return max(peak, *(rate for past in epochs for rate in (past.lr, past.next_lr)))
+
+
 class Reader:
     """Reads each row of a growing record once.
 

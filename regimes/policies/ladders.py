@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,7 +14,7 @@ from regimes.detectors import RelativeFall
 from regimes.errors import require
 from regimes.policies.base import Decision, at_most, follow_level, start_level
 from regimes.policies.detected import online_state
-from regimes.policies.history import PastEpoch, as_history
+from regimes.policies.history import PastEpoch, highest_rate
 
 
 @dataclass(frozen=True)
@@ -94,11 +93,6 @@ class RateLadder(Rungs):
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
         if not history:
             return start_level(self.levels[-1], layers)
-        rate = history[-1].next_lr
-        peak = as_history(history).accumulate("highest rate", lambda: -math.inf, _highest)
+        rate, peak = history[-1].next_lr, highest_rate(history)
         level = self.levels[sum(at_most(share * peak, rate) for share in self.shares)]
         return follow_level(level, {"rule": "rate", "old": peak, "new": rate}, history)
-
-
-def _highest(peak: float, epochs: Sequence[PastEpoch]) -> float:
-    return max(peak, *(rate for past in epochs for rate in (past.lr, past.next_lr)))

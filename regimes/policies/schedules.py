@@ -11,7 +11,7 @@ from regimes.config import Bounded, check_windows, in_windows
 from regimes.config.bounds import Count, Positive
 from regimes.errors import ConfigError, require, suggest_nearest
 from regimes.policies.base import Decision, FollowsDecays, follow_level, start_level
-from regimes.policies.history import PastEpoch, as_history
+from regimes.policies.history import PastEpoch, as_history, highest_rate
 
 LONGEST = 10**9  # steps of a period; at a rate of zero the formula is infinite
 
@@ -219,7 +219,8 @@ class AdaComm(Periods):
 
     Attributes:
         base: the first period.
-        rates: whether F / F_0 is multiplied by the first unit's rate over the next one's.
+        rates: whether F / F_0 is multiplied by the highest rate so far over the next unit's. The
+            authors' is the first rate, which is the highest without a warm-up.
     """
 
     reads_loss: ClassVar[bool] = True
@@ -234,10 +235,9 @@ class AdaComm(Periods):
         first = as_history(history).accumulate("first loss", lambda: None, _first_loss)
         if first is None or last is None:  # a record without losses
             return follow_level(history[-1].levels[0], None, history)
-        ratio = max(last / first, 0.0)
-        if self.rates:
-            next_rate = history[-1].next_lr
-            ratio *= history[0].lr / next_rate if next_rate > 0 else float(LONGEST)
+        ratio, rate, peak = max(last / first, 0.0), history[-1].next_lr, highest_rate(history)
+        if self.rates and rate < peak:
+            ratio *= peak / rate if rate > 0 else float(LONGEST)
         # 1e-9: rounding of a product that is whole must not add a step
         level = str(min(LONGEST, max(1, math.ceil(self.base * math.sqrt(ratio) - 1e-9))))
         return follow_level(level, {"rule": "loss", "old": first, "new": last}, history)

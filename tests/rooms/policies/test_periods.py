@@ -70,6 +70,14 @@ def test_adacomm_by_hand() -> None:
     assert levels(AdaComm(4), [0.1] * 2, [1.0, 0.0])[-1] == "1"
 
 
+@pytest.mark.parametrize("start", [[0.0], [0.0, 0.0], [0.01], [0.0, 0.05]])
+def test_a_warm_up_leaves_adacomm_its_period(start: list[float]) -> None:
+    """The authors' first rate is the highest: with a warm-up that of its end, whatever it starts
+    at. At a loss that stays the period then stays, and a decay by 4 doubles it."""
+    found = levels(AdaComm(8), [*start, 0.1, 0.1, 0.1, 0.025], [2.0])
+    assert found == ["8"] * (len(start) + 3) + ["16"] * 2
+
+
 @pytest.mark.parametrize(
     "table",
     [

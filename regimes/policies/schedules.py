@@ -14,6 +14,7 @@ from regimes.policies.base import Decision, FollowsDecays, follow_level, start_l
 from regimes.policies.history import PastEpoch, as_history, highest_rate
 
 LONGEST = 10**9  # steps of a period; at a rate of zero the formula is infinite
+ROUNDING = 1e-9  # share of a period: rounding of one that is whole neither adds nor takes a step
 
 
 @dataclass(frozen=True)
@@ -206,7 +207,8 @@ class QSR(Periods):
         rate, period = history[-1].next_lr, self.base
         if rate <= history[-1].lr:
             longest = self.alpha >= rate * math.sqrt(LONGEST)  # also at a rate of zero
-            period = LONGEST if longest else max(period, math.floor((self.alpha / rate) ** 2))
+            square = LONGEST if longest else (self.alpha / rate) ** 2 * (1 + ROUNDING)
+            period = max(period, math.floor(square))
         return follow_level(str(period), {"rule": "rate", "new": rate}, history)
 
 
@@ -238,8 +240,8 @@ class AdaComm(Periods):
         ratio, rate, peak = max(last / first, 0.0), history[-1].next_lr, highest_rate(history)
         if self.rates and rate < peak:
             ratio *= peak / rate if rate > 0 else float(LONGEST)
-        # 1e-9: rounding of a product that is whole must not add a step
-        level = str(min(LONGEST, max(1, math.ceil(self.base * math.sqrt(ratio) - 1e-9))))
+        steps = math.ceil(self.base * math.sqrt(ratio) * (1 - ROUNDING))
+        level = str(min(LONGEST, max(1, steps)))
         return follow_level(level, {"rule": "loss", "old": first, "new": last}, history)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal
 
 import pytest
 import torch
@@ -47,10 +48,18 @@ def test_post_local_sgd_changes_once() -> None:
 )
 def test_qsr_is_its_formula(rates: list[float], alpha: float, base: int) -> None:
     found = levels(QSR(alpha, base), rates)
-    expected = [base]
-    for before, lr in zip(rates, [*rates[1:], rates[-1]], strict=True):
-        expected.append(base if lr > before else max(base, math.floor((alpha / lr) ** 2)))
-    assert [int(level) for level in found] == [min(p, LONGEST) for p in expected]
+    assert found[0] == str(base)
+    for before, lr, level in zip(rates, [*rates[1:], rates[-1]], found[1:], strict=True):
+        square = 0.0 if lr > before else (alpha / lr) ** 2
+        rounded = (math.floor(x) for x in (square, square * (1 + 1e-9)))
+        assert int(level) in {min(LONGEST, max(base, steps)) for steps in rounded}
+
+
+@pytest.mark.parametrize("lr", ["0.1", "0.3", "0.05", "0.007", "0.0004", "0.6"])
+def test_rounding_of_decimal_rates_takes_no_step_from_qsr(lr: str) -> None:
+    """(0.3 / 0.1) squared is 8.999... in floats; the numbers are exact as decimals."""
+    found = {k: levels(QSR(float(k * Decimal(lr)), 1), [float(lr)])[-1] for k in range(1, 200)}
+    assert found == {k: str(k * k) for k in found}
 
 
 def test_qsr_by_hand() -> None:

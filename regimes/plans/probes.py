@@ -33,7 +33,7 @@ def in_steps(config: RunConfig, per_epoch: int) -> RunConfig:
         changed |= {"warmup_steps": rising * per_epoch, "warmup_hold": 0}
     if optimizer.schedule == "step":
         epochs = [epoch * per_epoch for epoch in optimizer.decay_epochs]
-        changed |= {"decay_steps": tuple(sorted({*optimizer.decay_steps, *epochs}))}
+        changed |= {"decay_steps": tuple(sorted([*optimizer.decay_steps, *epochs]))}
         changed |= {"decay_epochs": ()}
     if optimizer.schedule == "cyclic":
         changed["cycle_steps"] = optimizer.cycle_steps or optimizer.cycle_epochs * per_epoch

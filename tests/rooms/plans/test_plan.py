@@ -331,6 +331,15 @@ def test_a_training_in_steps_has_the_rates_of_its_epochs(schedule: str) -> None:
         assert cut(epoch * per_epoch // 2) == pytest.approx(2 * before(epoch * per_epoch), rel=0.12)
 
 
+def test_decays_that_fall_on_one_step_are_both_counted_in_steps() -> None:
+    fields = {"schedule": "step", "per": "step", "decay_epochs": [2, 2, 3], "decay_steps": [24]}
+    config = override_fields(RunConfig(epochs=4), {"optimizer": fields})
+    before = LearningRate(config.optimizer, 12, 48)
+    after = LearningRate(in_steps(config, 12).optimizer, 12, 48)
+    assert [after(step) for step in range(48)] == [before(step) for step in range(48)]
+    assert after(24) == pytest.approx(config.optimizer.lr / 10**3)
+
+
 def test_a_probe_is_the_configuration_by_its_method() -> None:
     config = in_steps(RunConfig(), 10)
     made = configure_probe(config, parse_method("quantised-all-reduce:4/8"), 40, 0.0, 5)

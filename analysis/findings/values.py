@@ -7,9 +7,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from regimes.statistics import LEAST, p_value, t_interval
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 DIGITS = 8  # significant ones that are kept: the last bits differ between processors
 
@@ -94,6 +97,18 @@ def mean_of(values: Sequence[float]) -> Interval:
     """Mean, 95 % t interval and p of a t test against 0."""
     mean, low, high = t_interval(values)
     return Interval(mean, low, high, n=len(values), p=p_value(values))
+
+
+def over_common_seeds(differences: pd.Series[float]) -> Interval:
+    """`mean_of` a difference of columns by seed, which is nan where one of them lacks the seed.
+
+    Raises:
+        ValueError: they have no seed in common.
+    """
+    known = differences.dropna()
+    if known.empty:
+        raise ValueError("no seed in common")
+    return mean_of(known.to_list())
 
 
 def of_ratios(logarithms: Sequence[float]) -> Interval:

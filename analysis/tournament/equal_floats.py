@@ -24,14 +24,15 @@ SLACK = 0.03  # of floats: an arm so close beyond the last control is compared w
 
 def at_same_floats(
     by_run: pd.DataFrame, arm: str, ladder: Sequence[str], column: str
-) -> list[float]:
-    """``arm`` minus the controls of one kind at its floats, by seed; empty if a seed sends less or
-    more than all of them, or if fewer than two of them were run.
+) -> pd.Series[float]:
+    """``arm`` minus the controls of one kind at its floats, by seed (the index); empty if a seed
+    sends less or more than all of them, or if fewer than two of them were run.
 
     >>> rows = pd.DataFrame({"name": ["a", "b", "mine"], "seed": 0, "floats": [1.0, 4.0, 2.0],
     ...                      "accuracy": [90.0, 94.0, 95.0]})
-    >>> at_same_floats(rows, "mine", ["a", "b"], "accuracy")  # 2 is halfway from 1 to 4, by ratio
-    [3.0]
+    >>> found = at_same_floats(rows, "mine", ["a", "b"], "accuracy")
+    >>> found.to_dict()  # 2 is halfway from 1 to 4, by ratio
+    {0: 3.0}
 
     Raises:
         RecordError: no seed in common.
@@ -42,16 +43,16 @@ def at_same_floats(
     if wide.empty:
         raise RecordError(f"{arm} and {known} have no seed in common: run all with the same seeds")
     floats, values = wide["floats"], wide[column]
-    differences = []
+    differences = {}
     for seed in wide.index:
         sent, reached = floats.loc[seed, known].to_numpy(), values.loc[seed, known].to_numpy()
         here, up = float(floats.loc[seed, arm]), np.argsort(sent)
         inside = sent.min() * (1 - SLACK) <= here <= sent.max() * (1 + SLACK)
         if len(known) < 2 or not inside:
-            return []
+            return pd.Series(dtype=float)
         control = np.interp(math.log(here), np.log(sent[up]), reached[up])
-        differences.append(float(values.loc[seed, arm] - control))
-    return differences
+        differences[seed] = float(values.loc[seed, arm] - control)
+    return pd.Series(differences)
 
 
 def comparisons(by_run: pd.DataFrame, shown: Metric) -> pd.DataFrame:
@@ -85,7 +86,7 @@ def timings(by_run: pd.DataFrame, shown: Metric) -> pd.DataFrame:
 def _against(by_run: pd.DataFrame, shown: Metric, pairs: Iterable[tuple[str, str]]) -> pd.DataFrame:
     return compare(
         {
-            (arm, kind): at_same_floats(by_run, arm, LADDERS[kind], shown.name)
+            (arm, kind): at_same_floats(by_run, arm, LADDERS[kind], shown.name).to_list()
             for arm, kind in pairs
             if arm not in LADDERS[kind]
         }

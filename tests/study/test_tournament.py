@@ -7,10 +7,12 @@ import math
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from analysis.common.names import LADDERS
+from analysis.findings.numbers import schedules, trials
 from analysis.tournament import tournament, tournament_figure
 from analysis.tournament.equal_floats import at_same_floats, comparisons, timings
 from analysis.tournament.tournament import (
@@ -174,20 +176,21 @@ def test_a_control_between_two_is_on_the_line_over_the_logarithm_of_the_floats()
         dense=[(1600, 98), (1600, 93)],
         mine=[(800, 97.0), (400, 90.0)],
     )
-    found = at_same_floats(each, "mine", LADDERS["static"], "accuracy")
+    found = at_same_floats(each, "mine", LADDERS["static"], "accuracy").to_list()
     assert found == pytest.approx([97 - (92 + 6 * 2 / 3), 90 - (90 + 3 / 3)])
 
 
 def test_an_arm_that_sends_what_a_control_sends_is_compared_with_that() -> None:
     each = runs(rank_1=[(100, 90)], rank_2=[(200, 92)], mine=[(200, 95)], more=[(205, 95)])
     for arm in ("mine", "more"):  # 2.5 % more is as much
-        assert at_same_floats(each, arm, LADDERS["static"], "accuracy") == pytest.approx([3.0])
+        found = at_same_floats(each, arm, LADDERS["static"], "accuracy")
+        assert found.to_dict() == pytest.approx({0: 3.0})
 
 
 @pytest.mark.parametrize("sent", [(90.0, 150.0), (150.0, 400.0)])
 def test_beyond_the_controls_there_is_no_comparison(sent: tuple[float, float]) -> None:
     each = runs(rank_1=[(100, 90)] * 2, rank_4=[(300, 92)] * 2, mine=[(s, 91) for s in sent])
-    assert at_same_floats(each, "mine", LADDERS["static"], "accuracy") == []
+    assert at_same_floats(each, "mine", LADDERS["static"], "accuracy").empty
     rows = comparisons(each, ACCURACY)
     assert rows["difference"].isna().all()
     assert (rows["n"] == 0).all()
@@ -199,10 +202,35 @@ def test_seeds_are_paired_and_others_left_out() -> None:
         rank_4=[(300, 90), (300, 50)],
         mine=[(200, 91), (200, 51), (200, 0)],
     )
-    assert at_same_floats(each, "mine", LADDERS["static"], "accuracy") == pytest.approx([1, 1])
+    found = at_same_floats(each, "mine", LADDERS["static"], "accuracy")
+    assert found.to_dict() == pytest.approx({0: 1, 1: 1})
     lone = each[(each["name"] != "mine") | (each["seed"] == 2)]
     with pytest.raises(RecordError, match="no seed in common"):
         at_same_floats(lone, "mine", LADDERS["static"], "accuracy")
+
+
+def test_numbers_of_two_arms_are_paired_by_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seeds 0 to 4 against 1 to 5, as many: by seed *mine* gains 1 more than *other*."""
+    gains = {"mine": {s: 1 + s for s in range(5)}, "other": {s: s for s in range(1, 6)}}
+    each = runs(
+        rank_1=[(100, 0)] * 6,
+        rank_4=[(400, 0)] * 6,
+        **{arm: [(200, gains[arm].get(s, 0)) for s in range(6)] for arm in gains},
+    )
+    kept = [
+        arm not in gains or s in gains[arm]
+        for arm, s in zip(each["name"], each["seed"], strict=True)
+    ]
+    for module in (schedules, trials):
+        monkeypatch.setattr(module, "entries", lambda source: (each[kept], ACCURACY))
+    found = [
+        schedules.beside_one_rank("", "mine", "other"),
+        schedules.beside_one_rank("", "mine", "other", "other"),
+        trials.against_another("", "mine", "other"),
+    ]
+    assert [(x.mean, x.n) for x in found] == [(1.0, 4)] * 3
+    half = schedules.gain_beyond_half("", "mine", "other")
+    assert (half.mean, half.n) == (np.mean([s / 2 - (1 + s) for s in range(1, 5)]), 4)
 
 
 def test_the_correction_is_over_all_contestants_and_controls() -> None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from statistics import fmean
-
 import pandas as pd
 
 from ...common.names import LADDERS
 from ...criticality import schedule
 from ...tournament.equal_floats import at_same_floats
 from ..sources import entries, number, records
-from ..values import Interval, mean_of
+from ..values import Interval, over_common_seeds
 
 
-def _of_one_rank(source: str, arm: str) -> list[float]:
-    """An arm minus one rank throughout at its floats, a value per seed in their order."""
+def _of_one_rank(source: str, arm: str) -> pd.Series[float]:
+    """An arm minus one rank throughout at its floats, by seed."""
     runs, metric = entries(source)
     return at_same_floats(runs, arm, LADDERS["static"], metric.name)
 
@@ -22,16 +20,14 @@ def _of_one_rank(source: str, arm: str) -> list[float]:
 @number
 def beside_one_rank(source: str, arm: str, *others: str) -> Interval:
     """An arm minus the mean of others, each minus one rank throughout at its own floats."""
-    rest = zip(*(_of_one_rank(source, other) for other in others), strict=True)
-    pairs = zip(_of_one_rank(source, arm), rest, strict=True)
-    return mean_of([mine - fmean(other_gain) for mine, other_gain in pairs])
+    rest = pd.concat([_of_one_rank(source, other) for other in others], axis=1)
+    return over_common_seeds(_of_one_rank(source, arm) - rest.mean(axis=1, skipna=False))
 
 
 @number
 def gain_beyond_half(source: str, arm: str, other: str) -> Interval:
     """By how much an arm's gain over one rank exceeds half of another's."""
-    pairs = zip(_of_one_rank(source, arm), _of_one_rank(source, other), strict=True)
-    return mean_of([other_gain / 2 - mine for mine, other_gain in pairs])
+    return over_common_seeds(_of_one_rank(source, other) / 2 - _of_one_rank(source, arm))
 
 
 @number

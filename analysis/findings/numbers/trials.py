@@ -16,7 +16,7 @@ from ...common.estimates import as_table
 from ...common.paired import difference_text
 from ...tournament.equal_floats import at_same_floats
 from ..sources import entries, number, records
-from ..values import Interval, mean_of
+from ..values import Interval, mean_of, over_common_seeds
 from .tournaments import arm_columns, arms, of_arm
 
 RANKS = ["rank 1", "rank 2", "rank 4"]
@@ -43,17 +43,16 @@ def minus_rank_at_bytes(source: str, arm: str, priced: bool = True) -> Interval:
     Args:
         priced: with the bytes of the arm's trials.
     """
-    return mean_of(_at_bytes(source, arm, priced))
+    return mean_of(_at_bytes(source, arm, priced).to_list())
 
 
 @number
 def against_another(source: str, arm: str, other: str) -> Interval:
     """One arm minus one rank at its bytes, less what another one has."""
-    pairs = zip(_at_bytes(source, arm), _at_bytes(source, other), strict=True)
-    return mean_of([mine - its for mine, its in pairs])
+    return over_common_seeds(_at_bytes(source, arm) - _at_bytes(source, other))
 
 
-def _at_bytes(source: str, arm: str, priced: bool = True) -> list[float]:
+def _at_bytes(source: str, arm: str, priced: bool = True) -> pd.Series[float]:
     """`minus_rank_at_bytes`, by seed."""
     runs, metric = entries(source)
     runs = runs.assign(floats=runs["bytes"])

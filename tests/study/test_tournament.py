@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from analysis.common.names import LADDERS
-from analysis.findings.numbers import schedules, trials
+from analysis.findings.numbers import ladders, schedules, trials
 from analysis.tournament import tournament, tournament_figure
 from analysis.tournament.equal_floats import at_same_floats, comparisons, timings
 from analysis.tournament.tournament import (
@@ -231,6 +231,15 @@ def test_numbers_of_two_arms_are_paired_by_seed(monkeypatch: pytest.MonkeyPatch)
     assert [(x.mean, x.n) for x in found] == [(1.0, 4)] * 3
     half = schedules.gain_beyond_half("", "mine", "other")
     assert (half.mean, half.n) == (np.mean([s / 2 - (1 + s) for s in range(1, 5)]), 4)
+
+
+def test_a_mean_of_controls_is_over_the_seeds_that_all_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    each = runs(a=[(1, 1)] * 3, b=[(1, 1)] * 3, c=[(1, 3)] * 2)
+    monkeypatch.setattr(ladders, "entries", lambda source: (each, ACCURACY))
+    found = ladders.minus_mean("", "a", "b", "c")
+    assert (found.mean, found.n) == (-1.0, 2)
 
 
 def test_the_correction_is_over_all_contestants_and_controls() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from ..sources import entries, number, records
-from ..values import Interval, mean_of
+from ..values import Interval, mean_of, over_common_seeds
 
 STATIC = ["rank 1", "rank 2", "rank 3"]
 
@@ -45,9 +45,9 @@ def rank_2_of_a_line(source: str) -> Interval:
 
 @number
 def minus_mean(source: str, arm: str, *others: str) -> Interval:
-    """An arm minus the mean of others, by seed."""
+    """An arm minus the mean of others, over the seeds that all of them have."""
     values = _wide(source)[0]
-    return mean_of((values[arm] - values[[*others]].mean(axis=1)).to_list())
+    return over_common_seeds(values[arm] - values[[*others]].mean(axis=1, skipna=False))
 
 
 @number
@@ -55,7 +55,7 @@ def changed_difference(constant: str, falling: str) -> Interval:
     """(early - late) at a constant rate, minus (rate 2-1 - late) where the rate falls."""
     still, falls = _wide(constant)[0], _wide(falling)[0]
     both = (still["early 2-1"] - still["late 2-1"]) - (falls["rate 2-1"] - falls["late 2-1"])
-    return mean_of(both.dropna().to_list())
+    return over_common_seeds(both)
 
 
 @number

@@ -42,8 +42,8 @@ def t_interval(values: Sequence[float], within: Range = ANY) -> tuple[float, flo
     return mean, max(mean - half, within[0]), min(mean + half, within[1])
 
 
-def paired_differences(runs: pd.DataFrame, a: str, b: str, column: str) -> list[float]:
-    """``a`` minus ``b``, seed by seed.
+def pair_by_seed(runs: pd.DataFrame, a: str, b: str, column: str) -> pd.DataFrame:
+    """The values of ``a`` and ``b``, a column each and a row for each seed that both have.
 
     Args:
         runs: one row per run, with columns name, seed and ``column``.
@@ -55,6 +55,12 @@ def paired_differences(runs: pd.DataFrame, a: str, b: str, column: str) -> list[
     wide = wide.reindex(columns=[*{a, b}]).dropna()
     if wide.empty:
         raise RecordError(f"{a} and {b} have no seed in common: run both with the same seeds")
+    return wide
+
+
+def paired_differences(runs: pd.DataFrame, a: str, b: str, column: str) -> list[float]:
+    """``a`` minus ``b``, seed by seed; arguments and errors as `pair_by_seed`."""
+    wide = pair_by_seed(runs, a, b, column)
     return (wide[a] - wide[b]).to_list()
 
 

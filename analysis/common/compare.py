@@ -104,7 +104,7 @@ def table(
 
     The metric (accuracy in %) is the mean of a run's last three epochs; sd over seeds. A comparison
     is the mean over common seeds of the difference, with its 95 % t interval, and the ratio of the
-    two schedules' traffic.
+    two schedules' traffic in them.
 
     Args:
         needed: schedules that must be there; if empty, pairs without a common seed are left out

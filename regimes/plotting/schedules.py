@@ -29,7 +29,7 @@ from regimes.records import (
     share_of_low,
     summary,
 )
-from regimes.statistics import paired_differences, t_interval
+from regimes.statistics import pair_by_seed, t_interval
 
 DASH = "–"
 LAST = 3  # epochs whose mean is a run's accuracy (or other metric)
@@ -124,7 +124,8 @@ def compare(
     Returns:
         One row per comparison: comparison ("a - b"), n (common seeds), difference (mean of the last
         three epochs' metric, accuracy in percentage points), ci_low, ci_high (95 % t interval; nan
-        of fewer than three seeds), positive (seeds at which a is above b), traffic_ratio (floats).
+        of fewer than three seeds), positive (seeds at which a is above b), traffic_ratio (floats of
+        a over those of b, means over the common seeds).
 
     Raises:
         RecordError: no or unfinished runs, other settings, no such schedule, or only one.
@@ -201,8 +202,9 @@ def tabulate_differences(
 
 def compare_pair(summaries: pd.DataFrame, a: str, b: str, shown: Metric) -> dict[str, Any]:
     """One row of `tabulate_differences`; RecordError without a common seed."""
-    by_seed = paired_differences(summaries, a, b, shown.name)
-    floats = summaries.groupby("name")["floats"].mean()
+    metric = pair_by_seed(summaries, a, b, shown.name)
+    by_seed = (metric[a] - metric[b]).to_list()
+    floats = pair_by_seed(summaries, a, b, "floats").loc[metric.index].mean()
     ratio = floats[a] / floats[b] if floats[b] else math.nan
     positive = sum(d > 0 for d in by_seed)
     row = (f"{a} - {b}", len(by_seed), *t_interval(by_seed), positive, ratio)

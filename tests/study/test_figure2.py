@@ -142,6 +142,20 @@ def test_a_tie_is_not_above() -> None:
     assert row["difference"] == pytest.approx(-3)
 
 
+def test_traffic_is_compared_over_the_seeds_of_the_difference() -> None:
+    """A third seed of one arm alone, which sends ten times as much."""
+    each = pd.DataFrame(
+        {
+            "name": ["a", "a", "a", "b", "b"],
+            "seed": [0, 1, 2, 0, 1],
+            "floats": [10, 20, 200, 20, 40],
+            "accuracy": [91, 91, 10, 90, 90],
+        }
+    )
+    row = compare.compare_pair(each, "a", "b", find_metric("accuracy"))
+    assert (row["n"], row["difference"], row["traffic_ratio"]) == (2, 1.0, 0.5)
+
+
 def test_interval_against_scipy() -> None:
     values = [3.0, 4.5, 2.25, 8.0, 1.0]
     ends = stats.t.interval(0.95, 4, np.mean(values), stats.sem(values))

@@ -28,7 +28,7 @@ from regimes.network import Network
 from regimes.plotting import style
 from regimes.plotting.groups import group_runs, tested_by
 from regimes.plotting.looks import Metric
-from regimes.records import Record, load_all
+from regimes.records import Record, load_all, sum_sent
 
 from ..common import compare
 from ..common.command import Files, Out, Records
@@ -63,18 +63,20 @@ def entries(runs: Iterable[Record], networks: Sequence[str] = NETWORKS) -> pd.Da
             for name, case in spent.items()
         }
         by_run[text] = by_run["name"].map(seconds)
-    for unit in ("floats", "bytes"):
-        by_run[f"dense_{unit}"] = [_dense(run, unit) for run in every]
+    by_run["dense_floats"] = [_dense_floats(run) for run in every]
+    by_run["dense_bytes"] = [
+        sum_sent(run.rows).dense_bytes(run.header) or math.nan for run in every
+    ]
     uncompressed = ["dense_floats", "dense_bytes"]
     return by_run[
         ["name", "seed", "rate", metric.name, "floats", "bytes", *uncompressed, *networks]
     ]
 
 
-def _dense(run: Record, unit: str) -> float:
+def _dense_floats(run: Record) -> float:
     """What a run would have sent without compression; nan where its record does not say."""
     cost: Mapping[str, Any] = run.header["per_step"].get(DENSE) or {}
-    return float(cost.get(unit, math.nan) * run.epochs["steps"].sum())
+    return float(cost.get("floats", math.nan) * run.epochs["steps"].sum())
 
 
 def table(by_run: pd.DataFrame, metric: Metric, networks: Sequence[str] = NETWORKS) -> pd.DataFrame:

@@ -91,12 +91,16 @@ class Sent(NamedTuple):
             self.uncounted + (row["steps"] if counted is None else 0),
         )
 
-    def of_dense(self, header: Header) -> float | None:
-        """The bytes divided by the bytes of the same steps without compression; None if no step has
-        anything to send."""
+    def dense_bytes(self, header: Header) -> float:
+        """The bytes of the same steps without compression; 0 if they have nothing to send, or the
+        record does not say."""
         cost = header["per_step"].get("dense", {"bytes": 0})["bytes"]  # in float32
         width = 2 if header["config"].get("dtype") == "float64" else 1
-        dense = self.dense + cost * width * self.uncounted
+        return self.dense + cost * width * self.uncounted
+
+    def of_dense(self, header: Header) -> float | None:
+        """The bytes divided by `dense_bytes`; None where these are 0."""
+        dense = self.dense_bytes(header)
         return self.bytes / dense if dense else None
 
     def of_low(self, header: Header) -> float | None:

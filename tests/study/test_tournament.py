@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
+import regimes
 from analysis.common.names import LADDERS
 from analysis.findings.numbers import ladders, schedules, trials
 from analysis.tournament import tournament, tournament_figure
@@ -419,6 +421,26 @@ def test_controls_that_were_not_run_are_not_drawn() -> None:
     assert kinds(ranks) == ["static"]
     assert kinds(ranks | {"coin 6"}) == ["static", "coin"]
     assert kinds({"rank 1", "first 6"}) == ["first"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_bytes_of_dense_have_the_width_of_the_runs_numbers(dtype: str, tmp_path: Path) -> None:
+    points = torch.randn(16, 4), torch.arange(16) % 2
+    run = regimes.simulate(
+        torch.nn.Linear(4, 2),
+        points,
+        points,
+        out=tmp_path / "run",
+        workers=2,
+        batch_size=4,
+        epochs=2,
+        policy={"name": "static", "level": "high"},
+        set={"dtype": dtype},
+    )
+    (row,) = tournament.entries([run]).to_dict("records")
+    steps = sum(one["steps"] for one in run.rows)
+    assert row["dense_floats"] == 10 * steps
+    assert row["dense_bytes"] == 10 * steps * {"float32": 4, "float64": 8}[dtype]
 
 
 def test_shares_where_no_dense_arm_was_run() -> None:

@@ -62,7 +62,7 @@ def replay_rule(record: Record, rule: Rule) -> pd.DataFrame:
         nan if nothing was); why.
 
     Raises:
-        RecordError: the run recorded no such statistic.
+        RecordError: the run recorded no such statistic, or compresses no layer.
     """
     return replay_over(past_epochs(record), record, rule)
 
@@ -71,6 +71,8 @@ def replay_over(recorded: History, record: Record, rule: Rule) -> pd.DataFrame:
     """`replay_rule` over the past epochs of the record, which several rules can share."""
     policy = as_policy(rule)
     layers = [layer["name"] for layer in record.header["layers"] if layer["compressed"]]
+    if not layers:
+        raise RecordError(f"{record.folder} compresses no layer: there is nothing to decide")
     _check_measured(record, policy, recorded)
     ahead = ahead_of(record) if LEVEL_BYTES in declared_needs(policy) else None
     return _decisions(policy, recorded, layers, ahead)

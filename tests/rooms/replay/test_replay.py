@@ -344,6 +344,15 @@ def test_a_run_without_the_signal_is_one_sentence(record: Record, tmp_path: Path
         replay.replay_rule(load(tmp_path), NormChange())
 
 
+@pytest.mark.parametrize("texts", [[], ["first-share"], ["accordion"], ["norm-change"]])
+def test_a_run_that_compresses_nothing_is_one_sentence(record: Record, texts: list[str]) -> None:
+    """A model with vectors alone: there is no layer to decide for."""
+    layers = [{**layer, "compressed": False} for layer in record.header["layers"]]
+    whole = replace(record, header={**record.header, "layers": layers})
+    with pytest.raises(RecordError, match="compresses no layer: there is nothing to decide"):
+        detect.bench_detectors([whole], texts)
+
+
 def test_a_signal_of_one_layer_alone_was_recorded(record: Record) -> None:
     """A statistic may be undefined in the first layer, such as a cosine of a gradient of zero."""
     past = History([PastEpoch(0.1, 0.1, {"cosine": [None, 0.5]}, ["low"] * 2)] * EPOCHS)

@@ -96,6 +96,18 @@ def test_python_names_what_is_there(page: Path) -> None:
             assert missing(block.code) == [], f"{page.name}:{block.line}"
 
 
+CHOSEN = {"policy", "compressor", "level", "levels", "scatter", None}  # None: **options
+
+
+def test_calls_of_attach_choose_what_is_sent() -> None:
+    """Without a choice it warns, and sends 8 bits: no page shows that as the way to call it."""
+    for page, block in ((p, b) for p in PAGES for b in blocks(p) if b.language == "python"):
+        for node in ast.walk(ast.parse(block.code)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "regimes.attach":
+                given = {keyword.arg for keyword in node.keywords}
+                assert given & CHOSEN, f"{page.name}:{block.line}: {ast.unparse(node)}"
+
+
 def test_names_that_are_not_there_are_found() -> None:
     code = """
 from regimes.integrations.lightning import RegimesCallback, Callback_

@@ -83,8 +83,8 @@ class HookSettings:
             every = max(1, math.ceil(epoch_steps))
         else:
             raise ConfigError(
-                'every = "epoch": the training data has no length, so the number of steps of an '
-                "epoch is not known: give a number of steps"
+                'every = "epoch": the steps of an epoch are not known (training data without a '
+                "length, or a loop of your own with Accelerate): give a number of steps"
             )
         about = self.about
         if about is not None:

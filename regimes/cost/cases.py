@@ -46,12 +46,14 @@ class Case:
     """One line of the table: a level, or a policy.
 
     Attributes:
-        epochs: of all its runs.
+        epochs: of all its runs; of a level one whole unit.
+        dense_steps: of the same samples without compression, at the usual batch size.
         runs: how many; 0 for a level.
     """
 
     name: str
     epochs: list[Epoch]
+    dense_steps: float
     runs: int = 0
 
     @property
@@ -86,6 +88,14 @@ def recorded_work(run: Record, sample: float | None = None) -> list[Epoch]:
 def trained_rows(run: Record) -> list[Row]:
     """The epochs with steps: a branch may leave some out (``BranchConfig.skip``)."""
     return [row for row in run.rows if row["steps"]]
+
+
+def _usual_steps(run: Record) -> list[float]:
+    """Steps of the samples of each of `trained_rows` at the usual batch size. Rows of the first
+    records, of whole epochs, do not say them."""
+    epoch, rows = run.header["steps_per_epoch"], trained_rows(run)
+    spans = [row.get("unit") or {"first": 0, "stop": epoch or row["steps"]} for row in rows]
+    return [float(span["stop"] - span["first"]) for span in spans]
 
 
 def _is_local(row: Row) -> bool:
@@ -158,28 +168,35 @@ def make_cases(runs: Sequence[Record], workers: int | None = None) -> list[Case]
     sample, config = per_sample(runs), runs[0].config
     share = config["workers"] / (workers or config["workers"])
     epochs = [
-        (run.name, uniform_level(run, row), (steps * share, work))
+        (run.name, uniform_level(run, row), share * usual, (steps * share, work))
         for run in runs
-        for row, (steps, work) in zip(trained_rows(run), recorded_work(run, sample), strict=True)
+        for row, usual, (steps, work) in zip(
+            trained_rows(run), _usual_steps(run), recorded_work(run, sample), strict=True
+        )
     ]
+    unit = max(usual for _, _, usual, _ in epochs)  # the last one of a run may be shorter
     levels: dict[str, list[Epoch]] = {}
-    for _, level, epoch in epochs:
+    for _, level, _, epoch in epochs:
         if level is not None:
             levels.setdefault(level, []).append(epoch)
     if DENSE not in levels:
-        levels[DENSE] = [_dense(runs[0], epochs[0][2])]
+        _, work = epochs[0][-1]
+        usual_batch = replace(work, compute=sample * (config.get("batch_size") or 1))
+        levels[DENSE] = [(unit, _dense(runs[0], usual_batch))]
     compress = {name: statistics.median(w.compress for _, w in at) for name, at in levels.items()}
     level_cases = []
     for name, at in levels.items():
         work = replace(mean_step(at), compress=compress[name])
-        level_cases.append(Case(_labelled(name, config["levels"]), [(at[0][0], work)]))
+        level_cases.append(Case(_labelled(name, config["levels"]), [(unit, work)], unit))
     level_cases.sort(key=lambda case: -sum(case.work.bytes.values()))
     policies: dict[str, list[Epoch]] = {}
-    for name, level, (steps, work) in epochs:
+    whole: Counter[str] = Counter()
+    for name, level, usual, (steps, work) in epochs:
         work = replace(work, compress=compress.get(level or "", work.compress))
         policies.setdefault(name, []).append((steps, work))
+        whole[name] += usual
     counts = Counter(run.name for run in runs)
-    return [*level_cases, *(Case(name, epochs, counts[name]) for name, epochs in policies.items())]
+    return [*level_cases, *(Case(x, at, whole[x], counts[x]) for x, at in policies.items())]
 
 
 def _labelled(level: str, levels: Mapping[str, Any]) -> str:
@@ -218,10 +235,9 @@ def compared_fields(run: Record) -> dict[str, Any]:
     return {k: v for k, v in identify_experiment(run).items() if k.partition(".")[0] in SAME}
 
 
-def _dense(run: Record, epoch: Epoch) -> Epoch:
-    """The run's first epoch without compression: one mean per step, of the gradient and the other
-    values that are sent (the loss)."""
-    steps, work = epoch
+def _dense(run: Record, work: Work) -> Work:
+    """The work of the run's first epoch without compression: one mean per step, of the gradient and
+    the other values that are sent (the loss)."""
     row, item = trained_rows(run)[0], ITEMSIZE[run.config.get("dtype", "float32")]
     size = item * sum(math.prod(layer["shape"]) for layer in run.header["layers"])
     sent = row["collectives"]["bytes"]
@@ -229,7 +245,7 @@ def _dense(run: Record, epoch: Epoch) -> Epoch:
     none = {kind: 0.0 for kind in work.calls if kind in ("gather", "exchange")}
     calls = {**work.calls, "mean": 1.0} | none
     moved = {**work.bytes, "mean": size + other / row["steps"]} | none
-    return steps, Work(work.compute, 0.0, calls, moved)
+    return Work(work.compute, 0.0, calls, moved)
 
 
 def measure_cases(config: RunConfig, workers: int, steps: int = 5) -> list[Case]:
@@ -239,14 +255,14 @@ def measure_cases(config: RunConfig, workers: int, steps: int = 5) -> list[Case]
     from regimes.cost.measure import time_steps
 
     per_epoch, works, layers = time_steps(config, workers, steps)
-    unit = min(per_epoch, config.unit_steps or per_epoch)  # steps in a row of the record
-    levels = [Case(_labelled(x, config.levels), [(unit, work)]) for x, work in works.items()]
+    unit = config.unit_steps or per_epoch  # steps in a row of the record
+    levels = [Case(_labelled(x, config.levels), [(unit, work)], unit) for x, work in works.items()]
     compressed = [layer.name for layer in layers if layer.compressed]
     plan = plan_units(config, int(per_epoch), compressed)
     if plan is None:
         return levels
     epochs: list[Epoch] = [(n, works[level].every(period)) for n, level, period in plan]
-    return [*levels, Case(config.name, epochs, 1)]
+    return [*levels, Case(config.name, epochs, sum(n for n, _ in epochs), 1)]
 
 
 def plan_units(

@@ -26,19 +26,19 @@ def predict_seconds(
     cases: Sequence[Case], network: Network, workers: int, algorithm: str = "ring", buckets: int = 1
 ) -> pd.DataFrame:
     """One row per case: seconds per step (compute, compress, communicate, and ``seconds``, less
-    than their sum where they overlap), seconds per epoch, its speed-up over a dense epoch, and the
-    bandwidth (bits/s) below which it is faster, ``break_even``; of the mean step where levels
-    change."""
+    than their sum where they overlap), of the mean step where levels change; steps and seconds per
+    whole epoch or unit, its speed-up over a dense one of the same samples, and the bandwidth
+    (bits/s) below which it is faster, ``break_even``."""
     how = (network, workers, algorithm, buckets)
     dense = next(case for case in cases if case.name == DENSE and not case.runs)
-    steps, work = dense.epochs[0]
-    base, dense_epoch = steps * float(work.seconds(*how)), work * steps
+    unit, work = dense.epochs[0]
+    base, dense_epoch = unit * float(work.seconds(*how)), work * unit
     latency = float(network.latency)
     rows = []
     for case in cases:
-        work, epochs = case.work, len(case.epochs)
-        steps = sum(n for n, _ in case.epochs) / epochs
-        epoch = sum(n * float(w.seconds(*how)) for n, w in case.epochs) / epochs
+        work, units = case.work, case.dense_steps / unit
+        steps = sum(n for n, _ in case.epochs) / units
+        epoch = sum(n * float(w.seconds(*how)) for n, w in case.epochs) / units
         rows.append(
             {
                 "kind": "policy" if case.runs else "level",

@@ -454,6 +454,49 @@ def test_a_timed_preset_sends_what_its_run_sends(tmp_path: Path, settings: list[
     assert timed["low-in-critical"].work.bytes == pytest.approx(both.bytes)
 
 
+@pytest.mark.parametrize(
+    ("unit", "total"), [(3, 5), (5, 5), (8, 5)], ids=["shorter last unit", "unit > epoch", "one"]
+)
+def test_a_policy_of_one_level_has_the_numbers_of_the_level(
+    tmp_path: Path, unit: int, total: int
+) -> None:
+    """Timed, and of a record: whatever part of an epoch (of two steps) its units are."""
+    from regimes.training.loop import run
+
+    config = override(
+        get_preset("smoke"),
+        [
+            "policy={name='static',level='low'}",
+            "data.train_size=64",
+            "optimizer.decay_epochs=[]",
+            f"steps={total}",
+            f"unit_steps={unit}",
+        ],
+    )
+    for cases in (measure_cases(config, 4, steps=1), make_cases([run(config, tmp_path)])):
+        table = predict_seconds(cases, Network.parse("100Mbit/s,50us"), 4).set_index("kind")
+        level = table[table["case"].str.startswith("low")].loc["level"]
+        policy = table.loc["policy"]
+        for column in ("steps_per_epoch", "seconds", "epoch", "speed_up", "break_even"):
+            assert policy[column] == pytest.approx(level[column]), column
+
+
+@pytest.mark.parametrize("where", [slice(None), slice(0, 5), slice(5, None)], ids=str)
+def test_a_larger_batch_is_compared_over_the_same_samples(where: slice) -> None:
+    """Half as many steps of twice the batch: where nothing but products takes time, dense takes
+    as long."""
+    run = chosen("high")[0]
+    for row in run.rows:
+        assert row["unit"]["stop"] - row["unit"]["first"] == row["steps"] == 46
+    larger = {"steps": 23, "batch_size": 2 * run.config["batch_size"]}
+    changed = range(len(run.rows))[where]
+    rows = [row | larger if i in changed else row for i, row in enumerate(run.rows)]
+    clock = {epoch: {**times, "compress": 0.0} for epoch, times in run.clock.items()}
+    found = make_cases([replace(run, rows=rows, clock=clock)])
+    table = predict_seconds(found, Network(1e18), 4)
+    assert table["speed_up"].tolist() == pytest.approx([1.0] * len(table))
+
+
 def test_the_command_times_a_configuration(capsys: pytest.CaptureFixture[str]) -> None:
     config = override(get_preset("smoke/low-in-critical"), ["data.train_size=64", "epochs=2"])
     frame = main([], config, TEN, None, steps=1)

@@ -64,7 +64,7 @@ class Law:
     Attributes:
         exponent: of the rate.
         level: harm of a pulse at the peak rate, in the unit of harm: of a trunk in the middle (its
-            logarithm is the mean), or the mean of ``levels`` where ``method`` is "harm".
+            logarithm is the mean); where ``method`` is "harm", the one that fits all pulses best.
         levels: of each trunk; the mixed model draws them towards ``level``.
         spread: standard deviation of the log level between trunks; 0 for one trunk, nan of "harm".
         noise: standard deviation of log harm around the law, or of harm; nan if nothing is left.
@@ -341,17 +341,20 @@ def _by_logarithm(y: Floats, x: Floats, trunks: Sequence[Hashable]) -> _Estimate
 
 def _by_least_squares(y: Floats, x: Floats, trunks: Sequence[Hashable]) -> _Estimate:
     """``y = level(trunk) x^p`` with the least sum of squares: at each exponent the levels are
-    linear, so that the search is over the exponent alone."""
+    linear, so that the search is over the exponent alone. The level of all trunks together has the
+    least squares, too: a trunk's counts by the sum of its x^2p, and one that has only low rates,
+    whose own level is extrapolated, hardly."""
     from scipy.optimize import minimize_scalar
 
     places = _places(trunks)
     _check_rates(x, places)
 
+    def level_of(p: float, at: NDArray[np.intp] | slice = slice(None)) -> float:
+        powers = x[at] ** p
+        return float(y[at] @ powers / (powers @ powers))
+
     def levels(p: float) -> dict[Hashable, float]:
-        powers = x**p
-        return {
-            n: float(y[at] @ powers[at] / (powers[at] @ powers[at])) for n, at in places.items()
-        }
+        return {name: level_of(p, at) for name, at in places.items()}
 
     def loss(p: float) -> float:
         powers, known = x**p, levels(p)
@@ -367,7 +370,7 @@ def _by_least_squares(y: Floats, x: Floats, trunks: Sequence[Hashable]) -> _Esti
     found, left = levels(best), len(y) - len(places) - 1
     return _Estimate(
         exponent=best,
-        level=float(np.mean([*found.values()])),
+        level=level_of(best),
         levels=found,
         spread=math.nan,
         noise=math.sqrt(loss(best) / left) if left > 0 else math.nan,
@@ -390,24 +393,31 @@ def _with_interval(
     estimate: _Estimate, y: Floats, x: Floats, trunks: Sequence[Hashable], method: Method
 ) -> Exponent:
     places, value = _places(trunks), estimate.exponent
-    several = sum(not are_alike(x[at].tolist()) for at in places.values())
-    if several >= LEAST:
-        low, high = _over_trunks(value, y, x, trunks, method)
-        return Exponent(value, low, high, n=len(places), over="trunks")
+    several = [name for name, at in places.items() if not are_alike(x[at].tolist())]
+    if len(several) >= LEAST:
+        # with one rate and a level of its own a trunk says nothing of the exponent
+        among = several if method == "harm" else [*places]
+        low, high = _over_trunks(value, y, x, trunks, method, among)
+        return Exponent(value, low, high, n=len(among), over="trunks")
     low, high = _over_pulses(estimate)
     return Exponent(value, low, high, n=len(y), over="pulses")
 
 
 def _over_trunks(
-    value: float, y: Floats, x: Floats, trunks: Sequence[Hashable], method: Method
+    value: float,
+    y: Floats,
+    x: Floats,
+    trunks: Sequence[Hashable],
+    method: Method,
+    among: Sequence[Hashable],
 ) -> tuple[float, float]:
-    """Jackknife over trunks (Tukey 1958) with a t quantile."""
+    """Jackknife over some trunks (Tukey 1958) with a t quantile."""
     from scipy.stats import t
 
     solve = _by_logarithm if method == "log" else _by_least_squares
-    without = []
-    for at in _places(trunks).values():
-        kept = np.setdiff1d(np.arange(len(y)), at)
+    without, places = [], _places(trunks)
+    for name in among:
+        kept = np.setdiff1d(np.arange(len(y)), places[name])
         without.append(solve(y[kept], x[kept], [trunks[i] for i in kept]).exponent)
     k = len(without)
     error = math.sqrt((k - 1) * float(np.var(without)))

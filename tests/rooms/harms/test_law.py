@@ -113,6 +113,26 @@ def test_least_squares_on_harm_are_those_of_scipy() -> None:
     assert found.noise == pytest.approx(math.sqrt((rest**2).sum() / (15 - 4)))
 
 
+def test_trunks_of_one_low_rate_neither_move_the_law_nor_narrow_its_interval() -> None:
+    """Their levels would be extrapolated; with a level of its own each fits any exponent. The
+    level is that of a regression on all pulses at the exponent that was found."""
+    rates = [1.0, 0.8, 0.4, 0.1] * 3 + [0.1] * 3
+    names = [f"trunk {i // 4}" for i in range(12)] + ["more 0", "more 1", "more 2"]
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        harms = [rate**1.7 + 0.1 * rng.normal() for rate in rates]
+        some = law.fit_law(harms[:12], rates[:12], names[:12], method="harm")
+        found = law.fit_law(harms, rates, names, method="harm")
+        assert (found.exponent.n, found.exponent.over) == (3, "trunks")
+        for name in ("value", "low", "high"):
+            own, before = getattr(found.exponent, name), getattr(some.exponent, name)
+            assert own == pytest.approx(before, abs=1e-5)
+        assert found.level == pytest.approx(some.level, abs=0.02)
+        powers = np.array(rates)[:, None] ** found.exponent.value
+        level, *_ = np.linalg.lstsq(powers, np.array(harms), rcond=None)
+        assert found.level == pytest.approx(level[0])
+
+
 def test_a_profile_interval_holds_the_exponent_as_often_as_it_says() -> None:
     """Of 200 made trunks, each alone, with errors of one size: 95 % within three deviations."""
     hits = 0

@@ -3,7 +3,7 @@
 
 - *one level*: throughout, the level (rank, percentage, bits, period, size of the batch) between the
   trunk's and the pulse's with the nearest bytes;
-- *rate ladder*: the pulse's level in about as many units, those with the lowest learning rates
+- *rate ladder*: the pulse's level in about as many steps, those with the lowest learning rates
   (`regimes.policies.RateLadder`, which measures nothing).
 
 Both know nothing of harm. A schedule from harm is worth its price where it beats both.
@@ -54,12 +54,12 @@ def controls_of(found: Harm, trunk: Record) -> dict[str, Controls]:
         best, kind = found.known.best(arm), found.kinds[arm]
         saved = found.saved.get(best, 0.0) if best else 0.0
         if best is not None and kind.within is not None and saved > 0:
-            made[arm] = _controls(kind, trunk, best.spans, best.length, 1 - saved)
+            made[arm] = _controls(kind, trunk, best.spans, 1 - saved)
     return made
 
 
 def _controls(
-    kind: Kind, trunk: Record, spans: Sequence[tuple[int, int]], units: int, target: float
+    kind: Kind, trunk: Record, spans: Sequence[tuple[int, int]], target: float
 ) -> Controls:
     assert kind.within is not None
     field, inside, outside = kind.within
@@ -74,10 +74,10 @@ def _controls(
     if level is not None:
         levels, policies[ONE] = {"one": level}, {"name": "static", "level": "one"}
         sent[ONE] = share(level)
-    if (ladder := _ladder(trunk, inside, outside, units)) is not None:
+    steps = sum(row["steps"] for first, stop in spans for row in trunk.rows[first:stop])
+    if (ladder := _ladder(trunk, inside, outside, steps)) is not None:
         policies[LADDER] = kind.in_group(ladder)
-        count = _units_at(ladder, inside, trunk)
-        sent[LADDER] = 1 - (1 - target) * count / units  # units have the same number of steps
+        sent[LADDER] = 1 - (1 - target) * _steps_at(ladder, inside, trunk) / steps
     return Controls(policies, levels, sent)
 
 
@@ -140,9 +140,9 @@ def _between(share: Any, values: Mapping[str, Any], own: str, other: str, target
 # -- the ladder ------------------------------------------------------------------------------
 
 
-def _ladder(trunk: Record, inside: str, outside: str, units: int) -> dict[str, Any] | None:
-    """The ladder of two levels with the higher compression in about so many units; None where no
-    share of the rate divides the units."""
+def _ladder(trunk: Record, inside: str, outside: str, steps: int) -> dict[str, Any] | None:
+    """The ladder of two levels with the higher compression in about so many steps; None where no
+    share of the rate divides the run."""
     rates = [float(row["lr"]) for row in trunk.rows]
     following = [float(row["next_lr"]) for row in trunk.rows]
     highest = max(rates)
@@ -155,22 +155,22 @@ def _ladder(trunk: Record, inside: str, outside: str, units: int) -> dict[str, A
     ]
 
     def count(table: dict[str, Any]) -> int:
-        return _units_at(table, inside, trunk)
+        return _steps_at(table, inside, trunk)
 
     # counts rise with the share: the nearest is the first table of the next count, up or down
-    nearest = [bisect.bisect_left(tables, units, key=count)]
+    nearest = [bisect.bisect_left(tables, steps, key=count)]
     if nearest[0] > 0:
         nearest += [bisect.bisect_left(tables, count(tables[nearest[0] - 1]), key=count)]
     known = [tables[i] for i in sorted(nearest) if i < len(tables)]
-    return min(known, key=lambda table: abs(count(table) - units), default=None)
+    return min(known, key=lambda table: abs(count(table) - steps), default=None)
 
 
-def _units_at(table: dict[str, Any], level: str, trunk: Record) -> int:
-    """In how many units of a run a policy that measures nothing has a level."""
+def _steps_at(table: dict[str, Any], level: str, trunk: Record) -> int:
+    """In how many steps of a run a policy that measures nothing has a level."""
     rule, past, count = make_policy(dict(table)), History(), 0
     for row in trunk.rows:
         (decision,) = rule.decide(past, ["all"])
-        count += decision.level == level
+        count += row["steps"] * (decision.level == level)
         past.append(PastEpoch(row["lr"], row["next_lr"], {}, [decision.level]))
     return count
 

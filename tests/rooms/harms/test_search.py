@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from configs import smoke
+from configs import smoke, smoke_static
 from runs import same_bits, same_weights
 from torch import Tensor, nn
 
@@ -22,6 +22,7 @@ import regimes
 from regimes.errors import ConfigError, RecordError, RegimesError
 from regimes.harms import measured, schedule
 from regimes.harms.decide import Pulse
+from regimes.harms.kinds import kinds_of, trunk_of
 from regimes.launch.budgeted import LOG, rounds_of
 from regimes.presets import get_grid
 from regimes.presets.own import read_seeds
@@ -285,26 +286,46 @@ def test_the_grid_has_the_schedule_and_controls_at_its_bytes(tmp_path: Path) -> 
     assert 1 < level < 8
 
 
+def test_the_bytes_of_controls_are_those_of_runs_with_a_shorter_last_unit(tmp_path: Path) -> None:
+    """Three units of three steps and one of a single step, in which the rate is lowest."""
+    rates = "optimizer.schedule=cosine", "optimizer.warmup_epochs=1", "data.train_size=96"
+    config = smoke_static("levels.low=8", "steps=10", "unit_steps=3", *rates)
+    kind = kinds_of(["high"], [], trunk_of(config))["high"]
+
+    def run(name: str, rule: Any, **levels: Any) -> regimes.Record:
+        levels = {**config.levels, **levels}
+        return regimes.run(replace(config, policy=rule, levels=levels), tmp_path / name)
+
+    trunk = run("trunk", {"name": "static", "level": "low"})
+    spans = [(0, 2)]
+    own = run("schedule", kind.schedule(spans)).epochs["bytes"].sum()
+    whole = trunk.epochs["bytes"].sum()
+    controls = schedule._controls(kind, trunk, spans, float(own / whole))
+    for name in ("one level", "rate ladder"):
+        sent = run(name, controls.policies[name], **controls.levels).epochs["bytes"].sum()
+        assert sent / whole == pytest.approx(controls.bytes[name], rel=1e-6), name
+
+
 def test_a_ladder_is_found_among_many_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cosine of 120 units has 120 rates between which it may change: of all shares the one with
-    the nearest number of units, without a replay for each."""
+    the nearest number of steps, without a replay for each."""
     cosine = [0.5 * (1 + math.cos(math.pi * unit / 120)) for unit in range(121)]
-    rows = [{"lr": now, "next_lr": then} for now, then in itertools.pairwise(cosine)]
+    rows = [{"lr": now, "next_lr": then, "steps": 1} for now, then in itertools.pairwise(cosine)]
     trunk: Any = SimpleNamespace(rows=rows)
     replayed: list[int] = []
-    plain = schedule._units_at
+    plain = schedule._steps_at
 
     def counted(*given: Any) -> int:
         replayed.append(plain(*given))
         return replayed[-1]
 
-    monkeypatch.setattr(schedule, "_units_at", counted)
-    for units in (0, 1, 50, 119):
-        ladder = schedule._ladder(trunk, "high", "low", units)
+    monkeypatch.setattr(schedule, "_steps_at", counted)
+    for steps in (0, 1, 50, 119):
+        ladder = schedule._ladder(trunk, "high", "low", steps)
         assert ladder is not None
         below = sum(rate < ladder["shares"][0] for rate in cosine[:120])
         assert plain(ladder, "high", trunk) == below
-        assert abs(below - units) <= 1
+        assert abs(below - steps) <= 1
     assert len(replayed) < 4 * 40
 
 

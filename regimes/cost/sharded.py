@@ -13,6 +13,7 @@ at a time.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -246,11 +247,23 @@ def _scatter_seconds(job: Job, level: Level, part: int, devices: int) -> float:
     return _seconds(job, "scatter" if level == DENSE else "exchange", size, devices)
 
 
-def _predict_hsdp(job: Job, groups: Sequence[Group], width: int, overlaps: bool) -> Prediction:
-    """torch's HSDP: a node is a replica that holds the model, or on one node, a half of it. The
-    reduced gradients of its devices are averaged with those of the other replicas."""
+def _hsdp_layout(job: Job) -> tuple[int, int]:
+    """Replicas, and devices of each: a node is one, or where there is one node, a half of it.
+
+    Raises:
+        ConfigError: the node's devices have no half.
+    """
     replicas = job.nodes if job.nodes > 1 else 2
-    devices = job.nodes * job.gpus // replicas
+    devices, rest = divmod(job.nodes * job.gpus, replicas)
+    if rest:
+        raise ConfigError(f"--methods {HSDP}: {job.gpus} devices of one node are no two replicas")
+    return replicas, devices
+
+
+def _predict_hsdp(job: Job, groups: Sequence[Group], width: int, overlaps: bool) -> Prediction:
+    """torch's HSDP: the reduced gradients of a replica's devices, which together hold the model,
+    are averaged with those of the other replicas."""
+    replicas, devices = _hsdp_layout(job)
     size = sum(group.size for group in groups)
     parts = [group.part(devices) for group in groups]
     compute = [job.compute * group.size / size for group in groups]
@@ -282,14 +295,20 @@ def _predict_hsdp(job: Job, groups: Sequence[Group], width: int, overlaps: bool)
 def tabulate_sharded(
     job: Job, methods: Iterable[Sharded], *, width: int = 2, overlaps: bool = True
 ) -> pd.DataFrame:
-    """One row per method, the dense one first, then HSDP.
+    """One row per method, the dense one first, then HSDP where the devices are whole replicas.
 
     Columns: method, seconds and its parts compute, compress and communicate, ``hidden`` (the share
     of the network's time beside products), bytes that a node's link carries in a step and
     ``bytes_per_day``, ``speed_up`` over dense, and ``loss``, the verdict of `evidence`.
+
+    Raises:
+        ConfigError: HSDP is among the methods, and there are no such replicas.
     """
-    groups, rows = groups_of(job.model.layers), []
-    every = {x.label: x for x in (Sharded(), Sharded(hsdp=True), *methods)}
+    groups, rows, usual = groups_of(job.model.layers), [], [Sharded()]
+    with contextlib.suppress(ConfigError):
+        _hsdp_layout(job)
+        usual.append(Sharded(hsdp=True))
+    every = {x.label: x for x in (*usual, *methods)}
     for method in every.values():
         step = predict_step(job, groups, method, width=width, overlaps=overlaps)
         alone = step.compute + step.compress + step.communicate
@@ -324,17 +343,19 @@ def format_sharded(frame: pd.DataFrame) -> Table:
     note = (
         "ms of a step; network: both all-gathers and the reduce-scatter; hidden: the share of its "
         "time beside products; a day: over the link of a node, or of a device where there is one "
-        "node. HSDP: torch's, dense, with a replica of each node"
+        "node"
     )
+    if (frame["method"] == HSDP).any():
+        note += ". HSDP: torch's, dense, with a replica of each node, or of each half of one"
     return Table(HEADS, lines, note)
 
 
 def advise_sharded(job: Job, frame: pd.DataFrame) -> str:
     """What to try: of methods with gradients that are not known to harm, the first that none is
     much faster than; weights in fewer bits are named beside it, where they would be."""
-    rows = frame.to_dict("records")
-    dense, peer, *others = rows
-    known = [dense, *(row for row in others if row["loss"] == evidence.HARMLESS)]
+    dense, *others = frame.to_dict("records")
+    own = [row for row in others if row["method"] != HSDP]
+    known = [dense, *(row for row in own if row["loss"] == evidence.HARMLESS)]
     fewest = min(row["seconds"] for row in known)
     chosen = next(row for row in known if row["seconds"] <= NEAR * fewest)
     where = f"on {job.link}"
@@ -351,7 +372,7 @@ def advise_sharded(job: Job, frame: pd.DataFrame) -> str:
         )
     if faster := [
         f"{row['method']} ({row['loss']})"
-        for row in (peer, *others)
+        for row in others
         if row["seconds"] * NEAR < chosen["seconds"]
     ]:
         said += f" More than {100 * (NEAR - 1):.0f} % faster: {', '.join(faster)}."

@@ -86,6 +86,19 @@ def test_replicas_average_what_their_devices_have_reduced() -> None:
     assert found.seconds == pytest.approx(6.0 + 4 * (mean + scatter) + 7 * gather, rel=1e-12)
 
 
+@pytest.mark.parametrize(("gpus", "halves"), [(2, True), (3, False), (4, True), (5, False)])
+def test_replicas_are_of_equally_many_devices(gpus: int, halves: bool) -> None:
+    """One node is two replicas, where its devices are twice as many as a replica's."""
+    alone = job(1, gpus)
+    frame = sharded.tabulate_sharded(alone, [sharded.parse_sharded("scatter:4")])
+    assert ("HSDP" in {*frame["method"]}) == halves
+    assert ("HSDP" in sharded.format_sharded(frame).note) == halves
+    assert sharded.advise_sharded(alone, frame).startswith(("Stay dense", "Try attach("))
+    if not halves:
+        with pytest.raises(ConfigError, match=f"{gpus} devices of one node are no two replicas"):
+            sharded.tabulate_sharded(alone, [sharded.parse_sharded("HSDP")])
+
+
 # -- overlap ---------------------------------------------------------------------------------------
 
 seconds = st.lists(st.floats(0, 10), min_size=4, max_size=4)

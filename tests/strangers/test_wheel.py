@@ -116,7 +116,7 @@ def test_it_holds_all_modules_and_data_and_claims_two_names(wheel: Path) -> None
         assert {f"{here}/{path.as_posix()}" for path in files} <= {*names}
     data = {f"regimes_study/data/{path.name}" for path in (ROOT / "data/published").iterdir()}
     assert {"regimes/report/page.html", "regimes/py.typed", *data} <= {*names}
-    assert wheel.stat().st_size < 1_400_000
+    assert wheel.stat().st_size < 1_450_000
 
 
 def test_its_metadata_say_whose_it_is_and_give_no_address(wheel: Path) -> None:

@@ -53,11 +53,12 @@ def time_steps(config: RunConfig, workers: int, steps: int = 5, task: Task | Non
     with contextlib.closing(parts), parts.numerics.training():
         full, rest = divmod(len(parts.batches), workers)
         per_epoch = max(1, full + (rest > 0 and not config.data.drop_last))
-        return Timed(per_epoch, _time_levels(parts, workers, steps, per_epoch), tuple(parts.layers))
+        unit = config.unit_steps or per_epoch
+        return Timed(per_epoch, _time_levels(parts, workers, steps, unit), tuple(parts.layers))
 
 
-def _time_levels(parts: Run, workers: int, steps: int, per_epoch: int) -> dict[str, Work]:
-    """One step's work at each level."""
+def _time_levels(parts: Run, workers: int, steps: int, unit: int) -> dict[str, Work]:
+    """One step's work at each level, in units of so many steps."""
     # the epoch again where it is shorter than ``steps``
     stream = itertools.chain.from_iterable(parts.batches.epoch(0, [0]) for _ in itertools.count())
     losses = torch.zeros(1)
@@ -72,13 +73,13 @@ def _time_levels(parts: Run, workers: int, steps: int, per_epoch: int) -> dict[s
     world = World(workers, processes=workers)
     world.meter.dtype = parts.world.meter.dtype
     return {
-        name: _measure_work(parts, world, name, compute, losses, steps, per_epoch)
+        name: _measure_work(parts, world, name, compute, losses, steps, unit)
         for name in (DENSE, *parts.config.levels)
     }
 
 
 def _measure_work(
-    run: Run, world: World, level: str, compute: float, losses: Tensor, steps: int, per_epoch: int
+    run: Run, world: World, level: str, compute: float, losses: Tensor, steps: int, unit: int
 ) -> Work:
     reducer = Reducer(run.plug_ins.compressor, run.layers, world, run.config.seed)
     exchange = Exchange(reducer, run.exchange.buckets)
@@ -88,13 +89,11 @@ def _measure_work(
         lambda: exchange.exchange_step(layers, values, losses, stack), steps, run.device
     )
     reduction = world.meter.take_counts()  # of all steps, the warm-up step included
-    world.broadcast(list(run.model.buffers()))  # once per epoch
+    world.broadcast(list(run.model.buffers()))  # once per unit
     broadcast = world.meter.take_counts()
 
     def per_step(reduced: dict[str, int], sent: dict[str, int]) -> dict[str, float]:
-        return {
-            kind: n / (steps + 1) + sent.get(kind, 0) / per_epoch for kind, n in reduced.items()
-        }
+        return {kind: n / (steps + 1) + sent.get(kind, 0) / unit for kind, n in reduced.items()}
 
     calls = per_step(reduction.calls, broadcast.calls)
     return Work(compute, compress, calls, per_step(reduction.sent, broadcast.sent))

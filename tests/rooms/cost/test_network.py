@@ -454,6 +454,17 @@ def test_a_timed_preset_sends_what_its_run_sends(tmp_path: Path, settings: list[
     assert timed["low-in-critical"].work.bytes == pytest.approx(both.bytes)
 
 
+@pytest.mark.parametrize("unit", [1, 3, 6])
+def test_buffers_are_sent_once_a_unit(tmp_path: Path, unit: int) -> None:
+    from regimes.training.loop import run
+
+    changes = ["data.train_size=96", "steps=6", "optimizer.decay_epochs=[]", f"unit_steps={unit}"]
+    config = override(get_preset("smoke/low"), changes)  # an epoch has three steps
+    timed, real = measure_cases(config, 4, steps=1), make_cases([run(config, tmp_path)])
+    calls = [{case.name: case.work.calls["broadcast"] for case in both} for both in (timed, real)]
+    assert calls[0]["dense"] == calls[1]["dense"] == pytest.approx(2 / unit)  # two dtypes
+
+
 @pytest.mark.parametrize(
     ("unit", "total"), [(3, 5), (5, 5), (8, 5)], ids=["shorter last unit", "unit > epoch", "one"]
 )

@@ -159,8 +159,8 @@ class Record:
         where the metric of such a unit is None, it was not finite."""
         if self.hooked:
             return [row for row in self.rows if row["metric"] is not None]
-        every, ended = self.config.get("evaluate_every", 1), self.rows[-1:] if self.finished else []
-        return [row for row in self.rows if (row["epoch"] + 1) % every == 0 or row in ended]
+        every, end = self.config.get("evaluate_every", 1), self.rows[-1] if self.finished else None
+        return [row for row in self.rows if (row["epoch"] + 1) % every == 0 or row is end]
 
     def check_finished(self) -> None:
         """Raise RecordError, with what to do about it, unless the run is finished."""

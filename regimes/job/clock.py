@@ -31,6 +31,7 @@ class Clock:
         seconds: by name, as of the last ``read_events``.
         since: of a script's loop, the end of the iteration before; None: not known.
         clocked: iterations with a known beginning.
+        before: seconds of "compute" before the first of them, of a part of an iteration.
         marked: seconds of collectives for which the host has not waited.
     """
 
@@ -39,6 +40,7 @@ class Clock:
         self.seconds: dict[str, float] = defaultdict(float, dict.fromkeys(LOOP, 0.0))
         self.since: float | None = None
         self.clocked = 0
+        self.before = 0.0
         self.marked = 0.0
         self._marked: list[tuple[str, Any, Any]] = []  # name, two torch.cuda.Event
         self._collectives: list[tuple[Any, Any]] = []  # likewise, within "compress"
@@ -98,8 +100,10 @@ class Clock:
         """A step's first bucket is full, or the computation of a local step has ended."""
         if self.since is None:
             self.since = time.perf_counter()
-        else:
-            self.clocked += 1
+            return
+        if not self.clocked:
+            self.before = self.seconds["compute"]
+        self.clocked += 1
 
     @contextmanager
     def count_waiting(self, world: World) -> Iterator[None]:
@@ -124,8 +128,10 @@ class Clock:
     def of_unit(self, steps: int) -> dict[str, float]:
         """Seconds of a unit of so many iterations. An iteration without a known beginning, like the
         first, counts as the mean of the others."""
-        share = steps / self.clocked if self.clocked else 1
-        return self.seconds | {"compute": self.seconds["compute"] * share}
+        if not self.clocked:
+            return dict(self.seconds)
+        clocked = self.seconds["compute"] - self.before
+        return self.seconds | {"compute": clocked * steps / self.clocked}
 
     def next_unit(self, steps: int) -> Clock:
         """The clock of the next unit. A unit of one iteration has no mean of others: it begins with

@@ -288,11 +288,12 @@ class JobRecorder:
         logged = {k: x if math.isfinite(x) else None for k, x in self._logged_means().items()}
         for name in _LOSSES:
             row[name] = logged.pop(name, row[name])
-        if self.options.metric == "loss":  # a value named metric stays among the logged
-            row["metric"] = row["test_loss"]
+        own = "test_loss" if self.options.metric == "loss" else self.options.metric
+        if own in _LOSSES:  # a value named metric stays among the logged
+            row["metric"] = row[own]
         else:
             metric = logged.pop("metric", row["metric"])
-            row["metric"] = logged.pop(self.options.metric, metric)
+            row["metric"] = logged.pop(own, metric)
         row["logged"] |= logged
 
     def state_dict(self) -> dict[str, Any]:

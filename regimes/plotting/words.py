@@ -22,7 +22,7 @@ from matplotlib.transforms import offset_copy
 from regimes.config import as_level
 from regimes.plotting import canvas
 from regimes.plotting.curves import metric_values
-from regimes.plotting.groups import BASELINES, Groups
+from regimes.plotting.groups import BASELINES, Groups, tested_by
 from regimes.plotting.looks import Look, Metric, level_text, style_of
 from regimes.plotting.said import Estimate, format_number
 from regimes.records import Record
@@ -195,11 +195,20 @@ def describe_difference(
     return f"{one} loses {size} to {other}"
 
 
-def _reached(runs: Sequence[Any], shown: Metric) -> dict[int, float]:
-    """The mean of each seed's last values, those that are numbers."""
-    last = {run.seed: metric_values(run, shown)[-LAST:] for run in runs}
-    finite = {seed: found[np.isfinite(found)] for seed, found in last.items()}
-    return {seed: float(found.mean()) for seed, found in finite.items() if found.size}
+def _reached(runs: Sequence[Record], shown: Metric) -> dict[int, float]:
+    """The mean of each seed's last values: of the metric by which it was tested those of the last
+    tests, which all have to be finite; of another those of the last units that are numbers."""
+    reached = {}
+    for run in runs:
+        values = metric_values(run, shown)[-LAST:]
+        values = values[np.isfinite(values)]
+        if shown == tested_by(run):
+            tested = [row["metric"] for row in run.tested_rows()[-LAST:]]
+            values = np.array([x * shown.factor for x in tested if x is not None])
+            values = values if len(values) == len(tested) else values[:0]
+        if len(values):
+            reached[run.seed] = float(values.mean())
+    return reached
 
 
 def _pick_two(

@@ -31,6 +31,21 @@ def test_the_pause_between_two_units_is_no_time_of_steps(monkeypatch: pytest.Mon
         assert unit(clock.next_unit(steps), steps) == steps * 2.0 + pause
 
 
+@pytest.mark.parametrize("steps", [2, 3, 10])
+def test_the_first_iteration_counts_as_the_mean_of_the_others(
+    steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Iterations of 30 ms, whose first bucket is full after 10: of the first only 20 are seen."""
+    now, clock = [0.0], Clock(torch.device("cpu"))
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    for _ in range(steps):
+        now[0] += 0.01
+        clock.start_step()
+        now[0] += 0.02
+        clock.stop_step()
+    assert clock.of_unit(steps)["compute"] == pytest.approx(0.03 * steps)
+
+
 def test_a_wait_is_divided_into_collectives_and_compression(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

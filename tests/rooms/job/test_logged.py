@@ -31,6 +31,17 @@ def test_a_mean_is_that_of_all_values_of_any_type(dtype: torch.dtype, tmp_path: 
     assert job.take_logged() == {"loss": 7.0}
 
 
+@pytest.mark.parametrize("metric", ["loss", "test_loss", "train_loss", "accuracy", "metric"])
+def test_the_metric_may_have_the_name_of_any_column(metric: str, tmp_path: Path) -> None:
+    job, ended = JobRecorder(RecordOptions(tmp_path, metric=metric), cast("Header", {})), row()
+    logged = {"test_loss": 1.5, "train_loss": 2.0, "accuracy": 0.5, "metric": 4.0}
+    job.add_row(ended, {}, {})
+    job.log_values(logged)
+    job.merge_logged()
+    assert ended["metric"] == logged.get(metric, 1.5)
+    assert (ended["test_loss"], ended["train_loss"]) == (1.5, 2.0)
+
+
 def test_a_state_that_is_saved_meanwhile_changes_no_mean(tmp_path: Path) -> None:
     """Before and after it values of the unit that has ended; the saved ones are in its row."""
     job, ended, following = recorder(tmp_path), row(), row()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import plain
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from regimes.plotting import looks, style, words
 from regimes.plotting.said import Estimate
+from regimes.records import RecordWriter, load_all
 
 BITS = looks.find_metric("bits per byte")
 POINTS = looks.find_metric("accuracy")
@@ -32,6 +35,7 @@ def run(name: str, seed: int, value: float, floats: float, metric: str = "accura
         config=LEVELS,
         hooked=False,
         folder="",
+        tested_rows=lambda: [{"metric": value}] * 3,
     )
 
 
@@ -44,6 +48,26 @@ def groups(table: dict[str, tuple[list[float], float]], metric: str = "accuracy"
 
 def said(found: Any, shown: looks.Metric) -> str:
     return words.write_answer(found, shown, words.names_of(found)).replace("\xa0", " ")
+
+
+@pytest.mark.parametrize(
+    ("every", "metrics", "ends"),
+    [
+        (1, [0.1, 0.2, 0.3, 0.4], "30.0 %"),
+        (2, [None, 0.2, None, 0.4, None, 0.6, None, 0.8], "60.0 %"),
+        (1, [0.5, 0.6, 0.7, None, None], None),  # not finite in the end
+    ],
+)
+def test_a_title_is_of_the_tests_that_the_table_is_of(
+    every: int, metrics: list[float | None], ends: str | None, tmp_path: Path
+) -> None:
+    config = {"epochs": len(metrics), "evaluate_every": every}
+    writer = RecordWriter.create(tmp_path, plain.header(config))
+    for epoch, metric in enumerate(metrics):
+        writer.epoch(plain.row(epoch, metric=metric), {"compute": 1.0})
+    writer.close()
+    text = said({"low": load_all(tmp_path)}, POINTS)
+    assert text == (f"Rank 2 ends at {ends}" if ends else "")
 
 
 def test_accordion_is_held_against_the_best_that_sends_no_more() -> None:

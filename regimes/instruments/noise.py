@@ -32,6 +32,8 @@ from regimes.instruments.base import (
     squared_norms,
 )
 
+ROUNDING = 1e-6  # of the mean square: a variance of float32 sums below it is their rounding
+
 
 @dataclass(frozen=True)
 class Noise(Bounded):
@@ -177,6 +179,8 @@ def _msdr(total: float, squares: float, steps: int) -> float:
     if steps < 2:
         return math.nan
     variance = (squares - total / steps) / (steps - 1)
+    if variance < ROUNDING * squares / steps:
+        return math.nan
     return math.sqrt(divide_or_nan(total / steps**2, variance))
 
 

@@ -107,7 +107,10 @@ def test_msdr_is_free_of_scale_and_of_signs() -> None:
     assert msdr(-1e3 * updates * flips, [8]).model["msdr"] == pytest.approx(ours, rel=1e-9)
 
 
-@pytest.mark.parametrize("updates", [np.ones((1, 3)), np.zeros((4, 3))], ids=["one", "zero"])
+EQUAL = [np.tile(np.random.default_rng(seed).normal(size=(1, 3)), (7, 1)) for seed in range(6)]
+
+
+@pytest.mark.parametrize("updates", [np.ones((1, 3)), np.zeros((4, 3)), *EQUAL])
 def test_msdr_without_spread_is_nan(updates: np.ndarray) -> None:
     assert math.isnan(msdr(updates, [3]).model["msdr"])
 

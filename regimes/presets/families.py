@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from regimes import detectors, policies
 from regimes.config import RunConfig
+from regimes.config.registry import Registry
 from regimes.presets.registry import Grid
 
 Table = dict[str, Any]  # of a policy
@@ -65,23 +69,58 @@ def figure2_schedules(
     return cells
 
 
+def _scaled(number: Any, share: float) -> Any:
+    """A share of a length, at least one where there is any; of each of several."""
+    if isinstance(number, tuple):
+        return tuple(_scaled(each, share) for each in number)
+    return number and max(1, round(share * number))
+
+
+def _scaled_windows(windows: Any, share: float) -> list[tuple[int, int]]:
+    ends = [(round(share * first), _scaled(stop, share)) for first, stop in windows]
+    return sorted({(first, max(first + 1, stop)) for first, stop in ends})
+
+
+def shorten_rule(rule: Table, share: float, kinds: Registry = policies.REGISTRY) -> Table:
+    """The table of a policy, or of another kind of rule, with its units in proportion: intervals
+    (the default one, too), windows, epochs and the rates of each unit, in rules within it as well.
+
+    Raises:
+        ConfigError: an unknown name.
+    """
+    cls, short = kinds.load(rule["name"]), dict[str, Any]()
+    for field in dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ():
+        if field.name == "interval":
+            short["interval"] = _scaled(rule.get("interval", field.default), share)
+    for key, value in rule.items():
+        if key == "epochs":
+            short[key] = _scaled(value, share)
+        elif key == "windows":
+            short[key] = _scaled_windows(value, share)
+        elif key == "layers" and isinstance(value, Mapping):
+            short[key] = {layer: _scaled_windows(at, share) for layer, at in value.items()}
+        elif key == "rates" and isinstance(value, list | tuple):
+            units = _scaled(len(value), share)
+            short[key] = [value[unit * len(value) // units] for unit in range(units)]
+        elif key in ("base", "otherwise", "detector") and isinstance(value, Mapping):
+            inner = detectors.REGISTRY if key == "detector" else kinds
+            short[key] = shorten_rule(dict(value), share, inner)
+        elif key == "groups":
+            short[key] = {name: shorten_rule(each, share, kinds) for name, each in value.items()}
+        else:
+            short.setdefault(key, value)
+    return short
+
+
 def shorten_training(config: RunConfig, share: float) -> RunConfig:
-    """The same training in a share of its epochs or steps: decays, windows, intervals and the
-    budget in proportion, each at least one."""
+    """The same training in a share of its epochs or steps: decays, the budget and what its policies
+    count in units in proportion, each at least one."""
 
     def scaled(number: Any) -> Any:
-        if isinstance(number, tuple):
-            return tuple(map(scaled, number))
-        return number and max(1, round(share * number))
+        return _scaled(number, share)
 
-    def table(rule: dict[str, Any]) -> dict[str, Any]:
-        changed_rule = dict(rule)
-        if "interval" in rule:
-            changed_rule["interval"] = scaled(rule["interval"])
-        if "windows" in rule:
-            ends = [(round(share * first), scaled(stop)) for first, stop in rule["windows"]]
-            changed_rule["windows"] = [(first, max(first + 1, stop)) for first, stop in ends]
-        return changed_rule
+    def table(rule: Table) -> Table:
+        return rule if share == 1 else shorten_rule(rule, share)
 
     optimizer, budget = config.optimizer, config.budget
     counts = ("decay_epochs", "decay_steps", "warmup_epochs", "warmup_steps", "cycle_epochs")

@@ -294,9 +294,13 @@ class Compressor(Bounded, ABC):
             decay = float(self.error_feedback or True) * self._rescale(state)
             return add_, (state.residual, delta, decay, state.room)
         if self.error_feedback and level != DENSE:
-            state.residual_rate = self._unit_at(state.rate)
+            self.begin_residual(state)
             return clone, (delta,)
         return None
+
+    def begin_residual(self, state: State) -> None:
+        """A residual that this step leaves, where there was none, has the unit of its rate."""
+        state.residual_rate = self._unit_at(state.rate)
 
     def _rescale(self, state: State) -> float:
         """The factor that converts the residual to the gradients of this step's rate."""

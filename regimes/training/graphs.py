@@ -245,8 +245,11 @@ class Graphs:
         present = [getattr(state, name) for state, name in _tensor_fields(states)]
         _copy_moved(graph.inputs, present)
         reducer.set_rates(range(len(states)), states)
-        for state, after in zip(states, graph.after, strict=True):
+        for compressor, state, after in zip(reducer.compressors, states, graph.after, strict=True):
+            begins = state.residual is None and after["residual"] is not None
             vars(state).update(after)
+            if begins:
+                compressor.begin_residual(state)
             state.step += 1
 
 

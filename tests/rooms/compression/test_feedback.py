@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from regimes.config import DENSE, AnyLevel, FeedbackLevel, Level
 from regimes.errors import ConfigError
 from regimes.exchange.exchange import Exchange
 from regimes.job import choices
+from regimes.training import graphs
 
 LAYER = Layer("m", (4, 6))
 
@@ -211,3 +213,25 @@ def test_wrong_levels_are_one_sentence() -> None:
         choices.pick_levels(
             make_compressor(stochastic), {"late": {"level": 4, "error_feedback": True}}
         )
+
+
+def test_a_replayed_step_leaves_the_fields_of_one_that_is_not() -> None:
+    """The host's part of a replay: the unit of a residual that begins, after a dense step and at
+    another rate, is that of the rate. The oracle is the step itself."""
+    to = reducer(PowerSGD(residual="update"))
+    (state,) = to.states
+    for key, (rate, level) in enumerate([(0.1, 1), (0.1, DENSE)]):
+        to.rates = [rate]
+        step(to, gradient(key), level)
+    assert state.residual is None
+    to.rates, before = [0.01], dict(vars(state))
+    step(to, gradient(2), 1)
+    after = dict(vars(state))
+    graph: Any = SimpleNamespace(after=[graphs._remembered(state)])
+    vars(state).update(before)
+    graph.inputs = [getattr(of, name) for of, name in graphs._tensor_fields([state])]
+    graphs.Graphs._move_memories(SimpleNamespace(reducer=to), graph)  # type: ignore[arg-type]
+    assert after["residual_rate"] == 0.01
+    assert vars(state).keys() == after.keys()
+    for name, value in after.items():
+        assert getattr(state, name) is value or getattr(state, name) == value, name

@@ -21,8 +21,9 @@ from regimes.instruments.base import EndOfEpochGauge, MeasurementContext, Readin
 class Residual(Bounded):
     """``residual``: the root mean square over workers of the norm of their residuals, per layer and
     of the model, at the end of a unit; zero where nothing is owed. In one pass of all workers it is
-    the norm of their mean residual. On several processes it sends a number for each layer (counted
-    as signal bytes)."""
+    the norm of their mean residual. During local steps it is of movements of the weights; where a
+    run has shared steps, too, of the kind of exchange with which the unit ends. On several
+    processes it sends a number for each layer (counted as signal bytes)."""
 
     bounds_prefix = "instruments.residual."
     requires = frozenset({EXCHANGE_READINGS})

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regimes import capabilities, reduction
 from regimes.capabilities import FIXED_WORKERS, RATES_AHEAD, Mode, declared_needs
@@ -257,8 +257,14 @@ class Run:
             levels=config.levels,
             optimizer=lambda: (optimizer.lr, decays),
             is_local=(lambda: local.is_local) if local else None,
-            residuals=self.reducer.residuals,
+            residuals=self._residuals,
         )
+
+    def _residuals(self) -> list[Tensor | None]:
+        """Of the exchange in use: movements and gradients have other units, so that what the other
+        one owes cannot be added."""
+        local = self.local
+        return (local.sync.reducer if local and local.is_local else self.reducer).residuals()
 
     def level_value(self, level: str) -> AnyLevel:
         """The level that a name stands for: ``levels`` of the configuration."""

@@ -18,7 +18,8 @@ import regimes
 from regimes.config import RunConfig, override
 from regimes.errors import ConfigError
 from regimes.records import read_lines
-from regimes.training.build import prepare_run
+from regimes.training import loop
+from regimes.training.build import Run, prepare_run
 from regimes.training.rounds import Rounds
 
 torch.set_num_threads(1)
@@ -241,6 +242,31 @@ def test_instruments_see_what_is_exchanged_and_leave_no_trace(tmp_path: Path) ->
     norms = record.rows[0]["statistics"]["norm:update"]
     moved = naive_movement(c)
     torch.testing.assert_close(torch.tensor(norms), moved, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", [every(3), SWITCH], ids=["local", "to and fro"])
+def test_the_residual_is_that_of_the_present_exchange(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each unit's end: of movements where each worker has a model of its own, else of
+    gradients."""
+    owed: list[tuple[bool, float]] = []
+    original = loop._train_unit
+
+    def wrapped(run: Run, *more: Any) -> Any:
+        found = original(run, *more)
+        assert run.local is not None
+        reducer = run.local.sync.reducer if run.local.is_local else run.reducer
+        owed.append((run.local.is_local, reducer.residual_norm()))
+        return found
+
+    monkeypatch.setattr(loop, "_train_unit", wrapped)
+    given = "unit_steps=3", *SGD, "policy.level=high", "instruments.residual={}", kind
+    rows = regimes.run(text(*given), tmp_path).rows
+    expected = [norm / 2 for _, norm in owed]  # four workers
+    assert [row["model"]["residual"] for row in rows] == pytest.approx(expected, rel=1e-10)
+    kinds = {True} if kind == every(3) else {True, False}
+    assert {local for local, norm in owed if norm > 0} == kinds
 
 
 def naive_movement(c: RunConfig) -> torch.Tensor:

@@ -13,7 +13,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from regimes import reduction
 from regimes.curvature.probe import (
     ProbeLoss,
     ProcessMean,
@@ -55,8 +54,7 @@ def weights_of(
         ConfigError: trying does not show what the loss averages over, or nothing counts.
     """
     if weight is None and loss is cross_entropy:
-        joins = reduction.TargetMean()
-        return _share_weights([float(joins.weight(targets)) for _, targets in batches], mean, model)
+        weight = _count_labels  # batches may differ in length
     if weight is None:
         return _find_weights(model, loss, batches, mean)
     if weight == "samples":

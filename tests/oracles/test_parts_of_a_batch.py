@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 import regimes
 from regimes.curvature import HessianProduct, critical_sharpness
-from regimes.curvature.probe import batch_size
+from regimes.curvature.probe import batch_size, cross_entropy
 from regimes.data import objects
 from regimes.errors import ConfigError
 
@@ -349,6 +349,24 @@ def test_a_probe_of_padded_tokens(ragged: bool) -> None:
                 measures(next_token_loss, model, parts)
             continue
         assert measures(next_token_loss, model, parts) == pytest.approx(one, rel=NEAR, abs=NEAR)
+
+
+class ClassesSecond(LanguageModel):
+    """As torch's cross-entropy of tokens wants its inputs."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids).mT
+
+
+def test_tokens_of_batches_of_unequal_length_count_alike() -> None:
+    """Of 2 x 10 tokens and 2 x 2, against one batch that is padded."""
+    torch.manual_seed(0)
+    model, ids = ClassesSecond().double(), torch.randint(7, (4, 10))
+    labels = ids.roll(1, 1)
+    labels[2:, 2:] = -100
+    one = measures(cross_entropy, model, [(ids, labels)])
+    parts = [(ids[:2], labels[:2]), (ids[2:, :2], labels[2:, :2])]
+    assert measures(cross_entropy, model, parts) == pytest.approx(one, rel=NEAR, abs=NEAR)
 
 
 def test_a_batch_whose_samples_cannot_be_counted_is_refused() -> None:

@@ -85,7 +85,7 @@ def _to_json(facts: Any) -> str:
 
 
 def fingerprint(tensors: Sequence[Tensor]) -> int:
-    """A 64-bit hash of the tensors (4 or 8 bytes per entry), computed on their device.
+    """A 64-bit hash of the tensors (2, 4 or 8 bytes per entry), computed on their device.
 
     Sums modulo 2^64 do not depend on the order of additions. A change of one entry always changes
     the hash, and changes in several rows almost always do; two changes in one row can cancel.
@@ -118,6 +118,9 @@ def _row_sums(tensor: Tensor) -> tuple[Int64[Tensor, " rows"], Int64[Tensor, " r
     flat = tensor.detach().reshape(-1)
     if flat.storage_offset() * flat.element_size() % 8:  # where 8 bytes cannot be read at once
         flat = flat.clone()
-    words = flat.view(torch.int32)
+    if flat.element_size() == 2:  # an odd number of them is no whole number of words
+        words = flat.view(torch.int16).to(torch.int32)
+    else:
+        words = flat.view(torch.int32)
     whole = len(words) // (2 * _ROW) * 2 * _ROW
     return words[:whole].view(torch.int64).view(-1, _ROW).sum(1), words[whole:].long()

@@ -9,8 +9,10 @@ device.
 from __future__ import annotations
 
 import hashlib
+import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import Any
 
@@ -50,6 +52,37 @@ def seed_generators(seed: int, device: torch.device) -> None:
     if device.type == "cuda":  # all GPUs, as torch.manual_seed does
         for generator in torch.cuda.default_generators:
             generator.manual_seed(seed)
+
+
+def seed_streams(seed: int) -> None:
+    """Seed the streams that code on the CPU draws from without saying so: torch's, numpy's and
+    Python's."""
+    seed_generators(seed, torch.device("cpu"))
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    random.seed(seed)
+
+
+def read_streams() -> tuple[Tensor, Any, Any]:
+    """Where these three streams are."""
+    return torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+
+
+def write_streams(streams: tuple[Tensor, Any, Any]) -> None:
+    """The inverse of `read_streams`."""
+    by_torch, by_numpy, by_python = streams
+    torch.set_rng_state(by_torch)
+    np.random.set_state(by_numpy)  # noqa: NPY002
+    random.setstate(by_python)
+
+
+@contextmanager
+def preserve_streams() -> Iterator[None]:
+    """Restore these three streams on exit, also after an error; 0.15 ms, numpy's nearly all."""
+    streams = read_streams()
+    try:
+        yield
+    finally:
+        write_streams(streams)
 
 
 def draw_uniform(wanted: Sequence[tuple[Seed, int, int]], device: torch.device) -> list[Tensor]:

@@ -8,7 +8,6 @@ the same bits as one without them.
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 
 from regimes.errors import ConfigError
 from regimes.reduction import tensors_in
+from regimes.seeding import read_streams, write_streams
 
 ProbeLoss = Callable[[nn.Module, Any], Tensor]  # mean loss of the model over one batch
 ProcessMean = Callable[[Tensor], Tensor]  # mean of a flat tensor over all processes
@@ -99,10 +99,9 @@ def check_loss(value: Any) -> None:
         raise ConfigError(f"The loss returns {got}; expected one real number, as a tensor.")
 
 
-def _random_states() -> tuple[Any, ...]:
-    """The global random streams: torch (and every CUDA device in use), numpy, Python."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return torch.get_rng_state(), cuda, np.random.get_state(), random.getstate()  # noqa: NPY002
+def _gpu_streams() -> list[Tensor]:
+    """Where the streams of every CUDA device in use are."""
+    return torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
 
 
 @contextmanager
@@ -111,12 +110,12 @@ def no_random_draws() -> Iterator[None]:
 
     Python's own stream is left out: run-time type checkers and loggers draw from it.
     """
-    a = _random_states()
+    cuda, (cpu, numpy, _) = _gpu_streams(), read_streams()
     yield
-    b = _random_states()
-    cuda = all(torch.equal(x, y) for x, y in zip(a[1], b[1], strict=False))
-    numpy = np.array_equal(a[2][1], b[2][1]) and a[2][2:] == b[2][2:]
-    if not (torch.equal(a[0], b[0]) and cuda and numpy):
+    cuda_after, (cpu_after, numpy_after, _) = _gpu_streams(), read_streams()
+    same = all(torch.equal(x, y) for x, y in zip(cuda, cuda_after, strict=False))
+    same &= np.array_equal(numpy[1], numpy_after[1]) and numpy[2:] == numpy_after[2:]
+    if not (same and torch.equal(cpu, cpu_after)):
         raise ConfigError("The loss draws random numbers; pass mode='eval'.")
 
 
@@ -129,7 +128,7 @@ def preserve_model(model: nn.Module, mode: Mode | None = None) -> Iterator[None]
     of every submodule, and the random streams of torch, numpy and Python. Not covered: attributes
     of the model that are neither parameters nor buffers.
     """
-    cpu, cuda, numpy, python = _random_states()
+    cuda, streams = _gpu_streams(), read_streams()
     flags = [(module, module.training) for module in model.modules()]
     parameters = [(p, p.grad, p.requires_grad) for p in model.parameters()]
     values = [(t, t.detach().clone()) for t in chain(model.parameters(), model.buffers())]
@@ -154,11 +153,9 @@ def preserve_model(model: nn.Module, mode: Mode | None = None) -> Iterator[None]
             if not _same_bits(tensor, before):
                 with torch.no_grad():
                     tensor.copy_(before)
-        torch.set_rng_state(cpu)
+        write_streams(streams)
         if cuda:
             torch.cuda.set_rng_state_all(cuda)
-        np.random.set_state(numpy)  # noqa: NPY002
-        random.setstate(python)
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:

@@ -37,7 +37,7 @@ from regimes.reduction import (
     TargetMean,
 )
 from regimes.reduction import Loss as TaskLoss
-from regimes.seeding import derive_seed, seed_generators
+from regimes.seeding import derive_seed
 
 EVALUATED = 256  # samples of an evaluation batch
 Loss = Callable[[Any, Tensor], Tensor]  # of the model's output and the targets: a scalar
@@ -127,22 +127,19 @@ class ObjectBatches(Shuffled):
         self, epoch: int, workers: Sequence[int], start: int = 0
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs and targets ``[L, b, ...]``. Random numbers of a data set that augments its
-        samples depend on the seed, the epoch, the step and the worker alone."""
+        samples, by torch, numpy or Python's ``random``, depend on the seed, the epoch, the step and
+        the worker alone."""
         order = self.order(epoch)
         for step in range(start, self.steps):
             index = self._union(order, step)
-            parts = [self._drawn(index[:, worker], epoch, step, worker) for worker in workers]
+            parts = self.samples.take_each(
+                [
+                    (index[:, worker], derive_seed(self.seed, "samples", epoch, step, worker))
+                    for worker in workers
+                ]
+            )
             x, y = (torch.stack(part) for part in zip(*parts, strict=True))
             yield self.moved(x), self.moved(y)
-
-    def _drawn(self, index: Tensor, epoch: int, step: int, worker: int) -> Batch:
-        if self.samples.tensors is not None:
-            return self.samples.take(index)
-        with torch.random.fork_rng(devices=[]):
-            seed_generators(
-                derive_seed(self.seed, "samples", epoch, step, worker), torch.device("cpu")
-            )
-            return self.samples.take(index)
 
     def moved(self, numbers: Tensor) -> Tensor:
         """Numbers on the device, floating-point ones in the run's dtype."""

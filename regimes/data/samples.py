@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 
 from regimes.errors import DataError, require
 from regimes.reduction import IGNORED, Batch
+from regimes.seeding import preserve_streams, seed_streams
 
 DIGESTED = 256  # samples of a data set, of which the digest is made
 
@@ -50,10 +51,25 @@ class Samples:
         self.count = len(self.tensors[0]) if self.tensors else len(data)
         require(self.count > 0, name, self.count, "at least one sample")
 
-    def take(self, index: Int64[Tensor, " n"]) -> Batch:
-        """Inputs ``[n, ...]`` and targets ``[n, ...]`` of some samples."""
+    def take(self, index: Int64[Tensor, " n"], seed: int = 0) -> Batch:
+        """Inputs ``[n, ...]`` and targets ``[n, ...]`` of some samples.
+
+        Args:
+            seed: of the random numbers of a data set that augments its samples.
+        """
+        return self.take_each([(index, seed)])[0]
+
+    def take_each(self, wanted: Sequence[tuple[Int64[Tensor, " n"], int]]) -> list[Batch]:
+        """Several times `take`, of samples and a seed. The global random streams go on as if
+        nothing had been drawn."""
         if self.tensors is not None:
-            return self.tensors[0][index], self.tensors[1][index]
+            x, y = self.tensors
+            return [(x[index], y[index]) for index, _ in wanted]
+        with preserve_streams():
+            return [self._stack(index, seed) for index, seed in wanted]
+
+    def _stack(self, index: Int64[Tensor, " n"], seed: int) -> Batch:
+        seed_streams(seed)
         items = [self._item(i) for i in index.tolist()]
         try:
             return torch.stack([x for x, _ in items]), torch.stack([y for _, y in items])
@@ -103,9 +119,7 @@ class Samples:
     def some(self) -> Batch:
         """`DIGESTED` samples at equal distances."""
         index = torch.arange(0, self.count, max(1, self.count // DIGESTED))
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # for a data set that augments its samples
-            return self.take(index)
+        return self.take(index)
 
     def varied(self, count: int) -> Batch:
         """Up to ``count`` samples: at equal distances, and where targets are tensors half of them
@@ -115,9 +129,7 @@ class Samples:
         if self.tensors is not None:
             chosen = _unlike(self.tensors[1].reshape(self.count, -1), count // 2)
             index = torch.cat([chosen, index]).unique()[: count + count // 2]
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            return self.take(index)
+        return self.take(index)
 
     def has(self, target: int) -> bool:
         """Is it among the targets, as far as is known? Of a data set that need not be so, it may

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
+import random
 import shutil
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +31,7 @@ from regimes.data.images import Normaliser
 from regimes.data.objects import ObjectTask
 from regimes.data.samples import Samples
 from regimes.errors import ConfigError, DataError, RecordError, RegimesError, TrainingError
+from regimes.seeding import preserve_streams
 
 QUICK: dict[str, Any] = {"workers": 2, "batch_size": 8, "epochs": 2, "optimizer": {"lr": 0.05}}
 STATIC = {"name": "static", "level": "low"}
@@ -551,19 +554,43 @@ def test_a_loader_is_refused(tmp_path: Path) -> None:
 # -- samples that differ, or do not count -------------------------------------------------------
 
 
-def test_workers_draw_their_own_random_numbers() -> None:
-    """A data set that augments the same sample differently for each worker."""
+DRAWS: dict[str, Callable[[], Any]] = {
+    "torch": lambda: torch.rand(()),
+    "numpy": np.random.rand,
+    "python": random.random,
+}
+
+
+def drawing(draw: Callable[[], Any]) -> Dataset[Any]:
+    """Samples that are drawn at random; classes in order."""
 
     class Alike(Noisy):
         def __getitem__(self, i: int) -> tuple[Tensor, int]:
-            return torch.randn(6), 0
+            return torch.tensor([draw() for _ in range(6)], dtype=torch.float32), i * 3 // 80
 
+    return Alike()
+
+
+def global_streams() -> list[Any]:
+    """The next number of each, but Python's, from which run-time type checkers draw."""
+    with preserve_streams():
+        return [float(DRAWS[name]()) for name in ("torch", "numpy")]
+
+
+@pytest.mark.parametrize("source", DRAWS)
+def test_workers_draw_their_own_random_numbers(source: str) -> None:
+    """A data set that augments the same sample differently for each worker: by the seed, the epoch,
+    the step and the worker alone."""
+    before = global_streams()
+    samples = drawing(DRAWS[source])
     config = replace(regimes.RunConfig(), workers=2, batch_size=4)
-    task = ObjectTask(network, Alike(), Alike())
+    task = ObjectTask(network, samples, samples)
     batches = task.batches(config, torch.device("cpu"), torch.float32)
     x, _ = next(batches.epoch(0, [0, 1]))
     assert not torch.equal(x[0], x[1])
     assert torch.equal(next(batches.epoch(0, [1]))[0][0], x[1])
+    assert ObjectTask(network, samples, samples).digest == task.digest
+    assert global_streams() == before
 
 
 def test_a_digest_is_of_samples_all_over_a_data_set() -> None:

@@ -406,7 +406,7 @@ class ObjectTask:
             parts[evaluators.rank :: evaluators.processes],
             strict=False,
         ):
-            x, y = self.test.take(index)
+            x, y = self.test.take(index, derive_seed("evaluation", number))
             x, y = (t.to(device, dtype if t.is_floating_point() else t.dtype) for t in (x, y))
             output = model(x)
             if (own or coupled) and isinstance(output, Tensor):
@@ -450,10 +450,13 @@ class ObjectTask:
         raise DataError("no samples are held out for validation: pass them as test_data")
 
     def probe(self, batches: ObjectBatches, world: World, size: int, batch: int) -> list[Batch]:
-        """The first samples."""
+        """Samples at equal distances; what each batch draws at random depends on the seed alone."""
         own = task.probe_share(world, size, batch, self.size, "the training set")
-        x, y = self.train.take(torch.arange(own.start, own.stop))
-        return task.split_batches(batches.moved(x), batches.moved(y), batch)
+        parts = (torch.arange(size) * self.size // size)[own].split(batch)
+        first = own.start // batch
+        seeds = (derive_seed(batches.seed, "probe", first + i) for i in range(len(parts)))
+        taken = self.train.take_each([*zip(parts, seeds, strict=True)])
+        return [(batches.moved(x), batches.moved(y)) for x, y in taken]
 
     def samples(
         self, batches: ObjectBatches, seed: int, epoch: int, count: int, batch: int

@@ -29,9 +29,10 @@ class MeasurementContext:
 
     Attributes:
         union: gradients come as one row, the mean of the hosted workers (a union pass).
-        probe: ``probe(images, batch)`` gives this process's equal share of the first so many
-            training images (balanced over classes, never augmented), in batches of ``batch`` that
-            are the same for any number of processes.
+        probe: ``probe(images, batch)`` gives this process's equal share of so many training
+            samples, in batches of ``batch`` that are the same for any number of processes: the
+            first images (balanced over classes, never augmented), or of a text and of a user's own
+            data samples at equal distances. What these draw at random, they draw once.
         samples: ``samples(epoch, count, batch)`` gives ``count`` seeded training batches of
             ``batch`` samples of an epoch, the same on every process.
         compressor, levels: the run's.

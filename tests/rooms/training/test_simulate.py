@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -590,6 +591,29 @@ def test_workers_draw_their_own_random_numbers(source: str) -> None:
     assert not torch.equal(x[0], x[1])
     assert torch.equal(next(batches.epoch(0, [1]))[0][0], x[1])
     assert ObjectTask(network, samples, samples).digest == task.digest
+    assert global_streams() == before
+
+
+@pytest.mark.parametrize("source", DRAWS)
+def test_a_probe_is_drawn_by_the_seed_from_all_over_a_data_set(source: str) -> None:
+    """Classes in order; the same batches again, and on two processes, which leave no trace."""
+    model, where = network(), (torch.device("cpu"), torch.float32)
+    before = global_streams()
+    task = ObjectTask(network, drawing(DRAWS[source]), drawing(DRAWS[source]))
+    config = replace(regimes.RunConfig(), workers=2, batch_size=4)
+    batches = task.batches(config, *where)
+
+    def probe(rank: int, processes: int) -> list[Tensor]:
+        world = SimpleNamespace(rank=rank, processes=processes)
+        return [part for pair in task.probe(batches, world, 16, 4) for part in pair]  # type: ignore
+
+    found = probe(0, 1)
+    both = [*probe(0, 2), *probe(1, 2)]
+    assert all(map(torch.equal, found, probe(0, 1)))
+    assert all(map(torch.equal, found, both))
+    assert torch.cat(found[1::2]).unique().tolist() == [0, 1, 2]
+    assert not torch.equal(found[0], found[2])
+    assert task.evaluate(model, *where) == task.evaluate(model, *where)
     assert global_streams() == before
 
 

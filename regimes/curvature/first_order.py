@@ -196,7 +196,8 @@ def critical_sharpness(
         shapes, expected = ([tuple(t.shape) for t in x] for x in (direction, parameters.values()))
         require(shapes == expected, "shapes of direction", shapes, str(expected))
     weights = weights_of(model, loss, probe, weight, mean)
-    weighted = list(zip(weights, probe, strict=True))
+    # the loss of a batch whose targets are all ignored is NaN, also times 0
+    weighted = [pair for pair in zip(weights, probe, strict=True) if pair[0]]
     loss_along = _LossAlong(model, loss, weighted, list(parameters.values()), mean)
     with preserve_model(model, mode):
         here, gradient = loss_along.gradient()
@@ -253,18 +254,18 @@ class _LossAlong:
     def gradient(self) -> tuple[float, list[Tensor]]:
         """The loss at the present parameters, and its gradient."""
         self.forwards += 1
-        total, flat = torch.zeros((), dtype=torch.float64), torch.zeros(())
+        total = torch.zeros((), dtype=torch.float64)
+        flat = torch.cat([torch.zeros_like(p).flatten() for p in self.parameters])
         # attention's kernel is that of a Hessian of the same probe
         with torch.enable_grad(), twice_differentiable():
-            for index, (weight, batch) in enumerate(self.weighted):
+            for weight, batch in self.weighted:
                 value = self.loss(self.model, batch)
                 check_loss(value)
                 value = value * weight
                 gradients = torch.autograd.grad(
                     value, self.parameters, allow_unused=True, materialize_grads=True
                 )
-                part = torch.cat([g.flatten() for g in gradients])
-                flat = flat + part if index else part
+                flat += torch.cat([g.flatten() for g in gradients])
                 total += value.detach().double().cpu().reshape(())
         pieces = self.mean(flat).split([p.numel() for p in self.parameters])
         steps = [x.view_as(p) for x, p in zip(pieces, self.parameters, strict=True)]

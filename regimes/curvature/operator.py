@@ -110,6 +110,7 @@ class HessianProduct:
         self.model, self.loss, self.batches = model, loss, list(batches)
         self.mode, self.mean, self.kind, self.memory = mode, mean, kind, memory
         self._weight, self._weights, self.symmetric = weight, list[float](), symmetric
+        self._graphs: dict[int, Product] = {}  # of the micro-batches that are retained
         self.samples = sum(batch_size(batch) for batch in self.batches)
         named = check_probe(model, self.samples, mode)
         self.names, self.parameters = list(named), list(named.values())
@@ -118,7 +119,6 @@ class HessianProduct:
         self.dtype, self.device = self.parameters[0].dtype, self.parameters[0].device
         self.products = 0
         self.retained = 0  # micro-batches whose graph is retained
-        self._graphs: list[Product] = []  # of these micro-batches
         self._first: tuple[float, Tensor] | None = None  # loss and gradient
         self._versions = [p._version for p in self.parameters]  # any in-place change raises them
 
@@ -129,6 +129,12 @@ class HessianProduct:
             given = self._weight, self.mean
             self._weights = weights_of(self.model, self.loss, self.batches, *given)
         return self._weights
+
+    @property
+    def counted(self) -> dict[int, float]:
+        """The weights that are not 0, by micro-batch: the loss of one whose targets are all ignored
+        is NaN, also times 0."""
+        return {index: weight for index, weight in enumerate(self.weights) if weight}
 
     @property
     def gradient(self) -> Float[Tensor, " d"]:
@@ -171,8 +177,8 @@ class HessianProduct:
         self._prepare()
         block = vectors.reshape(-1, d).to(self.device, self.dtype)
         out = torch.zeros_like(block)
-        for index, weight in enumerate(self.weights):
-            product = self._graphs[index] if index < self.retained else self._build(index)[0]
+        for index, weight in self.counted.items():
+            product = self._graphs.get(index) or self._build(index)[0]
             self._add_products(out, block, product, weight, layers)
             del product  # frees its graph, unless it is retained
         if self.mean is not None:
@@ -204,7 +210,7 @@ class HessianProduct:
             raise ConfigError("The weights changed under a HessianProduct; make a new one.")
         if self._first is not None:
             return self._first
-        graphs: list[Product] = []
+        graphs: dict[int, Product] = {}
         total = torch.zeros(self.dimension + 1, dtype=self.dtype, device=self.device)
         room, needed = self.memory, 0  # the next graph may need as much as the last one retained
         layers = range(len(self.parameters))
@@ -213,12 +219,12 @@ class HessianProduct:
         if not self.symmetric:
             pair = fixed_vectors(self.dimension, total)
         images = torch.zeros_like(pair)
-        for index, weight in enumerate(self.weights):
+        for place, (index, weight) in enumerate(self.counted.items()):
             # once one was dropped, none after it is retained: `_graphs` holds the first ones
-            keep = index == len(graphs) and needed <= room
+            keep = place == len(graphs) and needed <= room
             product, value, gradient, held = self._build(index, weigh=keep)
             if keep and held <= room:
-                graphs.append(product)
+                graphs[index] = product
                 room, needed = room - held, held
             marks = [
                 1.0 if part is not None else mark
@@ -244,15 +250,15 @@ class HessianProduct:
         self._first = float(total[0]), total[1:].clone()
         return self._first
 
-    def _is_asymmetric(self, pair: Tensor, images: Tensor, graphs: list[Product]) -> bool:
+    def _is_asymmetric(self, pair: Tensor, images: Tensor, graphs: dict[int, Product]) -> bool:
         """Whether this process's products are more asymmetric than rounding explains. A third
         product measures the rounding, only where the asymmetry is above `negligible_asymmetry`."""
         found = asymmetry(pair, images)
         if not found > negligible_asymmetry(self.dtype):  # also for NaN, which is reported as such
             return False
         both, of_sum = pair.sum(0, keepdim=True), torch.zeros_like(pair[:1])
-        for index, weight in enumerate(self.weights):
-            product = graphs[index] if index < len(graphs) else self._build(index)[0]
+        for index, weight in self.counted.items():
+            product = graphs.get(index) or self._build(index)[0]
             self._add_products(of_sum, both, product, weight, range(len(self.parameters)))
         return found > ROUNDINGS * rounding_error(images, of_sum[0])
 

@@ -98,7 +98,6 @@ def _measuring(hessian: HessianProduct, seed: int) -> Iterator[tuple[Any, list[i
         raise ConfigError("PyHessian is missing: pip install pyhessian.") from error
     hessian.check()
     count, library = [0], sys.modules["pyhessian.hessian"]
-    weights = [weight * hessian.samples for weight in hessian.weights]
 
     def counted(product: Callable) -> Callable:
         def call(*args: Any) -> Any:
@@ -118,7 +117,7 @@ def _measuring(hessian: HessianProduct, seed: int) -> Iterator[tuple[Any, list[i
             stack.enter_context(NativeDoubleBackward(batch_statistics=True))
         product = counted(library.hessian_vector_product)
         stack.enter_context(patch.object(library, "hessian_vector_product", product))
-        weighted = zip(hessian.batches, weights, strict=True)
+        weighted = [(hessian.batches[i], w * hessian.samples) for i, w in hessian.counted.items()]
         batches = [(_Batch(*pair), _Batch(*pair)) for pair in weighted]
         data = {"data": batches[0]} if len(batches) == 1 else {"dataloader": batches}
         cuda = hessian.device.type == "cuda"

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import regimes
-from regimes.curvature import HessianProduct, critical_sharpness
+from regimes.curvature import HessianProduct, critical_sharpness, eigenvalues
 from regimes.curvature.probe import batch_size, cross_entropy
 from regimes.data import objects
 from regimes.errors import ConfigError
@@ -304,12 +304,14 @@ def next_token_loss(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
-def measures(loss: Any, model: nn.Module, batches: list[Any], weight: Any = None) -> list[float]:
+def measures(
+    loss: Any, model: nn.Module, batches: list[Any], weight: Any = None, mean: Any = None
+) -> list[float]:
     """What a gradient, a product and the loss along a line say of a probe."""
-    hessian = HessianProduct(model, loss, batches, mode="eval", weight=weight)
+    hessian = HessianProduct(model, loss, batches, mode="eval", weight=weight, mean=mean)
     vector = torch.linspace(-1, 1, hessian.dimension, dtype=torch.float64)
     products = [hessian.loss_value, *hessian.gradient.tolist(), *hessian(vector).tolist()]
-    sharpness = critical_sharpness(model, loss, batches, mode="eval", weight=weight)
+    sharpness = critical_sharpness(model, loss, batches, mode="eval", weight=weight, mean=mean)
     return [*products, sharpness.rate]
 
 
@@ -385,14 +387,15 @@ def padded(lengths: Tensor = LENGTHS) -> dict[str, Tensor]:
     return {"input_ids": ids, "labels": labels}
 
 
+def mean(flat: Tensor) -> Tensor:
+    """Over two processes."""
+    total = flat.clone()
+    dist.all_reduce(total)
+    return total / 2
+
+
 def probe_share(rank: int) -> list[list[float] | str]:
     """Of half a probe: with a weight that is found, one that is said, and one that cannot be."""
-
-    def mean(flat: Tensor) -> Tensor:
-        total = flat.clone()
-        dist.all_reduce(total)
-        return total / 2
-
     found: list[list[float] | str] = []
     model = language_model().double()
     alike = torch.tensor([4] * 4 + [8] * 4)  # within the batch of a process
@@ -419,3 +422,23 @@ def test_processes_with_unequal_tokens_measure_one_probe() -> None:
         for mine, theirs in zip(measured, expected, strict=True):
             assert mine == pytest.approx(theirs, rel=NEAR, abs=NEAR)
         assert "no batch shows which it is: say by what a batch counts" in refused
+
+
+def ignoring(rank: int) -> list[float]:
+    """Process 1 has a batch without a target, the other one a batch more."""
+    x, y = points(8)
+    batches = [(x.double(), torch.full_like(y, -100)), (x.double(), y)]
+    return measures(cross_entropy, linear().double(), batches[: 2 - rank], mean=mean)
+
+
+def test_a_batch_without_targets_adds_nothing_to_a_probe() -> None:
+    x, y = points(8)
+    full, empty = (x.double(), y), (x.double(), torch.full_like(y, -100))
+    model = linear().double()
+    one = measures(cross_entropy, model, [full])
+    for batches in ([full, empty], [empty, full], [empty, full, empty]):
+        assert measures(cross_entropy, model, batches) == one
+    kept = HessianProduct(model, cross_entropy, [empty, full], mode="eval", memory=0)
+    assert eigenvalues(kept).largest.isfinite().all()
+    for found in processes.run(ignoring, 2):
+        assert found == pytest.approx(one, rel=NEAR, abs=NEAR)

@@ -146,6 +146,6 @@ class CompressionLossGauge(StridedGauge):
         return {name: [s.shared_state() for s in states] for name, states in self.states.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, saved in state.items():
-            for own, shared in zip(self.states[name], saved, strict=True):
+        for name in state.keys() & self.states.keys():  # a branch may have other levels
+            for own, shared in zip(self.states[name], state[name], strict=True):
                 own.load_shared_state(shared, self.device)

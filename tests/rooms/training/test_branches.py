@@ -255,6 +255,19 @@ def test_a_policy_takes_over_from_another(
     assert regimes.branch(trunk, at=2, set=change, out=tmp_path / "branch").finished
 
 
+def test_a_branch_measures_the_error_of_its_own_levels(tmp_path: Path) -> None:
+    """One is renamed, and one dropped; of the other the measurement goes on."""
+    measured = "instruments.error={}", "policy={name='static', level='low'}", "checkpoint_keep=[2]"
+    trunk = regimes.run(smoke("levels={low=4, high=1, mid=2}", *measured), tmp_path / "trunk")
+    change = {"levels": {"low": 4, "least": 1}}
+    branch = regimes.branch(trunk, at=2, set=change, out=tmp_path / "branch")
+    for row, same in zip(branch.rows[2:], trunk.rows[2:], strict=True):
+        errors = {k: float(x or 0) for k, x in row["model"].items() if k.startswith("error:")}
+        assert errors.keys() == {"error:low", "error:least"}
+        assert errors["error:low"] == same["model"]["error:low"]
+        assert errors["error:least"] > errors["error:low"] > 0
+
+
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "seed": (
         {"seed": 3},

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from regimes import reduction
@@ -239,6 +240,19 @@ class Fisher(Probe):
 
 
 class FisherGauge(ProbeGauge):
+    """Keeps nothing between readings.
+
+    Raises:
+        ConfigError: a sample's target is no class.
+    """
+
+    def __init__(self, settings: Fisher, context: MeasurementContext) -> None:
+        super().__init__(settings, context)
+        for _, y in self.batches:
+            classes = y.ndim == 1 and y.dtype in (torch.int64, torch.uint8)  # as torch takes them
+            targets = f"{str(y.dtype).removeprefix('torch.')} targets {list(y.shape)}"
+            require(classes, "instruments.fisher", targets, "a class, of type int64, a sample")
+
     def measure(self, epoch: int) -> Reading:
         samples_here = sum(len(y) for _, y in self.batches)
         trace = fisher_trace(

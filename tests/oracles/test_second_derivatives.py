@@ -259,6 +259,25 @@ def test_an_impossible_curvature_is_refused_before_a_unit_is_trained(tmp_path: P
         assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("targets", [torch.zeros(8, 3), torch.zeros(8), torch.zeros(8, 3).long()])
+def test_a_fisher_trace_without_classes_is_refused_before_a_unit_is_trained(
+    targets: torch.Tensor, tmp_path: Path
+) -> None:
+    data = torch.randn(8, 4, generator=make_generator(0)), targets
+    with pytest.raises(ConfigError, match=r"instruments.fisher = .*: expected a class"):
+        regimes.simulate(
+            small(torch.tanh),
+            data,
+            data,
+            out=tmp_path / "run",
+            loss=lambda output, y: (output.sum(1) - y.view(len(y), -1).sum(1)).square().mean(),
+            workers=1,
+            batch_size=4,
+            set={"instruments.fisher": {"images": 8, "batch": 4}},
+        )
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("tolerance", [-1.0, -1e-9, 0.0, math.nan, math.inf, -math.inf])
 def test_a_tolerance_is_a_positive_number(tolerance: float) -> None:
     batches = [(x.mean(1), y) for x, y in sequences()]

@@ -40,6 +40,7 @@ from regimes.records.experiment import (
 )
 from regimes.records.extent import (
     Sent,
+    count_exchanges,
     count_units,
     format_progress,
     has_ended,

@@ -54,6 +54,32 @@ def unit_name(config: Mapping[str, Any]) -> str:
     return f"unit of {steps} steps" if steps else "epoch"
 
 
+class Exchanges(NamedTuple):
+    """How often the layers were exchanged in a unit.
+
+    Attributes:
+        dense: uncompressed, within ``start_compressing_after``.
+        chosen: at the levels of its policy.
+    """
+
+    dense: int
+    chosen: int
+
+
+def count_exchanges(header: Header, row: Row) -> Exchanges:
+    """The exchanges of a unit: one in each step, or in each round of local steps."""
+    steps, sync = row["steps"], row.get("sync", {})
+    rounds, period = sync.get("rounds", steps), sync.get("period", 1)
+    first = row["unit"]["first"] if "unit" in row else row["epoch"] * steps
+    until = header["config"].get("start_compressing_after") or 0  # at the usual batch size
+    multiple = row.get("batch", {}).get("multiple", 1)
+    begun, dense = first // multiple, max(-((first - until) // multiple), 0)  # steps
+    if dense < steps:  # a round that ends later is compressed
+        ended = (begun + dense) // period - begun // period
+        return Exchanges(min(ended, rounds), rounds - min(ended, rounds))
+    return Exchanges(rounds, 0)
+
+
 def share_of_low(header: Header, rows: Sequence[Row]) -> float | None:
     """Floats sent so far divided by the floats of low compression in the same steps; None if the
     run has no level "low"."""

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from regimes.errors import RecordError
-from regimes.records import Record, low_floats
+from regimes.records import Record, count_exchanges, low_floats
 from regimes.replay.replay import (
     Rule,
     as_policy,
@@ -33,7 +33,8 @@ class Comparison:
 
     Attributes:
         detectors: per detector: share of epochs (and layers) critical, floats, their ratio to
-            low throughout, seconds per epoch and share of training time of its signal.
+            low in all of the run's exchanges, seconds per epoch and share of training time of its
+            signal.
         pairs: per pair: granularity, jaccard, kappa, lag (epochs by which b follows a), best
             (the Jaccard index at that lag).
         epochs: per detector and epoch: share of layers critical.
@@ -116,13 +117,14 @@ def _row(
     except RecordError as error:
         floats = np.nan
         notes.append(str(error))
-    low = low_floats(record.header) or np.nan
+    exchanges = sum(sum(count_exchanges(record.header, row)) for row in record.rows)
+    low = exchanges * low_floats(record.header) or np.nan
     seconds, share = signal_cost(record, rule)
     return {
         "detector": name,
         "critical": float(frame["critical"].mean()),
         "floats": floats,
-        "of_low": floats / (low * float(record.epochs["steps"].sum())),
+        "of_low": floats / low,
         "seconds_per_epoch": seconds,
         "share_of_training": share,
     }

@@ -147,7 +147,8 @@ def format_tables(result: Comparison) -> list[Table]:
 
 
 EXPLAINED = (
-    "critical: share of epochs (and layers). of low: traffic over low compression throughout. "
+    "critical: share of epochs (and layers). of low: traffic over that of low compression in all "
+    "exchanges of the run (one in each step, or in each round of local steps). "
     "s / epoch, % of training: what the signal costs in addition to compute, compression and "
     "communication. by: epoch and layer, or epoch (a detector per layer is critical when at least "
     "half of the layers are). interval: units between two comparisons. lag: epochs by which the "

@@ -22,11 +22,11 @@ from regimes.policies import Decision, Detected, Policy
 from regimes.policies.controller import Controller
 from regimes.policies.detected import signal_values
 from regimes.policies.history import Ahead, History, level_costs, read_history, whole_history
-from regimes.records import Record
+from regimes.records import Record, count_exchanges
 from regimes.replay.ahead import ahead_of
 
 Rule = Policy | Detector
-Costs = dict[tuple[str, str], float]  # floats of a step, by layer and level
+Costs = dict[tuple[str, str], float]  # floats of an exchange, by layer and level
 DECIDED = ["epoch", "layer", "level"]
 TRAINING = ("seconds_compute", "seconds_compress", "seconds_communicate")
 
@@ -144,7 +144,9 @@ def _check_measured(record: Record, policy: Policy, past: History) -> None:
 
 
 def replay_traffic(record: Record, levels: pd.DataFrame) -> float:
-    """Floats (the paper's count) that one worker would have sent at other levels.
+    """Floats (the paper's count) that one worker would have sent at other levels, in as many
+    exchanges: one in each step, or in each round of local steps. A run that begins uncompressed
+    (``start_compressing_after``) still does.
 
     Args:
         levels: columns epoch, layer, level of every compressed layer, as from ``replay_rule``.
@@ -153,32 +155,45 @@ def replay_traffic(record: Record, levels: pd.DataFrame) -> float:
         RecordError: a level's cost is in neither the header nor the run's own epochs, such as
             that of a level which the run does not have.
     """
-    per_step, costs, total = record.header["per_step"], _header_costs(record), 0.0
+    costs, total = _header_costs(record), 0.0
     dense = dict.fromkeys((layer["name"] for layer in record.header["layers"]), DENSE)
-    steps = {row["epoch"]: row["steps"] for row in record.rows}
+    rows = {row["epoch"]: row for row in record.rows}
     by_epoch: dict[int, dict[str, str]] = {}
     for epoch, layer, level in zip(*(levels[x].tolist() for x in DECIDED), strict=True):
         by_epoch.setdefault(epoch, {})[layer] = level
     for epoch, compressed in sorted(by_epoch.items()):
-        names = {*compressed.values()}
-        if len(names) == 1 and (level := names.pop()) in per_step:
-            total += steps[epoch] * per_step[level]["floats"]
-            continue
-        for layer, level in (dense | compressed).items():
-            if (layer, level) not in costs:
-                costs = _row_costs(record) | costs
-            if (layer, level) not in costs:
-                if level not in per_step:
-                    raise RecordError(
-                        f"{record.folder} has no level {level!r}, only {', '.join(per_step)}: give "
-                        "the policy levels of the run"
-                    )
+        counts = count_exchanges(record.header, rows[epoch])
+        uncompressed = dict.fromkeys(compressed, DENSE)
+        for count, decided in zip(counts, (uncompressed, compressed), strict=True):
+            if count:
+                total += count * _exchange_floats(record, costs, dense, decided)
+    return total
+
+
+def _exchange_floats(
+    record: Record, costs: Costs, dense: dict[str, str], compressed: dict[str, str]
+) -> float:
+    """Floats of one exchange; `replay_traffic` says which levels have no price. ``costs`` gets
+    those of the rows where they are needed."""
+    per_step, total = record.header["per_step"], 0.0
+    names = {*compressed.values()}
+    if len(names) == 1 and (level := names.pop()) in per_step:
+        return per_step[level]["floats"]
+    for layer, level in (dense | compressed).items():
+        if (layer, level) not in costs:
+            costs |= _row_costs(record) | costs
+        if (layer, level) not in costs:
+            if level not in per_step:
                 raise RecordError(
-                    f"{record.folder} is an older record that knows the traffic of level "
-                    f"{level!r} for all layers together, not for single ones, and never used it: "
-                    "train it again to price decisions per layer"
+                    f"{record.folder} has no level {level!r}, only {', '.join(per_step)}: give "
+                    "the policy levels of the run"
                 )
-            total += steps[epoch] * costs[layer, level]
+            raise RecordError(
+                f"{record.folder} is an older record that knows the traffic of level "
+                f"{level!r} for all layers together, not for single ones, and never used it: "
+                "train it again to price decisions per layer"
+            )
+        total += costs[layer, level]
     return total
 
 
@@ -193,14 +208,15 @@ def _header_costs(record: Record) -> Costs:
 
 
 def _row_costs(record: Record) -> Costs:
-    """The costs of the levels that the run used."""
+    """The costs of the levels that the run used, from units that began no step uncompressed."""
     names, known = [layer["name"] for layer in record.header["layers"]], Costs()
     for row in record.rows:
-        if not row["steps"]:
+        counts = count_exchanges(record.header, row)
+        if counts.dense or not counts.chosen:
             continue
         columns = names, row["layers"]["level"], row["layers"]["floats"]
         for name, level, floats in zip(*columns, strict=True):
-            known.setdefault((name, level), floats / row["steps"])
+            known.setdefault((name, level), floats / counts.chosen)
     return known
 
 

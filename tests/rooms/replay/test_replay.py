@@ -196,6 +196,35 @@ def test_traffic_by_hand(record: Record) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["start_compressing_after=0"],
+        ["sync_policy={name='static', level='4'}"],
+        ["sync_policy={name='post-local', before='1', after='4'}"],
+        ["sync_policy={name='windows', windows=[[0, 1], [2, 3]], inside='5', outside='2'}"],
+        ["start_compressing_after=5"],
+        ["start_compressing_after=5", "sync_policy={name='static', level='2'}"],
+    ],
+)
+def test_traffic_of_a_runs_own_decisions_is_what_it_sent(
+    changes: list[str], tmp_path: Path
+) -> None:
+    """Each step exchanges once, or each round of local steps; the first may be uncompressed."""
+    short = ["epochs=4", "data.train_size=100", "data.test_size=50", "model.width=4", "workers=2"]
+    short += ["optimizer.decay_epochs=[1]", "policy={name='windows', windows=[[1, 3]]}"]
+    trained = run(override(get_preset("smoke"), [*short, *changes]), tmp_path / "run")
+    own = policies.make_policy(trained.config["policy"])
+    told = compare.compare_rules(trained, {"own": own, "low": Static("low")}).detectors
+    sent = trained.epochs["floats"].sum()
+    assert told["floats"][0] == sent
+    if trained.config["start_compressing_after"] == 0:
+        assert told["of_low"][1] == 1
+    exchanged = sum(row["sync"].get("rounds", row["steps"]) for row in trained.rows)
+    low = trained.header["per_step"]["low"]["floats"] * exchanged
+    assert told["of_low"][0] == pytest.approx(sent / low, rel=1e-12)
+
+
 def test_an_older_record_prices_what_it_can(tmp_path: Path) -> None:
     older = make(tmp_path / "old", old=True)
     whole = replay.replay_rule(older, Windows(((0, 4),)))

@@ -233,7 +233,7 @@ class Work:
     overlaps: bool = True
     present: float = 1.0
 
-    def every(self, period: int) -> Work:
+    def every(self, period: float) -> Work:
         """The mean step of a round of ``period`` local steps, with one exchange."""
         once = self * (1 / period)
         return self if period == 1 else replace(once, compute=self.compute, overlaps=False)

@@ -5,7 +5,8 @@
     study = PricedRuns(load_all("data/reference/small.tar.xz"))
     study.answer(Settings("low", 1000, "accordion", eta=0.3)).numbers
 
-Traffic is priced from what single layers sent in the runs of the study; seconds are predicted by
+Traffic is priced by what each layer sends in one exchange, of which a round of local steps has one;
+seconds are predicted by
 `regimes.network` from their measured compute and compression. The replay reads the statistics of
 the run as it was trained, so there is no accuracy for it.
 """
@@ -24,7 +25,7 @@ from regimes.config import DENSE
 from regimes.cost.cases import Case, make_cases
 from regimes.errors import RecordError
 from regimes.network import Network, Work
-from regimes.records import Record, separate_experiments
+from regimes.records import Record, count_exchanges, separate_experiments
 from regimes.replay import detect
 from regimes.replay.replay import Rule, has_statistics, replay_rule, signal_cost
 
@@ -104,17 +105,28 @@ class PricedRuns:
 
     @cached_property
     def prices(self) -> dict[tuple[int, str], tuple[float, float]]:
-        """(floats, bytes) per step of each layer (its index) at each level."""
-        known: dict[tuple[int, str], tuple[float, float]] = {}
+        """(floats, bytes) per exchange of each layer (its index) at each level. The header has the
+        floats, and the bytes of all layers together: those of a float are a layer's own where a run
+        has used the level."""
+        known: dict[tuple[int, str], float] = {}
+        used: dict[tuple[int, str], float] = {}
+        width: dict[str, float] = {}
         for run in self.runs.values():
-            for row in filter(lambda row: row["steps"], run.rows):
+            for level, cost in run.header["per_step"].items():
+                width.setdefault(level, cost["bytes"] / cost["floats"])
+                for i, floats in enumerate(cost.get("layers", ())):
+                    known.setdefault((i, level), floats)
+        for run in self.runs.values():
+            for row in run.rows:
+                counts = count_exchanges(run.header, row)
+                if counts.dense or not counts.chosen:
+                    continue
                 parts = (row["layers"][key] for key in ("level", "floats", "bytes"))
                 for i, (level, floats, size) in enumerate(zip(*parts, strict=True)):
-                    known.setdefault((i, level), (floats / row["steps"], size / row["steps"]))
-            for level, cost in run.header["per_step"].items():  # of levels that were never used
-                for i, floats in enumerate(cost.get("layers", ())):
-                    known.setdefault((i, level), (floats, floats * cost["bytes"] / cost["floats"]))
-        return known
+                    known.setdefault((i, level), floats / counts.chosen)
+                    if floats:
+                        used.setdefault((i, level), size / floats)
+        return {(i, x): (n, n * used.get((i, x), width.get(x, 0))) for (i, x), n in known.items()}
 
     @cached_property
     def extra_bytes(self) -> float:
@@ -161,7 +173,8 @@ class PricedRuns:
         }
         chosen = {names[0]: order[names[0]], RECORDED: trained, **constant}
         network = Network.parse(f"{settings.bandwidth:.17g}bit/s,{settings.latency:.17g}s")
-        numbers = pd.DataFrame({name: self._cost(run, t, network) for name, t in chosen.items()}).T
+        costs = {x: self._cost(run, t, network, x not in constant) for x, t in chosen.items()}
+        numbers = pd.DataFrame(costs).T
         numbers["of_low"] = numbers["floats"] / numbers["floats"]["low throughout"]
         numbers["speed_up"] = numbers["seconds"][f"{DENSE} throughout"] / numbers["seconds"]
         numbers["signal"] = np.nan
@@ -171,16 +184,31 @@ class PricedRuns:
 
     # -- what decisions cost -----------------------------------------------------------------
 
-    def _cost(self, run: Record, table: pd.DataFrame, network: Network) -> dict[str, float]:
-        """Share at low, floats, and predicted seconds of a whole run at these levels."""
+    def _cost(
+        self, run: Record, table: pd.DataFrame, network: Network, begins_dense: bool
+    ) -> dict[str, float]:
+        """Share at low, floats, and predicted seconds of a whole run at these levels.
+
+        Args:
+            begins_dense: after the uncompressed steps with which the run began.
+        """
         floats = seconds = 0.0
-        workers = run.config["workers"]
+        workers, dense = (
+            run.config["workers"],
+            dict.fromkeys(range(len(self.header["layers"])), DENSE),
+        )
         for row, epoch in zip(run.rows, table, strict=True):
-            levels = dict.fromkeys(range(len(self.header["layers"])), DENSE)
-            levels.update(zip(self.layers, table[epoch], strict=True))
-            work = self.work(levels)
-            floats += row["steps"] * sum(self._price(*pair)[0] for pair in levels.items())
-            seconds += row["steps"] * float(work.seconds(network, workers))
+            levels = dense | dict(zip(self.layers, table[epoch], strict=True))
+            counts = count_exchanges(run.header, row)
+            begun = counts.dense if begins_dense else 0
+            steps, exchanges = row["steps"], sum(counts)
+            if not exchanges:  # local steps of a round that ends later
+                seconds += steps * self.work(dense).compute
+            for count, at in ((begun, dense), (exchanges - begun, levels)):
+                if count:
+                    work = self.work(at).every(steps / exchanges)
+                    floats += count * sum(self._price(*pair)[0] for pair in at.items())
+                    seconds += steps * count / exchanges * float(work.seconds(network, workers))
         return {
             "low": float((table == "low").to_numpy().mean()),
             "floats": floats,

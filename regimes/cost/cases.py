@@ -27,7 +27,14 @@ from regimes.network import Work, mean_step
 from regimes.policies import PastEpoch, Static, make_policy
 from regimes.policies.history import History
 from regimes.policies.schedules import period_of
-from regimes.records import Record, Row, differing_fields, identify_experiment, separate_experiments
+from regimes.records import (
+    Record,
+    Row,
+    count_exchanges,
+    differing_fields,
+    identify_experiment,
+    separate_experiments,
+)
 from regimes.records.fields import differences_text
 from regimes.records.reader import workers_present
 from regimes.training.learning_rate import LearningRate
@@ -206,9 +213,11 @@ def _labelled(level: str, levels: Mapping[str, Any]) -> str:
 
 def uniform_level(run: Record, row: Row) -> str | None:
     """The level of all compressed layers in an epoch; None if the levels differ, in another batch
-    size, or with local steps."""
+    size, with local steps, or where the run began uncompressed."""
     usual = run.config.get("batch_size")
     if (usual is not None and row["batch_size"] != usual) or _is_local(row):
+        return None
+    if count_exchanges(run.header, row).dense:
         return None
     names = {
         level

@@ -26,12 +26,15 @@ from hypothesis import strategies as st
 
 from analysis.cost.whatif import RECORDED, PricedRuns, Settings
 from analysis.notebook.explorer import Explorer, as_html, explorer
+from regimes.config import override
 from regimes.cost.cases import make_cases
 from regimes.cost.predict import predict_seconds
 from regimes.errors import ConfigError, RecordError
 from regimes.network import Network
+from regimes.presets import get_preset
 from regimes.records import Record, load_all
 from regimes.replay.replay import replay_rule, replay_traffic
+from regimes.training.loop import run as train
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,6 +66,34 @@ def test_a_run_replayed_by_its_own_policy_costs_what_it_cost(archive: str) -> No
         assert numbers["floats"]["accordion"] == pytest.approx(run.epochs["floats"].sum(), rel=1e-9)
         assert (answer.bands.loc["accordion"] == answer.bands.loc[RECORDED]).all()
         assert numbers["seconds"]["accordion"] == numbers["seconds"][RECORDED]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["start_compressing_after=3"],
+        ["start_compressing_after=8"],
+        ["sync_policy={name='static', level='4'}"],
+        ["sync_policy={name='post-local', before='1', after='3'}", "signal='movement'"],
+        ["start_compressing_after=4", "sync_policy={name='static', level='2'}"],
+    ],
+)
+def test_what_was_trained_is_priced_by_its_exchanges(changes: list[str], tmp_path: Path) -> None:
+    """Local steps have one in each round; the first ones may be dense, in no level's price."""
+    short = ["epochs=3", "data.train_size=200", "data.test_size=50", "model.width=4", "workers=2"]
+    short += ["optimizer.decay_epochs=[1]", *changes]
+    trained = train(override(get_preset("smoke"), short), tmp_path / "run")
+    knobs = Settings(trained.name, trained.seed, bandwidth=1e3, latency=0)
+    numbers = PricedRuns([trained]).answer(knobs).numbers
+    assert numbers["floats"][RECORDED] == trained.epochs["floats"].sum()
+    exchanges = sum(row["sync"].get("rounds", row["steps"]) for row in trained.rows)
+    for level, cost in trained.header["per_step"].items():
+        if (name := f"{level} throughout") in numbers.index:
+            assert numbers["floats"][name] == pytest.approx(exchanges * cost["floats"], rel=1e-12)
+    assert numbers["floats"]["high throughout"] < numbers["floats"][RECORDED]
+    more = numbers[["seconds", "floats"]] - numbers[["seconds", "floats"]].loc["low throughout"]
+    per_float = 4 * 8 / 1e3  # on so slow a link bytes alone take time; two workers send each once
+    assert more["seconds"].to_list() == pytest.approx((per_float * more["floats"]).to_list(), abs=1)
 
 
 @pytest.mark.parametrize("archive", ["small", "smoke-quantise", "lstm-small"])

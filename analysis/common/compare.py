@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import pandas as pd
 
 from regimes.console import stdout
@@ -89,6 +90,15 @@ def norms(runs: Sequence[Record]) -> pd.DataFrame:
     )
     frame.insert(1, "depth", frame["layer"].map(names.index))
     return frame.sort_values(["depth", "epoch"], ignore_index=True)
+
+
+def whole_norm(run: Record) -> pd.DataFrame:
+    """Columns epoch, and norm: the detectors' statistic of all compressed layers together, nan
+    where a layer has none."""
+    names = [layer["name"] for layer in compressed_layers(run)]
+    of_epoch = run.layers[run.layers["layer"].isin(names)].groupby("epoch")[run.statistic]
+    norm = of_epoch.apply(lambda values: float(np.sqrt((values**2).sum(skipna=False))))
+    return norm.rename("norm").reset_index()
 
 
 # -- the table -------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from regimes.errors import RecordError
@@ -28,7 +27,7 @@ from regimes.plotting.words import add_headline
 from regimes.records import Record, load, unit_name
 
 from ..common.command import Files, Out
-from ..common.compare import compressed_layers
+from ..common.compare import whole_norm
 
 PANELS = {  # title: columns of ``record.epochs``, and their words
     "gradient norm": {"norm": "accumulated update"},
@@ -63,10 +62,7 @@ def numbers(record: Record) -> pd.DataFrame:
             f"{record.folder} recorded no {'curvature' if not known else record.statistic}: switch "
             "it on, e.g. --set instruments.curvature.probes=10 --set instruments.fisher={}"
         )
-    names = [layer["name"] for layer in compressed_layers(record)]
-    layers = record.layers[record.layers["layer"].isin(names)]
-    norm = layers.groupby("epoch")[record.statistic].apply(lambda v: float(np.sqrt((v**2).sum())))
-    return record.epochs[["epoch", "lr", *known]].merge(norm.rename("norm"), on="epoch")
+    return record.epochs[["epoch", "lr", *known]].merge(whole_norm(record), on="epoch")
 
 
 def signals(record: Record) -> style.Drawing:

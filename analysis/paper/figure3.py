@@ -30,7 +30,7 @@ from regimes.records import Record, load_all, unit_name
 from regimes.replay.compare import compare_rules
 
 from ..common.command import Files, Out, Records
-from ..common.compare import compressed_layers, group_runs
+from ..common.compare import group_runs, whole_norm
 from ..common.estimates import estimate, over_seeds
 
 if TYPE_CHECKING:
@@ -70,11 +70,8 @@ def signals(runs: list[Record]) -> pd.DataFrame:
     parts = []
     for run in runs:
         check_measured(run)
-        names = [layer["name"] for layer in compressed_layers(run)]
-        layers = run.layers[run.layers["layer"].isin(names)]
-        norm = layers.groupby("epoch")[run.statistic].apply(lambda v: float(np.sqrt((v**2).sum())))
         frame = run.epochs[["epoch", "eigenvalue", "eigenvalue:batch"]].assign(seed=run.seed)
-        parts.append(frame.merge(norm.rename("norm"), on="epoch"))
+        parts.append(frame.merge(whole_norm(run), on="epoch"))
     return pd.concat(parts, ignore_index=True)
 
 

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 from scipy import stats
@@ -18,6 +22,7 @@ from analysis.common.command import Files
 from analysis.detection import signals
 from analysis.paper import figure3, figure4a
 from regimes.errors import RecordError
+from regimes.policies.history import root_of_squares
 from regimes.records import Record, load_all
 
 REFERENCE = Path(__file__).parents[2] / "data" / "reference"
@@ -126,6 +131,24 @@ def test_signals_of_one_run(runs: list[Record]) -> None:
     squares = sum(first["statistics"]["norm:update"][i] ** 2 for i in weights)
     assert numbers["norm"].iloc[0] == pytest.approx(squares**0.5)
     assert numbers["fisher_trace"].iloc[0] == first["model"]["fisher_trace"]
+
+
+@pytest.mark.parametrize("table", [signals.numbers, lambda run: figure3.signals([run])])
+def test_the_norm_of_layers_of_which_one_has_none_is_undefined(
+    table: Callable[[Record], pd.DataFrame], runs: list[Record]
+) -> None:
+    """In both tables, as `root_of_squares` of the detectors has it."""
+    run = runs[0]
+    weights = [i for i, layer in enumerate(run.header["layers"]) if layer["compressed"]]
+    rows = copy.deepcopy(run.rows[:4])
+    rows[1]["statistics"]["norm:update"][weights[-1]] = None
+    rows[2]["statistics"]["norm:update"] = [None] * len(run.header["layers"])
+    norms = [row["statistics"]["norm:update"] for row in rows]
+    expected = [root_of_squares([of_layer[i] for i in weights]) for of_layer in norms]
+    found = table(replace(run, rows=rows))["norm"].to_list()
+    known = [math.nan if norm is None else norm for norm in expected]
+    assert found == pytest.approx(known, rel=1e-12, nan_ok=True)
+    assert np.isnan(found).tolist() == [False, True, True, False]
 
 
 def test_records_without_the_signal_are_refused() -> None:

@@ -24,6 +24,7 @@ from regimes.plotting.schedules import LAST as LAST
 from regimes.plotting.schedules import as_table as differences_as_table
 from regimes.plotting.schedules import (
     compare_pair,
+    count_text,
     pairs_of,
     summarise_reached,
     tabulate_differences,
@@ -86,7 +87,7 @@ def norms(runs: Sequence[Record]) -> pd.DataFrame:
     rows = pd.concat([run.layers.rename(columns={run.statistic: "norm"}) for run in runs])
     rows = rows[rows["layer"].isin(names)]
     frame = rows.groupby(["layer", "epoch"], as_index=False).agg(
-        norm=("norm", "mean"), n=("norm", "size")
+        norm=("norm", "mean"), n=("norm", "count")
     )
     frame.insert(1, "depth", frame["layer"].map(names.index))
     return frame.sort_values(["depth", "epoch"], ignore_index=True)
@@ -112,9 +113,9 @@ def table(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """(one row per schedule, one row per comparison of `PAIRS`).
 
-    The metric (accuracy in %) is the mean of a run's last three epochs; sd over seeds. A comparison
-    is the mean over common seeds of the difference, with its 95 % t interval, and the ratio of the
-    two schedules' traffic in them.
+    The metric (accuracy in %) is the mean of a run's last three epochs; mean and sd are over the
+    ``logged`` of n seeds that have it. A comparison is the mean over common seeds of the
+    difference, with its 95 % t interval, and the ratio of the two schedules' traffic in them.
 
     Args:
         needed: schedules that must be there; if empty, pairs without a common seed are left out
@@ -127,6 +128,7 @@ def table(
     by_run["floats"] /= 1e6
     rows = by_run.groupby("name", sort=False).agg(
         **{"n": ("seed", "size"), metric.name: (metric.name, "mean"), "sd": (metric.name, "std")},
+        logged=(metric.name, "count"),
         floats_M=("floats", "mean"),
     )
     base = next((name for name in BASELINES if name in by_schedule), None)
@@ -150,7 +152,7 @@ def as_text(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[Table, Table]:
     base = next((name for name in BASELINES if name in set(rows["schedule"])), "baseline")
     columns: dict[str, Cell] = {
         "schedule": word("schedule"),
-        "n": word("n"),
+        "n": count_text,
         shown.heading: lambda row: _mean_and_sd(row, shown),
         "floats (M)": number("floats_M", ".4g"),
         f"of {base}": lambda row: f"{row['of_low']:.2f}",

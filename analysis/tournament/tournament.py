@@ -124,8 +124,8 @@ def own_minus_shared(by_run: pd.DataFrame, shared: pd.DataFrame, column: str) ->
             "n": len(runs),
             "rate": runs["rate"].iloc[0],
             "shared": runs["rate_shared"].iloc[0],
-            column: runs[column].mean(),
-            f"{column}_shared": runs[f"{column}_shared"].mean(),
+            column: runs[column].mean(skipna=False),
+            f"{column}_shared": runs[f"{column}_shared"].mean(skipna=False),
         }
         differences = (runs[column] - runs[f"{column}_shared"]).to_list()
         rows.append(row | estimate(differences, "difference", "ci"))

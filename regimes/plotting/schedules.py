@@ -7,7 +7,7 @@ The terminal after an ablation, ``regimes figure curves``, the report, the study
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -68,16 +68,22 @@ class Schedules:
         return Table(("schedule", *(heads.get(c, c) for c in columns)), lines, note)
 
     def _cells(self, row: dict[Any, Any]) -> dict[str, str]:
-        digits, share, some = self.shown.digits, row["of_base"], 0 < row["logged"] < row["n"]
+        digits, share = self.shown.digits, row["of_base"]
         spread = "" if math.isnan(row["sd"]) else f" ± {row['sd']:.{digits}f}"
         return {
-            "n": f"{row['logged']:.0f} of {row['n']:.0f}" if some else f"{row['n']:.0f}",
+            "n": count_text(row),
             "metric": DASH if math.isnan(row["metric"]) else f"{row['metric']:.{digits}f}{spread}",
             "floats": format_quantity(row["floats"]),
             "of_base": DASH if math.isnan(share) else f"{share:.2f}",
             "bytes": format_quantity(row["bytes"], "B"),
             "seconds": f"{row['seconds']:.1f}",
         }
+
+
+def count_text(row: Mapping[Any, Any]) -> str:
+    """The runs of a schedule, ``n``: "2 of 3" where so many have the metric, ``logged``."""
+    some = 0 < row["logged"] < row["n"]
+    return f"{row['logged']:.0f} of {row['n']:.0f}" if some else f"{row['n']:.0f}"
 
 
 def tabulate_schedules(runs: Iterable[Record]) -> Schedules:

@@ -20,6 +20,7 @@ from analysis.paper import figure2
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.looks import LOOKS, find_metric, order_schedules, style_of
+from regimes.plotting.schedules import tabulate_schedules
 from regimes.records import load_all, read_lines
 from regimes.statistics import t_interval
 
@@ -126,6 +127,26 @@ def test_table_is_arithmetic_over_the_last_three_epochs(folder: Path) -> None:
     assert [first["ci_low"], first["ci_high"]] == pytest.approx([oracle.low, oracle.high])
     assert first["traffic_ratio"] == pytest.approx(sent["low"] / sent["high"])
     assert len(pairs) == 5  # low-early was not run
+
+
+def test_n_is_that_of_the_mean_where_a_seed_has_no_value(tmp_path: Path) -> None:
+    """In both tables of schedules: of three seeds one has diverged."""
+    for name in ("low", "high"):
+        for seed in range(3):
+            make(tmp_path, name, seed)
+    path = tmp_path / "high" / "seed-1" / "epochs.jsonl"
+    lines = read_lines(path)
+    lines[-1]["metric"] = None
+    path.write_text("".join(json.dumps(row) + "\n" for row in lines))
+    runs, each = load_all(tmp_path), rows(tmp_path, "high")
+    studied, shown = compare.table(runs, ()), tabulate_schedules(runs)
+    for table in (compare.as_text(*studied)[0], shown.table(("n", "metric"))):
+        counts = {row[0]: row[list(table.heads).index("n")] for row in table.rows}
+        assert counts == {"low": "3", "high": "2 of 3"}
+    mean = statistics.mean(last_three(each[seed]) for seed in (0, 2))
+    assert shown.frame.loc["high", "metric"] == pytest.approx(mean)
+    row = studied[0].set_index("schedule").loc["high"]
+    assert (row["accuracy"], row["logged"]) == (pytest.approx(mean), 2)
 
 
 def test_a_tie_is_not_above() -> None:

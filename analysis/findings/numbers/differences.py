@@ -89,7 +89,7 @@ def reached(source: str, arm: str) -> dict[str, float]:
     return {
         "value": float(row[str(table.columns[2])]),  # the metric, under its own name
         "sd": float(row["sd"]),
-        "n": int(row["n"]),
+        "n": int(row["logged"]),
         "of_low": float(row["of_low"]),
     }
 

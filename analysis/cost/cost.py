@@ -65,7 +65,7 @@ def curves(
         for case in found:
             if not case.runs:
                 continue
-            seconds = np.array([_per_step(run, net, w, algorithm, buckets) for run in _runs(case)])
+            seconds = np.array([_per_step(run, net, w, algorithm, buckets) for run in case.by_run])
             spread = [t_interval(column.tolist()) for column in (base / seconds).T]
             frames.append(
                 pd.DataFrame(
@@ -84,12 +84,6 @@ def curves(
                 )
             )
     return pd.concat(frames, ignore_index=True)
-
-
-def _runs(case: Case) -> list[list[tuple[float, Work]]]:
-    """The epochs of each of a case's (equally long) runs."""
-    size = len(case.epochs) // case.runs
-    return [case.epochs[i : i + size] for i in range(0, len(case.epochs), size)]
 
 
 def _per_step(

@@ -16,6 +16,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -55,13 +56,24 @@ class Case:
     Attributes:
         epochs: of all its runs; of a level one whole unit.
         dense_steps: of the same samples without compression, at the usual batch size.
-        runs: how many; 0 for a level.
+        lengths: how many epochs each of its runs has, in their order; none for a level.
     """
 
     name: str
     epochs: list[Epoch]
     dense_steps: float
-    runs: int = 0
+    lengths: tuple[int, ...] = ()
+
+    @property
+    def runs(self) -> int:
+        """How many; 0 for a level."""
+        return len(self.lengths)
+
+    @property
+    def by_run(self) -> list[list[Epoch]]:
+        """The epochs of each of its runs."""
+        ends = [*accumulate(self.lengths)]
+        return [self.epochs[stop - n : stop] for n, stop in zip(self.lengths, ends, strict=True)]
 
     @property
     def work(self) -> Work:
@@ -202,8 +214,10 @@ def make_cases(runs: Sequence[Record], workers: int | None = None) -> list[Case]
         work = replace(work, compress=compress.get(level or "", work.compress))
         policies.setdefault(name, []).append((steps, work))
         whole[name] += usual
-    counts = Counter(run.name for run in runs)
-    return [*level_cases, *(Case(x, at, whole[x], counts[x]) for x, at in policies.items())]
+    lengths: dict[str, tuple[int, ...]] = {}
+    for run in runs:
+        lengths[run.name] = (*lengths.get(run.name, ()), len(trained_rows(run)))
+    return [*level_cases, *(Case(x, at, whole[x], lengths[x]) for x, at in policies.items())]
 
 
 def _labelled(level: str, levels: Mapping[str, Any]) -> str:
@@ -271,7 +285,7 @@ def measure_cases(config: RunConfig, workers: int, steps: int = 5) -> list[Case]
     if plan is None:
         return levels
     epochs: list[Epoch] = [(n, works[level].every(period)) for n, level, period in plan]
-    return [*levels, Case(config.name, epochs, sum(n for n, _ in epochs), 1)]
+    return [*levels, Case(config.name, epochs, sum(n for n, _ in epochs), (len(epochs),))]
 
 
 def plan_units(

@@ -571,6 +571,27 @@ def test_the_figure_and_its_curves(tmp_path: Path) -> None:
     assert all(path.stat().st_size > 1000 for path in save(fig, tmp_path / "cost", numbers))
 
 
+def test_runs_of_unequal_length_are_each_one_of_the_curve() -> None:
+    """A budget of floats, for example, ends the seeds of a schedule after different epochs."""
+    from analysis.cost.cost import curves
+
+    known = {(run.name, run.seed): run for run in reference()}
+    names = ("dense", 1000), ("accordion", 1000), ("accordion", 1001)
+    dense, first, second = (known[name] for name in names)
+    runs = [dense, replace(first, rows=first.rows[:5]), replace(second, rows=second.rows[-4:])]
+    cases = {case.name: case for case in make_cases(runs) if case.runs}
+    case, network = cases["accordion"], Network.parse("1Gbit/s,50us")
+    numbers = curves(make_cases(runs), network, 4).query("case == 'accordion'")
+    at = numbers[numbers["panel"] == "workers"].set_index("x").loc[4]
+    each = [
+        sum(n * work.seconds(network, 4) for n, work in part) / sum(n for n, _ in part)
+        for part in (case.epochs[:5], case.epochs[5:])
+    ]
+    assert (case.runs, len(case.epochs), at["n"]) == (2, 9, 2)
+    assert at["seconds"] == pytest.approx(np.mean(each), rel=1e-12)
+    assert at["speed_up"] == pytest.approx(np.mean(at["dense"] / np.array(each)), rel=1e-12)
+
+
 @pytest.mark.parametrize("seeds", [1, 2, 3])
 def test_the_caption_has_the_intervals_that_are_drawn(seeds: int) -> None:
     from analysis.cost.cost import figure_cost

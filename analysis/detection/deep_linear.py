@@ -30,7 +30,7 @@ from regimes.plotting.groups import group_runs
 from regimes.plotting.panels import draw_bands
 from regimes.plotting.said import Estimate
 from regimes.plotting.words import add_headline
-from regimes.records import Record, load_all, unit_name
+from regimes.records import Record, last_metric, load_all, unit_name
 from regimes.replay.detect import make_rule
 from regimes.replay.replay import has_statistics, replay_rule
 from regimes.statistics import correct_by_holm, p_value
@@ -97,8 +97,7 @@ def _harm_of(run: Record, plain: Record) -> float:
             f"{plain.folder} has {len(plain.epochs)} units, {run.folder} {right} on "
             "the right matrix: train the first for as many"
         )
-    ends = (run.epochs["metric"].tail(LAST), plain.epochs["metric"].head(right).tail(LAST))
-    return math.log(ends[0].mean() / ends[1].mean())
+    return math.log(last_metric(run, LAST) / last_metric(plain, LAST, right))
 
 
 def _against_the_earliest(
@@ -124,7 +123,8 @@ def calls(runs: Sequence[Record], texts: Sequence[str] = DETECTORS) -> dict[str,
 
 def finds(harm: pd.DataFrame, called: Mapping[str, np.ndarray], unit: int) -> pd.DataFrame:
     """One row per detector: the share of units that it calls critical inside the deficits of one
-    length that do harm (their interval lies above 1), inside the others, and the difference.
+    length that do harm (their interval lies above 1), inside the others, and the difference. A
+    deficit without an interval, as of two seeds, is in neither; nan where there is none.
 
     Args:
         harm: of `harms`, for deficits of one length.
@@ -133,7 +133,7 @@ def finds(harm: pd.DataFrame, called: Mapping[str, np.ndarray], unit: int) -> pd
     rows = []
     for name, share in called.items():
         inside: dict[bool, list[float]] = {True: [], False: []}
-        for row in harm.to_dict("records"):
+        for row in harm[harm["ci_low"].notna()].to_dict("records"):
             span = share[row["first"] // unit : math.ceil(row["stop"] / unit)]
             inside[row["ci_low"] > 1].append(float(span.mean()) if len(span) else math.nan)
         hit, false = (float(np.mean(x)) if x else math.nan for x in inside.values())

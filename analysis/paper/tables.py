@@ -24,7 +24,7 @@ import pandas as pd
 from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.errors import RecordError
-from regimes.records import Record, check_same_experiment, load_all
+from regimes.records import Record, check_same_experiment, last_metric, load_all
 
 from ..common.command import Files, Out, Several
 from ..common.compare import LAST
@@ -154,7 +154,7 @@ def _logs() -> dict[Any, float]:
 def _ours(runs: Sequence[Record]) -> dict[str, Any]:
     if not runs:
         return {"n": 0} | dict.fromkeys(("ours", "sd", "ours_floats", "ours_seconds"), math.nan)
-    last = [100 * float(run.epochs["metric"].tail(LAST).mean()) for run in runs]
+    last = [100 * last_metric(run, LAST) for run in runs]
     return {
         "n": len(runs),
         "ours": float(np.mean(last)),

@@ -23,12 +23,12 @@ from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.groups import tested_by
-from regimes.records import Record, load_all
+from regimes.records import Record, last_metric, load_all
 from regimes.statistics import correct_by_holm
 
 from ..common.command import Files, Out, Records
+from ..common.compare import LAST
 from ..common.estimates import as_table, estimate, exact, mean, p, word
-from .usable import last_metric
 
 # -- records to numbers ----------------------------------------------------------------------
 
@@ -48,7 +48,7 @@ def entries(runs: Sequence[Record]) -> pd.DataFrame:
     rows = []
     for run in runs:
         run.check_finished()
-        rows.append({"name": run.name, "seed": run.seed, "accuracy": 100 * last_metric(run)})
+        rows.append({"name": run.name, "seed": run.seed, "accuracy": 100 * last_metric(run, LAST)})
     by_run = pd.DataFrame(rows)
     guessing = 100 / classes.pop()
     limit = (guessing + medians(by_run).max()) / 2

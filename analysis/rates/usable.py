@@ -38,7 +38,7 @@ from regimes.plotting import style
 from regimes.plotting.groups import tested_by
 from regimes.plotting.looks import Metric
 from regimes.presets.own import AT
-from regimes.records import Record, check_same_experiment, load_all
+from regimes.records import Record, check_same_experiment, last_metric, load_all
 
 from ..common.command import Files, Out, Several
 from ..common.compare import LAST
@@ -80,7 +80,7 @@ def arm_of(run: Record) -> tuple[str, bool]:
 
 def entries(runs: Sequence[Record], shown: Metric) -> pd.DataFrame:
     """One row per run: arm, rate, momentum (nan of AdamW), seed, metric as it is shown, and
-    training loss; nan where one of the last units has none (see `last_metric`).
+    training loss; nan where one of the last units has none (see `records.last_metric`).
 
     Raises:
         RecordError: an unfinished run, one without a rate in its name, two runs with the same arm,
@@ -107,7 +107,7 @@ def entries(runs: Sequence[Record], shown: Metric) -> pd.DataFrame:
                 "rate": run.rate,
                 "seed": run.seed,
                 "momentum": math.nan if momentum is None else momentum,
-                shown.name: shown.factor * last_metric(run),
+                shown.name: shown.factor * last_metric(run, LAST),
                 "train_loss": run.epochs["train_loss"].astype(float).tail(LAST).mean(skipna=False),
             }
         )
@@ -121,14 +121,6 @@ def entries(runs: Sequence[Record], shown: Metric) -> pd.DataFrame:
     place = by_run["arm"].str.partition(", momentum")[0].map(places)
     order = ["place", "arm", "rate", "seed"]
     return by_run.assign(place=place).sort_values(order, ignore_index=True).drop(columns="place")
-
-
-def last_metric(run: Record) -> float:
-    """The mean metric of the last units that were tested; nan if one of them has none, because it
-    was not finite."""
-    units, every = run.epochs["epoch"] + 1, run.config.get("evaluate_every", 1)
-    tested = run.epochs["metric"][(units % every == 0) | (units == len(units))]
-    return float(tested.astype(float).tail(LAST).mean(skipna=False))
 
 
 def end(rates: Sequence[float], losses: Sequence[float], best: int, limit: float) -> float:

@@ -60,6 +60,7 @@ from regimes.records.reader import Record, find_runs, load
 from regimes.records.reporting import check_reporters, make_reporters
 from regimes.records.schema import Event, Header, Row
 from regimes.records.selection import (
+    last_metric,
     select_and_separate,
     select_runs,
     select_while_loading,

@@ -164,6 +164,17 @@ def _equal(field: str, recorded: Any, wanted: Any, raw: str) -> bool:
     return recorded == raw or (same_kind and recorded == wanted)
 
 
+def last_metric(run: Record, last: int = 3, units: int | None = None) -> float:
+    """The mean metric of the ``last`` units after which a run was tested, of its first ``units`` or
+    of all; nan if there is none, or if it was not finite in one of them."""
+    import numpy as np
+
+    rows = [row for row in run.tested_rows() if units is None or row["epoch"] < units]
+    tested = [row["metric"] for row in rows[-last:]]
+    reached = [math.nan if metric is None else metric for metric in tested]
+    return float(np.mean(reached)) if reached else math.nan
+
+
 @check_arguments(error=RecordError)
 def summary(runs: Iterable[Record], last: int = 3) -> pd.DataFrame:
     """One row per run: name, seed, metric (mean of the ``last`` epochs in which it was tested; nan
@@ -175,8 +186,6 @@ def summary(runs: Iterable[Record], last: int = 3) -> pd.DataFrame:
     rows = []
     for run in separate_experiments(runs):
         run.check_finished()
-        tested = [row["metric"] for row in run.tested_rows()[-last:]]
-        reached = [math.nan if metric is None else metric for metric in tested]
         floats, count = run.column("floats"), run.column("bytes")
         assert floats is not None
         assert count is not None
@@ -187,7 +196,7 @@ def summary(runs: Iterable[Record], last: int = 3) -> pd.DataFrame:
             {
                 "name": run.name,
                 "seed": run.seed,
-                "metric": float(np.mean(reached)) if reached else math.nan,
+                "metric": last_metric(run, last),
                 "floats": float(floats.sum()),
                 "bytes": int(count.sum()),
                 "seconds": float(np.sum(by_purpose)),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -315,6 +316,19 @@ def test_a_detector_finds_what_it_calls_critical_where_deficits_harm() -> None:
     rows = deep_linear.finds(harm, called, unit=10).set_index("detector")
     assert rows.loc["a"].to_list() == pytest.approx([0.75, 0.125, 0.625])
     assert rows.loc["b", "finds"] == 0
+
+
+def test_a_deficit_without_an_interval_is_neither_harmful_nor_harmless(runs: list[Record]) -> None:
+    """Of two seeds there are no intervals, and so both columns are empty."""
+    harm = deep_linear.harms(runs)
+    rows = deep_linear.finds(harm, {"a": np.ones(6)}, unit=10)
+    assert harm["ci_low"].isna().all()
+    assert rows[["harmful", "harmless", "finds"]].isna().all(axis=None)
+    assert list(deep_linear.as_text(harm, rows)[1].rows[0]) == ["a", "", "", ""]
+    one = pd.DataFrame({"first": [0, 20], "stop": [20, 40], "ci_low": [1.1, math.nan]})
+    found = deep_linear.finds(one, {"a": np.ones(4)}, unit=10)
+    assert found["harmful"].to_list() == [1.0]
+    assert found["harmless"].isna().all()
 
 
 def test_a_deficit_without_a_rank_has_the_default(runs: list[Record]) -> None:

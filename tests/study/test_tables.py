@@ -5,18 +5,24 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-from synthetic import make
+from synthetic import STEPS, make
 
+from analysis.common import compare
+from analysis.detection import deep_linear
 from analysis.paper import figures, published, table_rules, tables
+from analysis.rates import collapse, usable
 from regimes.config import to_dict
 from regimes.errors import RecordError
+from regimes.plotting.looks import find_metric
 from regimes.presets import get_grid
-from regimes.records import load_all
+from regimes.records import Record, load, load_all, summary
 
 STATIC = [row for row in published.tables().to_dict("records") if row["level"] != "accordion"]
 COUNTS = {  # parameters, Tables 8 and 9
@@ -268,3 +274,43 @@ def test_the_grids_of_figures_12_to_17_train_the_rows_of_tables_1_to_6(number: i
     found = [tables.row_of(to_dict(cell)) for cell in cells]
     assert len(found) == len(wanted) == 9
     assert all(any(key in keys for key in found) for keys in wanted)
+
+
+# -- the end of a run ------------------------------------------------------------------------
+
+
+def end_in_harms(run: Record) -> float:
+    """Against an error of 1 without a deficit."""
+    rows = [{**row, "metric": 1.0 if row["epoch"] % 2 else None} for row in run.rows]
+    config = run.config | {"unit_steps": STEPS, "policy": {"name": "static"}}
+    plain = replace(run, header=run.header | {"config": config}, rows=rows)
+    config |= {"deficit": {"name": "other-matrix", "windows": [[0, STEPS]]}}
+    late = replace(run, header=run.header | {"config": config})
+    return deep_linear.harms([plain.called(deep_linear.NONE), late])["harm"].item()
+
+
+ENDS: dict[str, Callable[[Record], float]] = {
+    "summary": lambda run: summary([run])["metric"].item(),
+    "schedules": lambda run: compare.table([run], ())[0]["accuracy"].item() / 100,
+    "paper": lambda run: tables.table([run])["ours"].dropna().mean() / 100,
+    "mechanism": lambda run: (
+        usable.entries([run.called("dense at 0.4")], find_metric("accuracy"))["accuracy"].item()
+        / 100
+    ),
+    "collapse": lambda run: collapse.entries([run])["accuracy"].item() / 100,
+    "harms": end_in_harms,
+}
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("reader", ENDS)
+def test_the_end_of_a_run_is_its_last_tests_or_undefined(
+    reader: str, lost: bool, tmp_path: Path
+) -> None:
+    """Of a run that is tested after every second unit, the last time perhaps not finite."""
+    run = load(paper_run(tmp_path, ACCORDION, 0, evaluate_every=2))
+    tested = {1: 0.5, 3: 0.6, 5: None if lost else 0.7}
+    rows = [{**row, "metric": tested.get(row["epoch"])} for row in run.rows]
+    header = run.header | {"data": {**run.header["data"], "classes": ["a", "b"]}}
+    found = ENDS[reader](replace(run, rows=rows, header=header))
+    assert found == pytest.approx(math.nan if lost else 0.6, nan_ok=True)

@@ -7,7 +7,8 @@
     regimes figure claims data/reference --out data/reference/claims.md    # the committed ones
 
 An effect is one number per seed, its interval the 95 % t interval of their mean. The margin is one
-point of accuracy (1 % of the perplexity), chosen before the first interval was computed.
+point of accuracy (1 % of the perplexity), on all of CIFAR-10 0.3 points, chosen before the first
+interval was computed.
 `sentences` has what is claimed, `verdicts` how an interval becomes a verdict.
 """
 
@@ -132,7 +133,8 @@ def _reached(claim: Claim, runs: Sequence[Record]) -> bool:
     """Does the best schedule reach what the sentence is about? Questions of ours are about any."""
     if claim not in PAPER:
         return True
-    least, shown = REGIME.get(runs[0].config["data"]["name"]), tested_by(runs[0])
+    names = claim.sources[0], runs[0].config["data"]["name"]
+    least, shown = next((REGIME[n] for n in names if n in REGIME), None), tested_by(runs[0])
     if least is None or shown.name != "accuracy":
         return False
     ends = ends_of(runs, LAST).groupby("name")["metric"].mean()

@@ -13,7 +13,7 @@ from regimes.statistics import paired_differences
 
 from ..common import compare
 from ..common.compare import LAST
-from ..detection.unforced import pairs, scored
+from ..detection.unforced import Change, pairs, scored
 
 Effect = Callable[[Sequence[Record]], list[float]]
 
@@ -51,12 +51,16 @@ def fall_at_decay(schedule: str) -> Effect:
     return values
 
 
-def kappa_at_equal_counts(a: str, b: str, schedule: str) -> Effect:
+def kappa_at_equal_counts(a: str, b: str, schedule: str, back: int = 1) -> Effect:
     """Cohen's kappa of two detectors that each mark a quarter of the epochs after the warm-up,
-    those in which its statistic changes most; 0 by chance (`analysis.detection.unforced`)."""
+    those in which its statistic changes most; 0 by chance (`analysis.detection.unforced`).
+
+    Args:
+        back: epochs over which a change is taken.
+    """
 
     def values(runs: Sequence[Record]) -> list[float]:
-        rows = pairs(scored(run for run in runs if run.name == schedule))
+        rows = pairs(scored((run for run in runs if run.name == schedule), Change(back)))
         kept = rows[(rows["a"] == a) & (rows["b"] == b)]
         return kept.sort_values("seed")["kappa"].to_list()
 

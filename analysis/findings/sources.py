@@ -6,6 +6,7 @@ Every read is noted, so that a number's archives are known (`reading`).
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import inspect
@@ -17,6 +18,7 @@ from typing import Any
 
 import pandas as pd
 
+from regimes.console.tables import Table
 from regimes.plotting import groups
 from regimes.plotting.looks import Metric
 from regimes.records import Record, load_all
@@ -107,6 +109,19 @@ def row_of(rows: pd.DataFrame, **values: Any) -> dict[str, Any]:
         kept = kept[kept[column] == value]
     (row,) = kept.to_dict("records")
     return {str(key): cell for key, cell in row.items()}
+
+
+def without_n(table: Table, n: int) -> Table:
+    """The table without its column "n", which the sentence above it says for all rows.
+
+    Raises:
+        ValueError: another n in one of the rows.
+    """
+    at = list(table.heads).index("n")
+    if any(row[at] != str(n) for row in table.rows):
+        raise ValueError(f"not all rows of the table have n = {n}")
+    rows = [[*row[:at], *row[at + 1 :]] for row in table.rows]
+    return dataclasses.replace(table, heads=[h for h in table.heads if h != "n"], rows=rows)
 
 
 # -- what templates may call -----------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from ...tournament import error_per_float
-from ..sources import number, records, row_of
+from ..sources import number, records, row_of, without_n
 
 SHOWN = (  # rows of the table
     ("topk", "1"),
@@ -41,7 +41,8 @@ def rivals_table() -> str:
     """Errors of a step and of the sum, from few bytes to many."""
     rows = pd.concat([_errors("smoke-rivals"), _errors("smoke-rivals-more")])
     keys = zip(rows["compressor"], rows["level"], strict=True)
-    return error_per_float.as_text(rows[[key in SHOWN for key in keys]]).markdown()
+    shown = error_per_float.as_text(rows[[key in SHOWN for key in keys]])
+    return without_n(shown, 3).markdown()
 
 
 @number

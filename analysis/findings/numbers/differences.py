@@ -13,6 +13,7 @@ from regimes.records import find_runs, share_of_low, unpack_records
 from regimes.statistics import correct_by_holm
 
 from ...common import compare
+from ...paper import published
 from ...rates import collapse
 from .. import claims
 from ..effects import minus
@@ -158,6 +159,16 @@ def last_values(source: str, arm: str) -> list[float]:
 def last_value(source: str, arm: str) -> Interval:
     """The mean over runs of `last_values`, with its interval."""
     return mean_of(last_values(source, arm))
+
+
+@number
+def published_row(network: str, level: str) -> dict[str, float]:
+    """The paper's accuracy on CIFAR-10 with PowerSGD (Table 1), in %, and floats as a share of its
+    low compression's."""
+    rows = published.tables()
+    same = rows[(rows["table"] == 1) & (rows["model"] == network)].set_index("level")
+    sent = same["printed"].astype(float)  # millions
+    return {"value": float(same["accuracy"][level]), "of_low": float(sent[level] / sent.max())}
 
 
 # -- the same runs, made again ---------------------------------------------------------------

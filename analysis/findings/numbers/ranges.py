@@ -16,7 +16,7 @@ from regimes.statistics import correct_by_holm
 
 from ...detection import deep_linear
 from ...rates import edge, narrowing, quadratic, usable
-from ..sources import number, records, row_of
+from ..sources import number, records, row_of, without_n
 from ..values import Interval, mean_of, of_ratios
 
 # -- usable rates ----------------------------------------------------------------------------
@@ -214,7 +214,8 @@ def _quadratic() -> pd.DataFrame:
 @number
 def quadratic_table() -> str:
     """A table of the largest stable rates, each divided by dense's: with error feedback, of filters
-    that send the same share of the energy, and without error feedback."""
+    that send the same share of the energy, and without error feedback. Momentum 0.5 stands
+    in what `regimes figure quadratic` prints."""
     found = quadratic.as_text(_quadratic())
     cells = [dict(zip(found.heads, row, strict=True)) for row in found.rows]
     # the column without a heading says whether there is error feedback
@@ -225,7 +226,7 @@ def quadratic_table() -> str:
     lines = [
         [*(c[name] for name in shown), without[c["momentum"], c["level"]]]
         for c in cells
-        if c[""] == quadratic.WITH and c["level"] != "dense"
+        if c[""] == quadratic.WITH and c["level"] != "dense" and c["momentum"] != "0.5"
     ]
     heads = ["momentum", "level", "sent", "feedback", *quadratic.BESIDE, "no feedback"]
     return Table(heads, lines, texts=2).markdown()
@@ -240,7 +241,8 @@ def _harms() -> pd.DataFrame:
 
 @number
 def deep_linear_table() -> str:
-    return deep_linear.as_text(_harms(), pd.DataFrame(columns=["detector"]))[0].markdown()
+    shown = deep_linear.as_text(_harms(), pd.DataFrame(columns=["detector"]))[0]
+    return without_n(shown, 4).markdown()
 
 
 @number

@@ -1,0 +1,49 @@
+"""ACCORDION on all of CIFAR-10 (oracle: the archive's lines, read without Regimes, and scipy)."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+import pytest
+import scipy.stats
+from archives import Rows, rows_of
+
+from analysis.findings.numbers import differences
+
+WHOLE = "cifar10-resnet20"
+ARMS = ("accordion", "rank 1")
+
+
+def end(rows: Rows) -> float:
+    """Mean of the last three evaluations, in %."""
+    return 100 * fmean([row["metric"] for row in rows if row["metric"] is not None][-3:])
+
+
+def by_seed(arm: str) -> dict[int, Rows]:
+    return {seed: rows for (name, seed), rows in sorted(rows_of(WHOLE).items()) if name == arm}
+
+
+def test_every_run_is_whole_and_all_arms_have_the_same_seeds() -> None:
+    assert {len(rows) for rows in rows_of(WHOLE).values()} == {30}
+    assert all([*by_seed(arm)] == [*by_seed("rank 4")] for arm in ARMS)
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_a_difference_is_that_of_the_rows(arm: str) -> None:
+    ours, theirs = by_seed(arm), by_seed("rank 4")
+    gaps = [end(ours[seed]) - end(theirs[seed]) for seed in theirs]
+    interval = scipy.stats.ttest_1samp(gaps, 0.0).confidence_interval(0.95)
+    found = differences.effect(WHOLE, arm, "rank 4")
+    assert found.n == len(gaps) == 3
+    expected = (fmean(gaps), interval.low, interval.high)
+    assert (found.mean, found.low, found.high) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_floats_are_a_share_by_seed(arm: str) -> None:
+    sent = {
+        name: {seed: sum(row["floats"] for row in rows) for seed, rows in by_seed(name).items()}
+        for name in (arm, "rank 4")
+    }
+    shares = [sent[arm][seed] / sent["rank 4"][seed] for seed in sent[arm]]
+    assert differences.floats_of(WHOLE, arm, "rank 4") == pytest.approx(fmean(shares), rel=1e-9)

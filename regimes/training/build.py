@@ -261,8 +261,8 @@ class Run:
         )
 
     def _residuals(self) -> list[Tensor | None]:
-        """Of the exchange in use: movements and gradients have other units, so that what the other
-        one owes cannot be added."""
+        """What the exchange in use owes: movements and gradients have other units, so that the
+        other one's cannot be added."""
         local = self.local
         return (local.sync.reducer if local and local.is_local else self.reducer).residuals()
 

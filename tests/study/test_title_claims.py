@@ -8,6 +8,7 @@ interval lies within what is possible.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
@@ -135,6 +136,8 @@ def groups(table: dict[str, tuple[list[float], float]], metric: str) -> Any:
             run: Any = type("Run", (), {})()
             vars(run).update(name=name, seed=seed, epochs=epochs, header=header, config=config)
             vars(run).update(hooked=False, folder="", rows=[], column=epochs.get)
+            tested = [{"metric": metric} for metric in epochs["metric"]]
+            run.tested_rows = functools.partial(list, tested)
             found.setdefault(name, []).append(run)
     return found
 

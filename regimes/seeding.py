@@ -77,7 +77,7 @@ def write_streams(streams: tuple[Tensor, Any, Any]) -> None:
 
 @contextmanager
 def preserve_streams() -> Iterator[None]:
-    """Restore these three streams on exit, also after an error; 0.15 ms, numpy's nearly all."""
+    """Restore these three streams on exit, also after an error."""
     streams = read_streams()
     try:
         yield

@@ -193,10 +193,8 @@ class PricedRuns:
             begins_dense: after the uncompressed steps with which the run began.
         """
         floats = seconds = 0.0
-        workers, dense = (
-            run.config["workers"],
-            dict.fromkeys(range(len(self.header["layers"])), DENSE),
-        )
+        workers = run.config["workers"]
+        dense = dict.fromkeys(range(len(self.header["layers"])), DENSE)
         for row, epoch in zip(run.rows, table, strict=True):
             levels = dense | dict(zip(self.layers, table[epoch], strict=True))
             counts = count_exchanges(run.header, row)

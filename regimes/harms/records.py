@@ -21,7 +21,7 @@ from regimes.launch import budgeted, sweep
 from regimes.launch.budgeted import Budget, Round
 from regimes.launch.sweep import Cell
 from regimes.plotting.groups import tested_by
-from regimes.records import Record, check_same, load, trunk_reference, unit_name
+from regimes.records import Record, check_same, last_metric, load, trunk_reference, unit_name
 from regimes.training.quirks import resolve_quirks
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def _last_metric(run: Record) -> float:
     Raises:
         TrainingError: it is not finite.
     """
-    metric = run.tested_rows()[-1]["metric"]
-    if metric is None:
+    metric = last_metric(run, 1)
+    if not math.isfinite(metric):
         raise TrainingError(f"{run.folder}: the {tested_by(run).name} in the end is not finite")
     return tested_by(run).factor * metric

@@ -25,7 +25,7 @@ from regimes.plotting.curves import metric_values
 from regimes.plotting.groups import BASELINES, Groups, tested_by
 from regimes.plotting.looks import Look, Metric, level_text, style_of
 from regimes.plotting.said import Estimate, format_number
-from regimes.records import Record
+from regimes.records import Record, last_metric
 from regimes.statistics import ANY
 
 TITLE_LETTERS = 96  # of size 9.5 that fit into 7.2 inches
@@ -200,14 +200,14 @@ def _reached(runs: Sequence[Record], shown: Metric) -> dict[int, float]:
     tests, which all have to be finite; of another those of the last units that are numbers."""
     reached = {}
     for run in runs:
-        values = metric_values(run, shown)[-LAST:]
-        values = values[np.isfinite(values)]
         if shown == tested_by(run):
-            tested = [row["metric"] for row in run.tested_rows()[-LAST:]]
-            values = np.array([x * shown.factor for x in tested if x is not None])
-            values = values if len(values) == len(tested) else values[:0]
-        if len(values):
-            reached[run.seed] = float(values.mean())
+            value = shown.factor * last_metric(run, LAST)
+        else:
+            values = metric_values(run, shown)[-LAST:]
+            finite = values[np.isfinite(values)]
+            value = float(finite.mean()) if finite.size else math.nan
+        if math.isfinite(value):
+            reached[run.seed] = value
     return reached
 
 

@@ -30,7 +30,7 @@ from regimes.records import Record, load_all, unit_name
 from regimes.replay.compare import compare_rules
 
 from ..common.command import Files, Out, Records
-from ..common.compare import group_runs, whole_norm
+from ..common.compare import group_runs, schedules, whole_norm
 from ..common.estimates import estimate, over_seeds
 
 if TYPE_CHECKING:
@@ -242,11 +242,13 @@ def main(
     """Draw Figure 3 from runs with the curvature instrument, and print the agreement.
 
     Args:
-        schedule: whose runs.
+        schedule: whose runs; one of the paper's also by what a tournament calls it.
         interval: epochs between evaluations of both rules.
         eta: relative change that counts as critical.
     """
     files, runs = Files(records, out), load_all(records)
+    if schedule not in {run.name for run in runs}:
+        runs = schedules(runs)
     alone, pairs = agreement(group_runs(runs, [schedule])[schedule], interval, eta)
     with pd.option_context("display.width", 200, "display.max_columns", None):
         print(alone.round(3).to_string(index=False), "\n")

@@ -132,7 +132,8 @@ def _open_during_run(
     try:
         writer = open_record(run, out, resume)
         reporters.event_log = writer.event if writer else None
-        reporters.start(read_header(out), run.rows)
+        # A resumed run may have other processes than its record's header, which keeps the first.
+        reporters.start({**read_header(out), "world": run.header["world"]}, run.rows)
         yield writer
         if writer and is_complete(run.header, run.rows):  # not yet where another phase follows
             writer.event("end")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from statistics import fmean
 
 import pytest
 import scipy.stats
-from archives import Rows, rows_of
+from archives import REFERENCE, Rows, rows_of
 
 from analysis.findings.numbers import differences
+from analysis.paper import figure3
 
 WHOLE = "cifar10-resnet20"
 ARMS = ("accordion", "rank 1")
@@ -47,3 +49,11 @@ def test_floats_are_a_share_by_seed(arm: str) -> None:
     }
     shares = [sent[arm][seed] / sent["rank 4"][seed] for seed in sent[arm]]
     assert differences.floats_of(WHOLE, arm, "rank 4") == pytest.approx(fmean(shares), rel=1e-9)
+
+
+def test_figure_3_finds_low_compression_under_its_name_in_a_tournament(tmp_path: Path) -> None:
+    drawn = figure3.main(REFERENCE / f"{WHOLE}.tar.xz", tmp_path / "low")
+    own = figure3.main(REFERENCE / f"{WHOLE}.tar.xz", tmp_path / "own", "rank 4")
+    tables = [[path.read_text() for path in made if path.suffix == ".csv"] for made in (drawn, own)]
+    assert len(tables[0]) == 3
+    assert tables[0] == tables[1]

@@ -31,6 +31,7 @@ from regimes.errors import ConfigError, DataError, RecordError, TrainingError
 from regimes.exchange.background import Background
 from regimes.launch import sweep
 from regimes.records import Record, load, read_lines
+from regimes.records.writer import RecordWriter
 from regimes.training import build, checkpoint, gradients, loop
 
 torch.set_num_threads(1)
@@ -287,6 +288,31 @@ def test_kill_9_and_resume(c: RunConfig, kill_at: int, tmp_path: Path) -> None:
 def test_resume_on_another_number_of_processes(tmp_path: Path) -> None:
     c = config(*TOPK)
     resumed_alike(c, tmp_path, 2, processes=2)
+
+
+def test_what_a_resumed_run_shows_has_the_processes_of_now(tmp_path: Path) -> None:
+    """The header of a record keeps those of its start."""
+    shown: list[Any] = []
+
+    class Looks:
+        def start(self, header: Any, rows: Any) -> None:
+            shown.append(header["world"]["processes"])
+
+        def step(self, epoch: int, done: int, steps: int) -> None: ...
+        def stop(self, message: str) -> None: ...
+        def epoch(self, row: Any, seconds: Any) -> None: ...
+
+    c = config(epochs=2)
+    with pytest.MonkeyPatch.context() as patch:
+        begun = RecordWriter.create
+        patch.setattr(RecordWriter, "create", lambda folder, header: begun(folder, on_two(header)))
+        break_off(c, tmp_path, 1)
+    run = regimes.run(c, tmp_path, resume=True, reporters=[Looks()])
+    assert (run.header["world"]["processes"], shown) == (2, [1])
+
+
+def on_two(header: Any) -> Any:
+    return {**header, "world": {**header["world"], "processes": 2}}
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import math
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -35,7 +36,8 @@ def eigenvalues(
     most = min(hessian.dimension, max_products)
     require(0 < k <= most, "largest", k, f"1 to {most}, the dimension or the products")
     began, per_value = time.perf_counter(), max_products // k
-    with _measuring(hessian, seed) as (peer, count):
+    iterations: Counter[int] = Counter()  # by how many values were found before
+    with _measuring(hessian, seed) as (peer, count), _counting_iterations(iterations):
         values, vectors = peer.eigenvalues(maxIter=per_value, tol=tolerance, top_n=k)
     largest = torch.tensor(values, dtype=torch.float64)
     if not bool(torch.isfinite(largest).all()):
@@ -48,7 +50,7 @@ def eigenvalues(
         vectors=torch.stack(rows),
         products=count[0],
         seconds=time.perf_counter() - began,
-        stopped="converged" if count[0] < per_value else "max_products",
+        stopped="converged" if max(iterations.values()) < per_value else "max_products",
     )
 
 
@@ -85,6 +87,21 @@ class _Probe(nn.Module):
 
     def forward(self, batch: _Batch) -> Tensor:
         return self.loss(self.model, batch.batch)
+
+
+@contextmanager
+def _counting_iterations(iterations: Counter[int]) -> Iterator[None]:
+    """Count the steps of the power iteration for each value: each makes its vector orthogonal to
+    those of the values before."""
+    library = sys.modules["pyhessian.hessian"]
+    original = library.orthnormal
+
+    def orthnormal(vector: list[Tensor], found: list[list[Tensor]]) -> Any:
+        iterations[len(found)] += 1
+        return original(vector, found)
+
+    with patch.object(library, "orthnormal", orthnormal):
+        yield
 
 
 @contextmanager

@@ -109,6 +109,17 @@ def test_pyhessian_agrees_on_the_largest_magnitude(batches, mode):
     assert abs(float(peer.vectors[0] @ ours.vectors[both.abs().argmax()])) > 0.99
 
 
+@pytest.mark.parametrize(
+    ("each", "stopped"), [(70, "converged"), (50, "max_products")], ids=["enough", "too few"]
+)
+def test_pyhessian_says_whether_all_of_several_values_have_converged(hessian, each, stopped):
+    """All together take more than 70 products, none of them does."""
+    options = {"largest": 3, "tolerance": 1e-3, "max_products": 3 * each}
+    found = eigenvalues(hessian, backend="pyhessian", **options)
+    assert found.products > each
+    assert found.stopped == stopped
+
+
 def test_pyhessian_trace(hessian, exact):
     found = trace(hessian, products=100, backend="pyhessian")
     assert abs(found.value - float(exact.trace())) < 5 * found.error + 0.05 * float(exact.trace())

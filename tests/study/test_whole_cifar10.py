@@ -14,6 +14,7 @@ from analysis.paper import figure3
 
 WHOLE = "cifar10-resnet20"
 ARMS = ("accordion", "rank 1")
+AT_ITS_RATE = "rank 1 at 0.4"  # rank 4's; one seed
 
 
 def end(rows: Rows) -> float:
@@ -27,6 +28,7 @@ def by_seed(arm: str) -> dict[int, Rows]:
 
 def test_every_run_is_whole_and_all_arms_have_the_same_seeds() -> None:
     assert {len(rows) for rows in rows_of(WHOLE).values()} == {30}
+    assert [*by_seed(AT_ITS_RATE)] == [*by_seed("rank 4")][:1]
     assert all([*by_seed(arm)] == [*by_seed("rank 4")] for arm in ARMS)
 
 
@@ -41,7 +43,14 @@ def test_a_difference_is_that_of_the_rows(arm: str) -> None:
     assert (found.mean, found.low, found.high) == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("arm", ARMS)
+def test_the_difference_of_one_seed_has_no_interval() -> None:
+    ((seed, rows),) = by_seed(AT_ITS_RATE).items()
+    (found,) = differences.effect_by_seed(WHOLE, AT_ITS_RATE, "rank 4")
+    assert found == pytest.approx(end(rows) - end(by_seed("rank 4")[seed]), rel=1e-9)
+    assert differences.last_value(WHOLE, AT_ITS_RATE).n == 1
+
+
+@pytest.mark.parametrize("arm", [*ARMS, AT_ITS_RATE])
 def test_floats_are_a_share_by_seed(arm: str) -> None:
     sent = {
         name: {seed: sum(row["floats"] for row in rows) for seed, rows in by_seed(name).items()}

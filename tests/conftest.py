@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import operator
 import os
 import subprocess
@@ -20,6 +21,7 @@ import pytest
 import shapes
 from hypothesis import settings
 
+gc.disable()  # nothing of what is imported is garbage; until `pytest_collection_finish`
 shapes.install()  # before any test imports a regimes module
 import read_once  # noqa: E402
 
@@ -43,6 +45,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run all cases that are not marked slow, and write tests/durations.txt",
     )
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -26,14 +26,14 @@ demo: .venv/demo.stamp  ## train a small language model under 6 schedules, 3 see
 
 BALANCED = --dist loadfile --no-loadscope-reorder# files in the order that tests/conftest.py gives them
 test: .venv/dev.stamp  ## checks, and all tests but the slow ones
-	@$(MAKE) --no-print-directory --jobs 2 check compiled
+	@$(MAKE) --no-print-directory --jobs 2 check .venv/compiled.stamp
 	$(BIN)/python -m pytest -n 4 $(BALANCED)
 
 # What the tests import, compiled once, beside the type checker, which uses one core: in a fresh clone
 # each of the four processes would compile all of it for itself. What fails here fails in the tests.
-.PHONY: compiled
-compiled: .venv/dev.stamp
+.venv/compiled.stamp: .venv/dev.stamp
 	@$(BIN)/python -m pytest --collect-only -qq > /dev/null || true
+	touch $@
 
 test-all: .venv/dev.stamp check  ## all tests, the slow ones too; more than an hour on 2 cores
 	CHECKED_CALLS=inf $(BIN)/python -m pytest -n 3 $(BALANCED) -m "not integrations"

@@ -6,9 +6,8 @@
     study.answer(Settings("low", 1000, "accordion", eta=0.3)).numbers
 
 Traffic is priced by what each layer sends in one exchange, of which a round of local steps has one;
-seconds are predicted by
-`regimes.network` from their measured compute and compression. The replay reads the statistics of
-the run as it was trained, so there is no accuracy for it.
+seconds are predicted by `regimes.network` from their measured compute and compression. The replay
+reads the statistics of the run as it was trained, so there is no accuracy for it.
 """
 
 from __future__ import annotations

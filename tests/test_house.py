@@ -158,35 +158,7 @@ def test_every_public_name_is_there() -> None:
         _ = regimes.trane  # type: ignore[attr-defined]
 
 
-# -- plain words ----------------------------------------------------------------------------
-
-# No people in place of things. Each number is how often `regimes/` has the word today: a number
-# may only become smaller, and ends at 0.
-PEOPLE = ("nobody", "somebody", "whoever", "stranger", "everybody", "anybody")
-
-
-@pytest.mark.parametrize("word", PEOPLE)
-def test_things_are_not_called_people(word: str) -> None:
-    places = [
-        f"{path.relative_to(ROOT)}:{number}"
-        for path in sorted((ROOT / "regimes").rglob("*.py"))
-        for number, line in enumerate(path.read_text().splitlines(), 1)
-        for _ in re.findall(rf"\b{word}(?:s|'s)?\b", line, re.IGNORECASE)
-    ]
-    assert not places, ", ".join(places)
-
-
-def test_docstrings_say_what_before_of_what() -> None:
-    """A docstring that opens with "Of" or "The same of" leaves its subject to the reader."""
-    opening = re.compile(r'"""(?:Of|The same of) ')
-    places = [
-        f"{path.relative_to(ROOT)}:{number}"
-        for room in ("regimes", "analysis")
-        for path in sorted((ROOT / room).rglob("*.py"))
-        for number, line in enumerate(path.read_text().splitlines(), 1)
-        if opening.search(line)
-    ]
-    assert not places, ", ".join(places)
+# -- tests of the rooms -----------------------------------------------------------------------
 
 
 def test_each_room_has_its_tests() -> None:

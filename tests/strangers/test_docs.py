@@ -36,7 +36,6 @@ from regimes.config import override
 from regimes.plotting.offered import find_figures
 
 DOCS = ROOT / "docs"
-MOST = 29_850  # words of the pages that are written by hand
 
 
 def name_of(page: Path) -> str:
@@ -204,26 +203,7 @@ def test_what_is_not_run_has_a_reason(page: Path) -> None:
     assert len(marks) == sum(bool(block.mark) for block in blocks(page))
 
 
-# -- words and links -------------------------------------------------------------------------
-
-
-def test_the_readme_is_two_screens_and_contributing_one_page() -> None:
-    readme, contributing = text(ROOT / "README.md"), text(ROOT / "CONTRIBUTING.md")
-    assert len(readme.splitlines()) <= 200
-    assert len(readme.split()) <= 1600
-    assert len(contributing.splitlines()) <= 120
-
-
-def test_pages_are_short_and_begin_with_an_answer() -> None:
-    """Findings and speed aside: the words of all together, and no page begins with "this page"."""
-    pages = [p for p in PAGES if DOCS in p.parents]
-    pages = [
-        p for p in pages if p.relative_to(DOCS).parts[0].split(".")[0] not in ("findings", "speed")
-    ]
-    written = [generate().FILLED.sub("", text(page)) for page in pages]  # but for its tables
-    assert sum(len(words.split()) for words in written) <= MOST
-    for page in pages:
-        assert not text(page).split("\n\n")[1].startswith("This page"), page
+# -- links ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ import argparse
 import json
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -143,37 +143,46 @@ def lengths(size: str, method: str) -> list[int]:
 Losses = dict[tuple[str, Probe], float]  # by size and training, bits per byte
 
 
-def known() -> Losses:
+def known(*files: Path) -> Losses:
+    """The losses in these files, or in that of the plans."""
     found: Losses = {}
-    for line in _lines(LOSSES):
+    for line in (line for file in files or (LOSSES,) for line in _lines(file)):
         probe = Probe(line["method"], line["steps"], line["rate"], line["seed"])
         found[line["size"], probe] = math.inf if line["loss"] is None else line["loss"]
     return found
 
 
-def missing(size: str, losses: Losses) -> list[Probe]:
+def wanted_lengths(size: str) -> dict[str, list[int]]:
+    return {method: lengths(size, method) for method in METHODS}
+
+
+def missing(size: str, losses: Losses, wanted: Mapping[str, Sequence[int]]) -> list[Probe]:
     """Trainings that come next: three rates at each length, then one beyond a best rate at an end,
-    then more seeds at the two best."""
+    then more seeds at the two best.
+
+    Args:
+        wanted: the lengths of each method, in steps.
+    """
     mine = {probe: loss for (other, probe), loss in losses.items() if other == size}
     todo: list[Probe] = []
-    for method in METHODS:
-        for steps in lengths(size, method):
+    for method, all_steps in wanted.items():
+        for steps in all_steps:
             first = {
                 p.rate: loss
                 for p, loss in mine.items()
                 if (p.method, p.steps, p.seed) == (method, steps, SEEDS[0])
             }
-            wanted = [Probe(method, steps, r, SEEDS[0]) for r in RATES if r not in first]
-            if not wanted:
+            runs = [Probe(method, steps, r, SEEDS[0]) for r in RATES if r not in first]
+            if not runs:
                 best = min(first, key=lambda rate: first[rate])
                 if best in (min(first), max(first)) and abs(best) < 3:
                     beyond = best - 1 if best == min(first) else best + 1
-                    wanted = [Probe(method, steps, beyond, SEEDS[0])]
+                    runs = [Probe(method, steps, beyond, SEEDS[0])]
                 else:
                     two = sorted(first, key=lambda rate: first[rate])[:2]
                     more = (Probe(method, steps, rate, seed) for rate in two for seed in SEEDS[1:])
-                    wanted = [probe for probe in more if probe not in mine]
-            todo += wanted
+                    runs = [probe for probe in more if probe not in mine]
+            todo += runs
     return todo
 
 
@@ -181,30 +190,47 @@ def train(sizes: Sequence[str], out: Path, jobs: int) -> None:
     """Train what is missing, and keep each loss in a line."""
     for size in sizes:
         config = in_steps(training(size), STEPS)
-        with sweep.make_trainer(jobs, [config.device], None) as trainer:
-            while todo := missing(size, known()):
-                cells = {
-                    name_probe(p): (
-                        out / size / name_probe(p),
-                        configure_probe(config, parse_method(p.method), *_of(p)),
-                    )
-                    for p in todo
-                }
-                probes = {name_probe(probe): probe for probe in todo}
 
-                def ended(
-                    run: str,
-                    error: str | None,
-                    size: str = size,
-                    probes: Mapping[str, Probe] = probes,
-                ) -> None:
-                    loss = None if error else _loss(out / size / run)
-                    method, steps, rate, seed = probes[run].method, *_of(probes[run])
-                    line = {"size": size, "method": method, "steps": steps, "rate": rate}
-                    _append(LOSSES, {**line, "seed": seed, "loss": loss})
-                    print(f"{size} {run}: {loss}", flush=True)
+        def next_runs(size: str = size) -> list[Probe]:
+            return missing(size, known(), wanted_lengths(size))
 
-                budgeted.train_cells(trainer, cells, ended)
+        train_rounds(size, config, next_runs, LOSSES, out, jobs)
+
+
+def train_rounds(
+    size: str,
+    config: RunConfig,
+    next_runs: Callable[[], Sequence[Probe]],
+    file: Path,
+    out: Path,
+    jobs: int,
+) -> None:
+    """Train in rounds, and append each loss to a file as a line.
+
+    Args:
+        config: in steps, as `in_steps` gives it.
+        next_runs: gives the trainings of the next round; none: it is done.
+        out: the folder of the runs.
+    """
+    with sweep.make_trainer(jobs, [config.device], None) as trainer:
+        while todo := next_runs():
+            cells = {
+                name_probe(p): (
+                    out / size / name_probe(p),
+                    configure_probe(config, parse_method(p.method), *_of(p)),
+                )
+                for p in todo
+            }
+            probes = {name_probe(probe): probe for probe in todo}
+
+            def ended(run: str, error: str | None, probes: Mapping[str, Probe] = probes) -> None:
+                loss = None if error else _loss(out / size / run)
+                method, steps, rate, seed = probes[run].method, *_of(probes[run])
+                line = {"size": size, "method": method, "steps": steps, "rate": rate}
+                _append(file, {**line, "seed": seed, "loss": loss})
+                print(f"{size} {run}: {loss}", flush=True)
+
+            budgeted.train_cells(trainer, cells, ended)
 
 
 def _of(probe: Probe) -> tuple[int, float, int]:

@@ -62,12 +62,13 @@ def test_regret_is_above_the_best_method_in_the_same_seconds() -> None:
 
 
 def test_what_is_trained_next() -> None:
-    todo = plans.missing("115k", {})
+    wanted = plans.wanted_lengths("115k")
+    todo = plans.missing("115k", {}, wanted)
     assert len(todo) == 3 * sum(map(len, plans.METHODS.values()))
     done = {("115k", p): 3 + 0.1 * p.rate for p in todo}  # the lowest rate is the best
-    assert {p.rate for p in plans.missing("115k", done)} == {-2.0}
+    assert {p.rate for p in plans.missing("115k", done, wanted)} == {-2.0}
     best = {("115k", p): abs(p.rate - 0.1) for p in todo}
-    more = plans.missing("115k", best)
+    more = plans.missing("115k", best, wanted)
     two = {(rate, seed) for rate in (0.0, 1.0) for seed in plans.SEEDS[1:]}
     assert {(p.rate, p.seed) for p in more} == two
-    assert not plans.missing("115k", best | {("115k", p): 0.0 for p in more})
+    assert not plans.missing("115k", best | {("115k", p): 0.0 for p in more}, wanted)

@@ -239,7 +239,7 @@ def node() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # die with the parent
     answers, sys.stdout = sys.stdout, sys.stderr
     tasks: dict[str, Callable[..., Any]] = {"train": _train, "echo": _echo, "goodput": _goodput}
-    tasks |= {"race": _race, "island": _island, "peak": _peak, "collectives": _collectives}
+    tasks |= {"race": _race, "island": _island, "collectives": _collectives}
     tasks |= {"fsdp": _fsdp, "traced": _traced}
     for line in sys.stdin:
         command = json.loads(line)
@@ -299,12 +299,6 @@ def _fsdp(**details: Any) -> dict[str, Any]:
 
 def _traced(**details: Any) -> dict[str, Any]:
     from benchmarks.link_traces import train
-
-    return train(**details)
-
-
-def _peak(**details: Any) -> dict[str, Any]:
-    from benchmarks.peak import train
 
     return train(**details)
 

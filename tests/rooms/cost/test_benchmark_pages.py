@@ -36,7 +36,7 @@ def raced() -> str:
     return race_report.page({grid: race.read(grid) for grid in predicting}, system)
 
 
-LINKS = ("fsdp_link", "island_link", "link_traces", "network", "peak")
+LINKS = ("fsdp_link", "island_link", "link_traces", "network")
 PAGES: dict[str, Callable[[], str]] = {
     **{
         name: lambda name=name: module(name).markdown(numbers(name))
@@ -46,7 +46,6 @@ PAGES: dict[str, Callable[[], str]] = {
     "dying": lambda: module("replicas_report").dying_page(numbers("dying")),
     "harm_tasks": lambda: module("harm_tasks").page(numbers("harm_tasks")),
     "kills": lambda: module("replicas_report").kills_page(read_notes(HERE / "kills.jsonl")),
-    "overlap": lambda: module("overlap").markdown(numbers("overlap")["rows"]),
     "plans": lambda: module("plans").report(),
     "race": raced,
 }

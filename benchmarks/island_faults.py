@@ -28,7 +28,6 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -148,13 +147,7 @@ def newest(folder: Path) -> int:
 class Group:
     """The processes of a job."""
 
-    def __init__(
-        self,
-        mesh: tuple[int, int],
-        out: Path,
-        saved: Path | None = None,
-        work: Callable[..., None] = job,
-    ) -> None:
+    def __init__(self, mesh: tuple[int, int], out: Path, saved: Path | None = None) -> None:
         out.mkdir(parents=True, exist_ok=True)
         (out / "step").unlink(missing_ok=True)
         context = multiprocessing.get_context("forkserver")
@@ -162,7 +155,7 @@ class Group:
         self.out, meet = out, tempfile.mktemp(dir=out)
         rest = (mesh, str(out), meet, None if saved is None else str(saved))
         ranks = range(mesh[0] * mesh[1])
-        self.processes = [context.Process(target=work, args=(rank, *rest)) for rank in ranks]
+        self.processes = [context.Process(target=job, args=(rank, *rest)) for rank in ranks]
         for process in self.processes:
             process.start()
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import gc
 import importlib.util
 import json
-import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -38,7 +36,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of torchft's loggers
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # of torchft's HTTP server
 ]
-ROOT = Path(__file__).parents[2]
 DILOCO = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
 RATE = 0.1
 GENERATOR = threading.Lock()
@@ -534,19 +531,3 @@ def test_gradients_are_added_up_without_an_exchange(address: str) -> None:
         (loss_of(model, 0, 0) + loss_of(model, 1, 0)).backward()
         expected = flat(p - RATE * p.grad for p in model.parameters() if p.grad is not None)
         torch.testing.assert_close(replica.weights, expected, rtol=1e-12, atol=1e-13)
-
-
-def test_kills_at_random_moments(tmp_path: Path) -> None:
-    """Real processes, and a lighthouse of its own; `benchmarks.kills` does it 200 times."""
-    few = ["--kills", "3", "--together", "0", "--no-lighthouse"]
-    words = ["-m", "benchmarks.kills", *few, "--out", tmp_path / "job"]
-    results = tmp_path / "results.jsonl"
-    subprocess.run(
-        [sys.executable, *words, "--results", results], cwd=ROOT, check=True, timeout=900
-    )
-    for found in map(json.loads, results.read_text().splitlines()):
-        assert found["differing"] == 0
-        assert found["equal at the end"]
-        assert found["record"] == "whole"
-        assert not found["ended badly"]
-        assert not found["errors"]

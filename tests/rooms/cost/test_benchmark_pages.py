@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from benchmarks import race, race_report
-from benchmarks.replicas import read_notes
 
 HERE = Path(__file__).parents[3] / "benchmarks"
 
@@ -43,9 +42,7 @@ PAGES: dict[str, Callable[[], str]] = {
         for name in (*LINKS, "faults", "stock")
     },
     "curvature": lambda: module("curvature_report").markdown(numbers("curvature")),
-    "dying": lambda: module("replicas_report").dying_page(numbers("dying")),
     "harm_tasks": lambda: module("harm_tasks").page(numbers("harm_tasks")),
-    "kills": lambda: module("replicas_report").kills_page(read_notes(HERE / "kills.jsonl")),
     "plans": lambda: module("plans").report(),
     "race": raced,
 }

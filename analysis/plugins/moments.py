@@ -53,9 +53,8 @@ from regimes.instruments.base import (
     StridedGauge,
     divide_or_nan,
 )
+from regimes.instruments.support_overlap import Pair, drawn_gradients
 from regimes.seeding import make_generator
-
-from .support_overlap import Pair, drawn_gradients
 
 PERCENTS = (1, 10)
 SHAPES = ("top1", "top10", "density")

@@ -31,6 +31,7 @@ INSTRUMENT = {  # family -> the instrument that measures it; a package's has the
     "cosine": "cosine",
     "spread": "spread",
     "disagreement": "disagreement",
+    "overlap": "overlap",
 }
 
 FIELDS: dict[str, dict[str, Any]] = {  # options with which an instrument measures a statistic

@@ -25,6 +25,7 @@ REGISTRY = Registry(
         "cosine": "regimes.instruments.cosine:Cosine",
         "spread": "regimes.instruments.noise:Spread",
         "disagreement": "regimes.instruments.disagreement:Disagreement",
+        "overlap": "regimes.instruments.support_overlap:Overlap",
     },
     has=("every", "start"),
     group="regimes.instruments",

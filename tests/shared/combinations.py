@@ -27,7 +27,7 @@ CHANGED: dict[tuple[str, str, str], str] = {
     ("local_steps", "FSDP2", "policy that reads error:low"): BY_PARTS,
 }
 
-STUDY = ("moments", "moments-frozen", "overlap", "rivals")  # instruments of the study's package
+STUDY = ("moments", "moments-frozen", "overlap", "rivals")  # then of the study's package
 
 # -- the trainer: settings -------------------------------------------------------------------------
 

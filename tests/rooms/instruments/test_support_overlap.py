@@ -15,24 +15,23 @@ import pytest
 import torch
 from configs import smoke
 from contexts import with_gradients as context
-from regimes_study.plugins import support_overlap
-from regimes_study.plugins.support_overlap import (
+from runs import weights
+from torch import Tensor, nn
+
+import regimes
+from regimes.collectives.world import World
+from regimes.config import RunConfig, override
+from regimes.curvature.probe import preserve_model
+from regimes.errors import ConfigError, TrainingError
+from regimes.instruments import support_overlap
+from regimes.instruments.support_overlap import (
     Overlap,
     batch_gradient,
     pair_overlaps,
     support,
     train_on_batch_statistics,
 )
-from runs import weights
-from torch import Tensor, nn
-
-import regimes
-from analysis.paper import figure4a
-from regimes.collectives.world import World
-from regimes.config import RunConfig, override
-from regimes.curvature.probe import preserve_model
-from regimes.errors import ConfigError, RecordError, TrainingError
-from regimes.records import load_all, read_lines
+from regimes.records import read_lines
 from regimes.training import build
 
 torch.set_num_threads(1)
@@ -258,35 +257,3 @@ def test_a_gradient_that_is_not_finite() -> None:
     gauge = Overlap(batches=(1,)).start(context([*KNOWN, [float("nan")] * 8], 4, World(2)))
     with pytest.raises(TrainingError, match=r"not finite in epoch 5, batch size 1"):
         gauge.read(5)
-
-
-# -- Figure 4a -------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_figure_pools_over_seeds_and_says_where_90_percent_is(tmp_path: Path) -> None:
-    c = replace(config("epochs=2", "instruments={overlap={batches=[32, 60]}}"), name="dense")
-    for seed in (1, 2, 3):
-        regimes.run(replace(c, seed=seed), tmp_path / f"{seed}")
-    fig, numbers = figure4a.figure4a(load_all(tmp_path))
-    lines = [read_lines(tmp_path / f"{seed}" / "instruments.jsonl") for seed in (1, 2, 3)]
-    assert numbers["batch"].tolist() == [32, 60] * 2
-    for row in numbers.itertuples():
-        values = [seed[row.epoch]["sizes"][str(row.batch)]["mean"] for seed in lines]
-        half = 4.302652729911275 * np.std(values, ddof=1) / 3**0.5  # t of 2 degrees, 97.5 %
-        assert row.overlap == pytest.approx(np.mean(values))
-        assert (row.ci_low, row.ci_high) == pytest.approx(
-            (np.mean(values) - half, np.mean(values) + half)
-        )
-        assert row.chance == lines[0][0]["chance"]
-        assert row.n == 3
-    words = fig.get_supxlabel().replace("\n", " ")
-    assert "90 % is not reached at any batch size up to 60 images (half of the training" in words
-    raised = numbers.assign(overlap=numbers["overlap"] + (numbers["batch"] == 60))
-    assert "90 % is reached first at batch 60 (after epoch 0" in figure4a.verdict(raised, 120)
-
-
-def test_figure_refuses_runs_without_readings(tmp_path: Path) -> None:
-    regimes.run(replace(config("epochs=1"), name="dense"), tmp_path)
-    with pytest.raises(RecordError, match="recorded no support overlap"):
-        figure4a.figure4a(load_all(tmp_path))

@@ -12,16 +12,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
-from jaxtyping import Int64
-from torch import Tensor
-
 from regimes.errors import TrainingError
 
 _NAMED = 3  # differences in a sentence; the others are counted
 _LONGEST = 60  # letters of a value in a sentence
-_ROW = 256  # words of 8 bytes that are added without weights; rows are weighted by their index
-_ODD = 0x9E3779B97F4A7C15 - 2**64  # 2^64 / golden ratio
 
 
 def digest(facts: Any) -> str:
@@ -84,17 +78,6 @@ def _to_json(facts: Any) -> str:
 # -- weights -----------------------------------------------------------------------------------
 
 
-def fingerprint(tensors: Sequence[Tensor]) -> int:
-    """A 64-bit hash of the tensors (2, 4 or 8 bytes per entry), computed on their device.
-
-    Sums modulo 2^64 do not depend on the order of additions. A change of one entry always changes
-    the hash, and changes in several rows almost always do; two changes in one row can cancel.
-    """
-    words = torch.cat([part for tensor in tensors for part in _row_sums(tensor)])
-    places = 1 + 2 * torch.arange(len(words), device=words.device)  # odd: no word is lost
-    return int((words * (places * _ODD)).sum())
-
-
 def check_same_weights(fingerprints: Sequence[int | None], unit: str, shards: int = 1) -> None:
     """Raise TrainingError unless all processes have the fingerprint of process 0. Where ``shards``
     divide a model, a shard is compared with the same shard of the first replica.
@@ -111,16 +94,3 @@ def check_same_weights(fingerprints: Sequence[int | None], unit: str, shards: in
             "the replicas have drifted apart; the record up to there is intact, continue with "
             "--resume, on equal processors and with deterministic = true"
         )
-
-
-def _row_sums(tensor: Tensor) -> tuple[Int64[Tensor, " rows"], Int64[Tensor, " rest"]]:
-    """Sums of whole rows, and the rest word by word."""
-    flat = tensor.detach().reshape(-1)
-    if flat.storage_offset() * flat.element_size() % 8:  # where 8 bytes cannot be read at once
-        flat = flat.clone()
-    if flat.element_size() == 2:  # an odd number of them is no whole number of words
-        words = flat.view(torch.int16).to(torch.int32)
-    else:
-        words = flat.view(torch.int32)
-    whole = len(words) // (2 * _ROW) * 2 * _ROW
-    return words[:whole].view(torch.int64).view(-1, _ROW).sum(1), words[whole:].long()

@@ -44,6 +44,7 @@ from regimes.curvature.probe import (
 )
 from regimes.curvature.weights import Weight, weights_of
 from regimes.errors import ConfigError, TrainingError, require
+from regimes.fingerprint import fingerprint
 
 Kind = str  # "hessian" or "gauss-newton"
 Product = Callable[[Sequence[Tensor], Sequence[int]], Sequence[Tensor]]  # (vectors, layers)
@@ -120,7 +121,7 @@ class HessianProduct:
         self.products = 0
         self.retained = 0  # micro-batches whose graph is retained
         self._first: tuple[float, Tensor] | None = None  # loss and gradient
-        self._versions = [p._version for p in self.parameters]  # any in-place change raises them
+        self._start = self._weights_now()
 
     @property
     def weights(self) -> list[float]:
@@ -162,6 +163,11 @@ class HessianProduct:
     def split(self, flat: Float[Tensor, "*k d"]) -> dict[str, Float[Tensor, "*k _"]]:
         """Views of a flat vector or block, by layer name."""
         return {n: flat[..., s] for n, s in zip(self.names, self.slices, strict=True)}
+
+    def _weights_now(self) -> tuple[list[int], int]:
+        """What a change of the weights changes. Versions are those of torch's in-place operations;
+        writes through ``.data``, numpy or a fused optimiser leave them, and change the bits."""
+        return [p._version for p in self.parameters], fingerprint(self.parameters)
 
     def agree(self, number: float) -> float:
         """A number on which all processes agree (their mean), for decisions taken by the clock."""
@@ -206,7 +212,7 @@ class HessianProduct:
     def _prepare(self) -> tuple[float, Tensor]:
         """Loss and gradient, and as many graphs as memory allows, from the first pass. It checks
         that all parameters are used and that the matrix is symmetric."""
-        if self._versions != [p._version for p in self.parameters]:
+        if self._start != self._weights_now():
             raise ConfigError("The weights changed under a HessianProduct; make a new one.")
         if self._first is not None:
             return self._first

@@ -54,17 +54,44 @@ def _read_logits(output: Any) -> Tensor:
 
 
 def usual_loss(output: Any, target: Tensor) -> Float[Tensor, ""]:
-    """Mean cross-entropy of classes ``[b]`` or tokens ``[b, time]``, or the mean squared error of
-    real targets."""
+    """Mean cross-entropy of classes ``[b]`` or tokens ``[b, time]``, with the classes on the last
+    axis of the output, or the mean squared error of real targets.
+
+    Raises:
+        ValueError: output and targets have axes in another order, so that it would pair crosswise.
+    """
     values = _read_logits(output)
+    outputs, targets = list(values.shape), list(target.shape)
     if target.is_floating_point():
-        if target.numel() != values.numel():
+        if _without_ones(target.shape) != _without_ones(values.shape):
             raise ValueError(
-                f"real targets {list(target.shape)} and outputs {list(values.shape)} have other "
-                "sizes (classes are integers)"
+                f"real targets {targets} and outputs {outputs} have other shapes (classes are "
+                "integers); pass loss= to compare them in another way"
             )
         return F.mse_loss(values, target.view_as(values))
+    on_last = _without_ones(values.shape[:-1]) == _without_ones(target.shape)
+    on_second = values.ndim > 2 and [*values.shape[:1], *values.shape[2:]] == targets
+    if on_second:
+        other = (
+            ", or loss=lambda output, target: torch.nn.functional.cross_entropy("
+            "output.flatten(0, -2), target.flatten()) if they are on the last axis"
+        )
+        raise ValueError(
+            f"outputs {outputs} have their classes on axis 1 for targets {targets}"
+            f"{', or on the last axis' * on_last}: pass loss=torch.nn.functional.cross_entropy "
+            f"if they are on axis 1{other * on_last}"
+        )
+    if not on_last:
+        raise ValueError(
+            f"outputs {outputs} have no class for each of the targets {targets}: expected targets "
+            f"{outputs[:-1]}, with the classes on the last axis of the output"
+        )
     return F.cross_entropy(values.flatten(0, -2), target.flatten())
+
+
+def _without_ones(shape: Sequence[int]) -> list[int]:
+    """The first axis, of samples, and the others that are not of length 1."""
+    return [*shape[:1], *(length for length in shape[1:] if length != 1)]
 
 
 def accuracy(output: Any, target: Tensor) -> Float[Tensor, ""]:

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regimes.collectives.agreement import fingerprint
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.requests import Layer
 from regimes.compression.reducer import Reducer
 from regimes.ddp.sharded_state import ProcessState
 from regimes.errors import ConfigError, TrainingError
 from regimes.exchange.nonfinite import loss_with_flag
+from regimes.fingerprint import fingerprint
 from regimes.instruments.panel import Readings, finite_or_none
 from regimes.job.clock import Clock
 from regimes.job.full_state import collect_full_state, divide_full_state

@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from regimes.collectives.agreement import check_same_weights, fingerprint
+from regimes.collectives.agreement import check_same_weights
 from regimes.config import DENSE, AnyLevel, RunConfig
 from regimes.config.arguments import check_arguments
 from regimes.console.notebook import end_in_one_sentence
 from regimes.data import Task
 from regimes.errors import RegimesError, require
+from regimes.fingerprint import fingerprint
 from regimes.instruments.panel import check_measured
 from regimes.job.clock import LOOP, Clock
 from regimes.job.reporters import Reporter, Reporters, default_reporters

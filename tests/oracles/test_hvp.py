@@ -357,12 +357,45 @@ def test_a_nan_is_an_error_and_leaves_no_trace():
         product(torch.full((product.dimension,), torch.nan, dtype=torch.float64))
 
 
-def test_wrong_shapes_and_moved_weights():
+def test_wrong_shapes():
     model = net()
     product = HessianProduct(model, cross_entropy, [data()])
     with pytest.raises(ConfigError, match=r"vectors = \(3,\): expected"):
         product(torch.zeros(3, dtype=torch.float64))
-    with torch.no_grad():
-        model.head.bias.add_(1)
+
+
+def _rebind(weight):
+    weight.data = weight.data + 1
+
+
+def _fused_step(weight):
+    weight.grad = torch.ones_like(weight)
+    torch.optim.SGD([weight], lr=1.0, fused=True).step()
+
+
+def _write_by_numpy(weight):
+    weight.detach().numpy()[...] += 1
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        torch.no_grad()(lambda weight: weight.add_(1)),
+        lambda weight: weight.data.add_(1),
+        _rebind,
+        _write_by_numpy,
+        _fused_step,
+    ],
+    ids=["no_grad", "data", "rebind", "numpy", "fused"],
+)
+@pytest.mark.parametrize("memory", [2**30, 0], ids=["retained", "rebuilt"])
+@pytest.mark.parametrize("used", [True, False], ids=["used", "unused"])
+def test_weights_that_have_changed_are_refused(write, memory, used):
+    model = net()
+    product = HessianProduct(model, cross_entropy, [data()], memory=memory)
+    vector = torch.ones(product.dimension, dtype=torch.float64)
+    if used:
+        product(vector)
+    write(model.head.bias)
     with pytest.raises(ConfigError, match="weights changed"):
-        product(torch.zeros(product.dimension, dtype=torch.float64))
+        product(vector)

@@ -29,7 +29,7 @@ from regimes import curvature, models
 from regimes.config import DataConfig
 from regimes.data import images
 from regimes.data.images import Normaliser
-from regimes.data.objects import ObjectTask
+from regimes.data.objects import ObjectTask, usual_loss
 from regimes.data.samples import Samples
 from regimes.errors import ConfigError, DataError, RecordError, RegimesError, TrainingError
 from regimes.seeding import preserve_streams
@@ -379,6 +379,71 @@ def test_classes_that_a_loss_ignores_or_has_in_the_second_dimension(tmp_path: Pa
         policy=STATIC,
         **QUICK,
     )
+
+
+class Shaped(nn.Module):
+    """Outputs of a shape, without that of the samples."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.shape, self.layer = shape, nn.Linear(6, math.prod(shape))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).view(len(x), *self.shape)
+
+
+REAL = "real targets .* have other shapes"
+AXIS_1 = r"classes on axis 1 for targets \[2, \d.*: pass loss=torch.nn.functional.cross_entropy"
+EITHER = "or on the last axis: pass loss=.* if they are on axis 1, or loss=lambda"
+
+
+@pytest.mark.parametrize(
+    ("outputs", "targets", "whole", "says"),
+    [
+        ((2, 3), (3, 2), False, REAL),
+        ((2, 2), (4,), False, REAL),
+        ((4,), (2, 2), False, REAL),
+        ((3, 5), (5,), True, AXIS_1),
+        ((3, 4, 2), (4, 2), True, AXIS_1),
+        ((5, 5), (5,), True, EITHER),
+        ((4, 4, 4), (4, 4), True, EITHER),
+        ((3,), (3,), True, "have no class for each of the targets"),
+    ],
+)
+def test_axes_that_would_be_paired_crosswise_are_refused(
+    outputs: tuple[int, ...], targets: tuple[int, ...], whole: bool, says: str, tmp_path: Path
+) -> None:
+    x, _ = points()
+    y = torch.randint(2, (len(x), *targets)) if whole else torch.randn(len(x), *targets)
+    with pytest.raises(ConfigError, match=says):
+        regimes.simulate(Shaped(*outputs), (x, y), (x, y), out=tmp_path, policy=STATIC, **QUICK)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "targets", "whole"),
+    [
+        ((1,), (), False),
+        ((), (1,), False),
+        ((3,), (3, 1), False),
+        ((2, 3), (2, 3), False),
+        ((3,), (), True),
+        ((3,), (1,), True),
+        ((5, 3), (5,), True),
+        ((4, 5, 3), (4, 5), True),
+    ],
+)
+def test_axes_of_one_number_do_not_matter(
+    outputs: tuple[int, ...], targets: tuple[int, ...], whole: bool
+) -> None:
+    """Oracle: torch's losses of the flattened numbers."""
+    torch.manual_seed(0)
+    output = torch.randn(7, *outputs)
+    target = torch.randint(2, (7, *targets)) if whole else torch.randn(7, *targets)
+    if whole:
+        expected = nn.functional.cross_entropy(output.reshape(-1, outputs[-1]), target.flatten())
+    else:
+        expected = (output.flatten() - target.flatten()).square().mean()
+    torch.testing.assert_close(usual_loss(output, target), expected)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

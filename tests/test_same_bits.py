@@ -7,12 +7,14 @@ import json
 import re
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks.same_bits import exchanges, states, trainer
+from benchmarks.same_bits import attached, exchanges, states, trainer
+from benchmarks.same_bits.__main__ import kept
 from benchmarks.same_bits.cases import CASES
 from benchmarks.same_bits.compare import compare
 from benchmarks.same_bits.local import ShardedSteps
@@ -139,14 +141,14 @@ def test_too_few_steps_are_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         meter.write(tmp_path)
 
 
-SINCE = {"harm", "trial", "link"}  # policies that the base does not have
+WITHOUT = {"harm", "trial", "link"}  # policies that no case has
 
 
 def test_every_compressor_and_policy_has_a_case() -> None:
     """In the trainer; every compressor under a hook, too."""
     settings = " ".join(setting for run in trainer.RUNS.values() for setting in run)
     words = {*re.findall(r"[\w-]+", settings), "powersgd", "accordion"}  # those of the preset
-    assert {*compression.REGISTRY, *policies.REGISTRY} - SINCE <= words
+    assert {*compression.REGISTRY, *policies.REGISTRY} - WITHOUT <= words
     assert {*compression.REGISTRY} == exchanges.PAIRS.keys()
 
 
@@ -155,3 +157,26 @@ def test_quick_has_a_case_of_each_kind() -> None:
     kinds = {type(case) for case in CASES} - {ShardedSteps}  # Sharded and Stepped are there
     assert {type(case) for case in quick} == kinds
     assert {count for case in quick for count in case.counts} >= {1, 2, 4}
+
+
+def test_one_file_alone_calls_what_attaches() -> None:
+    """A later signature is translated there, and the cases stay as they are."""
+    named = re.compile(rf"regimes\.({'|'.join(attached.STARTERS)}|RecordOptions)\(")
+    folder = Path(attached.__file__).parent
+    found = {file.name for file in folder.glob("*.py") if named.search(file.read_text())}
+    assert found == {"attached.py"}
+
+
+def test_collectives_of_fsdp2_have_cases_of_both_numbers_of_bits() -> None:
+    names = {case.name for case in CASES}
+    for kind in ("own", "own-within"):
+        for bits in (8, 4):
+            assert {f"fsdp2-{kind}-{bits}", f"fsdp2-{kind}-{bits}-gather"} <= names
+
+
+def test_a_kept_result_depends_on_its_case_alone(tmp_path: Path) -> None:
+    places = {kept(tmp_path, "code", case) for case in CASES}
+    assert len(places) == len(CASES)
+    assert kept(tmp_path, "other code", CASES[0]) not in places
+    copies = [replace(case) for case in CASES]
+    assert {kept(tmp_path, "code", case) for case in copies} == places

@@ -7,9 +7,10 @@ state that they end with, the memory that they hold and the operators that a ste
 - ``__main__``: the command. ``compare``: what is held against what.
 - ``train``: all cases with the code of one tree. ``processes``: the processes of one case.
 - ``case``, ``trainer``, ``hook``, ``local``, ``own``: the cases, by what trains them.
+- ``attached``: how the cases call ``attach`` and ``local_steps``.
 - ``states``: weights and memories under names that do not depend on how a checkpoint is laid out.
 - ``meter``: operators, collectives and memory of a step.
 
 Only public names of ``regimes`` are used, but in ``states``: the base's tree is trained with the
-same files.
+same files, and only ``attached`` knows the arguments of a hook.
 """

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+BATCH = 8  # samples of a worker in a user's own loop
+
 
 @dataclass(frozen=True)
 class Place:

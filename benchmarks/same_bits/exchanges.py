@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from benchmarks.same_bits.case import Case
-from benchmarks.same_bits.hook import Hooked, Sharded
+from benchmarks.same_bits.hook import HIGH_LOW_HIGH, Collective, CollectiveWithin, Hooked, Sharded
 from benchmarks.same_bits.local import ShardedSteps, Stepped
 
 PAIRS: dict[str, dict[str, Any]] = {  # levels of each compressor
@@ -36,6 +36,8 @@ QUICK = {
     "hook-powersgd",
     "hook-topk-skipped",
     "fsdp2-powersgd",
+    "fsdp2-own-4-gather",
+    "fsdp2-own-within-8",
     "own-local-diloco",
     "own-local-streaming",
 }
@@ -126,6 +128,38 @@ SHARDED: dict[str, dict[str, Any]] = {
     "resumed": {"counts": (4, 4), "ends": (4, 9), "options": {"every": 3}},
     "resumed-topk": {"counts": (4, 4), "ends": (4, 9), "options": {"every": 3, **TOPK}},
 }
+BITS: dict[str, dict[str, Any]] = {  # of what FSDP2 exchanges
+    **{f"{bits}": {"scatter": {"level": bits}} for bits in (8, 4)},
+    **{
+        f"{bits}-gather": {"scatter": {"level": bits}, "gather": {"level": bits}} for bits in (8, 4)
+    },
+}
+TWO_LEVELS = {"levels": {"low": 8, "high": 4}, "block": 16}
+OWED = {"level": 4, "stochastic": False, "error_feedback": True}
+COLLECTIVES: dict[str, dict[str, Any]] = {
+    **{name: {"options": given} for name, given in BITS.items()},
+    "only-gather": {"options": {"gather": {"level": 8}}},
+    "windows": {"options": {"policy": HIGH_LOW_HIGH, "scatter": TWO_LEVELS}},
+    "accordion": {"options": {"policy": ACCORDION, "scatter": TWO_LEVELS}, **LONG},
+    "record": {"options": {"every": 3, "record": "run", "scatter": TWO_LEVELS}},
+    "feedback": {"options": {"scatter": OWED}},
+    "feedback-in-8-bits": {"options": {"scatter": {**OWED, "residual_bits": 8}}},
+    "nearest": {"options": {"scatter": {"level": 8, "stochastic": False}}},
+    "accumulate": {"accumulate": 2, "options": BITS["4-gather"], "side": True},
+    "skipped": {"bad": 4, "options": {"scatter": OWED}},
+    "adamw": {"optimizer": "adamw", "clip": 0.5, "options": BITS["8-gather"]},
+    "bfloat16": {"dtype": torch.bfloat16, "options": BITS["4-gather"]},
+    "four": {"counts": (4,), "options": BITS["4-gather"]},
+    "resumed": {
+        "counts": (2, 2),
+        "ends": (4, 9),
+        "options": {"every": 3, "scatter": OWED},
+    },
+}
+COLLECTIVES_WITHIN: dict[str, dict[str, Any]] = {
+    **{name: {"options": given} for name, given in BITS.items()},
+    "topk": {"options": {**TOPK, **BITS["8-gather"]}},
+}
 LOCAL: dict[str, dict[str, Any]] = {
     "mean": {"options": {"policy": 4, "outer": {"states": "average"}}},
     "reset": {"options": {"policy": 4, "outer": {"states": "reset"}}},
@@ -179,6 +213,8 @@ def _cases() -> Iterator[Case]:
     tables: tuple[tuple[str, type[Case], dict[str, dict[str, Any]], dict[str, Any]], ...] = (
         ("hook", Hooked, HOOKS, {}),
         ("fsdp2", Sharded, SHARDED, {}),
+        ("fsdp2-own", Collective, COLLECTIVES, {}),
+        ("fsdp2-own-within", CollectiveWithin, COLLECTIVES_WITHIN, {}),
         ("own-local", Stepped, LOCAL, {"optimizer": "adamw"}),
         ("fsdp2-local", ShardedSteps, SHARDED_LOCAL, {"optimizer": "adamw"}),
     )

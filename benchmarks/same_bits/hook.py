@@ -1,4 +1,5 @@
-"""Cases of ``regimes.attach``: DDP on a few processes, and FSDP2 within replicas of two."""
+"""Cases of ``regimes.attach``: DDP on a few processes, FSDP2 within replicas of two, and FSDP2 with
+its own collectives compressed."""
 
 from __future__ import annotations
 
@@ -15,9 +16,8 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-import regimes
-from benchmarks.same_bits import mesh
-from benchmarks.same_bits.case import Place
+from benchmarks.same_bits import attached, mesh
+from benchmarks.same_bits.case import BATCH, Place
 from benchmarks.same_bits.loop import Loop, batch
 
 SMALL = {"bucket_cap_mb": 0.004}  # several buckets, rebuilt after the first step
@@ -51,7 +51,7 @@ class Hooked(Loop):
             given["optimizer"] = optimizers if len(optimizers) > 1 else optimizers[0]
         if self.probed:
             given["probe"] = probe_loss, [batch(0, i, 0) for i in range(self.probed)]
-        return regimes.attach(model, **given)
+        return attached.attach(model, given)
 
     def after(self, job: Any, step: int, loss: Tensor) -> None:
         if "record" in self.options:
@@ -93,7 +93,7 @@ class Sharded(Hooked):
     norm: bool = False
 
     def wrap(self, net: nn.Module) -> Any:
-        return mesh.shard(net)
+        return mesh.shard(net, mesh.two_by_two()["shard"])
 
     def start(self, model: Any, optimizers: list[Any], options: dict[str, Any]) -> Any:
         replicas = mesh.two_by_two()["replicate"]
@@ -119,6 +119,33 @@ class Sharded(Hooked):
             )
             model_state, state = found["model"], found["optimizer"]
             set_state_dict(model, optimizers, model_state_dict=model_state, optim_state_dict=state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective(Sharded):
+    """All processes divide the model by FSDP2, whose own collectives are compressed."""
+
+    counts: tuple[int, ...] = (2,)
+
+    def wrap(self, net: nn.Module) -> Any:
+        return mesh.shard(net, mesh.line())
+
+    def start(self, model: Any, optimizers: list[Any], options: dict[str, Any]) -> Any:
+        return Hooked.start(
+            self, model, optimizers, {"shards": mesh.line(), "policy": None, **options}
+        )
+
+    def worker(self, rank: int) -> tuple[int, slice]:
+        return rank, slice(0, BATCH)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveWithin(Sharded):
+    """As ``Sharded``, and the collectives within a replica are compressed."""
+
+    def start(self, model: Any, optimizers: list[Any], options: dict[str, Any]) -> Any:
+        shards = mesh.two_by_two()["shard"]
+        return super().start(model, optimizers, {"shards": shards, **options})
 
 
 def _parts(model: Any, optimizers: list[Any], job: Any) -> dict[str, Any]:

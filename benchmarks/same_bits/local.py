@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-import regimes
-from benchmarks.same_bits import mesh
+from benchmarks.same_bits import attached, mesh
 from benchmarks.same_bits.loop import Loop
 
 
@@ -20,7 +19,7 @@ class Stepped(Loop):
     counted: tuple[int, int] = (3, 4)  # with a synchronisation of each fragment, within a unit
 
     def start(self, model: Any, optimizers: list[Any], options: dict[str, Any]) -> Any:
-        return regimes.local_steps(model, optimizers[0], **{"every": 8, "seed": 7, **options})
+        return attached.local_steps(model, optimizers[0], {"every": 8, "seed": 7, **options})
 
     def after(self, job: Any, step: int, loss: Tensor) -> None:
         job.step()
@@ -35,7 +34,7 @@ class ShardedSteps(Stepped):
     norm: bool = False
 
     def wrap(self, net: nn.Module) -> Any:
-        return mesh.shard(net)
+        return mesh.shard(net, mesh.two_by_two()["shard"])
 
     def start(self, model: Any, optimizers: list[Any], options: dict[str, Any]) -> Any:
         replicas = mesh.two_by_two()["replicate"]

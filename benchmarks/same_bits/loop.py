@@ -16,13 +16,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import regimes
-from benchmarks.same_bits import states
-from benchmarks.same_bits.case import Case, Place
+from benchmarks.same_bits import attached, states
+from benchmarks.same_bits.case import BATCH, Case, Place
 from benchmarks.same_bits.meter import Meter
 from benchmarks.same_bits.processes import PATIENCE
 
-BATCH = 8
 RATES = {"sgd": 0.05, "adamw": 0.01, "muon": 0.01}
 
 
@@ -147,8 +145,7 @@ class Loop(Case):
         optimizers = self._optimizers(net)
         options = dict(self.options) | (dict(self.changes) if at.stage else {})
         if (name := options.pop("record", None)) is not None:
-            about = {"batch_size": BATCH, "metric": "accuracy"}
-            options["record"] = regimes.RecordOptions(at.folder / name, **about)
+            options["record"] = attached.record(at.folder / name)
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2, enabled=self.scaled)
         if self.scaled:
             options["scaler"] = scaler

@@ -1,25 +1,31 @@
-"""Two replicas of two processes, among which FSDP2 divides the network of a loop."""
+"""Meshes of processes, among which FSDP2 divides the network of a loop."""
 
 from __future__ import annotations
 
 import functools
 from typing import Any
 
+import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from benchmarks.same_bits.loop import BATCH
+from benchmarks.same_bits.case import BATCH
 
 
 @functools.cache
 def two_by_two() -> Any:
-    """The mesh; its dimension "replicate" is between replicas."""
+    """Two replicas of two processes; the dimension "replicate" is between replicas."""
     return init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
 
 
-def shard(net: Any) -> Any:
-    """The network, divided block by block within its replica."""
-    mesh = two_by_two()["shard"]
+@functools.cache
+def line() -> Any:
+    """All processes in one dimension."""
+    return init_device_mesh("cpu", (dist.get_world_size(),))
+
+
+def shard(net: Any, mesh: Any) -> Any:
+    """The network, divided block by block over a mesh of one dimension."""
     for module in (net.conv, net.inner, net.frozen, net.side):
         if module is not None:
             fully_shard(module, mesh=mesh)

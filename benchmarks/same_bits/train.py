@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from benchmarks.same_bits.processes import Failed, train
 
 def main(out: Path, text: Path, names: list[str]) -> None:
     """Leave the folder of each case in ``out``, and a file when it is done: empty, or with what
-    went wrong. Several processes may do this in one folder: the first result of a case stays."""
+    went wrong."""
     if not names:
         return
     import regimes
@@ -25,14 +23,10 @@ def main(out: Path, text: Path, names: list[str]) -> None:
         if case.name not in names:
             continue
         begin, error = time.perf_counter(), ""
-        with tempfile.TemporaryDirectory(dir=out, prefix="partial-") as scratch:
-            place = Path(scratch, case.name)
-            try:
-                train(case, place, text)
-            except Failed as failed:
-                error = str(failed)
-            with contextlib.suppress(OSError):  # it is there
-                place.rename(out / case.name)
+        try:
+            train(case, out / case.name, text)
+        except Failed as failed:
+            error = str(failed)
         print(f"{case.name}: {time.perf_counter() - begin:.1f} s", flush=True)
         (out / f"{case.name}.part").write_text(error)
         (out / f"{case.name}.part").replace(out / f"{case.name}.done")

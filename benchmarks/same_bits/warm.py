@@ -16,10 +16,10 @@ import torch.distributed.checkpoint
 import torch.distributed.fsdp
 
 import regimes
-from benchmarks.same_bits import cases
+from benchmarks.same_bits import attached, cases
 
 assert cases.CASES
-for name in ("attach", "branch", "local_steps", "simulate"):  # imported at first use
+for name in (*attached.STARTERS, "branch", "simulate"):  # imported at first use
     getattr(regimes, name)
 torch.set_num_threads(1)
 with tempfile.TemporaryDirectory(prefix="regimes-") as scratch, contextlib.suppress(Exception):

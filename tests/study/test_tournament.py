@@ -14,7 +14,7 @@ import torch
 
 import regimes
 from analysis.common.names import LADDERS
-from analysis.findings.numbers import ladders, schedules, trials
+from analysis.findings.numbers import ladders, schedules
 from analysis.tournament import tournament, tournament_figure
 from analysis.tournament.equal_floats import at_same_floats, comparisons, timings
 from analysis.tournament.tournament import (
@@ -223,14 +223,12 @@ def test_numbers_of_two_arms_are_paired_by_seed(monkeypatch: pytest.MonkeyPatch)
         arm not in gains or s in gains[arm]
         for arm, s in zip(each["name"], each["seed"], strict=True)
     ]
-    for module in (schedules, trials):
-        monkeypatch.setattr(module, "entries", lambda source: (each[kept], ACCURACY))
+    monkeypatch.setattr(schedules, "entries", lambda source: (each[kept], ACCURACY))
     found = [
         schedules.beside_one_rank("", "mine", "other"),
         schedules.beside_one_rank("", "mine", "other", "other"),
-        trials.against_another("", "mine", "other"),
     ]
-    assert [(x.mean, x.n) for x in found] == [(1.0, 4)] * 3
+    assert [(x.mean, x.n) for x in found] == [(1.0, 4)] * 2
     half = schedules.gain_beyond_half("", "mine", "other")
     assert (half.mean, half.n) == (np.mean([s / 2 - (1 + s) for s in range(1, 5)]), 4)
 

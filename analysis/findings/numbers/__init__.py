@@ -14,7 +14,6 @@ from . import (
     schedules,
     settings,
     tournaments,
-    trials,
 )
 
 NUMBERS = number_functions(
@@ -30,5 +29,4 @@ NUMBERS = number_functions(
     schedules,
     settings,
     choices,
-    trials,
 )

@@ -46,7 +46,7 @@ def arms_table(source: str, control: str = "") -> str:
         control: that kind; none: the table lacks these columns.
     """
     rows, metric = arms(source).reset_index(), entries(source)[1]
-    columns = arm_columns(rows, metric, "floats")
+    columns = _arm_columns(rows, metric)
     if control:
         pairs = _pairs(source)
         against = pairs[(pairs["control"] == control) & (pairs["n"] > 0)].set_index("arm")
@@ -55,23 +55,23 @@ def arms_table(source: str, control: str = "") -> str:
             ("p (Holm)", p("p_holm")),
         ):
             texts = {str(name): cell(row.to_dict()) for name, row in against.iterrows()}
-            columns[head] = of_arm(texts)
+            columns[head] = _of_arm(texts)
     return as_table(rows, columns).markdown()
 
 
-def arm_columns(rows: pd.DataFrame, metric: Metric, unit: str) -> dict[str, Cell]:
-    """Name, rate, metric and what was sent, "floats" or "bytes", of a table of arms."""
+def _arm_columns(rows: pd.DataFrame, metric: Metric) -> dict[str, Cell]:
+    """Name, rate, metric and floats of a table of arms."""
     return {
         "arm": word("arm"),
         "rate": estimates.number("rate", "g"),
         f"{metric.heading} [95 %], {seeds_in_words(rows['n'].to_list())}": mean(
             metric.name, f".{metric.digits}f", "ci", ALIKE
         ),
-        f"{unit}, % of dense": lambda row: f"{100 * row[f'{unit}_of_dense']:.1f}",
+        "floats, % of dense": lambda row: f"{100 * row['floats_of_dense']:.1f}",
     }
 
 
-def of_arm(texts: Mapping[str, str]) -> Cell:
+def _of_arm(texts: Mapping[str, str]) -> Cell:
     return lambda row: texts.get(row["arm"], "")
 
 

@@ -2,8 +2,7 @@
 
 CPU time of all processes together, one worker in each, gloo over loopback; at W = 1 the world of
 one process, as in training. A step takes stacked gradients to updates
-(`Exchange.exchange_step`), with the compressor's own defaults, and with compiled kernels where it
-has them (compiling not counted).
+(`Exchange.exchange_step`), with the compressor's own defaults.
 The floor is what must be read and written: each process copies its gradients three times. Each
 compressor has rounds of its own, in which it and the floor take turns. Peers, where they are
 installed: torch's hooks, and block quantisation (to codes and back) by bitsandbytes and torchao.
@@ -49,7 +48,6 @@ LEVELS: dict[str, dict[Level, float | None]] = {  # with the target at W = 1
     "quantised-all-reduce": {8: 7, 4: 8},
     "low-pass": {0.1: None},
 }
-COMPILED = ("quantise", "quantised-all-reduce")
 
 
 def peers(name: str, level: Level, layers: list[Layer], flat: Tensor) -> dict[str, Any]:
@@ -123,9 +121,6 @@ def process(rank: int, quick: int) -> dict[str, Seconds]:
             for level in levels:
                 reducer = Reducer(make_compressor({"name": name}), layers, world, 0)
                 tasks: dict[str, Any] = {"regimes": Step(reducer, level, stack), FLOOR: floor}
-                if name in COMPILED:
-                    kernels = make_compressor({"name": name, "kernels": "compiled"})
-                    tasks["compiled"] = Step(Reducer(kernels, layers, world, 0), level, stack)
                 tasks |= peers(name, level, layers, stack[0])
                 rounds = 1 if quick else ROUNDS[workers]
                 key = f"{network}, W = {workers}, {name} {level}"
@@ -145,13 +140,11 @@ def measure(limits: Limits, *, quick: bool) -> list[Row]:
                 for level, target in levels.items()
             }
             target = targets[setting.rsplit(", ", 1)[1]] if workers == 1 else None
-            for ours in [name for name in ("regimes", "compiled") if name in seconds]:
-                called = setting if ours == "regimes" else f"{setting}, compiled"
-                rows += [
-                    compare(called, seconds, ours, peer, target if peer == FLOOR else None)
-                    for peer in seconds
-                    if peer not in (ours, "compiled")
-                ]
+            rows += [
+                compare(setting, seconds, "regimes", peer, target if peer == FLOOR else None)
+                for peer in seconds
+                if peer != "regimes"
+            ]
     return rows
 
 

@@ -22,7 +22,6 @@ from regimes.collectives.requests import Exchange, Gather, Layer, Traffic
 from regimes.compression.base import SendingTogether, State, numbers_of
 from regimes.compression.codes import (
     Added,
-    Rounded,
     Rows,
     decode_codes,
     in_blocks,
@@ -30,14 +29,14 @@ from regimes.compression.codes import (
     split_chunks,
     write_packed,
 )
-from regimes.compression.elementwise import CompiledRounding
+from regimes.compression.elementwise import Rounding
 from regimes.compression.layout import Noise, Spread, draw_noise, make_layout
 from regimes.config import DENSE, Bounds, Level
 from regimes.errors import require
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuantisedAllReduce(CompiledRounding):
+class QuantisedAllReduce(Rounding):
     """Integers of 8 or 4 bits, scaled by the largest magnitude of each block; the level is the
     number of bits.
 
@@ -75,9 +74,9 @@ class QuantisedAllReduce(CompiledRounding):
         sizes = plan.bytes_of_parts(bits, exact.itemsize)
         noise = self._noise_of(plan, states, "numbers", count, values)
         of_means = self._noise_of(plan, states, "means", 1, values)
-        if isinstance(noise, Noise) and isinstance(of_means, Noise) and not self.kernels:
+        if isinstance(noise, Noise) and isinstance(of_means, Noise):
             draw_noise([noise, of_means])
-        wire = _encode_chunks(rows, bits, self.block, noise, values.flatten(0, 1), self._rounded)
+        wire = _encode_chunks(rows, bits, self.block, noise, values.flatten(0, 1))
         packed = wire.shape[1]
         wire = plan.without_gaps(wire, bits).unflatten(0, (hosted, count))
         received = yield Exchange(wire, [count * size for size in sizes])  # [L, W, bytes]
@@ -91,7 +90,7 @@ class QuantisedAllReduce(CompiledRounding):
             received = plan.with_gaps(received, bits, packed)
             mean = in_order_sum(received, bits, self.block, plan.width, exact, count)
         kept = torch.empty_like(mean) if self.error_feedback else mean
-        wire = quantise_rows(mean, bits, self.block, of_means, kept, self._rounded)
+        wire = quantise_rows(mean, bits, self.block, of_means, kept)
         parts = yield Gather(plan.without_gaps(wire, bits), sizes)  # [W, bytes]
         if self.error_feedback:  # the owner of a part keeps what rounding its mean has lost
             for row in range(hosted):
@@ -123,7 +122,6 @@ def quantise_rows(
     block: int,
     noise: Added,
     values: Float[Tensor, "*rows size"] | None = None,
-    by: Rounded = round_chunks,
 ) -> UInt8[Tensor, "*rows packed"]:
     """Scales and packed codes of each row.
 
@@ -132,28 +130,22 @@ def quantise_rows(
             stochastically. Or what gives those of some columns, ``[all rows, columns]``.
         values: overwritten with what `dequantise_rows` makes of the answer; without gaps in memory.
             It may be ``numbers``.
-        by: what rounds.
     """
     rows = numbers.flatten(0, -2)
     noise = noise.reshape(rows.shape) if isinstance(noise, Tensor) else noise
     kept = None if values is None else values.view(rows.shape)
-    return _encode_chunks(rows, bits, block, noise, kept, by).view(*numbers.shape[:-1], -1)
+    return _encode_chunks(rows, bits, block, noise, kept).view(*numbers.shape[:-1], -1)
 
 
 def _encode_chunks(
-    rows: Rows,
-    bits: int,
-    block: int,
-    noise: Added,
-    values: Float[Tensor, "rows size"] | None,
-    by: Rounded,
+    rows: Rows, bits: int, block: int, noise: Added, values: Float[Tensor, "rows size"] | None
 ) -> UInt8[Tensor, "rows packed"]:
     """`quantise_rows` of rows."""
     size, steps = rows.shape[1], 2 ** (bits - 1) - 1  # codes -steps .. steps
     block, width = min(block, max(1, size)), rows.dtype.itemsize
     end = -(-size // block) * width
     wire = rows.new_empty((rows.shape[0], end + -(-size * bits // 8)), dtype=torch.uint8)
-    for first, _, scales, codes in by(rows, block, steps, noise, values):
+    for first, _, scales, codes in round_chunks(rows, block, steps, noise, values):
         begin, scales = first // block * width, scales.contiguous().view(torch.uint8)
         wire[:, begin : begin + scales.shape[1]] = scales
         write_packed(wire[:, end + first * bits // 8 :], codes, bits)

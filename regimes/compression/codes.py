@@ -11,14 +11,13 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float, Shaped, UInt8
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from regimes.compression.kernels import on_gpu
 
 CHUNK = 1 << 16  # numbers that a CPU computes at once
 Added = Tensor | float | Callable[[int, int], Tensor]  # what gives it for some columns of all rows
-Rounded = Callable[..., Iterator[tuple[int, int, Tensor, Tensor]]]  # as `round_chunks`
 
 
 @runtime_checkable
@@ -40,11 +39,11 @@ class Rows(Protocol):
         """Some columns, of all rows; they may be overwritten when others are asked for."""
 
 
-def split_chunks(rows: Rows, block: int, size: int, most: int = CHUNK) -> Iterator[tuple[int, int]]:
+def split_chunks(rows: Rows, block: int, size: int) -> Iterator[tuple[int, int]]:
     """(first number, stop) of the parts of all rows that are computed at once: on a CPU as many as
     its cache holds with what is computed from them, on a GPU all."""
     pair = 2 * block  # whole bytes of codes
-    width = size if rows.is_cuda else max(1, most // max(1, rows.shape[0] * pair)) * pair
+    width = size if rows.is_cuda else max(1, CHUNK // max(1, rows.shape[0] * pair)) * pair
     for first in range(0, size, max(1, width)):
         yield first, min(first + width, size)
 
@@ -120,10 +119,10 @@ def round_chunks(
 
 
 def write_packed(
-    wire: UInt8[Tensor, "rows _"], codes: Shaped[Tensor, "rows size"], bits: int
+    wire: UInt8[Tensor, "rows _"], codes: Float[Tensor, "rows size"], bits: int
 ) -> None:
-    """Write codes of 1, 2, 4 or 8 bits, whole floats or bytes, to the beginning of rows,
-    ``8 / bits`` to a byte, low bits first; or of 16 bits, as signed integers."""
+    """Write codes of 1, 2, 4 or 8 bits to the beginning of rows, ``8 / bits`` to a byte, low bits
+    first; or of 16 bits, as signed integers."""
     if bits == 16:
         signed = wire[:, : 2 * codes.shape[1]]
         signed.copy_(codes.sub(2**15 - 1).to(torch.int16).view(torch.uint8))

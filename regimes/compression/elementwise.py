@@ -9,15 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from regimes.capabilities import CAPTURED_STEPS
 from regimes.collectives.requests import Batched, Gather, Layer, Mean, Request, Traffic
-from regimes.compression import compiled
 from regimes.compression.base import (
     Compressor,
     InBuckets,
@@ -28,7 +26,6 @@ from regimes.compression.base import (
     numbers_of,
 )
 from regimes.compression.codes import (
-    Rounded,
     Rows,
     decode_codes,
     largest_of_blocks,
@@ -176,39 +173,7 @@ class Rounding(InBuckets):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompiledRounding(Rounding):
-    """Base of those that round with kernels which may be compiled.
-
-    Attributes:
-        kernels: "compiled" rounds with one kernel of ``torch.compile``, random numbers included:
-            faster steps after some seconds of compiling, for which there must be a C++ compiler,
-            or Triton on a GPU. None: with torch's and numpy's operators, one after the other.
-    """
-
-    kernels: Literal["compiled"] | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        good = self.kernels in (None, "compiled")
-        require(good, "compressor.kernels", self.kernels, '"compiled", or none')
-
-    @property
-    def takes_away(self) -> Mapping[str, str]:
-        why = "no test has captured a step with compressor.kernels"
-        return {**super().takes_away, **({CAPTURED_STEPS: why} if self.kernels else {})}
-
-    def init(self, layer: Layer, seed: int, first_worker: int = 0) -> State:
-        if self.kernels:
-            compiled.require_compiler()
-        return super().init(layer, seed, first_worker)
-
-    @property
-    def _rounded(self) -> Rounded:
-        return compiled.round_compiled if self.kernels else round_chunks
-
-
-@dataclass(frozen=True, kw_only=True)
-class Quantise(CompiledRounding):
+class Quantise(Rounding):
     """QSGD-style integers (Alistarh et al., 2017) scaled by the largest magnitude: the level is
     the number of bits, 2, 4, 8 or 16; two bits are TernGrad (Wen et al., 2017)."""
 
@@ -233,7 +198,7 @@ class Quantise(CompiledRounding):
         scales = yield Gather(scale, [1] * len(flat))  # [W, layers]
         of_blocks = plan.of_blocks(scale.to(exact))
         values = rows.new_empty(rows.shape) if self.error_feedback or alone else None
-        wire = _round_rows(self._rounded, rows, bits, noise, values, of_blocks)
+        wire = _round_rows(rows, bits, noise, values, of_blocks)
         del rows, noise  # and their memory
         received = yield from plan.gather(wire, bits)
         if self.error_feedback and values is not None:
@@ -250,17 +215,12 @@ class Quantise(CompiledRounding):
 
 
 def _round_rows(
-    by: Rounded,
-    rows: Rows,
-    bits: int,
-    noise: Noise | float,
-    values: Tensor | None,
-    scales: Tensor,
+    rows: Rows, bits: int, noise: Noise | float, values: Tensor | None, scales: Tensor
 ) -> UInt8[Tensor, "hosted packed"]:
     """Packed codes of rows at the scales of their blocks; ``values`` gets what they stand for."""
     wire = rows.new_empty((rows.shape[0], rows.shape[1] * bits // 8), dtype=torch.uint8)
     steps = 2 ** (bits - 1) - 1
-    for first, _, _, codes in by(rows, BLOCK, steps, noise, values, scales):
+    for first, _, _, codes in round_chunks(rows, BLOCK, steps, noise, values, scales):
         write_packed(wire[:, first * bits // 8 :], codes, bits)
     return wire
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64, Shaped, UInt8
+from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
 from regimes.collectives.requests import Gather, Program
@@ -139,8 +139,8 @@ class Layout:
         index = _layer_of_block(self, blocks.device).expand(blocks.shape)
         return found.scatter_reduce_(1, index, blocks, "amax")
 
-    def of_blocks(self, scales: Shaped[Tensor, "rows layers"]) -> Shaped[Tensor, "rows blocks"]:
-        """The scale of each block, or another number of its layer."""
+    def of_blocks(self, scales: Float[Tensor, "rows layers"]) -> Float[Tensor, "rows blocks"]:
+        """The scale of each block."""
         return scales.index_select(1, _layer_of_block(self, scales.device))
 
     def gather(self, wire: UInt8[Tensor, "hosted packed"], bits: int) -> Program:
@@ -252,17 +252,6 @@ def _layer_of_block(plan: Layout, device: torch.device) -> Int64[Tensor, " block
     return torch.from_numpy(np.repeat(np.arange(len(counts)), counts)).to(device)
 
 
-@cache_tensors(64)
-def _place_of_block(
-    plan: Layout, owners: int, device: torch.device
-) -> Int64[Tensor, "owners blocks"]:
-    """At which place of its layer's random stream each block begins, for each owner's part."""
-    layer = _layer_of_block(plan, torch.device("cpu")).numpy()
-    within = plan.block * np.arange(len(layer)) - np.array(plan.starts)[layer]
-    parts = np.array(plan.parts)[layer]
-    return torch.from_numpy(np.arange(owners)[:, None] * parts + within).to(device)
-
-
 class Noise:
     """Uniform numbers in [0, 1) for a layout, made when and where a kernel asks for them.
 
@@ -292,16 +281,6 @@ class Noise:
         for (seed, _, begin), place in self.wanted(first, stop):
             fill_uniform(drawn[place], int(seed), begin)
         return torch.from_numpy(drawn).to(self.like.dtype)
-
-    def places(self) -> tuple[Int64[Tensor, "all blocks"], Int64[Tensor, "all blocks"]]:
-        """The seed of each block of all workers' rows, and the place of its first number in that
-        stream, for a kernel that makes the numbers itself."""
-        hosted, device = len(self.seeds[0]), self.like.device
-        flat: Any = [seeds[worker] for worker in range(hosted) for seeds in self.seeds]
-        made = torch.stack(flat) if isinstance(flat[0], Tensor) else torch.tensor(flat)
-        of_blocks = self.plan.of_blocks(made.view(hosted, -1).to(device))
-        places = _place_of_block(self.plan, self.rows, device)
-        return of_blocks.repeat_interleave(self.rows, 0), places.repeat(hosted, 1)
 
     def wanted(self, first: int, stop: int) -> Iterator[tuple[Wanted, tuple[int, slice]]]:
         """For some columns what `draw_uniform` is asked, and where it goes."""

@@ -28,7 +28,6 @@ from regimes.compression.all_reduce import (
 from regimes.compression.base import Sending, State
 from regimes.compression.powersgd import PowerSGD
 from regimes.config import DENSE, Bounds, Level
-from regimes.errors import ConfigError
 
 
 @dataclass
@@ -60,11 +59,6 @@ class QuantisedScatter(QuantisedAllReduce):
     residual_bits: Literal[16, 8] | None = None
     in_place: ClassVar[bool] = False
     memory: ClassVar[type[State]] = ScatterState
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.kernels:
-            raise ConfigError("compressor.kernels: parts of modules have none, leave it out")
 
     @property
     def requires(self) -> frozenset[str]:

@@ -48,9 +48,9 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
             retired field with another value than its default.
     """
     hints = _resolve_hints(cls)  # type: ignore[arg-type]  # classes are hashable
-    values = without_retired(current_names(cls, values), where)
     field = getattr(cls, "BESIDE", "")
     names = [f.name for f in dataclasses.fields(cls) if f.init and f.name != field]  # type: ignore[arg-type]
+    values = without_retired(current_names(cls, values), where, names)
     others = {key: value for key, value in values.items() if key not in names}
     beside = _classes_beside(cls, others, names, where)
     arguments = {k: convert_value(hints[k], v, where + k) for k, v in values.items() if k in names}

@@ -7,7 +7,7 @@ the record stays readable, and training is refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,21 +51,25 @@ RETIRED: dict[str, Retired] = {  # by dotted path
         "name a class of your own as optimizer.name, which sets the weight_decay of each of its "
         'parameter groups; "torch.optim:SGD" has none for 1-D parameters',
     ),
+    "compressor.kernels": Retired("0.5", "leave it out, the numbers are the same without it"),
 }
 
 
-def without_retired(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+def without_retired(
+    values: Mapping[str, Any], where: str = "", own: Collection[str] = ()
+) -> dict[str, Any]:
     """A table without its retired fields.
 
     Args:
         where: the dotted path of the table, with a dot at its end.
+        own: fields that its class has; a user's class may have one of a retired field's name.
 
     Raises:
         ConfigError: one has another value than its default.
     """
     kept = {}
     for key, value in values.items():
-        field = RETIRED.get(where + key)
+        field = None if key in own else RETIRED.get(where + key)
         if field is None:
             kept[key] = value
         elif type(value) is not type(field.default) or value != field.default:

@@ -16,6 +16,7 @@ from configs import smoke
 from runs import break_off, same_bits
 
 import regimes
+from regimes.compression import REGISTRY, make_compressor
 from regimes.config import RETIRED, RunConfig, from_dict, load_toml, override, to_dict
 from regimes.errors import ConfigError
 from regimes.launch import sweep
@@ -29,6 +30,13 @@ OTHER = {  # values that version 0.3 took
     "optimizer.cycle_factor": 2,
     "optimizer.decay_vectors": True,
 }
+OF_PARTS = {"compressor.kernels": "compiled"}  # whose table its class checks
+FIELDS = [path for path in RETIRED if path not in OF_PARTS]
+
+
+@dataclasses.dataclass
+class Own:
+    kernels: str = "none"
 
 
 def put(table: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
@@ -53,7 +61,7 @@ def edited(folder: Path, **values: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("path", RETIRED)
+@pytest.mark.parametrize("path", FIELDS)
 def test_no_class_has_a_retired_field(path: str) -> None:
     owner: Any = RunConfig()
     *tables, key = path.split(".")
@@ -62,7 +70,7 @@ def test_no_class_has_a_retired_field(path: str) -> None:
     assert key not in {field.name for field in dataclasses.fields(owner)}
 
 
-@pytest.mark.parametrize("path", RETIRED)
+@pytest.mark.parametrize("path", FIELDS)
 def test_the_default_is_read_without_a_word(path: str, tmp_path: Path) -> None:
     default = RETIRED[path].default
     text = "none" if default is None else json.dumps(default)
@@ -97,6 +105,18 @@ def test_a_value_of_another_type_is_not_the_default() -> None:
     for setting in ("vmap=0", "optimizer.cycle_factor=true", "optimizer.cycle_factor=1.0"):
         with pytest.raises(ConfigError, match="was retired"):
             override(RunConfig(), [setting])
+
+
+def test_a_field_of_a_compressor_is_retired_where_its_class_has_none() -> None:
+    classes = [REGISTRY.dataclass(name) for name in REGISTRY]
+    assert "kernels" not in {field.name for kind in classes for field in dataclasses.fields(kind)}
+    table = {"name": "quantise", "stochastic": False}
+    assert make_compressor({**table, "kernels": None}) == make_compressor(table)
+    instead = RETIRED["compressor.kernels"].instead
+    sentence = f"compressor.kernels = 'compiled': the field was retired in version 0.5; {instead}"
+    with pytest.raises(ConfigError, match=f"^{re.escape(sentence)}$"):
+        make_compressor({**table, "kernels": "compiled"})
+    assert from_dict(Own, {"kernels": "compiled"}, "compressor.").kernels == "compiled"
 
 
 def test_a_digest_is_that_of_version_3() -> None:
@@ -141,18 +161,20 @@ def test_a_run_of_version_3_is_continued(made: Path, tmp_path: Path) -> None:
     same_bits(made / "trunk", tmp_path / "broken")
 
 
-@pytest.mark.parametrize("path", OTHER)
-def test_a_record_with_another_value_is_read_but_not_trained(path: str, root: Path) -> None:
+@pytest.mark.parametrize(("path", "value"), [*OTHER.items(), *OF_PARTS.items()])
+def test_a_record_with_another_value_is_read_but_not_trained(
+    path: str, value: Any, root: Path
+) -> None:
     now = regimes.load(root / "trunk")
-    folder = edited(Path(shutil.copytree(root / "trunk", root / "then")), **{path: OTHER[path]})
+    folder = edited(Path(shutil.copytree(root / "trunk", root / "then")), **{path: value})
     then = regimes.load(folder)
     assert then.rows == now.rows
     assert regimes.plot([then]) is not None
     before, after = identify_experiment(now), identify_experiment(then)
     assert {k for k in {**before, **after} if before.get(k) != after.get(k)} == {path}
     assert all(path in run.variant for run in separate_experiments([now, then]))
-    assert select_runs([now, then], [f"{path}={json.dumps(OTHER[path])}"]) == [then]
-    with pytest.raises(ConfigError, match=re.escape(f"{path} = {OTHER[path]!r}: the field was")):
+    assert select_runs([now, then], [f"{path}={json.dumps(value)}"]) == [then]
+    with pytest.raises(ConfigError, match=re.escape(f"{path} = {value!r}: the field was")):
         regimes.branch(folder, at=1, out=root / "other")
 
 

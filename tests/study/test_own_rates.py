@@ -32,7 +32,6 @@ TUNED = (
     "falling-lm-constant",
     "falling-wikitext",
     "ladder-115k",
-    "from-harm-lm",
     "momentum-lm",
 )
 
@@ -70,7 +69,6 @@ def test_seeds_that_chose_are_not_those_of_the_result(source: str) -> None:
         ("falling-lm-cosine", []),
         ("falling-lm-constant", []),
         ("ladder-115k", []),
-        ("from-harm-lm", []),
         ("momentum-lm", []),
         ("lm-local", []),
         ("lm-local-sgd", []),

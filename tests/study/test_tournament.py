@@ -7,14 +7,13 @@ import math
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
 
 import regimes
 from analysis.common.names import LADDERS
-from analysis.findings.numbers import ladders, schedules
+from analysis.findings.numbers import ladders
 from analysis.tournament import tournament, tournament_figure
 from analysis.tournament.equal_floats import at_same_floats, comparisons, timings
 from analysis.tournament.tournament import (
@@ -209,28 +208,6 @@ def test_seeds_are_paired_and_others_left_out() -> None:
     lone = each[(each["name"] != "mine") | (each["seed"] == 2)]
     with pytest.raises(RecordError, match="no seed in common"):
         at_same_floats(lone, "mine", LADDERS["static"], "accuracy")
-
-
-def test_numbers_of_two_arms_are_paired_by_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seeds 0 to 4 against 1 to 5, as many: by seed *mine* gains 1 more than *other*."""
-    gains = {"mine": {s: 1 + s for s in range(5)}, "other": {s: s for s in range(1, 6)}}
-    each = runs(
-        rank_1=[(100, 0)] * 6,
-        rank_4=[(400, 0)] * 6,
-        **{arm: [(200, gains[arm].get(s, 0)) for s in range(6)] for arm in gains},
-    )
-    kept = [
-        arm not in gains or s in gains[arm]
-        for arm, s in zip(each["name"], each["seed"], strict=True)
-    ]
-    monkeypatch.setattr(schedules, "entries", lambda source: (each[kept], ACCURACY))
-    found = [
-        schedules.beside_one_rank("", "mine", "other"),
-        schedules.beside_one_rank("", "mine", "other", "other"),
-    ]
-    assert [(x.mean, x.n) for x in found] == [(1.0, 4)] * 2
-    half = schedules.gain_beyond_half("", "mine", "other")
-    assert (half.mean, half.n) == (np.mean([s / 2 - (1 + s) for s in range(1, 5)]), 4)
 
 
 def test_a_mean_of_controls_is_over_the_seeds_that_all_have(

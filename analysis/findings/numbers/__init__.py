@@ -11,7 +11,6 @@ from . import (
     laws,
     pulses,
     ranges,
-    schedules,
     settings,
     tournaments,
 )
@@ -26,7 +25,6 @@ NUMBERS = number_functions(
     pulses,
     laws,
     held,
-    schedules,
     settings,
     choices,
 )

@@ -42,7 +42,6 @@ PAGES: dict[str, Callable[[], str]] = {
         for name in (*LINKS, "faults", "stock")
     },
     "curvature": lambda: module("curvature_report").markdown(numbers("curvature")),
-    "harm_tasks": lambda: module("harm_tasks").page(numbers("harm_tasks")),
     "plans": lambda: module("plans").report(),
     "race": raced,
 }
@@ -60,9 +59,3 @@ def test_the_page_of_speed_counts_the_committed_rows(name: str) -> None:
     text = written(name)
     assert f"**{goals.count('reached')} of {len(goals)} targets reached.**" in text
     assert len(re.findall(r"^- .*: missed by", text, re.M)) == len(goals) - goals.count("reached")
-
-
-def test_a_task_that_was_searched_elsewhere_keeps_its_place_and_commit() -> None:
-    trials = numbers("harm_tasks")
-    text = module("harm_tasks").page([trials[0], {**trials[1], "about": "that, commit this"}])
-    assert f"; {trials[0]['about']}; that, commit this. Each task" in text

@@ -13,7 +13,6 @@ import pytest
 import torch
 from ddp_scripts import group, whole
 
-from benchmarks import stock
 from regimes.records import read_header, read_lines
 
 SHORT = {
@@ -62,23 +61,23 @@ def same_weights(a: Path, b: Path) -> bool:
     return all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
-@pytest.mark.parametrize("name", stock.WHAT)
+@pytest.mark.parametrize("name", whole.NAMES)
 def test_the_hook_is_three_lines(name: str) -> None:
     """Import, attach, log; each a whole line of its own, and no other line knows of it."""
-    hooked, plain = (stock.source(name, h).splitlines() for h in (True, False))
+    hooked, plain = (whole.source(name, h).splitlines() for h in (True, False))
     changed = [x for x in difflib.ndiff(plain, hooked) if x[0] in "+-"]
     assert [x[0] for x in changed] == ["+"] * 3
     begins = ["import regimes", "hook = regimes.attach(", "hook.log("]
     for line, begin in zip(changed, begins, strict=True):
         assert line[2:].strip().startswith(begin)
-        assert line.endswith(stock.MARK)
+        assert line.endswith(whole.MARK)
     body = ast.parse("\n".join(plain)).body[1:]  # without the docstring
     assert not re.search("regimes|hook", ast.unparse(ast.Module(body, [])))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "words")) for n in stock.WHAT]
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "words")) for n in whole.NAMES]
 )
 def test_its_record_is_what_the_script_prints(name: str, tmp_path: Path) -> None:
     """And without compression it trains as plain DDP does: with two processes to the last bit,
@@ -88,7 +87,7 @@ def test_its_record_is_what_the_script_prints(name: str, tmp_path: Path) -> None
     assert same_weights(plain, dense)
     said = train(name, tmp_path / "hook", **SOON)
     assert not same_weights(plain, tmp_path / "hook")
-    losses = stock.printed(said, "train loss")
+    losses = whole.printed(said, "train loss")
     assert per_epoch(tmp_path / "hook", len(losses)) == pytest.approx(losses, abs=6e-5)
     folder = record(tmp_path / "hook")
     rows, events = (read_lines(folder / f"{x}.jsonl") for x in ("epochs", "events"))
@@ -96,30 +95,3 @@ def test_its_record_is_what_the_script_prints(name: str, tmp_path: Path) -> None
     assert read_header(folder)["units"] == len(rows)
     assert {"low", "high"} <= {x for row in rows for x in row["layers"]["level"]}
     assert len({row["bytes"] / row["steps"] for row in rows}) > 1
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("name", "behind", "share"),
-    [
-        ("mnist", 0.03, 0.08),
-        ("words", 0.15, 0.05),
-        ("vit", 0.01, 0.18),
-    ],
-)
-def test_whole_runs_under_torchrun(name: str, behind: float, share: float, tmp_path: Path) -> None:
-    """As a user starts them, nothing set: how far the training loss ends behind plain DDP (the
-    LSTM's by a twentieth, it does suffer from rank 1), at which share of the bytes."""
-    for way in stock.WAYS:
-        stock.run(name, way, 1, tmp_path / way)
-    plain, hook = (stock.read(name, tmp_path / way) for way in stock.WAYS)
-    epochs = len(plain["train"])
-    assert plain["trained"] < 0.6 * plain["train"][0]  # there was something to learn
-    assert hook["trained"] < plain["trained"] + behind
-    assert 0.01 < hook["share"] < share
-    assert per_epoch(tmp_path / "hook", epochs) == pytest.approx(hook["train"], abs=6e-5)
-    folder = record(tmp_path / "hook")
-    assert [e["event"] for e in read_lines(folder / "events.jsonl")] == ["start", "end"]
-    rows = read_lines(folder / "epochs.jsonl")
-    assert {"low", "high"} <= {x for row in rows for x in row["layers"]["level"]}

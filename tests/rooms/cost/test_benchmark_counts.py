@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import random
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import faults, faults_around, faults_bench, stock, trees
+from benchmarks import faults, faults_around, faults_bench, trees
 from benchmarks.trainers import End
 
 
@@ -59,14 +58,6 @@ def test_a_kill_counts_however_the_other_process_ends(
     assert faults_around.killed_writing(bench) == found
     monkeypatch.setattr(faults_around, "Training", made_up([End(0, ""), End(0, "")]))
     assert faults_around.killed_writing(bench) is None
-
-
-def test_a_loss_that_is_no_number_is_the_loss_of_its_epoch() -> None:
-    said = "epoch 0 | train loss 0.5 | accuracy 97.1%\nepoch 1 | train loss nan | accuracy 9.0%\n"
-    first, last = stock.printed(said, "train loss")
-    assert (first, math.isnan(last)) == (0.5, True)
-    assert stock.printed(said.replace("nan", "inf"), "train loss") == [0.5, math.inf]
-    assert stock.printed(said, "accuracy") == [97.1, 9.0]
 
 
 def test_rows_of_another_seed_are_not_gone_on_with(

@@ -37,10 +37,7 @@ def raced() -> str:
 
 LINKS = ("fsdp_link", "island_link", "link_traces", "network")
 PAGES: dict[str, Callable[[], str]] = {
-    **{
-        name: lambda name=name: module(name).markdown(numbers(name))
-        for name in (*LINKS, "faults", "stock")
-    },
+    **{name: lambda name=name: module(name).markdown(numbers(name)) for name in (*LINKS, "faults")},
     "curvature": lambda: module("curvature_report").markdown(numbers("curvature")),
     "plans": lambda: module("plans").report(),
     "race": raced,

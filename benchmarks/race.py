@@ -3,7 +3,6 @@
     python -m benchmarks.race --minutes 60   # Linux, root, iproute2; hours; can be continued
     python -m benchmarks.race --report       # the page and the figure of what is there
     python -m benchmarks.race --again --only "4 bits" "8 bits" "4 bits every 8"   # these anew
-    python -m benchmarks.race --grid equal-seconds-30   # of `benchmarks.equal_seconds`
 
 Four processes on four nodes (`benchmarks.nodes`), two islands of two with one limited link between
 them, train `lm-small` for 600 steps by each entrant (`analysis/grids/race-lm.toml`,
@@ -26,10 +25,6 @@ With ``--again`` what is asked for is raced anew, after a change of the code: it
 out first, and the collectives alone are timed again if they were on another processor. What was
 raced on another processor has other seconds; the page names all, and ``--again`` alone repeats the
 race. Broken off, it goes on without ``--again``.
-
-A grid of equal seconds is raced whole with one seed, at 100 Mbit/s and at the rates that `regimes
-tune` chose. Its schedules have as many steps as should take 30, 60 or 120 s: these stand where
-other races have their prediction, and nothing else is timed.
 
 Leaves ``benchmarks/race.jsonl``, one line per training and per table of collectives alone ("earlier
 probe": of races predicted by an earlier count); ``race.md`` and ``race.png``.
@@ -86,36 +81,16 @@ GRID = "race-lm"
 
 @dataclass(frozen=True)
 class Course:
-    """How the schedules of a grid are raced.
+    """Of torch's PowerSGD, which no schedule of a grid stands for: the rates that are tried, and
+    the seeds."""
 
-    Attributes:
-        links: Mbit/s.
-        seeds: of the races.
-        seconds: that each training should take, where its steps were chosen for them; None: steps
-            are the same for all, seconds are predicted from what is timed before, and torch's own
-            methods take part.
-        rates, tuning_seeds: of torch's PowerSGD, which no schedule stands for.
-    """
-
-    links: tuple[int, ...] = LINKS
-    seeds: tuple[int, ...] = SEEDS
-    seconds: float | None = None
-    rates: tuple[float, ...] = ()
-    tuning_seeds: tuple[int, ...] = ()
-
-    @property
-    def predicts(self) -> bool:
-        """Are seconds predicted?"""
-        return self.seconds is None
+    rates: tuple[float, ...]
+    tuning_seeds: tuple[int, ...]
 
 
 COURSES = {
     GRID: Course(rates=(0.0015, 0.003, 0.006, 0.012), tuning_seeds=(1000, 1001)),
     "race-lm-460k": Course(rates=(0.0015, 0.003, 0.006), tuning_seeds=(1000,)),
-    **{
-        f"equal-seconds-{t}": Course(links=(100,), seeds=(23000,), seconds=float(t))
-        for t in (30, 60, 120)
-    },
 }
 HELD_OUT = 16385
 RATE_OF = {  # torch's methods, and the schedule with the same numbers, whose rate they have
@@ -126,7 +101,6 @@ RATE_OF = {  # torch's methods, and the schedule with the same numbers, whose ra
     "HSDP": "dense",
 }
 POWER = "DDP, PowerSGD hook"
-HOOK_OF = {"fp16": "DDP, fp16 hook"}  # torch's own method behind a schedule of these grids
 FREE_UNITS, SHORT_UNITS, DEADLINE = 5, 4, 1800.0
 # of an answer, kept of steps on unlimited links only, for predictions
 FREE = ("calls", "bytes", "buckets", "overlap")
@@ -141,11 +115,8 @@ Line = dict[str, Any]
 
 
 def entrants(grid: str = GRID) -> dict[str, RunConfig]:
-    """The schedules of the grid, and torch's methods with the configuration of `dense`; of equal
-    seconds the schedules alone."""
+    """The schedules of the grid, and torch's methods with the configuration of `dense`."""
     schedules = get_grid(grid)
-    if not COURSES[grid].predicts:
-        return schedules
     return {**schedules, **dict.fromkeys(PEERS, schedules["dense"])}
 
 
@@ -153,10 +124,9 @@ def rates(lines: Sequence[Line], grid: str = GRID) -> dict[str, float]:
     """The chosen rate of each entrant with a complete choice."""
     chosen = {k: float(v.partition("=")[2]) for k, v in _chosen(grid).items()}
     course = COURSES[grid]
-    if course.predicts:
-        chosen |= {name: chosen[other] for name, other in RATE_OF.items() if other in chosen}
+    chosen |= {name: chosen[other] for name, other in RATE_OF.items() if other in chosen}
     trials = [line for line in lines if line["stage"] == "tune"]
-    if course.rates and len(trials) == len(course.rates) * len(course.tuning_seeds):
+    if len(trials) == len(course.rates) * len(course.tuning_seeds):
         held = {
             rate: statistics.fmean(x["validation"][-1] for x in trials if x["rate"] == rate)
             for rate in course.rates
@@ -183,8 +153,7 @@ def units_taken(stage: str, name: str, grid: str, link: int | None) -> int | Non
         return None if name in CHANGING else FREE_UNITS
     steady = name not in (*PLANNED, *CHANGING)
     slow = link in DELAY or (grid != GRID and link != max(LINKS))
-    predicted = COURSES[grid].predicts
-    return SHORT_UNITS if stage == "race" and predicted and steady and slow else None
+    return SHORT_UNITS if stage == "race" and steady and slow else None
 
 
 def shortened(config: RunConfig, units: int) -> RunConfig:
@@ -202,8 +171,7 @@ def train(name: str, config: RunConfig, rate: int | None) -> Line:
 
     In processes of its own: torch's modules with hooks are not always freed.
     """
-    kind = HOOK_OF.get(name, name)
-    kind = kind if kind in PEERS else "regimes"
+    kind = name if name in PEERS else "regimes"
     delay = DELAY.get(rate, 0.0) if rate else 0.0
     with islands(delay) as (names, hubs), Nodes(names, DEADLINE) as nodes:
         limit_trunk(hubs, rate)
@@ -261,10 +229,7 @@ def race(
         began = time.monotonic()
         found = train(name, config, None if stage == "free" else link)
         if stage == "race":
-            steps = sum(found["steps"])
-            whole = COURSES[grid].seconds
-            meant = whole / steps if whole else predicted(head, read(grid), steps)
-            head["predicted"] = meant
+            head["predicted"] = predicted(head, read(grid), sum(found["steps"]))
         _add(head | found)
         said = f"{stage} {name}, seed {seed}, link {link}: {found['loss'][-1]:.3f}"
         print(f"{said}, {time.monotonic() - began:.0f} s", flush=True)
@@ -326,10 +291,10 @@ def _missing(
             chosen = rates(read(grid), grid)
             todo = [x for x in names if not known("race", x, seed, link, chosen[x])]
             todo = [name for name in todo if not only or name in only]
-            for where in (None, link) if todo and course.predicts else ():
+            for where in (None, link) if todo else ():
                 yield from new("probe", "", SEEDS[0], where, 0.0)
             for name in todo:
-                for other in DERIVED.get(name, (name,)) if course.predicts else ():
+                for other in DERIVED.get(name, (name,)):
                     yield from new("free", other, seed, link, chosen[other])
                 yield "race", name, seed, link, chosen[name]
 
@@ -473,28 +438,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=1e9)
     parser.add_argument("--grid", choices=[*COURSES], default=GRID)
-    parser.add_argument("--links", type=int, nargs="+", help="Mbit/s")
+    parser.add_argument("--links", type=int, nargs="+", default=LINKS, help="Mbit/s")
     parser.add_argument("--seeds", type=int, default=len(SEEDS))
     parser.add_argument("--only", nargs="+", default=(), help="entrants")
     parser.add_argument("--report", action="store_true", help="only write the page and the figure")
     parser.add_argument("--again", action="store_true", help="anew, also what has been raced")
     chosen = parser.parse_args()
-    course = COURSES[chosen.grid]
-    links = chosen.links or course.links
-    if course.seconds and links != course.links:
-        parser.error(f"--links: {chosen.grid} is of {course.links[0]} Mbit/s")
     if chosen.again:
         here = provenance.processor_name()
-        left = forget(_all_lines(), chosen.grid, links, chosen.only, here)
+        left = forget(_all_lines(), chosen.grid, chosen.links, chosen.only, here)
         write_output(LINES, "".join(json.dumps(line) + "\n" for line in left))
     if not chosen.report:
-        seeds = course.seeds[: chosen.seeds]
-        race(chosen.grid, links, seeds, chosen.minutes, chosen.only)
-    if course.seconds:
-        return print("`python -m benchmarks.equal_seconds` writes the page of these grids")
-    predicting = [grid for grid, course in COURSES.items() if course.predicts]
-    write({grid: read(grid) for grid in predicting}, platform.platform())
-    return None
+        race(chosen.grid, chosen.links, SEEDS[: chosen.seeds], chosen.minutes, chosen.only)
+    write({grid: read(grid) for grid in COURSES}, platform.platform())
 
 
 if __name__ == "__main__":

@@ -199,7 +199,7 @@ def known() -> set[str]:
         pairs = itertools.combinations(arms, 2)
         intervals += [NUMBERS["effect"](source, a, b) for a, b in pairs]
     kept = [x for x in intervals if isinstance(x, Interval)]
-    lines = {name: race.read(name) for name, course in race.COURSES.items() if course.predicts}
+    lines = {name: race.read(name) for name in race.COURSES}
     raced = INTERVAL.findall(race_report.page({k: v for k, v in lines.items() if v}, ""))
     raced += INTERVAL.findall(pages.place("earlier").read_text(encoding="utf-8").replace("+", ""))
     return {f"{mean} [{low}, {high}]" for mean, low, high in raced} | {

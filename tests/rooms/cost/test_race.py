@@ -14,6 +14,7 @@ from drawn import colour_alone
 from analysis.common import markov
 from benchmarks import race, race_notes, race_report
 from regimes.data import tokens
+from regimes.presets import get_grid
 
 LINE = {"stage": "race", "entrant": "dense", "seed": 1, "link": 100, "rate": 0.006}
 TIMES = {"steps": [10, 10, 10], "seconds": [1.0, 2.0, 3.0], "loss": [4.0, 3.0, 2.0]}
@@ -335,3 +336,18 @@ def test_what_was_raced_again_stands_beside_ddp_of_the_same_race(
 def test_the_curves_of_the_race_are_told_apart_in_grey() -> None:
     runs = [line(entrant=name, link=race_report.AT) for name in race_report.SHOWN]
     assert colour_alone(race_report.figure(runs)) == []
+
+
+# -- the grids of equal seconds --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seconds", [30, 60, 120])
+def test_schedules_are_stretched_by_measured_seconds(seconds: int) -> None:
+    """Steps times the seconds of a step of the larger model's races at 100 Mbit/s."""
+    names = {"DDP": "DDP", "fp16": "DDP, fp16 hook"}
+    names |= {x: x for x in ("4 bits", "rank 4", "every 8", "4 bits every 8")}
+    lines = [x for x in race.read("race-lm-460k") if x["stage"] == "race" and x["link"] == 100]
+    for name, entrant in names.items():
+        (step,) = {race_report.step_seconds(x) for x in lines if x["entrant"] == entrant}
+        steps = get_grid(f"equal-seconds-{seconds}")[name].steps
+        assert steps * step == pytest.approx(seconds, rel=0.01), name

@@ -239,8 +239,7 @@ def node() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # die with the parent
     answers, sys.stdout = sys.stdout, sys.stderr
     tasks: dict[str, Callable[..., Any]] = {"train": _train, "echo": _echo, "goodput": _goodput}
-    tasks |= {"race": _race, "island": _island, "collectives": _collectives}
-    tasks |= {"fsdp": _fsdp, "traced": _traced}
+    tasks |= {"race": _race, "island": _island, "collectives": _collectives, "fsdp": _fsdp}
     for line in sys.stdin:
         command = json.loads(line)
         os.environ["MASTER_PORT"] = str(command.pop("port"))
@@ -295,12 +294,6 @@ def _fsdp(**details: Any) -> dict[str, Any]:
     from benchmarks.fsdp_link import take
 
     return take(**details)
-
-
-def _traced(**details: Any) -> dict[str, Any]:
-    from benchmarks.link_traces import train
-
-    return train(**details)
 
 
 def _echo(times: int, size: int = 1) -> float:

@@ -39,7 +39,6 @@ GRADIENT_UNIT = "gradient_unit"
 LEARNING_RATE = "learning_rate"
 RATES_AHEAD = "rates_ahead"
 LEVEL_BYTES = "level_bytes"
-LINK_SECONDS = "link_seconds"
 OPTIMIZER_STEPS = "optimizer_steps"
 OPTIMIZER_STATE = "optimizer_state"
 PROBE = "probe"
@@ -80,7 +79,6 @@ MEANING = {
     GRADIENT_UNIT: "gradients are exchanged, which the learning rate turns into movements",
     LEARNING_RATE: "the learning rate of each step is known",
     LEVEL_BYTES: "a policy chooses levels of a compressor, and knows the bytes of a step at each",
-    LINK_SECONDS: "what a step waits for the exchange is measured, or predicted for a given link",
     RATES_AHEAD: "the learning rates of the whole job are known before its first step",
     OPTIMIZER_STEPS: "the optimiser's steps are seen, not gradients alone",
     OPTIMIZER_STATE: "the state of one optimiser can be copied",
@@ -231,13 +229,6 @@ PROCESSES = Mode(
     {
         ONE_PROCESS: "the workers are divided among them",
         CAPTURED_STEPS: "collectives are not captured",
-    },
-)
-WITHOUT_LINK = Mode(
-    "in one process without a trace",
-    {
-        LINK_SECONDS: "nothing is sent there that could be measured: name a link, policy.trace = "
-        "[[60, 100, 1]] (seconds, Mbit/s, ms), and policy.compute, or start several processes"
     },
 )
 SHARED_STEPS = Mode(
@@ -454,7 +445,6 @@ CONDITIONS = (
     COMPILED,
     ON_CPU,
     TUNING,
-    WITHOUT_LINK,
     WITHOUT_PROBE,
     WITHOUT_OPTIMIZER,
     ENDS_BY_ITSELF,

@@ -37,7 +37,6 @@ from regimes.instruments.base import EndOfEpochGauge
 from regimes.instruments.panel import Readings
 from regimes.job.choices import Choice
 from regimes.job.job import Job
-from regimes.job.link import LinkMeter
 from regimes.job.recorder import RecordOptions
 from regimes.job.refit import damage_refused
 from regimes.job.run_warnings import run_warnings
@@ -108,8 +107,6 @@ class Hook(Job):
         readers = [gauge for name, gauge in on_steps.items() if name not in from_updates]
         self.sends_at_end = bool(readers) or world.shards > 1 or len(on_steps) < len(gauges)
         self.sends_at_end |= world.divided and bool(on_steps)
-        self.link = LinkMeter.of(world, {"policy": chosen.policy})
-        self.sends_at_end |= self.link is not None and self.link.measures
         self.steps = steps = cast(Any, made)(
             source,
             self.reducer,
@@ -356,7 +353,6 @@ class Hook(Job):
             readings,
             self.decided,
             steps.clock.seconds,
-            steps.clock,
             skipped=steps.in_unit - steps.finite_in_unit,
             **({} if self.membership is None else {"replicas": self.membership.take_column()}),
         )

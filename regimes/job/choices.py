@@ -38,7 +38,6 @@ from regimes.instruments import make_instruments
 from regimes.instruments.needs import needs_of, policy_parts, signal_parts
 from regimes.job.probe import Probe
 from regimes.policies import Policy
-from regimes.policies.link import link_of
 
 _CONSTANT = "constant"  # the name of the only level, where no policy chooses
 
@@ -115,7 +114,6 @@ def choose_exchange(
     known = pick_levels(chosen, chosen.usual if levels is None else levels)
     objects = "an object with decide(), needs and names"
     rule = pick_policy(policy, f"a name, a table with a name, or {objects}")
-    link_of(rule)
     _check_known(rule, chosen, known)
     probe, tables = probed
     return Choice(rule, chosen, known, cast(Signal, signal), dense_start, tables, probe)

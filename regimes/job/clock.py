@@ -32,7 +32,6 @@ class Clock:
         since: of a script's loop, the end of the iteration before; None: not known.
         clocked: iterations with a known beginning.
         before: seconds of "compute" before the first of them, of a part of an iteration.
-        marked: seconds of collectives for which the host has not waited.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -41,7 +40,6 @@ class Clock:
         self.since: float | None = None
         self.clocked = 0
         self.before = 0.0
-        self.marked = 0.0
         self._marked: list[tuple[str, Any, Any]] = []  # name, two torch.cuda.Event
         self._collectives: list[tuple[Any, Any]] = []  # likewise, within "compress"
 
@@ -78,7 +76,6 @@ class Clock:
         for start, end in self._collectives:
             end.synchronize()  # of another stream, which ends before what waits for it
             self.move_seconds(start.elapsed_time(end) / 1e3, "compress", "communicate")
-            self.marked += start.elapsed_time(end) / 1e3
         self._collectives.clear()
         # A wait counted as communication may have begun in the other thread during backward, and
         # so be longer than the "compress" it was moved out of. No time is negative; the sum stays.
@@ -114,7 +111,6 @@ class Clock:
         # Collectives that overlap with backward cost the script nothing.
         marked = [a.elapsed_time(b) / 1e3 for a, b in world.take_marks() if b.query()]
         communicated = min(waited, world.seconds - before + sum(marked))
-        self.marked += sum(marked)
         self.seconds["communicate"] += communicated
         self.seconds["compress"] += waited - communicated
         self.seconds["compute"] -= waited

@@ -27,7 +27,6 @@ def as_decided(
             **row,
             "layers": {**row["layers"], "level": layers.decide(seen).names},
         }
-        decided.pop("link", None)  # its seconds are those of the level in use
         for column, rule in (whole or {}).items():
             if rule is not None:
                 decided[column] = {**decided.get(column, {}), "level": rule.decide(seen).level}

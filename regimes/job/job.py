@@ -29,10 +29,8 @@ from regimes.instruments.base import MeasurementContext
 from regimes.instruments.gradient_norm import NormsGauge
 from regimes.instruments.panel import Panel, Readings, choose_instruments
 from regimes.job.choices import Choice
-from regimes.job.clock import Clock
 from regimes.job.decided import as_decided
 from regimes.job.header import build_header
-from regimes.job.link import LinkMeter
 from regimes.job.recorder import JobRecorder, RecordOptions
 from regimes.job.rows import job_row, layer_entries, traffic_columns
 from regimes.job.saved_units import saved_units
@@ -68,12 +66,9 @@ class Job:
             within it.
         spent: seconds of the units that were trained since it was made, by name.
         summarizes: process 0 prints a summary as it ends.
-        link: measures what the steps of a unit wait for, for a policy that follows the link; None:
-            there is no such policy.
     """
 
     panel: Panel
-    link: LinkMeter | None = None
     summarizes = True
     unit_is_open = False  # ``log`` adds to the last row
 
@@ -357,7 +352,6 @@ class Job:
         readings: Readings,
         levels: Levels,
         seconds: dict[str, float],
-        clock: Clock,
         **more: Any,
     ) -> None:
         """Append the row of a unit and pass it to the recorder.
@@ -366,7 +360,6 @@ class Job:
             span: steps of the unit, and of the job so far.
             rates: at the first step of the unit, and of the next unit.
             seconds: of the unit by name, for the record.
-            clock: of the unit.
             more: columns of this kind of job.
         """
         self.past_traffic = self.traffic
@@ -374,10 +367,6 @@ class Job:
         size, groups = self.header["config"]["batch_size"], self.schedule.groups
         columns = job_row(len(self.rows), *span, rates, size, readings, groups)
         row = cast("Row", columns | more | traffic_columns(meter, levels))
-        if self.link is not None:
-            self.link.stop(clock)
-            row["link"] = self.link.take(clock.of_unit(span[0]), row, self.rows)
-            self.link.begin()
         self.rows.append(row)
         self.set_before = None
         self.spent.update(seconds)
@@ -429,8 +418,6 @@ class Job:
         self.past_traffic = Traffic(*own["traffic"])
         self.set, self.set_before = state.get("set"), state.get("set_before")
         self.world.meter.load_state_dict(own["meter"])
-        if self.link is not None:
-            self.link.forget()
         self.schedule.load_state_dict(state["pace"])
         if self.recorder is not None:
             self.recorder.close_files()

@@ -29,7 +29,6 @@ from regimes.job.probe import Probe, as_probe
 from regimes.job.recorder import RecordOptions
 from regimes.policies import Policy, Static, check_levels
 from regimes.policies.controller import Controller, Levels
-from regimes.policies.link import link_of
 from regimes.policies.schedules import LONGEST, period_of
 from regimes.policies.trial import NO_PERIOD
 from regimes.records import Header
@@ -68,12 +67,6 @@ class LocalChoice:
         yield from policy_parts(self.exchange.policy, "level_policy")
         yield from outer_parts(self.outer)
         yield from self.exchange.instrument_parts()
-
-    @property
-    def policies_by_field(self) -> dict[str, Policy]:
-        """The policies that decide something, by the field of a configuration."""
-        levels = {"level_policy": self.exchange.policy} if self.varies else {}
-        return {"sync_policy": self.rule, **levels}
 
     def make_controller(self, layers: Sequence[Layer]) -> Controller | None:
         """What decides the level of each layer; None: nothing."""
@@ -158,7 +151,6 @@ def _choose_exchange(
         return choices.Choice(static, pressed, known, "update", instruments=measured)
     require(level == DENSE, "level", level, "levels with level_policy, not one level")
     chosen = choices.choose_exchange(rule, pressed, levels, "update", 0, (None, measured))
-    link_of(chosen.policy, "level_policy")
     if (trial := trial_of(chosen.policy)) is not None:
         trial.check_levels({DENSE: DENSE, **chosen.levels})
     return chosen
@@ -282,7 +274,6 @@ def _choose_rule(given: Any, periods: dict[str, int]) -> Policy:
         return Static(str(given))
     rule = choices.pick_policy(given, "a period in steps, or a policy's name, table or object")
     require(WORKER_SCORES not in declared_needs(rule), "policy", type(rule).__name__, NO_PERIOD)
-    link_of(rule, "sync_policy")
     check_levels(rule, periods, "sync_policy")
     return rule
 

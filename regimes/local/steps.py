@@ -26,7 +26,6 @@ from regimes.instruments.panel import Readings, finite_or_none
 from regimes.job.clock import Clock
 from regimes.job.full_state import collect_full_state, divide_full_state
 from regimes.job.job import Job, on_all_processes
-from regimes.job.link import LinkMeter
 from regimes.job.recorder import RecordOptions, logged_number
 from regimes.job.refit import damage_refused, describe_compressor, with_default_fields
 from regimes.job.saved_units import with_all_units
@@ -106,7 +105,6 @@ class LocalSteps(Job):
             is_local=lambda: True,
         )
         self.clock = Clock(world.device)
-        self.link = LinkMeter.of(world, chosen.policies_by_field)
         self._prepare_record(options, local_header(options, self, chosen, model, seed))
         self.controller = WholeController(chosen.rule, "update", "sync")
         self.level_controller = chosen.make_controller(self.layers)
@@ -297,15 +295,12 @@ class LocalSteps(Job):
         self.rounds = 0
         losses = {"train_loss": self._mean_loss()} if self.reads_loss else {}
         steps, self.ended = self.total - self.ended, self.total
-        if self.link is not None and self.link.measures:
-            self.world.guard.enter_call("the end of a unit")
         self._end_unit(
             (steps, self.total),
             self.schedule.unit_rates(),
             readings,
             self.levels,
             self.clock.of_unit(steps),
-            self.clock,
             sync={**self.decided, "rounds": rounds},
             **losses,
             **self.sync.take_trials(),

@@ -16,7 +16,6 @@ from regimes.policies.detected import Accordion, BatchAccordion, Detected
 from regimes.policies.harm import LeastHarm
 from regimes.policies.history import LevelCost, PastEpoch, read_history, whole_history
 from regimes.policies.ladders import AdaQS, RateLadder
-from regimes.policies.link import LinkLadder
 from regimes.policies.schedules import (
     QSR,
     AdaComm,
@@ -40,7 +39,6 @@ __all__ = [
     "LGreCo",
     "LeastHarm",
     "LevelCost",
-    "LinkLadder",
     "PastEpoch",
     "Policy",
     "PostLocal",
@@ -71,7 +69,6 @@ REGISTRY = Registry(
         "gravac": "regimes.policies:GraVAC",
         "harm": "regimes.policies:LeastHarm",
         "trial": "regimes.policies:Trial",
-        "link": "regimes.policies:LinkLadder",
         "post-local": "regimes.policies:PostLocal",
         "qsr": "regimes.policies:QSR",
         "adacomm": "regimes.policies:AdaComm",

@@ -61,7 +61,6 @@ class PastEpoch:
         model: per statistic, one value for the whole model.
         costs: of a step at each level of the run and dense; empty where the record has none.
         trials: that have ended in it, as ``Trials.take_ended`` gives them.
-        link: seconds of a step, as ``LinkMeter.take`` gives them; empty: not known.
     """
 
     lr: float
@@ -71,7 +70,6 @@ class PastEpoch:
     model: dict[str, float | None] = field(default_factory=dict)
     costs: Costs = field(default_factory=dict)
     trials: Sequence[Mapping[str, Any]] = ()
-    link: Mapping[str, float] = field(default_factory=dict)
 
     def value(self, statistic: str, layer: int) -> float | None:
         """A layer's value; None where it is undefined or not measured."""
@@ -181,8 +179,7 @@ def past_epoch(row: Row, compressed: Sequence[int], signal: str, costs: Costs) -
         statistics["norm"] = _scale_norms(norms, row, signal)
     levels = [row["layers"]["level"][i] for i in compressed]
     model, trials = row.get("model", {}), row.get("trials", ())
-    link = _link(row)
-    return PastEpoch(row["lr"], row["next_lr"], statistics, levels, model, costs, trials, link)
+    return PastEpoch(row["lr"], row["next_lr"], statistics, levels, model, costs, trials)
 
 
 def whole_history(
@@ -208,19 +205,7 @@ def whole_epoch(row: Row, signal: str, table: Literal["batch", "sync"]) -> PastE
     statistics["norm"] = _scale_norms(statistics.get(norm_of(signal), [None]), row, signal)
     level = row.get(table, {}).get("level") or "low"
     model = {"train_loss": row.get("train_loss"), **row.get("model", {})}
-    return PastEpoch(row["lr"], row["next_lr"], statistics, [level], model, link=_link(row))
-
-
-def _link(row: Row) -> Mapping[str, float]:
-    """The seconds of a unit's mean step, with the share of its synchronisations that it has at the
-    period: a unit may have one more or less, or none, and then says nothing."""
-    link, sync = row.get("link") or {}, row.get("sync", {})
-    if not link or sync.get("period", 1) == 1:
-        return link
-    if not (rounds := sync.get("rounds", 0)):
-        return {}
-    share = row["steps"] / (rounds * sync["period"])
-    return {k: x if k == "compute" else x * share for k, x in link.items()}
+    return PastEpoch(row["lr"], row["next_lr"], statistics, [level], model)
 
 
 def root_of_squares(norms: Sequence[float | None]) -> float | None:

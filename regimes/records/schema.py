@@ -130,15 +130,6 @@ class Tried(TypedDict):
     bytes: Amount
 
 
-class LinkSeconds(TypedDict):
-    """Seconds of a unit's mean step, alike for all processes, see ``policies.link.Reading``."""
-
-    compute: Amount
-    exposed: Amount
-    exchange: Amount
-    latency: Amount
-
-
 class LayerColumns(TypedDict):
     """One value per layer."""
 
@@ -172,7 +163,6 @@ class Row(TypedDict):
     replicas: NotRequired[Replicas]
     churn: NotRequired[Churn]
     trials: NotRequired[list[Tried]]
-    link: NotRequired[LinkSeconds | None]  # null: a state was loaded within the unit
     group_lr: NotRequired[Numbers | None]
     validation: NotRequired[dict[str, float | None]]
     model: NotRequired[dict[str, float | None]]

@@ -24,7 +24,6 @@ from regimes.exchange.exchange import Exchange, buckets_with_loss
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.gradient_norm import PER_WORKER
 from regimes.instruments.panel import choose_instruments
-from regimes.job.link import LinkMeter
 from regimes.models import check_real
 from regimes.policies.controller import Controller, WholeController
 from regimes.policies.history import Ahead, level_costs
@@ -64,7 +63,6 @@ class Run:
 
     Attributes:
         local: local steps; None without a sync policy.
-        link: what a policy that follows the link reads; None without one.
         interventions: by name.
         losses: of the unit in progress.
         header, rows: of the record.
@@ -139,7 +137,6 @@ class Run:
             outer = Reducer(chosen, self.layers, world, config.seed)
             trials = self._make_trials()
             self.local = Rounds(self.gradients, self.optimizer, build, outer, config.outer, trials)
-        self.link = LinkMeter.of(world, plug_ins.policies)
         self.losses: Losses | None = None
         job: Job = self  # so that mypy checks what interventions may use of a run
         started = {name: table.start(job) for name, table in config.interventions.items()}

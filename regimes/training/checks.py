@@ -19,7 +19,6 @@ from regimes.data import deficits
 from regimes.data.task import Task
 from regimes.errors import ConfigError, DataError, require
 from regimes.policies import Policy, Windows, check_levels, make_policy
-from regimes.policies.link import link_of
 from regimes.policies.trial import NO_PERIOD
 from regimes.training.interventions import Circumstances, check_interventions
 from regimes.training.needs import modes_of, parts_of, periods_of
@@ -52,7 +51,6 @@ class PlugIns:
         """
         check_bounds(config)
         chosen, rule = make_compressor(config.compressor), make_policy(config.policy)
-        link_of(rule)
         for name, size in config.batch_levels.items():
             if size < config.batch_size or size % config.batch_size:
                 raise ConfigError(
@@ -95,7 +93,6 @@ def _whole_policy(config: RunConfig, kind: str, more: str, less: str) -> Policy 
     if (table := getattr(config, field)) is None:
         return None
     rule = make_policy(table, field)
-    link_of(rule, field)
     others = "another: this one chooses levels of a compressor, no periods or batches"
     require(LEVEL_BYTES not in declared_needs(rule), field, table["name"], others)
     require(WORKER_SCORES not in declared_needs(rule), field, table["name"], NO_PERIOD)

@@ -223,11 +223,7 @@ def _train_unit(
         intervention.before_unit(unit)
     train_loss, steps = None, 0
     if not run.phase.left_out:
-        if run.link is not None:
-            run.link.begin()
         train_loss, steps = _train_steps(run, plan, clock, reporters)
-        if run.link is not None:
-            run.link.stop(clock)
         with clock("communicate"):
             # running statistics of BatchNorm follow worker 0, as under DistributedDataParallel
             run.world.broadcast(list(run.model.buffers()))
@@ -260,8 +256,6 @@ def _train_unit(
     if exchanged and not any(row["statistics"] for row in run.rows[run.phase.first :]):
         check_measured(run.plug_ins.policy_needs, readings)
     clock.read_events()
-    if run.link is not None:
-        row["link"] = run.link.take(clock.seconds, row, run.rows)
     return cast("Row", row), dict(clock.seconds), readings.details
 
 

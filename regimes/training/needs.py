@@ -27,7 +27,6 @@ from regimes.config import DataConfig, ModelConfig, OuterConfig, RunConfig
 from regimes.data import deficits
 from regimes.instruments import make_instruments
 from regimes.instruments.needs import needs_of, policy_parts, signal_parts
-from regimes.policies.link import link_of
 from regimes.policies.schedules import period_of
 from regimes.records import OWN
 from regimes.training.interventions import intervention_parts
@@ -101,11 +100,10 @@ def modes_of(
     Args:
         device: None: not yet known.
     """
-    local, alone = plug_ins.sync_policy is not None, device is not None and processes == 1
+    local = plug_ins.sync_policy is not None
     found = {
         capabilities.SHARDS: shards > 1,
         capabilities.PROCESSES: processes > 1,
-        capabilities.WITHOUT_LINK: alone and _measures_link(plug_ins),
         capabilities.SHARED_STEPS: not local,
         capabilities.LOCAL: local,
         capabilities.MIXED_PERIODS: local and _mixes_units(config, plug_ins),
@@ -122,12 +120,6 @@ def modes_of(
         capabilities.mode_of(table, f"with {name}") for name, table in config.interventions.items()
     ]
     return [*(mode for mode, applies in found.items() if applies), *beside]
-
-
-def _measures_link(plug_ins: PlugIns) -> bool:
-    """Does a policy follow the link, without a trace of it?"""
-    links = (link_of(rule, field) for field, rule in plug_ins.policies.items())
-    return any(rule is not None and not rule.trace for rule in links)
 
 
 def periods_of(config: RunConfig, plug_ins: PlugIns) -> set[int]:

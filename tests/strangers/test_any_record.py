@@ -70,7 +70,6 @@ ROW: dict[str, Any] = {
             "bytes": 80,
         }
     ],
-    "link": {"compute": 0.1, "exposed": 0.01, "exchange": 0.02, "latency": 0.001},
     "validation": {"loss": 1.2, "metric": 0.4},
     "model": {"eigenvalue": 3.0},
     "logged": {"mine": 1.0},

@@ -40,7 +40,6 @@ REFERENCE = Path(__file__).parents[2] / "data" / "reference"
 OTHERS = {  # of a batch, of a period, and of a grid of its own
     "harm",
     "trial",
-    "link",
     "accordion-batch",
     "smith",
     "post-local",

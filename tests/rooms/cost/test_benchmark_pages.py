@@ -34,7 +34,7 @@ def raced() -> str:
     return race_report.page({grid: race.read(grid) for grid in race.COURSES}, system)
 
 
-LINKS = ("fsdp_link", "island_link", "link_traces", "network")
+LINKS = ("fsdp_link", "island_link", "network")
 PAGES: dict[str, Callable[[], str]] = {
     **{name: lambda name=name: module(name).markdown(numbers(name)) for name in (*LINKS, "faults")},
     "curvature": lambda: module("curvature_report").markdown(numbers("curvature")),

@@ -9,8 +9,8 @@ holds its grids, TOML files alone. A module with a ``main`` is a command::
     regimes figure 2 runs/smoke       # draw: PNG, SVG and the plotted numbers as CSV
     regimes figure                    # all figures and tables, by room
 
-In a checkout also ``python -m analysis figure2 runs/smoke``. In the wheel this package is called
-`regimes_study`, so that it takes no common name; modules here import each other by relative names.
+Also ``python -m analysis figure2 runs/smoke``. ``data/`` has the authors' published curves and
+tables.
 
 Only `campaign` starts trainings, and only `plugins`, which training calls, imports torch. A missing
 schedule or an unfinished run is an error. Every mean comes with its n and its spread.

@@ -24,7 +24,7 @@ for built; do
         "$regimes" figure 2 "$checkout/data/reference/small.tar.xz"
         "$regimes" figure levels runs/smoke
         "$regimes" doctor >doctor.txt || { cat doctor.txt; exit 1; }
-        "$folder/venv/bin/python" -c "import regimes, regimes_study; print('$python:', regimes.__version__, 'works')"
+        "$folder/venv/bin/python" -c "import regimes, analysis; print('$python:', regimes.__version__, 'works')"
     )
     echo "$python: $(basename "$built")"
 done

@@ -134,14 +134,14 @@ def test_commands_that_read_import_no_torch(words: list[str], tmp_path: Path) ->
     given = [small if word == "SMALL" else word for word in words]
     code = f"import sys\nsys.argv = ['regimes', *{given!r}]\nfrom regimes.__main__ import main\n"
     code += "try:\n    main()\nexcept SystemExit as stop:\n    assert not stop.code, stop.code\n"
-    code += "found = {m for m in sys.modules if m.startswith('regimes_study.plugins')}\n"
+    code += "found = {m for m in sys.modules if m.startswith('analysis.plugins')}\n"
     done = run_python(code + "assert not found | {'torch'} & {*sys.modules}, found", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-500:]
 
 
 def test_import_and_presets_do_without_torch() -> None:
     code = "import sys, regimes; regimes.get_preset('smoke'); regimes.RunConfig; regimes.load; "
-    code += "assert not {'torch', 'numpy', 'pandas', 'rich', 'regimes_study.plugins'} "
+    code += "assert not {'torch', 'numpy', 'pandas', 'rich', 'analysis.plugins'} "
     code += "& set(sys.modules)"
     done = run_python(code)
     assert done.returncode == 0, done.stderr

@@ -1,6 +1,6 @@
 """The authors' own curves and tables, as published: for comparison with ours.
 
-``data/published/curves.csv.xz`` has the test loss and metric per epoch of 57 runs whose raw logs
+``analysis/data/curves.csv.xz`` has the test loss and metric per epoch of 57 runs whose raw logs
 the authors released with their code (github.com/uw-mad-dash/Accordion, ``raw_data_files``), one
 seed each; ``tables.csv`` the printed Tables 1-6. The names of both are the paper's ("rank 2",
 "99%", "512"); `setting` translates a configuration of ours. All logs at once (some seconds; no run
@@ -28,10 +28,7 @@ from ..common.command import Files, Out
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PACKAGE = Path(__file__).parents[1]
-FOLDER = PACKAGE / "data"  # in the wheel; in a checkout, that of the repository:
-if not FOLDER.is_dir():
-    FOLDER = PACKAGE.parent / "data" / "published"
+FOLDER = Path(__file__).parents[1] / "data"
 KEYS = ["data", "model", "compressor"]
 WORDS = {"batch": ("small-batch", "large-batch", "accordion-batch")}  # else low, high, accordion
 MODELS = {"senet18": "senet", "se-resnet18": "senet"}  # ours -> the paper's

@@ -51,5 +51,4 @@ def install() -> None:
         for path in sorted((*(ROOT / "regimes").rglob("[!_]*.py"), *plugins.glob("[!_]*.py")))
         if SHAPES.search(path.read_text())
     ]
-    modules += [name.replace("analysis", "regimes_study") for name in modules if "plugins" in name]
     install_import_hook(modules, "shapes.check")

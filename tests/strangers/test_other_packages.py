@@ -178,7 +178,7 @@ def test_a_plug_in_of_each_kind_trains_by_its_name(site: Path) -> None:
         for folder, names in (("short", short), ("long", long))
     ]
     code = f"{CALL}\nfor words in {calls!r}:\n    call(words)\n"
-    code += "found = {m for m in sys.modules if m.startswith(('third', 'regimes_study.plug'))}\n"
+    code += "found = {m for m in sys.modules if m.startswith(('third', 'analysis.plug'))}\n"
     done = python(site, "-c", code + "assert not found, found\n")
     assert done.returncode == 0, done.stderr
     rows = [

@@ -1,9 +1,10 @@
 """The wheel: what is in it, and that it draws and reports without a checkout (oracle: a Python that
-knows the wheel alone, in an empty folder, where a package called `analysis` raises)."""
+knows the wheel alone, in an empty folder)."""
 
 from __future__ import annotations
 
-import importlib
+import ast
+import json
 import os
 import re
 import subprocess
@@ -13,6 +14,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from blocks import PAGES, blocks
 
 import regimes
 from analysis.__main__ import commands
@@ -20,7 +22,6 @@ from analysis.paper.figures import FIGURES
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "data" / "reference"
-TRAP = "raise SystemExit('the wheel imported the package analysis of somebody else')\n"
 ARCHIVES = {path.name.partition(".")[0]: path for path in sorted(REFERENCE.glob("*.tar.xz"))}
 STAND_INS = {"14": "smoke-quirks-topk", "15": "smoke-quirks-topk", "deficit": "smoke-deficit"}
 DRAWN = {  # from records of its grid, or where none are committed, of a similar one
@@ -83,8 +84,7 @@ def target(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def command(target: Path, tmp_path: Path):
-    """`regimes WORDS` with the wheel alone, in an empty folder but for the trap."""
-    (tmp_path / "analysis.py").write_text(TRAP)
+    """`regimes WORDS` with the wheel alone, in an empty folder."""
     env = {**os.environ, "PYTHONPATH": str(target), "COLUMNS": "100"}
 
     def run(*words: str | Path, module: str = "regimes") -> subprocess.CompletedProcess[str]:
@@ -103,18 +103,18 @@ def command(target: Path, tmp_path: Path):
 # -- what is in it ---------------------------------------------------------------------------
 
 
-def test_it_holds_all_modules_and_data_and_claims_two_names(wheel: Path) -> None:
+def test_it_holds_all_modules_and_data_and_claims_three_names(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
-    assert tops == {"regimes", "regimes_study"}
-    for folder, here in (("regimes", "regimes"), ("analysis", "regimes_study")):
-        files = [
-            path.relative_to(ROOT / folder)
+    assert tops == {"regimes", "analysis", "regimes_study.py"}
+    for folder in ("regimes", "analysis"):
+        files = {
+            path.relative_to(ROOT).as_posix()
             for path in (ROOT / folder).rglob("*")
             if path.is_file() and path.suffix not in (".pyc", "")
-        ]
-        assert {f"{here}/{path.as_posix()}" for path in files} <= {*names}
-    data = {f"regimes_study/data/{path.name}" for path in (ROOT / "data/published").iterdir()}
+        }
+        assert files - {"analysis/common/regimes_study.py"} <= {*names}
+    data = {f"analysis/data/{path.name}" for path in (ROOT / "analysis/data").iterdir()}
     assert {"regimes/report/page.html", "regimes/py.typed", *data} <= {*names}
     assert wheel.stat().st_size < 1_450_000
 
@@ -153,17 +153,78 @@ def test_only_torch_and_torchvision_come_from_an_index_of_ones_own(given: str, a
     )
 
 
-def test_an_editable_install_is_the_checkout_under_both_names(tmp_path: Path) -> None:
+def test_an_editable_install_is_the_checkout(tmp_path: Path) -> None:
     builder = pytest.importorskip("hatchling.builders.wheel", reason="needs the extra dev")
     (path,) = builder.WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["editable"])
     archive = zipfile.ZipFile(path)
-    assert [name for name in archive.namelist() if ".dist-info/" not in name] == ["_regimes.pth"]
+    names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert names == {"_regimes.pth", "regimes_study.py"}
     assert Path(archive.read("_regimes.pth").decode().strip()) == ROOT
-    figure2 = importlib.import_module("regimes_study.paper.figure2")
-    assert Path(str(figure2.__file__)) == ROOT / "analysis" / "paper" / "figure2.py"
 
 
 # -- what it does ----------------------------------------------------------------------------
+
+OF_EXTRAS = ("accelerate", "lightning", "torchft", "transformers")
+IMPORT = """
+import importlib, json, sys
+failed = []
+for line in json.load(open("imports.json")):
+    try:
+        exec(line)
+    except ModuleNotFoundError as error:
+        failed.append((error.name, line))
+ours = [m for n, m in sys.modules.items() if n.partition(".")[0] in ("regimes", "analysis")]
+print(json.dumps([failed, [getattr(m, "__file__", None) for m in ours]]))
+"""
+
+
+def imports_shown() -> list[str]:
+    """Every import statement of the notebooks, and of the Python blocks of README and docs."""
+    code = [block.code for page in PAGES for block in blocks(page) if block.language == "python"]
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+            code += ["".join(cell["source"])] if cell["cell_type"] == "code" else []
+    nodes = (node for one in code for node in ast.walk(ast.parse(one)))
+    return sorted({ast.unparse(n) for n in nodes if isinstance(n, ast.Import | ast.ImportFrom)})
+
+
+def test_all_imports_of_notebooks_and_pages_work_with_it(
+    target: Path, command, tmp_path: Path
+) -> None:
+    lines = imports_shown()
+    assert len(lines) > 50
+    (tmp_path / "imports.json").write_text(json.dumps(lines))
+    (tmp_path / "shown.py").write_text(IMPORT)
+    done = command(module="shown")
+    assert done.returncode == 0, done.stderr
+    failed, files = json.loads(done.stdout.splitlines()[-1])
+    own = {Path(block.file).stem for page in PAGES for block in blocks(page) if block.file}
+    assert [line for name, line in failed if name not in {*OF_EXTRAS, *own}] == []
+    assert all(Path(file).is_relative_to(target) for file in files)
+
+
+OLD = """
+import warnings
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import regimes_study
+    from regimes_study.common.compare import schedules
+    from regimes_study import paper
+    import regimes_study.paper.published as published
+print(*(f"{w.category.__name__}: {w.message} {w.filename}" for w in caught))
+import analysis, analysis.common.compare
+assert (regimes_study, paper) == (analysis, analysis.paper)
+assert schedules is analysis.common.compare.schedules
+assert published is analysis.paper.published and len(published.runs()) > 16_000
+"""
+
+
+def test_its_name_of_0_4_warns_and_gives_the_same_modules(command, tmp_path: Path) -> None:
+    (tmp_path / "old.py").write_text(OLD)
+    done = command(module="old")
+    assert done.returncode == 0, done.stderr
+    said = "DeprecationWarning: regimes_study is now analysis"
+    assert done.stdout == f"{said} {tmp_path / 'old.py'}\n"
 
 
 def test_it_is_the_wheel_that_runs(target: Path, command) -> None:

@@ -17,10 +17,10 @@ from copied_models import ADAMW, DILOCO, SGD, Feedback, Streaming, close, every,
 from corpora import random_walk
 from hypothesis import given
 from hypothesis import strategies as st
-from regimes_study.plugins.churn import ChangingWorkers, Churn, Presence
 from runs import resumed_alike, rows, same_run, same_weights, weights
 
 import regimes
+from analysis.plugins.churn import ChangingWorkers, Churn, Presence
 from benchmarks.trainers import Training
 from regimes.config import BranchConfig, RunConfig, override
 from regimes.cost.cases import recorded_work

@@ -13,12 +13,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from regimes_study.plugins.deep_linear import SCALE, DeepLinear
-from regimes_study.plugins.matrix import MatrixTask, OtherMatrix, half_square, low_rank
 from scipy import stats
 
 import regimes
 from analysis.detection import deep_linear
+from analysis.plugins.deep_linear import SCALE, DeepLinear
+from analysis.plugins.matrix import MatrixTask, OtherMatrix, half_square, low_rank
 from regimes.config import ModelConfig, RunConfig, override
 from regimes.errors import ConfigError, RecordError
 from regimes.models import build_model

@@ -32,8 +32,8 @@ from regimes.errors import ConfigError, RecordError
 from regimes.records import load_all, unit_name
 
 REFERENCE = Path(__file__).parents[2] / "data" / "reference"
-FROZEN = "regimes_study.plugins.moments:FrozenMoments"
-PATH = "regimes_study.plugins.moments:Moments"
+FROZEN = "analysis.plugins.moments:FrozenMoments"
+PATH = "analysis.plugins.moments:Moments"
 
 
 def problem(mu: list[float], w: list[float], sigma: float, lam: float = 0.1) -> Problem:

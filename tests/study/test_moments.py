@@ -16,12 +16,12 @@ import torch
 from configs import smoke
 from contexts import without_data as context
 from numpy.typing import NDArray
-from regimes_study.plugins.moments import Moments, density, top_share
 from runs import weights
 from scipy.stats import norm
 from torch import nn
 
 import regimes
+from analysis.plugins.moments import Moments, density, top_share
 from regimes.config import RunConfig
 from regimes.errors import ConfigError
 from regimes.instruments.base import Reading
@@ -29,8 +29,8 @@ from regimes.records import read_lines
 from regimes.training import build
 
 torch.set_num_threads(1)
-PATH = "regimes_study.plugins.moments:Moments"
-FROZEN = "regimes_study.plugins.moments:FrozenMoments"
+PATH = "analysis.plugins.moments:Moments"
+FROZEN = "analysis.plugins.moments:FrozenMoments"
 BOTH: dict[str, dict[str, Any]] = {PATH: {}, FROZEN: {"count": 6}}
 Array = NDArray[np.float64]
 

@@ -12,11 +12,11 @@ import forked
 import pytest
 import torch
 from configs import smoke as config
-from regimes_study.plugins.pruning import Masks, Pruning
 from runs import resumed_alike, same_run, weights
 from torch import nn
 
 import regimes
+from analysis.plugins.pruning import Masks, Pruning
 from regimes.collectives.requests import Layer
 from regimes.config import override
 from regimes.errors import ConfigError

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 from configs import smoke as config
-from regimes_study.plugins.rivals import Rivals
 
 import regimes
+from analysis.plugins.rivals import Rivals
 from analysis.tournament import error_per_float
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
@@ -142,7 +142,7 @@ def test_the_sum_is_that_of_a_run_with_the_compressor(
     level = RIVALS[name][0]
     sums = []
 
-    from regimes_study.plugins import rivals as module
+    from analysis.plugins import rivals as module
 
     step = module.RivalsGauge.step
 

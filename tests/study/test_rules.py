@@ -11,10 +11,10 @@ import pytest
 from configs import smoke_static as config
 from hypothesis import given
 from hypothesis import strategies as st
-from regimes_study.plugins.detectors import FisherChange, MsdrFall, TraceCusum
-from regimes_study.plugins.ladders import AccordionLadder, ErrorLadder
 
 import regimes
+from analysis.plugins.detectors import FisherChange, MsdrFall, TraceCusum
+from analysis.plugins.ladders import AccordionLadder, ErrorLadder
 from regimes.detectors import Detector, make_detector
 from regimes.errors import ConfigError
 from regimes.policies import Accordion, PastEpoch, make_policy

@@ -40,7 +40,7 @@ def test_a_checkout_offers_its_own_installed_or_not(
     declared = tomllib.loads((entry_points.CHECKOUT / "pyproject.toml").read_text())
     expected = declared["project"]["entry-points"][f"regimes.{group}"]
     assert expected
-    old = metadata.EntryPoint("old", "regimes_study:Old", f"regimes.{group}")
+    old = metadata.EntryPoint("old", "analysis:Old", f"regimes.{group}")
     for found in (packages(), packages(old, owner="regimes")):
         monkeypatch.setattr(entry_points, "_of_packages", found)
         assert find_offered(f"regimes.{group}") == expected

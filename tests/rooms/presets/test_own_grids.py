@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from regimes_study.plugins.pruning import Pruning
 
+from analysis.plugins.pruning import Pruning
 from regimes import cli
 from regimes.cli.app import app, list_options
 from regimes.config import override, to_toml

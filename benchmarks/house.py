@@ -241,6 +241,26 @@ def lines_by_room(tree: Path) -> dict[str, tuple[int, int]]:
     return found
 
 
+def folders(rooms: dict[str, Any], tree: Path) -> list[str]:
+    """The rooms that are folders."""
+    return [room for room in rooms if (tree / "regimes" / room).is_dir()]
+
+
+def twice(modules: dict[str, ast.Module]) -> dict[str, list[str]]:
+    """The names that several classes at the top of modules have, with their places."""
+    found: dict[str, list[str]] = {}
+    for path, module in modules.items():
+        for node in module.body:
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(f"{path}:{node.lineno}")
+    return {name: places for name, places in sorted(found.items()) if len(places) > 1}
+
+
+def functions_per_thousand(every: Sequence[Definition], lines: int) -> float:
+    """Functions and methods, also those within others, in 1,000 lines."""
+    return 1000 * sum(x.kind == "function" for x in every) / lines
+
+
 def count_lines(path: Path) -> int:
     return path.read_bytes().count(b"\n")
 
@@ -395,7 +415,7 @@ class Trace:
 
 
 def walk(route: str) -> dict[str, int]:
-    """One step of a network of six tensors with PowerSGD; on each process of the route."""
+    """One step of a network of six tensors; on each process of the route."""
     import torch
 
     import regimes
@@ -506,6 +526,23 @@ def sharded(trace: Trace) -> None:
     hook.close()
 
 
+def own_collectives(trace: Trace) -> None:
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    import regimes
+
+    meet()
+    mesh = init_device_mesh("cpu", (2,))
+    net = fully_shard(network(), mesh=mesh)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    hook = regimes.attach(net, shards=mesh, scatter={"level": 8}, optimizer=optimizer)
+    trace_step(trace, 3)
+    list(steps(net, optimizer))
+    hook.close()
+
+
 def synchronised(trace: Trace) -> None:
     import torch
 
@@ -528,6 +565,7 @@ ROUTES: dict[str, tuple[int, Callable[[Trace], None]]] = {  # processes; what ea
     "simulated, W = 4, two processes": (2, simulated),
     "DDP hook": (1, hooked),
     "FSDP2 hook, 2 x 2": (4, sharded),
+    "FSDP2's own collectives": (2, own_collectives),
     "DiLoCo synchronisation": (1, synchronised),
 }
 
@@ -572,7 +610,10 @@ def measure(tree: Path, routes: Sequence[str] = tuple(ROUTES)) -> dict[str, Any]
         "concepts": concepts,
         "rooms": rooms,
         "seams": [sum(n) for n in zip(*(rooms[r] for r in seams(rooms)), strict=True)],
-        "toolkit": [sum(n) for n in zip(*rooms.values(), strict=True)],
+        "toolkit": (toolkit := [sum(n) for n in zip(*rooms.values(), strict=True)]),
+        "folders": folders(rooms, tree),
+        "twice": twice(modules),
+        "functions per 1,000 lines": functions_per_thousand(every, toolkit[0]),
         "attach": in_tree(tree, "attach"),
         "refusals": refusals(modules),
         "against the order": against_the_order(tree, modules),
@@ -592,6 +633,9 @@ def table(found: dict[str, Any]) -> str:
     lines.append(f"| places that refuse | {len(found['refusals'])} |")
     lines.append(f"| imports upward or sideways | {len(found['against the order'])} |")
     lines.append(f"| modules in circles of imports | {len(found['in circles'])} |")
+    lines.append(f"| rooms that are folders | {len(found['folders'])} |")
+    lines.append(f"| class names that stand twice or more | {len(found['twice'])} |")
+    lines.append(f"| functions per 1,000 lines | {found['functions per 1,000 lines']:.1f} |")
     names = ", ".join(seams(found["rooms"]))
     for name, (count, files) in ((names, found["seams"]), ("toolkit", found["toolkit"])):
         lines.append(f"| {name}: lines / files | {count:,} / {files} |")
@@ -600,6 +644,11 @@ def table(found: dict[str, Any]) -> str:
     lines += ["", "| room | lines | files |", "|---|---:|---:|"]
     rooms = sorted(found["rooms"].items(), key=lambda room: -room[1][0])
     lines += [f"| {room} | {count:,} | {files} |" for room, (count, files) in rooms]
+    lines += ["", "| class name | times | where |", "|---|---:|---|"]
+    lines += [
+        f"| {name} | {len(places)} | {', '.join(places)} |"
+        for name, places in found["twice"].items()
+    ]
     lines += ["", "| one step | files | rooms | functions (their lines) | moves between files |"]
     lines.append("|---|---:|---:|---:|---:|")
     for route, walk in found["walks"].items():

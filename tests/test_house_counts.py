@@ -90,6 +90,18 @@ def test_lines_refusals_and_imports(tree: Path) -> None:
     assert house.in_circles(house.sources(tree)) == circle
 
 
+def test_folders_names_that_stand_twice_and_functions(tree: Path) -> None:
+    modules = house.sources(tree)
+    assert house.twice(modules) == {
+        "World": ["exchange/worlds.py:4", "records/schema.py:1"],
+    }
+    rooms = house.lines_by_room(tree)
+    assert house.folders(rooms, tree) == ["exchange", "records", "training"]
+    lines = sum(count for count, _ in rooms.values())
+    # eight of worlds.py, _check_shards, load
+    assert house.functions_per_thousand(house.definitions(modules), lines) == 1000 * 10 / lines
+
+
 @pytest.mark.slow
 def test_this_house_is_measured() -> None:
     """Its own modules, imported and traced in processes of their own."""

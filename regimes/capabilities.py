@@ -33,7 +33,6 @@ SHARED_UPDATES = "shared_updates"
 STEP_UPDATES = "step_updates"
 WORKER_MODELS = "worker_models"
 ALIKE_WORKERS = "alike_workers"
-WORKER_SCORES = "worker_scores"
 CONSTANT_UNIT = "constant_unit"
 GRADIENT_UNIT = "gradient_unit"
 LEARNING_RATE = "learning_rate"
@@ -74,7 +73,6 @@ MEANING = {
     STEP_UPDATES: "each process sees the update of every step of a unit",
     WORKER_MODELS: "workers have weights of their own between synchronisations",
     ALIKE_WORKERS: "workers have the same weights right after a synchronisation",
-    WORKER_SCORES: "each worker's own model can be scored on one batch at a synchronisation",
     CONSTANT_UNIT: "a norm is of the same thing, gradients or movements, in all steps",
     GRADIENT_UNIT: "gradients are exchanged, which the learning rate turns into movements",
     LEARNING_RATE: "the learning rate of each step is known",
@@ -254,13 +252,6 @@ MIXED_PERIODS = Mode(
         'at a longer one: set outer.period_one = "parameters", or this signal'
     },
 )
-SHARED_PERIODS = Mode(
-    "with a period of 1 that shares gradients",
-    {
-        WORKER_SCORES: 'workers then have one model: set outer.period_one = "parameters", or a '
-        "longer period"
-    },
-)
 STREAMING = Mode(
     "with fragments, a delay or mixing", {ALIKE_WORKERS: "there workers are never alike"}
 )
@@ -341,7 +332,6 @@ WITHOUT_PROBE = Mode(
     "without a probe",
     {
         PROBE: f"{_NO_DATA}, or pass instruments and probe",
-        WORKER_SCORES: "workers are scored on batches of yours: add probe=(loss, batches)",
     },
 )
 WITHOUT_OPTIMIZER = Mode(
@@ -370,7 +360,6 @@ SHARDED_MODEL = Mode(
     "with a sharded model",
     {
         WHOLE_LAYERS: _ROWS,
-        WORKER_SCORES: _ROWS,
         MODULE_PARTS: _NO_PARTS,
         LOSS_SCALE: "it trains in bfloat16, which needs no gradient scaler: leave it out",
     },
@@ -440,7 +429,6 @@ CONDITIONS = (
     TEXT,
     RANDOM_MODEL,
     STATEFUL_MODEL,
-    SHARED_PERIODS,
     STREAMING,
     COMPILED,
     ON_CPU,

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from regimes.capabilities import LEVEL_BYTES, WORKER_SCORES, declared_needs
+from regimes.capabilities import LEVEL_BYTES, declared_needs
 from regimes.config import DENSE, RunConfig, as_level
 from regimes.errors import RecordError
 from regimes.network import Work, mean_step
@@ -44,7 +44,7 @@ from regimes.training.units import Units
 ITEMSIZE = {"float32": 4, "float64": 8, "bfloat16": 4, "float16": 4}  # of what travels
 SAME = {"model", "data", "workers", "dtype", "precision"}
 SAME |= {"batch_size", "compressor", "levels", "unit_steps"}
-UNPLANNED = {LEVEL_BYTES, WORKER_SCORES}  # of policies without a plan before a run
+UNPLANNED = {LEVEL_BYTES}  # of policies without a plan before a run
 WITHIN = ("sum", "join")  # collectives of one replica's processes, over their own links
 Epoch = tuple[float, Work]  # steps, and the work of one
 
@@ -291,8 +291,8 @@ def measure_cases(config: RunConfig, workers: int, steps: int = 5) -> list[Case]
 def plan_units(
     config: RunConfig, per_epoch: int, layers: Sequence[str] = ("all",)
 ) -> list[tuple[int, str, int]] | None:
-    """(steps, level, period) of each unit; None if they depend on measurements, on trials, or
-    on bytes, or if the level differs between layers.
+    """(steps, level, period) of each unit; None if they depend on measurements or on bytes, or if
+    the level differs between layers.
 
     Args:
         layers: the names of the compressed layers.

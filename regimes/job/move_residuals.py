@@ -153,11 +153,6 @@ def _of_local_steps(state: State, table: dict[str, Any]) -> Part:
             "it was saved between two synchronisations, when each process had a model of its own: "
             "on another number of processes load a state that was saved right after one"
         )
-    if state["outer"].get("trials", {}).get("current") is not None:
-        refuse_state(
-            "it was saved within a trial of another level, when some processes had parameters of "
-            "their own: on another number of processes load a state between two trials"
-        )
     parts = state["parts"]
     losses = [part.get("losses", [0.0, 0]) for part in parts]
     mean = sum(total for total, _ in losses) / len(parts)  # each has logged as many

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from regimes import compression, policies
-from regimes.capabilities import WORKER_SCORES, Part, declared_needs
+from regimes.capabilities import Part
 from regimes.collectives.group import on_group, on_manager
 from regimes.collectives.process_group import default_group
 from regimes.collectives.processes import ProcessWorld
@@ -25,16 +25,13 @@ from regimes.errors import ConfigError, is_whole, require, unexpected_value
 from regimes.instruments.needs import policy_parts
 from regimes.job import choices
 from regimes.job.job import Job
-from regimes.job.probe import Probe, as_probe
 from regimes.job.recorder import RecordOptions
 from regimes.policies import Policy, Static, check_levels
 from regimes.policies.controller import Controller, Levels
 from regimes.policies.schedules import LONGEST, period_of
-from regimes.policies.trial import NO_PERIOD
 from regimes.records import Header
 from regimes.training.checks import check_outer, check_periods
 from regimes.training.needs import outer_parts
-from regimes.training.trials import trial_of
 
 _CALL = "local_steps()"
 _PERIODS = {"low": 1, "high": 32}
@@ -49,7 +46,6 @@ class LocalChoice:
         exchange: the compressor of pseudo-gradients, its levels and what decides them.
         every: steps of a unit.
         varies: a policy decides the level; else it is the only one.
-        probe: what scores the trials of such a policy.
     """
 
     rule: Policy
@@ -58,7 +54,6 @@ class LocalChoice:
     exchange: choices.Choice
     every: int
     varies: bool = False
-    probe: Probe | None = None
 
     def needed_parts(self) -> Iterator[Part]:
         """What is chosen, with what it needs of a job (``capabilities``)."""
@@ -116,7 +111,6 @@ def choose_local(
     every: int,
     measured: Mapping[str, Mapping[str, Any]],
     varied: tuple[Mapping[str, GivenLevel] | None, Any] = (None, None),
-    probe: Any = None,
 ) -> LocalChoice:
     """The arguments of ``local_steps``; ConfigError unless they go together.
 
@@ -128,11 +122,7 @@ def choose_local(
     exchange = _choose_exchange(compressor, level, *varied, measured)
     rule, after = _choose_rule(policy, words), _choose_outer(outer)
     check_periods(after, {period_of(name, words) for name in rule.names})
-    batches = None if probe is None else as_probe(probe)
-    varies = varied[1] is not None
-    if batches is not None and not varies:
-        raise ConfigError('probe: it is for trials: add level_policy={"name": "trial"}')
-    return LocalChoice(rule, words, after, exchange, every, varies, batches)
+    return LocalChoice(rule, words, after, exchange, every, varied[1] is not None)
 
 
 def _choose_exchange(
@@ -150,10 +140,7 @@ def _choose_exchange(
         static = Static(next(iter(known), DENSE))
         return choices.Choice(static, pressed, known, "update", instruments=measured)
     require(level == DENSE, "level", level, "levels with level_policy, not one level")
-    chosen = choices.choose_exchange(rule, pressed, levels, "update", 0, (None, measured))
-    if (trial := trial_of(chosen.policy)) is not None:
-        trial.check_levels({DENSE: DENSE, **chosen.levels})
-    return chosen
+    return choices.choose_exchange(rule, pressed, levels, "update", 0, (None, measured))
 
 
 @dataclass(frozen=True)
@@ -273,7 +260,6 @@ def _choose_rule(given: Any, periods: dict[str, int]) -> Policy:
         require(1 <= given <= LONGEST, "policy", given, "a period from 1 step up, or a policy")
         return Static(str(given))
     rule = choices.pick_policy(given, "a period in steps, or a policy's name, table or object")
-    require(WORKER_SCORES not in declared_needs(rule), "policy", type(rule).__name__, NO_PERIOD)
     check_levels(rule, periods, "sync_policy")
     return rule
 

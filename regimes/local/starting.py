@@ -39,7 +39,6 @@ def local_steps(
     level: GivenLevel = DENSE,
     levels: Mapping[str, GivenLevel] | None = None,
     level_policy: Any = None,
-    probe: Any = None,
     every: int = 100,
     record: str | Path | RecordOptions | None = None,
     seed: int = 0,
@@ -72,8 +71,6 @@ def local_steps(
         compressor, level: of the pseudo-gradient that is exchanged, e.g. "topk" and 1 (per cent).
         levels, level_policy: in place of ``level``: what the words of a policy mean, by default the
             compressor's usual ones, and the policy, which decides after each unit.
-        probe: for ``{"name": "trial"}``, ``(loss, batches)`` with the same batches on all
-            processes: ``loss(model, batch)`` is a mean; trials take the batches in turn.
         every: steps of a unit, after which the policy decides and a row is recorded.
         record: a folder for a record of the job; process 0 writes it.
         seed: of the compressor's random numbers.
@@ -93,7 +90,7 @@ def local_steps(
     """
     _, measured = pick_probe(None, instruments, check_every, check_cosine)
     varied = levels, level_policy
-    chosen = choose_local(policy, periods, outer, compressor, level, every, measured, varied, probe)
+    chosen = choose_local(policy, periods, outer, compressor, level, every, measured, varied)
     given = {"replicas": replicas, "check_every": check_every}
     asked = [Part(name, NEEDS[name]) for name, value in given.items() if value is not None]
     parts = [*asked, *chosen.needed_parts()]
@@ -102,7 +99,6 @@ def local_steps(
         capabilities.SHARDED_MODEL: replicas is not None,
         capabilities.MANAGED: manager is not None,
         capabilities.STREAMING: chosen.outer.streams,
-        capabilities.WITHOUT_PROBE: chosen.probe is None,
     }
     capabilities.check(parts, [mode for mode, applies in found.items() if applies])
     what = check_trained(model, optimizer, replicas, manager)

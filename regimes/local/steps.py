@@ -21,7 +21,6 @@ from regimes.compression.reducer import Reducer
 from regimes.ddp.sharded_state import ProcessState
 from regimes.errors import ConfigError, TrainingError
 from regimes.exchange.nonfinite import loss_with_flag
-from regimes.fingerprint import fingerprint
 from regimes.instruments.panel import Readings, finite_or_none
 from regimes.job.clock import Clock
 from regimes.job.full_state import collect_full_state, divide_full_state
@@ -37,12 +36,10 @@ from regimes.local.arguments import LocalChoice, Trained, local_header
 from regimes.local.membership import LocalMembership
 from regimes.policies.controller import WholeController, check_reasons
 from regimes.policies.schedules import period_of
-from regimes.reduction import tensors_in as tensors_of
 from regimes.training.gradients import new_stack
 from regimes.training.optimizers import Optimizers
 from regimes.training.replicas import Replicas
 from regimes.training.streaming import SyncRounds
-from regimes.training.trials import Probe, Trials, trial_of
 
 
 class LocalSteps(Job):
@@ -90,11 +87,9 @@ class LocalSteps(Job):
         self.replicas = Replicas(tensors, buffers, own, in_place=True, keys=keys)
         exchange = chosen.exchange
         reducer = Reducer(exchange.compressor, world.local_layers(layers), world, seed)
-        synced, trials = self.replicas.synced_parameters, self._make_trials(model, seed)
         storage, tentative = new_stack(tensors, 1), world.quorum is not None
-        self.sync = SyncRounds(
-            synced, reducer, chosen.outer, storage, tentative=tentative, trials=trials
-        )
+        synced = self.replicas.synced_parameters
+        self.sync = SyncRounds(synced, reducer, chosen.outer, storage, tentative=tentative)
         self.panel = self._choose_gauges(
             model,
             seed,
@@ -112,23 +107,6 @@ class LocalSteps(Job):
         if (quorum := world.quorum) is not None:  # the others may be in the middle of the job
             self.membership = LocalMembership(self, quorum, optimizer)
             self.membership.synchronize()
-
-    def _make_trials(self, model: nn.Module, seed: int) -> Trials | None:
-        """The trials that the policy of levels makes, if any; ConfigError, on all processes, unless
-        all have the same batches."""
-        chosen, world = self.chosen, self.world
-        rule, own = trial_of(chosen.exchange.policy), chosen.probe
-        if rule is None or own is None:
-            return None
-        world.check_agreement(probe=fingerprint([t.double() for t in tensors_of(own.batches)]))
-        probe = Probe(
-            model,
-            lambda number: own.batches[number % len(own.batches)],
-            lambda batch: own.loss(model, batch),
-        )
-        reducer = Reducer(chosen.exchange.compressor, world.local_layers(self.layers), world, seed)
-        synced, levels = self.replicas.synced_parameters, chosen.exchange.levels
-        return Trials(rule, levels, synced, reducer, chosen.outer, probe, seed)
 
     @property
     def period(self) -> int:
@@ -197,7 +175,6 @@ class LocalSteps(Job):
             with self.clock.count_waiting(self.world):
                 self._synchronize(last=True)
             self.clock.stop_step()
-        self.sync.end_trial(self.replicas)
         if self.chosen.outer.mixing:  # all processes end with the same parameters
             self.replicas.receive_synced(range(len(self.layers)), 0.0)
         if self._in_unit():
@@ -233,7 +210,6 @@ class LocalSteps(Job):
             self.to_agree = False
         if last:  # first: to send a fragment again would lose what of it is on its way
             self._apply_fragments(last)
-        self.sync.end_round(self.replicas, last)
         self._send_fragments(last)
         self._apply_fragments(last)
 
@@ -303,7 +279,6 @@ class LocalSteps(Job):
             self.clock.of_unit(steps),
             sync={**self.decided, "rounds": rounds},
             **losses,
-            **self.sync.take_trials(),
             **({} if self.membership is None else {"replicas": self.membership.take_column()}),
         )
         self.clock = self.clock.next_unit(self.chosen.every)
@@ -430,8 +405,7 @@ class LocalSteps(Job):
         for tensor, value in zip(self.replicas.synced_tensors, before, strict=True):
             tensor.copy_(value)
         residuals = get_column(own["outer"]["layers"], "residual")
-        tried = get_column(own["outer"].get("trials", {}).get("layers", {}), "residual")
-        self.sync.load_state_dict(state["outer"], residuals, own["outer"]["movements"], tried)
+        self.sync.load_state_dict(state["outer"], residuals, own["outer"]["movements"])
         self.total, self.rounds = state["round"]
         self.panel.steps = self.rounds
         self.panel.load_state_dict(state.get("gauges", {}))

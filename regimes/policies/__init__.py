@@ -24,7 +24,6 @@ from regimes.policies.schedules import (
     Static,
     Windows,
 )
-from regimes.policies.trial import Trial
 
 __all__ = [
     "QSR",
@@ -45,7 +44,6 @@ __all__ = [
     "RateLadder",
     "Smith",
     "Static",
-    "Trial",
     "Windows",
     "check_levels",
     "make_policy",
@@ -68,7 +66,6 @@ REGISTRY = Registry(
         "l-greco": "regimes.policies:LGreCo",
         "gravac": "regimes.policies:GraVAC",
         "harm": "regimes.policies:LeastHarm",
-        "trial": "regimes.policies:Trial",
         "post-local": "regimes.policies:PostLocal",
         "qsr": "regimes.policies:QSR",
         "adacomm": "regimes.policies:AdaComm",

@@ -60,7 +60,6 @@ class PastEpoch:
         levels: the name of each layer's level.
         model: per statistic, one value for the whole model.
         costs: of a step at each level of the run and dense; empty where the record has none.
-        trials: that have ended in it, as ``Trials.take_ended`` gives them.
     """
 
     lr: float
@@ -69,7 +68,6 @@ class PastEpoch:
     levels: list[str]
     model: dict[str, float | None] = field(default_factory=dict)
     costs: Costs = field(default_factory=dict)
-    trials: Sequence[Mapping[str, Any]] = ()
 
     def value(self, statistic: str, layer: int) -> float | None:
         """A layer's value; None where it is undefined or not measured."""
@@ -178,8 +176,8 @@ def past_epoch(row: Row, compressed: Sequence[int], signal: str, costs: Costs) -
     if (norms := statistics.get(norm_of(signal))) is not None:
         statistics["norm"] = _scale_norms(norms, row, signal)
     levels = [row["layers"]["level"][i] for i in compressed]
-    model, trials = row.get("model", {}), row.get("trials", ())
-    return PastEpoch(row["lr"], row["next_lr"], statistics, levels, model, costs, trials)
+    model = row.get("model", {})
+    return PastEpoch(row["lr"], row["next_lr"], statistics, levels, model, costs)
 
 
 def whole_history(

@@ -17,7 +17,7 @@ from regimes.records.branches import read_all, read_rows
 from regimes.records.extent import format_progress, is_complete
 from regimes.records.fields import Fields, header_fields, identifying_fields
 from regimes.records.lines import read_header
-from regimes.records.schema import Header, Row, Tried, is_hooked
+from regimes.records.schema import Header, Row, is_hooked
 
 if TYPE_CHECKING:
     import numpy as np
@@ -95,17 +95,6 @@ class Record:
     def layers(self) -> pd.DataFrame:
         """One row per epoch and layer: level, floats, bytes, why, and each statistic."""
         return layers_table([layer["name"] for layer in self.header["layers"]], self.rows)
-
-    @cached_property
-    def trials(self) -> pd.DataFrame:
-        """One row per trial of a level (``policy = {name = "trial"}``): epoch (in which it has
-        ended), number, level, base, treated (the workers), scores (the loss of each worker),
-        difference (the treated less the others, in nats), bytes (that one worker has sent for it).
-        Empty where there were none."""
-        import pandas as pd
-
-        found = [{"epoch": r["epoch"], **t} for r in self.rows for t in r.get("trials", ())]
-        return pd.DataFrame(found, columns=["epoch", *Tried.__annotations__])
 
     @cached_property
     def fields(self) -> Fields:

@@ -113,23 +113,6 @@ Churn = Annotated[
 ]
 
 
-class Tried(TypedDict):
-    """A trial of a level that has ended in the unit, see ``policies.trial``.
-
-    Some workers, ``treated``, started at ``level``, the others at ``base``. ``scores`` are
-    all workers' losses, ``difference`` the mean of the treated less the mean of the others; null is
-    what was not finite. ``bytes``: that one worker has sent for it.
-    """
-
-    number: Count
-    level: Name
-    base: Name
-    treated: Annotated[list[int], Items(kinds.COUNT)]
-    scores: Numbers
-    difference: float | None
-    bytes: Amount
-
-
 class LayerColumns(TypedDict):
     """One value per layer."""
 
@@ -162,7 +145,6 @@ class Row(TypedDict):
     sync: NotRequired[Sync]
     replicas: NotRequired[Replicas]
     churn: NotRequired[Churn]
-    trials: NotRequired[list[Tried]]
     group_lr: NotRequired[Numbers | None]
     validation: NotRequired[dict[str, float | None]]
     model: NotRequired[dict[str, float | None]]

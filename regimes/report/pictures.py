@@ -22,7 +22,6 @@ from regimes.plotting.groups import (
 from regimes.plotting.lines import BATCH, PERIOD, TRAFFIC, WIDTH, draw_lines
 from regimes.plotting.looks import Metric, style_of
 from regimes.plotting.panels import draw_detectors, level_map, tabulate_levels
-from regimes.plotting.trials import draw_harms, rule_of
 from regimes.records.reader import logged_values
 from regimes.replay import detect
 from regimes.report.content import Study, name_unit, shorten_paths
@@ -48,12 +47,7 @@ def draw_pictures(study: Study) -> dict[str, list[Picture]]:
         tested = [_draw_curves(study, "epoch"), _draw_curves(study, "floats")]
         return {
             "curves": [*dict.fromkeys(tested), *_logged(study)],
-            "decisions": [
-                *_draw_levels(study),
-                *_draw_trials(study),
-                traffic,
-                _draw_detectors(study),
-            ],
+            "decisions": [*_draw_levels(study), traffic, _draw_detectors(study)],
         }
 
 
@@ -142,26 +136,6 @@ def _draw_levels(study: Study) -> list[Picture]:
         pictures.append(_draw_curves(study, "epoch", BATCH, "Batch size"))
     if any(run.epochs.get("period", run.epochs["epoch"] * 0).nunique() > 1 for run in study.runs):
         pictures.append(_draw_curves(study, "epoch", PERIOD, "Period of synchronisation"))
-    return pictures
-
-
-def _draw_trials(study: Study) -> list[Picture]:
-    """What trials of levels have shown, in one run of each schedule that has made some."""
-    pictures = []
-    for name, (run, *_) in study.groups.items():
-        rule = rule_of(run)
-        if rule is not None and any(row.get("trials") for row in run.rows):
-            fig, numbers = draw_harms(run, WIDTH)
-            spent = run.trials["bytes"].sum() / sum(row["bytes"] for row in run.rows)
-            caption = (
-                f"Of each level against {rule.levels[-1]}, in the run of seed {run.seed}: the mean "
-                f"of at most {numbers['blocks'].max()} blocks of trials and its interval, none "
-                "while there are too few. Large marker: it is above the line for the first time. "
-                f"The trials sent {100 * spent:.0f} % of the run's bytes."
-            )
-            pictures.append(
-                _draw_picture(fig, f"Harm by trials of {style_of(name).label}", caption)
-            )
     return pictures
 
 

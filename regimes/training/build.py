@@ -29,7 +29,6 @@ from regimes.policies.controller import Controller, WholeController
 from regimes.policies.history import Ahead, level_costs
 from regimes.precision import full_precision, is_half
 from regimes.records import Header, Row, provenance
-from regimes.seeding import derive_seed
 from regimes.training.checks import (
     PlugIns,
     check_combined,
@@ -54,7 +53,6 @@ from regimes.training.present import set_present
 from regimes.training.rounds import Rounds
 from regimes.training.sharded import shard_model
 from regimes.training.step import Losses, TrainingStep
-from regimes.training.trials import Probe, Trials, trial_of
 from regimes.training.units import Units
 
 
@@ -135,8 +133,7 @@ class Run:
         if sync is not None:
             # pseudo-gradients have residuals apart from those of shared steps
             outer = Reducer(chosen, self.layers, world, config.seed)
-            trials = self._make_trials()
-            self.local = Rounds(self.gradients, self.optimizer, build, outer, config.outer, trials)
+            self.local = Rounds(self.gradients, self.optimizer, build, outer, config.outer)
         self.losses: Losses | None = None
         job: Job = self  # so that mypy checks what interventions may use of a run
         started = {name: table.start(job) for name, table in config.interventions.items()}
@@ -204,21 +201,6 @@ class Run:
         self.gradients.seeded = False
         graphs = Graphs(self.gradients, self.reducer, self.config.graphs)
         return TrainingStep(self.gradients, self.exchange, graphs)
-
-    def _make_trials(self) -> Trials | None:
-        """The trials that the policy makes, if any."""
-        config, task, model = self.config, self.task, self.model
-        if (rule := trial_of(self.plug_ins.policy)) is None:
-            return None
-
-        def batch(number: int) -> reduction.Batch:
-            seed = derive_seed(config.seed, "trial", number)
-            return task.samples(self.batches, seed, 0, 1, rule.samples)[0]
-
-        probe = Probe(model, batch, lambda batch: task.loss(model, *batch))
-        reducer = Reducer(self.plug_ins.compressor, self.layers, self.world, config.seed)
-        parameters = self.gradients.parameters
-        return Trials(rule, config.levels, parameters, reducer, config.outer, probe, config.seed)
 
     def _make_controller(self) -> Controller:
         config, layers = self.config, self.layers

@@ -48,7 +48,6 @@ def fit_checkpoint(run: Run, saved: State, before: RunConfig) -> tuple[State, No
     """
     state: State = {**saved, "parts": [_copy_part(part) for part in saved["parts"]]}
     notes: Notes = {"weights": "kept"}
-    _end_trial(state, goes_on=run.local is not None and run.local.sync.trials is not None)
     if (before.sync_policy is None) != (run.local is None):
         _change_local_steps(run, state, before)
     _fit_compressor(run, state, before, notes)
@@ -187,34 +186,6 @@ def _change_local_steps(run: Run, state: State, before: RunConfig) -> None:
     del state["outer"]
     for part in parts:
         del part["outer"]
-
-
-def _end_trial(state: State, *, goes_on: bool) -> None:
-    """Another configuration begins: a trial of a level that is under way has no result, and the
-    workers that were treated go to where they would be without it.
-
-    Args:
-        goes_on: the new configuration makes trials, too.
-    """
-    trials = state.get("outer", {}).get("trials")
-    if trials is None:
-        return
-    if (current := trials["current"]) is not None:
-        offsets = get_column(current["layers"], "offset").values()
-        for part in state["parts"]:
-            moved = {
-                worker: [t - offset for t, offset in zip(own["tensors"], offsets, strict=False)]
-                for worker, own in zip(part["workers"], part["replicas"], strict=False)
-                if worker in current["treated"]
-            }
-            part["replicas"] = [
-                {**own, "tensors": [*(m := moved.get(worker, [])), *own["tensors"][len(m) :]]}
-                for worker, own in zip(part["workers"], part["replicas"], strict=False)
-            ]
-            part["outer"]["trials"] = {"layers": {}}
-    kept = {"trials": {**trials, "current": None}} if goes_on else {}
-    rest = {key: value for key, value in state["outer"].items() if key != "trials"}
-    state["outer"] = {**rest, **kept}
 
 
 def _refuse_between(state: State, field: str) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from regimes import capabilities
-from regimes.capabilities import LEVEL_BYTES, WORKER_SCORES, declared_needs
+from regimes.capabilities import LEVEL_BYTES, declared_needs
 from regimes.compression import Compressor, make_compressor
 from regimes.compression.base import check_level
 from regimes.config import DENSE, OuterConfig, RunConfig, check_bounds
@@ -19,7 +19,6 @@ from regimes.data import deficits
 from regimes.data.task import Task
 from regimes.errors import ConfigError, DataError, require
 from regimes.policies import Policy, Windows, check_levels, make_policy
-from regimes.policies.trial import NO_PERIOD
 from regimes.training.interventions import Circumstances, check_interventions
 from regimes.training.needs import modes_of, parts_of, periods_of
 
@@ -95,7 +94,6 @@ def _whole_policy(config: RunConfig, kind: str, more: str, less: str) -> Policy 
     rule = make_policy(table, field)
     others = "another: this one chooses levels of a compressor, no periods or batches"
     require(LEVEL_BYTES not in declared_needs(rule), field, table["name"], others)
-    require(WORKER_SCORES not in declared_needs(rule), field, table["name"], NO_PERIOD)
     check_levels(rule, levels, field)
     if {"low", "high"} <= set(levels) and levels["low"] > levels["high"]:
         raise ConfigError(

@@ -243,7 +243,6 @@ def _train_unit(
         "train_loss": train_loss,
         **evaluation,
         **traffic_columns(run.world.take_meter(len(run.layers)), plan.levels),
-        **(run.local.sync.take_trials() if run.local else {}),
         "statistics": readings.layers,
         "model": readings.model,
         **{

@@ -107,7 +107,6 @@ def modes_of(
         capabilities.SHARED_STEPS: not local,
         capabilities.LOCAL: local,
         capabilities.MIXED_PERIODS: local and _mixes_units(config, plug_ins),
-        capabilities.SHARED_PERIODS: local and _shares_gradients(config, plug_ins),
         capabilities.STREAMING: config.outer.streams,
         capabilities.ON_CPU: device is not None and device.type != "cuda",
         capabilities.COMPILED: config.compile,
@@ -130,10 +129,6 @@ def periods_of(config: RunConfig, plug_ins: PlugIns) -> set[int]:
 
 def _mixes_units(config: RunConfig, plug_ins: PlugIns) -> bool:
     """Are gradients shared at a period of 1, and pseudo-gradients at others?"""
-    return _shares_gradients(config, plug_ins) and periods_of(config, plug_ins) != {1}
-
-
-def _shares_gradients(config: RunConfig, plug_ins: PlugIns) -> bool:
-    """May the sync policy choose a period of 1 at which gradients are shared?"""
     shares = config.outer.plain and config.outer.period_one == "gradients"
-    return shares and 1 in periods_of(config, plug_ins)
+    periods = periods_of(config, plug_ins)
+    return shares and 1 in periods and periods != {1}

@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -28,7 +27,6 @@ from regimes.training.gradients import Gradients, new_stack, set_gradients
 from regimes.training.optimizers import Optimizers, mean_state
 from regimes.training.replicas import Replicas
 from regimes.training.streaming import Fragment, SyncRounds
-from regimes.training.trials import Trials
 
 _Loss = tuple[Tensor, Tensor, int, int]  # mean of all workers; [rows] of this process; epoch, step
 
@@ -52,12 +50,10 @@ class Rounds:
         build: Callable[[], Optimizers],
         reducer: Reducer,
         config: OuterConfig,
-        trials: Trials | None = None,
     ) -> None:
         self.gradients, self.world, self.config = gradients, gradients.world, config
         self.optimizer, self._build = optimizer, build
-        parameters, storage = gradients.parameters, self._make_storage()
-        self.sync = SyncRounds(parameters, reducer, config, storage, trials=trials)
+        self.sync = SyncRounds(gradients.parameters, reducer, config, self._make_storage())
         self.rounds, self.rates = 0, 0.0
         self.pending: list[tuple[Tensor, int, int]] = []
         self.sent: deque[list[tuple[Tensor, int, int]]] = deque()
@@ -84,7 +80,6 @@ class Rounds:
             shares = wanted == 1 and self.config.plain and self.config.period_one == "gradients"
             if shares and self.replicas is not None:  # back to one model
                 states = self.config.states
-                self.sync.end_trial(self.replicas)
                 self.replicas.settle_states("average" if states == "keep" else states, self.world)
                 self.gradients.replicas = None
             elif not shares and self.replicas is None:
@@ -123,8 +118,6 @@ class Rounds:
         # would lose what it carries
         losses = self._receive_fragments(clock, panel, last) if last else []
         assert self.replicas is not None
-        with clock("evaluate") if self.sync.trials else nullcontext():
-            self.sync.end_round(self.replicas, last)
         self.world.take_marks()  # of collectives that the clock does not count here
         with clock.count_exchange(self.world), clock("compress"):
             for fragment in self.sync.leaving_fragments(last):
@@ -239,11 +232,10 @@ class Rounds:
         residuals: dict[str, Any],
         movements: list[dict[str, Any]],
         workers: list[dict[str, Any]],
-        tried: dict[str, Any],
     ) -> None:
-        """The inverse; ``movements``, ``workers`` and ``tried``, the residuals at a level under
-        trial, are of the hosted workers, ``workers`` empty if steps were shared."""
+        """The inverse; ``movements`` and ``workers`` are of the hosted workers, ``workers`` empty
+        if steps were shared."""
         self.rates = outer["rates"]
-        self.sync.load_state_dict(outer, residuals, movements if workers else (), tried)
+        self.sync.load_state_dict(outer, residuals, movements if workers else ())
         if workers:
             self._make_replicas().load_state_dict(workers)

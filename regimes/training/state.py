@@ -274,8 +274,8 @@ def _restore_run(run: Run, state: State) -> None:
         outer = [{**part["outer"], "workers": part["workers"]} for part in parts]
         movements = of_workers(outer, "movements", hosted)
         replicas = of_workers(parts, "replicas", hosted)
-        residuals, tried = _own_residuals(run, outer), _trial_residuals(run, outer)
-        run.local.load_state_dict(state["outer"], residuals, movements, replicas, tried)
+        residuals = _own_residuals(run, outer)
+        run.local.load_state_dict(state["outer"], residuals, movements, replicas)
     if hidden := of_workers(parts, "hidden", hosted):
         states = [tuple(tensor.to(run.device) for tensor in worker) for worker in hidden]
         run.gradients.load_hidden_states(states)
@@ -286,12 +286,6 @@ def _own_residuals(run: Run, parts: Sequence[Part]) -> Residuals:
     count, names = run.config.workers, [layer.name for layer in run.layers]
     mean = run.gradients.union
     return residuals_for(run.world.hosted, count, parts, count, names, mean=mean)
-
-
-def _trial_residuals(run: Run, outer: Sequence[Part]) -> Residuals:
-    """Likewise, at the level under trial; empty where there was none."""
-    parts = [{**part.get("trials", {"layers": {}}), "workers": part["workers"]} for part in outer]
-    return _own_residuals(run, parts) if all(part["layers"] for part in parts) else {}
 
 
 def _restore_present(run: Run, workers: list[int]) -> None:

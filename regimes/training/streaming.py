@@ -12,7 +12,6 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from jaxtyping import Float
@@ -20,12 +19,11 @@ from torch import Tensor
 
 from regimes.compression.reducer import Reducer
 from regimes.config import AnyLevel, OuterConfig
-from regimes.errors import ConfigError, require
+from regimes.errors import require
 from regimes.exchange.exchange import Exchange, Transfer
 from regimes.job.state import by_layer, get_column
 from regimes.training.outer_step import OuterStep
 from regimes.training.replicas import Replicas
-from regimes.training.trials import Trials
 
 
 def divide_layers(sizes: Sequence[int], count: int) -> list[list[int]]:
@@ -103,17 +101,15 @@ class SyncRounds:
         storage: tuple[Float[Tensor, "rows N"], Sequence[Float[Tensor, "rows ..."]]],
         *,
         tentative: bool = False,
-        trials: Trials | None = None,
     ) -> None:
         """
         Args:
             tentative: what leaves may be taken back, until ``settle_sent``.
-            trials: of other levels; only where all workers are alike after each synchronisation.
             storage: of ``stack`` and ``parts``. Nothing else may use it between a fragment's
                 leaving and the return of the last one, so unless ``config.streams`` that of
                 gradients will do.
         """
-        self.reducer, self.config, self.trials = reducer, config, trials
+        self.reducer, self.config = reducer, config
         delayed = config.delay > 0 and reducer.world.processes > 1
         device = storage[0].device if delayed else None
         self.exchange = Exchange(reducer, background=device, tentative=tentative)
@@ -200,12 +196,6 @@ class SyncRounds:
 
     # -- what is sent ------------------------------------------------------------------------
 
-    def end_round(self, replicas: Replicas, last: bool) -> None:
-        """Before ``measure_pseudo_gradients``: score the trial that ends with the round, if there
-        is one."""
-        if self.trials is not None and any(self.leaving_fragments(last)):
-            self.trials.end_round(replicas, last)
-
     def measure_pseudo_gradients(
         self, fragment: Fragment, replicas: Replicas
     ) -> Float[Tensor, "rows n"]:
@@ -215,8 +205,6 @@ class SyncRounds:
                 self.older[layer] = self.parts[layer].clone()
                 self.updates[layer] = self.updates[layer].clone()  # a compressor's own memory
         self.outer.pseudo_gradients(replicas, self.parts, fragment.layers)
-        if self.trials is not None:
-            self.trials.measure_from_own_start(self.parts)
         before = sum(part[0].numel() for part in self.parts[: fragment.layers[0]])
         size = sum(self.parts[layer][0].numel() for layer in fragment.layers)
         return self.stack[:, before : before + size]
@@ -232,8 +220,6 @@ class SyncRounds:
         Args:
             losses: sent with them; their means come with what comes back.
         """
-        if self.trials is not None:
-            self.trials.exchange_trial(self.reducer, self.parts, levels)
         transfer = self.exchange.begin_transfer(levels, fragment.layers)
         if self.exchange.memories is not None:
             self.unsettled.append((fragment, fragment.since, transfer))
@@ -303,19 +289,7 @@ class SyncRounds:
         """
         first = fragment is self.fragments[0]
         self.outer.step_outer(flight.transfer.updates, replicas, buffers=first, means=means)
-        if self.trials is not None:
-            self.trials.start_round(flight.transfer.updates, replicas)
         fragment.flight = None
-
-    def end_trial(self, replicas: Replicas) -> None:
-        """Right after a synchronisation: all workers go on from the synchronised parameters."""
-        if self.trials is not None and self.trials.current is not None:
-            self.trials.drop_trial()
-            replicas.receive_synced(range(len(replicas.parameters)), 0.0)
-
-    def take_trials(self) -> dict[str, Any]:
-        """The column "trials" of a row; empty without trials."""
-        return {} if self.trials is None else self.trials.take_ended()
 
     def close(self) -> None:
         """End the background thread."""
@@ -326,8 +300,7 @@ class SyncRounds:
     def state_dict(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """(shared, own): the entries "outer" of a state and of a process's part (``job.state``):
         each fragment's round, what is on its way and what instruments have not seen; per hosted
-        worker, by layer, the pseudo-gradients of such fragments, and ``older``; the trial under
-        way."""
+        worker, by layer, the pseudo-gradients of such fragments, and ``older``."""
         self.wait_for_sent()  # for the thread that changes memories
         memories, residuals = self.reducer.state_dict()
         fragments = [
@@ -347,8 +320,6 @@ class SyncRounds:
             "fragments": fragments,
         }
         own = {"layers": by_layer(residual=residuals), "movements": self._save_pseudo_gradients()}
-        if self.trials is not None:
-            shared["trials"], own["trials"] = self.trials.state_dict()
         return shared, own
 
     def _save_pseudo_gradients(self) -> list[dict[str, dict[int, Tensor]]]:
@@ -366,21 +337,9 @@ class SyncRounds:
         state: Mapping[str, Any],
         residuals: dict[str, Tensor | None],
         movements: Sequence[dict[str, dict[int, Tensor]]] = (),
-        tried: Mapping[str, Tensor | None] = MappingProxyType({}),
     ) -> None:
-        """The inverse, of ``state`` and this process's residuals, pseudo-gradients and residuals at
-        the level under trial. States of version 0.3 and before have no pseudo-gradients.
-
-        Raises:
-            ConfigError: the state was saved within a trial, and there are none here.
-        """
-        if self.trials is not None and "trials" in state:
-            self.trials.load_state_dict(state["trials"], tried)
-        elif state.get("trials", {}).get("current") is not None:
-            raise ConfigError(
-                "the state was saved within a trial of another level: go on with the policy by "
-                "trials that has begun it"
-            )
+        """The inverse, of ``state`` and this process's residuals and pseudo-gradients. States of
+        version 0.3 and before have no pseudo-gradients."""
         self.outer.optimizer.load_state_dict(state["optimizer"])
         self.reducer.load_state_dict(get_column(state["layers"], "memory"), residuals)
         self.reducer.to(self.stack.device)

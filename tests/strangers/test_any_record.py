@@ -59,17 +59,6 @@ ROW: dict[str, Any] = {
     "skipped": 0,
     "sync": {"level": "low", "period": 2, "rounds": 1, "why": {"rule": "start"}},
     "churn": {"present": 4, "worker_steps": 8, "left": [{"worker": 1, "step": 1}]},
-    "trials": [
-        {
-            "number": 0,
-            "level": "low",
-            "base": "high",
-            "treated": [0, 1],
-            "scores": [1.0, 1.1, 1.2, 1.3],
-            "difference": -0.2,
-            "bytes": 80,
-        }
-    ],
     "validation": {"loss": 1.2, "metric": 0.4},
     "model": {"eigenvalue": 3.0},
     "logged": {"mine": 1.0},

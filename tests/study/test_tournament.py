@@ -39,7 +39,6 @@ from regimes.training.build import prepare_run
 REFERENCE = Path(__file__).parents[2] / "data" / "reference"
 OTHERS = {  # of a batch, of a period, and of a grid of its own
     "harm",
-    "trial",
     "accordion-batch",
     "smith",
     "post-local",

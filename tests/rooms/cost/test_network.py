@@ -734,11 +734,9 @@ def test_the_plan_of_local_steps_follows_the_rate() -> None:
         ("{name='by-layer',groups={'a* b'={name='static',level='high'}}}", ["high"] * 3),
         ("{name='windows',layers={b=[[1,2]]}}", None),
         ("{name='windows',windows=[[1,2]]}", ["high", "low", "high"]),
-        ("{name='trial',levels=['high','low']}", None),
     ],
 )
 def test_a_plan_has_one_level_for_all_layers(policy: str, levels: list[str] | None) -> None:
-    """And no plan where the level follows from trials in the run."""
     config = override(get_preset("smoke"), [f"policy={policy}", "epochs=3"])
     plan = cost_cases.plan_units(config, 10, ["a.0", "b"])
     assert (plan and [level for _, level, _ in plan]) == levels

@@ -11,7 +11,6 @@ LADDERS: dict[str, tuple[str, ...]] = {  # arms/controls.toml
     "last": ("rank 1", "last 6", "last 12", "last 18", "rank 4"),
     "coin": ("rank 1", "coin 6", "coin 12", "coin 18", "rank 4"),
 }
-EVENTS = ("event 6", "event 12", "event 18")  # arms/event.toml
 PERIODS = tuple(f"every {steps}" for steps in (128, 32, 8, 4, 2, 1))  # lm-local.toml
 FIGURE2 = (  # schedules that Figure 2 and its table need
     *("dense", "low", "high", "low-in-critical", "high-in-critical", "accordion", "low-late"),
@@ -53,12 +52,7 @@ SPOKEN = {  # arms in figures
     **{f"first {n}": f"rank 4 for the first {n}, then 1" for n in (6, 12, 18)},
     **{f"last {n}": f"rank 1, then 4 for the last {n}" for n in (6, 12, 18)},
     **{f"coin {n}": f"rank 4 in {n} by a coin, else 1" for n in (6, 12, 18)},
-    **{f"event {n}": f"rank 4 for {n} from the event" for n in (6, 12, 18)},
     "accordion": "ACCORDION",
-    "accordion 1": "ACCORDION, each epoch",
-    "accordion 3": "ACCORDION, each third epoch",
-    "forced 3": "ACCORDION without its signal",
-    "random 6": "rank 4 in 6 at random",
     "forced": "ACCORDION without its signal",
     "accordion-ladder": "ACCORDION, ranks 1 to 4",
     "accordion 4-1": "ACCORDION, rank 4 or 1",

@@ -1,4 +1,4 @@
-"""Paired comparisons: differences by seed become a table with corrected p, or a forest plot.
+"""Paired comparisons: differences by seed become a table with corrected p.
 
 `compare` is one family of comparisons: p values are corrected over all its rows (Holm 1979).
 """
@@ -6,22 +6,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from regimes.console.tables import Table
 from regimes.console.units import p_text
-from regimes.plotting import style
 from regimes.plotting.looks import Metric
 from regimes.plotting.said import Estimate, Verdict
 from regimes.statistics import correct_by_holm, p_value
 
 from .estimates import Cell, estimate, mean
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 ALPHA = 0.05  # a comparison is marked where p after correction is below
 ALIKE = "[all alike]"  # several seeds with one difference say nothing about sampling
@@ -87,29 +82,3 @@ def verdicts(rows: pd.DataFrame) -> list[Verdict]:
 def are_shown(rows: pd.DataFrame) -> list[bool]:
     """Whether each row's difference is shown to be above or below 0."""
     return [verdict in ("above", "below") for verdict in verdicts(rows)]
-
-
-def draw_forest(
-    ax: Axes, rows: pd.DataFrame, column: str, ends: str, filled: Sequence[bool]
-) -> None:
-    """One line per row, from the top: a value and its interval, around a dotted line at 0.
-
-    Args:
-        column: the value's, of ``rows``; its interval is in ``ENDS_low`` and ``ENDS_high``.
-        filled: for each row, whether its marker is filled.
-    """
-    ax.axvline(0, color="black", linewidth=0.8, linestyle=style.DOTTED)
-    numbers = rows[[column, f"{ends}_low", f"{ends}_high"]].to_numpy()
-    for place, ((value, low, high), full) in enumerate(zip(numbers, filled, strict=True)):
-        ax.errorbar(
-            value,
-            place,
-            xerr=np.nan_to_num([[value - low], [high - value]]),
-            marker="o",
-            color="black",
-            markersize=4,
-            markerfacecolor="black" if full else "white",
-            capsize=2,
-            elinewidth=0.9,
-        )
-    ax.set_ylim(len(rows) - 0.5, -0.5)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -34,9 +35,11 @@ from regimes.records import Record, load_all, unit_name
 from ..common.command import Files, Out, Records
 from ..common.compare import group_runs
 from ..common.estimates import as_table, mean, number, word
-from ..common.paired import draw_forest
 from . import unforced
 from .unforced import FIRST, REFERENCE, RELATIVE, SHARE, Change
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 def as_text(
@@ -82,7 +85,7 @@ def figure(
         fig.colorbar(image, ax=left, aspect=12, pad=0.02).set_label("share of seeds")
         ends = agreed.reindex(shares.index)
         sure = [Estimate.at(row, "kappa").is_above(0) for _, row in ends.iterrows()]
-        draw_forest(right, ends, "kappa", "kappa", sure)
+        _draw_forest(right, ends, sure)
         right.set_xlabel(f"kappa with {reference}\nright: agrees more")
         left.set_title("which epochs each statistic marks", loc="left", pad=13)
         add_headline(fig, _title(ends, reference))
@@ -92,6 +95,26 @@ def figure(
     numbers = numbers.melt("detector", var_name="epoch", value_name="called")
     kept = ["n", "kappa", "kappa_low", "kappa_high"]
     return style.Drawing(fig, pd.concat([numbers, agreed[kept].reset_index()], ignore_index=True))
+
+
+def _draw_forest(ax: Axes, rows: pd.DataFrame, filled: Sequence[bool]) -> None:
+    """One line per row, from the top: kappa and its interval, around a dotted line at 0; the marker
+    is filled where ``filled`` says so."""
+    ax.axvline(0, color="black", linewidth=0.8, linestyle=style.DOTTED)
+    numbers = rows[["kappa", "kappa_low", "kappa_high"]].to_numpy()
+    for place, ((value, low, high), full) in enumerate(zip(numbers, filled, strict=True)):
+        ax.errorbar(
+            value,
+            place,
+            xerr=np.nan_to_num([[value - low], [high - value]]),
+            marker="o",
+            color="black",
+            markersize=4,
+            markerfacecolor="black" if full else "white",
+            capsize=2,
+            elinewidth=0.9,
+        )
+    ax.set_ylim(len(rows) - 0.5, -0.5)
 
 
 def _title(ends: pd.DataFrame, reference: str) -> str:

@@ -57,8 +57,7 @@ def at_same_floats(
 
 def comparisons(by_run: pd.DataFrame, shown: Metric) -> pd.DataFrame:
     """One row per contestant and kind of control: n, difference, its 95 % t interval, p, and p
-    after Holm's correction over all rows. nan where the arm's floats are out of the controls'. An
-    arm that knows an event is a control and, against the others, a contestant."""
+    after Holm's correction over all rows. nan where the arm's floats are out of the controls'."""
     arms = [arm for arm in dict.fromkeys(by_run["name"]) if arm not in CONTROLS]
     return _against(
         by_run, shown, [(arm, kind) for arm in arms for kind in kinds({*by_run["name"]})]
@@ -69,16 +68,16 @@ def timings(by_run: pd.DataFrame, shown: Metric) -> pd.DataFrame:
     """Controls compared with each other: does it matter *when* rank 4 is used? Each is compared
     with the kinds before its own (`LADDERS`), at its floats. Holm's correction is over these
     rows."""
-    blind = [kind for kind in kinds({*by_run["name"]}) if {*LADDERS[kind]} <= CONTROLS]
+    there = kinds({*by_run["name"]})
     return _against(
         by_run,
         shown,
         [
             (arm, other)
-            for i, kind in enumerate(blind)
+            for i, kind in enumerate(there)
             for arm in LADDERS[kind]
             if (by_run["name"] == arm).any()
-            for other in blind[:i]
+            for other in there[:i]
         ],
     )
 

@@ -24,17 +24,11 @@ if TYPE_CHECKING:
     from regimes.plotting.looks import Metric
     from regimes.records import Record
 
-LADDERS = {  # controls of one kind, by their floats
-    **names.LADDERS,
-    "period": names.PERIODS,
-    "event": names.EVENTS,
-}
+LADDERS = {**names.LADDERS, "period": names.PERIODS}  # controls of one kind, by their floats
 BLIND = {"static": "a constant rank", "period": "a constant period"}  # what needs no schedule
 SLOW = "100Mbit/s,50us"  # the network whose seconds are drawn
 GREY, INK = "#8a8a8a", "#0b3c6f"
-CONTROLS = frozenset(  # but those that know an event, which are held against the others, too
-    name for kind, ladder in LADDERS.items() if kind != "event" for name in ladder
-)
+CONTROLS = frozenset(name for ladder in LADDERS.values() for name in ladder)
 
 
 def kinds(arms: set[str]) -> list[str]:

@@ -42,7 +42,6 @@ OTHERS = {  # the other commands; those of one run have it unpacked
     "deep_linear": ["deep-linear"],
     "detectors": ["unpacked/low"],
     "edge": ["rates-edge"],
-    "events": ["shift-smoke"],
     "held-out": ["harm-smoke"],
     "figure2": ["small"],
     "figure3": ["small-signals"],

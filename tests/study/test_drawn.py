@@ -116,7 +116,6 @@ CASES: dict[str, tuple[Any, ...]] = {
     "published": ("published", None, (), percent),
     "rivals": ("rivals", "smoke-rivals"),
     "tournament": ("tournament", "falling-lm"),
-    "events": ("events", "shift-smoke"),
     "signals": ("signals", "small-signals/low/seed-1000"),
 }
 WORDS = {"levels": (0,)}  # axes whose cells are words

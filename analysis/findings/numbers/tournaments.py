@@ -16,7 +16,7 @@ from regimes.plotting.style import seeds_in_words
 from ...common import estimates
 from ...common.estimates import Cell, as_table, mean, p, word
 from ...common.paired import ALIKE, difference_text
-from ...tournament import events, tournament
+from ...tournament import tournament
 from ...tournament.equal_floats import comparisons, timings
 from ..sources import entries, number, record_read, records, row_of, trials
 from ..values import Interval, mean_of
@@ -111,15 +111,6 @@ def seed_value(source: str, name: str, seed: int) -> float:
     return float(runs.set_index(["name", "seed"])[metric.name][name, seed])
 
 
-@number
-def mean_at_rates(source: str, low: float, high: float) -> dict[str, float]:
-    """The arms with a chosen learning rate in a range: how many, and the mean of their
-    metrics."""
-    rows, metric = arms(source), entries(source)[1]
-    chosen = rows[rows["rate"].between(low, high)]
-    return {"arms": len(chosen), "value": float(chosen[metric.name].mean())}
-
-
 # -- against controls ------------------------------------------------------------------------
 
 
@@ -187,7 +178,6 @@ def _summed_up(rows: pd.DataFrame) -> dict[str, Any]:
         "tested": len(known),
         "significant": [f"{row['arm']} - {row['control']}" for _, row in significant.iterrows()],
         "largest_p": float(known["p_holm"].max()),
-        "widest": float((known["ci_high"] - known["ci_low"]).max() / 2),
     }
 
 
@@ -237,56 +227,3 @@ def validation_difference(source: str, a: str, b: str) -> Interval:
         if row["rate"] == rates.get(row["schedule"])
     }
     return mean_of([100 * (x - y) for x, y in zip(at[a], at[b], strict=True)])
-
-
-# -- events ----------------------------------------------------------------------------------
-
-SETTINGS = ("shift-smoke", "ramp-smoke")
-
-
-@number
-def events_table() -> str:
-    """The settings next to each other."""
-    rows = {name: events.differences(list(records(name))) for name in SETTINGS}
-    return events.as_text(rows, entries(SETTINGS[0])[1]).markdown()
-
-
-@number
-def known_event(control: str) -> dict[str, Any]:
-    """Arms with a schedule built around the event, against one kind of control, over all
-    settings."""
-    rows = pd.concat([_pairs(name) for name in SETTINGS])
-    against = rows[rows["arm"].str.startswith("event ") & (rows["control"] == control)]
-    return {
-        "count": len(against),
-        "above_zero": int((against["ci_low"] > 0).sum()),
-        "below_zero": int((against["ci_high"] < 0).sum()),
-        "highest_end": float(against["ci_high"].max()),
-    }
-
-
-@number
-def accordion_at_events() -> dict[str, Any]:
-    """ACCORDION against the arm with a schedule built around the event, and any arm against one
-    rank throughout."""
-    rows = pd.concat([_pairs(name).assign(setting=name) for name in SETTINGS])
-    accordion = rows[
-        (rows["control"] == "event") & rows["arm"].isin(["accordion 1", "accordion 3"])
-    ]
-    significant = accordion[accordion["p_holm"] < 0.05]
-    static = rows[rows["control"] == "static"]
-    wins = static[(static["difference"] > 0) & (static["p_holm"] < 0.05)]
-    return {
-        "lowest": float(accordion["difference"].min()),
-        "highest": float(accordion["difference"].max()),
-        "significant": [f"{row['arm']} in {row['setting']}" for _, row in significant.iterrows()],
-        "above_one_rank": len(wins),
-    }
-
-
-@number
-def above_the_event(source: str) -> int:
-    """How many arms are better than the arm with a schedule built around the event (interval
-    above 0)."""
-    rows = _pairs(source)
-    return int(((rows["control"] == "event") & (rows["ci_low"] > 0)).sum())

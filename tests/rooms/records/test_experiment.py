@@ -379,7 +379,6 @@ ARCHIVE = {  # records that each command without grids of its own can draw
     "deficit": "smoke-deficit",
     "detectors": "lstm-small",
     "edge": "rates-edge",
-    "events": "ramp-smoke",
     "figure2": "small",
     "figure3": "small-signals",
     "figure4a": "small-overlap",

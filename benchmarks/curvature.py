@@ -12,7 +12,7 @@ of BatchNorm still mix in their initial values, and the loss in eval mode is 1e5
 Times are CPU seconds of one thread, which other load on the machine moves little; everything runs
 interleaved in one process. Those of eigenvalues include building the graph and the objects; those
 of products do not, because the first round does not count. Medians over `runs` runs; one run of
-what takes minutes. Warm starts come from a measurement taken `between` SGD steps earlier. Errors
+what takes minutes. Warm starts come from a measurement taken `BETWEEN` SGD steps earlier. Errors
 are against float64 with torch's own operations (see `reference`). PyHessian finds the largest in
 magnitude, and is compared with those; all others the largest algebraically. A peer that is not
 installed is left out and listed as missing.
@@ -54,6 +54,7 @@ DISTRIBUTIONS = {
     "hessian_eigenthings": "hessian-eigenthings",
     "curvlinops": "curvlinops-for-pytorch",
 }  # by module
+BETWEEN = 5  # SGD steps
 Batch = tuple[Tensor, Tensor]
 Product = Callable[[Tensor], Tensor]
 
@@ -349,7 +350,7 @@ def errors(rows: dict[str, Any], algebraic: list[float], magnitude: list[float],
             row["over_pyhessian"] = row["seconds"] / rows["PyHessian"]["seconds"]
 
 
-def run(name: str, libraries: dict, between: int) -> Iterator[dict[str, Any]]:
+def run(name: str, libraries: dict) -> Iterator[dict[str, Any]]:
     """All measurements of one probe, as far as they have come after each part."""
     small = name == "small"
     size, batch_size = (16, 64) if small else (32, 16)
@@ -364,14 +365,14 @@ def run(name: str, libraries: dict, between: int) -> Iterator[dict[str, Any]]:
         "parameters": sum(p.numel() for p in model.parameters()),
         "images": len(batch[1]),
         "eigenvalue_images": len(probe[1]),
-        "steps_between": between,
+        "steps_between": BETWEEN,
         "products": products(model, batch, libraries, 6 if small else 3),
     }
     yield result
     first = HessianProduct(model, cross_entropy, [probe])
     before = {k: eigenvalues(first, largest=k) for k in (1, 5)}
     del first
-    train(model, size, between, 100, batch_size, 0.05)
+    train(model, size, BETWEEN, 100, batch_size, 0.05)
     algebraic, magnitude = reference(model, probe, cheap=not small)
     result["reference"] = {"algebraic": algebraic, "magnitude": magnitude}
     parameters = list(model.parameters())
@@ -394,8 +395,6 @@ def main() -> None:
     """Measures, prints, and writes the report, as JSON and Markdown, after each part."""
     parser = argparse.ArgumentParser(description="Benchmark of products and eigenvalues.")
     parser.add_argument("--report", type=Path, help="where to write the results as JSON")
-    parser.add_argument("--probe", choices=("small", "resnet18"), action="append")
-    parser.add_argument("--between", type=int, default=5, help="SGD steps before a warm start")
     chosen = parser.parse_args()
     libraries = peers()
     report: dict[str, Any] = {
@@ -405,8 +404,8 @@ def main() -> None:
         "peers": {name: version(DISTRIBUTIONS[name]) for name in sorted(libraries)},
         "probes": {},
     }
-    for name in chosen.probe or ("small", "resnet18"):
-        for result in run(name, libraries, chosen.between):
+    for name in ("small", "resnet18"):
+        for result in run(name, libraries):
             report["probes"][name] = result
             if chosen.report:
                 write_output(chosen.report, json.dumps(report, indent=1) + "\n")

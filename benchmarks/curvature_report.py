@@ -1,14 +1,8 @@
-"""The report of `benchmarks.curvature` as Markdown: targets, then a table per measurement.
-
-python -m benchmarks.curvature_report A.json B.json   # of several runs, one probe each
-"""
+"""The report of `benchmarks.curvature` as Markdown: targets, then a table per measurement."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 # As a share of PyHessian's time, by (probe, method, k).
@@ -111,8 +105,3 @@ def frontier_table(r: dict[str, Any]) -> str:
     title = "The largest eigenvalue after each product; cost, graph included, in passes.\n"
     head = "products | cold error | cold residual | warm error | warm residual | cost"
     return title + "\n" + table(head, rows)
-
-
-if __name__ == "__main__":
-    runs = [json.loads(Path(path).read_text()) for path in sys.argv[1:]]
-    print(markdown(runs[0] | {"probes": {n: r for run in runs for n, r in run["probes"].items()}}))

@@ -234,7 +234,7 @@ def joined(by_shard: list[list[Any]]) -> list[Any]:
     return [torch.cat(rows) for rows in zip(*by_shard, strict=True)]
 
 
-def measure(times: int, seed: int, report: Path, only: str) -> None:
+def measure(times: int, seed: int, report: Path) -> None:
     """Kill and go on so often on each kind of mesh; twice as often on the same one."""
     began, rows = time.monotonic(), dict[str, Counter[str]]()
     alone: Counter[str] = Counter()
@@ -242,8 +242,6 @@ def measure(times: int, seed: int, report: Path, only: str) -> None:
         whole = Path(scratch, "whole")
         assert Group(HERE, whole).ends() == [0] * 4
         for name, meshes in MESHES.items():
-            if only not in name:
-                continue
             draw, rows[name] = random.Random(f"{seed} {name}"), Counter()
             number = missed = 0
             while rows[name].total() < times * (2 if meshes == [HERE] else 1):
@@ -262,20 +260,6 @@ def measure(times: int, seed: int, report: Path, only: str) -> None:
                 rows[name][outcome] += 1
                 print(f"{name}, step {step}: {outcome}", flush=True)
                 write(rows, alone, seed, (time.monotonic() - began) / 60, report)
-
-
-def merge(parts: list[Path], report: Path) -> None:
-    """One page of several, each of some meshes."""
-    found = [json.loads(part.read_text()) for part in parts]
-    rows: dict[str, Counter[str]] = {name: Counter() for name in MESHES}
-    for part in found:
-        for name, outcomes in part["outcomes"].items():
-            rows[name].update(outcomes)
-    alone: Counter[str] = Counter()
-    for part in found:
-        alone.update(part["others"])
-    minutes = sum(part["machine"]["minutes"] for part in found)
-    write(rows, alone, found[0]["seed"], minutes, report)
 
 
 def write(
@@ -313,13 +297,8 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=25)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--report", type=Path, default=Path("benchmarks/island_faults.json"))
-    parser.add_argument("--only", default="", help="meshes whose name contains this")
-    parser.add_argument("--merge", type=Path, nargs="+", help="reports to make one of")
     chosen = parser.parse_args()
-    if chosen.merge:
-        merge(chosen.merge, chosen.report)
-    else:
-        measure(chosen.times, chosen.seed, chosen.report, chosen.only)
+    measure(chosen.times, chosen.seed, chosen.report)
 
 
 if __name__ == "__main__":

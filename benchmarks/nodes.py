@@ -54,10 +54,10 @@ def sweep(pid: int | None = None) -> None:
 
 
 @contextlib.contextmanager
-def star(count: int = NODES) -> Iterator[list[str]]:
-    """Names of so many namespaces, joined by a bridge; deleted with all that is in them."""
+def star() -> Iterator[list[str]]:
+    """Names of `NODES` namespaces, joined by a bridge; deleted with all that is in them."""
     sweep()
-    names = [f"{PREFIX}-{os.getpid()}-{i}" for i in range(count)]
+    names = [f"{PREFIX}-{os.getpid()}-{i}" for i in range(NODES)]
     try:
         for name in names:
             _add(name)

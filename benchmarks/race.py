@@ -284,8 +284,7 @@ def _missing(
     for seed in course.tuning_seeds if not only or POWER in only else ():
         for rate in course.rates:
             yield from new("tune", POWER, seed, None, rate)
-    known_to = entrants(grid)
-    names = [name for name in rates(read(grid), grid) if name in known_to]
+    names = list(rates(read(grid), grid))
     for seed in seeds:
         for link in links:
             chosen = rates(read(grid), grid)

@@ -4,15 +4,12 @@ CPU time of all processes together, one worker in each, gloo over loopback; at W
 one process, as in training. A step takes stacked gradients to updates
 (`Exchange.exchange_step`), with the compressor's own defaults.
 The floor is what must be read and written: each process copies its gradients three times. Each
-compressor has rounds of its own, in which it and the floor take turns. Peers, where they are
-installed: torch's hooks, and block quantisation (to codes and back) by bitsandbytes and torchao.
+compressor has rounds of its own, in which it and the floor take turns. Peers: torch's hooks.
 torchft's quantised all-reduce needs a GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -60,41 +57,7 @@ def peers(name: str, level: Level, layers: list[Layer], flat: Tensor) -> dict[st
         hook = getattr(default_hooks, f"{level}_compress_hook")
         bucket: Any = Bucket(layers, flat)
         return {f"torch {level}_compress_hook": lambda: hook(dist.group.WORLD, bucket).wait()}
-    found = {}
-    if name == "quantised-all-reduce" and find_spec("bitsandbytes"):
-        found["bitsandbytes, there and back"] = bitsandbytes(flat, int(level))
-    if name == "quantised-all-reduce" and find_spec("torchao"):
-        found["torchao, there and back"] = torchao(flat, int(level))
-    return found
-
-
-def bitsandbytes(flat: Tensor, bits: int) -> Callable[[], Any]:
-    from bitsandbytes import functional
-
-    def eight() -> Tensor:
-        return functional.dequantize_blockwise(*functional.quantize_blockwise(flat, blocksize=256))
-
-    def four() -> Tensor:
-        return functional.dequantize_4bit(*functional.quantize_4bit(flat, blocksize=256))
-
-    return eight if bits == 8 else four
-
-
-def torchao(flat: Tensor, bits: int) -> Callable[[], Any]:
-    from torchao.quantization import quant_primitives as primitives
-
-    whole = flat[: len(flat) // 256 * 256]
-    block, steps = (256,), 2 ** (bits - 1) - 1
-
-    def there_and_back() -> Tensor:
-        scale, zero = primitives.choose_qparams_affine(
-            whole, primitives.MappingType.SYMMETRIC, block, torch.int8, -steps, steps
-        )
-        options: Any = (scale, zero, torch.int8, -steps, steps)
-        codes = primitives.quantize_affine(whole, block, *options)
-        return primitives.dequantize_affine(codes, block, scale, zero, torch.int8, -steps, steps)
-
-    return there_and_back
+    return {}
 
 
 def process(rank: int, quick: int) -> dict[str, Seconds]:

@@ -51,7 +51,7 @@ _PUBLIC = {
     "regimes.plotting.schedules": "compare",
     "regimes.plotting.lines": "plot",
     "regimes.policies": "Static Windows Accordion Detected BatchAccordion ByLayer Smith AdaQS "
-    "RateLadder LeastHarm LGreCo GraVAC PostLocal QSR AdaComm PastEpoch Decision",
+    "RateLadder LGreCo GraVAC PostLocal QSR AdaComm PastEpoch Decision",
     "regimes.ddp": "Hook RecordOptions attach",
     "regimes.local": "LocalSteps local_steps",
     "regimes.network": "Network",

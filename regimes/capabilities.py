@@ -36,8 +36,6 @@ ALIKE_WORKERS = "alike_workers"
 CONSTANT_UNIT = "constant_unit"
 GRADIENT_UNIT = "gradient_unit"
 LEARNING_RATE = "learning_rate"
-RATES_AHEAD = "rates_ahead"
-LEVEL_BYTES = "level_bytes"
 OPTIMIZER_STEPS = "optimizer_steps"
 OPTIMIZER_STATE = "optimizer_state"
 PROBE = "probe"
@@ -76,8 +74,6 @@ MEANING = {
     CONSTANT_UNIT: "a norm is of the same thing, gradients or movements, in all steps",
     GRADIENT_UNIT: "gradients are exchanged, which the learning rate turns into movements",
     LEARNING_RATE: "the learning rate of each step is known",
-    LEVEL_BYTES: "a policy chooses levels of a compressor, and knows the bytes of a step at each",
-    RATES_AHEAD: "the learning rates of the whole job are known before its first step",
     OPTIMIZER_STEPS: "the optimiser's steps are seen, not gradients alone",
     OPTIMIZER_STATE: "the state of one optimiser can be copied",
     PROBE: "there is a loss on samples of the training data",
@@ -219,7 +215,6 @@ _ROWS = "each process holds some rows of each layer"
 _NO_DATA = "only gradients are seen here, not the training data: train with regimes.run"
 _ONLY_TRAINER = "only the trainer knows the optimiser's steps"
 _NO_PARTS = "it is for what FSDP2 exchanges: attach(model, shards=mesh, scatter=...)"
-_NO_SCHEDULE = "a learning rate is seen here when its step comes: give policy.rates, one a unit"
 
 # of the trainer
 PROCESSES = Mode(
@@ -324,7 +319,6 @@ HOOK = Mode(
         SAMPLES: _NO_DATA,
         OPTIMIZER_STEPS: _ONLY_TRAINER,
         WORKER_MODELS: "workers share each step",
-        RATES_AHEAD: _NO_SCHEDULE,
     },
 )
 WITHOUT_SHARDS = Mode("without shards", {MODULE_PARTS: _NO_PARTS})
@@ -394,8 +388,6 @@ LOCAL_STEPS = Mode(
         SAMPLES: _NO_DATA,
         PROBE: _NO_DATA,
         OPTIMIZER_STEPS: _ONLY_TRAINER,
-        RATES_AHEAD: _NO_SCHEDULE,
-        LEVEL_BYTES: "the policy chooses periods",
         SHARED_UPDATES: LOCAL.lacks[SHARED_UPDATES],
         MODULE_PARTS: _NO_PARTS,
         STEP_UPDATES: "only what is exchanged is seen, once per synchronisation",

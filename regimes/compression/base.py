@@ -361,11 +361,6 @@ def check_level(chosen: Compressor, level: AnyLevel) -> None:
     compressor.check(plain)
 
 
-def levels_without_feedback(chosen: Compressor, levels: Mapping[str, AnyLevel]) -> tuple[str, ...]:
-    """The names of levels at which a compressor has no error feedback."""
-    return tuple(name for name, x in levels.items() if not chosen.at(x)[0].error_feedback)
-
-
 def has_feedback(chosen: Compressor, levels: Iterable[AnyLevel]) -> bool:
     """Has a compressor error feedback, throughout or at one of these levels?"""
     return any(chosen.at(level)[0].error_feedback for level in (DENSE, *levels))

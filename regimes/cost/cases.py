@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from regimes.capabilities import LEVEL_BYTES, declared_needs
 from regimes.config import DENSE, RunConfig, as_level
 from regimes.errors import RecordError
 from regimes.network import Work, mean_step
@@ -44,7 +43,6 @@ from regimes.training.units import Units
 ITEMSIZE = {"float32": 4, "float64": 8, "bfloat16": 4, "float16": 4}  # of what travels
 SAME = {"model", "data", "workers", "dtype", "precision"}
 SAME |= {"batch_size", "compressor", "levels", "unit_steps"}
-UNPLANNED = {LEVEL_BYTES}  # of policies without a plan before a run
 WITHIN = ("sum", "join")  # collectives of one replica's processes, over their own links
 Epoch = tuple[float, Work]  # steps, and the work of one
 
@@ -291,15 +289,15 @@ def measure_cases(config: RunConfig, workers: int, steps: int = 5) -> list[Case]
 def plan_units(
     config: RunConfig, per_epoch: int, layers: Sequence[str] = ("all",)
 ) -> list[tuple[int, str, int]] | None:
-    """(steps, level, period) of each unit; None if they depend on measurements or on bytes, or if
-    the level differs between layers.
+    """(steps, level, period) of each unit; None if they depend on measurements, or if the level
+    differs between layers.
 
     Args:
         layers: the names of the compressed layers.
     """
     rule = make_policy(config.policy)
     sync = make_policy(config.sync_policy, "sync_policy") if config.sync_policy else Static("1")
-    if rule.needs or sync.needs or UNPLANNED & (declared_needs(rule) | declared_needs(sync)):
+    if rule.needs or sync.needs:
         return None
     units = Units.from_config(config, per_epoch)
     rate = LearningRate(config.optimizer, units.per_epoch, units.total)

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
-from regimes.compression.base import levels_without_feedback
 from regimes.compression.reducer import Reducer
 from regimes.compression.traffic import check_order, costs_per_step
 from regimes.config import DENSE
@@ -47,7 +46,7 @@ from regimes.job.state import State, get_column
 from regimes.job.upgrade import upgrade_state
 from regimes.policies import Decision
 from regimes.policies.controller import Controller, Levels
-from regimes.policies.history import Ahead, level_costs
+from regimes.policies.history import level_costs
 from regimes.precision import full_precision
 from regimes.records import Header
 
@@ -507,8 +506,7 @@ def _make_controller(chosen: Choice, layers: list[Layer], world: World) -> Contr
     compressed = [i for i, layer in enumerate(layers) if layer.compressed]
     per_step = costs_per_step(chosen.compressor, layers, chosen.levels, world.workers, world.shards)
     names, costs = [layer.name for layer in layers], level_costs(per_step, compressed)
-    ahead = Ahead(costs=costs, dropping=levels_without_feedback(chosen.compressor, chosen.levels))
-    return Controller(chosen.policy, names, compressed, chosen.signal, costs, ahead)
+    return Controller(chosen.policy, names, compressed, chosen.signal, costs)
 
 
 def _at_exit(reference: weakref.ref[Hook]) -> None:

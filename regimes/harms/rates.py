@@ -10,8 +10,10 @@ from statistics import fmean
 
 import pandas as pd
 
+from regimes.config import OptimizerConfig, from_dict
 from regimes.records import Record
-from regimes.replay.ahead import schedule_of
+from regimes.training.learning_rate import LearningRate
+from regimes.training.units import Units
 
 
 def mean_rates(run: Record) -> pd.Series:
@@ -21,7 +23,7 @@ def mean_rates(run: Record) -> pd.Series:
     rate of its first step then stands for the unit's.
     """
     firsts = run.epochs["lr"].astype(float).reset_index(drop=True)
-    if (schedule := schedule_of(run)) is None:
+    if (schedule := _schedule_of(run)) is None:
         return firsts
     rate, units = schedule
     means = []
@@ -29,3 +31,15 @@ def mean_rates(run: Record) -> pd.Series:
         each = [rate(step) for step in range(*units.step_span(unit))]
         means.append(fmean(each) * (recorded / each[0] if each[0] else 1.0))
     return pd.Series(means, index=firsts.index)
+
+
+def _schedule_of(run: Record) -> tuple[LearningRate, Units] | None:
+    """The learning rates and the units of a run; None of a hook's record, which has no schedule."""
+    config = run.config
+    if config["optimizer"].get("schedule", "step") is None:
+        return None
+    per_epoch = int(run.header["steps_per_epoch"] or 1)
+    total = config.get("steps") or config["epochs"] * per_epoch
+    units = Units(per_epoch, config.get("unit_steps"), total)
+    optimizer = from_dict(OptimizerConfig, config["optimizer"], "optimizer.")
+    return LearningRate(optimizer, per_epoch, total), units

@@ -13,7 +13,6 @@ from regimes.policies.allocation import GraVAC, LGreCo
 from regimes.policies.base import Decision, Policy
 from regimes.policies.by_layer import ByLayer
 from regimes.policies.detected import Accordion, BatchAccordion, Detected
-from regimes.policies.harm import LeastHarm
 from regimes.policies.history import LevelCost, PastEpoch, read_history, whole_history
 from regimes.policies.ladders import AdaQS, RateLadder
 from regimes.policies.schedules import (
@@ -36,7 +35,6 @@ __all__ = [
     "Detected",
     "GraVAC",
     "LGreCo",
-    "LeastHarm",
     "LevelCost",
     "PastEpoch",
     "Policy",
@@ -65,7 +63,6 @@ REGISTRY = Registry(
         "rate-ladder": "regimes.policies:RateLadder",
         "l-greco": "regimes.policies:LGreCo",
         "gravac": "regimes.policies:GraVAC",
-        "harm": "regimes.policies:LeastHarm",
         "post-local": "regimes.policies:PostLocal",
         "qsr": "regimes.policies:QSR",
         "adacomm": "regimes.policies:AdaComm",

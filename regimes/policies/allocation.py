@@ -151,7 +151,7 @@ class LGreCo(Rungs):
 
         known = as_history(history)
         key = (self._decide_base, *layers)
-        past = known.accumulate(key, lambda: History(ahead=known.ahead), extend)
+        past = known.accumulate(key, History, extend)
         return self.rule.decide(past, layers)
 
     def _allocate_layers(self, last: PastEpoch, base: Sequence[Decision]) -> dict[int, Decision]:

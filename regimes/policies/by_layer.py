@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 from regimes.capabilities import declared_needs
@@ -79,7 +79,7 @@ class ByLayer:
             members = tuple(i for i, own in enumerate(group) if own == number)
             if members:
                 part = _Slice(members)
-                own_past = past.accumulate(part, partial(part.empty, past), part)
+                own_past = past.accumulate(part, History, part)
                 decisions = rule.decide(own_past, [layers[i] for i in members])
                 decided.update(zip(members, decisions, strict=True))
         return [decided[i] for i in range(len(layers))]
@@ -124,11 +124,6 @@ class _Slice:
     def __call__(self, history: History, epochs: Sequence[PastEpoch]) -> History:
         history.extend(self._part(epoch) for epoch in epochs)
         return history
-
-    def empty(self, history: History) -> History:
-        """Without epochs, with what is known of these layers before the run."""
-        ahead = history.ahead
-        return History(ahead=ahead and replace(ahead, costs=self._costs(ahead.costs)))
 
     def _part(self, past: PastEpoch) -> PastEpoch:
         return replace(

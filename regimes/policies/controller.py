@@ -14,7 +14,7 @@ from typing import Any, Literal
 from regimes.config import DENSE
 from regimes.errors import ConfigError
 from regimes.policies.base import Decision, Policy
-from regimes.policies.history import Ahead, Costs, PastEpoch, Reader, past_epoch, whole_epoch
+from regimes.policies.history import Costs, PastEpoch, Reader, past_epoch, whole_epoch
 
 LARGEST = 2**23  # bytes of all reasons of a unit as JSON; a line of a record holds twice as many
 
@@ -46,7 +46,6 @@ class Controller:
         compressed: the indices of those that the policy decides.
         signal: which norm the policy reads as "norm".
         costs: what a step sends at each level.
-        ahead: what else is known before the run.
         reader: caches the past epochs from one decision to the next.
     """
 
@@ -55,11 +54,7 @@ class Controller:
     compressed: Sequence[int]
     signal: str
     costs: Costs = field(default_factory=dict)
-    ahead: Ahead | None = None
-    reader: Reader = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "reader", Reader(self.ahead))
+    reader: Reader = field(default_factory=Reader, init=False, repr=False, compare=False)
 
     def decide(self, rows: Sequence[Row]) -> Levels:
         """The levels of epoch ``len(rows)``, from the record's rows."""

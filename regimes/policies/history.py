@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -28,23 +28,6 @@ class LevelCost:
 
 
 Costs = Mapping[str, LevelCost]
-
-
-@dataclass(frozen=True)
-class Ahead:
-    """What is known before the first unit.
-
-    Attributes:
-        rates: the mean learning rate over the steps of each unit of the run; empty: not known.
-        steps: of each unit, at the configuration's batch size.
-        costs: of a step at each level and dense.
-        dropping: the levels without error feedback.
-    """
-
-    rates: Sequence[float] = ()
-    steps: Sequence[int] = ()
-    costs: Costs = field(default_factory=dict)
-    dropping: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -93,15 +76,10 @@ def level_costs(per_step: Mapping[str, Mapping[str, Any]], compressed: Sequence[
 
 class History(list[PastEpoch]):
     """Past epochs in order, append-only, with a cache of what policies compute from them: the cost
-    of a decision does not grow with the run.
+    of a decision does not grow with the run."""
 
-    Attributes:
-        ahead: what is known before the run; None: nothing.
-    """
-
-    def __init__(self, epochs: Sequence[PastEpoch] = (), ahead: Ahead | None = None) -> None:
+    def __init__(self, epochs: Sequence[PastEpoch] = ()) -> None:
         super().__init__(epochs)
-        self.ahead = ahead
         self._cache: dict[Hashable, tuple[Any, int]] = {}  # (state, epochs in it) by key
 
     def accumulate(
@@ -144,8 +122,8 @@ class Reader:
     cache is dropped if it has changed. Other rows begin a new history.
     """
 
-    def __init__(self, ahead: Ahead | None = None) -> None:
-        self._ahead, self._past, self._count = ahead, History(ahead=ahead), 0
+    def __init__(self) -> None:
+        self._past, self._count = History(), 0
         self._last: Row = {}
 
     def history(self, rows: Sequence[Row], read: Callable[[Row], PastEpoch]) -> History:
@@ -153,9 +131,9 @@ class Reader:
         past, count = self._past, self._count
         continues = len(past) == count <= len(rows)
         if not continues or (count and rows[count - 1] is not self._last):
-            past = History(ahead=self._ahead)
+            past = History()
         elif count and read(self._last) != past[-1]:
-            past = History(past[:-1], self._ahead)
+            past = History(past[:-1])
         past.extend(map(read, rows[len(past) :]))
         self._past, self._last, self._count = past, rows[-1] if rows else {}, len(rows)
         return past

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
 
 from regimes.config import Bounded
 from regimes.config.bounds import InnerShare
@@ -22,15 +21,12 @@ class Rungs(Bounded):
     """Base of ladders: levels from the highest compression to the lowest."""
 
     bounds_prefix = "policy."
-    fewest: ClassVar[int] = 2  # levels
-
     levels: tuple[str, ...] = ("high", "mid", "low")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        count = "one" if self.fewest == 1 else "two"
-        order = f"{count} or more different levels, from the highest compression to the lowest"
-        several = self.fewest <= len(self.levels) == len(set(self.levels))
+        order = "two or more different levels, from the highest compression to the lowest"
+        several = 2 <= len(self.levels) == len(set(self.levels))
         require(several, "policy.levels", list(self.levels), order)
 
     @property

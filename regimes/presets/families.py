@@ -83,7 +83,7 @@ def _scaled_windows(windows: Any, share: float) -> list[tuple[int, int]]:
 
 def shorten_rule(rule: Table, share: float, kinds: Registry = policies.REGISTRY) -> Table:
     """The table of a policy, or of another kind of rule, with its units in proportion: intervals
-    (the default one, too), windows, epochs and the rates of each unit, in rules within it as well.
+    (the default one, too), windows and epochs, in rules within it as well.
 
     Raises:
         ConfigError: an unknown name.
@@ -99,9 +99,6 @@ def shorten_rule(rule: Table, share: float, kinds: Registry = policies.REGISTRY)
             short[key] = _scaled_windows(value, share)
         elif key == "layers" and isinstance(value, Mapping):
             short[key] = {layer: _scaled_windows(at, share) for layer, at in value.items()}
-        elif key == "rates" and isinstance(value, list | tuple):
-            units = _scaled(len(value), share)
-            short[key] = [value[unit * len(value) // units] for unit in range(units)]
         elif key in ("base", "otherwise", "detector") and isinstance(value, Mapping):
             inner = detectors.REGISTRY if key == "detector" else kinds
             short[key] = shorten_rule(dict(value), share, inner)

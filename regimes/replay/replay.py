@@ -13,7 +13,6 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from regimes.capabilities import LEVEL_BYTES, declared_needs
 from regimes.config import DENSE
 from regimes.detectors import Detector
 from regimes.detectors.statistics import Statistic, measuring_options
@@ -21,9 +20,8 @@ from regimes.errors import ConfigError, RecordError
 from regimes.policies import Decision, Detected, Policy
 from regimes.policies.controller import Controller
 from regimes.policies.detected import signal_values
-from regimes.policies.history import Ahead, History, level_costs, read_history, whole_history
+from regimes.policies.history import History, level_costs, read_history, whole_history
 from regimes.records import Record, count_exchanges
-from regimes.replay.ahead import ahead_of
 
 Rule = Policy | Detector
 Costs = dict[tuple[str, str], float]  # floats of an exchange, by layer and level
@@ -74,8 +72,7 @@ def replay_over(recorded: History, record: Record, rule: Rule) -> pd.DataFrame:
     if not layers:
         raise RecordError(f"{record.folder} compresses no layer: there is nothing to decide")
     _check_measured(record, policy, recorded)
-    ahead = ahead_of(record) if LEVEL_BYTES in declared_needs(policy) else None
-    return _decisions(policy, recorded, layers, ahead)
+    return _decisions(policy, recorded, layers)
 
 
 def replay_batch(record: Record, rule: Rule) -> pd.DataFrame:
@@ -85,11 +82,9 @@ def replay_batch(record: Record, rule: Rule) -> pd.DataFrame:
     return _decisions(as_policy(rule), recorded, ["batch"])
 
 
-def _decisions(
-    policy: Policy, recorded: History, layers: Sequence[str], ahead: Ahead | None = None
-) -> pd.DataFrame:
+def _decisions(policy: Policy, recorded: History, layers: Sequence[str]) -> pd.DataFrame:
     controller = Controller(policy, layers, range(len(layers)), signal="")  # no rows are read
-    past = History(ahead=ahead)
+    past = History()
     decided: list[Decision] = []
     for trained in recorded:
         decisions = [*controller.decide_after(past).decisions.values()]

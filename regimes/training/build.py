@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from regimes import capabilities, reduction
-from regimes.capabilities import FIXED_WORKERS, RATES_AHEAD, Mode, declared_needs
+from regimes.capabilities import FIXED_WORKERS, Mode
 from regimes.collectives.connect import connect_world
 from regimes.collectives.devices import pick_device
 from regimes.collectives.world import World
-from regimes.compression.base import levels_without_feedback
 from regimes.compression.reducer import Reducer
 from regimes.compression.traffic import check_order, costs_per_step
 from regimes.config import DENSE, AnyLevel, RunConfig, to_dict
@@ -26,7 +25,7 @@ from regimes.instruments.gradient_norm import PER_WORKER
 from regimes.instruments.panel import choose_instruments
 from regimes.models import check_real
 from regimes.policies.controller import Controller, WholeController
-from regimes.policies.history import Ahead, level_costs
+from regimes.policies.history import level_costs
 from regimes.precision import full_precision, is_half
 from regimes.records import Header, Row, provenance
 from regimes.training.checks import (
@@ -43,7 +42,7 @@ from regimes.training.gradients import (
 )
 from regimes.training.graphs import Graphs
 from regimes.training.interventions import Circumstances, Intervention, Job, check_interventions
-from regimes.training.learning_rate import LearningRate, mean_rates
+from regimes.training.learning_rate import LearningRate
 from regimes.training.needs import parts_of
 from regimes.training.numerics import Numerics
 from regimes.training.optimizers import build_optimizers
@@ -207,14 +206,7 @@ class Run:
         compressed = [i for i, layer in enumerate(layers) if layer.compressed]
         per_step = costs_per_step(self.plug_ins.compressor, layers, config.levels, config.workers)
         costs, names = level_costs(per_step, compressed), [layer.name for layer in layers]
-        rule, rates = self.plug_ins.policy, list[float]()
-        if RATES_AHEAD in declared_needs(rule):
-            rates = mean_rates(self.learning_rate, self.units)
-        steps = [stop - first for first, stop in map(self.units.step_span, range(len(self.units)))]
-        ahead = Ahead(
-            rates, steps, costs, levels_without_feedback(self.plug_ins.compressor, config.levels)
-        )
-        return Controller(rule, names, compressed, config.signal, costs, ahead)
+        return Controller(self.plug_ins.policy, names, compressed, config.signal, costs)
 
     def _make_context(self) -> MeasurementContext:
         """What instruments see of the run: probes of the training set, and an epoch's batches."""

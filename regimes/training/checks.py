@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 
 from regimes import capabilities
-from regimes.capabilities import LEVEL_BYTES, declared_needs
 from regimes.compression import Compressor, make_compressor
 from regimes.compression.base import check_level
 from regimes.config import DENSE, OuterConfig, RunConfig, check_bounds
@@ -92,8 +91,6 @@ def _whole_policy(config: RunConfig, kind: str, more: str, less: str) -> Policy 
     if (table := getattr(config, field)) is None:
         return None
     rule = make_policy(table, field)
-    others = "another: this one chooses levels of a compressor, no periods or batches"
-    require(LEVEL_BYTES not in declared_needs(rule), field, table["name"], others)
     check_levels(rule, levels, field)
     if {"low", "high"} <= set(levels) and levels["low"] > levels["high"]:
         raise ConfigError(

@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from statistics import fmean
 
 from regimes.config import OptimizerConfig
-from regimes.training.units import Units
 
 
 @dataclass(frozen=True)
@@ -94,11 +92,6 @@ class LearningRate:
         c = self.config
         length = c.cycle_steps or c.cycle_epochs * self.per_epoch
         return step % length / length
-
-
-def mean_rates(rate: LearningRate, units: Units) -> list[float]:
-    """The mean over the steps of each unit of a run."""
-    return [fmean(map(rate, range(*units.step_span(unit)))) for unit in range(len(units))]
 
 
 def _cosine_factor(done: float) -> float:

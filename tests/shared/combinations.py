@@ -66,8 +66,8 @@ def settings() -> dict[str, tuple[str, ...]]:
         parts[f"compressor {name}"] = (f"compressor={{name='{name}'}}", *levels)
     parts["residual in updates"] = ("compressor={name='topk',residual='update'}",)
     for name in policies.REGISTRY:
-        # two are made of other policies, two decide periods alone, one is newer
-        if name not in ("by-layer", "l-greco", "qsr", "adacomm", "harm"):
+        # two are made of other policies, two decide periods alone
+        if name not in ("by-layer", "l-greco", "qsr", "adacomm"):
             parts[f"policy {name}"] = (f"policy={{name='{name}'}}",)
     parts["policy that reads curvature"] = (EIGENVALUE,)
     for name in instruments.REGISTRY:

@@ -38,7 +38,6 @@ from regimes.training.build import prepare_run
 
 REFERENCE = Path(__file__).parents[2] / "data" / "reference"
 OTHERS = {  # of a batch, of a period, and of a grid of its own
-    "harm",
     "accordion-batch",
     "smith",
     "post-local",

@@ -62,10 +62,6 @@ RULES = {
             "otherwise": {"name": "static", "level": "low"},
         },
     ),
-    "rates of units": (
-        {"name": "harm", "rates": [float(unit) for unit in range(18)]},
-        {"name": "harm", "rates": [0.0, 9.0]},
-    ),
     "none": ({"name": "static", "level": "low"}, {"name": "static", "level": "low"}),
 }
 

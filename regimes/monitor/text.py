@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from rich import box
-from rich.table import Table as Drawn
 
 from regimes.config import as_level
-from regimes.console.tables import Table
+from regimes.console.tables import FoldingTable, Table
 from regimes.console.units import format_quantity
 from regimes.policies.schedules import in_words
 from regimes.records import NOT_RECORDED, OWN, Header, Row, Sent, unknown_fields
@@ -141,7 +140,7 @@ def logged_text(row: Row) -> str:
 
 def epoch_table(
     header: Header, rows: Sequence[Row], seconds: Mapping[int, float], before: Sent = NOTHING
-) -> Drawn:
+) -> FoldingTable:
     """The last epochs, in 80 columns.
 
     Args:

@@ -7,13 +7,21 @@ from collections.abc import Iterable
 
 
 class RegimesError(Exception):
-    """Base of every error raised on purpose; the command line prints it without a traceback."""
+    """Base of every error raised on purpose; the command line and a notebook's cell print it
+    without a traceback."""
 
     exit_code = 2
+
+    def _render_traceback_(self) -> list[str]:  # IPython calls it
+        return [f"{type(self).__name__}: {self}"]
 
 
 class ConfigError(RegimesError):
     """A configuration that cannot be run."""
+
+
+class CallError(ConfigError, TypeError):
+    """A call without an argument that a function needs, or with one that it does not have."""
 
 
 class DataError(RegimesError):

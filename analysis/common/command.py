@@ -88,6 +88,7 @@ class Files:
         NAME."""
         name = records if isinstance(records, str) else name_of(records)
         self.folder, self.paths = out or Path("figures", name), list[Path]()
+        self._tables: list[Table] = []  # printed once all files are written
 
     def figure(self, name: str, drawn: Drawing | tuple[Figure, pd.DataFrame]) -> None:
         """A figure as PNG and SVG, and the numbers that it shows as CSV.
@@ -110,17 +111,19 @@ class Files:
         self.paths.append(path)
 
     def page(self, name: str, about: str, *tables: Table) -> None:
-        """Tables, printed; and as Markdown in NAME.md below ``about``, each below its title."""
-        console, parts = stdout.make_console(highlight=False), [about] if about else []
+        """Tables as Markdown in NAME.md below ``about``, each below its title; `print_paths` prints
+        them."""
+        self._tables += tables
+        parts = [about] if about else []
         for table in tables:
-            console.print(table.drawn(), "")
             parts += [f"{table.title}.", table.markdown()] if table.title else [table.markdown()]
         self.text(f"{name}.md", "\n\n".join(parts) + "\n")
 
     def compared(
         self, tables: tuple[pd.DataFrame, pd.DataFrame], about: str, prefix: str = ""
     ) -> None:
-        """The two tables of `compare.table`: printed; as CSV, and rounded as Markdown.
+        """The two tables of `compare.table` as CSV, and rounded as Markdown; `print_paths` prints
+        them.
 
         Args:
             about: the setting, in words.
@@ -128,13 +131,17 @@ class Files:
         from . import compare
 
         rows, pairs = tables
-        compare.show(rows, pairs)
+        self._tables += compare.as_text(rows, pairs)[: 2 if len(pairs) else 1]
         self.table(f"{prefix}table", rows)
         self.table(f"{prefix}differences", pairs)
         self.text(f"{prefix}table.md", compare.markdown(rows, pairs, about))
 
     def print_paths(self) -> list[Path]:
-        """Print the paths of the files that were written, and return them."""
+        """Print the tables, then the paths of the files that were written, and return these. A
+        closed pipe or a full terminal cannot keep a file from being written."""
+        console = stdout.make_console(highlight=False)
+        for table in self._tables:
+            console.print(table.drawn(), "")
         print(*self.paths, sep="\n")
         return self.paths
 

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pandas as pd
 
-from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.errors import LackingError
 from regimes.plotting import looks
@@ -164,13 +163,6 @@ def _mean_and_sd(row: Row, shown: looks.Metric) -> str:
     digits = shown.digits
     sd = "" if math.isnan(row["sd"]) else f" ± {row['sd']:.{digits}f}"
     return f"{row[shown.name]:.{digits}f}{sd}"
-
-
-def show(rows: pd.DataFrame, pairs: pd.DataFrame) -> None:
-    """Print both tables."""
-    console = stdout.make_console(highlight=False)
-    for drawn in as_text(rows, pairs)[: 2 if len(pairs) else 1]:
-        console.print(drawn.drawn(), "")
 
 
 def markdown(rows: pd.DataFrame, pairs: pd.DataFrame, about: str) -> str:

@@ -212,6 +212,9 @@ def main(
     """Print Tables 1-6: the numbers of the paper, of the rule, and of the runs under RECORDS."""
     runs = load_all(*records) if records else []
     rows, console = table(runs), stdout.make_console(highlight=False)
+    files = Files("tables", out)
+    files.table("tables", rows)
+    files.text("tables.md", markdown(rows))
     console.width = max(console.width, WIDTH)
     for _, group in rows.groupby("table"):
         console.print(as_text(group).drawn(), "")
@@ -220,7 +223,4 @@ def main(
     left = sum(row_of(run.config) not in known for run in runs)
     if left:
         console.print(f"{left} of {len(runs)} runs are at no row's setting and were left out.")
-    files = Files("tables", out)
-    files.table("tables", rows)
-    files.text("tables.md", markdown(rows))
     return files.print_paths()

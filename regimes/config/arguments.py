@@ -7,13 +7,13 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union
 
-from regimes.errors import ConfigError, RegimesError
+from regimes.errors import CallError, ConfigError, RegimesError, suggest_nearest
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -25,7 +25,8 @@ def check_arguments(
     *own: str, error: type[RegimesError] = ConfigError
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """A decorator: a call with an argument of a wrong type raises ``error``, one sentence with the
-    argument, its value and what was expected.
+    argument, its value and what was expected; a call that lacks an argument or has one too many
+    raises CallError.
 
     Types that cannot be checked without using the value (``Any``, shapes, protocols, what an
     iterator yields) pass.
@@ -40,7 +41,7 @@ def check_arguments(
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
             hints = _resolve_hints(function)
-            for name, given in signature.bind(*args, **kwargs).arguments.items():
+            for name, given in _bind(function, signature, args, kwargs).items():
                 several = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
                 for value in given if several else [given]:
                     if name not in own and not _fits_hint(value, hints.get(name, Any)):
@@ -51,6 +52,27 @@ def check_arguments(
         return call
 
     return decorate
+
+
+def _bind(
+    function: Callable[..., Any],
+    signature: inspect.Signature,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Mapping[str, Any]:
+    """The arguments of a call by name; CallError if they are not the function's."""
+    try:
+        return signature.bind(*args, **kwargs).arguments
+    except TypeError as wrong:
+        keywords = any(
+            p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values()
+        )
+        unknown = [] if keywords else [name for name in kwargs if name not in signature.parameters]
+        what = f"{function.__name__}() {wrong}"
+        if unknown:
+            hint = suggest_nearest(unknown[0], signature.parameters)
+            what = f"{function.__name__}() has no argument {unknown[0]!r}: {hint}"
+        raise CallError(what) from None
 
 
 @functools.cache

@@ -107,12 +107,12 @@ def main(
         work = make_cases(runs, workers)
         workers, unit = workers or runs[0].config["workers"], runs[0].config.get("unit_steps")
     frame = predict_seconds(work, network, workers, algorithm, buckets)
+    if csv:  # before anything is printed: the pipe may be closed
+        write_table(csv, frame)
     console = new_console(highlight=False)
     console.print(f"{workers} workers, {network}, {algorithm}; ms per step")
     result = _format_table(frame, unit="unit" if unit else "epoch")
     console.print(result.drawn(padding=(0, 0, 0, 1)))
     for sentence in mixed_circumstances({"levels": runs} if runs else {}):
         console.print(f"note: {sentence}", markup=False)
-    if csv:
-        write_table(csv, frame)
     return frame

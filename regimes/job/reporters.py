@@ -88,6 +88,7 @@ class Reporters:
 
     def __init__(self, reporters: Sequence[Reporter]) -> None:
         self._active = list(reporters)
+        self._started = False
         self.event_log: Callable[..., None] | None = None
 
     def _call_all(self, method: str, *arguments: Any) -> None:
@@ -100,8 +101,17 @@ class Reporters:
                 self._active = [r for r in self._active if r is not reporter]
                 self._report_failure(reporter, method, error)
 
-    start, step = partialmethod(_call_all, "start"), partialmethod(_call_all, "step")
-    epoch, stop = partialmethod(_call_all, "epoch"), partialmethod(_call_all, "stop")
+    step, epoch = partialmethod(_call_all, "step"), partialmethod(_call_all, "epoch")
+
+    def start(self, header: Header, rows: list[Row]) -> None:
+        self._started = True
+        self._call_all("start", header, rows)
+
+    def stop(self, message: str) -> None:
+        """Nothing where a training was refused before it has started: reporters then hold nothing
+        that must be closed."""
+        if self._started:
+            self._call_all("stop", message)
 
     def _report_failure(self, reporter: Reporter, method: str, error: Exception) -> None:
         name, why = type(reporter).__name__, f"{type(error).__name__} {error}".strip()
@@ -109,8 +119,9 @@ class Reporters:
             # a full disk raises when the next epoch is written
             with contextlib.suppress(RecordError):
                 self.event_log("reporter failed", reporter=name, during=method, why=why)
+        goes_on = "" if method == "stop" else "; training goes on"
         with contextlib.suppress(OSError, ValueError):
-            log.warning("the reporter %s failed and is left out: %s; training goes on", name, why)
+            log.warning("the reporter %s failed and is left out: %s%s", name, why, goes_on)
         if method not in ("start", "stop"):
             try:
                 reporter.stop("")  # it may hold a terminal or a file

@@ -150,14 +150,20 @@ def run_tuning(
         result = f"failed: {error}" if error else "done"
         stdout.try_print(f"{folder.relative_to(out)}: {result}", on=console)
 
+    fields = read_values(values)
+    if not fields:
+        raise ConfigError(
+            "tune: no values to choose from: give --values, e.g. --values optimizer.lr=0.1,0.2,0.4"
+        )
     for path in (out / "tune.json", *(_chosen_file(out, cell) for cell in cells)):
         check_output(path)  # now, not after the training
-    fields = read_values(values)
     tuned = tune(
         cells, fields, seeds, out, jobs=jobs, halving=halving, budget=budget, progress=progress
     )
-    stdout.try_print(tuned.table().drawn(), on=console)
-    tuned.write(out)
+    try:
+        tuned.write(out)  # before the table: a pipe that is closed loses no file
+    finally:
+        stdout.try_print(tuned.table().drawn(), on=console)
     stdout.try_print(f"{out}/chosen: a configuration for each", on=console)
 
 

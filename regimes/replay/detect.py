@@ -160,11 +160,12 @@ EXPLAINED = (
 def main(places: Sequence[Path], texts: Sequence[str], out: Path | None) -> Comparison:
     """Print the tables; with ``out`` also write detectors.csv, pairs.csv and epochs.csv."""
     result, console = bench_detectors(read_runs(places), texts), new_console(highlight=False)
+    paths = _write_numbers(result, out) if out else []  # first: the pipe may be closed
     for table in format_tables(result):
         console.print(table.drawn(word=WORD, padding=(0, 1, 0, 0)), "")
     console.print(EXPLAINED, *result.notes[:1], sep="\n", style="dim", markup=False)
-    if out:
-        console.print(*map(str, _write_numbers(result, out)), sep="\n")
+    if paths:
+        console.print(*map(str, paths), sep="\n")
     return result
 
 

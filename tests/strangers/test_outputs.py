@@ -187,3 +187,34 @@ def test_a_foreign_record_with_links_is_not_written_through(name: str, tmp_path:
     with pytest.raises(RecordError, match="it is a symbolic link"):
         RecordWriter.resume(folder, 1)
     assert theirs.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("words", "files"),
+    [
+        (["detect", str(ARCHIVE), "--out", "F"], ["F/detectors.csv", "F/pairs.csv"]),
+        (["figure", "tables", "--out", "F"], ["F/tables.csv", "F/tables.md"]),
+        (["figure", "curves", str(ARCHIVE), "--out", "F", "--name", "c"], ["F/c.png", "F/c.csv"]),
+        (["cost", str(ARCHIVE), "--csv", "F.csv"], ["F.csv"]),
+        (["cost", "--model", "gpt2-124m", "--items", "8192", "--csv", "F.csv"], ["F.csv"]),
+    ],
+    ids=lambda words: " ".join(words[:2]) if isinstance(words[0], str) else "",
+)
+def test_files_are_written_whoever_reads_the_table(
+    words: list[str], files: list[str], tmp_path: Path
+) -> None:
+    """Standard output is a pipe that nothing reads any more, as of ``| head``."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "regimes", *words],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+        check=False,
+        text=True,
+    )
+    os.close(write)
+    assert done.stderr == ""
+    for name in files:
+        assert (tmp_path / name).stat().st_size, name

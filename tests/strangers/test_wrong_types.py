@@ -33,6 +33,22 @@ def test_each_wrong_value_is_one_sentence(
     assert not [*tmp_path.iterdir()], "refused before any work"
 
 
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_misspelt_argument_is_named_with_its_function(name: str) -> None:
+    parameters = inspect.signature(getattr(regimes, name)).parameters.values()
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
+        return  # the others go on to a configuration, which names a misspelt field
+    misspelt = [*parameters][-1].name + "x"
+    with pytest.raises(TypeError, match=rf"{name}\(\) .*'{misspelt}'"):
+        getattr(regimes, name)(**{misspelt: 1})
+
+
+def test_a_cell_shows_the_sentence_alone() -> None:
+    """IPython calls this method in place of its own traceback, if an error has it."""
+    error = RegimesError("epochs = -1: expected at least 1")
+    assert error._render_traceback_() == ["RegimesError: epochs = -1: expected at least 1"]
+
+
 def test_a_table_of_no_folder_is_one_sentence() -> None:
     with pytest.raises(RegimesError, match="folders"):
         regimes.frame()

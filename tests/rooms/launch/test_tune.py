@@ -242,6 +242,12 @@ def test_a_cell_that_cannot_run_is_refused_before_any_trial(
     assert not untrained
 
 
+def test_a_command_without_values_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no values to choose from: give --values"):
+        tune.run_tuning({"low": short()}, [], SEEDS, tmp_path / "out", 1, None, None)
+    assert not [*tmp_path.iterdir()]
+
+
 def test_values_without_an_equals_sign() -> None:
     with pytest.raises(ConfigError, match="needs the form key=value,value"):
         tune.read_values(["optimizer.lr"])
@@ -318,6 +324,7 @@ def test_the_price_is_that_of_the_longest_trials(untrained: list[Any], tmp_path:
 def test_odd_numbers_are_one_sentence(
     words: list[str], says: str, command: Any, untrained: list[Any]
 ) -> None:
-    done = command("tune", "smoke", "--set", "data.validation_size=40", *words)
+    given = ["--set", "data.validation_size=40", "--values", "optimizer.lr=0.1"]
+    done = command("tune", "smoke", *given, *words)
     assert (done.returncode, done.stderr) == (2, f"error: {says}\n")
     assert not untrained

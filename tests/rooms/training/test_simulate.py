@@ -529,6 +529,29 @@ def test_another_run_in_the_folder_is_refused(tmp_path: Path) -> None:
         simulated(tmp_path, data=points(80, 5))
 
 
+def test_a_run_that_is_refused_starts_and_stops_no_reporter(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The commonest mistake in a notebook: change ``epochs``, and run the cell again."""
+    told: list[str] = []
+
+    class Line:
+        def start(self, *_: Any) -> None:
+            told.append("start")
+
+        def stop(self, message: str) -> None:
+            told.append("stop")
+
+        def step(self, *_: Any) -> None: ...
+        def epoch(self, *_: Any) -> None: ...
+
+    simulated(tmp_path, reporters=[Line()])
+    with pytest.raises(RecordError):
+        simulated(tmp_path, reporters=[Line()], epochs=3)
+    assert told == ["start", "stop"]
+    assert not caplog.records
+
+
 def test_records_are_compared_and_drawn(tmp_path: Path) -> None:
     runs = [
         simulated(

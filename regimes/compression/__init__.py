@@ -26,7 +26,6 @@ REGISTRY = Registry(
     group="regimes.compressors",
     inner={
         "quantised-scatter": "regimes.compression.scatter:QuantisedScatter",
-        "scattered-powersgd": "regimes.compression.scatter:ScatteredPowerSGD",
         # a name of committed records, of when the wheel had analysis as regimes_study
         "regimes_study.plugins.scattered:ScatteredMean": "analysis.plugins.scattered:ScatteredMean",
     },

@@ -3,8 +3,7 @@
 Quantised, it is the first phase of the quantised all-reduce alone. Each worker owns a part of the
 numbers. All send their quantised numbers of a part to its owner, which decodes them and adds them
 up in float32 at least (ZeRO++'s qgZ, Wang et al., 2023, without its hierarchy of nodes). Nothing is
-gathered: the parameters are divided as the sums are. PowerSGD computes whole matrices, and each
-worker keeps its rows.
+gathered: the parameters are divided as the sums are.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from regimes.compression.all_reduce import (
     wire_bytes,
 )
 from regimes.compression.base import Sending, State
-from regimes.compression.powersgd import PowerSGD
 from regimes.config import DENSE, Bounds, Level
 
 
@@ -143,20 +141,6 @@ class QuantisedScatter(QuantisedAllReduce):
         if level != DENSE:
             return self.traffic(layer, level, workers, itemsize)
         size = layer.size - layer.size // workers
-        return Traffic(size, size * itemsize)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScatteredPowerSGD(PowerSGD):
-    """PowerSGD of whole matrices. All workers know their means; each keeps its rows of the update.
-    The numbers are those of PowerSGD in DistributedDataParallel. With error feedback each worker
-    has the residual of the whole model."""
-
-    def cost(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
-        if level != DENSE:
-            return super().cost(layer, level, workers, itemsize)
-        rows, columns = layer.matrix  # of a reduce-scatter of padded rows
-        size = (workers - 1) * -(-rows // workers) * columns
         return Traffic(size, size * itemsize)
 
 

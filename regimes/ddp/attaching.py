@@ -19,7 +19,6 @@ from regimes.capabilities import (
     Mode,
     Part,
 )
-from regimes.compression.scatter import QuantisedScatter
 from regimes.config import GivenLevel
 from regimes.ddp.fsdp_source import FSDPModules, ShardedReplicas
 from regimes.ddp.fsdp_steps import ModuleSteps, ReplicaSteps
@@ -89,13 +88,12 @@ def attach(
             whole matrices, whatever the number of shards; other compressors each shard.
         shards: the mesh of one dimension that was given to ``fully_shard``. FSDP2's own collectives
             are then compressed, module by module. A layer of the hook is what one call of
-            ``fully_shard`` has divided; with PowerSGD it is a parameter. With ``replicas``,
+            ``fully_shard`` has divided. With ``replicas``,
             ``shards`` is the other dimension of the mesh, and the layers are those of ``replicas``
             alone. See docs/how-to/fsdp.md.
         scatter: with ``shards``, how gradients are reduced: ``{"level": 4}`` (or 8 bits), or
             ``{"levels": {"low": 8, "high": 4}}`` between which the policy decides, ACCORDION where
-            none is named; with the fields of `QuantisedScatter`. ``{"name": "powersgd", "level":
-            4}`` is PowerSGD of rank 4.
+            none is named; with the fields of `QuantisedScatter`.
             Without it FSDP2's own reduce-scatter runs.
         gather: with ``shards``, how weights are gathered, in forward and backward: ``{"level":
             8}`` (or 4 bits), and "block", how many numbers have one scale. Without it FSDP2's own
@@ -165,8 +163,7 @@ def attach(
         compressor, level, levels = choices.choose_scatter(
             scatter, policy, compressor, level, levels
         )
-        by_parameter = not isinstance(compressor, QuantisedScatter)
-        source = FSDPModules(model, shards, choices._choose_gather(gather), by_parameter)
+        source = FSDPModules(model, shards, choices._choose_gather(gather))
         steps = ModuleSteps
     elif replicas is not None:
         source = ShardedGradients(model, replicas)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -133,27 +133,25 @@ class DividedState:
 
     def _layer_shape(self, layer: int, processes: int) -> list[int]:
         """The shape of a layer where so many processes divide the model."""
-        if self._quantiser() is None:
-            return list(self.hook.layers[layer].shape)
         return [processes, self._layer_layout(layer).with_shards(processes).owned_size]
 
     def _to_numbers(self, layer: int, residual: Tensor | None) -> Tensor | None:
         """A saved process's residual as numbers, ``[1, numbers]``."""
-        if residual is None or (quantiser := self._quantiser()) is None:
-            return None if residual is None else residual.flatten(1)
+        if residual is None:
+            return None
         layout = self._layer_layout(layer).with_shards(self.processes)
         was = Layer("", (layout.shards, layout.owned_size))
-        parts = full_precision(quantiser.numbers(residual, was))
+        parts = full_precision(self._quantiser.numbers(residual, was))
         return torch.cat([x.flatten() for x in layout.to_parameters(parts[0])])[None]
 
     def _from_numbers(self, layer: int, numbers: Tensor | None) -> Tensor | None:
         """The inverse of `_to_numbers`, on this job's number of processes."""
-        if numbers is None or (quantiser := self._quantiser()) is None:
-            return None if numbers is None else numbers.view(1, *self.hook.layers[layer].matrix)
+        if numbers is None:
+            return None
         layout = self._layer_layout(layer)
         flat = numbers[0].split([math.prod(shape) for shape in layout.shapes])
         tensors = [x.view(shape) for x, shape in zip(flat, layout.shapes, strict=True)]
-        return quantiser.stored(layout.from_parameters(tensors)[None])
+        return self._quantiser.stored(layout.from_parameters(tensors)[None])
 
     def _owned_sum(self, layer: int, rows: Sequence[Tensor]) -> Tensor:
         """What this process owns of a sum, from what each saved one owned."""
@@ -165,13 +163,11 @@ class DividedState:
 
     def _layer_layout(self, layer: int) -> Any:
         source: Any = self.hook.source
-        return source.layer_layouts[layer]
+        return source.layouts[layer]
 
-    def _quantiser(self) -> QuantisedScatter | None:
-        """The compressor, if it quantises FSDP2's flat tensors; None: it compresses layers in the
-        shapes of parameters."""
-        compressor = self.hook.chosen.compressor
-        return compressor if isinstance(compressor, QuantisedScatter) else None
+    @property
+    def _quantiser(self) -> QuantisedScatter:
+        return cast(QuantisedScatter, self.hook.chosen.compressor)
 
 
 def _saved_processes(saved: Any) -> int:

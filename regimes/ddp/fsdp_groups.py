@@ -41,11 +41,6 @@ class Layout:
         """The layout of the same parameters on another number of processes."""
         return Layout(self.shapes, self.dims, shards)
 
-    def select_parameters(self, places: Sequence[int]) -> Layout:
-        """The layout of some of the parameters."""
-        shapes = tuple(self.shapes[i] for i in places)
-        return Layout(shapes, tuple(self.dims[i] for i in places), self.shards)
-
     @property
     def piece_shapes(self) -> list[tuple[int, ...]]:
         """The shape of the first owner's piece of each parameter."""
@@ -107,8 +102,6 @@ class ParameterGroup:
         trained: its parameters that have a gradient, in the order of the flat input.
         frozen: the others.
         scatter, gather: torch's own collectives.
-        unsharded: gives the whole trained parameters, in forward and backward; before the first
-            forward pass it gives none.
         factor: what the sum of gradients is divided by, where the user has set that
             (``set_gradient_divide_factor``); None: by the number of processes.
     """
@@ -119,7 +112,6 @@ class ParameterGroup:
     frozen: Sequence[nn.Parameter]
     scatter: Any
     gather: Any
-    unsharded: Callable[[], Sequence[nn.Parameter]]
     factor: Callable[[], float | None]
 
     def gradient_scale(self, dtype: torch.dtype, shards: int) -> float:
@@ -137,34 +129,6 @@ class ParameterGroup:
         trained: Sequence[Any] = self.trained
         dims = tuple(p.placements[-1].dim for p in trained)
         return Layout(tuple(tuple(p.shape) for p in trained), dims, shards)
-
-
-class Arrivals:
-    """Which trained parameters of a group have a gradient that is not reduced yet."""
-
-    def __init__(self, group: ParameterGroup) -> None:
-        self.group, self.handles = group, list[Any]()
-        self._arrived: set[int] = set()
-
-    def take_places(self) -> list[int] | None:
-        """Their places, once for each reduction, in order. None at the first one: gradients are
-        noted from there on, because FSDP2 makes the whole parameters in the first forward pass."""
-        if not self.handles:
-            for i, parameter in enumerate(self.group.unsharded()):
-                note = partial(self._note_arrival, i)
-                self.handles.append(parameter.register_post_accumulate_grad_hook(note))
-            return None
-        found = sorted(self._arrived)
-        self._arrived.clear()
-        return found
-
-    def _note_arrival(self, place: int, _: Tensor) -> None:
-        self._arrived.add(place)
-
-    def close(self) -> None:
-        """See no more gradients."""
-        for handle in self.handles:
-            handle.remove()
 
 
 def check_root(network: Any) -> None:
@@ -211,15 +175,10 @@ def groups_of(network: nn.Module) -> list[ParameterGroup]:
                     [*map(current_parameter, frozen)],
                     group._reduce_scatter_comm,
                     group._all_gather_comm,
-                    partial(_unsharded, trained),
                     partial(getattr, group, "gradient_divide_factor", None),
                 )
             )
     return groups
-
-
-def _unsharded(trained: Sequence[Any]) -> list[nn.Parameter]:
-    return [x._unsharded_param for x in trained if hasattr(x, "_unsharded_param")]
 
 
 def _divided_before(dtype: torch.dtype, factor: float) -> float:

@@ -4,8 +4,6 @@ without replicas, and within the replicas of `ShardedGradients`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any, NoReturn
 from weakref import ref
 
@@ -17,8 +15,8 @@ from regimes.collectives.requests import Layer
 from regimes.collectives.sharded_models import describe_sharding, is_divided, local_part, mesh_fault
 from regimes.compression.reducer import Reducer
 from regimes.compression.scatter import Weights, WithinReplicas
-from regimes.ddp.fsdp_groups import Arrivals, Layout, ParameterGroup, check_root, groups_of
-from regimes.ddp.fsdp_reductions import MatrixReduction, ModuleReduction, QuantisedReduction
+from regimes.ddp.fsdp_groups import Layout, ParameterGroup, check_root, groups_of
+from regimes.ddp.fsdp_reductions import QuantisedReduction
 from regimes.ddp.fsdp_steps import ModuleSteps, replace_collectives, restore_collectives
 from regimes.ddp.own_hooks import attached_models
 from regimes.ddp.sharded import ShardedGradients, check_rows, named_trainable
@@ -35,17 +33,13 @@ class FSDPModules:
 
     Attributes:
         groups: all parameter groups; ``trained``: the groups with a trained parameter.
-        layers: without ``by_parameter`` one for each trained group, ``[ranks, numbers of a rank]``;
-            with it one for each parameter, of its shape.
-        layouts: of each of ``trained``.
-        layer_layouts: of each layer.
+        layers: one for each trained group, ``[ranks, numbers of a rank]``.
+        layouts: of each layer.
         members: the parameters of each layer.
         mesh: the processes that divide the parameters.
     """
 
-    def __init__(
-        self, model: nn.Module, shards: Any, weights: Weights, by_parameter: bool = False
-    ) -> None:
+    def __init__(self, model: nn.Module, shards: Any, weights: Weights) -> None:
         """
         Args:
             shards: the mesh of one dimension that was given to ``fully_shard``.
@@ -65,30 +59,14 @@ class FSDPModules:
         self.groups = groups_of(network)
         self.trained = [group for group in self.groups if group.trained]
         self.layouts = [group.make_layout(shards.size()) for group in self.trained]
-        self.by_parameter, self._undo = by_parameter, list[Callable[[], None]]()
         self.parameters = named_trainable(network)
         check_rows(self.parameters, [*map(local_part, self.parameters.values())], shards)
-        self._make_layers()
+        pairs = list(zip(self.trained, self.layouts, strict=True))
+        self.layers = [Layer(one.name, (self.mesh.size(), x.owned_size)) for one, x in pairs]
+        self.members = [list(one.trained) for one in self.trained]
         self.local: list[Tensor] = [local_part(members[0]) for members in self.members]
         self.device = self.local[0].device
         self.config: dict[str, Any] = {"gather": weights.table()}
-
-    def _make_layers(self) -> None:
-        """The layers, and what each has."""
-        if not self.by_parameter:
-            pairs = list(zip(self.trained, self.layouts, strict=True))
-            self.layers = [Layer(one.name, (self.mesh.size(), x.owned_size)) for one, x in pairs]
-            self.members = [list(one.trained) for one in self.trained]
-            self.layer_layouts = self.layouts
-            return
-        found = {
-            id(p): layout.select_parameters([i])
-            for group, layout in zip(self.trained, self.layouts, strict=True)
-            for i, p in enumerate(group.trained)
-        }
-        self.layer_layouts = [found[id(p)] for p in self.parameters.values()]
-        self.layers = [Layer(name, tuple(p.shape)) for name, p in self.parameters.items()]
-        self.members = [[p] for p in self.parameters.values()]
 
     @property
     def network(self) -> nn.Module:
@@ -97,10 +75,8 @@ class FSDPModules:
         return network
 
     @property
-    def member_names(self) -> dict[str, list[str]] | None:
-        """By layer the names of its parameters in the network; None: each is a layer."""
-        if self.by_parameter:
-            return None
+    def member_names(self) -> dict[str, list[str]]:
+        """By layer the names of its parameters in the network."""
         names = {id(p): name for name, p in self.network.named_parameters()}
         pairs = zip(self.layers, self.members, strict=True)
         return {layer.name: [names[id(p)] for p in members] for layer, members in pairs}
@@ -115,33 +91,18 @@ class FSDPModules:
         kinds = {str(p.dtype) for p in self.parameters.values()}
         return {"shards": {"types": sorted(kinds), **_describe_modules(self.groups), **self.config}}
 
-    def make_reductions(self, reducer: Reducer) -> list[ModuleReduction]:
+    def make_reductions(self, reducer: Reducer) -> list[QuantisedReduction]:
         """How each of the trained groups is reduced."""
-        if not self.by_parameter:
-            return _quantised_reductions(self.trained, self.layouts, reducer)
-        place = {id(p): i for i, p in enumerate(self.parameters.values())}
-        made: list[ModuleReduction] = []
-        for group, layout in zip(self.trained, self.layouts, strict=True):
-            arrivals, layers = Arrivals(group), [place[id(p)] for p in group.trained]
-            made.append(MatrixReduction(layers, layout, reducer, arrivals))
-            self._undo.append(arrivals.close)
-        return made
+        return _make_reductions(self.trained, self.layouts, reducer)
 
     def connect_receiver(self, receiver: ModuleSteps) -> None:
         """Replace torch's collectives."""
         attached_models.add(self.network)
         replace_collectives(self.groups, receiver, self.weights)
-        for place, group in enumerate(self.trained if self.by_parameter else ()):
-            for i, p in enumerate(group.trained):
-                arrive = partial(receiver.note_gradient, place, i)
-                handle = p.register_post_accumulate_grad_hook(arrive)
-                self._undo.append(handle.remove)
 
     def close(self) -> None:
         """Give torch its own collectives back."""
         restore_collectives(self.groups)
-        for undo in self._undo:
-            undo()
         if (network := self._network()) is not None:
             attached_models.discard(network)
 
@@ -203,9 +164,9 @@ class ShardedReplicas(ShardedGradients):
             "within": {**_describe_modules(self.groups), **self.config["within"]},
         }
 
-    def inner_reductions(self, reducer: Reducer) -> list[ModuleReduction]:
+    def make_reductions(self, reducer: Reducer) -> list[QuantisedReduction]:
         """How each module is reduced within the replica."""
-        return _quantised_reductions(self.trained, self.layouts, reducer)
+        return _make_reductions(self.trained, self.layouts, reducer)
 
     def connect_receiver(self, receiver: Any) -> None:
         """Replace torch's collectives, make the replicas' models the same, and take their
@@ -214,9 +175,9 @@ class ShardedReplicas(ShardedGradients):
         replace_collectives(self.groups, receiver, self.inside.weights)
 
 
-def _quantised_reductions(
+def _make_reductions(
     groups: list[ParameterGroup], layouts: list[Layout], reducer: Reducer
-) -> list[ModuleReduction]:
+) -> list[QuantisedReduction]:
     """A reduction of a layer for each module."""
     pairs = enumerate(zip(groups, layouts, strict=True))
     return [QuantisedReduction(i, group, layout, reducer) for i, (group, layout) in pairs]

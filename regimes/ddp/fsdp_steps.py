@@ -27,7 +27,7 @@ from regimes.compression.scatter import Weights
 from regimes.config import DENSE
 from regimes.ddp.applied import AppliedSteps
 from regimes.ddp.fsdp_groups import ParameterGroup, check_root
-from regimes.ddp.fsdp_reductions import ModuleReduction
+from regimes.ddp.fsdp_reductions import QuantisedReduction
 from regimes.ddp.source import after_backward
 from regimes.ddp.steps import HookSteps
 from regimes.ddp.unit_steps import UnitSteps
@@ -42,10 +42,12 @@ class _ModuleCollectives:
 
     Attributes:
         within: the processes that divide the model.
+        reductions: of each module.
         gathered: counts the weights until a step begins, which may end a unit.
     """
 
     within: ProcessWorld
+    reductions: Sequence[QuantisedReduction]
     gathered: Meter
     clock: Clock
 
@@ -70,16 +72,12 @@ class _ModuleCollectives:
             return None
         calls = self.within.meter.calls
         calls["scatter"] = calls.get("scatter", 0) + 1
-        self.leave_dense(place, output)
+        self.reductions[place].count_dense(output)
         with self.communicating("FSDP2's reduce-scatter"):
             return usual()
 
     def reduce_module(self, place: int, flat: Tensor) -> Tensor | None:
-        """See ``ModuleReduction.reduce_module``."""
-        raise NotImplementedError
-
-    def leave_dense(self, place: int, output: Tensor) -> None:
-        """Torch's own reduce-scatter will write the output; count what it sends."""
+        """See ``QuantisedReduction.reduce_module``."""
         raise NotImplementedError
 
     def write_output(
@@ -130,13 +128,12 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
         applied = AppliedSteps(source.members, optimizer)
         super().__init__(reducer, source.device, dense_start, gauges, applied)
         self.source, self.within = source, cast(ProcessWorld, reducer.world)
-        self.sizes = [layout.owned_size for layout in source.layer_layouts]
-        self.reductions: list[ModuleReduction] = source.make_reductions(reducer)
+        self.sizes = [layout.owned_size for layout in source.layouts]
+        self.reductions = source.make_reductions(reducer)
         self.gathered = Meter(self.within.meter.dtype, self.within.workers)
         self._memories = TentativeMemories(reducer)
         self._states: dict[int, State] = {}
-        self._pending: dict[int, tuple[Tensor, bool]] = {}  # outputs, which FSDP2 still divides
-        self._arrived: dict[int, list[int]] = {}  # by module: parameters that had a gradient
+        self._pending: dict[int, Tensor] = {}  # outputs, which FSDP2 still divides
         self._updates: dict[int, Tensor] = {}
         self.readers, self._due = readers, False  # the step under way is measured
         self._exact: dict[int, tuple[Tensor, Tensor]] = {}  # of outputs, and norms of these
@@ -156,14 +153,11 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
     ) -> Any:
         self._begin_pass()
         self._collect_update(place)  # of an earlier call in the same pass
-        self._pending[place] = output, False
+        self._pending[place] = output
         return super().reduce_scatter(place, output, flat, op, usual)
 
     def reduce_module(self, place: int, flat: Tensor) -> Tensor | None:
         return self.reductions[place].reduce_module(flat, self.present_levels, self._copy_memory)
-
-    def leave_dense(self, place: int, output: Tensor) -> None:
-        self._pending[place] = output, True  # counted once it is known what has arrived
 
     def write_output(
         self, place: int, output: Tensor, reduced: Tensor, usual: Callable[[], Any]
@@ -184,10 +178,6 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
         meter.calls["scatter"] = meter.calls.get("scatter", 0) + 1
         return output.clone()
 
-    def note_gradient(self, place: int, parameter: int, _: Tensor) -> None:
-        """FSDP2 has written a gradient of the module's last reduce-scatter."""
-        self._arrived.setdefault(place, []).append(parameter)
-
     def _begin_pass(self) -> None:
         """The first reduce-scatter of a backward pass."""
         now = torch._C._current_graph_task_id()
@@ -199,7 +189,7 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
         after_backward(lambda: after_backward(self._finish_pass))
         self.take_back()
         self.forget_step()  # from here on .grad may be the sum of several passes
-        self._pass, self._pending, self._arrived, self._states = now, {}, {}, {}
+        self._pass, self._pending, self._states = now, {}, {}
         self._updates, self._flags, self._exact, self._means = {}, [], {}, {}
         self.before_step()
         self._due = any(getattr(gauge, "due", True) for gauge in self.readers)
@@ -215,12 +205,9 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
 
     def _collect_update(self, place: int) -> None:
         """Add a module's reduced gradient to the step's, once FSDP2 has divided it."""
-        if (pending := self._pending.pop(place, None)) is None:
+        if (output := self._pending.pop(place, None)) is None:
             return
-        (output, is_dense), arrived = pending, self._arrived.pop(place, [])
-        reduction = self.reductions[place]
-        if is_dense:
-            reduction.count_dense(output, arrived)
+        update_of = self.reductions[place].update_of
         self._flags.append(finite_flag([output]).to(self.within.meter.dtype))
         if not self.gauges:
             return
@@ -229,10 +216,8 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
             exact, norm = self._exact.pop(place, (output, now))
             # FSDP2 has divided the output, and not what it would be without compression
             divided = torch.where(norm > 0, now / norm, 1.0)
-            _add_updates(
-                self._means, reduction.updates_by_layer(full_precision(exact) * divided, arrived)
-            )
-        _add_updates(self._updates, reduction.updates_by_layer(output, arrived))
+            _add_update(self._means, place, update_of(full_precision(exact) * divided))
+        _add_update(self._updates, place, update_of(output))
 
     @torch.no_grad()
     def _finish_pass(self) -> None:
@@ -300,12 +285,11 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
             self.finite_in_unit -= 1
 
 
-def _add_updates(table: dict[int, Tensor], updates: Mapping[int, Tensor]) -> None:
-    """Add updates by layer to the updates of earlier calls."""
-    for layer, update in updates.items():
-        before = table.get(layer)
-        # a copy, because .grad may be a view of it, to which a later call is added
-        table[layer] = update.clone() if before is None else before + update
+def _add_update(table: dict[int, Tensor], layer: int, update: Tensor) -> None:
+    """Add a layer's update to those of earlier calls."""
+    before = table.get(layer)
+    # a copy, because .grad may be a view of it, to which a later call is added
+    table[layer] = update.clone() if before is None else before + update
 
 
 def _copy_to_host(flag: Float[Tensor, ""]) -> tuple[Tensor, Any]:
@@ -330,15 +314,12 @@ class ReplicaSteps(_ModuleCollectives, HookSteps):
         self.inner = Reducer(source.inside.compressor, source.modules, self.within, seed)
         for state in self.inner.states:  # replicas draw numbers of their own
             state.hosted = (reducer.world.rank,)
-        self.reductions = source.inner_reductions(self.inner)
+        self.reductions = source.make_reductions(self.inner)
         self.gathered = Meter(reducer.world.meter.dtype, self.within.workers)
 
     def reduce_module(self, place: int, flat: Tensor) -> Tensor | None:
         levels, states = [self.level] * len(self.inner.states), self.inner.states
         return self.reductions[place].reduce_module(flat, levels, lambda layer, _: states[layer])
-
-    def leave_dense(self, place: int, output: Tensor) -> None:
-        self.reductions[place].count_dense(output, ())
 
     def begin_step(self) -> None:
         super().begin_step()

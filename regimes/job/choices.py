@@ -16,12 +16,7 @@ from regimes.capabilities import Part
 from regimes.compression import Compressor
 from regimes.compression.base import check_level, has_feedback
 from regimes.compression.needs import compressor_parts
-from regimes.compression.scatter import (
-    QuantisedScatter,
-    ScatteredPowerSGD,
-    Weights,
-    WithinReplicas,
-)
+from regimes.compression.scatter import QuantisedScatter, Weights, WithinReplicas
 from regimes.config import (
     DENSE,
     AnyLevel,
@@ -160,12 +155,6 @@ def choose_constant(
     return "accordion" if policy is None else policy, levels
 
 
-_SCATTERS: dict[str, type[Compressor]] = {
-    "quantised": QuantisedScatter,
-    "powersgd": ScatteredPowerSGD,
-}
-
-
 def choose_scatter(
     table: Mapping[str, Any] | None,
     policy: Any,
@@ -207,7 +196,7 @@ def choose_scatter(
     owing = made.error_feedback or any(
         isinstance(x, Mapping) and x.get("error_feedback") for x in given
     )
-    if isinstance(made, QuantisedScatter) and made.residual_bits is not None and not owing:
+    if made.residual_bits is not None and not owing:
         raise ConfigError(
             f"scatter.residual_bits = {made.residual_bits} has no effect without error feedback: "
             "leave it out, or set scatter.error_feedback"
@@ -227,11 +216,6 @@ def within_replicas(
     if scatter is None:
         return WithinReplicas(QuantisedScatter(), DENSE, weights)
     made = _build_scatter(scatter)
-    if not isinstance(made, QuantisedScatter):
-        raise ConfigError(
-            f'scatter.name = {scatter["name"]!r}: expected "quantised" with replicas: PowerSGD '
-            'goes between them, attach(..., compressor="powersgd", level=4)'
-        )
     if "levels" in scatter or "level" not in scatter:
         raise ConfigError(
             "scatter.levels: with replicas a policy decides what goes between them, by levels= of "
@@ -248,28 +232,25 @@ def within_replicas(
     return WithinReplicas(made, level, weights)
 
 
-def _build_scatter(table: Any) -> Compressor:
+def _build_scatter(table: Any) -> QuantisedScatter:
     """The compressor of a table ``scatter``, which has its name and fields beside the levels."""
     if not isinstance(table, Mapping):
         raise unexpected_value("scatter", table, 'a table like {"level": 4}')
-    if (name := table.get("name", "quantised")) not in [*_SCATTERS]:
-        raise ConfigError(f"scatter.name = {name!r}: {suggest_nearest(str(name), _SCATTERS)}")
+    if (name := table.get("name", "quantised")) != "quantised":
+        raise ConfigError(f"scatter.name = {name!r}: {suggest_nearest(str(name), ['quantised'])}")
     given = {key: value for key, value in table.items() if key not in ("name", "level", "levels")}
-    kind: Any = _SCATTERS[name]
-    known = {field.name for field in dataclasses.fields(kind) if field.init}
-    if kind is QuantisedScatter:
-        known -= {"residual"}  # its unit
-        if given.get("error_feedback") == "owner":
-            raise ConfigError(
-                "scatter.error_feedback = 'owner': expected true, false or a share in (0, 1]: the "
-                "owner of a part sends nothing on, and so has no error of its own to hold back"
-            )
+    known = {field.name for field in dataclasses.fields(QuantisedScatter) if field.init}
+    known -= {"residual"}  # its unit
+    if given.get("error_feedback") == "owner":
+        raise ConfigError(
+            "scatter.error_feedback = 'owner': expected true, false or a share in (0, 1]: the "
+            "owner of a part sends nothing on, and so has no error of its own to hold back"
+        )
     _check_keys("scatter", table, {"name", "level", "levels", *known})
     try:
-        made: Compressor = from_dict(kind, given, "scatter.")
+        return from_dict(QuantisedScatter, given, "scatter.")
     except ConfigError as error:  # of the compressor, whose fields the user has written here
         raise ConfigError(str(error).replace("compressor.", "scatter.")) from None
-    return made
 
 
 def _choose_gather(table: Mapping[str, Any] | None) -> Weights:
@@ -307,7 +288,7 @@ def _check_known(rule: Policy, compressor: Compressor, known: Mapping[str, AnyLe
         if (value := _suggest_level(compressor, name, values)) is not None:
             values[name] = value
     pairs = ", ".join(f'"{name}": {x if x == "..." else repr(x)}' for name, x in values.items())
-    scattered = isinstance(compressor, tuple(_SCATTERS.values()))
+    scattered = isinstance(compressor, QuantisedScatter)
     written = f'scatter={{"levels": {{{pairs}}}}}' if scattered else f"levels={{{pairs}}}"
     raise ConfigError(
         f"the policy asks for level {missing[0]!r}, and levels has only "

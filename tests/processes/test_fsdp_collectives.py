@@ -15,8 +15,6 @@ from ddp_scripts.fsdp import Case
 NEAREST = {"level": 8, "stochastic": False, "block": 16}
 FEEDBACK = {"level": 4, "stochastic": False, "error_feedback": True}
 HELD = {"level": 4, "stochastic": False, "error_feedback": 0.9, "block": 16}
-RANKS = {"name": "powersgd", "levels": {"low": 2, "high": 1}}
-RANK_OR_DENSE = {"name": "powersgd", "levels": {"low": "dense", "high": 2}}
 POLICY = {"levels": {"low": 8, "high": 4}, "block": 16}
 # as fully_shard is used; "dense" is torch's own, so these compare bits with and without a hook
 DENSE = [
@@ -40,12 +38,6 @@ LOOPED = [
     Case(HELD | {"residual_bits": 8}, measured=True),
     Case({"level": 4}, {"level": 8}, side=True, compiled=True),
 ]
-# beside PowerSGD of DistributedDataParallel on the whole model
-MATRICES = [
-    Case(RANKS, policy=fsdp.RULE, side=True, clip=0.5, reshard=False),
-    Case(RANK_OR_DENSE, policy=fsdp.RULE, accumulate=2, adamw=True),
-    Case(RANKS, policy=fsdp.RULE, root_only=True, side=True, dense_start=1),
-]
 OF_FOUR = [
     Case(POLICY | {"stochastic": False, "error_feedback": 0.9}, policy=fsdp.RULE, reshard=2),
     Case({"level": 4}, {"level": 8}, recompute=True, side=True),
@@ -54,10 +46,9 @@ OF_FOUR = [
 # and sums them in another order
 OLD = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 11)
 CASES = {
-    "2 processes": (DENSE[1:], LOOPED[1:8], MATRICES[1:]),
-    "2 processes, further": (DENSE[:1], [LOOPED[0], LOOPED[8]], []),
-    "4 processes": (DENSE[1:2], OF_FOUR, MATRICES[:1]),
-    "4 processes, further": ([], [], MATRICES[1:]),
+    "2 processes": (DENSE[1:], LOOPED[1:8]),
+    "2 processes, further": (DENSE[:1], [LOOPED[0], LOOPED[8]]),
+    "4 processes": (DENSE[1:2], OF_FOUR),
 }
 
 
@@ -76,12 +67,10 @@ def places(kind: int) -> list[Any]:
 
 @cache
 def trained(those: str) -> list[list[dict[str, Any]]]:
-    """By case, what each process has; of "dense" also without a hook, of matrices also with that of
-    DistributedDataParallel."""
-    dense, looped, matrices = CASES[those]
+    """By case, what each process has; of "dense" also without a hook."""
+    dense, looped = CASES[those]
     ranks = int(those[0])
     cases = [case for one in dense for case in (one, replace(one, attach=False))] + looped
-    cases += [case for one in matrices for case in (one, replace(one, ddp=True))]
     return list(zip(*group.run(fsdp.trained, ranks, ranks, cases), strict=True))
 
 
@@ -95,7 +84,7 @@ def test_dense_is_torchs_own(those: str, place: int) -> None:
 
 @pytest.mark.parametrize(("those", "place"), places(1))
 def test_each_level_is_a_plain_loop(those: str, place: int) -> None:
-    dense, looped, _ = CASES[those]
+    dense, looped = CASES[those]
     case, results = looped[place], trained(those)[2 * len(dense) + place]
     first = results[0]
     values = {"dense": "dense", **case.scatter.get("levels", {})}
@@ -121,27 +110,6 @@ def test_each_level_is_a_plain_loop(those: str, place: int) -> None:
             error = (result["weights"][name] - tensor).abs().max()
             limit = 1e-7 if OLD and case.clip is not None else 1e-10 if OLD else 1e-12
             assert error < limit, (name, float(error))
-
-
-@pytest.mark.parametrize(("those", "place"), places(2))
-def test_powersgd_is_that_of_ddp_on_the_whole_model(those: str, place: int) -> None:
-    dense, looped, matrices = CASES[those]
-    first, case = 2 * len(dense) + len(looped) + 2 * place, matrices[place]
-    for ours, theirs in zip(*trained(those)[first : first + 2], strict=True):
-        assert ours["levels"] == theirs["levels"]
-        assert ours["residuals"].keys() == theirs["residuals"].keys() != set()
-        for key in ("weights", "residuals"):
-            for name, tensor in theirs[key].items():
-                limit = 1e-7 if OLD and case.clip is not None else 1e-12
-                assert (ours[key][name] - tensor).abs().max() < limit, (key, name)
-        for mine, other in zip(ours["rows"], theirs["rows"], strict=True):
-            assert mine["layers"]["level"] == other["layers"]["level"]
-            norms = other["statistics"]["norm:update"]
-            assert mine["statistics"]["norm:update"] == pytest.approx(norms, rel=1e-12)
-        if (
-            case.accumulate > 1
-        ):  # a dense layer is reduce-scattered, half of a mean's bytes at W = 2
-            assert ours["rows"][0]["floats"] < theirs["rows"][0]["floats"]
 
 
 def test_floats_of_a_dense_unit_are_those_of_the_header() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +22,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import regimes
@@ -54,12 +52,10 @@ class Case:
     recompute: bool = False  # activation checkpointing of the block, and prefetching
     replaced: bool = False  # divided on the meta device, then other parameters in their places
     attach: bool = True
-    dense_start: int = 0  # steps
     divide: bool = False  # one batch among the processes
     freeze: tuple[str, ...] = ()  # parameters beside others of their modules that are trained
     compiled: bool = False  # block by block
     measured: bool = False  # the instrument "residual"
-    ddp: bool = False  # the whole model under DistributedDataParallel, and its hook
 
 
 class Net(nn.Module):
@@ -171,24 +167,21 @@ def train(
         optimizer.zero_grad()
         for part in range(case.accumulate):
             last = part == case.accumulate - 1 or case.synchronise
-            if case.accumulate > 1 and not case.ddp:
+            if case.accumulate > 1:
                 net.set_requires_gradient_sync(last)
-            with net.no_sync() if case.ddp and not last else nullcontext():
-                loss_of(net, case, step, part, rank).backward()
+            loss_of(net, case, step, part, rank).backward()
         if case.clip is not None:
             nn.utils.clip_grad_norm_(net.parameters(), case.clip)
         optimizer.step()
 
 
 def attach(net: Any, case: Case, mesh: DeviceMesh, optimizer: Any, **more: Any) -> Any:
-    if case.ddp:
-        more |= {"compressor": "powersgd", "levels": case.scatter["levels"]}
-    else:
-        more |= {"shards": mesh, "scatter": case.scatter, "gather": case.gather}
     return regimes.attach(
         net,
+        shards=mesh,
+        scatter=case.scatter,
+        gather=case.gather,
         policy=case.policy,
-        start_compressing_after=case.dense_start,
         optimizer=optimizer,
         every=EVERY,
         seed=7,
@@ -204,17 +197,14 @@ def trained(rank: int, ranks: int, cases: Sequence[Case]) -> list[dict[str, Any]
     """What one process has in the end, case by case."""
     mesh, results = flat_mesh(ranks), []
     for case in cases:
-        if case.ddp:
-            net: Any = DistributedDataParallel(build(case), find_unused_parameters=True)
-        else:
-            net = shard(build(case), case, mesh)
+        net = shard(build(case), case, mesh)
         optimizer = optimiser(net, case)
         measured = {"instruments": {"residual"}} if case.measured else {}
         hook = attach(net, case, mesh, optimizer, **measured) if case.attach else None
         train(net, optimizer, case, rank)
-        found: dict[str, Any] = {"weights": weights(net.module if case.ddp else net)}
+        found: dict[str, Any] = {"weights": weights(net)}
         if hook is not None:
-            found |= {"levels": hook.levels, "residuals": residuals(hook)}
+            found["levels"] = hook.levels
             hook.close()
             found |= {"rows": hook.rows, "per_step": hook.header["per_step"]}
             found["layers"] = {x.name: x.size for x in hook.layers}
@@ -544,10 +534,6 @@ def another_dimension(mesh: DeviceMesh) -> None:
     replica(mesh, shards=DeviceMesh("cpu", mesh.mesh.flip(0)))
 
 
-def powersgd_within(mesh: DeviceMesh) -> None:
-    replica(mesh, scatter={"name": "powersgd", "level": 4})
-
-
 def levels_within(mesh: DeviceMesh) -> None:
     replica(mesh, scatter={"levels": {"low": 8, "high": 4}})
 
@@ -570,12 +556,7 @@ def few_bits(mesh: DeviceMesh) -> None:
 
 
 def another_compressor(mesh: DeviceMesh) -> None:
-    hook(fully_shard(Net(), mesh=mesh), mesh, scatter={"name": "topk", "level": 4})
-
-
-def bits_of_powersgd(mesh: DeviceMesh) -> None:
-    table = {"name": "powersgd", "level": 4, "block": 64}
-    hook(fully_shard(Net(), mesh=mesh), mesh, scatter=table)
+    hook(fully_shard(Net(), mesh=mesh), mesh, scatter={"name": "powersgd", "level": 4})
 
 
 def mesh_of_a_parameter(mesh: DeviceMesh) -> None:
@@ -751,14 +732,12 @@ def no_shards(mesh: DeviceMesh) -> None:
 WRONG: dict[str, Callable[[DeviceMesh], None]] = {
     "`replicas` must be the mesh's other dimension": the_same_mesh_twice,
     "shards: it is another mesh than the one that divides the model": another_dimension,
-    "scatter.name = 'powersgd': expected \"quantised\" with replicas": powersgd_within,
     "scatter.levels: with replicas a policy decides what goes between": levels_within,
     "scatter.error_feedback = True: expected false with replicas": feedback_within,
     "the owner of a part sends nothing on": feedback_of_the_owner,
     "scatter.residual_bits = 8 has no effect without error feedback": memory_without_feedback,
     "scatter.residual_bits = 4": few_bits,
-    "scatter.name = 'topk': Known: powersgd, quantised": another_compressor,
-    "scatter.block: Known: error_feedback": bits_of_powersgd,
+    "scatter.name = 'powersgd': Known: quantised": another_compressor,
     "those of shards=: use one mesh for all modules, and give": mesh_of_a_parameter,
     "has copies on all processes: shards= compresses": copies,
     "attach needs a model of fully_shard (FSDP2), got Net": plain_model,

@@ -81,9 +81,9 @@ def _span(
         fsdp.train(net, optimizer, case, rank, range(first, last))
         if after:
             dcp.save(_parts(net, optimizer, hook), checkpoint_id=f"{folder}/{after}")
-    found = {"weights": fsdp.weights(net), "begin": begin, "end": _memories(hook)}
+    found = {"begin": begin, "end": _memories(hook)}
     hook.close()
-    return found | {"levels": [row["layers"]["level"] for row in hook.rows]}
+    return found
 
 
 def _parts(net: Any, optimizer: Any, hook: Any, saved: str | None = None) -> dict[str, Any]:

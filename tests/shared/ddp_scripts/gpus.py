@@ -293,7 +293,7 @@ def _shards_step(rank: int) -> Iterator[None]:
     reducer = Reducer(QuantisedScatter(), layers, world, seed=0)
     module = Mock(spec=ParameterGroup, gradient_scale=lambda dtype, shards: 1.0)
     reductions = [QuantisedReduction(i, module, x, reducer) for i, x in enumerate(layouts)]
-    model = Mock(layer_layouts=layouts, device=device, make_reductions=lambda reducer: reductions)
+    model = Mock(layouts=layouts, device=device, make_reductions=lambda reducer: reductions)
     model.members = [[torch.nn.Parameter(torch.zeros(4, 6, device=device))] for _ in layers]
     steps, after = ModuleSteps(model, reducer, ()), list[Any]()
     steps.levels = [4] * len(layers)

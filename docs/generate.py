@@ -173,12 +173,10 @@ def configuration() -> str:
         "optimizer.": config.OptimizerConfig,
         "budget.": config.Budget,
     }
-    beside = config.RunConfig.known_beside()
-    tables |= {f"{name}.": beside.dataclass(name) for name in sorted(beside)}
     for prefix, cls in tables.items():
         said = comments(cls) | attributes(cls)
         for name, value in defaults(cls):
-            if not dataclasses.is_dataclass(value) and name != config.RunConfig.BESIDE:
+            if not dataclasses.is_dataclass(value):
                 default = "" if value is None else f" = {as_toml(value)}"
                 meaning = f": {said[name]}" if name in said else ""
                 lines.append(f"- `{prefix}{name}{default}`{meaning}")
@@ -313,7 +311,6 @@ def all_parts() -> dict[str, tuple[frozenset[str], tuple[str, ...]]]:
     from regimes.capabilities import OWN_COLLECTIVES, PROBE, declared_needs
     from regimes.compression.needs import compressor_needs
     from regimes.config import OuterConfig, RunConfig, override
-    from regimes.config.interventions import registered_interventions
     from regimes.data import deficits
     from regimes.ddp.attaching import NEEDS
     from regimes.instruments import REGISTRY
@@ -344,10 +341,6 @@ def all_parts() -> dict[str, tuple[frozenset[str], tuple[str, ...]]]:
     for field, (needs, _) in FIELDS.items():
         if field != "sync_policy":  # a column
             parts[f"`{field}`"] = needs, TRAINER
-    for name in RunConfig.known_beside():
-        parts[f"`{name}`"] = declared_needs(RunConfig.known_beside().dataclass(name)), TRAINER
-    for name in registered_interventions():
-        parts[f"`{name}`"] = declared_needs(registered_interventions().load(name)), TRAINER
     for setting in EXAMPLES:
         needs = asked(override(usual, [setting])) - asked(usual)
         calls = EVERYWHERE if setting.startswith("compressor") else TRAINER

@@ -223,7 +223,6 @@ class Work:
             count as equal in size.
         overlaps: may collectives run while gradients are computed? Not with local steps, which
             exchange parameters after a step.
-        present: the share of the workers that take part.
     """
 
     compute: float
@@ -231,7 +230,6 @@ class Work:
     calls: Mapping[str, float]
     bytes: Mapping[str, float]
     overlaps: bool = True
-    present: float = 1.0
 
     def every(self, period: float) -> Work:
         """The mean step of a round of ``period`` local steps, with one exchange."""
@@ -242,19 +240,18 @@ class Work:
         calls = {kind: steps * n for kind, n in self.calls.items()}
         size = {kind: steps * n for kind, n in self.bytes.items()}
         seconds = steps * self.compute, steps * self.compress
-        return Work(*seconds, calls, size, self.overlaps, self.present)
+        return Work(*seconds, calls, size, self.overlaps)
 
     def communicate(
         self, network: Network, workers: Values, algorithm: str = "ring", buckets: int = 1
     ) -> Values:
         """Seconds in collectives; the gradient's are cut into ``buckets``."""
         total: Values = 0.0
-        there = workers if self.present == 1 else np.maximum(1.0, workers * self.present)
         for kind, calls in self.calls.items():
             parts = calls * (1 if kind == "broadcast" else buckets)
             if parts > 0:
                 size = self.bytes[kind] / parts
-                one = collective_seconds(kind, size, network, there, algorithm)
+                one = collective_seconds(kind, size, network, workers, algorithm)
                 total = total + parts * one
         return total
 
@@ -297,7 +294,6 @@ def mean_step(works: Iterable[tuple[float, Work]]) -> Work:
         {kind: sum(work.calls.get(kind, 0.0) for work in parts) for kind in kinds},
         {kind: sum(work.bytes.get(kind, 0.0) for work in parts) for kind in kinds},
         all(work.overlaps for work in parts),
-        sum(work.present * weight for weight, work in pairs) / total,
     )
 
 

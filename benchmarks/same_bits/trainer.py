@@ -169,7 +169,6 @@ def _every(period: int | str, *more: str) -> tuple[str, ...]:
 DILOCO = ("outer.lr=0.7", "outer.momentum=0.9", "outer.nesterov=true")
 STREAMS = (*DILOCO, "outer.fragments=3", "outer.delay=1", "outer.mixing=0.4")
 ADAMW = ("optimizer.name=adamw", "optimizer.lr=0.01", "optimizer.clip=1.0")
-CHURN = "churn={per='step',away=[[3,2,6],[0,4,8],[1,7,99]]}"
 CURVATURE = ("instruments.curvature.images=40", "instruments.curvature.batch=20")
 
 RUNS = {
@@ -252,14 +251,11 @@ RUNS = {
         "optimizer.warmup_steps=3",
         "optimizer.nesterov=false",
     ),
-    # deficits, events
+    # deficits
     **{
         f"deficit-{d}": (f'deficit={{name="{d}",windows=[[0,2]]}}',)
         for d in ("blur", "flip", "noise", "labels", "gradient-noise")
     },
-    "pruning": ("pruning={epoch=1,share=0.5}",),
-    "churn": (*TOPK, CHURN),
-    "churn-powersgd": ("churn={leave=0.4,join=0.6,least=2}",),
     # models and texts
     "resnet8": ('model={name="resnet8",width=4}', "epochs=2"),
     "lstm": (*TEXT, 'model={name="lstm",width=8,depth=2,dropout=0.2}'),
@@ -282,7 +278,6 @@ RUNS = {
     ),
     "local-streaming": (*_every(3, *STREAMS), *TOPK),
     "local-streaming-units": _every(4, *STREAMS, "outer.delay=2", "unit_steps=5", *ADAMW),
-    "local-churn": (*_every(2, *DILOCO), *TOPK, CHURN),
 }
 LOCAL = {name for name in RUNS if name.startswith("local")}
 

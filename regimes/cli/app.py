@@ -14,7 +14,7 @@ import tyro
 from tyro.extras import SubcommandApp
 
 from regimes import presets
-from regimes.config import RunConfig, as_tables, load_toml, override
+from regimes.config import RunConfig, load_toml, override
 from regimes.cost.options import JobOptions
 from regimes.errors import ConfigError
 
@@ -94,7 +94,7 @@ def refuse_seed(settings: Sequence[str]) -> None:
 
 def _find_field(key: str) -> str:
     """The path of a field of the configuration, given the path or its last part; "" if none."""
-    plain = as_tables(RunConfig()) | dict.fromkeys(RunConfig.known_beside())
+    plain = dataclasses.asdict(RunConfig())
     if key in plain or ("." in key and isinstance(plain.get(key.partition(".")[0]), dict)):
         return key
     tables = ("optimizer", "model", "data")

@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,9 +58,9 @@ class World:
     the others count as copies of its first one.
 
     Attributes:
-        workers: W, fixed by the run's configuration; of simulated ones, how many are present.
+        workers: W, fixed by the run's configuration.
         processes, rank: P and this process's place among them: one replica's after the other.
-        hosted: the workers of this process, consecutive ones; absent ones are left out.
+        hosted: the workers of this process, consecutive ones.
         meter: the traffic so far, except in ``ask_apart``.
         instruments: the traffic of ``ask_apart``.
         shards, shard: how many processes hold one worker together, each some rows of every layer,
@@ -107,11 +107,6 @@ class World:
         return len(self.hosted)
 
     @property
-    def leader(self) -> int:
-        """The worker that gives all processes its buffers: the first one that is present."""
-        return self.hosted[0] if self.rank == 0 else 0
-
-    @property
     def evaluators(self) -> Evaluators:
         """Who divides the batches of an evaluation: the replicas."""
         shards = self.shards
@@ -120,14 +115,6 @@ class World:
             self.rank // shards,
             lambda value: self.gather_object(value)[::shards],
         )
-
-    def set_present(self, workers: Sequence[int]) -> None:
-        """Host only these workers from now on (ascending order); means are over them. Only in a
-        world of one process."""
-        # a tuple, as gaps have no range; only processes, whose workers are all there, read its ends
-        self.hosted = cast("range", tuple(workers))
-        self.workers = len(workers)
-        self.meter.workers = self.workers
 
     def set_processes(self, processes: int, rank: int, workers: int, hosted: int) -> None:
         """Let other processes take part from now on; each hosts one worker, or none."""
@@ -305,8 +292,9 @@ class World:
     # -- plain services ----------------------------------------------------------------------
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        """Overwrite every process's tensors with the leader's: one collective per type, counted for
-        no layer. The shards of a worker send them once, so that the first one counts them."""
+        """Overwrite every process's tensors with those of worker 0: one collective per type,
+        counted for no layer. The shards of a worker send them once, so that the first one counts
+        them."""
         for ids in by_type(tensors):
             flat = torch.cat([tensors[i].detach().flatten() for i in ids])
             if self.shard == 0:

@@ -45,8 +45,8 @@ class State(Workspace):
         key: the layer's stream key: (seed, layer name). Identity, not memory.
         first_worker: which worker the first hosted row belongs to. Identity, not memory.
         workers: how many send. Identity, not memory.
-        hosted: the workers of the rows, where some are absent; None: consecutive ones. Identity,
-            not memory.
+        hosted: the workers of the rows, where these draw no numbers of their own; None: the
+            consecutive ones from ``first_worker``. Identity, not memory.
         shard: which rows of the layer are here; None: all. Identity, not memory.
         step: how often this layer has been sent.
         rate: the learning rate of this step; 1 where nothing says it, as between local steps: their
@@ -191,11 +191,6 @@ class Compressor(Bounded, ABC):
     @property
     def reads_rate(self) -> bool:
         return self.residual == "update"
-
-    @property
-    def holds_back(self) -> bool:
-        """Can a worker have a residual?"""
-        return bool(self.error_feedback)
 
     def at(self, level: AnyLevel) -> tuple[Compressor, Level]:
         """The compressor at a level, which may have error feedback of its own, and that level

@@ -54,10 +54,6 @@ class Dense(Compressor):
     propagates_nonfinite: ClassVar[bool] = True
     usual: ClassVar[Mapping[str, Level]] = {"low": DENSE, "high": DENSE}
 
-    @property
-    def holds_back(self) -> bool:
-        return type(self) is not Dense and super().holds_back
-
     def check(self, level: Level) -> None:
         require(level == DENSE, "level of dense", level, '"dense", there is no other level')
 

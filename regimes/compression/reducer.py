@@ -169,13 +169,6 @@ class Reducer:
             if rates is not None and i != NO_LAYER:
                 memories[i].rate = rates[i]
 
-    def set_rows(self, hosted: Sequence[int]) -> None:
-        """Rows belong to these workers from now on, all that are present; the caller moves the
-        ``residuals``. Only for a world of one process."""
-        state: State
-        for state in self.states:
-            state.first_worker, state.workers, state.hosted = 0, len(hosted), tuple(hosted)
-
     def residuals(self) -> list[Tensor | None]:
         """What each hosted worker has not sent yet, per layer."""
         return [state.residual for state in self.states]

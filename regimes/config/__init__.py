@@ -8,7 +8,7 @@ torch.
 # ruff: noqa: F401 -- the names of the room
 
 from regimes.config.bounds import MOST_EPOCHS, Bounded, Bounds, check_bounds
-from regimes.config.convert import as_tables, convert_value, current_names, from_dict, to_dict
+from regimes.config.convert import convert_value, current_names, from_dict, to_dict
 from regimes.config.level import (
     DENSE,
     AnyLevel,

@@ -22,13 +22,7 @@ T = TypeVar("T")
 
 def to_dict(config: Any) -> dict[str, Any]:
     """A nested dictionary of plain types, without the fields that are ``None``."""
-    return json.loads(json.dumps(without_none(as_tables(config))))
-
-
-def as_tables(config: Any) -> dict[str, Any]:
-    """The fields of a dataclass, nested; tables of plug-ins stand beside them (``BESIDE``)."""
-    values = dataclasses.asdict(config)
-    return values | values.pop(getattr(config, "BESIDE", ""), {})
+    return json.loads(json.dumps(without_none(dataclasses.asdict(config))))
 
 
 def without_none(value: Any) -> Any:
@@ -48,39 +42,16 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
             retired field with another value than its default.
     """
     hints = _resolve_hints(cls)  # type: ignore[arg-type]  # classes are hashable
-    field = getattr(cls, "BESIDE", "")
-    names = [f.name for f in dataclasses.fields(cls) if f.init and f.name != field]  # type: ignore[arg-type]
+    names = [f.name for f in dataclasses.fields(cls) if f.init]  # type: ignore[arg-type]
     values = without_retired(current_names(cls, values), where, names)
-    others = {key: value for key, value in values.items() if key not in names}
-    beside = _classes_beside(cls, others, names, where)
-    arguments = {k: convert_value(hints[k], v, where + k) for k, v in values.items() if k in names}
-    if beside:
-        arguments[field] = {
-            k: convert_value(kind, values[k], where + k) for k, kind in beside.items()
-        }
+    for key in values:
+        if key not in names:
+            raise ConfigError(f"unknown key {where + key!r}: {suggest_nearest(key, names)}")
+    arguments = {k: convert_value(hints[k], v, where + k) for k, v in values.items()}
     try:
         return cls(**arguments)
     except TypeError as error:
         raise ConfigError(f"{where.rstrip('.') or cls.__name__}: {error}") from None
-
-
-def _classes_beside(
-    cls: Any, others: Mapping[str, Any], names: list[str], where: str
-) -> dict[str, type]:
-    """The classes of tables that stand beside the fields (``names``) of a class.
-
-    Raises:
-        ConfigError: no package offers such a table.
-    """
-    takes_others = hasattr(cls, "BESIDE")
-    offered: Any = cls.known_beside() if others and takes_others else {}
-    for key, value in others.items():
-        if key not in offered:
-            known = suggest_nearest(key, [*names, *offered])
-            if takes_others and isinstance(value, Mapping):
-                known += " If a package offers this table, install the package."
-            raise ConfigError(f"unknown key {where + key!r}: {known}")
-    return {key: offered.dataclass(key) for key in others}
 
 
 @functools.cache

@@ -23,9 +23,7 @@ from regimes.config.bounds import (
     Timeout,
 )
 from regimes.config.convert import fields_as_html, to_dict
-from regimes.config.interventions import registered_interventions
 from regimes.config.level import AnyLevel
-from regimes.config.registry import Registry
 from regimes.config.retired import with_retired
 from regimes.errors import ConfigError
 
@@ -206,8 +204,6 @@ class RunConfig:
         outer: what a synchronisation does.
         budget: floats after which the run ends.
         deficit: what impairs the training in chosen epochs (``data/deficits.py``).
-        interventions: what acts on the run while it trains, by registered name. In files and
-            records each has a table of its own beside the fields, ``[NAME]``.
         branch: the run shares the first units of another, see ``regimes.branch``.
         signal: the norm that detectors read, per layer and unit: of the gradient ("update",
             "global", "local-mean", "worker0") or of the optimiser's step ("movement",
@@ -251,9 +247,6 @@ class RunConfig:
         "tensorboard": {True: ["tensorboard"], False: []},
     }
 
-    # the field of plug-ins whose tables stand beside the others
-    BESIDE: ClassVar[str] = "interventions"
-
     name: str = "run"
     role: Role | None = None
     seed: int = 0
@@ -275,7 +268,6 @@ class RunConfig:
     outer: OuterConfig = field(default_factory=OuterConfig)
     budget: Budget | None = None
     deficit: dict[str, Any] | None = None
-    interventions: dict[str, Any] = field(default_factory=dict)
     branch: BranchConfig | None = None
     start_compressing_after: Natural = 0
     signal: Signal = "update"
@@ -303,11 +295,6 @@ class RunConfig:
     def _repr_html_(self) -> str:
         """In a notebook, the fields that differ from their defaults."""
         return fields_as_html(self, RunConfig())
-
-    @staticmethod
-    def known_beside() -> Registry:
-        """The tables that may stand beside the fields, by name."""
-        return registered_interventions()
 
     def digest(self) -> str:
         """SHA-256 of the whole configuration; retired fields count with their defaults, so that

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import re
 import tomllib
 import warnings
@@ -12,7 +13,7 @@ from typing import Any
 
 from regimes import inputs
 from regimes.config.arguments import check_arguments
-from regimes.config.convert import as_tables, current_names, from_dict, to_dict, without_none
+from regimes.config.convert import current_names, from_dict, to_dict, without_none
 from regimes.config.run import RunConfig
 from regimes.errors import ConfigError, suggest_nearest
 
@@ -103,7 +104,7 @@ def _flatten_leaves(table: Mapping[str, Any], place: str = "") -> Iterator[tuple
 
 
 def _with(config: RunConfig, pairs: Iterable[tuple[str, Any]]) -> RunConfig:
-    plain = as_tables(config)
+    plain = dataclasses.asdict(config)
     for path, value in pairs:
         place = path if "." in path else _present_name(path)
         current = current_names(RunConfig, {path: value}).get(place, value)
@@ -131,8 +132,7 @@ def _set_in_place(plain: dict[str, Any], path: str, value: Any) -> None:
     in_plug_in = bool(parents) and parents[0] in PLUG_INS
     table = plain
     for parent in parents:
-        missing = table is plain and table.get(parent) is None
-        if missing and (parent in OPTIONAL or parent in RunConfig.known_beside()):
+        if table is plain and parent in OPTIONAL and table[parent] is None:
             table[parent] = {}
         elif table is plain["instruments"] or (in_plug_in and table is not plain):
             table.setdefault(parent, {})  # switches the instrument on; its class checks the field

@@ -1,11 +1,10 @@
 """The work of levels and policies, from records or timed here, for `regimes.cost.predict_seconds`.
 
-In a simulated run one process does the work of L = W / P workers, or of those that are
-present. One worker's seconds are then compute / L and compress / L; after a union pass compress is
-not divided (one gradient is compressed once). Both quotients are lower bounds: a union pass of a
-large batch is a little faster than L small ones, and gathered tensors are decoded once for all
-hosted workers. A real run (L = 1) needs no division. Compute is the median over the epochs of all
-given runs, which do the same work.
+In a simulated run one process does the work of L = W / P workers. One worker's seconds are then
+compute / L and compress / L; after a union pass compress is not divided (one gradient is
+compressed once). Both quotients are lower bounds: a union pass of a large batch is a little faster
+than L small ones, and gathered tensors are decoded once for all hosted workers. A real run (L = 1)
+needs no division. Compute is the median over the epochs of all given runs, which do the same work.
 Instruments, evaluation, checkpoints and waiting for a slower worker are left out.
 """
 
@@ -36,7 +35,6 @@ from regimes.records import (
     separate_experiments,
 )
 from regimes.records.fields import differences_text
-from regimes.records.reader import workers_present
 from regimes.training.learning_rate import LearningRate
 from regimes.training.units import Units
 
@@ -86,19 +84,16 @@ def recorded_work(run: Record, sample: float | None = None) -> list[Epoch]:
         sample: seconds of compute per sample; default the run's own median.
     """
     sample = per_sample([run]) if sample is None else sample
-    union, workers = run.header["world"].get("union_pass"), run.config.get("workers") or 1
+    union, hosted = run.header["world"].get("union_pass"), _hosted(run)
     epochs: list[Epoch] = []
-    units = zip(run.rows, _compress(run), _batches(run), _hosted(run), strict=True)
-    for row, seconds, batch, hosted in units:
+    for row, seconds, batch in zip(run.rows, _compress(run), _batches(run), strict=True):
         steps, sent = row["steps"], row["collectives"]
         if not steps:
             continue
         calls = {kind: n / steps for kind, n in sent["calls"].items() if kind not in WITHIN}
         size = {kind: n / steps for kind, n in sent["bytes"].items() if kind not in WITHIN}
         seconds /= 1 if union else hosted
-        share = 1.0 if workers_present(row) is None else hosted / workers
-        work = Work(sample * batch, seconds, calls, size, not _is_local(row), share)
-        epochs.append((steps, work))
+        epochs.append((steps, Work(sample * batch, seconds, calls, size, not _is_local(row))))
     return epochs
 
 
@@ -136,12 +131,10 @@ def _batches(run: Record) -> list[float]:
     return [1.0 if usual is None else float(row["batch_size"] or usual) for row in run.rows]
 
 
-def _hosted(run: Record) -> list[float]:
-    """Workers of a process in the mean step, by epoch."""
+def _hosted(run: Record) -> int:
+    """Workers of a process."""
     world = run.header["world"]
-    all_present = max(1, world["workers"] // world["processes"])  # several may be one worker
-    present = map(workers_present, run.rows)
-    return [all_present if some is None else some for some in present]
+    return max(1, world["workers"] // world["processes"])  # several may be one worker
 
 
 def per_sample(runs: Iterable[Record]) -> float:
@@ -149,7 +142,8 @@ def per_sample(runs: Iterable[Record]) -> float:
     runs (an epoch may lose its seconds when a run is killed).
 
     Raises:
-        RecordError: a run has no such epoch, or is of FSDP2's own collectives.
+        RecordError: a run has no such epoch, is of FSDP2's own collectives, or had workers that
+            were absent.
     """
     values: list[float] = []
     for run in runs:
@@ -157,6 +151,11 @@ def per_sample(runs: Iterable[Record]) -> float:
             raise RecordError(
                 f"{run.folder} is of attach(shards=...): the time of FSDP2's own collectives is "
                 "not predicted from records: regimes cost --model MODEL --shards DEVICES does"
+            )
+        if any("churn" in row for row in run.rows):
+            raise RecordError(
+                f"{run.folder} had workers that were absent, which versions up to 0.4 allowed: its "
+                "time is not predicted"
             )
         # of a run without an epoch all three are missing
         epochs = run.epochs.reindex(columns=["steps", "seconds_compute", "seconds_compress"])

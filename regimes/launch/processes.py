@@ -16,7 +16,6 @@ import tempfile
 import time
 from pathlib import Path
 
-from regimes import capabilities
 from regimes.collectives.launcher import LOOPBACK, check_replicas, read_launch
 from regimes.config import RunConfig, to_toml
 from regimes.console import stdout
@@ -26,7 +25,6 @@ from regimes.job.run_warnings import run_warnings
 from regimes.monitor import reporters as monitoring
 from regimes.monitor.text import metric_text
 from regimes.records import make_reporters
-from regimes.training.interventions import intervention_parts
 
 GRACE = 10.0  # seconds that the other processes have to end when one has died
 
@@ -76,8 +74,6 @@ def spawn_processes(
         require(config.workers % count == 0, "workers", config.workers, multiple)
     else:
         check_replicas(count, shards, config.workers)
-    if count > 1:
-        capabilities.check(intervention_parts(config), [capabilities.PROCESSES])
     grace = termination.grace_seconds()
     with tempfile.TemporaryDirectory(prefix="regimes-") as scratch:
         toml = Path(scratch, "run.toml")

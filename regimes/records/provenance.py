@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
-from regimes.config.interventions import GROUP
 from regimes.config.registry import find_imported, find_offered
 
 PACKAGE = Path(__file__).parents[1]
@@ -89,8 +88,6 @@ def own_code(config: Mapping[str, Any], objects: Iterable[Any] = ()) -> dict[str
     """
     offers = [find_offered(group) for group in OFFERED]  # several kinds may offer one name
     named = [offer.get(name, name) for name in _find_plug_in_names(config) for offer in offers]
-    # an intervention is named by the key of its table
-    named += [target for name, target in find_offered(GROUP).items() if name in config]
     table: dict[str, str] = {}
     for thing in [*filter(None, map(find_imported, named)), *objects]:
         thing = getattr(thing, "func", thing)  # of functools.partial

@@ -233,15 +233,10 @@ def _scalars(row: Row) -> dict[str, Any]:
     validation = {f"validation_{k}": v for k, v in row.get("validation", {}).items()}
     sync = row.get("sync", {})
     local = {k: sync.get(k) for k in ("period", "rounds")} if sync.get("level") else {}
-    there = {} if (present := workers_present(row)) is None else {"present": present}
-    return plain | model | validation | local | there
-
-
-def workers_present(row: Row) -> float | None:
-    """Workers in the mean step of a simulated run in which some may be absent; None: all are
-    present."""
+    # up to version 0.4 workers of a simulated run could be absent; those in the mean step
     churn: dict[str, Any] = row.get("churn", {})
-    return churn["worker_steps"] / row["steps"] if churn else None
+    there = {"present": churn["worker_steps"] / row["steps"]} if churn else {}
+    return plain | model | validation | local | there
 
 
 def layers_table(names: Sequence[str], rows: Sequence[Row]) -> pd.DataFrame:

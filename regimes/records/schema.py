@@ -104,7 +104,7 @@ Replicas = Annotated[  # of a job whose replicas come and go
     ),
 ]
 LEFT = Object({"worker": kinds.COUNT, "step": kinds.COUNT}, extra=AMOUNT)
-Churn = Annotated[
+Churn = Annotated[  # of workers that could be absent, up to version 0.4
     dict[str, Any],
     Object(
         {"present": STEPS, "worker_steps": STEPS},

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Sequence
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regimes import capabilities, reduction
-from regimes.capabilities import FIXED_WORKERS, Mode
+from regimes.capabilities import Mode
 from regimes.collectives.connect import connect_world
 from regimes.collectives.devices import pick_device
 from regimes.collectives.world import World
@@ -41,17 +40,15 @@ from regimes.training.gradients import (
     layer_table,
 )
 from regimes.training.graphs import Graphs
-from regimes.training.interventions import Circumstances, Intervention, Job, check_interventions
 from regimes.training.learning_rate import LearningRate
 from regimes.training.needs import parts_of
 from regimes.training.numerics import Numerics
 from regimes.training.optimizers import build_optimizers
 from regimes.training.parts import check_batch_of_one, check_parts, shard_parts
 from regimes.training.phases import Phase
-from regimes.training.present import set_present
 from regimes.training.rounds import Rounds
 from regimes.training.sharded import shard_model
-from regimes.training.step import Losses, TrainingStep
+from regimes.training.step import TrainingStep
 from regimes.training.units import Units
 
 
@@ -60,8 +57,6 @@ class Run:
 
     Attributes:
         local: local steps; None without a sync policy.
-        interventions: by name.
-        losses: of the unit in progress.
         header, rows: of the record.
         phase: where in the run this configuration holds.
         saved: time of the start, or of the last checkpoint.
@@ -120,7 +115,6 @@ class Run:
         self.sync_controller = None if sync is None else WholeController(sync, signal, "sync")
         self.units = Units.from_config(config, len(self.batches))
         check_windows_fit(config, plug_ins, len(self.units))
-        check_interventions(config, Circumstances(units=len(self.units)))
         self.learning_rate = LearningRate(config.optimizer, self.units.per_epoch, self.units.total)
         self.controller = self._make_controller()
         self.controller.decide([])  # what a policy refuses, it refuses here
@@ -133,10 +127,6 @@ class Run:
             # pseudo-gradients have residuals apart from those of shared steps
             outer = Reducer(chosen, self.layers, world, config.seed)
             self.local = Rounds(self.gradients, self.optimizer, build, outer, config.outer)
-        self.losses: Losses | None = None
-        job: Job = self  # so that mypy checks what interventions may use of a run
-        started = {name: table.start(job) for name, table in config.interventions.items()}
-        self.interventions: dict[str, Intervention] = started
         self.context = self._make_context()
         self.panel = choose_instruments(
             config.instruments, plug_ins.policy_needs, signal, self.context
@@ -169,14 +159,9 @@ class Run:
         config = self.config
         per_worker = config.signal in PER_WORKER or config.optimizer.clip is not None
         per_worker |= config.sync_policy is not None or self.world.shards > 1
-        # What a worker that leaves takes with it is known of single workers only.
-        changing = any(FIXED_WORKERS in x.takes_away for x in config.interventions.values())
-        chosen = self.plug_ins.compressor
-        at_levels = (chosen.at(level)[0] for level in (DENSE, *config.levels.values()))
-        per_worker |= changing and any(x.holds_back for x in at_levels)
         # Half precision would round the workers' mean once, and not each worker's gradient.
         per_worker |= is_half(getattr(torch, config.dtype))
-        if not config.union_pass or not chosen.linear or per_worker:
+        if not config.union_pass or not self.plug_ins.compressor.linear or per_worker:
             return False
         # In one pass all terms of all workers count alike.
         joins = reduction.declared_reduction(self.task.loss)
@@ -240,34 +225,6 @@ class Run:
     def level_value(self, level: str) -> AnyLevel:
         """The level that a name stands for: ``levels`` of the configuration."""
         return DENSE if level == DENSE else self.config.levels[level]
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """One per layer, in the order of ``layers``."""
-        return self.gradients.parameters
-
-    @property
-    def present(self) -> tuple[int, ...]:
-        """The workers that take part, all unless an intervention has changed that."""
-        alone = self.world.processes == 1
-        return tuple(self.world.hosted if alone else range(self.config.workers))
-
-    def set_present(
-        self, workers: Sequence[int], optimizer: str = "copy"
-    ) -> dict[int, dict[str, float]]:
-        """Let workers leave and join before a step, see `training.present`."""
-        return set_present(self, workers, optimizer)
-
-    def flush_losses(self) -> None:
-        """Add the losses of local steps that no synchronisation has carried: a collective of its
-        own, which only the record needs, so its time counts as "evaluate"."""
-        if (losses := self.losses) is None:
-            return  # no unit has begun
-        if self.local is not None:
-            with losses.clock("evaluate"):
-                for loss in self.local.flush_losses():
-                    losses.add_step(*loss)
-        losses.check_finite()
 
     def close(self) -> None:
         """Leave the other processes."""

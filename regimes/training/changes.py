@@ -12,7 +12,7 @@ What fits stays as it is: with an unchanged configuration nothing is touched. In
 - **Momenta** stay with the same class of optimiser and the same kind of state.
 - **Local steps**: workers that step alone become one model after a synchronisation, with the mean
   momenta.
-- **Instruments** and **interventions** start anew if their table has changed.
+- **Instruments** start anew if their table has changed.
 - **Policies** decide from the trunk's statistics and rates as if they had decided the levels so far
   themselves (as `replay` does), so that they meet no level that they do not know.
 """
@@ -55,9 +55,6 @@ def fit_checkpoint(run: Run, saved: State, before: RunConfig) -> tuple[State, No
     tables = before.instruments, run.config.instruments
     gauges = state["gauges"].items()
     state["gauges"] = {k: v for k, v in gauges if tables[0].get(k) == tables[1].get(k)}
-    earlier, states = before.interventions, state["interventions"]
-    same = [k for k, table in run.config.interventions.items() if earlier.get(k) == table]
-    state["interventions"] = {name: states[name] for name in same if name in states}
     if before.batch_size != run.config.batch_size:
         for part in state["parts"]:
             part.pop("hidden", None)
@@ -177,8 +174,7 @@ def _change_local_steps(run: Run, state: State, before: RunConfig) -> None:
         return
     _refuse_between(state, "sync_policy")
     parts = state["parts"]
-    present = sorted(worker for part in parts for worker in part["workers"])
-    own_states = of_workers(parts, "replicas", present)
+    own_states = of_workers(parts, "replicas", range(run.config.workers))
     if own_states and before.outer.states == "reset":
         state["optimizer"] = run.optimizer.state_dict()
     elif own_states:

@@ -18,7 +18,6 @@ from regimes.data import deficits
 from regimes.data.task import Task
 from regimes.errors import ConfigError, DataError, require
 from regimes.policies import Policy, Windows, check_levels, make_policy
-from regimes.training.interventions import Circumstances, check_interventions
 from regimes.training.needs import modes_of, parts_of, periods_of
 
 _POLICIES = "policy", "batch_policy", "sync_policy"
@@ -63,7 +62,6 @@ class PlugIns:
         check_periods(config.outer, periods_of(config, made))
         check_fields(config)
         check_windows_of_epochs(config, made)
-        check_interventions(config, Circumstances())
         check_levels(rule, config.levels)
         for name, level in config.levels.items():
             try:

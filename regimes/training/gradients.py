@@ -100,18 +100,6 @@ class Gradients:
         if is_half(self._sum.dtype):
             self.stack = self._sum.float()
             self.layers = _layer_views(self.stack, self.local)
-        self._whole = self._sum, self.stack
-
-    def set_rows(self, count: int) -> None:
-        """Use the first ``count`` rows, one per present worker, of the buffer made for all."""
-        if self.union:
-            return
-        summed, stack = self._whole
-        self._sum = self.stack = summed[:count]
-        self._summed = self.layers = _layer_views(self._sum, self.local)
-        if stack is not summed:
-            self.stack = stack[:count]
-            self.layers = _layer_views(self.stack, self.local)
 
     def on_layer_complete(self, callback: Callable[[Iterable[int]], None]) -> None:
         """Call ``callback([layer])`` from now on during the last backward pass of each step, as
@@ -210,7 +198,7 @@ class Gradients:
         give the random numbers."""
         if self.union:
             self._final_backward = last
-            mode = self.batchnorm.set_pass(len(x), update=self.world.leader in self.world.hosted)
+            mode = self.batchnorm.set_pass(len(x), update=0 in self.world.hosted)
             x, y = x.transpose(0, 1).flatten(0, 1), y.transpose(0, 1).flatten(0, 1)
             return self._forward_backward(0, x, y, share, mode)[None]  # of a mean over samples
         losses, local, hosted = [], self.replicas is not None, self.world.hosted
@@ -219,7 +207,7 @@ class Gradients:
             self._final_backward = last and row == len(x) - 1 and not local
             if self.seeded:
                 seed_generators(derive_seed(self.seed, "dropout", *key, worker), x.device)
-            mode = self.batchnorm.set_pass(1, update=local or worker == self.world.leader)
+            mode = self.batchnorm.set_pass(1, update=local or worker == 0)
             own = share[row] if isinstance(share, Tensor) else share
             losses.append(self._forward_backward(row, x[row], y[row], own, mode))
         return torch.stack(losses)
@@ -265,20 +253,6 @@ class Gradients:
             raise unexpected_value(
                 "compile", True, f"a model that torch can compile: {reason}"
             ) from None
-
-    def move_hidden(self, moved: Callable[[list[Any]], list[Any]]) -> Callable[[], None]:
-        """Call it before the present workers change; call what it returns after that.
-
-        Args:
-            moved: takes the states of the workers before, and returns the states of the workers
-                after it, None for one that was not there.
-        """
-        before = self.hidden_states()
-        if not before:
-            return lambda: None
-        zeros = tuple(torch.zeros_like(part) for part in before[0])
-        after = [zeros if state is None else state for state in moved(before)]
-        return lambda: self.load_hidden_states(after)
 
     def hidden_states(self) -> list[Any]:
         """The state that each hosted worker's language model carries on; empty for other models."""

@@ -219,8 +219,6 @@ def _train_unit(
     """Train one unit and measure the model after it: its row of the record, where the time went,
     and instruments' details."""
     plan, clock = plan_unit(run, unit), Clock(run.device)
-    for intervention in run.interventions.values():
-        intervention.before_unit(unit)
     train_loss, steps = None, 0
     if not run.phase.left_out:
         train_loss, steps = _train_steps(run, plan, clock, reporters)
@@ -245,11 +243,6 @@ def _train_unit(
         **traffic_columns(run.world.take_meter(len(run.layers)), plan.levels),
         "statistics": readings.layers,
         "model": readings.model,
-        **{
-            k: v
-            for intervention in run.interventions.values()
-            for k, v in intervention.columns().items()
-        },
         "weights": None,  # a column of the first records; nothing fills it
     }
     if exchanged and not any(row["statistics"] for row in run.rows[run.phase.first :]):
@@ -279,7 +272,7 @@ def _train_steps(run: Run, plan: UnitPlan, clock: Clock, reporters: Reporters) -
     """All steps of a unit; their mean loss and number."""
     by_layer = [run.level_value(name) for name in plan.levels.names]
     own = run.batches.rebatched(plan.batch_size)
-    losses = run.losses = Losses(
+    losses = Losses(
         run.gradients,
         clock,
         lambda epoch, step: next(iter(own.epoch(epoch, [*run.world.hosted], step)))[1],
@@ -292,11 +285,13 @@ def _train_steps(run: Run, plan: UnitPlan, clock: Clock, reporters: Reporters) -
             _step_alone(run, run.local, batch, levels, losses)
         else:
             _step_together(run, batch, levels, losses)
-        for intervention in run.interventions.values():
-            with clock("compute"):
-                intervention.after_step()
         reporters.step(plan.unit, done, steps)
-    run.flush_losses()
+    if run.local is not None:
+        # losses that no synchronisation has carried: a collective that only the record needs
+        with clock("evaluate"):
+            for loss in run.local.flush_losses():
+                losses.add_step(*loss)
+    losses.check_finite()
     return losses.total / steps, steps
 
 

@@ -29,7 +29,6 @@ from regimes.instruments import make_instruments
 from regimes.instruments.needs import needs_of, policy_parts, signal_parts
 from regimes.policies.schedules import period_of
 from regimes.records import OWN
-from regimes.training.interventions import intervention_parts
 
 if TYPE_CHECKING:
     from regimes.training.checks import PlugIns
@@ -57,7 +56,6 @@ def parts_of(config: RunConfig, plug_ins: PlugIns) -> Iterator[Part]:
         if value:
             shown = value if isinstance(value, bool | int) else capabilities.ABSENT
             yield Part(field, needs, shown, instead)
-    yield from intervention_parts(config)
     if config.dtype in ("bfloat16", "float16"):
         yield Part("dtype", {HALF_PARAMETERS}, config.dtype, "float32 or float64")
     data = config.data
@@ -115,10 +113,7 @@ def modes_of(
             plug_ins.compressor, f"with the compressor {config.compressor['name']!r}"
         ): True,
     }
-    beside = [
-        capabilities.mode_of(table, f"with {name}") for name, table in config.interventions.items()
-    ]
-    return [*(mode for mode, applies in found.items() if applies), *beside]
+    return [mode for mode, applies in found.items() if applies]
 
 
 def periods_of(config: RunConfig, plug_ins: PlugIns) -> set[int]:

@@ -35,7 +35,6 @@ from regimes.records import (
     trunk_reference,
 )
 from regimes.records import list_phases as recorded_phases
-from regimes.training.interventions import Circumstances, check_interventions
 
 # Fields and tables that a branch shares with its trunk: its state or its units depend on them.
 _FIXED = ("seed", "workers", "unit_steps", "dtype", "data", "model")
@@ -127,10 +126,6 @@ def list_phases(config: RunConfig, out: Path) -> list[Phase]:
             made.append(Phase(own, config, first, stop, after, tuple(every[:i]), trunk))
     trained = in_force(recorded_phases(trunk), at)
     _check_branch(from_dict(RunConfig, resolve_config(trained)), config, header["units"])
-    for phase in made:
-        if phase.first:
-            known = Circumstances(first=phase.first, before=phase.config_before(phase.first))
-            check_interventions(phase.config, known)
     return made
 
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from regimes.collectives.requests import NO_LAYER, Mean, Program
@@ -53,12 +52,9 @@ class Replicas:
         self._all = [*parameters, *buffers]
         data, count = [t.data for t in self._all], len(optimizers)
         self.synced_tensors = [t.clone() for t in data] if in_place else data
-        self._set_stacks([t[None] if in_place else t.new_empty(count, *t.shape) for t in data])
+        self.stacks = [t[None] if in_place else t.new_empty(count, *t.shape) for t in data]
+        self._rows = [[stack[row] for stack in self.stacks] for row in range(len(self.stacks[0]))]
         self._copy_synced()
-
-    def _set_stacks(self, stacks: list[Tensor]) -> None:
-        self.stacks = stacks
-        self._rows = [[stack[row] for stack in stacks] for row in range(len(stacks[0]))]
 
     @property
     def synced_parameters(self) -> list[Tensor]:
@@ -81,34 +77,6 @@ class Replicas:
     def _copy_synced(self) -> None:
         for tensor, stack in zip(self.synced_tensors, self.stacks, strict=True):
             stack.copy_(tensor.expand_as(stack))
-
-    def change_workers(
-        self,
-        rows: Sequence[int | None],
-        optimizers: Sequence[Optimizers],
-        states: Sequence[dict[str, Any]],
-    ) -> None:
-        """Other workers from now on. One that joins starts from the synchronised tensors.
-
-        Args:
-            rows: where each was before; None: it joins.
-            optimizers, states: one for each, over the module's parameters, and what it continues.
-        """
-        self._set_stacks(
-            [
-                torch.stack([synced if row is None else stack[row] for row in rows])
-                for synced, stack in zip(self.synced_tensors, self.stacks, strict=True)
-            ]
-        )
-        self.optimizers = list(optimizers)
-        for optimizer, state in zip(self.optimizers, states, strict=True):
-            optimizer.load_state_dict(state)
-
-    def drift_norm(self, row: int) -> Float[Tensor, ""]:
-        """The norm of a hosted worker's pseudo-gradient: how far it is from the synchronised
-        parameters."""
-        pairs = zip(self.synced_parameters, self.stacks, strict=False)
-        return torch.stack([(stack[row] - synced).norm() for synced, stack in pairs]).norm()
 
     def receive_synced(self, layers: Iterable[int], mixing: float) -> None:
         """Every worker goes on from these synchronised parameters, mixed with its own."""

@@ -8,7 +8,6 @@ begin again, the workers' states become their mean (or are reset, with ``outer.s
 
 from __future__ import annotations
 
-import copy
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,7 +23,7 @@ from regimes.exchange.nonfinite import loss_with_flag
 from regimes.instruments.panel import Panel
 from regimes.job.clock import Clock
 from regimes.training.gradients import Gradients, new_stack, set_gradients
-from regimes.training.optimizers import Optimizers, mean_state
+from regimes.training.optimizers import Optimizers
 from regimes.training.replicas import Replicas
 from regimes.training.streaming import Fragment, SyncRounds
 
@@ -53,17 +52,15 @@ class Rounds:
     ) -> None:
         self.gradients, self.world, self.config = gradients, gradients.world, config
         self.optimizer, self._build = optimizer, build
-        self.sync = SyncRounds(gradients.parameters, reducer, config, self._make_storage())
+        # The pseudo-gradients are measured in the gradients' own tensors, unless a fragment's must
+        # outlive the next gradient.
+        storage = gradients.stack, gradients.layers
+        if config.streams:
+            storage = new_stack(gradients.parameters, len(gradients.stack))
+        self.sync = SyncRounds(gradients.parameters, reducer, config, storage)
         self.rounds, self.rates = 0, 0.0
         self.pending: list[tuple[Tensor, int, int]] = []
         self.sent: deque[list[tuple[Tensor, int, int]]] = deque()
-
-    def _make_storage(self) -> tuple[Tensor, list[Tensor]]:
-        """The tensors in which pseudo-gradients are measured: the gradients' own, unless a
-        fragment's pseudo-gradient must outlive the next gradient."""
-        if not self.config.streams:
-            return self.gradients.stack, self.gradients.layers
-        return new_stack(self.gradients.parameters, len(self.gradients.stack))
 
     @property
     def replicas(self) -> Replicas | None:
@@ -184,37 +181,6 @@ class Rounds:
         buffers = list(self.gradients.model.buffers())
         self.gradients.replicas = Replicas(self.gradients.parameters, buffers, optimizers)
         return self.gradients.replicas
-
-    # -- workers that leave and join ---------------------------------------------------------
-
-    def set_rows(self, rows: Sequence[int | None]) -> None:
-        """The gradients have other rows from now on. What is on its way stays: it was sent; the
-        pseudo-gradients of a worker that has left are no longer shown to instruments.
-
-        Args:
-            rows: where each was before; None: nowhere.
-        """
-        self.sync.set_storage(*self._make_storage(), rows)
-
-    def change_workers(self, rows: Sequence[int | None], start: str) -> None:
-        """Other workers from now on; see ``Replicas.change_workers``.
-
-        Args:
-            start: what the optimiser of one that joins continues: a "copy" of the state of the
-                first that stays, their "average", or "reset".
-        """
-        if (replicas := self.replicas) is None:
-            return  # one model, and one optimiser
-        states = [copy.deepcopy(o.state_dict()) for o in replicas.optimizers]
-        staying = [states[row] for row in rows if row is not None]
-        fresh = {"copy": lambda: staying[0], "average": lambda: mean_state(staying)}
-        fresh["reset"] = lambda: self._build().state_dict()
-        own = [
-            copy.deepcopy(fresh[start]()) if row is None else states[row]  # each its own tensors
-            for row in rows
-        ]
-        more = [self._build() for _ in range(len(rows) - len(replicas.optimizers))]
-        replicas.change_workers(rows, [*replicas.optimizers, *more][: len(rows)], own)
 
     # -- checkpoint --------------------------------------------------------------------------
 

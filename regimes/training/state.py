@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regimes.collectives.sharded_models import as_stored
 from regimes.config import to_dict
-from regimes.errors import ConfigError, RecordError, RegimesError, require
+from regimes.errors import RecordError, RegimesError, require
 from regimes.job.decided import as_decided
 from regimes.job.header import build_header
 from regimes.job.move_residuals import Residuals, own_rows, residuals_for, whole_residuals
@@ -150,9 +150,6 @@ def _read_start(run: Run, out: Path, resume: bool) -> Notes | None:
 def _restore_as(run: Run, state: State, source: Path) -> Notes | None:
     """Restore a checkpoint, under this run's configuration if it was written under another."""
     before, notes = run.phase.config_before(len(run.rows)), None
-    for name, table in before.interventions.items():
-        if name not in run.config.interventions and (intervention := table.ended(run)) is not None:
-            run.interventions[name] = intervention
     try:
         if differing_fields(before, run.config):
             state, notes = fit_checkpoint(run, state, before)
@@ -244,7 +241,6 @@ def save_run(run: Run, out: Path) -> None:
         "optimizer": optimizer,
         "gauges": run.panel.state_dict(),
         "union": run.gradients.union,  # one residual row for all workers of a process
-        "interventions": {name: x.state_dict() for name, x in run.interventions.items()},
         "parts": [part],
     }
     if run.local is not None:
@@ -262,10 +258,7 @@ def _restore_run(run: Run, state: State) -> None:
     else:
         _restore_momenta(run, state["momentum"])
     run.panel.load_state_dict(state["gauges"])
-    for name, intervention in run.interventions.items():
-        intervention.load_state_dict(state["interventions"].get(name, {}))
     parts = state["parts"]
-    _restore_present(run, sorted(worker for part in parts for worker in part["workers"]))
     residuals = own_rows(run.reducer.layers, _own_residuals(run, parts))
     run.reducer.load_state_dict(get_column(state["layers"], "memory"), residuals)
     run.reducer.to(run.device)
@@ -286,21 +279,6 @@ def _own_residuals(run: Run, parts: Sequence[Part]) -> Residuals:
     count, names = run.config.workers, [layer.name for layer in run.layers]
     mean = run.gradients.union
     return residuals_for(run.world.hosted, count, parts, count, names, mean=mean)
-
-
-def _restore_present(run: Run, workers: list[int]) -> None:
-    """Restore the workers that were present when a checkpoint was written."""
-    known = list(range(run.config.workers))
-    if workers == known:
-        return
-    if not workers or not {*workers} < {*known}:
-        raise ValueError(f"its workers are {workers}")
-    if run.world.processes > 1:
-        raise ConfigError(
-            f"--processes: only workers {workers} are present where this run continues: use one "
-            "process"
-        )
-    run.set_present(workers)
 
 
 def _restore_momenta(run: Run, momenta: dict[str, Tensor | None]) -> None:

@@ -146,8 +146,8 @@ class Losses:
         weights = self._loss_weights(epoch, step).to(whole)
         losses, counted = world.all_gather([whole.expand(world.hosted_count), weights])
         finite, counts = losses.isfinite().tolist(), counted.tolist()
-        present = world.hosted if world.processes == 1 else range(world.workers)
-        bad = [(w, n) for w, ok, n in zip(present, finite, counts, strict=True) if not ok]
+        everyone = zip(range(world.workers), finite, counts, strict=True)
+        bad = [(w, n) for w, ok, n in everyone if not ok]
         workers = ", ".join(str(w) for w, _ in bad)
         if bad and not any(n for _, n in bad):
             return TrainingError(

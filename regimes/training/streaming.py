@@ -124,22 +124,6 @@ class SyncRounds:
         self.unsettled: list[tuple[Fragment, int, Transfer]] = []
         self.begun = False
 
-    def set_storage(
-        self, stack: Tensor, parts: Sequence[Tensor], rows: Sequence[int | None]
-    ) -> None:
-        """Measure pseudo-gradients in these tensors from now on, of other workers.
-
-        Args:
-            rows: where each worker was before; None: nowhere. A fragment that instruments have not
-                seen yet moves with the worker.
-        """
-        if self.config.streams:
-            _move_rows(self.stack, stack, rows)
-            for layer, before in self.older.items():
-                self.older[layer] = before.new_zeros(len(stack), *before.shape[1:])
-                _move_rows(before, self.older[layer], rows)
-        self.stack, self.parts = stack, parts
-
     # -- rounds ------------------------------------------------------------------------------
 
     @property
@@ -362,9 +346,3 @@ class SyncRounds:
                 shape = self.parts[layer].shape
                 self.older.setdefault(layer, self.stack.new_empty(shape))[row].copy_(moved)
         self.begun = state["begun"]
-
-
-def _move_rows(before: Tensor, after: Tensor, rows: Sequence[int | None]) -> None:
-    for i, row in enumerate(rows):
-        if row is not None:
-            after[i].copy_(before[row])

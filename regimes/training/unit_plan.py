@@ -76,8 +76,7 @@ class Minibatch:
 
 
 def minibatches(run: Run, plan: UnitPlan) -> tuple[int, Iterator[Minibatch]]:
-    """How many steps a unit has, and what they train on. Interventions act before each, so that the
-    workers present may be others after it."""
+    """How many steps a unit has, and what they train on."""
     batches = run.batches.rebatched(plan.batch_size)
     multiple, per_epoch = plan.batch["multiple"], run.units.per_epoch
     # (epoch, first step, stop) in steps of this batch size; an epoch's last batch may be short
@@ -92,19 +91,11 @@ def minibatches(run: Run, plan: UnitPlan) -> tuple[int, Iterator[Minibatch]]:
     def generate() -> Iterator[Minibatch]:
         left = count
         for epoch, first, stop in parts:
-            data: Iterator[tuple[Tensor, Tensor]] = iter(())
-            readers: tuple[int, ...] | None = None
-            for step in range(first, stop):
+            data = batches.epoch(epoch, run.world.hosted, first)
+            for step, (x, y) in zip(range(first, stop), data, strict=False):
                 at = epoch * per_epoch + step * multiple
-                for intervention in run.interventions.values():
-                    intervention.before_step(plan.unit, at)
-                if readers != tuple(run.world.hosted):
-                    readers = tuple(run.world.hosted)
-                    data = batches.epoch(epoch, readers, step)
-                if (batch := next(data, None)) is None:
-                    break
                 left -= 1
                 lr = run.learning_rate(at) * plan.scale
-                yield Minibatch(epoch, step, at, lr, may_end and not left, *batch)
+                yield Minibatch(epoch, step, at, lr, may_end and not left, x, y)
 
     return count, generate()

@@ -179,16 +179,6 @@ def test_half_precision_is_added_in_float32() -> None:
     assert update.dtype == torch.bfloat16
 
 
-def test_absent_workers_own_no_part() -> None:
-    """Of four workers two are there: their numbers are those of a job of two."""
-    left, alone = World(4), World(2)
-    fewer, two = (reducer(world, stochastic=False) for world in (left, alone))
-    left.set_present((0, 1))
-    fewer.set_rows((0, 1))
-    for t in range(2):
-        assert torch.equal(step(fewer, gradient(2, t), 4), step(two, gradient(2, t), 4))
-
-
 @given(
     shape=st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 90)),
     bits=st.sampled_from([4, 8]),

@@ -148,7 +148,7 @@ HOOK, OWN = (
     {"in a hook", "without a probe"},
     {"in local_steps", "with fragments, a delay or mixing"},
 )
-LOCALLY, OF_CHURN = {"with a sync_policy"}, {"without a sync_policy", "with churn"}
+LOCALLY = {"with a sync_policy"}
 NAMED: dict[str, set[str]] = {
     "trainer, simulated": SIMULATED | {"on a CPU"},
     "trainer, one worker": SIMULATED | {"on a CPU"},
@@ -162,12 +162,7 @@ NAMED: dict[str, set[str]] = {
     | {"with half precision", "without a sync_policy", "on a CPU"},
     "trainer, own objects": SIMULATED | {"with data and a model of your own", "on a CPU"},
     "trainer, a GPU": SIMULATED,
-    "trainer, graphs": SIMULATED
-    | LOCALLY
-    | {"with compile", "with pruning", "with churn", "with the compressor 'threshold'"},
-    "trainer, pruning": SIMULATED | LOCALLY | {"with pruning"},
-    "trainer, churn": SIMULATED | OF_CHURN,
-    "trainer, churn by the step": OF_CHURN,
+    "trainer, graphs": SIMULATED | LOCALLY | {"with compile", "with the compressor 'threshold'"},
     "attach, DDP": HOOK | {"without an optimizer"},
     "attach, DDP with an optimiser": HOOK,
     "attach, DDP with counted units": HOOK | {"with every"},
@@ -179,11 +174,9 @@ NAMED: dict[str, set[str]] = {
 }
 TABLE = [mode for mode in vars(capabilities).values() if isinstance(mode, Mode)]
 REASONS = {f"{mode.name}: {why}": mode.name for mode in TABLE for why in mode.lacks.values()}
-TAKEN_AWAY = re.compile("(with churn|with pruning|with the compressor 'threshold'): .+")
-# what is no part of a run at all: an instrument of a hook, a worker that there is not
-ABSENT = re.compile(
-    r"instruments: '\w+': .*Known: .+|churn.absent = 3: expected workers from 0 to 0"
-)
+TAKEN_AWAY = re.compile("(with the compressor 'threshold'): .+")
+# what is no part of a run at all: an instrument of a hook
+ABSENT = re.compile(r"instruments: '\w+': .*Known: .+")
 
 
 def find_mode(said: str) -> str | None:

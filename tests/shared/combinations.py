@@ -49,9 +49,6 @@ TRAINER: dict[str, tuple[tuple[str, ...], int, int, str]] = {
     "own objects": (("data.name=own",), 1, 1, "cpu"),
     "a GPU": ((), 1, 1, "cuda"),
     "graphs": (("graphs=2",), 1, 1, "cuda"),
-    "pruning": (("pruning.epoch=1",), 1, 1, "cuda"),
-    "churn": (("churn={absent=[3]}",), 1, 1, "cuda"),
-    "churn by the step": (("churn={leave=0.1,per='step',least=2}",), 1, 1, "cuda"),
 }
 
 
@@ -90,8 +87,6 @@ def settings() -> dict[str, tuple[str, ...]]:
         "float16": ("dtype=float16",),
         "sync_policy": LOCAL,
         "graphs": ("graphs=2",),
-        "pruning": ("pruning.epoch=1",),
-        "churn": ("churn={absent=[3]}",),
         "outer": ("outer.lr=0.7",),
         "outer.states average": ("outer.states=average",),
         "outer.states reset": ("outer.states=reset",),

@@ -89,7 +89,7 @@ class Feedback:
         self.residuals: dict[tuple[int, int], torch.Tensor] = {}
 
     def mean(self, layer: int, rows: dict[int, torch.Tensor]) -> torch.Tensor:
-        """What comes back of the present workers' tensors."""
+        """What comes back of the workers' tensors."""
         return torch.stack([self._sent(layer, w, row) for w, row in rows.items()]).mean(0)
 
     def _sent(self, layer: int, worker: int, row: torch.Tensor) -> torch.Tensor:
@@ -101,32 +101,10 @@ class Feedback:
         self.residuals[worker, layer] = delta - sent
         return sent
 
-    def leave(self, worker: int) -> float:
-        """Forget a worker; the norm of what it had not sent."""
-        taken = [self.residuals.pop(key) for key in [*self.residuals] if key[0] == worker]
-        return math.sqrt(sum(float(t.square().sum()) for t in taken))
-
-
-def copied_state(states: list[dict[str, Any]], start: str) -> dict[str, Any] | None:
-    """What a worker's optimiser starts from, of those of the workers that stay."""
-    if start == "reset":
-        return None
-    mine = copy.deepcopy(states[0])
-    if start == "average":
-        for i, entry in mine["state"].items():
-            for name, value in entry.items():
-                if isinstance(value, torch.Tensor) and value.ndim:
-                    entry[name] = torch.stack([s["state"][i][name] for s in states]).mean(0)
-    return mine
-
 
 class Streaming:
-    """Algorithm 2 of Douillard et al. (2025), with a copy of the model for each worker that is
-    present; the whole model at once where ``parts`` is one.
-
-    Attributes:
-        taken: (step, worker, norm of the residual, norm of the movement) of each that left.
-    """
+    """Algorithm 2 of Douillard et al. (2025), with a copy of the model for each worker; the whole
+    model at once where ``parts`` is one."""
 
     def __init__(
         self,
@@ -134,21 +112,17 @@ class Streaming:
         period: int,
         parts: list[list[int]],
         *,
-        present: Callable[[int], tuple[int, ...]] | None = None,
-        start: str = "copy",
         feedback: Feedback | None = None,
     ) -> None:
         self.c, self.parts, self.feedback = c, parts, feedback or Feedback()
-        self.start, self.loss, self.batches, self.make = (start, *steps(c)[1:])
+        self.loss, self.batches, self.make = steps(c)[1:]
         self.model = steps(c)[0]
         self.synced = list(self.model.parameters())
         self.velocity = [torch.zeros_like(p) for p in self.synced]
-        self.present = present or (lambda step: tuple(range(c.workers)))
         self.workers: dict[int, tuple[nn.Module, torch.optim.Optimizer]] = {}
         self.next_sent = [-(-period * (k + 1) // len(parts)) for k in range(len(parts))]
         self.last_sent = [0] * len(parts)
         self.sent: dict[int, tuple[int, list[torch.Tensor]]] = {}
-        self.taken: list[tuple[int, int, float, float]] = []
         self.period = period
 
     def tensors(self) -> dict[int, list[torch.Tensor]]:
@@ -157,29 +131,15 @@ class Streaming:
     def run(self) -> dict[str, torch.Tensor]:
         """The synchronised parameters at the end."""
         todo = list(self.batches)
+        for w in range(self.c.workers):
+            model = copy.deepcopy(self.model)
+            self.workers[w] = model, self.make(model)
         for done, (x, y) in enumerate(todo, start=1):
-            self._attend(done - 1)
             for w, (model, optimizer) in self.workers.items():
                 step_one(self.c, model, optimizer, self.loss, x[w], y[w])
             with torch.no_grad():
                 self._exchange(done, over=done == len(todo))
         return dict(self.model.named_parameters())
-
-    def _attend(self, step: int) -> None:
-        now = self.present(step)
-        for w in [w for w in self.workers if w not in now]:
-            pairs = zip(self.tensors()[w], self.synced, strict=True)
-            moved = math.sqrt(sum(float((a - b).detach().square().sum()) for a, b in pairs))
-            self.taken.append((step, w, self.feedback.leave(w), moved))
-            del self.workers[w]
-        states = [self.workers[w][1].state_dict() for w in sorted(self.workers)]
-        for w in [w for w in now if w not in self.workers]:
-            model = copy.deepcopy(self.model)
-            optimizer = self.make(model)
-            if states and (state := copied_state(states, self.start)) is not None:
-                optimizer.load_state_dict(state)
-            self.workers[w] = model, optimizer
-        self.workers = {w: self.workers[w] for w in now}
 
     def _exchange(self, done: int, over: bool) -> None:
         for k in [k for k in self.sent if over]:

@@ -21,7 +21,7 @@ def as_of_0_3(state: Mapping[str, Any]) -> dict[str, Any]:
     (part,) = state["parts"]
     own = {"residuals": column(part, "residual"), "hidden": part["hidden"]}
     shared = {key: state[key] for key in ("model", "optimizer", "gauges", "union")}
-    shared |= {"memories": column(state, "memory"), **state["interventions"]}
+    shared |= {"memories": column(state, "memory")}
     return {"own": own, "workers": part["workers"], "shared": shared}
 
 

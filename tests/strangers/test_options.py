@@ -67,8 +67,6 @@ class Option:
 
 def find_options() -> Iterator[Option]:
     yield from find_settings(RunConfig)
-    for name in RunConfig.known_beside():
-        yield from find_settings(RunConfig.known_beside().dataclass(name), f"{name}.")
     for kind, registry in REGISTRIES.items():
         for name in registry:
             for field, hint in hints_of(registry.dataclass(name)).items():
@@ -80,8 +78,6 @@ def find_options() -> Iterator[Option]:
 def find_settings(cls: Any, prefix: str = "") -> Iterator[Option]:
     """The fields of a configuration and of its tables, but not of what a name chooses."""
     for name, hint in hints_of(cls).items():
-        if name == RunConfig.BESIDE:  # its tables stand beside the other fields
-            continue
         path = prefix + name
         for kind in kinds_of(hint):
             if dataclasses.is_dataclass(kind):

@@ -418,6 +418,9 @@ def test_records_that_cannot_be_costed() -> None:
         make_cases([])
     with pytest.raises(RecordError, match="does not say where the time"):
         recorded_work(replace(run, clock={}))
+    churn = {"present": 3, "worker_steps": 3 * run.rows[0]["steps"]}
+    with pytest.raises(RecordError, match="had workers that were absent"):
+        recorded_work(replace(run, rows=[{**row, "churn": churn} for row in run.rows]))
     other = replace(run, header={**run.header, "config": {**run.config, "batch_size": 8}})
     with pytest.raises(RecordError, match="differ in batch_size"):
         make_cases([run, other])

@@ -141,7 +141,7 @@ def test_a_pass_without_a_step_leaves_no_trace(name: str) -> None:
     with_passes = trained(thrown_away(), name)
     assert same(plain, with_passes)
     assert with_passes[1].traffic.bytes > plain[1].traffic.bytes
-    if REGISTRY.make({"name": name}).holds_back and level_of(name) != "dense":
+    if REGISTRY.make({"name": name}).error_feedback and level_of(name) != "dense":
         assert any(state.residual is not None for state in plain[1].reducer.states)
 
 

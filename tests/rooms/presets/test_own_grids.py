@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from analysis.plugins.pruning import Pruning
 from regimes import cli
 from regimes.cli.app import app, list_options
 from regimes.config import override, to_toml
@@ -66,7 +65,6 @@ def test_tables_within_a_policy_are_written_out(tmp_path: Path) -> None:
     """Windows of single layers, whose names have dots in them, and another detector."""
     (tmp_path / "mine.toml").write_text("""base = "lm-small"
 [schedules.front]
-pruning.epoch = 3
 [schedules.front.policy]
 name = "windows"
 layers = {"blocks.0.out.weight" = [[0, 24]], "embedding.weight" = [[0, 6]]}
@@ -78,7 +76,6 @@ policy = {name = "detected", detector = {name = "cusum", h = 3.0}}
         "name": "windows",
         "layers": {"blocks.0.out.weight": [[0, 24]], "embedding.weight": [[0, 6]]},
     }
-    assert cells["front"].interventions["pruning"] == Pruning(epoch=3)
     detector = {"name": "cusum", "h": 3.0}
     assert cells["cusum"].policy == {"name": "detected", "detector": detector}
     other = override(cells["cusum"], ["policy.detector.name=msdr-fall"])

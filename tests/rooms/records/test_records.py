@@ -41,6 +41,16 @@ def test_round_trip(tmp_path: Path) -> None:
     assert record.layers["why"].tolist()[0] == {"rule": "start"}
 
 
+def test_who_was_present_is_read(tmp_path: Path) -> None:
+    """Up to version 0.4 workers of a simulated run could be absent."""
+    record = load(make(tmp_path / "run"))
+    steps = record.rows[0]["steps"]
+    rows = [{**row, "churn": {"present": 4, "worker_steps": 3 * steps}} for row in record.rows]
+    path = tmp_path / "run/epochs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert load(tmp_path / "run").epochs["present"].tolist() == [3.0] * 3
+
+
 @pytest.mark.parametrize("cut", [1, 20, 100])
 def test_a_torn_last_line_is_no_line(tmp_path: Path, cut: int) -> None:
     folder = make(tmp_path / "run")

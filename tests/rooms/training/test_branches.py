@@ -57,7 +57,6 @@ NULL: dict[str, RunConfig] = {
     ),
     "units of steps": smoke("unit_steps=5", "steps=18", "epochs=6"),
     "deficit": smoke("deficit={name='blur', windows=[[1, 3]]}"),
-    "pruned": smoke("pruning={epoch=1, share=0.5}"),
     "gpt": gpt("unit_steps=6"),
 }
 
@@ -189,7 +188,6 @@ CHANGED: dict[str, dict[str, Any]] = {
     },
     "deficit": {"deficit": {"name": "noise", "windows": [[0, 9]]}},
     "gradient noise": {"deficit": {"name": "gradient-noise", "windows": [[2, 3]]}},
-    "pruning": {"pruning": {"epoch": 2, "share": 0.5}},
     "signal": {"signal": "global", "policy": "accordion", "policy.interval": 1},
     "instruments": {"instruments.msdr": {}},
     "longer": {"epochs": 5},
@@ -218,16 +216,11 @@ def test_changes_that_a_state_allows(name: str, trunk: Path, tmp_path: Path) -> 
     loss = record.rows[3]["train_loss"], whole.rows[3]["train_loss"]
     assert same == (loss[0] == pytest.approx(loss[1], rel=1e-9)), loss
     if name != "longer":
-        pulse = regimes.branch(
-            trunk, at=1, length=1, set=CHANGED[name] | HELD.get(name, {}), out=tmp_path / "pulse"
-        )
+        pulse = regimes.branch(trunk, at=1, length=1, set=CHANGED[name], out=tmp_path / "pulse")
         assert pulse.finished
         assert pulse.rows[3]["lr"] == whole.rows[3]["lr"]
         assert pulse.rows[3]["batch_size"] == whole.rows[3]["batch_size"]
         assert pulse.rows[3]["layers"]["level"] == whole.rows[3]["layers"]["level"]
-
-
-HELD: dict[str, dict[str, Any]] = {"pruning": {"pruning": {"epoch": 1, "share": 0.5}}}
 
 
 @pytest.mark.parametrize(
@@ -284,7 +277,6 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"length": 1},
         "epochs = 6: expected 4 in a branch with a length: a pulse ends as",
     ),
-    "past pruning": ({"pruning": {"epoch": 1}}, {}, r"pruning\.epoch = 1: expected 2 or later"),
     "no checkpoint": ({}, {"at": 3}, r"no checkpoint before unit 3 \(it has .*\): train it in"),
     "no unit": ({}, {"at": 4}, r"branch\.at = 4: expected one of the run's 4 units"),
     "negative": ({}, {"at": -1}, r"branch\.at = -1"),

@@ -31,7 +31,7 @@ ROOMS = (
 NAMES = {  # of commands that are not called like their files
     "error_per_float": "rivals",
     "figure18_20": "levels",
-    "held_out": "held-out",
+    "lost_time": "lost-time",
     "usable": "mechanism",
     "yoked": "controls",
 }

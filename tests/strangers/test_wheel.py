@@ -42,7 +42,7 @@ OTHERS = {  # the other commands; those of one run have it unpacked
     "deep_linear": ["deep-linear"],
     "detectors": ["unpacked/low"],
     "edge": ["rates-edge"],
-    "held-out": ["harm-smoke"],
+    "lost-time": ["harm-smoke"],
     "figure2": ["small"],
     "figure3": ["small-signals"],
     "figure4a": ["small-overlap"],

@@ -18,7 +18,7 @@ import synthetic
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from analysis.criticality import held_out, law, layers, settings
+from analysis.criticality import law, layers, lost_time, settings
 from analysis.criticality.onset import titles, tree
 from analysis.findings.numbers import NUMBERS
 from regimes.errors import RecordError
@@ -255,7 +255,7 @@ def test_a_tree_or_a_pulse_counts_once(tmp_path: Path) -> None:
     assert not pulses.duplicated(["onset", "seed"]).any()
     (tmp_path / "other").mkdir()
     other = shutil.copy(REFERENCE / "harm-lm-wsd.tar.xz", tmp_path / "other" / COSINE.name)
-    for command in (settings.main, law.main, held_out.main):
+    for command in (settings.main, law.main, lost_time.main):
         with pytest.raises(RecordError, match="another of the records is called harm-lm-cosine"):
             command((COSINE, Path(other)), tmp_path / "o")
 

@@ -6,7 +6,6 @@ from . import (
     compressors,
     detection,
     differences,
-    held,
     ladders,
     laws,
     pulses,
@@ -24,7 +23,6 @@ NUMBERS = number_functions(
     compressors,
     pulses,
     laws,
-    held,
     settings,
     choices,
 )

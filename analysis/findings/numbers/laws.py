@@ -17,8 +17,8 @@ from regimes.harms import law as laws
 from regimes.harms import measured
 from regimes.harms.rates import mean_rates
 
-from ...criticality import law, settings
-from ..sources import number, record_read, records
+from ...criticality import law, lost_time, settings
+from ..sources import REFERENCE, number, record_read, records
 from ..values import Interval, mean_of
 
 
@@ -157,6 +157,19 @@ def law_choices_table(trees: str, both: str, others: str) -> str:
 
 
 # -- prediction ------------------------------------------------------------------------------
+
+TREES = "harm-lm*.tar.xz"
+
+
+@number
+def law_predictions_table() -> str:
+    """What three pulses of each arm on a text (images have no harm to predict) say of its others,
+    in the arms that have two others or more."""
+    record_read(TREES)
+    sources = [path.name.removesuffix(".tar.xz") for path in sorted(REFERENCE.glob(TREES))]
+    trees = [lost_time.tree(source, records(source)) for source in sources]
+    rows = pd.concat([lost_time.predictions(tree) for tree in trees], ignore_index=True)
+    return lost_time.law_table(rows[rows["n"] > 1].drop(columns="why")).markdown()
 
 
 @number

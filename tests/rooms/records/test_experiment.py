@@ -373,7 +373,7 @@ ARCHIVE = {  # records that each command without grids of its own can draw
     "controls": "smoke-controls",
     "criticality": "harm-lm",
     "cost": "small",
-    "held-out": "harm-smoke",
+    "lost-time": "harm-smoke",
     "curves": "small-joint",
     "deep_linear": "deep-linear",
     "deficit": "smoke-deficit",

@@ -48,7 +48,6 @@ OTHERS = {  # the other commands; those of one run have it unpacked
     "figure4a": ["small-overlap"],
     "lasso": [],
     "law": ["harm-lm"],
-    "layers": ["harm-layers"],
     "levels": ["smoke-full"],
     "mechanism": ["rates"],
     "narrowing": ["rates-when"],

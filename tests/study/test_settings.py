@@ -1,4 +1,4 @@
-"""Tables over trees of pulses and over groups of layers (oracle: own code over the files of the
+"""Tables over trees of pulses (oracle: own code over the files of the
 committed archives, with scipy and scikit-learn)."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import synthetic
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from analysis.criticality import law, layers, lost_time, settings
+from analysis.criticality import law, lost_time, settings
 from analysis.criticality.onset import titles, tree
 from analysis.findings.numbers import NUMBERS
 from regimes.errors import RecordError
@@ -231,16 +231,9 @@ def test_phases_are_those_of_the_rate(tmp_path: Path) -> None:
 
 
 def test_an_arm_that_is_not_there_is_one_sentence() -> None:
-    runs = load_all(REFERENCE / "harm-layers.tar.xz")
-    with pytest.raises(RecordError, match="harm-layers has no pulses 'rank 1'"):
-        settings.of_tree("harm-layers", runs, "rank 1")
-
-
-GROUPS = {
-    "embedding": ("embedding",),
-    "attention": (".qkv.", ".out."),
-    "feed-forward": (".up.", ".down."),
-}
+    runs = load_all(REFERENCE / "harm-means.tar.xz")
+    with pytest.raises(RecordError, match="harm-means has no pulses 'rank 1'"):
+        settings.of_tree("harm-means", runs, "rank 1")
 
 
 def test_a_tree_or_a_pulse_counts_once(tmp_path: Path) -> None:
@@ -262,57 +255,11 @@ def test_a_tree_or_a_pulse_counts_once(tmp_path: Path) -> None:
 
 def test_trees_without_scores_still_have_their_harm(tmp_path: Path) -> None:
     """Pulses of two onsets are not scored."""
-    paths = settings.main((REFERENCE / "harm-dose.tar.xz",), tmp_path, arm=("rank 3, 3 units",))
+    paths = settings.main((REFERENCE / "harm-smoke.tar.xz",), tmp_path, arm=("same",))
     harms = pd.read_csv(tmp_path / "settings-harm.csv")
     assert harms["harm"].notna().any()
     assert len(pd.read_csv(tmp_path / "settings-scores.csv")) == 0
     assert tmp_path / "settings.md" in paths
-
-
-def test_groups_of_layers_by_own_code() -> None:
-    """Groups by the names in the grid; the module takes them from the levels."""
-    rows, headers = read("harm-layers")
-    scored = layers.scores(layers.pulses(load_all(REFERENCE / "harm-layers.tar.xz")))
-    table = scored.set_index(["seed", "signal"])
-    onsets = (3, 9, 15)
-    for seed in (14000, 14001, 14002):
-        trunk, header = rows["trunk", seed], headers["trunk", seed]["layers"]
-        harm, norm, size = {}, {}, {}
-        for group, words in GROUPS.items():
-            places = [
-                i
-                for i, x in enumerate(header)
-                if x["compressed"] and any(word in x["name"] for word in words)
-            ]
-            values = [
-                math.hypot(*(row["statistics"]["norm:update"][i] for i in places)) for row in trunk
-            ]
-            for onset, by_seed in harms(rows, group).items():
-                harm[group, onset] = by_seed[seed]
-                norm[group, onset] = float(np.mean(values[onset : onset + 3]))
-                size[group, onset] = sum(math.prod(header[i]["shape"]) for i in places)
-        assert {onset for _, onset in harm} == {*onsets}
-        for name, signal in (("norm", norm), (layers.WEIGHTS, size)):
-            row = table.loc[(seed, name)]
-            every = [*harm]
-            assert row["all"] == pytest.approx(
-                spearman([signal[k] for k in every], [harm[k] for k in every])
-            )
-            where = [
-                spearman([signal[g, onset] for g in GROUPS], [harm[g, onset] for g in GROUPS])
-                for onset in onsets
-            ]
-            assert row["where"] == pytest.approx(np.mean(where))
-            if signal is norm:
-                when = [
-                    spearman([signal[g, o] for o in onsets], [harm[g, o] for o in onsets])
-                    for g in GROUPS
-                ]
-                assert row["when"] == pytest.approx(np.mean(when))
-        assert math.isnan(table.loc[(seed, layers.WEIGHTS), "when"])
-        assert math.isnan(table.loc[(seed, layers.RATE), "where"])
-    with pytest.raises(RecordError, match="no two arms change a part of the layers"):
-        layers.pulses(load_all(REFERENCE / "harm-lm.tar.xz"))
 
 
 def test_panels_say_what_each_learning_rate_does() -> None:

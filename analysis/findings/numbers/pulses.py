@@ -167,16 +167,6 @@ def harm_right_after(source: str, arm: str, onset: int) -> float:
 
 
 @number
-def norm_that_left(source: str, arm: str, onset: int) -> Interval:
-    """Norm of the residual that absent workers take with them when the pulse starts."""
-    record_read(f"{source}.tar.xz")
-    found = [run for run, _ in measured.pair_branches(records(source))]
-    named = sorted((run for run in found if measured.arm_of(run) == arm), key=lambda run: run.seed)
-    rows = [run.rows[onset] for run in named if run.config["branch"]["at"] == onset]
-    return mean_of([row["churn"]["residual"] for row in rows])
-
-
-@number
 def harms_added(source: str, pulses: str, minus: str = "", times: float = 1.0) -> Interval:
     """The harms of several pulses added up, by seed; minus ``times`` the harm of another.
 

@@ -1,4 +1,4 @@
-"""Numbers of several trees of pulses at once, and of groups of layers, for the templates."""
+"""Numbers of several trees of pulses at once, for the templates."""
 
 from __future__ import annotations
 

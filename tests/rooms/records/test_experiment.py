@@ -382,7 +382,6 @@ ARCHIVE = {  # records that each command without grids of its own can draw
     "figure2": "small",
     "figure3": "small-signals",
     "figure4a": "small-overlap",
-    "layers": "harm-layers",
     "law": "harm-lm",
     "levels": "lstm-small",
     "mechanism": "rates-lm",

@@ -41,10 +41,9 @@ test-all: .venv/dev.stamp check  ## all tests, the slow ones too; more than an h
 durations: .venv/dev.stamp  ## write tests/durations.txt anew: which cases `make test` runs, and their order; 15 minutes on 2 idle cores
 	$(BIN)/python -m pytest -n 2 $(BALANCED) --record-durations
 
-integrations: .venv-integrations/stamp  ## test Hugging Face's Trainer, Accelerate, Lightning and torchft, on real processes
+integrations: .venv-integrations/stamp  ## test Hugging Face's Trainer, Accelerate and Lightning, on real processes
 	.venv-integrations/bin/python -m pytest -m integrations tests/rooms/integrations/test_integrations.py \
-		tests/rooms/monitor/test_reporters.py tests/strangers/test_cluster_examples.py \
-		tests/processes/test_replicas.py
+		tests/rooms/monitor/test_reporters.py tests/strangers/test_cluster_examples.py
 
 minima: .venv-minima/stamp  ## test every room with the lowest versions that pyproject.toml admits, about 5 minutes
 	OMP_NUM_THREADS=1 .venv-minima/bin/python -m pytest -n 2 -W default --disable-warnings tests/rooms tests/oracles \
@@ -131,7 +130,7 @@ check: .venv/dev.stamp  ## lint, layout, types and order of imports
 ifneq ($(TORCH_INDEX),)
 	.venv-integrations/bin/pip install --quiet --no-deps -c constraints.txt --index-url $(TORCH_INDEX) torch torchvision
 endif
-	.venv-integrations/bin/pip install --quiet -c constraints.txt -e ".[transformers,lightning,tensorboard,wandb,torchft]" \
+	.venv-integrations/bin/pip install --quiet -c constraints.txt -e ".[transformers,lightning,tensorboard,wandb]" \
 		pytest pytest-timeout hypothesis beartype
 	.venv-integrations/bin/pip install --quiet torchx==0.7.0  # asks for an older urllib3 than constraints.txt has
 	touch $@

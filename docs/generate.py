@@ -308,11 +308,10 @@ EXAMPLES = ("compressor.residual=update", "dtype=bfloat16", "data.augment=true",
 
 def all_parts() -> dict[str, tuple[frozenset[str], tuple[str, ...]]]:
     """By part: what it needs, and the calls that can ask for it."""
-    from regimes.capabilities import OWN_COLLECTIVES, PROBE, declared_needs
+    from regimes.capabilities import LOSS_SCALE, OWN_COLLECTIVES, PROBE, declared_needs
     from regimes.compression.needs import compressor_needs
     from regimes.config import OuterConfig, RunConfig, override
     from regimes.data import deficits
-    from regimes.ddp.attaching import NEEDS
     from regimes.instruments import REGISTRY
     from regimes.instruments.needs import needs_of, signal_needs, statistic_needs
     from regimes.job.probe import OF_EXCHANGE
@@ -347,9 +346,7 @@ def all_parts() -> dict[str, tuple[frozenset[str], tuple[str, ...]]]:
         parts[f"`{setting.replace('=', ' = ')}`"] = needs, calls
     for part in outer_parts(OuterConfig(states="average", delay=1)):
         parts[f"`{part.field}`"] = frozenset(part.needs), (*TRAINER, "local_steps")
-    for argument, needs in NEEDS.items():
-        if argument == "scaler":  # the others are columns
-            parts[f"`{argument}`"] = needs, ("attach",)
+    parts["`scaler`"] = frozenset({LOSS_SCALE}), ("attach",)
     return parts
 
 

@@ -26,8 +26,6 @@ NUMBERS_BY_SHARD = "numbers_by_shard"
 DIVISIBLE_BATCHES = "divisible_batches"
 WORKER_GRADIENTS = "worker_gradients"
 SEVERAL_WORKERS = "several_workers"
-FIXED_WORKERS = "fixed_workers"
-WORKERS_OF_A_UNIT = "workers_of_a_unit"
 ONE_PROCESS = "one_process"
 SHARED_UPDATES = "shared_updates"
 STEP_UPDATES = "step_updates"
@@ -37,18 +35,13 @@ CONSTANT_UNIT = "constant_unit"
 GRADIENT_UNIT = "gradient_unit"
 LEARNING_RATE = "learning_rate"
 OPTIMIZER_STEPS = "optimizer_steps"
-OPTIMIZER_STATE = "optimizer_state"
 PROBE = "probe"
 SAMPLES = "samples"
 OWN_COLLECTIVES = "own_collectives"
-EXCHANGE_READINGS = "exchange_readings"
 FULL_PRECISION = "full_precision"
 HALF_PARAMETERS = "half_parameters"
 LOSS_SCALE = "loss_scale"
 CAPTURED_STEPS = "captured_steps"
-DELAYED_UPDATES = "delayed_updates"
-DIVIDED_REPLICAS = "divided_replicas"
-COUNTED_UNITS = "counted_units"
 UNITS_BY_CALL = "units_by_call"
 NAMED_TASK = "named_task"
 LABELS = "labels"
@@ -64,8 +57,6 @@ MEANING = {
     DIVISIBLE_BATCHES: "a worker's batch may be computed in parts",
     WORKER_GRADIENTS: "each worker's own gradient is known, not their mean alone",
     SEVERAL_WORKERS: "there are two workers or more at all times",
-    FIXED_WORKERS: "the same workers take part in the whole job",
-    WORKERS_OF_A_UNIT: "the same workers take part in all steps of a unit",
     ONE_PROCESS: "one process has all workers",
     SHARED_UPDATES: "all workers apply one update in each step, and have the same weights",
     STEP_UPDATES: "each process sees the update of every step of a unit",
@@ -75,18 +66,13 @@ MEANING = {
     GRADIENT_UNIT: "gradients are exchanged, which the learning rate turns into movements",
     LEARNING_RATE: "the learning rate of each step is known",
     OPTIMIZER_STEPS: "the optimiser's steps are seen, not gradients alone",
-    OPTIMIZER_STATE: "the state of one optimiser can be copied",
     PROBE: "there is a loss on samples of the training data",
     SAMPLES: "any samples of the training data can be read",
     OWN_COLLECTIVES: "values may be sent apart from the exchange of a step",
-    EXCHANGE_READINGS: "an exchange may be read, or repeated without compression, now and then",
     FULL_PRECISION: "parameters are float32 or float64",
     HALF_PARAMETERS: "parameters may be bfloat16 or float16",
     LOSS_SCALE: "the loss may be scaled",
     CAPTURED_STEPS: "each step launches the same kernels",
-    DELAYED_UPDATES: "an update may be applied steps after it was sent",
-    DIVIDED_REPLICAS: "a replica may be several processes",
-    COUNTED_UNITS: "a unit is a number of steps",
     UNITS_BY_CALL: "a unit ends where the script says so, between two steps",
     NAMED_TASK: "data set and network are named in the configuration",
     LABELS: "each sample is of one class",
@@ -332,16 +318,7 @@ WITHOUT_OPTIMIZER = Mode(
     "without an optimizer",
     {
         LEARNING_RATE: "it reads the learning rate of each step: add optimizer=optimizer",
-        OPTIMIZER_STATE: "a replica that joins needs its state: add optimizer=optimizer",
     },
-)
-SEVERAL_OPTIMIZERS = Mode(
-    "with several optimizers",
-    {OPTIMIZER_STATE: "a replica that joins needs the state of one: optimizer=optimizer"},
-)
-ENDS_BY_CALL = Mode(
-    "with units that epoch_end() or a sampler ends",
-    {COUNTED_UNITS: "replicas need units of equal length: add every=STEPS"},
 )
 ENDS_BY_ITSELF = Mode(
     "with every",
@@ -366,20 +343,6 @@ SHARDED_COLLECTIVES = Mode(
         STEP_UPDATES: "each process has its part of each module's reduced gradient",
         OWN_COLLECTIVES: "what FSDP2 exchanges is compressed, and nothing is sent beside it",
         LOSS_SCALE: "it trains in bfloat16, which needs no gradient scaler: leave it out",
-    },
-)
-MANAGED = Mode(
-    "with a manager",
-    {
-        DIVIDED_REPLICAS: "each of its replicas is one process",
-        FIXED_WORKERS: "its replicas come and go",
-        WORKERS_OF_A_UNIT: "its replicas come and go",
-        STEP_UPDATES: "a replica that joins has not seen the unit's steps before",
-        OWN_COLLECTIVES: "values of its own would be sent outside of a quorum",
-        EXCHANGE_READINGS: "values of its own would be sent outside of a quorum",
-        DELAYED_UPDATES: "an update is applied when its step commits: leave it out",
-        LOSS_SCALE: "replicas agree on no scale: leave it out",
-        PROBE: "what is measured on it would be sent outside of a quorum: leave it out",
     },
 )
 LOCAL_STEPS = Mode(
@@ -409,10 +372,8 @@ WAYS: dict[str, tuple[Mode, ...]] = {
     "attach, DDP": (HOOK, WITHOUT_SHARDS),
     "attach, FSDP2": (HOOK, WITHOUT_SHARDS, SHARDED_MODEL),
     "attach, FSDP2 shards": (HOOK, SHARDED_COLLECTIVES),
-    "attach, torchft": (HOOK, WITHOUT_SHARDS, MANAGED),
     "local_steps": (LOCAL_STEPS,),
     "local_steps, FSDP2": (LOCAL_STEPS, SHARDED_MODEL),
-    "local_steps, torchft": (LOCAL_STEPS, MANAGED),
 }
 CONDITIONS = (
     UNION_PASS,

@@ -98,7 +98,6 @@ def test_one_room_talks_to_torch_distributed() -> None:
         "process_group",
         "connect",
         "group",
-        "quorum",
         "claims",
         "faults",
         "call_guard",

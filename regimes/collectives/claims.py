@@ -25,7 +25,7 @@ class Claims:
     @staticmethod
     def of_world(world: ProcessWorld) -> Claims | None:
         """The claims of a world's group; None: it is the only group of its job."""
-        if world.quorum is not None or world.processes == dist.get_world_size():
+        if world.processes == dist.get_world_size():
             return None
         return Claims(world.everyone.ranks[0])
 

@@ -88,7 +88,7 @@ class Faults:
             raise
         self.guard.stop_waiting()
 
-    def explain_loss(self, name: str, error: RuntimeError) -> Exception:
+    def explain_loss(self, name: str, error: RuntimeError) -> TrainingError:
         """What to raise in place of the error of a collective."""
         silent = name_silent(self.store, self.rank, self.processes)
         reason = str(error).splitlines()[0]

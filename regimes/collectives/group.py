@@ -16,7 +16,6 @@ from regimes.collectives.call_guard import CallGuard
 from regimes.collectives.faults import Faults
 from regimes.collectives.process_group import Group, abort_nccl, job_store
 from regimes.collectives.processes import ProcessWorld, TensorParallel
-from regimes.collectives.quorum import Quorum, StepFaults
 from regimes.errors import ConfigError, TrainingError
 
 _groups, _meshes = itertools.count(), itertools.count()  # the same on all processes
@@ -64,20 +63,6 @@ def on_mesh(
     return groups.make_world(
         len(across), across=groups.add_group(across), within=groups.add_group(within)
     )
-
-
-def on_manager(manager: Any, device: torch.device) -> ProcessWorld:
-    """A world with a worker for each replica of a torchft ``Manager``, which come and go.
-
-    Raises:
-        ConfigError: it is no manager, or its group is not of gloo.
-    """
-    quorum = Quorum(manager)
-    faults = StepFaults(quorum.group)
-    world = ProcessWorld(2, device, quorum.group, faults=faults, quorum=quorum)
-    # two workers until the first quorum, because formulas of costs need a number
-    world.set_processes(1, 0, workers=2, hosted=0)
-    return world
 
 
 class _Groups:

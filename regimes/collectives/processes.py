@@ -10,7 +10,7 @@ and each process then sends only its part to other replicas. So a replica sends 
 whatever its number of shards.
 
 Worlds differ in values alone: ``connect`` makes the world of launched processes, ``group`` the
-worlds of a user's process groups, and of replicas that come and go (``quorum``).
+worlds of a user's process groups.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from torch import Tensor
 from regimes.collectives.faults import Faults
 from regimes.collectives.meter import Meter
 from regimes.collectives.process_group import Group
-from regimes.collectives.quorum import Quorum
 from regimes.collectives.requests import NO_LAYER, JoinShards, Shard, Traffic
 from regimes.collectives.world import World, by_type, overwrite
 
@@ -73,7 +72,6 @@ class ProcessWorld(World):
         within: the processes of this replica; None: each process holds whole layers.
         tensor: None without tensor parallelism.
         guard: of the calls that all processes make.
-        quorum: who takes part in a step; None: the processes are the same in every step.
     """
 
     lockstep = True
@@ -91,7 +89,6 @@ class ProcessWorld(World):
         tensor: TensorParallel | None = None,
         faults: Faults | None = None,
         owner: Owner | None = None,
-        quorum: Quorum | None = None,
     ) -> None:
         """
         Args:
@@ -109,7 +106,6 @@ class ProcessWorld(World):
         self.within, self.in_model, self.mesh, self.tensor = within, in_model, mesh, tensor
         self.faults, self.owner = faults or Faults(rank, count), owner
         self.guard, self.divided = self.faults.guard, tensor is not None
-        self.quorum = quorum
 
     # -- requests ----------------------------------------------------------------------------
 
@@ -251,32 +247,14 @@ class ProcessWorld(World):
         self._wait_for(self.everyone.all_gather_object, everyone, value)
         return everyone
 
-    def check_agreement(self, **facts: Any) -> None:
-        if self.quorum is None:
-            super().check_agreement(**facts)
-        else:
-            self.quorum.remember_facts(facts)
-
     def gather_to_first(self, value: Any) -> list[Any] | None:
-        """Every process's value on process 0, in rank order; None elsewhere.
-
-        Raises:
-            ConfigError: they come and go.
-        """
-        if self.quorum is not None:
-            self.quorum.refuse_collecting()
+        """Every process's value on process 0, in rank order; None elsewhere."""
         everyone = [None] * self.processes if self.rank == 0 else None
         self._wait_for(self.everyone.gather_object, everyone, value)
         return everyone
 
     def scatter_from_first(self, values: Sequence[Any] | None) -> Any:
-        """This process's entry of the values that process 0 passes, one for each process.
-
-        Raises:
-            ConfigError: they come and go.
-        """
-        if self.quorum is not None:
-            self.quorum.refuse_collecting()
+        """This process's entry of the values that process 0 passes, one for each process."""
         mine = [None]
         self._wait_for(self.everyone.scatter_object, mine, values)
         return mine[0]

@@ -116,12 +116,6 @@ class World:
             lambda value: self.gather_object(value)[::shards],
         )
 
-    def set_processes(self, processes: int, rank: int, workers: int, hosted: int) -> None:
-        """Let other processes take part from now on; each hosts one worker, or none."""
-        self.processes, self.rank = processes, rank
-        self.workers = self.meter.workers = workers
-        self.hosted = range(hosted, hosted + 1)
-
     # -- requests ----------------------------------------------------------------------------
 
     def run_programs(

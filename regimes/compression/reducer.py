@@ -66,13 +66,6 @@ class Reducer:
             state.shard = layer.shard
             state.workers = world.workers
 
-    def place(self, workers: int, first: int) -> None:
-        """Adapt to a world with ``workers`` workers; ``first`` is the first hosted one."""
-        for state in self.states:
-            if (state.workers, state.first_worker) != (workers, first):
-                state.workers, state.first_worker = workers, first
-                self.traffic_check.clear()  # formulas may depend on the number
-
     def reduce(
         self,
         bucket: Sequence[int],

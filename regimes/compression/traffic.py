@@ -27,10 +27,6 @@ class TrafficCheck:
         # None: compared, or nothing to compare.
         self._counted: dict[tuple[int, AnyLevel], dict[int, Traffic] | None] = {}
 
-    def clear(self) -> None:
-        """Compare all again: formulas may depend on the number of workers, which has changed."""
-        self._counted.clear()
-
     def before(
         self, bucket: Sequence[int], gradients: Any, levels: Sequence[AnyLevel]
     ) -> dict[int, Traffic]:

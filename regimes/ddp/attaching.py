@@ -9,40 +9,20 @@ from typing import Any
 from torch import nn
 
 from regimes import capabilities
-from regimes.capabilities import (
-    COUNTED_UNITS,
-    DIVIDED_REPLICAS,
-    EXCHANGE_READINGS,
-    FIXED_WORKERS,
-    LOSS_SCALE,
-    OPTIMIZER_STATE,
-    Mode,
-    Part,
-)
+from regimes.capabilities import LOSS_SCALE, Mode, Part
 from regimes.config import GivenLevel
 from regimes.ddp.fsdp_source import FSDPModules, ShardedReplicas
 from regimes.ddp.fsdp_steps import ModuleSteps, ReplicaSteps
 from regimes.ddp.hook import Hook
-from regimes.ddp.own_hooks import BareGradients
 from regimes.ddp.sharded import ShardedGradients
 from regimes.ddp.source import Attached, DDPGradients
 from regimes.ddp.steps import HookSteps
 from regimes.ddp.unit_steps import UnitSteps
 from regimes.errors import ConfigError, require, unexpected_value
 from regimes.job import choices
-from regimes.job.membership import inner_optimizer
 from regimes.job.probe import pick_probe
 from regimes.job.recorder import RecordOptions, record_options
 from regimes.job.schedule import UnitSchedule, unit_schedule
-
-# what arguments need of a job (``capabilities``)
-NEEDS: dict[str, frozenset[str]] = {
-    "replicas": frozenset({DIVIDED_REPLICAS}),
-    "shards": frozenset({FIXED_WORKERS}),
-    "manager": frozenset({OPTIMIZER_STATE, COUNTED_UNITS}),
-    "scaler": frozenset({LOSS_SCALE}),
-    "check_every": frozenset({EXCHANGE_READINGS}),
-}
 
 
 def attach(
@@ -52,7 +32,6 @@ def attach(
     shards: Any = None,
     scatter: Mapping[str, Any] | None = None,
     gather: Mapping[str, Any] | None = None,
-    manager: Any = None,
     policy: Any = None,
     compressor: Any = None,
     level: GivenLevel | None = None,
@@ -98,9 +77,6 @@ def attach(
         gather: with ``shards``, how weights are gathered, in forward and backward: ``{"level":
             8}`` (or 4 bits), and "block", how many numbers have one scale. Without it FSDP2's own
             all-gather runs.
-        manager: a ``Manager`` of torchft: its replicas come and go. ``model`` is then the bare
-            model, and ``optimizer`` ``torchft.Optimizer``. Model, optimiser and hook are
-            registered with it. See docs/how-to/sites.md.
         policy, compressor: a name, a table like ``{"name": "accordion", "interval": 5}``, or an
             object. With neither, and without levels, every step sends 8 bits a number
             ("quantised-all-reduce"), and process 0 warns that nothing was chosen. Beside a
@@ -132,8 +108,7 @@ def attach(
             all weights then (`whole_model`). What the loss averages over is found by trying it on
             parts of batches; where that does not show it, a third part says it: ``weight(batch)``,
             say the number of tokens that count.
-        timeout: seconds until a process that the others wait for counts as lost; with a manager
-            the manager's own timeouts hold.
+        timeout: seconds until a process that the others wait for counts as lost.
         check_every: every so many steps the gradient is exchanged once more, uncompressed, and
             compared with the update: the record has the cosine per layer, and process 0 warns where
             the model's cosine is less than ``check_cosine``, by default 0.3. Nothing else changes.
@@ -142,9 +117,7 @@ def attach(
     Raises:
         ConfigError: one sentence, before anything is registered.
     """
-    given = {"replicas": replicas, "shards": shards, "manager": manager, "scaler": scaler}
-    given["check_every"] = check_every
-    asked = [Part(name, NEEDS[name]) for name, value in given.items() if value is not None]
+    asked = [] if scaler is None else [Part("scaler", {LOSS_SCALE})]
     source: Attached
     steps: type[UnitSteps] = HookSteps
     if shards is None and (scatter is not None or gather is not None):
@@ -152,10 +125,7 @@ def attach(
         raise ConfigError(
             f"{name}: it compresses what FSDP2 exchanges: add shards=mesh, or leave it out"
         )
-    if manager is not None:
-        capabilities.check(asked, [capabilities.MANAGED])
-        source = BareGradients(model, manager)
-    elif shards is not None and replicas is not None:
+    if shards is not None and replicas is not None:
         within = choices.within_replicas(scatter, gather)
         source, steps = ShardedReplicas(model, replicas, shards, within), ReplicaSteps
     elif shards is not None:
@@ -173,7 +143,7 @@ def attach(
     if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
         raise unexpected_value("scaler", scaler, "a GradScaler of torch, with get_scale(), or None")
     choices.check_seed(seed)
-    schedule = unit_schedule(every, inner_optimizer(optimizer), model)
+    schedule = unit_schedule(every, optimizer, model)
     probed = pick_probe(probe, instruments, check_every, check_cosine)
     nothing_named = policy is compressor is level is levels is None
     if nothing_named:
@@ -183,7 +153,7 @@ def attach(
     chosen = choices.choose_exchange(
         policy, compressor, levels, signal, start_compressing_after, probed
     )
-    modes = _list_modes(replicas, shards, manager, optimizer, schedule, chosen.probe)
+    modes = _list_modes(replicas, shards, optimizer, schedule, chosen.probe)
     capabilities.check([*asked, *chosen.needed_parts()], modes)
     options = record_options(record)
     require(isinstance(summary, bool), "summary", summary, "true or false")
@@ -195,7 +165,6 @@ def attach(
         seed,
         scaler,
         float(timeout),
-        optimizer,
         steps,
         summarizes=summary,
     )
@@ -205,7 +174,7 @@ def attach(
 
 
 def _list_modes(
-    replicas: Any, shards: Any, manager: Any, optimizer: Any, schedule: UnitSchedule, probe: Any
+    replicas: Any, shards: Any, optimizer: Any, schedule: UnitSchedule, probe: Any
 ) -> list[Mode]:
     """The modes in which a hook with these arguments works."""
     found = {
@@ -213,11 +182,8 @@ def _list_modes(
         capabilities.WITHOUT_SHARDS: shards is None,
         capabilities.SHARDED_MODEL: replicas is not None,
         capabilities.SHARDED_COLLECTIVES: shards is not None and replicas is None,
-        capabilities.MANAGED: manager is not None,
         capabilities.WITHOUT_PROBE: probe is None,
         capabilities.WITHOUT_OPTIMIZER: optimizer is None,
-        capabilities.SEVERAL_OPTIMIZERS: isinstance(optimizer, list | tuple),
         capabilities.ENDS_BY_ITSELF: schedule.automatic,
-        capabilities.ENDS_BY_CALL: schedule.steps is None,
     }
     return [mode for mode, applies in found.items() if applies]

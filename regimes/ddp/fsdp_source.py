@@ -4,7 +4,7 @@ without replicas, and within the replicas of `ShardedGradients`.
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 from weakref import ref
 
 from torch import Tensor, nn
@@ -105,9 +105,6 @@ class FSDPModules:
         restore_collectives(self.groups)
         if (network := self._network()) is not None:
             attached_models.discard(network)
-
-    def no_sync(self) -> NoReturn:
-        raise ConfigError("no_sync: use set_requires_gradient_sync(False) of the sharded model")
 
 
 class ShardedReplicas(ShardedGradients):

@@ -231,7 +231,7 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
         self.within.meter.add_counts(
             self.gathered.take_counts()
         )  # of this step: after its first reduce-scatter
-        self.keep_for_undo(True)
+        self.keep_for_undo()
         self.in_unit += 1
         self.finite_in_unit += 1  # as far as is known
         self.total += 1
@@ -239,8 +239,7 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
             self._show_gauges(flag)
         self._flag, self._pass = _copy_to_host(flag), None
         self._states, self._updates = {}, {}
-        if self.applied is not None:
-            self.applied.note_exchange()
+        self.applied.note_exchange()
         self.clock.stop_step()
 
     def _combine_flags(self, flag: Float[Tensor, ""]) -> Float[Tensor, ""]:

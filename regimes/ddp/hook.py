@@ -1,4 +1,4 @@
-"""The hook of a model (of DDP, of FSDP2, or bare): its units, the levels decided between them, and
+"""The hook of a model (of DDP or of FSDP2): its units, the levels decided between them, and
 its state.
 
 Compressors, policies and gauges are shared with the trainer (``training.loop``). All processes of
@@ -12,7 +12,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, SupportsFloat, cast
 
@@ -24,7 +24,6 @@ from regimes.compression.reducer import Reducer
 from regimes.compression.traffic import check_order, costs_per_step
 from regimes.config import DENSE
 from regimes.ddp.divided_state import DividedState
-from regimes.ddp.membership import HookMembership
 from regimes.ddp.sharded_state import ShardedState
 from regimes.ddp.source import Attached
 from regimes.ddp.state import Fitted, StateCodec
@@ -61,7 +60,6 @@ class Hook(Job):
     Attributes:
         rows: the units (epochs, or of so many steps) so far, as a record has them.
         sends_at_end: whether the end of a unit contains a collective.
-        membership: what a manager adds, with which replicas come and go; None without one.
     """
 
     def __init__(
@@ -73,7 +71,6 @@ class Hook(Job):
         seed: int,
         scaler: Any,
         timeout: float,
-        optimizer: Any = None,
         made: type[UnitSteps] = HookSteps,
         *,
         summarizes: bool = True,
@@ -128,10 +125,7 @@ class Hook(Job):
         self._prepare_record(
             options, self._make_header(about, chosen, network, seed, **source.config)
         )
-        self.membership: HookMembership | None = None
         self.diverged = False  # has a whole unit had no finite gradient?
-        if (quorum := world.quorum) is not None:
-            self.membership = HookMembership(self, quorum, optimizer)
         self._decide_next()
         steps.before_step = self._begin_step
         source.connect_receiver(steps)
@@ -174,7 +168,7 @@ class Hook(Job):
                 "epoch_end: this hook ends its units by itself, because of attach(..., every=...): "
                 "leave epoch_end() out"
             )
-        self._resolve_last_step()
+        self.steps.take_back()
         if not self.steps.in_unit:
             raise ConfigError(
                 "epoch_end: no gradient has been reduced since the epoch began: call it once per "
@@ -196,7 +190,7 @@ class Hook(Job):
         Raises:
             ConfigError: within an epoch, when the policy reads more than the norm.
         """
-        self._resolve_last_step()
+        self.steps.take_back()
         return self._codec.save_state(self.levels)
 
     def load_state_dict(self, saved: Mapping[str, Any], *, branch: bool = False) -> None:
@@ -220,10 +214,7 @@ class Hook(Job):
         self.world.guard.enter_call("load_state_dict()")
         with damage_refused():
             state = upgrade_state(saved)
-        if self.membership is not None:
-            state = self.membership.as_mine(state)
-        else:
-            state = with_all_units(state, self.world, self.recorder)
+        state = with_all_units(state, self.world, self.recorder)
         self._continue_from(self._codec.fit_state(state, branch))
 
     def full_state_dict(self) -> dict[str, Any] | None:
@@ -238,7 +229,7 @@ class Hook(Job):
         Raises:
             ConfigError: as ``state_dict`` does, on all processes.
         """
-        self._resolve_last_step()
+        self.steps.take_back()
         self.world.guard.enter_call("full_state_dict()")
         if not self._codec.within_unit and self.schedule.is_over(self.steps.in_unit):
             self._finish_unit(*self.schedule.unit_rates())
@@ -289,26 +280,9 @@ class Hook(Job):
 
     # -- units -------------------------------------------------------------------------------
 
-    def no_sync(self) -> AbstractContextManager[None]:
-        """For a bare model: backward passes inside add up gradients, and exchange nothing.
-
-        Raises:
-            ConfigError: the model has its own way, as with DDP and FSDP2.
-        """
-        return self.source.no_sync()
-
-    def _resolve_last_step(self) -> None:
-        """Take back a last step that has not counted."""
-        if self.membership is not None:
-            self.membership.resolve_step()
-        else:
-            self.steps.take_back()
-
     def _begin_step(self) -> None:
         """Begin a step, and end the last unit if it is over. Runs on every process, when the first
         bucket of a backward pass is full."""
-        if self.membership is not None:
-            self.membership.begin_step()
         steps = self.steps.in_unit
         if self.schedule.is_over(steps):
             self._finish_unit(*self.schedule.unit_rates())
@@ -318,9 +292,6 @@ class Hook(Job):
         if self.reducer.reads_rates:
             parameters = list(self.source.parameters.values())
             self.reducer.rates = self.schedule.rates_of(parameters)
-        if self.membership is not None:  # in each step others may be there
-            self.membership.wanted |= self.steps.check is not None
-            self.steps.check = self._agree_on_unit
         waits = self.schedule.steps is None  # for a call: counted steps end a unit by themselves
         if waits and steps == MANY_STEPS and not self.rows and self.world.rank == 0:
             warnings.warn(self._describe_no_end(), stacklevel=2)
@@ -353,7 +324,6 @@ class Hook(Job):
             self.decided,
             steps.clock.seconds,
             skipped=steps.in_unit - steps.finite_in_unit,
-            **({} if self.membership is None else {"replicas": self.membership.take_column()}),
         )
         steps.restart_unit()
         return self._decide_next()
@@ -370,7 +340,7 @@ class Hook(Job):
         return found
 
     def _in_unit(self) -> bool:
-        self._resolve_last_step()
+        self.steps.take_back()
         return self.steps.in_unit > 0
 
     def _level_names(self) -> Collection[str]:
@@ -403,9 +373,6 @@ class Hook(Job):
             "steps": [self.steps.in_unit, self.steps.total],
             "levels": self.decided.names,
         }
-        if self.membership is not None:
-            self.membership.agree_in_step(place)
-            return
         self.world.check_agreement(state=place, lr=self.schedule.all_rates())
         if not self.record_opened:
             self._open_record()
@@ -416,7 +383,7 @@ class Hook(Job):
         """Go on from a state, at the levels that were in use. If a part that ``fit_state`` does not
         check is damaged, the hook is put back, unless it is within an epoch that cannot be
         saved."""
-        self._resolve_last_step()
+        self.steps.take_back()
         self.steps.forget_step()
         before = None
         with suppress(ConfigError):
@@ -475,7 +442,7 @@ class Hook(Job):
         """
         if self.closed:
             return
-        self._resolve_last_step()
+        self.steps.take_back()
         self.closed, steps = True, self.steps.in_unit
         if self.schedule.automatic and steps and not why and (together or not self.sends_at_end):
             self._finish_unit(*self.schedule.unit_rates())

@@ -1,31 +1,22 @@
 """Gradients that the parameters' own hooks hand over, where no DistributedDataParallel collects
-them in buckets: of a replica that several processes hold together (``ddp.sharded``), and of a bare
-model's.
+them in buckets: of a replica that several processes hold together (``ddp.sharded``).
 
 ``.grad`` is overwritten with the aggregated gradient before backward ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakSet, ref
 
 import torch
 from torch import Tensor, nn
 
-from regimes.collectives.group import on_manager, on_mesh
+from regimes.collectives.group import on_mesh
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.sharded_models import local_part
-from regimes.collectives.world import World
-from regimes.ddp.source import (
-    Receiver,
-    after_backward,
-    check_parameters,
-    layers_of,
-    plain_names,
-)
+from regimes.ddp.source import Receiver, after_backward, layers_of
 from regimes.errors import ConfigError
 from regimes.job.refit import list_names
 
@@ -33,9 +24,9 @@ BUCKET = 25 * 2**20  # bytes, as DDP's, of a shard if there are several
 attached_models: WeakSet[nn.Module] = WeakSet()
 
 
-class OwnHooks:
-    """The gradients of a model's parameters; the parts of a ``Source`` (``ddp.source``) that do not
-    depend on where they come from.
+class DividedGradients:
+    """The gradients of replicas of several processes, each of which has its rows of every layer;
+    the parts of a ``Source`` (``ddp.source``) that do not depend on what divides the model.
 
     Attributes:
         advice: what to do when a gradient comes twice in one backward pass.
@@ -43,27 +34,34 @@ class OwnHooks:
         idle: layers that no process has used in it.
     """
 
-    advice = "call it once in each backward pass"
-    mesh: Any = None
-    _world: World
+    advice: str
+    _world: ProcessWorld
 
     def __init__(
-        self, network: nn.Module, parameters: dict[str, nn.Parameter], local: list[Tensor]
+        self,
+        network: nn.Module,
+        parameters: dict[str, nn.Parameter],
+        local: list[Tensor],
+        replicas: Any,
+        mesh: Any,
     ) -> None:
         """
+        Args:
+            replicas: the mesh dimension between replicas; ``mesh`` is the one within them.
+
         Raises:
             ConfigError: the model has a hook already.
         """
         if network in attached_models:
             raise ConfigError("this model has a hook already: attach it once")
         self._network, self.parameters, self.local = ref(network), parameters, local
+        self._replicas, self.mesh = replicas, mesh
         self.layers = layers_of(parameters)
         self.names, self.device = list(parameters), local[0].device
         self.config: dict[str, Any] = {}
         self.arrived: set[int] = set()
         self.idle: set[int] = set()
         self.missing: set[int] = set()
-        self.paused = False  # gradients are added up, and not exchanged
         self.backward = -1  # the autograd engine's number of the pass under way
 
     @property
@@ -72,19 +70,26 @@ class OwnHooks:
         assert network is not None
         return network
 
+    def make_world(self, timeout: float, call: str = "attach()") -> ProcessWorld:
+        groups = self._replicas.get_group(), self.mesh.get_group()
+        self._world = on_mesh(*groups, self.device, timeout, call)
+        return self._world
+
     def local_gradient(self, parameter: Any) -> Tensor:
         """This process's part of a gradient that is complete."""
-        gradient: Tensor = parameter.grad
-        return gradient
+        raise NotImplementedError
 
-    def mark_attached(self) -> None:
-        """Note that this model has a hook."""
+    def start_alike(self) -> None:
+        """Make the replicas' models the same; from now on this model has a hook."""
+        state = [*self.network.parameters(), *self.network.buffers()]  # frozen parameters, too
+        self._world.broadcast_first([local_part(t) for t in state])
         attached_models.add(self.network)
 
     def connect_receiver(self, receiver: Receiver) -> None:
-        """Take the gradients from now on; the hooks live as long as the parameters."""
+        """Make the replicas' models the same, and take their gradients from now on; the hooks live
+        as long as the parameters."""
+        self.start_alike()
         self.receiver = receiver
-        self.mark_attached()
         for i, parameter in enumerate(self.parameters.values()):
             parameter.register_post_accumulate_grad_hook(
                 lambda p, i=i: self._receive_gradient(i, p)
@@ -93,8 +98,6 @@ class OwnHooks:
     @torch.no_grad()
     def _receive_gradient(self, layer: int, parameter: Any) -> None:
         """A gradient is complete."""
-        if self.paused:
-            return
         now = torch._C._current_graph_task_id()
         if now != self.backward or not self.arrived:
             self.receiver.approach_pass(layer)
@@ -149,102 +152,5 @@ class OwnHooks:
     def unwritten_layers(self) -> set[int]:
         return self.idle
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        before, self.paused = self.paused, True
-        try:
-            yield
-        finally:
-            self.paused = before
-
     def close(self) -> None:
         pass  # gradients are shared for as long as the model lives
-
-
-class DividedGradients(OwnHooks):
-    """The gradients of replicas of several processes; each process has its rows of every layer."""
-
-    _world: ProcessWorld
-
-    def __init__(
-        self,
-        network: nn.Module,
-        parameters: dict[str, nn.Parameter],
-        local: list[Tensor],
-        replicas: Any,
-        mesh: Any,
-    ) -> None:
-        """
-        Args:
-            replicas: the mesh dimension between replicas; ``mesh`` is the one within them.
-
-        Raises:
-            ConfigError: the model has a hook already.
-        """
-        super().__init__(network, parameters, local)
-        self._replicas, self.mesh = replicas, mesh
-
-    def make_world(self, timeout: float, call: str = "attach()") -> ProcessWorld:
-        groups = self._replicas.get_group(), self.mesh.get_group()
-        self._world = on_mesh(*groups, self.device, timeout, call)
-        return self._world
-
-    def start_alike(self) -> None:
-        """Make the replicas' models the same; from now on this model has a hook."""
-        state = [*self.network.parameters(), *self.network.buffers()]  # frozen parameters, too
-        self._world.broadcast_first([local_part(t) for t in state])
-        self.mark_attached()
-
-    def connect_receiver(self, receiver: Receiver) -> None:
-        """Make the replicas' models the same, and take their gradients from now on."""
-        self.start_alike()
-        super().connect_receiver(receiver)
-
-
-class BareGradients(OwnHooks):
-    """The gradients of a bare model, one for each whole layer; a ``Source``. Its replicas come and
-    go, as a manager of torchft says."""
-
-    advice = (
-        "call it through one module, or use hook.no_sync() for all backward passes but the last"
-    )
-    bucket_bytes = BUCKET
-
-    def __init__(self, model: nn.Module, manager: Any) -> None:
-        """
-        Raises:
-            ConfigError: the hook cannot serve the model, or it has a hook already.
-        """
-        network, parameters = _bare_parameters(model)
-        super().__init__(network, parameters, [p.data for p in parameters.values()])
-        self.manager = manager
-
-    def make_world(self, timeout: float) -> ProcessWorld:
-        self._world = world = on_manager(self.manager, self.device)
-        return world
-
-    def shared_facts(self) -> dict[str, Any]:
-        return {}
-
-
-def _bare_parameters(model: nn.Module) -> tuple[nn.Module, dict[str, nn.Parameter]]:
-    """A bare model, not compiled, and its trained parameters by name.
-
-    Raises:
-        ConfigError: it exchanges gradients by itself, or compressors cannot handle a parameter.
-    """
-    network = getattr(model, "_orig_mod", model)
-    if not isinstance(network, nn.Module):
-        raise ConfigError(f"model: got {type(model).__name__}, expected a torch.nn.Module")
-    kinds = {kind.__name__ for kind in type(network).__mro__}
-    if found := kinds & {"DistributedDataParallel", "FSDPModule", "DataParallel"}:
-        raise ConfigError(
-            f"attach: {min(found)} exchanges gradients by itself: with a manager give it the bare "
-            "model"
-        )
-    named = {name: p for name, p in network.named_parameters() if p.requires_grad}
-    if not named:
-        raise ConfigError("the model has no parameter to train: there is nothing to exchange")
-    check_parameters(named)
-    plain = plain_names(named)
-    return network, {plain[name]: p for name, p in named.items()}

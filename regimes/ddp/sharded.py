@@ -8,7 +8,7 @@ ours. ``.grad`` is overwritten with the aggregated gradient before backward ends
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,9 +58,6 @@ class ShardedGradients(DividedGradients):
     def local_gradient(self, parameter: Any) -> Tensor:
         """This process's rows of a gradient that FSDP2 has reduced within the replica."""
         return local_part(parameter.grad)
-
-    def no_sync(self) -> NoReturn:
-        raise ConfigError("no_sync: use set_requires_gradient_sync(False) of the sharded model")
 
 
 def named_trainable(network: nn.Module) -> dict[str, nn.Parameter]:

@@ -1,16 +1,15 @@
 """Where a hook's gradients come from, and which group exchanges them: what a ``Source`` is, and the
 source of a DistributedDataParallel model.
 
-``ddp.sharded`` has the source of a model that FSDP2 divides, ``ddp.own_hooks`` the source of a bare
-model. Each calls a ``Receiver`` (``ddp.steps``) in one order.
+``ddp.sharded`` has the source of a model that FSDP2 divides. Each calls a ``Receiver``
+(``ddp.steps``) in one order.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 from weakref import WeakMethod, finalize, proxy, ref
 
 import torch
@@ -107,11 +106,6 @@ class Attached(Protocol):
     def connect_receiver(self, receiver: Any) -> None:
         """From now on the steps, a ``Receiver`` where gradients are handed over, are called in each
         backward pass."""
-        ...
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        """Backward passes inside add up gradients, and exchange nothing; ConfigError: the model has
-        its own way."""
         ...
 
     def close(self) -> None:
@@ -254,9 +248,6 @@ class DDPGradients:
         return {
             i for p, i in self.index.items() if not used[i] and not (inside and p.grad is not None)
         }
-
-    def no_sync(self) -> NoReturn:
-        raise ConfigError("no_sync: use model.no_sync() of DistributedDataParallel")
 
     def close(self) -> None:
         pass  # DDP keeps a hook for as long as it lives

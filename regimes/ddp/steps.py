@@ -67,7 +67,6 @@ class HookSteps(UnitSteps, Listener):
             reducer,
             buckets,
             background=source.device,
-            tentative=True,
             written=self,
         )
         self._scale = scale
@@ -75,7 +74,7 @@ class HookSteps(UnitSteps, Listener):
     # -- in the thread of backward, called by the source -------------------------------------
 
     def approach_pass(self, arriving: int | None = None) -> None:
-        if self._last is not None and self.applied is not None:
+        if self._last is not None:
             self.take_back(arriving)
             self.forget_step()  # from here on .grad may be the sum of several passes
 
@@ -115,25 +114,21 @@ class HookSteps(UnitSteps, Listener):
         # The optimiser skips a step that is not finite: then no layer adopts its residual, which
         # would forget an update that was never applied.
         unapplied = set(step.states)
-        if step.finite and not step.lost:
+        if step.finite:
             unapplied = self.source.unwritten_layers()
         self._last = None
         self.exchange.settle_transfer(unapplied)
-        if step.lost:
-            self.clock.stop_step()
-            return
         # A step that is not finite has changed no memory, and counts although a GradScaler skips
-        # it: it is not undone, unless a quorum decides whether it counts.
-        if step.finite or self.applied is None:
-            self.keep_for_undo(step.finite)
+        # it: it is not undone.
+        if step.finite:
+            self.keep_for_undo()
         self.in_unit += 1
         self.total += 1
         if step.finite:
             self.finite_in_unit += 1
             with self.on_hook_stream():
                 self._show_gauges(step, unapplied)
-        if self.applied is not None:
-            self.applied.note_exchange()
+        self.applied.note_exchange()
         self.clock.stop_step()
 
     def _show_gauges(self, step: Transfer, unapplied: Collection[int]) -> None:

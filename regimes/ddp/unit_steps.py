@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,14 +15,6 @@ from regimes.ddp.applied import UNKNOWN, AppliedSteps
 from regimes.exchange.tentative import TentativeMemories
 from regimes.instruments.gradient_norm import NormsGauge
 from regimes.job.clock import Clock
-
-
-@dataclass
-class Undo:
-    """What the last step has changed beside memories, kept while it may still be undone."""
-
-    gauges: list[tuple[Any, dict[str, Any]]]  # each with its attributes before the step
-    finite: bool
 
 
 class UnitSteps:
@@ -40,7 +31,7 @@ class UnitSteps:
         clock: where the time since ``restart_unit`` went.
         gauges: each sees every finite step, in units of the unscaled loss; each is a ``Gauge``,
             made ``reversible`` here.
-        applied: tells whether the last step was applied; None: a quorum does (``ddp.membership``).
+        applied: tells whether the last step was applied.
         by_process: no process holds whole layers: there is no full state, and another number of
             processes can load only ``sharded_state``, from the folder of all.
     """
@@ -60,9 +51,10 @@ class UnitSteps:
         self.gauges = gauges
         for gauge in gauges:
             gauge.reversible = True
-        self.applied: AppliedSteps | None = applied
+        self.applied = applied
         self.levels: Sequence[AnyLevel] = []
-        self._last: Undo | None = None
+        # each gauge with its attributes before the last step, while that may still be undone
+        self._last: list[tuple[Any, dict[str, Any]]] | None = None
         self.total = 0
         self.before_step: Callable[[], Any] = lambda: None
         self.check: Callable[[], Any] | None = None
@@ -84,11 +76,10 @@ class UnitSteps:
             self.check, check = None, self.check
             check()
 
-    def keep_for_undo(self, finite: bool) -> None:
+    def keep_for_undo(self) -> None:
         """Keep what a step that counts now will change, so that ``undo_step`` can take it back.
         Called before counts and gauges see the step."""
-        gauges = [(gauge, dict(vars(gauge))) for gauge in self.gauges]
-        self._last = Undo(gauges, finite)
+        self._last = [(gauge, dict(vars(gauge))) for gauge in self.gauges]
 
     # -- a step that has not counted -----------------------------------------------------------
 
@@ -103,7 +94,7 @@ class UnitSteps:
             arriving: a layer that has its next gradient already.
         """
         before, applied = self.memories.before, self.applied
-        if self._last is None or before is None or applied is None:
+        if self._last is None or before is None:
             return
         cleared = applied.find_cleared(before.layers - applied.stepped, arriving)
         if thrown_away := cleared & applied.known:
@@ -115,27 +106,25 @@ class UnitSteps:
                 self.warned = True
                 warnings.warn(UNKNOWN, stacklevel=2)
 
-    def undo_step(self, layers: Collection[int] | None = None) -> None:
-        """Take the last step back: states, statistics and counts are as before it. Its traffic
-        stays counted, because it was sent.
-
-        Args:
-            layers: only in these; the step still counts while it is left in others.
+    def undo_step(self, layers: Collection[int]) -> None:
+        """Take the last step back in some layers: states, statistics and counts are as before it.
+        Its traffic stays counted, because it was sent. The step still counts while it is left in
+        other layers.
         """
         if (last := self._last) is None:
             return
         chosen = self.memories.undo_step(layers)
         if self.memories.before is not None:
-            for gauge, before in last.gauges:
+            for gauge, before in last:
                 if isinstance(gauge, NormsGauge):
                     gauge.revert(before["sums"], chosen)
             return
         self._last = None
-        for gauge, before in last.gauges:
+        for gauge, before in last:
             vars(gauge).update(before)
         self.in_unit -= 1
         self.total -= 1
-        self.finite_in_unit -= last.finite
+        self.finite_in_unit -= 1
 
     @property
     def memories(self) -> TentativeMemories:

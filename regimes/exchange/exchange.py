@@ -2,15 +2,13 @@
 
 Trainer, hook and local steps use this one; what differs is a value:
 
-- *tentative*: a transfer changes copies of the compressors' memories, which ``settle_transfer``
-  adopts and ``drop_transfer`` forgets; ``undo_transfer`` takes the last adopted ones back (the
-  hook: its caller may skip a step, or throw it away; replicas that come and go: a quorum may not
-  commit). Otherwise memories change in place, and an error ends the run (the trainer: W simulated
-  workers need no second residual).
+- *written*: updates are written over the rows, and a step that is not finite over all of them, so
+  that an optimiser, or its GradScaler, sees what it would see without compression. A transfer
+  changes copies of the compressors' memories, which ``settle_transfer`` adopts (the hook: its
+  caller may skip a step, or throw it away). Otherwise memories change in place, and an error ends
+  the run (the trainer: W simulated workers need no second residual).
 - *in the background*: a thread exchanges a bucket as soon as it is complete, while backward or the
   next local steps go on. Otherwise ``finish_transfer`` exchanges all buckets in their order.
-- *written*: updates are written over the rows, and a step that is not finite over all of them, so
-  that an optimiser, or its GradScaler, sees what it would see without compression.
 
 The way of a gradient: its source hands it over (``add_rows``); ``_exchange_complete`` passes on a
 bucket that is complete; ``compression.reducer`` runs the compressors' programs, and
@@ -30,7 +28,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.collectives.quorum import StepLost
 from regimes.collectives.requests import NO_LAYER
 from regimes.compression.base import State
 from regimes.compression.reducer import Reducer
@@ -85,13 +82,12 @@ class Transfer:
         extra: numbers that travel with the bucket that has ``NO_LAYER``, ``[rows]`` or ``[rows,
             k]``, such as losses; ``means`` are their means over all workers.
         updates: by layer, ``[*shape]``, of buckets that have come back.
-        states: memories as they will be, of a tentative exchange.
+        states: memories as they will be, of a written exchange.
         scale: what the loss was multiplied by.
         flags: by bucket, 0 or NaN where a gradient is not finite; of a written exchange.
         marks: by bucket, its layers and the means of the source's marks.
         finite: no gradient is NaN or infinite; known after ``finish_transfer``.
         failed: an error has ended it.
-        lost: a replica has left in it, so that it does not count.
     """
 
     levels: Sequence[AnyLevel]
@@ -106,7 +102,6 @@ class Transfer:
     marks: list[tuple[Sequence[int], Tensor]] = field(default_factory=list)
     finite: bool = True
     failed: bool = False
-    lost: bool = False
     complete: set[int] = field(default_factory=set)  # layers, and NO_LAYER
 
 
@@ -141,7 +136,7 @@ class Exchange:
         reducer: the compressors, and the layers' memories.
         buckets: layers that are exchanged together, in order; ``NO_LAYER`` stands for ``extra``.
         background: the thread that exchanges; None: ``finish_transfer`` does.
-        memories: of a tentative exchange; None: memories change in place.
+        memories: of a written exchange; None: memories change in place.
         copies: by layer, where a row is copied before it is overwritten; None: nowhere.
         transfer: the one under way, of those that ``begin_transfer`` without ``layers``.
     """
@@ -152,7 +147,6 @@ class Exchange:
         buckets: Sequence[Sequence[int]] | None = None,
         *,
         background: torch.device | None = None,
-        tentative: bool = False,
         written: Listener | None = None,
         copies: Sequence[Tensor] | None = None,
     ) -> None:
@@ -164,7 +158,7 @@ class Exchange:
         self.reducer, self.world = reducer, reducer.world
         self.buckets = buckets or [range(NO_LAYER, len(reducer.layers))]
         self.background = None if background is None else Background(background)
-        self.memories = TentativeMemories(reducer) if tentative else None
+        self.memories = None if written is None else TentativeMemories(reducer)
         self.written, self.copies = written, copies
         self.transfer: Transfer | None = None
 
@@ -221,14 +215,14 @@ class Exchange:
         self.wait_for_transfers(transfer)
         if examined and transfer.means is not None:
             layers = range(len(compressors))
-            states, levels = self._states_of(transfer), transfer.levels
+            states, levels = self.reducer.states, transfer.levels
             _, finite = flag_of_updates(layers, compressors, transfer.updates, states, levels)
             if not finite:
                 assert extra is not None
                 assert stack is not None
                 transfer.means = torch.full_like(transfer.means, torch.nan)
                 transfer.extra = loss_with_flag(extra, stack)
-        if transfer.flags and not transfer.lost:
+        if transfer.flags:
             self._read_flags(transfer)
         return transfer
 
@@ -274,41 +268,17 @@ class Exchange:
         elif transfer is not None:
             self._exchange_complete(transfer, ())
 
-    def settle_transfer(
-        self, unapplied: Collection[int] = (), transfer: Transfer | None = None
-    ) -> Transfer:
-        """Adopt the memories of a transfer, unless it is lost.
+    def settle_transfer(self, unapplied: Collection[int] = ()) -> Transfer:
+        """Adopt the memories of the step under way.
 
         Args:
             unapplied: not of these layers, because the optimiser will not step them.
-            transfer: one of some ``layers``, which has come back; None: the step under way.
         """
-        if transfer is None:
-            transfer, self.transfer = self.transfer, None
+        transfer, self.transfer = self.transfer, None
         assert transfer is not None
-        if transfer.lost:
-            self.drop_transfer(transfer)
-        elif self.memories is not None:
+        if self.memories is not None:
             self.memories.adopt_states(transfer.states, unapplied)
         return transfer
-
-    def drop_transfer(self, transfer: Transfer) -> None:
-        """A tentative transfer that has come back does not count: memories are as before it. Its
-        traffic stays counted, because it was sent."""
-        assert self.memories is not None
-        self.memories.drop_states(transfer.states)
-
-    def undo_transfer(self, layers: Collection[int] | None = None) -> set[int]:
-        """Take the last settled step back; its traffic stays counted, because it was sent.
-
-        Args:
-            layers: only of these.
-
-        Returns:
-            Those that were taken back.
-        """
-        assert self.memories is not None
-        return self.memories.undo_step(layers)
 
     def exchange_step(
         self,
@@ -345,23 +315,15 @@ class Exchange:
 
     def _exchange_bucket(self, transfer: Transfer, bucket: Sequence[int]) -> None:
         """Exchange one bucket; after an error report to the owner."""
-        if transfer.lost:
-            return  # the group was aborted: a further collective would raise
         try:
             if self.written is None:
                 extra = transfer.extra if NO_LAYER in bucket else None
-                for i in bucket:
-                    if self.memories is not None and i != NO_LAYER:
-                        transfer.states[i] = self.memories.copy_state(i, transfer.scale)
-                states = self._states_of(transfer)
-                results = self.reducer.reduce(bucket, transfer.rows, transfer.levels, extra, states)
+                results = self.reducer.reduce(bucket, transfer.rows, transfer.levels, extra)
                 if extra is not None:
                     transfer.means = results.pop(NO_LAYER)
                 transfer.updates.update(results)
             else:
                 self._reduce_and_write(transfer, bucket, self.written)
-        except StepLost:
-            transfer.lost = True  # the quorum says whether the step counts
         except BaseException:
             transfer.failed = True
             # DDP's first pass of a static graph waits for the results, before this can be raised
@@ -369,13 +331,10 @@ class Exchange:
                 self.written.release_gradients()
             raise
 
-    def _states_of(self, transfer: Transfer) -> Sequence[State] | Mapping[int, State]:
-        """The memories that a transfer changes, by layer."""
-        return self.reducer.states if self.memories is None else transfer.states
-
     def _reduce_and_write(self, transfer: Transfer, bucket: Sequence[int], owner: Listener) -> None:
         """All rounds of one bucket of a single row; the flag of a gradient that is not finite is
         sent with the first."""
+        assert self.memories is not None
         if not transfer.flags:
             transfer.scale = owner.loss_scale()
             # Here and not in the caller's thread: it may contain a collective, which must come
@@ -393,8 +352,7 @@ class Exchange:
         for i, row in exact.items():
             if self.copies is not None:  # before the compressor may write to the row's memory
                 self.copies[i].view(row.shape).copy_(row)
-            if self.memories is not None:
-                transfer.states[i] = self.memories.copy_state(i, transfer.scale, row)
+            transfer.states[i] = self.memories.copy_state(i, transfer.scale, row)
         marks = owner.layer_marks(bucket)
         numbers = [*(flag[None] for flag in sent), *([] if marks is None else [marks])]
         numbers = [number.to(self.world.meter.dtype) for number in numbers]
@@ -402,13 +360,14 @@ class Exchange:
         if numbers:  # of one no copy: on a GPU it is a launch
             extra = (torch.cat(numbers) if len(numbers) > 1 else numbers[0])[None]
             layers = [NO_LAYER, *bucket]
-        states = self._states_of(transfer)
-        updates = self.reducer.reduce(layers, exact, transfer.levels, extra, states)
+        updates = self.reducer.reduce(layers, exact, transfer.levels, extra, transfer.states)
         means = updates.pop(NO_LAYER) if numbers else torch.zeros(0)
         if marks is not None:
             transfer.marks.append((bucket, means[len(sent) :]))
         if shown:
-            flag, _ = flag_of_updates(bucket, compressors, updates, states, transfer.levels)
+            flag, _ = flag_of_updates(
+                bucket, compressors, updates, transfer.states, transfer.levels
+            )
         pairs = [(row[0], updates[i]) for i, row in rows.items()]
         pairs = [(row, update) for row, update in pairs if row.data_ptr() != update.data_ptr()]
         if pairs:

@@ -83,16 +83,6 @@ class TentativeMemories:
             if self.reducer.compressors[i].in_place:
                 self.scales[i] = new.scale
 
-    def free_spare(self) -> None:
-        """Free the second residual: the last step counts for good, and the next one is far."""
-        self.spare, self.before = [None] * len(self.spare), None
-
-    def drop_states(self, states: Mapping[int, State]) -> None:
-        """Forget the states of a step that has not counted."""
-        for i, new in states.items():
-            self._reuse_residual(i, new)
-        self.before = None
-
     def undo_step(self, layers: Collection[int] | None = None) -> set[int]:
         """Take the last step back in some layers, or in all; returns the layers it had changed."""
         if (before := self.before) is None:

@@ -16,7 +16,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.capabilities import EXCHANGE_READINGS
 from regimes.collectives.requests import JoinShards
 from regimes.collectives.world import World
 from regimes.config import AnyLevel, Bounded
@@ -41,7 +40,7 @@ class CompressionLoss(Bounded):
     """
 
     bounds_prefix = "instruments.error."
-    requires = frozenset({EXCHANGE_READINGS})
+    requires = frozenset[str]()
 
     levels: tuple[str, ...] = ()
     stride: Count = 8

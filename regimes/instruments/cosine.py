@@ -16,7 +16,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.capabilities import EXCHANGE_READINGS
 from regimes.config import Bounded, Bounds
 from regimes.config.bounds import Count
 from regimes.instruments.base import MeasurementContext, Reading, StatelessGauge, divide_or_nan
@@ -33,7 +32,7 @@ class Cosine(Bounded):
     """
 
     bounds_prefix = "instruments.cosine."
-    requires = frozenset({EXCHANGE_READINGS})
+    requires = frozenset[str]()
 
     stride: Count = 500
     least: Annotated[float, Bounds("a number from -1 to 1", low=-1, high=1)] = 0.3

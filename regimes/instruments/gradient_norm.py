@@ -24,12 +24,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regimes.capabilities import (
-    FIXED_WORKERS,
     OPTIMIZER_STEPS,
     OWN_COLLECTIVES,
     WHOLE_LAYERS,
     WORKER_GRADIENTS,
-    WORKERS_OF_A_UNIT,
 )
 from regimes.collectives.requests import Mean, mean_of_sums
 from regimes.config import Signal
@@ -47,9 +45,9 @@ OF_STEPS: tuple[Signal, ...] = ("movement", "movement/lr")
 ALL = (*OF_GRADIENTS, *OF_STEPS)
 REQUIRES: Mapping[Signal, frozenset[str]] = {  # what each needs of a job (``capabilities``)
     "update": frozenset(),
-    "global": frozenset({OWN_COLLECTIVES, WORKERS_OF_A_UNIT}),
-    "local-mean": frozenset({OWN_COLLECTIVES, WORKERS_OF_A_UNIT, WORKER_GRADIENTS}),
-    "worker0": frozenset({OWN_COLLECTIVES, FIXED_WORKERS, WORKER_GRADIENTS}),
+    "global": frozenset({OWN_COLLECTIVES}),
+    "local-mean": frozenset({OWN_COLLECTIVES, WORKER_GRADIENTS}),
+    "worker0": frozenset({OWN_COLLECTIVES, WORKER_GRADIENTS}),
     "movement": frozenset({OPTIMIZER_STEPS, WHOLE_LAYERS}),
     "movement/lr": frozenset({OPTIMIZER_STEPS, WHOLE_LAYERS}),
 }

@@ -17,7 +17,6 @@ from regimes.capabilities import (
     WHOLE_LAYERS,
     WORKER_GRADIENTS,
     WORKER_MODELS,
-    WORKERS_OF_A_UNIT,
 )
 from regimes.collectives.requests import Mean
 from regimes.config import Bounded
@@ -57,9 +56,7 @@ class Noise(Bounded):
     """
 
     bounds_prefix = "instruments.noise."
-    requires = frozenset(
-        {WORKER_GRADIENTS, SEVERAL_WORKERS, WORKERS_OF_A_UNIT, WHOLE_LAYERS, OWN_COLLECTIVES}
-    )
+    requires = frozenset({WORKER_GRADIENTS, SEVERAL_WORKERS, WHOLE_LAYERS, OWN_COLLECTIVES})
 
     stride: Count = 1
     every: int = field(default=1, init=False)

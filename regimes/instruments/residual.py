@@ -9,7 +9,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.capabilities import EXCHANGE_READINGS
 from regimes.collectives.requests import Mean
 from regimes.config import Bounded
 from regimes.config.bounds import Count
@@ -26,7 +25,7 @@ class Residual(Bounded):
     processes it sends a number for each layer (counted as signal bytes)."""
 
     bounds_prefix = "instruments.residual."
-    requires = frozenset({EXCHANGE_READINGS})
+    requires = frozenset[str]()
 
     every: Count = 1
 

@@ -291,7 +291,7 @@ class Job:
             self.layers,
             chosen.compressor,
             chosen.levels,
-            processes=world.processes if world.shards > 1 else world.workers,
+            processes=world.processes,
             shards=world.shards,
             data={"digest": None, "train": None, "test": None},
             metric=options.metric,
@@ -303,9 +303,8 @@ class Job:
 
     def _prepare_record(self, options: RecordOptions | None, header: Header) -> None:
         self.header = header
-        # with a manager all have one, because any may become the first
         if options is not None and self.world.rank == 0:
-            self.recorder = JobRecorder(options, header, self.world.quorum is not None)
+            self.recorder = JobRecorder(options, header)
             if self.claims is not None:
                 # here, before a forward pass: ``_open_record`` is called in a backward pass, by
                 # when all groups that share the forward pass have posted theirs

@@ -210,14 +210,3 @@ def own_rows(parts: Iterable[Layer], residuals: Residuals) -> Residuals:
             whole = whole[:, part.shard.here].clone()
         found[part.name] = whole
     return found
-
-
-def without_residuals(part: Part) -> Part:
-    """A part for a worker that begins without residuals. Local steps owe pseudo-gradients alone."""
-    tables: dict[str, Any] = {}
-    if "layers" in part:
-        tables["layers"] = by_layer(residual=dict.fromkeys(part["layers"]))
-    if "outer" in part:
-        none = dict.fromkeys(part["outer"]["layers"])
-        tables["outer"] = {**part["outer"], "layers": by_layer(residual=none)}
-    return {**part, **tables}

@@ -129,18 +129,12 @@ class JobRecorder:
         sums, counts: of the values logged for the open row, or without one for the unit under way,
             by name.
         restored: the seconds and details of rows that were pending in a loaded state, by unit.
-        same: fields of the configuration that a job which is continued must have.
         row_is_open: ``log`` still adds to the last pending row.
         closed: the record has ended; later units are not written.
     """
 
-    def __init__(self, options: RecordOptions, header: Header, varying: bool = False) -> None:
-        """
-        Args:
-            varying: the number of workers may change, so one that starts again may have another.
-        """
+    def __init__(self, options: RecordOptions, header: Header) -> None:
         self.options, self.header, self.folder = options, header, Path(options.folder)
-        self.same = [name for name in _SAME if not (varying and name == "workers")]
         self.writer: RecordWriter | None = None
         self.reporters = Reporters(())
         self.pending: list[_PendingRow] = []
@@ -212,7 +206,7 @@ class JobRecorder:
 
     def _check_same(self) -> None:
         old, new = read_header(self.folder), self.header
-        differ = [k for k in self.same if not _same_entry(k, old["config"], new["config"])]
+        differ = [k for k in _SAME if not _same_entry(k, old["config"], new["config"])]
         differ += ["layers"] * (old["layers"] != new["layers"])
         if differ:
             raise RecordError(

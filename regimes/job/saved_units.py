@@ -29,8 +29,6 @@ _FILE = "epochs.jsonl"
 
 def saved_units(job: Job) -> dict[str, Any]:
     """The entries of a saved state: "rows", and "recorded" where the record has some of them."""
-    if job.world.quorum is not None:  # another replica loads it, which may have no record
-        return {"rows": job.rows}
     count, recorder = len(job.rows), job.recorder
     written = None if recorder is None else recorder.file_state
     if written is not None and recorder is not None:
@@ -48,8 +46,6 @@ def with_all_units(saved: Any, world: ProcessWorld, recorder: JobRecorder | None
         ConfigError: on all processes: the record is gone, or has changed since; on this one: its
             state is of another unit than process 0's.
     """
-    if world.quorum is not None:  # one replica loads it, while the others go on
-        return saved
     refers = isinstance(saved, Mapping) and "recorded" in saved
     if not any(world.gather_object(refers)):  # gathered: all take part in the next one, or none
         return saved

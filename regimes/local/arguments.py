@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from regimes import compression, policies
 from regimes.capabilities import Part
-from regimes.collectives.group import on_group, on_manager
+from regimes.collectives.group import on_group
 from regimes.collectives.process_group import default_group
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.requests import Layer
@@ -157,10 +157,8 @@ class Trained:
     local: list[Tensor]
     sharded: ShardedGradients | None = None
 
-    def make_world(self, timeout: float, manager: Any = None) -> ProcessWorld:
-        """A world of all processes, which all create it, or of a manager's replicas."""
-        if manager is not None:
-            return on_manager(manager, self.local[0].device)
+    def make_world(self, timeout: float) -> ProcessWorld:
+        """A world of all processes, which all create it."""
         if self.sharded is not None:
             return self.sharded.make_world(timeout, _CALL)
         return on_group(default_group(), self.local[0].device, timeout, _CALL)
@@ -178,9 +176,9 @@ class Trained:
         return {} if self.sharded is None else self.sharded.shared_facts()
 
 
-def check_trained(model: nn.Module, optimizer: Any, replicas: Any, manager: Any = None) -> Trained:
+def check_trained(model: nn.Module, optimizer: Any, replicas: Any) -> Trained:
     """The trained parameters; ConfigError unless their steps can be local."""
-    if manager is None and default_group() is None:
+    if default_group() is None:
         raise ConfigError(
             "local_steps: there is no process group: start with torchrun and call "
             "torch.distributed.init_process_group() first"

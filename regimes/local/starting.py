@@ -13,9 +13,7 @@ import torch
 from torch import nn
 
 from regimes import capabilities
-from regimes.capabilities import Part
 from regimes.config import DENSE, GivenLevel, OuterConfig
-from regimes.ddp.attaching import NEEDS
 from regimes.errors import ConfigError, require
 from regimes.job.choices import check_seed, check_timeout
 from regimes.job.probe import pick_probe
@@ -43,7 +41,6 @@ def local_steps(
     record: str | Path | RecordOptions | None = None,
     seed: int = 0,
     timeout: float = 600.0,
-    manager: Any = None,
     instruments: Mapping[str, Mapping[str, Any]] | Collection[str] | None = None,
     check_every: int | None = None,
     check_cosine: float | None = None,
@@ -74,10 +71,7 @@ def local_steps(
         every: steps of a unit, after which the policy decides and a row is recorded.
         record: a folder for a record of the job; process 0 writes it.
         seed: of the compressor's random numbers.
-        timeout: seconds until a process that the others wait for counts as lost; with a manager
-            its own count.
-        manager: a ``Manager`` of torchft, with replicas that come and go, in place of a process
-            group. Each synchronisation is a step of its own. See docs/how-to/sites.md.
+        timeout: seconds until a process that the others wait for counts as lost.
         instruments: ``{"error", "residual"}``, or a table of their fields: what compression takes
             from the pseudo-gradients that are synchronised, and what is owed; ``"disagreement"``:
             how far the processes lie apart.
@@ -86,28 +80,23 @@ def local_steps(
 
     Raises:
         ConfigError: one sentence, before anything is sent.
-        TrainingError: with a manager: there is no quorum.
     """
     _, measured = pick_probe(None, instruments, check_every, check_cosine)
     varied = levels, level_policy
     chosen = choose_local(policy, periods, outer, compressor, level, every, measured, varied)
-    given = {"replicas": replicas, "check_every": check_every}
-    asked = [Part(name, NEEDS[name]) for name, value in given.items() if value is not None]
-    parts = [*asked, *chosen.needed_parts()]
     found = {
         capabilities.LOCAL_STEPS: True,
         capabilities.SHARDED_MODEL: replicas is not None,
-        capabilities.MANAGED: manager is not None,
         capabilities.STREAMING: chosen.outer.streams,
     }
-    capabilities.check(parts, [mode for mode, applies in found.items() if applies])
-    what = check_trained(model, optimizer, replicas, manager)
+    capabilities.check(chosen.needed_parts(), [mode for mode, applies in found.items() if applies])
+    what = check_trained(model, optimizer, replicas)
     _check_free(model)
     check_timeout(timeout)
     check_seed(seed)
     options = record_options(record)
     require(isinstance(summary, bool), "summary", summary, "true or false")
-    world = what.make_world(float(timeout), manager)
+    world = what.make_world(float(timeout))
     job = LocalSteps(model, optimizer, what, chosen, options, seed, world)
     job.summarizes = summary
     _JOBS[model] = reference = weakref.ref(job)

@@ -33,7 +33,6 @@ from regimes.job.set_level import as_set
 from regimes.job.state import FORMAT, State, by_layer, get_column, layer_shapes, own_part
 from regimes.job.upgrade import upgrade_state
 from regimes.local.arguments import LocalChoice, Trained, local_header
-from regimes.local.membership import LocalMembership
 from regimes.policies.controller import WholeController, check_reasons
 from regimes.policies.schedules import period_of
 from regimes.training.gradients import new_stack
@@ -54,10 +53,7 @@ class LocalSteps(Job):
             counts.
         losses: sum and number of this process's training losses in the unit under way, if the
             policy reads them.
-        membership: what a manager adds, with which replicas come and go; None without one.
     """
-
-    membership: LocalMembership | None = None
 
     def __init__(
         self,
@@ -81,15 +77,13 @@ class LocalSteps(Job):
         world.guard.done = lambda: self.total
         kinds = [[str(t.dtype), *t.shape] for t in buffers]
         self._agree_on_start(chosen.shared_facts(), seed, buffers=kinds, **what.shared_facts())
-        if world.quorum is None:  # a manager copies a state in the first quorum
-            what.start_alike(world, model)
+        what.start_alike(world, model)
         own, keys = [Optimizers([optimizer], 0.0)], list(what.parameters.values())
         self.replicas = Replicas(tensors, buffers, own, in_place=True, keys=keys)
         exchange = chosen.exchange
         reducer = Reducer(exchange.compressor, world.local_layers(layers), world, seed)
-        storage, tentative = new_stack(tensors, 1), world.quorum is not None
-        synced = self.replicas.synced_parameters
-        self.sync = SyncRounds(synced, reducer, chosen.outer, storage, tentative=tentative)
+        synced, storage = self.replicas.synced_parameters, new_stack(tensors, 1)
+        self.sync = SyncRounds(synced, reducer, chosen.outer, storage)
         self.panel = self._choose_gauges(
             model,
             seed,
@@ -104,9 +98,6 @@ class LocalSteps(Job):
         self.controller = WholeController(chosen.rule, "update", "sync")
         self.level_controller = chosen.make_controller(self.layers)
         self._decide_next()
-        if (quorum := world.quorum) is not None:  # the others may be in the middle of the job
-            self.membership = LocalMembership(self, quorum, optimizer)
-            self.membership.synchronize()
 
     @property
     def period(self) -> int:
@@ -131,11 +122,7 @@ class LocalSteps(Job):
                 "more: call local_steps() again to go on"
             )
         if not self.record_opened:
-            if self.membership is None:
-                self._open_record()
-            else:
-                self.record_opened = True
-                self.membership.write_or_wait()
+            self._open_record()
         if self.total - self.ended >= self.chosen.every:
             self._finish_unit()
         if not self._in_unit():
@@ -144,8 +131,6 @@ class LocalSteps(Job):
             self.schedule.begin_unit()
         self.sync.begin_step(self.next_period)
         self.total += 1
-        if self.membership is not None:
-            self.membership.moved = True
         self.clock.start_step()
         if self.sync.advance_step():
             with self.clock.count_waiting(self.world):
@@ -197,9 +182,6 @@ class LocalSteps(Job):
 
     def _synchronize(self, *, last: bool = False) -> None:
         self.replicas.follow_buffers(self.model)
-        if self.membership is not None:
-            self.membership.synchronize(last)
-            return
         self.world.guard.enter_call("a synchronisation")
         if self.to_agree:
             self.sync.wait_for_sent()  # its thread uses the communicator until then
@@ -220,15 +202,15 @@ class LocalSteps(Job):
             flags = loss_with_flag(pseudo_gradients.new_zeros(1), pseudo_gradients)[:, None]
             self.sync.send_fragment(fragment, self.values, flags)
 
-    def _apply_fragments(self, last: bool, means: Mapping[int, Tensor] | None = None) -> None:
-        """The outer step of what has come back; ``means`` of the buffers, if they are known."""
+    def _apply_fragments(self, last: bool) -> None:
+        """The outer step of what has come back."""
         for fragment, flight in self.sync.arriving_fragments(last):
             if flight.transfer.extra is not None and flight.transfer.means is not None:
                 self._check_finite(flight.transfer.extra, flight.transfer.means)
             if self.sync.is_last(fragment):
                 self.panel.step(*self.sync.take_seen())
                 self.rounds += 1
-            self.sync.apply_fragment(fragment, flight, self.replicas, means)
+            self.sync.apply_fragment(fragment, flight, self.replicas)
 
     def _check_finite(self, flags: Tensor, mean: Tensor) -> None:
         """Raise TrainingError if a parameter is not finite, on all processes alike."""
@@ -279,7 +261,6 @@ class LocalSteps(Job):
             self.clock.of_unit(steps),
             sync={**self.decided, "rounds": rounds},
             **losses,
-            **({} if self.membership is None else {"replicas": self.membership.take_column()}),
         )
         self.clock = self.clock.next_unit(self.chosen.every)
         self._decide_next()
@@ -348,8 +329,6 @@ class LocalSteps(Job):
         """
         with damage_refused():
             state = upgrade_state(saved)
-        if self.membership is not None:
-            state = self.membership.as_mine(state)
         self._check_same(state)
         self.world.guard.enter_call("load_state_dict()")
         self._continue_from(with_all_units(state, self.world, self.recorder))

@@ -75,7 +75,6 @@ def print_report() -> bool:
         **{f"{name} (optional)": functools.partial(version, name) for name in EXTRAS},
         "curvature by pyhessian": lambda: _curvature("pyhessian"),
         "notebooks": _notebooks,
-        "torchft (optional)": _torchft,
         "import torchvision": _torchvision,
         "CUDA": _cuda,
         "NCCL": lambda: _backend("nccl"),
@@ -114,19 +113,6 @@ def _torchvision() -> str:
         missing = error.startswith("ModuleNotFoundError")
         raise RuntimeError(error if missing else f"{error}. {TWO_INDEXES}")
     return "as a script of your own would"
-
-
-def _torchft() -> str:
-    """Load the library in its wheel, which is built for some machines only."""
-    found = version("torchft-nightly")
-    try:
-        importlib.import_module("torchft.coordination")
-    except (ImportError, OSError) as error:
-        raise RuntimeError(
-            f"{found} is installed and does not run on this machine ({error}): all works without "
-            "it but manager= of attach and local_steps"
-        ) from error
-    return found
 
 
 def _data_sets() -> str:

@@ -87,22 +87,6 @@ class Cost(TypedDict):
     layers: NotRequired[Amounts]
 
 
-Replicas = Annotated[  # of a job whose replicas come and go
-    dict[str, Any],
-    Object(
-        {},
-        {
-            "least": kinds.COUNT,
-            "most": kinds.COUNT,
-            "mean": AMOUNT,
-            "joined": kinds.COUNT,
-            "left": kinds.COUNT,
-            "lost_residual": AMOUNT,
-            "uncommitted": kinds.COUNT,
-            "changes": kinds.TABLES,
-        },
-    ),
-]
 LEFT = Object({"worker": kinds.COUNT, "step": kinds.COUNT}, extra=AMOUNT)
 Churn = Annotated[  # of workers that could be absent, up to version 0.4
     dict[str, Any],
@@ -143,7 +127,6 @@ class Row(TypedDict):
     batch: NotRequired[Batch]
     skipped: NotRequired[Count]
     sync: NotRequired[Sync]
-    replicas: NotRequired[Replicas]
     churn: NotRequired[Churn]
     group_lr: NotRequired[Numbers | None]
     validation: NotRequired[dict[str, float | None]]

@@ -12,7 +12,6 @@ from regimes.capabilities import (
     ALIKE_WORKERS,
     BATCH_SIZES,
     CAPTURED_STEPS,
-    DELAYED_UPDATES,
     HALF_PARAMETERS,
     NAMED_TASK,
     OWN_COLLECTIVES,
@@ -80,7 +79,7 @@ def outer_parts(outer: OuterConfig) -> Iterator[Part]:
     if outer != OuterConfig():
         yield Part("outer", {WORKER_MODELS})
     if outer.delay:
-        yield Part("outer.delay", {WORKER_MODELS, DELAYED_UPDATES}, outer.delay, "0")
+        yield Part("outer.delay", {WORKER_MODELS}, outer.delay, "0")
     if outer.states != "keep":
         needs = {WORKER_MODELS, ALIKE_WORKERS, *([OWN_COLLECTIVES] * (outer.states == "average"))}
         yield Part("outer.states", needs, outer.states, "keep")

@@ -55,7 +55,6 @@ class OuterStep:
         replicas: Replicas,
         *,
         buffers: bool,
-        means: Mapping[int, Tensor] | None = None,
     ) -> None:
         """Step the synchronised parameters of some layers by the shared pseudo-gradients
         ``[*shape]``, which are left as they are; the workers go on from them, with the optimisers'
@@ -63,7 +62,6 @@ class OuterStep:
 
         Args:
             buffers: average the floating-point buffers, too.
-            means: these means, if they are known already (``Replicas.buffer_means``).
         """
         # torch's foreach SGD with Nesterov adds momentum x velocity to .grad in place, and
         # instruments read the updates when the last fragment has come back.
@@ -72,7 +70,6 @@ class OuterStep:
             parameter.grad = given.get(i)
         self.optimizer.step()
         if buffers:
-            world = self.reducer.world
-            replicas.set_buffers(replicas.buffer_means(world) if means is None else means)
+            replicas.set_buffers(replicas.buffer_means(self.reducer.world))
         replicas.receive_synced(updates, self.config.mixing)
         replicas.settle_states(self.config.states, self.reducer.world)

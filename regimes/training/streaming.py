@@ -89,8 +89,6 @@ class SyncRounds:
         updates: the shared ones that came back, ``[*shape]`` per layer.
         older: the pseudo-gradients, ``[L, *shape]``, of layers that were sent again before
             instruments saw what had come back: ``stack`` no longer has them.
-        unsettled: what has left tentatively: the fragment, the local steps of the round that it has
-            ended, and its transfer.
     """
 
     def __init__(
@@ -99,12 +97,9 @@ class SyncRounds:
         reducer: Reducer,
         config: OuterConfig,
         storage: tuple[Float[Tensor, "rows N"], Sequence[Float[Tensor, "rows ..."]]],
-        *,
-        tentative: bool = False,
     ) -> None:
         """
         Args:
-            tentative: what leaves may be taken back, until ``settle_sent``.
             storage: of ``stack`` and ``parts``. Nothing else may use it between a fragment's
                 leaving and the return of the last one, so unless ``config.streams`` that of
                 gradients will do.
@@ -112,7 +107,7 @@ class SyncRounds:
         self.reducer, self.config = reducer, config
         delayed = config.delay > 0 and reducer.world.processes > 1
         device = storage[0].device if delayed else None
-        self.exchange = Exchange(reducer, background=device, tentative=tentative)
+        self.exchange = Exchange(reducer, background=device)
         self.outer = OuterStep(parameters, reducer, config)
         sizes = [parameter.numel() for parameter in parameters]
         expected = f"at most the number of layers, {len(sizes)}"
@@ -121,15 +116,9 @@ class SyncRounds:
         self.stack, self.parts = storage
         self.updates = list[Tensor](part[0] for part in self.parts)
         self.older: dict[int, Tensor] = {}
-        self.unsettled: list[tuple[Fragment, int, Transfer]] = []
         self.begun = False
 
     # -- rounds ------------------------------------------------------------------------------
-
-    @property
-    def fragment_steps(self) -> list[list[int]]:
-        """The local steps of each fragment's round, and those taken in it."""
-        return [[fragment.period, fragment.since] for fragment in self.fragments]
 
     @property
     def is_between(self) -> bool:
@@ -205,28 +194,8 @@ class SyncRounds:
             losses: sent with them; their means come with what comes back.
         """
         transfer = self.exchange.begin_transfer(levels, fragment.layers)
-        if self.exchange.memories is not None:
-            self.unsettled.append((fragment, fragment.since, transfer))
         fragment.flight, fragment.since = _Flight(self.config.delay, transfer), 0
         self.exchange.send_transfer({i: self.parts[i] for i in fragment.layers}, transfer, losses)
-
-    def settle_sent(self) -> None:
-        """What has left since the last call counts; of a tentative exchange."""
-        self.wait_for_sent()
-        for *_, transfer in self.unsettled:
-            self.exchange.settle_transfer(transfer=transfer)
-        self.unsettled = []
-        assert self.exchange.memories is not None
-        self.exchange.memories.free_spare()
-
-    def undo_sent(self) -> None:
-        """Take back what has left since ``settle_sent``: rounds and memories are as before it, so
-        that it can be measured and sent again."""
-        self.wait_for_sent()
-        for fragment, since, transfer in self.unsettled:
-            self.exchange.drop_transfer(transfer)
-            fragment.since, fragment.flight = since, None
-        self.unsettled = []
 
     def wait_for_sent(self) -> None:
         """Until all that was sent has come back; before any other collective."""
@@ -264,15 +233,10 @@ class SyncRounds:
         fragment: Fragment,
         flight: _Flight,
         replicas: Replicas,
-        means: Mapping[int, Tensor] | None = None,
     ) -> None:
-        """Take the outer step of a fragment. Running statistics go with the first fragment.
-
-        Args:
-            means: of the running statistics, if they are known already.
-        """
+        """Take the outer step of a fragment. Running statistics go with the first fragment."""
         first = fragment is self.fragments[0]
-        self.outer.step_outer(flight.transfer.updates, replicas, buffers=first, means=means)
+        self.outer.step_outer(flight.transfer.updates, replicas, buffers=first)
         fragment.flight = None
 
     def close(self) -> None:

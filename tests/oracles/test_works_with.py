@@ -100,7 +100,6 @@ def attach(mode: str, part: str) -> None:
         "DDP with an optimiser": {"optimizer": optimizer},
         "DDP with counted units": {"optimizer": optimizer, "every": 5},
         "FSDP2": {"replicas": object()},
-        "torchft": {"manager": object(), "optimizer": optimizer, "every": 5},
     }
     words = {**given[mode], **attached()[part]}
     if not words.keys() & {"shards", "compressor", "policy"}:
@@ -114,7 +113,6 @@ def local_steps(mode: str, part: str) -> None:
     given: dict[str, dict[str, Any]] = {
         "processes": {},
         "FSDP2": {"replicas": object()},
-        "torchft": {"manager": object()},
     }
     regimes.local_steps(model, optimizer, **given[mode], **stepped()[part])
 
@@ -128,12 +126,12 @@ class Made:
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
-    def make_world(self, timeout: float, manager: Any) -> None: ...
+    def make_world(self, timeout: float) -> None: ...
 
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("Hook", "DDPGradients", "ShardedGradients", "BareGradients", "FSDPModules"):
+    for name in ("Hook", "DDPGradients", "ShardedGradients", "FSDPModules"):
         monkeypatch.setattr(attaching, name, Made)
     for name in ("LocalSteps", "check_trained"):
         monkeypatch.setattr(starting, name, Made)
@@ -167,10 +165,8 @@ NAMED: dict[str, set[str]] = {
     "attach, DDP with an optimiser": HOOK,
     "attach, DDP with counted units": HOOK | {"with every"},
     "attach, FSDP2": HOOK | {"without an optimizer", "with a sharded model"},
-    "attach, torchft": {"in a hook", "with a manager"},
     "local_steps, processes": OWN,
     "local_steps, FSDP2": OWN | {"with a sharded model"},
-    "local_steps, torchft": {"in local_steps", "with a manager"},
 }
 TABLE = [mode for mode in vars(capabilities).values() if isinstance(mode, Mode)]
 REASONS = {f"{mode.name}: {why}": mode.name for mode in TABLE for why in mode.lacks.values()}

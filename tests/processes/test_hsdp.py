@@ -336,7 +336,6 @@ SAID = {
     "meta": "parameter 'weight' is on the device meta: attach after model.to_empty()",
     "seeds": "process 2 has seed = 1, process 0 has seed = 0",
     "a whole state": "full_state_dict: this model is sharded, and no process holds whole layers",
-    "paused": "no_sync: use set_requires_gradient_sync(False) of the sharded model",
     "paths differ": "some processes have used 'side.bias', 'side.weight' in this step and others",
 }
 

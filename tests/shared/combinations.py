@@ -116,8 +116,8 @@ def configuration(mode: str, part: str) -> RunConfig:
 
 # -- calls in a user's own loop: arguments ---------------------------------------------------------
 
-HOOKS = ("DDP", "DDP with an optimiser", "DDP with counted units", "FSDP2", "torchft")
-OWN_STEPS = ("processes", "FSDP2", "torchft")
+HOOKS = ("DDP", "DDP with an optimiser", "DDP with counted units", "FSDP2")
+OWN_STEPS = ("processes", "FSDP2")
 
 
 def attached() -> dict[str, dict[str, Any]]:

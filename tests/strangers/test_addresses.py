@@ -30,14 +30,13 @@ REPOSITORIES = {  # owner/name on github.com
     "kellerjordan/muon",
     "kuangliu/pytorch-cifar",
     "meliketoy/wide-resnet.pytorch",
-    "meta-pytorch/torchft",
     "uw-mad-dash/accordion",
     "weiaicunzai/pytorch-cifar100",
 }
 HOSTS = {
     *("arxiv.org", "docs.pytorch.org", "download.pytorch.org", "wikitext.smerity.com"),
     *("semver.org", "keepachangelog.com", "docs.skypilot.co", "github.com"),
-    *("localhost", "127.0.0.1", "lighthouse", "torch"),  # of the reader's own; of examples
+    *("localhost", "127.0.0.1", "torch"),  # of the reader's own; of examples
 }
 INDEX = {
     *("ipykernel", "playwright", "pyarrow", "submitit", "tensorboard", "torchx", "transformers"),

@@ -303,10 +303,8 @@ WAYS = {  # of the page: call and mode of the recorded answers
     "`run, sync_policy`": ("trainer", "local steps"),
     "`simulate`": ("trainer", "own objects"),
     "`attach, FSDP2`": ("attach", "FSDP2"),
-    "`attach, torchft`": ("attach", "torchft"),
     "`local_steps`": ("local_steps", "processes"),
     "`local_steps, FSDP2`": ("local_steps", "FSDP2"),
-    "`local_steps, torchft`": ("local_steps", "torchft"),
 }
 
 
@@ -344,7 +342,7 @@ def test_the_page_says_what_was_recorded() -> None:
                 changed = (call, mode, part) in combinations.CHANGED
                 assert works == (before == changed), (part, column)
                 compared.add((part, column))
-    assert len(compared) >= 150
+    assert len(compared) >= 100
 
 
 def test_every_public_module_is_in_the_reference_once() -> None:

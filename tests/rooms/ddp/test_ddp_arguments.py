@@ -27,7 +27,6 @@ import regimes
 from regimes.compression import REGISTRY
 from regimes.cost.cases import make_cases
 from regimes.cost.methods import parse_method
-from regimes.ddp.own_hooks import BareGradients
 from regimes.errors import ConfigError, RecordError
 from regimes.integrations.shared import HookSettings
 from regimes.job import choices
@@ -65,10 +64,8 @@ def test_another_policy_decides_from_the_next_unit_on() -> None:
     hook.close()
 
 
-def test_a_hook_of_ddp_leaves_pauses_to_ddp_and_has_a_whole_state() -> None:
+def test_a_hook_of_ddp_has_a_whole_state() -> None:
     hook = regimes.attach(wrapped(), policy="accordion")
-    with pytest.raises(ConfigError, match=r"^no_sync: use model\.no_sync\(\) of Distributed"):
-        hook.no_sync()
     with pytest.raises(ConfigError, match=r"^sharded_state: this model is not sharded: save full"):
         hook.sharded_state()
 
@@ -134,16 +131,6 @@ def test_sparse_gradients_are_refused_where_there_are_some(frozen: bool) -> None
     hook = regimes.attach(wrapper, policy="accordion")
     wrapper(torch.arange(4)).sum().backward()
     assert list(hook.epoch_end(lr=0.1)) == ["1.weight"]
-
-
-def test_pauses_of_a_bare_model_may_be_nested() -> None:
-    source = BareGradients(nn.Linear(5, 3), manager=None)
-    paused = [source.paused]
-    with source.no_sync():
-        with source.no_sync():
-            paused.append(source.paused)
-        paused.append(source.paused)
-    assert [*paused, source.paused] == [False, True, True, False]
 
 
 def test_a_model_that_trains_nothing_is_one_sentence() -> None:

@@ -18,7 +18,7 @@ from regimes.compression import Compressor
 from regimes.compression.powersgd import PowerSGD
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, Level
-from regimes.exchange.exchange import Exchange, Listener, Transfer
+from regimes.exchange.exchange import Exchange, Listener
 
 CPU = torch.device("cpu")
 BUCKETS = [[3, 2], [1], [0]]
@@ -60,9 +60,8 @@ def assert_same(ours: Any, theirs: Any) -> None:
 
 HOWS = {
     "in place, in a thread": {"background": CPU},
-    "tentative": {"tentative": True},
-    "tentative, written": {"tentative": True, "written": Listener()},
-    "tentative, in a thread": {"tentative": True, "written": Listener(), "background": CPU},
+    "tentative, written": {"written": Listener()},
+    "tentative, in a thread": {"written": Listener(), "background": CPU},
 }
 
 
@@ -86,51 +85,22 @@ def test_every_way_gives_the_same_updates_and_memories(
 @pytest.mark.parametrize(("compressor", "low", "high"), EVERY)
 def test_an_undone_step_was_never_taken(compressor: Compressor, low: Level, high: Level) -> None:
     """Also where it is of another level, and of some layers only."""
-    ours, theirs = (make(compressor, tentative=True, written=Listener()) for _ in range(2))
+    ours, theirs = (make(compressor, written=Listener()) for _ in range(2))
     for exchange in (ours, theirs):
         take(exchange, gradients(1, 0), low)
     before = memories(theirs)
     take(ours, gradients(1, 1), high)
-    assert ours.undo_transfer([0, 2]) == {0, 2}
-    assert ours.undo_transfer() == {1, 3}
-    assert ours.undo_transfer() == set()
+    assert ours.memories is not None
+    assert ours.memories.undo_step([0, 2]) == {0, 2}
+    assert ours.memories.undo_step() == {1, 3}
+    assert ours.memories.undo_step() == set()
     assert_same(memories(ours), before)
     expected = take(theirs, gradients(1, 2), high)
     assert_same(take(ours, gradients(1, 2), high), expected)
 
 
-@pytest.mark.parametrize(("compressor", "low", "high"), EVERY)
-def test_a_fragment_that_is_dropped_was_never_sent(
-    compressor: Compressor, low: Level, high: Level
-) -> None:
-    """Of two on their way, with memories of their own, one counts and the other is sent again. Rows
-    stay as they are."""
-    ours = Exchange(Reducer(compressor, layers(), world(3), seed=3), tentative=True)
-    theirs = Exchange(Reducer(compressor, layers(), world(3), seed=3))
-
-    def send(exchange: Exchange, step: int, level: Level, part: Sequence[int]) -> Transfer:
-        rows = gradients(3, step)
-        levels = [level if layer.compressed else DENSE for layer in exchange.reducer.layers]
-        transfer = exchange.begin_transfer(levels, part)
-        exchange.send_transfer({i: rows[i] for i in part}, transfer)
-        assert_same(rows, gradients(3, step))
-        return transfer
-
-    for step, level in enumerate((low, high, low)):
-        kept = memories(ours)
-        first, second = (send(ours, step, level, part) for part in ([0, 1], [2, 3]))
-        assert_same(memories(ours), kept)
-        ours.settle_transfer(transfer=first)
-        ours.drop_transfer(second)
-        again = send(ours, step, level, [2, 3])
-        ours.settle_transfer(transfer=again)
-        expected = [send(theirs, step, level, part).updates for part in ([0, 1], [2, 3])]
-        assert_same([first.updates, again.updates], expected)
-        assert_same(memories(ours), memories(theirs))
-
-
 def test_a_layer_that_is_not_applied_keeps_its_memory() -> None:
-    ours, theirs = (make(PowerSGD(), tentative=True, written=Listener()) for _ in range(2))
+    ours, theirs = (make(PowerSGD(), written=Listener()) for _ in range(2))
     for exchange in (ours, theirs):
         take(exchange, gradients(1, 0), 2)
     kept = memories(ours)[1]
@@ -143,7 +113,7 @@ def test_a_layer_that_is_not_applied_keeps_its_memory() -> None:
 
 def test_residuals_of_tentative_steps_take_turns_in_two_places() -> None:
     """One more residual, and no third: the next step writes to the one before the last."""
-    exchange = make(PowerSGD(), tentative=True, written=Listener())
+    exchange = make(PowerSGD(), written=Listener())
     places = []
     for step in range(6):
         take(exchange, gradients(1, step), 2)
@@ -195,7 +165,7 @@ def test_one_broken_number_fills_its_bucket_and_is_known(
 ) -> None:
     """A GradScaler sees it where it is written; memories are as the step before has left them."""
     told = Told()
-    exchange = make(compressor, tentative=True, written=told)
+    exchange = make(compressor, written=told)
     take(exchange, gradients(1, 0), low)
     before = memories(exchange)
     rows = gradients(1, 1)
@@ -218,7 +188,7 @@ def test_an_error_in_the_thread_is_raised_where_the_caller_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told = Told()
-    exchange = make(PowerSGD(), tentative=True, written=told, background=CPU)
+    exchange = make(PowerSGD(), written=told, background=CPU)
 
     def fails(*given: Any) -> Iterator[Any]:
         raise ArithmeticError("no room")

@@ -20,7 +20,6 @@ from regimes.job.move_residuals import (
     average_residuals,
     on_processes,
     residuals_for,
-    without_residuals,
 )
 from regimes.job.state import FORMAT, by_layer, join_states, of_workers
 from regimes.job.upgrade import upgrade_state
@@ -103,8 +102,6 @@ def test_a_state_of_each_process_is_the_state_of_all() -> None:
     each = on_processes(whole, 3)
     assert join_states(each) == whole
     assert [part["workers"] for state in each for part in state["parts"]] == [[0], [1], [2]]
-    begun = without_residuals(parts[0])
-    assert states.column(begun, "residual") == {"a": None, "b": None}
 
 
 def test_entries_of_workers_are_found_on_any_process() -> None:

@@ -654,10 +654,6 @@ def gather_not_alike(mesh: DeviceMesh) -> None:
     hook(fully_shard(Net(), mesh=mesh), mesh, gather={"level": level})
 
 
-def without_sync(mesh: DeviceMesh) -> None:
-    hook(fully_shard(Net(), mesh=mesh), mesh).no_sync()
-
-
 def another_signal(mesh: DeviceMesh) -> None:
     hook(fully_shard(Net(), mesh=mesh), mesh, signal="global")
 
@@ -755,7 +751,6 @@ WRONG: dict[str, Callable[[DeviceMesh], None]] = {
     "this model has a hook already": twice,
     "process 1 has levels.constant = 8": not_alike,
     "process 1 has shards.gather.level = 8": gather_not_alike,
-    "no_sync: use set_requires_gradient_sync(False)": without_sync,
     "signal = 'global': expected update with shards": another_signal,
     "scaler: expected none with shards": scaled,
     "compressor = 'topk': with shards": compressor,

@@ -101,7 +101,6 @@ WAYS: dict[str, Callable[[Mesh], Any]] = {
     "meta": on_meta,
     "seeds": lambda mesh: hook(sharded(mesh), mesh, seed=mesh["replicate"].get_local_rank()),
     "a whole state": saved_whole,
-    "paused": lambda mesh: hook(sharded(mesh), mesh).no_sync(),
     "paths differ": paths_differ,
 }
 

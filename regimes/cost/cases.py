@@ -10,10 +10,10 @@ Instruments, evaluation, checkpoints and waiting for a slower worker are left ou
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -40,7 +40,8 @@ from regimes.training.units import Units
 
 ITEMSIZE = {"float32": 4, "float64": 8, "bfloat16": 4, "float16": 4}  # of what travels
 SAME = {"model", "data", "workers", "dtype", "precision"}
-SAME |= {"batch_size", "compressor", "levels", "unit_steps"}
+SAME |= {"batch_size", "unit_steps"}
+METHOD = {"compressor", "levels"}  # its levels are lines of their own
 WITHIN = ("sum", "join")  # collectives of one replica's processes, over their own links
 Epoch = tuple[float, Work]  # steps, and the work of one
 
@@ -171,7 +172,8 @@ def make_cases(runs: Sequence[Record], workers: int | None = None) -> list[Case]
     """Levels, from the epochs in which all compressed layers had the same one, then policies.
 
     A level's seconds of compression are the median over its epochs, also in the policies' epochs.
-    Dense is always among the levels; if no run has it, its compression is free.
+    Dense is always among the levels; if no run has it, its compression is free. Where runs have
+    several compressors, each has its own levels.
 
     Args:
         workers: W, which share an epoch's samples at the runs' batch per worker; default theirs.
@@ -183,6 +185,32 @@ def make_cases(runs: Sequence[Record], workers: int | None = None) -> list[Case]
     _check_alike(runs)
     sample, config = per_sample(runs), runs[0].config
     share = config["workers"] / (workers or config["workers"])
+    methods: dict[str, list[Record]] = {}
+    for run in runs:
+        methods.setdefault(json.dumps(_fields_of(run, METHOD), sort_keys=True), []).append(run)
+    levels, policies = list[Case](), list[Case]()
+    for group in methods.values():
+        found, own = _cases_of(group, sample, share)
+        if len(methods) > 1:
+            name = group[0].config["compressor"]["name"]
+            found = [x if x.name == DENSE else replace(x, name=f"{name} {x.name}") for x in found]
+        levels += found
+        policies += own
+    dense = [case for case in levels if case.name == DENSE]
+    measured = next((case for case in dense if case.work.compress), dense[0])
+    levels = [measured, *(case for case in levels if case.name != DENSE)]
+    levels.sort(key=lambda case: -sum(case.work.bytes.values()))
+    return [*levels, *policies]
+
+
+def _cases_of(runs: Sequence[Record], sample: float, share: float) -> tuple[list[Case], list[Case]]:
+    """Levels and policies of runs with one compressor.
+
+    Args:
+        sample: seconds of computing a sample.
+        share: of an epoch's steps.
+    """
+    config = runs[0].config
     epochs = [
         (run.name, uniform_level(run, row), share * usual, (steps * share, work))
         for run in runs
@@ -204,17 +232,16 @@ def make_cases(runs: Sequence[Record], workers: int | None = None) -> list[Case]
     for name, at in levels.items():
         work = replace(mean_step(at), compress=compress[name])
         level_cases.append(Case(_labelled(name, config["levels"]), [(unit, work)], unit))
-    level_cases.sort(key=lambda case: -sum(case.work.bytes.values()))
     policies: dict[str, list[Epoch]] = {}
-    whole: Counter[str] = Counter()
+    whole: dict[str, float] = {}
     for name, level, usual, (steps, work) in epochs:
         work = replace(work, compress=compress.get(level or "", work.compress))
         policies.setdefault(name, []).append((steps, work))
-        whole[name] += usual
+        whole[name] = whole.get(name, 0.0) + usual
     lengths: dict[str, tuple[int, ...]] = {}
     for run in runs:
         lengths[run.name] = (*lengths.get(run.name, ()), len(trained_rows(run)))
-    return [*level_cases, *(Case(x, at, whole[x], lengths[x]) for x, at in policies.items())]
+    return level_cases, [Case(x, at, whole[x], lengths[x]) for x, at in policies.items()]
 
 
 def _labelled(level: str, levels: Mapping[str, Any]) -> str:
@@ -252,7 +279,11 @@ def _check_alike(runs: Sequence[Record]) -> None:
 
 def compared_fields(run: Record) -> dict[str, Any]:
     """The fields in which compared runs must agree."""
-    return {k: v for k, v in identify_experiment(run).items() if k.partition(".")[0] in SAME}
+    return _fields_of(run, SAME)
+
+
+def _fields_of(run: Record, tables: Collection[str]) -> dict[str, Any]:
+    return {k: v for k, v in identify_experiment(run).items() if k.partition(".")[0] in tables}
 
 
 def _dense(run: Record, work: Work) -> Work:

@@ -26,10 +26,10 @@ from regimes.records.selection import add_note
 
 Groups = dict[str, list[Record]]
 BASELINES = ("low", "small-batch", "rank 4", "none")  # of whose traffic the others' is a share
-SETTING = {  # shared by all schedules of a figure
-    *("workers", "batch_size", "data", "model", "compressor", "levels", "signal", "quirks"),
-    *("metric", "written_by"),
-}
+COMPARABLE = {"data", "model", "metric", "written_by"}  # else metrics are not of the same thing
+# Also shared by schedules of a figure that needs certain ones, such as the paper's: it says "low"
+# and "high" of all. Elsewhere schedules may differ in these, and are arms of one comparison.
+METHOD = {"workers", "batch_size", "compressor", "levels", "signal", "quirks"}
 
 
 def group_runs(
@@ -45,7 +45,8 @@ def group_runs(
 
     Raises:
         RecordError: an unfinished run (unless asked for), two of one experiment and seed, schedules
-            of different settings or of one role.
+            of other data, models or metrics, or of one role; where some are needed, of other
+            compressors, levels, workers or batches.
         LackingError: a schedule of ``needed`` is missing.
     """
     runs, by_schedule = in_roles(separate_experiments(runs), needed), Groups()
@@ -55,7 +56,9 @@ def group_runs(
         if not unfinished:
             run.check_finished()
         by_schedule.setdefault(run.name, []).append(run)
-    check_setting(runs)
+    check_setting(runs, COMPARABLE | METHOD if needed else COMPARABLE)
+    if not needed and (differ := differing_methods(by_schedule)):
+        add_note(f"schedules differ in {differ}")
     return {
         name: sorted(by_schedule[name], key=lambda r: r.seed)
         for name in order_schedules(by_schedule)
@@ -123,30 +126,35 @@ def check_there(runs: Sequence[Record], needed: Iterable[str]) -> None:
         )
 
 
-def check_setting(runs: Sequence[Record], shared: Collection[str] = SETTING) -> None:
+def check_setting(runs: Sequence[Record], shared: Collection[str] = frozenset(COMPARABLE)) -> None:
     """Raise RecordError unless schedules that are compared share these fields or tables."""
-
-    def fields(run: Record) -> dict[str, Any]:
-        return {
-            k: v
-            for k, v in identify_experiment(run).items()
-            if {k, k.partition(".")[0]} & {*shared}
-        }
-
     first_runs = list({run.name: run for run in reversed(runs)}.values())[::-1]
     # stable: all are compared with one whose batch is fixed
     first_runs.sort(key=lambda run: bool(run.config.get("batch_policy")))
     for other in first_runs[1:]:
         one = first_runs[0]
-        differ = differing_fields([fields(one), fields(other)])
+        differ = differing_fields([_fields_of(one, shared), _fields_of(other, shared)])
         if other.config.get("batch_policy"):
             differ.pop("batch_size", None)
         if differ:
             raise RecordError(
-                f"{one.folder} and {other.folder} differ in {differences_text(differ)}: a figure "
-                "compares schedules of one setting; choose one with --where FIELD=VALUE, or read "
+                f"{one.folder} and {other.folder} differ in {differences_text(differ)}: they are "
+                "not compared in one table or figure; choose one with --where FIELD=VALUE, or read "
                 "a folder that has one of them"
             )
+
+
+def differing_methods(by_schedule: Groups) -> str:
+    """In what schedules that are arms of one comparison differ beside their policies; "" if in
+    nothing."""
+    tables = [_fields_of(runs[0], METHOD) for runs in by_schedule.values()]
+    return differences_text(differing_fields(tables)) if tables else ""
+
+
+def _fields_of(run: Record, names: Collection[str]) -> dict[str, Any]:
+    """The fields of these names, and of these tables."""
+    fields = identify_experiment(run).items()
+    return {k: v for k, v in fields if {k, k.partition(".")[0]} & {*names}}
 
 
 def tested_by(run: Record) -> Metric:

@@ -17,6 +17,7 @@ from regimes.plotting.curves import has_metric, tabulate_curves, tabulate_ends
 from regimes.plotting.groups import (
     Groups,
     critical_windows,
+    differing_methods,
     measured_metric,
     tested_by,
     typical_run,
@@ -86,11 +87,13 @@ def plot(
     many = f"Means over {style.seeds_in_words(counts)}; {spread}"
     shape = "One seed a curve" if max(counts) == 1 else many
     cut = ". The axis leaves out the first values" if outside else ""
+    differ = differing_methods(by_schedule)
+    arms = f" Schedules differ in {differ}." if differ else ""
     with style.theme():
         add_headline(fig, write_answer(by_schedule, shown, names_of(by_schedule)))
         style.add_caption(
             fig,
-            f"{shape}; in the title means of the last {LAST} values{cut}.",
+            f"{shape}; in the title means of the last {LAST} values{cut}.{arms}",
         )
     parts = {"curve": tabulate_curves(by_schedule, shown), "end": tabulate_ends(by_schedule, shown)}
     tables = [numbers.assign(part=part) for part, numbers in parts.items()]

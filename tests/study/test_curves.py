@@ -191,6 +191,7 @@ def test_everything_is_compared_once(tmp_path: Path) -> None:
 
 
 MANY = {"harm-cyclic", "harm-cyclic-1800k", "harm-cyclic-460k", "harm-dip", "harm-dip-460k"}
+MANY |= {"lost-time-lm", "lost-time-sgd", "lost-time-cosine"}
 
 
 @pytest.mark.parametrize("grid", sorted(g for g in GRIDS if not g.startswith("rates-")))
@@ -261,10 +262,36 @@ def test_the_thick_line_of_a_batch_is_the_median_of_its_seeds() -> None:
     assert (thin, thick) == ([[8, 8], [8, 32], [8, 128]], [8, 32])
 
 
-def test_fixed_batches_without_levels_must_be_equal(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"batch_size": 16},
+        {"workers": 8},
+        {"compressor": {"name": "topk"}, "levels": {"low": 99, "high": 25}},
+        {"sync_policy": {"name": "static", "level": "h"}, "sync_levels": {"h": 4}},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_schedules_that_differ_in_method_are_arms_unless_a_figure_needs_some(
+    changed: dict[str, Any], tmp_path: Path
+) -> None:
     make(tmp_path, "low", 0)
-    make(tmp_path, "high", 0, batch_size=16)
-    with pytest.raises(RecordError, match="differ in batch_size"):
+    make(tmp_path, "high", 0, **changed)
+    assert {*compare.group_runs(load_all(tmp_path))} == {"low", "high"}
+    if "sync_levels" not in changed:
+        with pytest.raises(RecordError, match=f"differ in {next(iter(changed))}"):
+            compare.group_runs(load_all(tmp_path), ["low", "high"])
+
+
+@pytest.mark.parametrize("table", ["data", "model"])
+def test_schedules_of_other_data_or_models_are_refused(table: str, tmp_path: Path) -> None:
+    make(tmp_path, "low", 0)
+    path = make(tmp_path, "high", 0) / "run.json"
+    header = json.loads(path.read_text())
+    changed = {"data": {"digest": "0" * 8}, "model": {"name": "other"}}[table]
+    (header["data"] if table == "data" else header["config"]["model"]).update(changed)
+    path.write_text(json.dumps(header))
+    with pytest.raises(RecordError, match=f"differ in {table}"):
         compare.group_runs(load_all(tmp_path))
 
 
@@ -273,11 +300,11 @@ def test_a_fixed_batch_stands_beside_a_decided_one_but_not_beside_another_fixed_
 ) -> None:
     make(tmp_path, "accordion", 0, batch_size=4, batch_policy={"name": "smith"})
     make(tmp_path, "low", 0)
-    found = compare.group_runs(load_all(tmp_path))
+    found = compare.group_runs(load_all(tmp_path), ["accordion", "low"])
     assert {*found} == {"accordion", "low"}
     make(tmp_path, "high", 0, batch_size=16)
     with pytest.raises(RecordError, match=r"(high|low)/seed-0 differ in batch_size"):
-        compare.group_runs(load_all(tmp_path))
+        compare.group_runs(load_all(tmp_path), ["accordion", "low", "high"])
 
 
 def test_a_ladder_of_levels_is_coloured_by_what_it_sends(tmp_path: Path) -> None:

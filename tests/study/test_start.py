@@ -7,12 +7,16 @@ from pathlib import Path
 
 import pytest
 
+import regimes
 from analysis.findings.effects import minus
 from analysis.findings.numbers.differences import effect
 from analysis.findings.sources import records
+from regimes.cost.cases import make_cases
+from regimes.records import load_all
 from regimes.statistics import correct_by_holm, p_value
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "start.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "how-to" / "start.md"
 ROWS = {
     "PowerSGD, rank 4": "powersgd-4",
     "PowerSGD, rank 1": "powersgd-1",
@@ -57,3 +61,22 @@ def test_which_compressors_beat_which() -> None:
     )
     assert [pair for pair, p in values.items() if p < 0.05] == [("powersgd-1", "quantise-8")]
     assert effect("smoke-start", "quantise-8", "powersgd-1").low > 0
+
+
+def test_a_user_gets_the_same_differences_from_the_archive() -> None:
+    """Dense, ranks, TopK, signs and rounding are arms of one comparison, with one command."""
+    archive = ROOT / "data/reference/smoke-start.tar.xz"
+    compared = regimes.compare(archive, baseline="dense").set_index("comparison")
+    assert {*compared.index} == {f"{name} - dense" for name in ROWS.values()}
+    for name in ROWS.values():
+        row, known = compared.loc[f"{name} - dense"], effect("smoke-start", name, "dense")
+        assert row["difference"] == pytest.approx(known.mean, abs=1e-9)
+        assert (row["ci_low"], row["ci_high"]) == pytest.approx((known.low, known.high), abs=1e-9)
+
+
+def test_the_cost_of_several_compressors_has_the_levels_of_each() -> None:
+    cases = make_cases(load_all(ROOT / "data/reference/smoke-start.tar.xz"))
+    levels = [case.name for case in cases if not case.runs]
+    assert levels.count("dense") == 1
+    assert {"powersgd high (1)", "topk high (1)", "quantise low (8)", "sign high (1)"} < {*levels}
+    assert {*ROWS.values()} < {case.name for case in cases if case.runs}

@@ -367,8 +367,7 @@ def test_runs_of_one_setting_compare(trained: Path, tmp_path: Path) -> None:
     runs = [load(hooked(trained, tmp_path / f"{seed}", seed=seed)) for seed in (0, 1)]
     assert [run.seed for run in group_runs(runs)["accordion"]] == [0, 1]
     with_batch = load(hooked(trained, tmp_path / "batch", seed=2, batch=8))
-    with pytest.raises(RecordError, match="differ in batch_size"):
-        group_runs([*runs, with_batch])
+    assert len(group_runs([*runs, with_batch])) == 2  # another experiment of that name
     other = load(hooked(trained, tmp_path / "other", seed=3))
     other.config["model"]["name"] = "Other"
     with pytest.raises(RecordError, match="differ in model"):

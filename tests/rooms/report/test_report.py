@@ -375,9 +375,9 @@ def test_bad_input_is_one_sentence(folder: Path, tmp_path: Path) -> None:
 def test_runs_of_other_settings_are_refused(folder: Path) -> None:
     path = next((folder / "low").iterdir()) / "run.json"
     header = json.loads(path.read_text())
-    header["config"]["workers"] = 8
+    header["config"]["model"]["name"] = "other"
     path.write_text(json.dumps(header))
-    with pytest.raises(RecordError, match="differ in workers"):
+    with pytest.raises(RecordError, match="differ in model"):
         report.render_page(folder, LINK)
 
 

@@ -147,7 +147,6 @@ KINDS: dict[str, tuple[int, str]] = {  # name -> (processes, script)
         f"compressor {name} {level}": compressed(name, level)
         for name, levels in LEVELS.items()
         for level in levels
-        if name != "low-pass"  # of the study
     },
 }
 

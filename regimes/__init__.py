@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.4.0"
 
-# Public names, grouped, imported at first use (`import regimes` does not load torch). The classes
-# of compressors, policies and detectors that packages offer by entry points are names here, too.
+# Public names, grouped, imported at first use (`import regimes` does not load torch).
 _PUBLIC = {
     "regimes.config": "RunConfig DataConfig ModelConfig OptimizerConfig OuterConfig override "
     "load_toml to_toml",
@@ -113,11 +112,6 @@ def __getattr__(name: str) -> "Any":
         new = _RENAMED[name]
         warnings.warn(f"regimes.{name} is now regimes.{new}", FutureWarning, stacklevel=2)
         return getattr(sys.modules[__name__], new)
-    if name[:1].isupper():  # a class that a package offers
-        from regimes.config.registry import offered_class
-
-        if (offer := offered_class(name)) is not None:
-            return offer
     raise AttributeError(f"module 'regimes' has no attribute {name!r}")
 
 

@@ -1,4 +1,4 @@
-"""What the study adds to the toolkit, by entry points: compressors, policies, detectors and
+"""What the study adds to the toolkit, by names of classes: compressors, policies, detectors and
 instruments that only it compares, a task, its model and deficit.
 
 Only this part of the study runs during training and exchanges tensors between processes.

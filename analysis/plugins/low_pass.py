@@ -22,7 +22,6 @@ class LowPass(Dense):
     nothing: an experiment with the delay of error feedback and without a compressor's selection.
     Of the squared norm of gradient plus residual 1 - (1 - share)^2 is sent."""
 
-    level_text: ClassVar[str] = "share {}"
     usual: ClassVar[Mapping[str, Level]] = {"low": 0.5, "high": 0.1}
 
     def check(self, level: Level) -> None:

@@ -43,7 +43,6 @@ LEVELS: dict[str, dict[Level, float | None]] = {  # with the target at W = 1
     "sign": {1: 4},
     "quantise": {8: 5},
     "quantised-all-reduce": {8: 7, 4: 8},
-    "low-pass": {0.1: None},
 }
 
 

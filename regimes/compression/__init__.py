@@ -1,7 +1,4 @@
-"""Compressors: one contract (``base``), one file per family, and the names that select them.
-
-A package offers its own by entry points of the group ``regimes.compressors``.
-"""
+"""Compressors: one contract (``base``), one file per family, and the names that select them."""
 
 from regimes.compression.base import Compressor, State
 from regimes.config import Registry
@@ -23,12 +20,6 @@ REGISTRY = Registry(
         "cast": "regimes.compression.elementwise:Cast",
     },
     has=("linear", "check", "reduce", "cost"),
-    group="regimes.compressors",
-    inner={
-        "quantised-scatter": "regimes.compression.scatter:QuantisedScatter",
-        # a name of committed records, of when the wheel had analysis as regimes_study
-        "regimes_study.plugins.scattered:ScatteredMean": "analysis.plugins.scattered:ScatteredMean",
-    },
 )
 
 

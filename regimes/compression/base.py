@@ -153,8 +153,6 @@ class Compressor(Bounded, ABC):
             without it each shard by itself, as if it were a layer.
         phases: the number of kinds of steps that ``traffic`` averages over; see ``phase``.
         usual: the levels "low" and "high" of a hook, unless its user names some.
-        level_text: how figures write a level, e.g. "rank {}", of a class that a package offers.
-            Those of this project are in ``plotting/looks.py``: drawing does not import torch.
         memory: the class of a layer's memory.
     """
 
@@ -172,7 +170,6 @@ class Compressor(Bounded, ABC):
     takes_bucket: ClassVar[bool] = False
     phases: ClassVar[int] = 1
     usual: ClassVar[Mapping[str, Level]] = {}
-    level_text: ClassVar[str | None] = None
     memory: ClassVar[type[State]] = State
 
     def __post_init__(self) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 
 from regimes.capabilities import GRADIENT_UNIT, LEARNING_RATE, Part, declared_needs
 from regimes.compression import REGISTRY, Compressor, make_compressor
-from regimes.errors import ConfigError
 
 
 def compressor_parts(chosen: Compressor, field: str = "compressor") -> Iterator[Part]:
@@ -23,8 +21,4 @@ def compressor_parts(chosen: Compressor, field: str = "compressor") -> Iterator[
 
 def compressor_needs() -> dict[str, frozenset[str]]:
     """What each registered compressor needs, by name."""
-    found = {}
-    for name in REGISTRY:
-        with suppress(ConfigError):  # a package's compressor that cannot be imported
-            found[name] = declared_needs(make_compressor({"name": name}))
-    return found
+    return {name: declared_needs(make_compressor({"name": name})) for name in REGISTRY}

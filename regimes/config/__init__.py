@@ -18,7 +18,7 @@ from regimes.config.level import (
     as_level,
     plain_levels,
 )
-from regimes.config.registry import Registry, find_offered
+from regimes.config.registry import Registry
 from regimes.config.retired import RETIRED, Retired, with_retired
 from regimes.config.run import (
     BranchConfig,

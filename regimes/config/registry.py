@@ -1,4 +1,4 @@
-"""The names of plug-ins, presets and grids, and a plug-in from the table that names it."""
+"""The names of parts, presets and grids, and a part from the table that names it."""
 
 from __future__ import annotations
 
@@ -8,47 +8,28 @@ import inspect
 import operator
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from regimes.config.convert import from_dict, without_none
-from regimes.config.entry_points import PROJECT, entry_points, find_owner
+from regimes.config.recorded import RECORDED
 from regimes.errors import ConfigError, RegimesError, suggest_nearest
 
 T = TypeVar("T")
-CLASSES = {  # of packages, which are names of `import regimes`
-    "compressor": "regimes.compressors",
-    "policy": "regimes.policies",
-    "detector": "regimes.detectors",
-}
-
-
-def find_offered(group: str) -> dict[str, str]:
-    """What packages offer by entry points of a group: {name: "package.module:Class"}."""
-    return {point.name: point.value for point in entry_points(group)}
-
-
-@dataclasses.dataclass(frozen=True)
-class Contested:
-    """In place of an object: a name that several packages claim."""
-
-    owners: tuple[str, ...]
 
 
 class Registry(dict[str, Any]):
     """The names of one kind of thing: presets, policies, detectors, models, ...
 
     A name stands for an object, or for ``package.module:Class``, which is imported on demand.
-    Packages add names by entry points. A name that two of them claim, or one of them and this
-    project, is refused where it is used: it would mean one thing here and another thing there.
+
+    Attributes:
+        recorded: names that are no entries, because no list has them, but are loaded as such.
 
     Args:
-        known: this project's names.
-        has: attributes that the contract of these plug-ins requires; a user's class may lack them.
+        known: the names that are listed.
+        has: attributes that the contract of these parts requires; a user's class may lack them.
         listed: the command that lists the names, if there is one.
-        group: of the entry points; without it packages add no names.
-        taken: further names that no package may claim.
-        inner: names of classes that a call of its own chooses: records have them, lists do not.
 
     >>> Registry("shape", {"date": "datetime:date"}).find("date")
     <class 'datetime.date'>
@@ -60,20 +41,10 @@ class Registry(dict[str, Any]):
         known: Mapping[str, Any] | None = None,
         has: tuple[str, ...] = (),
         listed: str = "",
-        group: str = "",
-        taken: Collection[str] = (),
-        inner: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(known or {})
-        self.inner = dict(inner or {})
         self.kind, self.has, self.listed = kind, has, listed
-        owners = {name: [PROJECT] for name in (*self, *taken, *self.inner)}
-        for point in entry_points(group) if group else ():
-            name, value = point.name, point.value
-            if self.get(name) != value:  # equal ones: a package that is on the path twice
-                claim = owners.setdefault(name, [])
-                claim.append(find_owner(point))
-                self[name] = value if len(claim) == 1 else Contested(tuple(claim))
+        self.recorded = RECORDED.get(kind, {})
 
     def register(self, name: str) -> Callable[[T], T]:
         """A decorator that registers an object under a name."""
@@ -90,6 +61,10 @@ class Registry(dict[str, Any]):
             f"unknown {self.kind} {name!r}: {suggest_nearest(name, self, self.listed)}"
         )
 
+    def knows(self, name: str) -> bool:
+        """Is it a name, listed or only recorded?"""
+        return name in self or name in self.recorded
+
     def find(self, name: str) -> Any:
         """The object of a registered name; ConfigError for any other."""
         if name not in self:
@@ -97,19 +72,12 @@ class Registry(dict[str, Any]):
         return self.load(name)
 
     def load(self, name: str) -> Any:
-        """The object of a registered name, or of a user's ``package.module:Class``.
+        """The object of a name, or of a user's ``package.module:Class``.
 
         Raises:
-            ConfigError: an unknown name, one that several packages claim, a module or class that
-                cannot be imported.
+            ConfigError: an unknown name, a module or class that cannot be imported.
         """
-        target = self.get(name, self.inner.get(name, name))
-        if isinstance(target, Contested):
-            owners = " and by ".join(target.owners)
-            raise ConfigError(
-                f"the {self.kind} {name!r} is offered by {owners}: uninstall one of these "
-                "packages, or rename its entry point"
-            )
+        target = self.get(name, self.recorded.get(name, name))
         if not isinstance(target, str):
             return target
         if ":" not in target and name not in self:
@@ -129,8 +97,8 @@ class Registry(dict[str, Any]):
         """The inverse of `make`, in plain types: the name of a class, or ``package.module:Class``,
         with its fields; for a class that is no dataclass, with its public attributes."""
         kind = type(plug_in)
-        known = [*self.items(), *self.inner.items()]
-        names = (name for name, target in known if _names_class(target, kind))
+        known = [*self.items(), *self.recorded.items()]
+        names = (name for name, target in known if ":" not in name and _names_class(target, kind))
         if dataclasses.is_dataclass(plug_in):
             fields = [field.name for field in dataclasses.fields(plug_in) if field.init]
         else:
@@ -164,20 +132,6 @@ class Registry(dict[str, Any]):
             if not hasattr(plug_in, part):
                 raise ConfigError(f"{where}.name = {name!r} is no {self.kind}: it has no {part}")
         return plug_in
-
-
-def offered_class(name: str) -> Any:
-    """The compressor, policy or detector class of that name that a package offers; None if none
-    does. ConfigError if it cannot be imported, or there are several."""
-    kinds = {
-        target: kind
-        for kind, group in CLASSES.items()
-        for target in find_offered(group).values()
-        if target.endswith(f":{name}")
-    }
-    if len(kinds) > 1:
-        raise ConfigError(f"packages offer {' and '.join(kinds)}: import one of them from there")
-    return next((_import_object(kind, target) for target, kind in kinds.items()), None)
 
 
 def find_imported(target: str) -> Any:

@@ -226,8 +226,8 @@ class RunConfig:
         graphs: on a GPU, steps are CUDA graphs, recorded once and replayed by one call: of forward
             and backward, and of the reduction at so many vectors of levels; the least recently used
             is dropped (``training/graphs.py``). None: kernels are launched one by one.
-        reporters: what else reports each unit: "tensorboard", "wandb", a reporter of an installed
-            package (``records/reporting.py``), or ``package.module:Class``.
+        reporters: what else reports each unit: "tensorboard", "wandb", or ``package.module:Class``
+            (``records/reporting.py``).
         checkpoint_keep: which checkpoints stay, for branches: the "last" two, "all" that are
             written, or those before the units of a list, which are written besides.
         tuned_on: seeds that chose this configuration; a run with one of them is refused.

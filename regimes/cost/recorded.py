@@ -57,7 +57,7 @@ def _speeds(run: Record, size: int) -> Iterator[float]:
 def _own_methods(run: Record) -> list[Method]:
     """The levels of the run's own compressor."""
     chosen = dict(run.config["compressor"])
-    given = run.config["levels"].values() if chosen["name"] in REGISTRY else ()
+    given = run.config["levels"].values() if REGISTRY.knows(chosen["name"]) else ()
     levels = [getattr(level, "level", level) for level in map(as_level, given)]
     return [Method(chosen, level) for level in dict.fromkeys(levels) if level != DENSE]
 

@@ -33,7 +33,6 @@ REGISTRY = Registry(
         "gradient-noise": "regimes.data.deficits:GradientNoise",
     },
     has=("windows", "inputs", "labels", "updates"),
-    group="regimes.deficits",
 )
 UNDECLARED = frozenset({NAMED_TASK, SHARED_UPDATES, WHOLE_LAYERS})  # needed without ``requires``
 BANK = 1024  # different noise images

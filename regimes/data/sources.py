@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from regimes.config import DataConfig, Registry
+from regimes.config import DataConfig
 from regimes.data.cache import cache_root, data_root, user_path
 from regimes.data.image_folder import Arrays, load_tree
 from regimes.errors import DataError, require, suggest_nearest
@@ -22,8 +22,7 @@ logger = logging.getLogger(__name__)
 DIGITS_TRAIN = 1000  # of 1,797; the rest is the test set
 TEXTS = ("wikitext-2", "text", "stdlib", "synthetic-text")  # read elsewhere
 IMAGES = ("digits", "cifar10", "cifar100", "folder")
-TASKS = Registry("data set", group="regimes.tasks", taken=(*IMAGES, *TEXTS))  # of packages
-OF_MATRIX = ("rows", "rank")  # fields for the matrices of a package alone
+OF_MATRIX = ("rows", "rank")  # fields for the matrices of the study alone
 CIFAR_FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
 
 
@@ -38,7 +37,7 @@ class Availability(NamedTuple):
 def read_images(config: DataConfig) -> Arrays:
     """The complete data set of a configuration, as it is stored."""
     sources = dict(zip(IMAGES, (_read_digits, _read_cifar, _read_cifar, _read_folder), strict=True))
-    known = (*sources, *TEXTS, *TASKS)
+    known = (*sources, *TEXTS)
     if config.name not in sources:
         raise DataError(f"Unknown data set {config.name!r}: {suggest_nearest(config.name, known)}")
     for field in ("resize", "test_share", "split_seed"):

@@ -1,9 +1,8 @@
 """The protocol of a task: a data set, the loss on its batches, the metric on its test set.
 
 The trainer knows a task by this protocol only. `regimes.data.classification` implements it for
-images, `regimes.data.language` for texts; `regimes.data.load_task` chooses one. A package offers a
-task by an entry point of the group ``regimes.tasks``: a class that takes the configuration, named
-by the ``data.name`` that it is for.
+images, `regimes.data.language` for texts; `regimes.data.load_task` chooses one. Another task is a
+class that takes the configuration; ``data.name`` is its ``package.module:Class``.
 """
 
 from __future__ import annotations

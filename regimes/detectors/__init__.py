@@ -1,7 +1,4 @@
-"""Detectors of critical regimes: pure rules over the history of one statistic. No torch.
-
-A package offers its own by entry points of the group ``regimes.detectors``.
-"""
+"""Detectors of critical regimes: pure rules over the history of one statistic. No torch."""
 
 # ruff: noqa: F401 -- the names of the room
 
@@ -33,7 +30,6 @@ REGISTRY = Registry(
         "fixed-windows": "regimes.detectors.baselines:FixedWindows",
     },
     has=("statistic", "per_layer", "__call__"),
-    group="regimes.detectors",
 )
 
 

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from regimes.config import find_offered
+from regimes.config.recorded import RECORDED
 from regimes.errors import ConfigError, suggest_nearest
 
-INSTRUMENT = {  # family -> the instrument that measures it; a package's has the family's name
-    **{name: name for name in find_offered("regimes.instruments")},
+INSTRUMENT = {  # family -> the instrument that measures it; the study's have the family's name
+    **{name: name for name in RECORDED["instrument"]},
     "norm": "norms",
     "eigenvalue": "curvature",
     "hessian_trace": "curvature",

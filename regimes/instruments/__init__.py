@@ -1,7 +1,4 @@
-"""Instruments measure statistics during training and leave no trace on the run.
-
-A package offers its own by entry points of the group ``regimes.instruments``.
-"""
+"""Instruments measure statistics during training and leave no trace on the run."""
 
 from __future__ import annotations
 
@@ -28,7 +25,6 @@ REGISTRY = Registry(
         "overlap": "regimes.instruments.support_overlap:Overlap",
     },
     has=("every", "start"),
-    group="regimes.instruments",
 )
 
 

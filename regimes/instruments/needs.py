@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 from regimes.capabilities import (
@@ -16,8 +15,8 @@ from regimes.capabilities import (
     declared_needs,
 )
 from regimes.config import Signal
+from regimes.config.recorded import RECORDED
 from regimes.detectors.statistics import INSTRUMENT, Statistic
-from regimes.errors import ConfigError
 from regimes.instruments import REGISTRY
 from regimes.instruments.gradient_norm import OF_GRADIENTS, REQUIRES
 from regimes.policies import Policy
@@ -71,9 +70,6 @@ def signal_needs() -> dict[str, frozenset[str]]:
 
 
 def statistic_needs() -> dict[str, frozenset[str]]:
-    """What each statistic needs, by name."""
-    found = {}
-    for name in INSTRUMENT:
-        with suppress(ConfigError):  # a package's instrument that cannot be imported
-            found[name] = _needs_of_statistic(name)
-    return found
+    """What each statistic of the toolkit needs, by name."""
+    listed = [name for name in INSTRUMENT if name not in RECORDED["instrument"]]
+    return {name: _needs_of_statistic(name) for name in listed}

@@ -86,7 +86,7 @@ def _comparison_interval(table: dict[str, Any]) -> int | None:
     """Units between a policy's comparisons, if it has such a field. A user's class, which a reader
     does not import, has what the table says."""
     interval = table.get("interval")
-    if table["name"] in REGISTRY:
+    if REGISTRY.knows(table["name"]):
         with contextlib.suppress(RegimesError):  # the table has a field of another version
             interval = getattr(make_policy(table), "interval", None)
     return interval if type(interval) is int else None

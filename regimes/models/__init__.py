@@ -62,7 +62,6 @@ MODELS = Registry(
         "transformer": Transformer,
         "gpt": GPT,
     },
-    group="regimes.models",
 )
 
 

@@ -6,18 +6,10 @@ its own, for grey prints. To give a schedule of your own a look: ``LOOKS["mine"]
 
 from __future__ import annotations
 
-import functools
-import logging
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
-
-from regimes.config import Registry
-from regimes.errors import ConfigError
-
-logger = logging.getLogger(__name__)
-
 
 # points; polygons of many corners would look like a circle
 STARS: dict[Any, float] = {"*": 8, (6, 1, 0): 8, (4, 1, 0): 7, (4, 1, 45): 7}
@@ -119,22 +111,14 @@ SPELT = {
     **dict.fromkeys(("topk", "randomk", "dct-topk", "chunked-topk"), "K = {} %"),
     "quantise": "{} bits",
     "threshold": "from {}",
+    "low-pass": "share {}",
     **dict.fromkeys(("quantised-all-reduce", "quantised-scatter"), "{} bits"),
 }
-# A name in a record is looked up here: nothing is imported that no installed package offers.
-_OFFERED = Registry("compressor", group="regimes.compressors", taken=(*SPELT,))
 
 
-@functools.cache
 def level_text(compressor: str) -> str | None:
     """How a level of a compressor is written, e.g. "rank {}"; None if nothing says it."""
-    if compressor in SPELT or compressor not in _OFFERED:
-        return SPELT.get(compressor)
-    try:
-        return getattr(_OFFERED.load(compressor), "level_text", None)
-    except ConfigError as error:  # a label is no reason not to draw
-        logger.warning("levels are written without words: %s", error)
-        return None
+    return SPELT.get(compressor)
 
 
 def style_of(name: str, spare: int = 0) -> Look:

@@ -1,7 +1,4 @@
-"""Policies: the history of a run in, the next epoch's levels out. No torch.
-
-A package offers its own by entry points of the group ``regimes.policies``.
-"""
+"""Policies: the history of a run in, the next epoch's levels out. No torch."""
 
 from __future__ import annotations
 
@@ -68,7 +65,6 @@ REGISTRY = Registry(
         "adacomm": "regimes.policies:AdaComm",
     },
     has=("needs", "names", "decide"),
-    group="regimes.policies",
 )
 
 

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
-from regimes.config.registry import find_imported, find_offered
+from regimes.config.recorded import RECORDED
+from regimes.config.registry import find_imported
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -71,8 +72,6 @@ def describe_code(
 
 # -- code of a user's own ----------------------------------------------------------------------
 
-PLUG_INS = "compressors policies detectors instruments models deficits tasks"
-OFFERED = tuple(f"regimes.{kind}" for kind in PLUG_INS.split())
 # The machine's entry of a record has the versions of these.
 NOT_OWN = {*sys.stdlib_module_names, "regimes", "torch", "numpy"}
 
@@ -83,11 +82,11 @@ def own_code(config: Mapping[str, Any], objects: Iterable[Any] = ()) -> dict[str
     ``{"mine": "source unreadable"}``. Modules that these import are not read.
 
     Args:
-        config: plain; classes in it are named ``package.module:Class``, or offered by a package.
+        config: plain; classes in it are named ``package.module:Class``, or as `RECORDED` says.
         objects: further classes and functions.
     """
-    offers = [find_offered(group) for group in OFFERED]  # several kinds may offer one name
-    named = [offer.get(name, name) for name in _find_plug_in_names(config) for offer in offers]
+    kinds = RECORDED.values()  # several kinds may have one name
+    named = [known.get(name, name) for name in _find_plug_in_names(config) for known in kinds]
     table: dict[str, str] = {}
     for thing in [*filter(None, map(find_imported, named)), *objects]:
         thing = getattr(thing, "func", thing)  # of functools.partial

@@ -1,7 +1,4 @@
-"""Reporters by name: TensorBoard, wandb, and those of packages with an entry point ::
-
-    [project.entry-points."regimes.reporters"]
-    mine = "package.module:Class"
+"""Reporters: TensorBoard, wandb, and a user's own, ``package.module:Class``.
 
 ``Class(folder)`` is made for the run in that folder, on process 0, and called as
 ``training.reporters.Reporter`` says.
@@ -17,30 +14,27 @@ from regimes.config import Registry
 from regimes.errors import ConfigError, RegimesError
 
 CALLS = ("start", "step", "epoch", "stop")
-OURS = {
-    "tensorboard": "regimes.monitor.reporters:Scalars",
-    "wandb": "regimes.monitor.reporters:Runs",
-}
-
-
-def load_registry() -> Registry:
-    """All reporters by name."""
-    return Registry("reporter", OURS, group="regimes.reporters")
+REPORTERS = Registry(
+    "reporter",
+    {
+        "tensorboard": "regimes.monitor.reporters:Scalars",
+        "wandb": "regimes.monitor.reporters:Runs",
+    },
+)
 
 
 def check_reporters(names: Sequence[str]) -> None:
     """Raise ConfigError unless each is a known name or ``package.module:Class``."""
-    known = load_registry()
     for name in names:
-        known.load(name)
+        REPORTERS.load(name)
 
 
 def make_reporters(names: Sequence[str], folder: Path) -> list[Any]:
     """The reporters of these names, for the run in a folder. ConfigError for an unknown name, a
     missing package or method, or an exception while one is made."""
-    known, instances = load_registry(), []
+    instances = []
     for name in names:
-        cls = known.load(name)
+        cls = REPORTERS.load(name)
         try:
             reporter = cls(Path(folder))
         except RegimesError:

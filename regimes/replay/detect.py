@@ -10,15 +10,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from regimes import detectors, policies
-from regimes.config import Registry, find_offered, read_value
-from regimes.config.registry import required_arguments
+from regimes.config import Registry, read_value
 from regimes.console.progress import track_progress
 from regimes.console.stdout import make_console as new_console
 from regimes.console.tables import Table
@@ -185,6 +183,7 @@ def _write_numbers(result: Comparison, out: Path) -> list[Path]:
 
 
 KNOWN = Registry("detector", {**policies.REGISTRY, **detectors.REGISTRY})
+KNOWN.recorded = {**policies.REGISTRY.recorded, **detectors.REGISTRY.recorded}
 MOST, PART = 10, 8  # default interval: the paper's ten epochs, at most an eighth of the run
 DETECTORS = (
     "norm-change",
@@ -205,9 +204,9 @@ def parse_rule(text: str) -> dict[str, Any]:
     name, fields = text, ""
     if match := re.fullmatch(r"(.+?):(\w+\s*=.*)", text):
         name, fields = match.groups()
-    if name not in KNOWN and ":" not in name:
+    if not KNOWN.knows(name) and ":" not in name:
         raise KNOWN.unknown(name)
-    if name not in KNOWN and re.search(r":[^A-Za-z_]|:$|:.*[,:]", name):
+    if not KNOWN.knows(name) and re.search(r":[^A-Za-z_]|:$|:.*[,:]", name):
         raise ConfigError(f"--detectors {text!r} needs the form NAME:key=value,key=value")
     parts = re.split(r",(?=\s*\w+\s*=)", fields) if fields else []
     pairs = [part.partition("=") for part in parts]
@@ -252,23 +251,11 @@ def interval_of(record: Record) -> tuple[int, str]:
 
 
 def _signals_of(record: Record) -> Iterator[str]:
-    """The detectors of `DETECTORS`, then of packages, with a signal that the run recorded. Packages
-    are imported when it is their turn."""
+    """The detectors of `DETECTORS` with a signal that the run recorded."""
     recorded = past_epochs(record)
-    for text in chain(DETECTORS, _of_packages()):
+    for text in DETECTORS:
         if has_statistics(record, make_rule(text, record), recorded):
             yield text
-
-
-def _of_packages() -> Iterator[str]:
-    """The detectors of packages that read a statistic and need no field, by statistic."""
-    statistics = {}
-    for name in find_offered("regimes.detectors"):
-        kind = KNOWN.load(name)
-        statistic = getattr(kind, "statistic", None)
-        if isinstance(statistic, str) and not required_arguments(kind):
-            statistics[name] = statistic
-    yield from sorted(statistics, key=lambda name: (statistics[name], name))
 
 
 def default_rules(runs: Sequence[Record]) -> list[str]:

@@ -54,8 +54,6 @@ UNBOUNDED = {  # they need another task or network than these, or act between st
     "instrument disagreement",
     "instrument sharpness",
     "instrument spread",
-    "instrument rivals",
-    "deficit other-matrix",
     "deficit other-task",
 }
 PARTS: dict[str, tuple[Any, str]] = {  # what a wait, a copy, an allocation is put into, by its row

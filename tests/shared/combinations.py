@@ -27,7 +27,7 @@ CHANGED: dict[tuple[str, str, str], str] = {
     ("local_steps", "FSDP2", "policy that reads error:low"): BY_PARTS,
 }
 
-STUDY = ("moments", "moments-frozen", "overlap", "rivals")  # then of the study's package
+COMPRESSORS = (*compression.REGISTRY, "low-pass")  # the study's as well
 
 # -- the trainer: settings -------------------------------------------------------------------------
 
@@ -55,24 +55,23 @@ TRAINER: dict[str, tuple[tuple[str, ...], int, int, str]] = {
 def settings() -> dict[str, tuple[str, ...]]:
     """The parts of a configuration, by name."""
     parts: dict[str, tuple[str, ...]] = {}
-    for name in compression.REGISTRY:
+    for name in COMPRESSORS:
         usual = dict(compression.make_compressor({"name": name}).usual) or dict.fromkeys(
             ("low", "high"), "dense"
         )
         levels = tuple(f"levels.{word}={level!r}" for word, level in usual.items())
         parts[f"compressor {name}"] = (f"compressor={{name='{name}'}}", *levels)
     parts["residual in updates"] = ("compressor={name='topk',residual='update'}",)
-    for name in policies.REGISTRY:
+    for name in (*policies.REGISTRY, "accordion-ladder", "error-ladder"):
         # two are made of other policies, two decide periods alone
         if name not in ("by-layer", "l-greco", "qsr", "adacomm"):
             parts[f"policy {name}"] = (f"policy={{name='{name}'}}",)
     parts["policy that reads curvature"] = (EIGENVALUE,)
     for name in instruments.REGISTRY:
-        if name not in STUDY:
+        if name != "overlap":  # then of the study's package
             parts[f"instrument {name}"] = (f"instruments={{{name}={{}}}}",)
     for name in deficits.REGISTRY:
-        if name != "other-matrix":  # of the study's package
-            parts[f"deficit {name}"] = (f"deficit={{name='{name}',windows=[[0,1]]}}",)
+        parts[f"deficit {name}"] = (f"deficit={{name='{name}',windows=[[0,1]]}}",)
     for signal in ("update", "global", "local-mean", "worker0", "movement", "movement/lr"):
         parts[f"signal {signal}"] = (f"signal={signal}",)
         parts[f"reading {signal}"] = (f"instruments={{norms={{readings=['{signal}']}}}}",)
@@ -123,7 +122,7 @@ OWN_STEPS = ("processes", "FSDP2")
 def attached() -> dict[str, dict[str, Any]]:
     """Arguments of ``attach``, by the name of the part."""
     parts: dict[str, dict[str, Any]] = {"nothing": {}}
-    for name in compression.REGISTRY:
+    for name in COMPRESSORS:
         parts[f"compressor {name}"] = {"compressor": name, **_levels(name)}
     parts["residual in updates"] = {"compressor": {"name": "topk", "residual": "update"}}
     parts |= _policies("policy")
@@ -137,7 +136,7 @@ def attached() -> dict[str, dict[str, Any]]:
 def stepped() -> dict[str, dict[str, Any]]:
     """Arguments of ``local_steps``, by the name of the part."""
     parts: dict[str, dict[str, Any]] = {"nothing": {}}
-    for name in compression.REGISTRY:
+    for name in COMPRESSORS:
         level = next(iter(compression.make_compressor({"name": name}).usual.values()), "dense")
         parts[f"compressor {name}"] = {"compressor": name, "level": level}
     parts["residual in updates"] = {

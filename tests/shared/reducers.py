@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from regimes import LowPass
+from analysis.plugins.low_pass import LowPass
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression.all_reduce import QuantisedAllReduce

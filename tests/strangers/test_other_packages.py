@@ -1,17 +1,12 @@
-"""Plug-ins of each kind that another package offers by entry points, in processes of their own.
-
-Oracle: the same classes, named by ``package.module:Class``.
-"""
+"""Parts of each kind from another package, ``package.module:Class``, in processes of their own."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,7 +26,6 @@ from regimes.instruments.base import Reading, StatelessGauge
 @dataclass(frozen=True, kw_only=True)
 class RowMean(Compressor):
     linear: ClassVar[bool] = True
-    level_text: ClassVar[str] = "rows of {}"
 
     def check(self, level): ...
 
@@ -95,27 +89,19 @@ class Falls:
     def __call__(self, values):
         return Verdict(len(values) < 2 or values[-1] < values[-2])
 """
-POINTS = {
-    "compressors": {"row-mean": "offering_parts:RowMean"},
-    "policies": {"alternate": "offering_parts:Alternate"},
-    "detectors": {"falls": "offering_rules:Falls"},
-    "instruments": {"largest": "offering_parts:Largest"},
-    "deficits": {"dark": "offering_parts:Dark"},
-    "tasks": {"tiny": "offering_parts:Tiny"},
-    "models": {"linear": "offering_parts:linear"},
+CLASSES = {
+    "compressors": "other_parts:RowMean",
+    "policies": "other_parts:Alternate",
+    "detectors": "other_rules:Falls",
+    "instruments": "other_parts:Largest",
+    "deficits": "other_parts:Dark",
+    "tasks": "other_parts:Tiny",
+    "models": "other_parts:linear",
 }
-Points = dict[str, dict[str, str]]
 
 
-def install(site: Path, name: str, points: Points, **modules: str) -> None:
-    """A package as pip leaves it: modules, and metadata with entry points."""
-    info = site / f"{name}-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    lines = []
-    for kind, offers in points.items():
-        lines += [f"[regimes.{kind}]", *(f"{key} = {value}" for key, value in offers.items())]
-    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+def install(site: Path, **modules: str) -> None:
+    site.mkdir()
     for module, source in modules.items():
         (site / f"{module}.py").write_text(source)
 
@@ -164,131 +150,62 @@ def settings(**names: str) -> list[str]:
     return [word for setting in chosen for word in ("--set", setting)]
 
 
-def test_a_plug_in_of_each_kind_trains_by_its_name(site: Path) -> None:
-    """An offer that is not used is not imported: a broken package stands in nobody's way; the
-    study's own plug-ins neither."""
-    install(site, "offering", POINTS, offering_parts=SOURCE, offering_rules=RULES)
-    broken = {kind: {"mine": "third_raises:Thing"} for kind in CLAIMED}
-    install(site, "third", broken, third_raises="raise RuntimeError('no licence')\n")
-    short = {kind: next(iter(offers)) for kind, offers in POINTS.items()}
-    long = {kind: next(iter(offers.values())) for kind, offers in POINTS.items()}
-    long["tasks"] = "tiny"  # data have no package.module:Class
-    calls = [
-        ["regimes", "run", "smoke", *settings(**names), "--out", folder]
-        for folder, names in (("short", short), ("long", long))
-    ]
-    code = f"{CALL}\nfor words in {calls!r}:\n    call(words)\n"
-    code += "found = {m for m in sys.modules if m.startswith(('third', 'analysis.plug'))}\n"
+def test_a_plug_in_of_each_kind_trains_by_its_class(site: Path) -> None:
+    """The study's own parts, which are not used, are not imported."""
+    install(site, other_parts=SOURCE, other_rules=RULES)
+    words = ["regimes", "run", "smoke", *settings(**CLASSES), "--out", "run"]
+    code = f"{CALL}\ncall({words!r})\n"
+    code += "found = {m for m in sys.modules if m.startswith('analysis.plug')}\n"
     done = python(site, "-c", code + "assert not found, found\n")
     assert done.returncode == 0, done.stderr
-    rows = [
-        [
-            json.loads(line)
-            for line in (site.parent / name / "epochs.jsonl").read_bytes().splitlines()
-        ]
-        for name in ("short", "long")
-    ]
-    for row in (*rows[0], *rows[1]):
-        for measured in [key for key in row if key.startswith("seconds")]:
-            del row[measured]
-    assert rows[0] == rows[1]
-    assert {"largest"} <= {*rows[0][0]["model"]}
-    headers = [json.loads((site.parent / x / "run.json").read_text()) for x in ("short", "long")]
-    for header in headers:
-        code = header["code"]
-        assert {"offering_parts.digest", "offering_rules.digest"} <= {*code}
-    assert headers[0]["code"] == headers[1]["code"]
-    code = "import sys, regimes\nprint(regimes.Falls.__module__, 'torch' in sys.modules)\n"
-    code += "from regimes.plotting.looks import level_text\nprint(level_text('row-mean'))\n"
-    code += "from regimes.policies import REGISTRY\nprint(REGISTRY.table(regimes.Alternate()))"
-    shutil.rmtree(site / "third-1.0.dist-info")  # `regimes detect` uses all detectors
-    done = python(site, "-c", f"{code}\n{CALL}\ncall(['regimes', 'detect', 'short'])")
+    row = json.loads((site.parent / "run" / "epochs.jsonl").read_bytes().splitlines()[0])
+    assert {"largest"} <= {*row["model"]}
+    header = json.loads((site.parent / "run" / "run.json").read_text())
+    assert {"other_parts.digest", "other_rules.digest"} <= {*header["code"]}
+    words = ["regimes", "detect", "run", "--detectors", "other_rules:Falls"]
+    done = python(site, "-c", f"{CALL}\ncall({words!r})")
     assert done.returncode == 0, done.stderr
-    said = "offering_rules False\nrows of {}\n{'name': 'alternate'}\n"
-    assert done.stdout.startswith(said)
-    assert "falls" in done.stdout.removeprefix(said)  # without being named
-
-
-LOADED = """
-import importlib
-from regimes.data import deficits, sources
-from regimes.errors import ConfigError
-from regimes import compression, detectors, instruments, models, policies
-from regimes.records import reporting
-REGISTRIES = {
-    "compressors": compression.REGISTRY,
-    "policies": policies.REGISTRY,
-    "detectors": detectors.REGISTRY,
-    "instruments": instruments.REGISTRY,
-    "deficits": deficits.REGISTRY,
-    "tasks": sources.TASKS,
-    "models": models.MODELS,
-    "reporters": reporting.load_registry(),
-}
-def sentence(kind, name):
-    try:
-        REGISTRIES[kind].load(name)
-    except ConfigError as error:
-        return str(error)
-"""
-CLAIMED = {
-    "compressors": "powersgd",
-    "policies": "accordion",
-    "detectors": "norm-change",
-    "instruments": "norms",
-    "deficits": "blur",
-    "tasks": "cifar10",
-    "models": "vgg7",
-    "reporters": "wandb",
-}
+    assert "Falls" in done.stdout
 
 
 BROKEN = {
     "nowhere_at_all:Thing": "No module named 'nowhere_at_all'",
     "broken_raises:Thing": "RuntimeError('no licence')",
     "broken_rules:Nothing": "has no attribute 'Nothing'",
-    "broken_rules": "has no attribute ''",
+    "broken_rules:": "has no attribute ''",
 }
+LOADED = """
+import json
+from regimes import compression, data, detectors, instruments, models, policies
+from regimes.data import deficits
+from regimes.errors import ConfigError
+from regimes.records import reporting
+for registry in (
+    compression.REGISTRY,
+    policies.REGISTRY,
+    detectors.REGISTRY,
+    instruments.REGISTRY,
+    deficits.REGISTRY,
+    data.TASKS,
+    models.MODELS,
+    reporting.REPORTERS,
+):
+    for name in TARGETS:
+        try:
+            registry.load(name)
+        except ConfigError as error:
+            print(json.dumps([name, str(error)]))
+"""
 
 
-@pytest.fixture(scope="module")
-def heard(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
-    """One process asks for names that two packages claim, for plug-ins that cannot be imported, and
-    for a run with one of the first."""
-    site = tmp_path_factory.mktemp("wrong") / "site"
-    taken = {kind: {name: "offering_rules:Falls"} for kind, name in CLAIMED.items()}
-    taken["detectors"]["falls"] = "offering_rules:Falls"
-    install(site, "offering", taken, offering_rules=RULES)
-    install(site, "third", {"detectors": {"falls": "third:Falls"}}, third=RULES)
-    points = {kind: {f"mine{i}": target for i, target in enumerate(BROKEN)} for kind in CLAIMED}
-    raises = "raise RuntimeError('no licence')\n"
-    install(site, "broken", points, broken_rules=RULES, broken_raises=raises)
-    asked = [*CLAIMED.items(), ("detectors", "falls"), ("policies", "static")]
-    asked += [(kind, name) for kind, offers in points.items() for name in offers]
-    code = f"{LOADED}\nimport json, sys\nfrom regimes.__main__ import main\n"
-    code += f"print(json.dumps([sentence(*pair) for pair in {asked!r}]), flush=True)\n"
-    return python(site, "-c", f"{code}sys.argv = ['regimes', 'run', 'smoke']\nmain()")
-
-
-def test_a_name_that_two_packages_claim_is_refused_where_it_is_used(heard: Any) -> None:
-    *said, falls, static = json.loads(heard.stdout)[: len(CLAIMED) + 2]
-    words = ["policy", "compressor", "detector", "instrument", "deficit", "model", "reporter"]
-    for (_, name), sentence in zip(CLAIMED.items(), said, strict=True):
-        kind = next((word for word in words if f"the {word} " in sentence), "data set")
-        assert sentence == (
-            f"the {kind} {name!r} is offered by regimes and by offering: uninstall one of these "
-            "packages, or rename its entry point"
-        )
-    assert falls.startswith("the detector 'falls' is offered by offering and by third: ")
-    assert static is None  # another name is as it was
-    assert heard.returncode == 2
-    assert heard.stderr.startswith("error: the compressor 'powersgd' is offered by regimes and by ")
-
-
-def test_a_plug_in_that_cannot_be_imported_is_one_sentence(heard: Any) -> None:
-    lines = json.loads(heard.stdout)[len(CLAIMED) + 2 :]
-    for line, (target, says) in zip(lines, [*BROKEN.items()] * len(CLAIMED), strict=True):
+def test_a_plug_in_that_cannot_be_imported_is_one_sentence(site: Path) -> None:
+    install(site, broken_rules=RULES, broken_raises="raise RuntimeError('no licence')\n")
+    done = python(site, "-c", f"TARGETS = {[*BROKEN]!r}\n{LOADED}")
+    assert done.returncode == 0, done.stderr
+    said = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [name for name, _ in said] == [*BROKEN] * 8
+    for name, line in said:
         assert line.startswith("cannot import the ")
-        assert f" {target!r}: " in line
-        assert says in line
+        assert f" {name!r}: " in line
+        assert BROKEN[name] in line
         assert "\n" not in line

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reducers import EVERY, F64, FADING, SHAPES, gradients, layers, step, world
 
-from regimes import LowPass
+from analysis.plugins.low_pass import LowPass
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.requests import Layer, Traffic
 from regimes.collectives.world import World

@@ -9,20 +9,13 @@ from pathlib import Path
 import pytest
 
 from regimes.config import entry_points
-from regimes.config.registry import find_offered
 
-OTHER = metadata.EntryPoint("other", "mine:Thing", "regimes.models")
-GROUPS = [
-    "figures",
-    "grids",
-    "compressors",
-    "policies",
-    "detectors",
-    "instruments",
-    "tasks",
-    "deficits",
-    "models",
-]
+OTHER = metadata.EntryPoint("other", "mine:offers", "regimes.figures")
+GROUPS = ["figures", "grids"]
+
+
+def offered(group: str) -> dict[str, str]:
+    return {point.name: point.value for point in entry_points.entry_points(group)}
 
 
 def packages(*points: metadata.EntryPoint, owner: str = "mine") -> object:
@@ -43,22 +36,22 @@ def test_a_checkout_offers_its_own_installed_or_not(
     old = metadata.EntryPoint("old", "analysis:Old", f"regimes.{group}")
     for found in (packages(), packages(old, owner="regimes")):
         monkeypatch.setattr(entry_points, "_of_packages", found)
-        assert find_offered(f"regimes.{group}") == expected
+        assert offered(f"regimes.{group}") == expected
         names = [point.name for point in entry_points.entry_points(f"regimes.{group}")]
         assert names == sorted(expected)
 
 
 def test_other_packages_offer_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry_points, "_of_packages", packages(OTHER))
-    assert find_offered("regimes.models")["other"] == "mine:Thing"
+    assert offered("regimes.figures")["other"] == "mine:offers"
     assert {
-        entry_points.find_owner(point) for point in entry_points.entry_points("regimes.models")
+        entry_points.find_owner(point) for point in entry_points.entry_points("regimes.figures")
     } == {
         "mine",
         "regimes",
     }
     monkeypatch.setattr(entry_points, "CHECKOUT", Path("nowhere"))  # an installation
-    assert find_offered("regimes.models") == {"other": "mine:Thing"}
+    assert offered("regimes.figures") == {"other": "mine:offers"}
 
 
 def test_the_wheel_says_the_same() -> None:
@@ -67,7 +60,7 @@ def test_the_wheel_says_the_same() -> None:
     root = str(entry_points.CHECKOUT)
     found = builder.ProjectMetadata(root, None).core.entry_points
     for group in GROUPS:
-        assert found[f"regimes.{group}"] == find_offered(f"regimes.{group}")
+        assert found[f"regimes.{group}"] == offered(f"regimes.{group}")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from configs import smoke as config
 from runs import resumed_alike, weights
 
 import regimes
-from regimes import ErrorLadder
+from analysis.plugins.ladders import ErrorLadder
 from regimes.config import RunConfig
 from regimes.curvature import HessianProduct, eigenvalues
 from regimes.data import classification

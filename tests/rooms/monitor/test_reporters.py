@@ -54,26 +54,20 @@ class Needs:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installed package that offers a reporter called "lines"."""
+    """A package with reporters."""
     site = tmp_path / "site"
-    (site / "offering-1.0.dist-info").mkdir(parents=True)
+    site.mkdir()
     (site / "offering_lines.py").write_text(SOURCE)
-    (site / "offering-1.0.dist-info/METADATA").write_text("Name: offering\nVersion: 1.0\n")
-    (site / "offering-1.0.dist-info/entry_points.txt").write_text(
-        "[regimes.reporters]\nlines = offering_lines:Lines\ntensorboard = offering_lines:Falls\n"
-    )
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.setenv("PYTHONPATH", f"{site}:{os.environ['PYTHONPATH']}")
     importlib.invalidate_caches()
 
 
 @pytest.mark.usefixtures("package")
-def test_a_packages_reporter_is_known_by_its_name(tmp_path: Path, command: Callable) -> None:
-    (lines,) = make_reporters(["lines"], tmp_path)
+def test_a_packages_reporter_is_known_by_its_class(tmp_path: Path, command: Callable) -> None:
+    (lines,) = make_reporters(["offering_lines:Lines"], tmp_path)
     assert type(lines).__name__ == "Lines"
-    with pytest.raises(ConfigError, match="'tensorboard' is offered by regimes and by offering"):
-        check_reporters(["tensorboard"])  # nobody takes ours in silence
-    settings = (*SHORT, 'reporters=["lines"]')
+    settings = (*SHORT, 'reporters=["offering_lines:Lines"]')
     words = [word for setting in settings for word in ("--set", setting)]
     for name, quiet in (("loud", []), ("quiet", ["--quiet"])):
         done = command("run", "smoke", *words, "--out", name, *quiet)
@@ -99,7 +93,7 @@ def test_unknown_names_are_refused_before_any_work(tmp_path: Path, command: Call
 
 @pytest.mark.usefixtures("package")
 def test_a_hooks_reporter_is_told_what_is_recorded(tmp_path: Path) -> None:
-    group.run(recorded.reported, 2, tmp_path / "run", ["lines"])
+    group.run(recorded.reported, 2, tmp_path / "run", ["offering_lines:Lines"])
     assert len(read_lines(tmp_path / "run/epochs.jsonl")) == 3
     said = (tmp_path / "run/lines.txt").read_text().splitlines()
     assert said == ["start accordion 0", "epoch 0 True", "epoch 1 True", "epoch 2 True", "stop "]

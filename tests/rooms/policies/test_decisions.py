@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regimes import MsdrFall, TraceCusum
+from analysis.plugins.detectors import MsdrFall, TraceCusum
 from regimes.detectors import NormChange, RelativeChange, RelativeFall, Verdict, make_detector
 from regimes.detectors.statistics import Statistic
 from regimes.policies import (

@@ -25,11 +25,9 @@ for name in (
 ):
     importlib.import_module(name)
 
-# Once, not in each process: the metadata of all packages, and the commit.
+# Once, not in each process: the commit.
 read_once = importlib.import_module("read_once")
 read_once.install()
-for group in sys.modules["regimes.records.provenance"].OFFERED:
-    sys.modules["regimes.config.entry_points"].entry_points(group)
 sys.modules["regimes.records.provenance"].find_commit()
 
 # A collection would write to each object that is shared with the server, and so copy its page.

@@ -162,7 +162,7 @@ def test_an_editable_install_is_the_checkout(tmp_path: Path) -> None:
 
 # -- what it does ----------------------------------------------------------------------------
 
-OF_EXTRAS = ("accelerate", "lightning", "torchft", "transformers")
+OF_EXTRAS = ("accelerate", "lightning", "transformers")
 IMPORT = """
 import importlib, json, sys
 failed = []

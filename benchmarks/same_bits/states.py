@@ -59,31 +59,7 @@ def of_run(folder: Path) -> dict[str, Any]:
     loaded = checkpoint.load(folder)
     if loaded is None:
         raise ValueError(f"no checkpoint in {folder}")
-    if isinstance(loaded[1], dict):
-        return of_one_state(loaded[1])
-    files = loaded[1]  # up to version 0.3
-    shared = next(file["shared"] for file in files if "shared" in file)
-    found: dict[str, Any] = {
-        "model": shared["model"],
-        "optimizer": shared["optimizer"],
-        "memory": shared["memories"],
-        "outer": shared.get("local"),
-        "residual": by_worker(files, [file["own"]["residuals"] for file in files]),
-    }
-    for file in files:
-        if local := file["own"].get("local"):
-            for worker, state in zip(file["workers"], local["workers"], strict=False):
-                found[f"worker {worker}"] = state
-        for worker, state in zip(file["workers"], file["own"].get("hidden", []), strict=False):
-            found[f"hidden {worker}"] = state
-    if any("local" in file["own"] for file in files):
-        parts = [file["own"]["local"]["residuals"] for file in files]
-        found["outer residual"] = by_worker(files, parts)
-    return found
-
-
-def of_one_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of all processes of a run (``regimes.job.state``)."""
+    state = loaded[1]
     parts = state["parts"]
     found: dict[str, Any] = {
         "model": state["model"],
@@ -130,21 +106,15 @@ def by_worker(
 
 def of_job(saved: Mapping[str, Any]) -> dict[str, Any]:
     """The state of a hook or of local steps, as its ``state_dict`` gives it."""
-    if "parts" in saved:
-        (part,) = saved["parts"]
-        outer = saved.get("outer")
-        place = (saved, part) if outer is None else (outer, part["outer"])
-        found = {"memory": column(place[0], "memory"), "residual": column(place[1], "residual")}
-        if outer is not None:
-            synced = [layer["synced"] for layer in saved["layers"].values()]
-            found["common"] = [*synced, *saved["buffers"]]
-            found |= {"outer": outer["optimizer"], "fragments": outer["fragments"]}
-            found["movements"] = part["outer"]["movements"]
-        return found
-    found = {"memory": saved["memories"], "residual": saved["residuals"]}
-    for name in ("common", "outer", "fragments", "movements"):  # of local steps
-        if name in saved:
-            found[name] = saved[name]
+    (part,) = saved["parts"]
+    outer = saved.get("outer")
+    place = (saved, part) if outer is None else (outer, part["outer"])
+    found = {"memory": column(place[0], "memory"), "residual": column(place[1], "residual")}
+    if outer is not None:
+        synced = [layer["synced"] for layer in saved["layers"].values()]
+        found["common"] = [*synced, *saved["buffers"]]
+        found |= {"outer": outer["optimizer"], "fragments": outer["fragments"]}
+        found["movements"] = part["outer"]["movements"]
     return found
 
 

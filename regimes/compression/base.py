@@ -451,18 +451,3 @@ def restart_memories(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> dict
         name: {**new, **{key: saved[name][key] for key in kept if key in saved[name]}}
         for name, new in fresh.items()
     }
-
-
-def upgrade_memories(saved: Mapping[str, Any], residual: Unit) -> dict[str, Any]:
-    """Memories, by layer, of any version in the present form.
-
-    Args:
-        residual: of the compressor that has left them. Up to version 0.3 ``unit`` was a number with
-            either, which meant something for "update" alone.
-    """
-    made = {}
-    for name, memory in saved.items():
-        made[name] = {key: value for key, value in memory.items() if key != "unit"}
-        if "unit" in memory:
-            made[name]["residual_rate"] = memory["unit"] if residual == "update" else None
-    return made

@@ -21,7 +21,7 @@ from regimes.collectives.requests import (
     mean_of_sums,
 )
 from regimes.collectives.world import World
-from regimes.compression.base import Compressor, InBuckets, State, upgrade_memories
+from regimes.compression.base import Compressor, InBuckets, State
 from regimes.compression.elementwise import Dense
 from regimes.compression.kernels import on_gpu
 from regimes.compression.traffic import TrafficCheck
@@ -186,12 +186,11 @@ class Reducer:
         for layer, state, compressor in parts:
             if layer.name not in shared or layer.name not in residuals:
                 raise ConfigError(f"the checkpoint has no layer {layer.name!r}: another model?")
-            kept = upgrade_memories({layer.name: shared[layer.name]}, compressor.residual)
-            state.load_shared_state(kept[layer.name])
+            state.load_shared_state(shared[layer.name])
             state.residual = residual = residuals[layer.name]
             if residual is None:
                 continue  # a scalar, which has no matrix, never has one
-            state.residual = residual.contiguous()  # up to version 0.3 some had gaps
+            state.residual = residual.contiguous()
             if tuple(residual.shape[1:]) not in (compressor.residual_shape(layer), layer.shape):
                 raise ConfigError(
                     f"the checkpoint's residual of layer {layer.name!r} has shape "

@@ -41,8 +41,7 @@ from regimes.job.run_warnings import run_warnings
 from regimes.job.saved_units import with_all_units
 from regimes.job.schedule import UnitSchedule
 from regimes.job.set_level import as_set
-from regimes.job.state import State, get_column
-from regimes.job.upgrade import upgrade_state
+from regimes.job.state import State, check_format, get_column
 from regimes.policies import Decision
 from regimes.policies.controller import Controller, Levels
 from regimes.policies.history import level_costs
@@ -212,9 +211,8 @@ class Hook(Job):
                 the policy reads; with it, of other layers or from within a unit.
         """
         self.world.guard.enter_call("load_state_dict()")
-        with damage_refused():
-            state = upgrade_state(saved)
-        state = with_all_units(state, self.world, self.recorder)
+        check_format(saved)
+        state = with_all_units(saved, self.world, self.recorder)
         self._continue_from(self._codec.fit_state(state, branch))
 
     def full_state_dict(self) -> dict[str, Any] | None:

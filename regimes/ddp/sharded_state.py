@@ -23,8 +23,15 @@ from regimes.compression.base import restart_memories
 from regimes.errors import ConfigError
 from regimes.job.move_residuals import Residuals, residuals_for
 from regimes.job.refit import damage_refused, refuse_state
-from regimes.job.state import Part, by_layer, get_column, own_part, place_state, with_column
-from regimes.job.upgrade import upgrade_state
+from regimes.job.state import (
+    Part,
+    by_layer,
+    check_format,
+    get_column,
+    own_part,
+    place_state,
+    with_column,
+)
 
 if TYPE_CHECKING:
     from regimes.ddp.hook import Hook
@@ -104,7 +111,8 @@ class ShardedState:
         """
         hook, world = self.hook, self.hook.world
         with damage_refused():
-            state = upgrade_state(unpack_state(saved[_SHARED]))
+            state = unpack_state(saved[_SHARED])
+            check_format(state)
             count, shards, by_shard = state["workers"], state.pop("shards"), state["parts"]
             if count != self.replicas and state["layers"].keys() & self._with_residual():
                 refuse_state(

@@ -8,10 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from regimes.compression.base import upgrade_memories as with_present_units
 from regimes.config import DENSE
 from regimes.ddp.branching import continue_as_branch
-from regimes.ddp.source import plain_names
 from regimes.ddp.unit_steps import UnitSteps
 from regimes.detectors.statistics import Statistic
 from regimes.errors import ConfigError
@@ -34,9 +32,7 @@ from regimes.job.state import (
     get_column,
     layer_shapes,
     own_part,
-    with_column,
 )
-from regimes.job.upgrade import EMPTY_METER, upgrade_state
 from regimes.policies.controller import Controller
 from regimes.records import kinds
 from regimes.records.kinds import Items, Nullable, Object
@@ -199,9 +195,9 @@ class StateCodec:
         """
         with damage_refused():
             here = self._own_identity()
-            state = upgrade_state(saved)
-            self._check_process(state)
-            state = self._with_own_names(copy.deepcopy(state))
+            self._check_process(saved)
+            state = copy.deepcopy(dict(saved))
+            state["compressor"] = with_default_fields(state["compressor"], self.chosen.compressor)
             self._check_plain(state)
             if branch:
                 for key in ("set", "set_before"):  # levels are another configuration's from here on
@@ -224,22 +220,6 @@ class StateCodec:
             "workers": world.workers,
             "compressor": describe_compressor(self.chosen.compressor),
         }
-
-    def _with_own_names(self, state: State) -> State:
-        """A state with this hook's names: layers without the parts that the wrapper of a compiled
-        model adds, and the compressor with fields that it did not have yet."""
-        known = {layer.name for layer in self.job.layers}
-        state["compressor"] = with_default_fields(state["compressor"], self.chosen.compressor)
-        moves = "residual='update'" in state["compressor"]
-        memories = with_present_units(
-            get_column(state["layers"], "memory"), "update" if moves else "gradient"
-        )
-        state["layers"] = with_column(state["layers"], "memory", memories)
-        plain = plain_names(name for name in state["layers"] if name not in known)
-        for place in (state, *state["parts"]):
-            table = place["layers"].items()
-            place["layers"] = {plain.get(name, name): values for name, values in table}
-        return state
 
     def _check_kind(self, here: Mapping[str, Any], state: dict[str, Any]) -> None:
         """Raise if the state was saved with another compressor, other values of levels, or
@@ -284,7 +264,7 @@ class StateCodec:
             "layers": {name: {"residual": owed[name]} for name in here},
             "sums": match.match_sums(own["sums"]),
             "traffic": [floats + sum(f for f, _ in counts), sent + sum(b for _, b in counts)],
-            "meter": EMPTY_METER,
+            "meter": {"layers": {}, "calls": {}, "sent": {}},
         }
         return {
             "layers": by_layer(shape=here, memory=memories, level=levels),
@@ -340,7 +320,7 @@ class StateCodec:
         if problem := kinds.find_fault(plain, Object({}, _PLAIN)):
             raise ValueError(problem)
         for number, row in enumerate(state["rows"]):
-            if row.get("epoch", number) != number:  # rows of version 0.1 have no number
+            if row["epoch"] != number:
                 raise ValueError(
                     f"rows out of order: expected unit {number}, found unit {row['epoch']}"
                 )

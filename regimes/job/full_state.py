@@ -14,8 +14,7 @@ from regimes.job.move_residuals import on_processes
 from regimes.job.recorder import JobRecorder
 from regimes.job.refit import damage_refused, refuse_state
 from regimes.job.saved_units import with_recorded_units
-from regimes.job.state import State, join_states
-from regimes.job.upgrade import upgrade_state
+from regimes.job.state import State, check_format, join_states
 
 
 def collect_full_state(world: ProcessWorld, save: Callable[[], State]) -> State | None:
@@ -51,19 +50,17 @@ def _split_states(
     if full is None:
         refuse_state(f"process 0 must pass the value that {whose}full_state_dict() returned there")
     with damage_refused():
-        one = isinstance(full, Mapping) and "residuals" in full  # of a version up to 0.3
-        state = upgrade_state(full)
-        if not isinstance(state, Mapping) or not state.get("parts") or one:
-            hint = single if one else ""
-            refuse_state(f"it was not returned by {whose}full_state_dict() on process 0{hint}")
-        saved = [part["process"] for part in state["parts"]]
-        if saved != [*range(state["processes"])]:
+        check_format(full)
+        if not isinstance(full, Mapping) or not full.get("parts"):
+            refuse_state(f"it was not returned by {whose}full_state_dict() on process 0")
+        saved = [part["process"] for part in full["parts"]]
+        if saved != [*range(full["processes"])]:
             if len(saved) == 1:
                 refuse_state(
                     f"it was not returned by {whose}full_state_dict() on process 0{single}"
                 )
             refuse_state("it does not hold the states of all processes in their order")
-        state = with_recorded_units(dict(state), recorder)
+        state = with_recorded_units(dict(full), recorder)
         return on_processes(state, world.workers)
 
 

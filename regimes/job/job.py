@@ -375,10 +375,9 @@ class Job:
 
     def _summarize(self) -> None:
         """Print what the job has sent and waited for, once, on process 0."""
-        rows = [row for row in self.rows if "collectives" in row]  # version 0.1 had none
-        if self.summarizes and rows and self.world.rank == 0:
+        if self.summarizes and self.rows and self.world.rank == 0:
             folder = None if self.recorder is None else self.recorder.folder
-            print(job_summary(self.header, rows, self.spent, folder), file=sys.stderr)
+            print(job_summary(self.header, self.rows, self.spent, folder), file=sys.stderr)
         self.summarizes = False
 
     # -- state -------------------------------------------------------------------------------

@@ -178,7 +178,7 @@ class JobRecorder:
         else:  # also in place of a job that ended before its first unit did
             self.writer = RecordWriter.create(self.folder, self.header)
         self.pending = [
-            _PendingRow(_check_row(row), *self.restored.get(row["epoch"], ({}, {})))
+            _PendingRow(json.loads(json.dumps(row)), *self.restored.get(row["epoch"], ({}, {})))
             for row in rows[len(written) :]
         ]
         self.reporters.event_log = self.writer.event
@@ -356,13 +356,3 @@ def _is_scalar(value: Tensor) -> bool:
 
 def _to_number(value: float | Tensor) -> Any:
     return value.item() if isinstance(value, Tensor) else value
-
-
-def _check_row(row: Row) -> Row:
-    """A row out of a hook's state, in the types of JSON; RecordError if it lacks the traffic."""
-    if "floats" not in row:
-        raise RecordError(
-            "the hook's state was saved without a record and by an earlier version, whose rows do "
-            "not say what was sent: choose a new folder and start without that state"
-        )
-    return json.loads(json.dumps(row))

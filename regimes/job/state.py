@@ -16,9 +16,8 @@ process or all, in a file or in a checkpoint of ``torch.distributed.checkpoint``
 part's workers, ``[rows, ...]``, or None. A single row for several workers is their mean. Lists
 beside them have an entry for each of these workers. What local steps exchange, pseudo-gradients,
 has memories and residuals of its own: entries "outer" of the state and of each part. The state of
-one process has one part; the files of a run's other processes have nothing else. ``job.upgrade``
-gives this form to states of earlier versions; ``job.move_residuals`` moves residuals to other
-workers.
+one process has one part; the files of a run's other processes have nothing else.
+``job.move_residuals`` moves residuals to other workers.
 """
 
 from __future__ import annotations
@@ -27,10 +26,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from regimes.collectives.requests import Layer
+from regimes.errors import ConfigError
 
 FORMAT = 4
 State = dict[str, Any]
 Part = dict[str, Any]
+_UP_TO_0_3 = {"own", "common", "shapes", "residuals"}  # keys of states without a format
+
+
+def check_format(saved: Any, name: str = "the state") -> None:
+    """Raise ConfigError for a state in the layout of another version; what is no state passes."""
+    if not isinstance(saved, Mapping):
+        return
+    if "format" in saved:
+        if saved["format"] != FORMAT:
+            raise ConfigError(
+                f"{name} has the format {saved['format']!r}, this version reads {FORMAT}: load it "
+                "with the version that has saved it, or a later one"
+            )
+    elif _UP_TO_0_3 & saved.keys() or isinstance(saved.get("processes"), list):
+        raise ConfigError(
+            f"{name} was saved by version 0.3 or before: load it with version 0.4, which reads it, "
+            "and save it there once more"
+        )
 
 
 def by_layer(**columns: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -30,8 +30,15 @@ from regimes.job.refit import damage_refused, describe_compressor, with_default_
 from regimes.job.saved_units import with_all_units
 from regimes.job.schedule import UnitSchedule
 from regimes.job.set_level import as_set
-from regimes.job.state import FORMAT, State, by_layer, get_column, layer_shapes, own_part
-from regimes.job.upgrade import upgrade_state
+from regimes.job.state import (
+    FORMAT,
+    State,
+    by_layer,
+    check_format,
+    get_column,
+    layer_shapes,
+    own_part,
+)
 from regimes.local.arguments import LocalChoice, Trained, local_header
 from regimes.policies.controller import WholeController, check_reasons
 from regimes.policies.schedules import period_of
@@ -327,11 +334,10 @@ class LocalSteps(Job):
         Raises:
             ConfigError: it is of another process, model or compressor, or of other fragments.
         """
-        with damage_refused():
-            state = upgrade_state(saved)
-        self._check_same(state)
+        check_format(saved)
+        self._check_same(saved)
         self.world.guard.enter_call("load_state_dict()")
-        self._continue_from(with_all_units(state, self.world, self.recorder))
+        self._continue_from(with_all_units(saved, self.world, self.recorder))
 
     def full_state_dict(self) -> dict[str, Any] | None:
         """The states of all processes in one, on process 0 (None on the others). Right after a
@@ -389,10 +395,9 @@ class LocalSteps(Job):
         self.panel.steps = self.rounds
         self.panel.load_state_dict(state.get("gauges", {}))
         self.clock = Clock(self.world.device)
-        if "seconds" in own:  # not in states of version 0.1
-            seconds, self.clock.clocked = own["seconds"]
-            self.clock.seconds |= seconds
-        self.losses = own.get("losses", [0.0, 0])
+        seconds, self.clock.clocked = own["seconds"]
+        self.clock.seconds |= seconds
+        self.losses = own["losses"]
         self._restore_job(state)
         self.ended = sum(row["steps"] for row in self.rows)
 

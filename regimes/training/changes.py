@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from regimes.compression import make_compressor
-from regimes.compression.base import has_feedback, restart_memories, upgrade_memories
+from regimes.compression.base import has_feedback, restart_memories
 from regimes.config import OptimizerConfig, RunConfig
 from regimes.errors import ConfigError
 from regimes.job.move_residuals import average_residuals
@@ -78,8 +78,9 @@ def _fit_compressor(run: Run, state: State, before: RunConfig, notes: Notes) -> 
     fresh, _ = run.reducer.state_dict()
 
     def fit(table: _Table) -> _Table:
-        memories = upgrade_memories(get_column(table, "memory"), old.residual)
-        return with_column(table, "memory", memories if same else restart_memories(memories, fresh))
+        if same:
+            return table
+        return with_column(table, "memory", restart_memories(get_column(table, "memory"), fresh))
 
     state["layers"] = fit(state["layers"])
     if "outer" in state:
@@ -108,7 +109,7 @@ def _fit_optimizer(run: Run, state: State, before: RunConfig, notes: Notes) -> N
     """Loaded as it is, a state would bring the old decay and momentum with it."""
     old, new = before.optimizer, run.config.optimizer
     notes["momenta"] = "kept" if _same_kind(old, new) else "started anew"
-    if old != new and "optimizer" in state:
+    if old != new:
         fit = functools.partial(_fit_momenta, run, old)
         state["optimizer"] = fit(state["optimizer"])
         for part in state["parts"]:

@@ -26,9 +26,8 @@ from typing import Any
 import torch
 
 from regimes.collectives.world import World
-from regimes.errors import RecordError
-from regimes.job.state import State, join_states
-from regimes.job.upgrade import upgrade_state
+from regimes.errors import ConfigError, RecordError
+from regimes.job.state import State, check_format, join_states
 from regimes.records import write_atomically
 from regimes.records.files import make_folder, opened_to_read
 
@@ -173,6 +172,7 @@ def load(folder: Path) -> tuple[int, State] | None:
 
     Raises:
         RecordError: checkpoints exist, but none is complete, or one cannot be read now.
+        ConfigError: it has the layout of another version.
     """
     candidates = list_checkpoints(folder)
     for path in reversed(candidates):
@@ -182,6 +182,8 @@ def load(folder: Path) -> tuple[int, State] | None:
             if error.errno in _FOR_NOW:  # it may be whole, and a run must not go back behind it
                 raise _unreadable(path, error) from None
             log.warning("checkpoint %s is damaged and passed over: %s", path, error)
+        except ConfigError:
+            raise
         except Exception as error:  # torch and json raise anything for a file of unknown content
             reason = str(error).partition("\n")[0] or type(error).__name__
             log.warning("checkpoint %s is damaged and passed over: %s", path, reason)
@@ -197,6 +199,7 @@ def load_at(folder: Path, epochs: int) -> State:
 
     Raises:
         RecordError: there is none, or it is damaged.
+        ConfigError: it has the layout of another version.
     """
     there = {_epochs_of(path): path for path in list_checkpoints(folder)}
     if epochs not in there:
@@ -207,6 +210,8 @@ def load_at(folder: Path, epochs: int) -> State:
         )
     try:
         return _read_file(there[epochs])[1]
+    except ConfigError:
+        raise
     except Exception as error:  # torch and json raise anything for a file of unknown content
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise RecordError(f"the checkpoint {there[epochs]} is damaged: {reason}") from None
@@ -228,8 +233,8 @@ def _read_file(path: Path) -> tuple[int, State]:
         content = _read_content(path / name)
         if hashlib.sha256(content).hexdigest() != digest:
             raise ValueError(f"{name} does not match its checksum")
-        found = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
-        state = upgrade_state(found)
+        state = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+        check_format(state, f"the checkpoint {path}")
         if not isinstance(state, dict) or len(state.get("parts", ())) != 1:
             raise ValueError("a process file has unexpected keys")
         states.append(state)

@@ -6,9 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from torch import Tensor
-
-from regimes.collectives.sharded_models import as_stored
 from regimes.config import to_dict
 from regimes.errors import RecordError, RegimesError, require
 from regimes.job.decided import as_decided
@@ -253,10 +250,7 @@ def save_run(run: Run, out: Path) -> None:
 def _restore_run(run: Run, state: State) -> None:
     """The inverse of ``save_run``, from the state of any number of processes."""
     load_model(run.model, state["model"])
-    if "optimizer" in state:
-        load_optimizer(run.optimizer, state["optimizer"])
-    else:
-        _restore_momenta(run, state["momentum"])
+    load_optimizer(run.optimizer, state["optimizer"])
     run.panel.load_state_dict(state["gauges"])
     parts = state["parts"]
     residuals = own_rows(run.reducer.layers, _own_residuals(run, parts))
@@ -279,13 +273,3 @@ def _own_residuals(run: Run, parts: Sequence[Part]) -> Residuals:
     count, names = run.config.workers, [layer.name for layer in run.layers]
     mean = run.gradients.union
     return residuals_for(run.world.hosted, count, parts, count, names, mean=mean)
-
-
-def _restore_momenta(run: Run, momenta: dict[str, Tensor | None]) -> None:
-    """Restore a checkpoint of an early version, which had no optimiser but SGD."""
-    (sgd,) = run.optimizer.parts
-    for layer, parameter in zip(run.layers, run.gradients.parameters, strict=True):
-        momentum = momenta[layer.name]
-        if momentum is not None:
-            stored = as_stored(parameter, momentum.to(run.device))
-            sgd.state[parameter]["momentum_buffer"] = stored

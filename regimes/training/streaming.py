@@ -284,10 +284,9 @@ class SyncRounds:
         self,
         state: Mapping[str, Any],
         residuals: dict[str, Tensor | None],
-        movements: Sequence[dict[str, dict[int, Tensor]]] = (),
+        movements: Sequence[dict[str, dict[int, Tensor]]],
     ) -> None:
-        """The inverse, of ``state`` and this process's residuals and pseudo-gradients. States of
-        version 0.3 and before have no pseudo-gradients."""
+        """The inverse, of ``state`` and this process's residuals and pseudo-gradients."""
         self.outer.optimizer.load_state_dict(state["optimizer"])
         self.reducer.load_state_dict(get_column(state["layers"], "memory"), residuals)
         self.reducer.to(self.stack.device)
@@ -298,9 +297,8 @@ class SyncRounds:
             if saved["left"] is not None:
                 updates = {i: update.to(device) for i, update in saved["updates"].items()}
                 fragment.flight = _Flight(saved["left"], Transfer((), [], updates=updates))
-            unseen = saved.get("unseen", {})
-            fragment.unseen = bool(unseen)
-            for layer, update in unseen.items():
+            fragment.unseen = bool(saved["unseen"])
+            for layer, update in saved["unseen"].items():
                 self.updates[layer] = update.to(device)
         self.older = {}
         for row, own in enumerate(movements):

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-import io
-import json
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import forked
 import pytest
-import states
 import torch
 from runs import resumed_alike, weights
 from torch import nn
@@ -25,7 +20,6 @@ from regimes.config import OptimizerConfig, RunConfig, override
 from regimes.data import load_task
 from regimes.errors import ConfigError, TrainingError
 from regimes.instruments.gradient_norm import Movement
-from regimes.records import read_lines
 from regimes.training import optimizers
 from regimes.training.build import prepare_run
 from regimes.training.learning_rate import LearningRate
@@ -334,29 +328,6 @@ def test_measuring_movement_leaves_no_trace(tmp_path: Path) -> None:
 def test_bad_input_is_one_sentence(settings: tuple[str, ...], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         prepare_run(config(*settings))
-
-
-def test_a_run_of_before_with_a_momentum_resumes(tmp_path: Path) -> None:
-    """Older checkpoints have the momenta by name in place of the optimiser's whole state."""
-    c = config()
-    regimes.run(c, tmp_path / "run")
-    last = sorted((tmp_path / "run" / "checkpoints").glob("epoch-*"))[-2]
-    (file,) = last.glob("process-0.pt")
-    state = states.as_of_0_3(torch.load(file, weights_only=True))
-    names = [name for name, _ in load_task(c).build(c).named_parameters()]
-    saved = state["shared"].pop("optimizer")["parts"][0]["state"]
-    state["shared"]["momentum"] = {n: saved[i]["momentum_buffer"] for i, n in enumerate(names)}
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    file.write_bytes(buffer.getvalue())
-    manifest = json.loads((last / "manifest.json").read_text())
-    manifest["files"][file.name] = hashlib.sha256(buffer.getvalue()).hexdigest()
-    (last / "manifest.json").write_text(json.dumps(manifest))
-    before = (tmp_path / "run" / "epochs.jsonl").read_bytes()
-    shutil.rmtree(sorted((tmp_path / "run" / "checkpoints").glob("epoch-*"))[-1])
-    regimes.run(c, tmp_path / "run", resume=True)
-    assert (tmp_path / "run" / "epochs.jsonl").read_bytes() == before
-    assert len(read_lines(tmp_path / "run" / "epochs.jsonl")) == 3
 
 
 def test_a_step_that_no_weight_can_take_is_one_sentence() -> None:

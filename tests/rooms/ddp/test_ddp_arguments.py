@@ -169,9 +169,6 @@ def test_a_state_of_other_shapes_or_levels_is_refused() -> None:
     other = trained(levels={"low": 3, "high": 1})
     with pytest.raises(ConfigError, match="its level low is 4, this hook's is 3"):
         other.load_state_dict(saved)
-    older = states.as_hook_of_0_3(saved)
-    del older["values"]  # of a version before
-    other.load_state_dict(older)
 
 
 def test_a_number_that_no_float_holds_is_not_logged(tmp_path: Path) -> None:

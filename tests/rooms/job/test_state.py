@@ -15,14 +15,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from regimes import TopK
 from regimes.errors import ConfigError
 from regimes.job.move_residuals import (
     average_residuals,
     on_processes,
     residuals_for,
 )
-from regimes.job.state import FORMAT, by_layer, join_states, of_workers
-from regimes.job.upgrade import upgrade_state
+from regimes.job.refit import with_default_fields
+from regimes.job.state import FORMAT, by_layer, check_format, join_states, of_workers
 
 
 def divided(count: int, cuts: set[int], means: bool = False) -> list[dict[str, Any]]:
@@ -110,6 +111,39 @@ def test_entries_of_workers_are_found_on_any_process() -> None:
     assert of_workers([{"workers": [0, 1], "hidden": []}], "hidden", [0]) == []
 
 
+@pytest.mark.parametrize(
+    ("saved", "compressor", "fits"),
+    [
+        ("TopK(error_feedback=True)", TopK(), True),  # without the fields that came later
+        (repr(TopK(error_feedback=0.5)), TopK(error_feedback=0.5), True),
+        ("TopK(error_feedback=0.5)", TopK(error_feedback=0.5), True),
+        ("TopK(error_feedback=True)", TopK(error_feedback=0.5), False),
+        ("TopK(error_feedback=True)", TopK(residual="update"), False),
+        ("RandomK(error_feedback=True)", TopK(), False),
+        ("TopK(error_feedback=True, gone=1)", TopK(), False),
+    ],
+)
+def test_a_compressor_of_before_has_defaults_for_later_fields(
+    saved: str, compressor: TopK, fits: bool
+) -> None:
+    assert (with_default_fields(saved, compressor) == repr(compressor)) is fits
+
+
 def test_a_state_of_a_later_version_is_one_sentence() -> None:
     with pytest.raises(ConfigError, match="the state has the format 5, this version reads 4"):
-        upgrade_state({"format": 5})
+        check_format({"format": 5})
+
+
+@pytest.mark.parametrize(
+    "old",
+    [
+        {"own": {}, "workers": [0], "shared": {}},  # a file of a run
+        {"worker": 0, "workers": 2, "shapes": {}, "residuals": {}, "rows": []},  # of a hook
+        {"processes": [{}, {}]},  # of all processes
+        {"process": [0, 2], "layers": [], "common": []},  # of local steps
+    ],
+    ids=lambda old: next(iter(old)),
+)
+def test_a_state_of_0_3_or_before_is_one_sentence(old: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"saved by version 0\.3 or before: load it with version"):
+        check_format(old)

@@ -16,8 +16,9 @@ from configs import smoke as config
 
 import regimes
 from regimes.config import override, to_dict
-from regimes.errors import RecordError, RegimesError
+from regimes.errors import ConfigError, RecordError, RegimesError
 from regimes.job.move_residuals import residuals_for
+from regimes.job.state import FORMAT
 from regimes.job.termination import GracefulShutdown
 from regimes.training import checkpoint, loop
 from regimes.training.build import Run, prepare_run
@@ -128,8 +129,8 @@ ODD: dict[str, Callable[[Path], object]] = {
     "an empty file": replaced(b""),
     "no state": replaced(b"PK" * 100),
     "a list": replaced([1, 2]),
-    "no shared part": replaced({"own": {}, "workers": [0]}),
-    "no own part": replaced({"shared": {}}),
+    "no shared part": replaced({"format": FORMAT, "parts": [{"workers": [0]}]}),
+    "no own part": replaced({"format": FORMAT, "model": {}, "parts": []}),
     "a folder": lambda folder: (
         (folder / "process-0.pt").unlink() or (folder / "process-0.pt").mkdir()
     ),
@@ -232,6 +233,17 @@ def test_a_state_that_does_not_fit_is_one_sentence(out: Path) -> None:
         replaced({**whole, "parts": [{**own, **other}]})(file.parent)
         with pytest.raises(RegimesError, match=r"does not fit|has shape \[[13], 1, 1\], the layer"):
             regimes.run(config(epochs=5), out, resume=True)
+
+
+def test_a_checkpoint_of_0_3_or_before_is_one_sentence(out: Path, tmp_path: Path) -> None:
+    """It is whole, and not passed over for the one before."""
+    for folder in (out / "checkpoints").iterdir():
+        replaced({"own": {"residuals": {}}, "workers": [0, 1, 2, 3], "shared": {}})(folder)
+    said = r"the checkpoint .*epoch-0003 was saved by version 0\.3 or before: load it with version"
+    with pytest.raises(ConfigError, match=said):
+        regimes.run(config(epochs=5), out, resume=True)
+    with pytest.raises(ConfigError, match=said):
+        regimes.branch(out, at=3, set={"optimizer.lr": 0.1}, out=tmp_path / "branch")
 
 
 # -- a finished run ---------------------------------------------------------------------------

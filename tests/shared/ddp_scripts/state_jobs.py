@@ -270,7 +270,7 @@ def compiled(rank: int) -> dict[str, Any]:
         before = [list(update(model, 0, rank).values()) for model, _ in made]
         state = made[0][1].state_dict()
         news = heard(lambda: made[1][1].load_state_dict(state))
-        news += heard(lambda: made[2][1].load_state_dict(_renamed(made[1][1].state_dict())))
+        news += heard(lambda: made[2][1].load_state_dict(made[1][1].state_dict()))
         after = [list(update(model, 1, rank).values()) for model, _ in made[:3]]
     return {
         "names": [[x.name for x in hook.layers] for _, hook in made],
@@ -278,13 +278,3 @@ def compiled(rank: int) -> dict[str, Any]:
         "after": after,
         "news": news,
     }
-
-
-def _renamed(state: dict[str, Any]) -> dict[str, Any]:
-    """As a version before 0.2 saved the state of a compiled model."""
-    (part,) = state["parts"]
-    tables = [
-        {f"_orig_mod.{name}": layer for name, layer in place["layers"].items()}
-        for place in (state, part)
-    ]
-    return {**state, "layers": tables[0], "parts": [{**part, "layers": tables[1]}]}

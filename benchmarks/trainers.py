@@ -50,12 +50,10 @@ class Training:
         configs: Sequence[RunConfig],
         out: Path,
         spoil: Spoil | None = None,
-        shards: int = 1,
     ) -> None:
         """
         Args:
             configs: one per process.
-            shards: as of ``regimes.run``.
         """
         self.out = out
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +64,7 @@ class Training:
         self.group = [
             context.Process(
                 target=_train,
-                args=(config, out, resume, rank, len(configs), self.talk, spoil, shards),
+                args=(config, out, resume, rank, len(configs), self.talk, spoil),
             )
             for rank, config in enumerate(configs)
         ]
@@ -128,7 +126,6 @@ def _train(
     count: int,
     talk: Path,
     spoil: Spoil | None,
-    shards: int,
 ) -> None:
     import torch
 
@@ -148,7 +145,7 @@ def _train(
     try:
         if spoil is not None:
             spoil(rank)
-        regimes.run(config, out, resume=resume, shards=shards)
+        regimes.run(config, out, resume=resume)
     except RegimesError as error:
         (talk / str(rank)).write_text(str(error))
         sys.exit(error.exit_code)

@@ -301,7 +301,7 @@ def losses(_: str = "") -> str:
     return table(head, rows)
 
 
-TRAINER = ("run", "run --processes", "run --shards", "simulate")
+TRAINER = ("run", "run --processes", "simulate")
 EVERYWHERE = (*TRAINER, "attach", "local_steps")
 EXAMPLES = ("compressor.residual=update", "dtype=bfloat16", "data.augment=true", "model.width=4")
 

@@ -22,8 +22,6 @@ from regimes.errors import ConfigError, suggest_nearest
 # -- capabilities ----------------------------------------------------------------------------------
 
 WHOLE_LAYERS = "whole_layers"
-NUMBERS_BY_SHARD = "numbers_by_shard"
-DIVISIBLE_BATCHES = "divisible_batches"
 WORKER_GRADIENTS = "worker_gradients"
 SEVERAL_WORKERS = "several_workers"
 ONE_PROCESS = "one_process"
@@ -53,8 +51,6 @@ MODULE_PARTS = "module_parts"
 
 MEANING = {
     WHOLE_LAYERS: "a process holds all rows of each layer",
-    NUMBERS_BY_SHARD: "numbers may depend on how many processes divide a layer",
-    DIVISIBLE_BATCHES: "a worker's batch may be computed in parts",
     WORKER_GRADIENTS: "each worker's own gradient is known, not their mean alone",
     SEVERAL_WORKERS: "there are two workers or more at all times",
     ONE_PROCESS: "one process has all workers",
@@ -118,7 +114,7 @@ class Mode:
     """A way in which a job runs.
 
     Attributes:
-        name: after "expected none": "with --shards".
+        name: after "expected none": "with a sync_policy".
         lacks: by capability: why, and what to do about it.
     """
 
@@ -167,7 +163,7 @@ def _check_known(plug_in: Any, attribute: str, names: Iterable[str]) -> None:
 def find_missing(needs: Collection[str], modes: Iterable[Mode]) -> tuple[Mode, str] | None:
     """The first mode that lacks one of these capabilities, and which; None: it works.
 
-    >>> find_missing({WHOLE_LAYERS}, [LOCAL, SHARDS])[1]
+    >>> find_missing({WHOLE_LAYERS}, [LOCAL, SHARDED_MODEL])[1]
     'whole_layers'
     """
     return next(((mode, need) for mode in modes for need in mode.lacks if need in needs), None)
@@ -236,20 +232,6 @@ MIXED_PERIODS = Mode(
 STREAMING = Mode(
     "with fragments, a delay or mixing", {ALIKE_WORKERS: "there workers are never alike"}
 )
-SHARDS = Mode(
-    "with --shards",
-    {
-        WHOLE_LAYERS: _ROWS,
-        NUMBERS_BY_SHARD: "each process would compress its rows by themselves, and numbers must "
-        "not depend on the number of shards",
-        ONE_PROCESS: "the workers are divided among processes",
-        WORKER_MODELS: "local steps between sharded workers are regimes.local_steps, in a training "
-        "loop of your own",
-        HALF_PARAMETERS: "FSDP2 divides float32 or float64 parameters here",
-        TRUNK_STATE: "train a branch without them",
-        CAPTURED_STEPS: "collectives are not captured",
-    },
-)
 UNION_PASS = Mode(
     "in one pass of all workers",
     {WORKER_GRADIENTS: "only the mean of their gradients is computed: set union_pass = false"},
@@ -284,7 +266,6 @@ COMPILED = Mode("with compile", {CAPTURED_STEPS: "torch decides there what is ca
 RANDOM_MODEL = Mode(
     "with a model that draws random numbers",
     {
-        DIVISIBLE_BATCHES: "it draws them (dropout) for a worker's whole batch at once",
         CAPTURED_STEPS: "it draws them (dropout) from a seed for each worker and step, which a "
         "graph cannot change",
     },
@@ -292,7 +273,6 @@ RANDOM_MODEL = Mode(
 STATEFUL_MODEL = Mode(
     "with a model that carries a state",
     {
-        DIVISIBLE_BATCHES: "it carries a state from batch to batch",
         CAPTURED_STEPS: "it carries a state from batch to batch: read the text in data.windows = "
         '"contiguous"',
     },
@@ -366,7 +346,6 @@ LOCAL_STEPS = Mode(
 WAYS: dict[str, tuple[Mode, ...]] = {
     "run": (SHARED_STEPS,),
     "run --processes": (SHARED_STEPS, PROCESSES),
-    "run --shards": (SHARED_STEPS, SHARDS),
     "run, sync_policy": (LOCAL,),
     "simulate": (SHARED_STEPS, OWN_OBJECTS),
     "attach, DDP": (HOOK, WITHOUT_SHARDS),

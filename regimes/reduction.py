@@ -1,7 +1,7 @@
 """What a loss is, and how it joins the terms of a batch: as a sum of terms over a sum of weights.
 
 A loss is a function of a model and one batch. Data, instruments and training share it.
-Shards, micro-batches, evaluation batches and the batches of a probe divide what is meant as one
+Micro-batches, evaluation batches and the batches of a probe divide what is meant as one
 batch. With the weight of a batch, a function of its targets, the losses of the parts give its loss,
 
     loss(batch) = sum over parts of loss(part) x weight(part) / weight(batch).

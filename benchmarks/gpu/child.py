@@ -57,7 +57,7 @@ def alone(folder: str) -> None:
         MASTER_PORT=os.environ.get("MASTER_PORT", "29517"),
     )
 
-    def connect(workers: int, device: torch.device, timeout: float, shards: int) -> World:
+    def connect(workers: int, device: torch.device, timeout: float) -> World:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         membership = connecting.join_group(device, timedelta(seconds=timeout), "alone")

@@ -78,7 +78,6 @@ class Simulated(Run):
             self.data(0, 112),
             self.data(1, 40),
             out=at.folder / "run",
-            shards=self.shards,
             reporters=[watch],
             **options,
         )
@@ -113,5 +112,4 @@ CASES: list[Case] = [
     ),
     Simulated(name="simulate-resumed", data=Pairs, counts=(1, 1)),
     Simulated(name="simulate-two-processes", counts=(2,), options={"compressor": "topk"}),
-    Simulated(name="simulate-shards", model=plain_network, counts=(4,), shards=2),
 ]

@@ -77,14 +77,9 @@ class Watch:
 @dataclass(frozen=True, kw_only=True)
 class Run(Case):
     """One configuration: ``smoke`` cut short, and changed. A second stage continues the run, which
-    the first one has left within.
-
-    Attributes:
-        shards: processes that hold a worker together.
-    """
+    the first one has left within."""
 
     settings: tuple[str, ...] = ()
-    shards: int = 1
 
     def config(self, text: Path) -> Any:
         given = [setting.replace("TEXT", str(text)) for setting in self.settings]
@@ -114,7 +109,7 @@ class Run(Case):
     def _run(self, at: Place, watch: Watch) -> None:
         config, out = self.config(at.text), at.folder / "run"
         resume = at.stage > 0
-        regimes.run(config, out, resume=resume, reporters=[watch], shards=self.shards)
+        regimes.run(config, out, resume=resume, reporters=[watch])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,8 +312,6 @@ CASES: list[Case] = [
         counts=(2,),
         counted=(1, 4),  # to the end of the unit, when nothing is under way
     ),
-    Run(name="shards", shards=2, counts=(4,)),
-    Run(name="shards-resumed", shards=2, counts=(4, 4), settings=("optimizer.clip=0.5",)),
     # branches
     Branch(name="branch-null"),
     Branch(name="branch-pulse", length=1, changes={"policy": {"name": "static"}}, quick=True),

@@ -9,7 +9,7 @@ import tyro
 
 from regimes import presets as _presets
 from regimes.cli.app import Settings, app, read_configuration, refuse_seed, welcome_plug_ins
-from regimes.collectives.launcher import check_replicas, read_launch
+from regimes.collectives.launcher import read_launch
 from regimes.config import read_value, to_dict, to_toml
 from regimes.console import stdout
 from regimes.console.tables import Table
@@ -25,7 +25,6 @@ def run(
     out: Path | None = None,
     workers: int | None = None,
     processes: int = 1,
-    shards: int = 1,
     resume: bool = False,
     quiet: bool = False,
 ) -> None:
@@ -38,8 +37,6 @@ def run(
         out: folder of the record; default runs/NAME/seed-SEED.
         workers: logical workers W.
         processes: local processes P that share the workers (P divides W).
-        shards: so many of the processes hold each worker together, a replica, among which FSDP2
-            divides the model; the replicas share the workers.
         resume: continue the run in the folder from its last checkpoint.
         quiet: print nothing but errors.
     """
@@ -50,13 +47,10 @@ def run(
     out = out or Path("runs", _name_output(preset), f"seed-{config.seed}")
     if (note := sibling_difference(to_dict(config), out)) and not quiet and read_launch().rank == 0:
         stdout.try_print(f"note: {note}")
-    if read_launch().count > 1:
-        train_process(config, out, resume, quiet, shards)
-    elif processes == 1:
-        check_replicas(1, shards, config.workers)
+    if read_launch().count > 1 or processes == 1:
         train_process(config, out, resume, quiet)
     else:
-        spawn_processes(config, out, processes, resume=resume, quiet=quiet, shards=shards)
+        spawn_processes(config, out, processes, resume=resume, quiet=quiet)
 
 
 def _name_output(name: str) -> str:

@@ -78,19 +78,17 @@ def _to_json(facts: Any) -> str:
 # -- weights -----------------------------------------------------------------------------------
 
 
-def check_same_weights(fingerprints: Sequence[int | None], unit: str, shards: int = 1) -> None:
-    """Raise TrainingError unless all processes have the fingerprint of process 0. Where ``shards``
-    divide a model, a shard is compared with the same shard of the first replica.
+def check_same_weights(fingerprints: Sequence[int | None], unit: str) -> None:
+    """Raise TrainingError unless all processes have the fingerprint of process 0.
 
     Args:
         unit: what has just ended, e.g. "epoch 3".
     """
     ranks = enumerate(fingerprints)
-    odd = [str(rank) for rank, theirs in ranks if theirs != fingerprints[rank % shards]]
+    odd = [str(rank) for rank, theirs in ranks if theirs != fingerprints[0]]
     if odd:
         raise TrainingError(
-            f"process {', '.join(odd)} holds other weights than "
-            f"{'process 0' if shards == 1 else 'the first replica'} at the end of {unit}: "
+            f"process {', '.join(odd)} holds other weights than process 0 at the end of {unit}: "
             "the replicas have drifted apart; the record up to there is intact, continue with "
             "--resume, on equal processors and with deterministic = true"
         )

@@ -1,5 +1,4 @@
-"""The world of processes that a launcher has started: torch's default group, and where a model is
-divided the groups within and across its replicas."""
+"""The world of processes that a launcher has started: torch's default group."""
 
 from __future__ import annotations
 
@@ -12,11 +11,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 
 from regimes.collectives import devices
 from regimes.collectives.faults import Faults, name_silent
-from regimes.collectives.launcher import Launched, attempt_name, check_replicas, read_launch
+from regimes.collectives.launcher import Launched, attempt_name, read_launch
 from regimes.collectives.process_group import Group, backend_string, errors_are_raised
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.world import World
@@ -25,54 +23,33 @@ from regimes.errors import TrainingError
 _connections = itertools.count()  # the same on all processes, which connect in one order
 
 
-def connect_world(
-    workers: int, device: torch.device, timeout: float = 600.0, shards: int = 1
-) -> World:
+def connect_world(workers: int, device: torch.device, timeout: float = 600.0) -> World:
     """The world of this process: simulated when alone, else joined to the launched group.
 
     NCCL carries the tensors if every process has a GPU for itself, gloo otherwise. A process's GPU
     becomes torch's current one.
 
-    Args:
-        shards: processes that hold a worker together; FSDP2 divides its model among them.
-
     Raises:
-        ConfigError: W is not a multiple of the number of replicas; the processes ask for different
-            numbers of shards; some are on a CPU, others on a GPU.
+        ConfigError: W is not a multiple of the number of processes; some are on a CPU, others on a
+            GPU.
         TrainingError: the other processes do not connect in time.
     """
     count, us = next(_connections), read_launch()
-    if shards > 1:
-        check_replicas(us.count, shards, workers)
     if us.count == 1:
         return World(workers)
-    World(workers, processes=us.count, shards=shards)  # checks the division, before any waits
-    membership = join_group(device, timedelta(seconds=timeout), f"{attempt_name()}/{count}", shards)
-    return world_of(workers, device, membership, shards)
+    World(workers, processes=us.count)  # checks the division, before any waits
+    membership = join_group(device, timedelta(seconds=timeout), f"{attempt_name()}/{count}")
+    return world_of(workers, device, membership)
 
 
-def world_of(
-    workers: int, device: torch.device, membership: Membership, shards: int = 1
-) -> ProcessWorld:
+def world_of(workers: int, device: torch.device, membership: Membership) -> ProcessWorld:
     """The world of all processes of the default group, which all call this."""
     store, limit = membership.run_store, membership.nccl_limit
     everyone = Group.of_default("gloo" if limit is None else "nccl")
-    faults, groups = Faults(everyone.index, len(everyone), store), [everyone]
-    parts: dict[str, Any] = {}
-    if shards > 1:
-        replicas = torch.arange(len(everyone)).view(-1, shards)
-        # Making a group is a collective: all processes make these in one order. ``in_model`` is a
-        # second group of the same processes: sums within a pass and the thread of the buckets would
-        # mix their collectives on one communicator.
-        for name, rows in ("within", replicas), ("in_model", replicas), ("across", replicas.T):
-            parts[name] = Group.of_row(rows, everyone.backend)
-            groups.append(parts[name])
-        names = ("replicate", "shard")
-        mesh = init_device_mesh(device.type, tuple(replicas.shape), mesh_dim_names=names)
-        parts["mesh"] = mesh["shard"]
+    faults = Faults(everyone.index, len(everyone), store)
     if limit is not None:
-        faults.watch_streams(store, limit, device, groups)
-    return ProcessWorld(workers, device, everyone, **parts, faults=faults, owner=membership)
+        faults.watch_streams(store, limit, device, [everyone])
+    return ProcessWorld(workers, device, everyone, faults=faults, owner=membership)
 
 
 @dataclass
@@ -129,7 +106,7 @@ def shared_group() -> Iterator[None]:
             _end_group()
 
 
-def join_group(device: torch.device, timeout: timedelta, name: str, shards: int = 1) -> Membership:
+def join_group(device: torch.device, timeout: timedelta, name: str) -> Membership:
     """Make a group for a run of this name, or use the group of the run before again."""
     us, wants = read_launch(), (device, timeout)
     group = _shared[-1] if _shared else None
@@ -139,7 +116,6 @@ def join_group(device: torch.device, timeout: timedelta, name: str, shards: int 
             usable = group.released and group.wants == wants
             group.released, group.prefix, store = False, name, dist.PrefixStore(name, group.store)
             if {*_exchange_value(store, us, "whole", "yes" if usable else "no")} == {"yes"}:
-                _check_shards(store, us, shards)
                 return group
         _end_group()  # the group of a run in this process that has failed
         if device.type == "cuda":
@@ -147,7 +123,6 @@ def join_group(device: torch.device, timeout: timedelta, name: str, shards: int 
         job, _, _ = next(dist.rendezvous(us.rendezvous, us.rank, us.count, timeout=timeout))
         job.set_timeout(timeout)  # rendezvous does not pass it to a store in a file
         store = dist.PrefixStore(name, job)
-        _check_shards(store, us, shards)
         group = Membership(job, wants, _init_process_group(store, us, device, timeout), name)
     except (RuntimeError, ValueError) as error:  # ValueError: the launcher names no address
         raise TrainingError(
@@ -179,15 +154,6 @@ def _init_process_group(
     store.set(f"met/{us.rank}", "")
     store.wait([f"met/{rank}" for rank in range(us.count)], timeout)
     return timeout.total_seconds() if own_gpus else None
-
-
-def _check_shards(store: dist.Store, us: Launched, shards: int) -> None:
-    """Raise ConfigError, on all processes, unless they want the same: before groups are made, in
-    which others would wait."""
-    asked = [int(number) for number in _exchange_value(store, us, "shards", str(shards))]
-    if len({*asked}) > 1:
-        why = f"--shards: the processes ask for {asked}, expected one number"
-        devices.refuse_together(store, us.rank, us.count, why)
 
 
 def _exchange_value(store: dist.Store, us: Launched, key: str, value: str) -> list[str]:

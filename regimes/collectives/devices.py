@@ -6,7 +6,7 @@ import contextlib
 import socket
 import warnings
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -55,18 +55,12 @@ def check_kinds(store: Any, rank: int, count: int) -> None:
     odd = next((other for other, kind in enumerate(kinds) if kind != kinds[0]), None)
     if odd is None:
         return
-    why = f"process 0 computes on {kinds[0]!r}, process {odd} on {kinds[odd]!r}"
-    refuse_together(
-        store, rank, count, f'{why}: give every process a GPU, or set the device "cpu" for all'
-    )
-
-
-def refuse_together(store: Any, rank: int, count: int, why: str) -> NoReturn:
-    """Raise ConfigError once all processes have read the store and do the same."""
-    with contextlib.suppress(RuntimeError):  # the store may end with the first process
+    # once all have read the store and do the same; it may end with the first process
+    with contextlib.suppress(RuntimeError):
         store.set(f"refused/{rank}", "")
         store.wait([f"refused/{other}" for other in range(count)], _LEAVE)
-    raise ConfigError(why)
+    why = f"process 0 computes on {kinds[0]!r}, process {odd} on {kinds[odd]!r}"
+    raise ConfigError(f'{why}: give every process a GPU, or set the device "cpu" for all')
 
 
 def one_gpu_each(store: Any, rank: int, count: int, device: torch.device) -> bool:

@@ -59,17 +59,6 @@ def read_launch(env: Mapping[str, str] | None = None) -> Launched:
     )
 
 
-def check_replicas(count: int, shards: int, workers: int) -> None:
-    """Raise ConfigError unless so many processes are replicas of ``shards`` processes, and the
-    replicas can share the workers equally."""
-    require(shards >= 1, "--shards", shards, "at least 1")
-    expected = f"a divisor of the number of processes, {count} (--processes, or of the launcher)"
-    require(count % shards == 0, "--shards", shards, expected)
-    replicas = count // shards
-    expected = f"a multiple of the number of replicas, {count} processes / {shards} = {replicas}"
-    require(workers % replicas == 0, "workers", workers, expected)
-
-
 def _read_number(env: Mapping[str, str], name: str, default: str, least: int = 0) -> int:
     """A variable's value; ConfigError if it is not a number."""
     text = env.get(name, default)

@@ -92,15 +92,6 @@ class Group:
             atexit.register(group.destroy)
         return group
 
-    @staticmethod
-    def of_row(rows: torch.Tensor, backend: str) -> Group:
-        """The new group of the row of ranks that has this process; all processes of the default
-        group call this."""
-        # all of them, also those without this process: ``new_group`` waits for every process
-        made = {tuple(row): dist.new_group(row) for row in rows.tolist()}
-        mine = next(ranks for ranks in made if dist.get_rank() in ranks)
-        return Group(mine, backend, weakref.ref(made[mine]))
-
     def __len__(self) -> int:
         return len(self.ranks)
 

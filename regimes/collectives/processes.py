@@ -70,6 +70,7 @@ class ProcessWorld(World):
         everyone: all processes, one replica's after the other.
         across: the processes that hold the same rows, one of each replica.
         within: the processes of this replica; None: each process holds whole layers.
+        mesh: all processes, where ``fully_shard`` divides a model among them.
         tensor: None without tensor parallelism.
         guard: of the calls that all processes make.
     """
@@ -84,7 +85,6 @@ class ProcessWorld(World):
         *,
         across: Group | None = None,
         within: Group | None = None,
-        in_model: Group | None = None,
         mesh: Any = None,
         tensor: TensorParallel | None = None,
         faults: Faults | None = None,
@@ -94,16 +94,13 @@ class ProcessWorld(World):
         Args:
             everyone: None: torch's default group.
             across: None: everyone.
-            in_model: like ``within``, for sums inside of a pass of a model that ``mesh`` divides.
-                The thread of the buckets, FSDP2 and the model's layers have a group each: on a
-                shared one their collectives would mix in another order on each process.
             owner: None: the groups are the caller's.
         """
         everyone = everyone or Group.of_default()
         count, rank, shards = len(everyone), everyone.index, 1 if within is None else len(within)
         super().__init__(workers, processes=count, rank=rank, shards=shards)
         self.device, self.everyone, self.across = device, everyone, across or everyone
-        self.within, self.in_model, self.mesh, self.tensor = within, in_model, mesh, tensor
+        self.within, self.mesh, self.tensor = within, mesh, tensor
         self.faults, self.owner = faults or Faults(rank, count), owner
         self.guard, self.divided = self.faults.guard, tensor is not None
 
@@ -193,10 +190,6 @@ class ProcessWorld(World):
         """Overwrite a tensor with its sum over a group."""
         self._wait_for(group.all_reduce, tensor)
         return tensor
-
-    def sum_in_model(self, tensor: Tensor) -> Tensor:
-        summed: Tensor = _SumInModel.apply(tensor, self)
-        return summed
 
     def take_meter(self, count: int) -> Meter:
         meter = self.meter.take_counts()
@@ -337,21 +330,6 @@ class ProcessWorld(World):
             failed = error
         if failed is not None:  # outside of the handler: a chained error would keep the group
             raise self.faults.explain_loss(where, failed)
-
-
-class _SumInModel(torch.autograd.Function):
-    """A sum over the shards, in forward and backward; not counted as traffic."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, world: ProcessWorld) -> Tensor:
-        ctx.world = world
-        assert world.in_model is not None
-        return world.sum_over(world.in_model, tensor.contiguous().clone())
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        world = ctx.world
-        return world.sum_over(world.in_model, gradients[0].contiguous().clone()), None
 
 
 def without_gaps(t: Tensor) -> Tensor:

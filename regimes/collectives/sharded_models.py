@@ -14,14 +14,6 @@ from regimes.collectives.requests import Shard
 from regimes.errors import ConfigError
 
 
-def shard_module(module: nn.Module, mesh: Any) -> None:
-    """Let FSDP2 divide a module's parameters, except in parts that are divided already."""
-    from torch.distributed.fsdp import fully_shard  # its import is slow
-
-    # reshard: a forward pass of an evaluation has no backward pass that would do it
-    fully_shard(module, mesh=mesh, reshard_after_forward=True)
-
-
 def mesh_fault(mesh: Any) -> str | None:
     """Describes what was passed instead of a one-dimensional DeviceMesh; None if it is one."""
     from torch.distributed.device_mesh import DeviceMesh
@@ -68,31 +60,6 @@ def sharded_tensor(rows: Tensor, mesh: Any, shape: Sequence[int]) -> Tensor:
     return DTensor.from_local(
         rows, mesh, [Rows(0)], run_check=False, shape=full.shape, stride=full.stride()
     )
-
-
-def as_gradient(parameter: Tensor, rows: Tensor) -> Tensor:
-    """This process's gradient rows in the form of ``.grad``: a DTensor if the parameter is one."""
-    if not hasattr(parameter, "to_local"):
-        return rows
-    placed: Any = parameter
-    return sharded_tensor(rows, placed.device_mesh, parameter.shape)
-
-
-def as_stored(parameter: Tensor, whole: Tensor) -> Tensor:
-    """A tensor of a parameter's shape as the parameter is stored: of a sharded one this process's
-    rows, in memory of their own."""
-    if not hasattr(parameter, "to_local"):
-        return whole
-    mesh = (placed := cast("Any", parameter)).device_mesh
-    rows = Shard(mesh.get_local_rank(), mesh.size(), parameter.shape[0]).here
-    return sharded_tensor(whole[rows].to(placed.device, copy=True), mesh, parameter.shape)
-
-
-def as_whole(tensor: Any) -> Tensor:
-    """The full tensor of a DTensor (``full_tensor()``, a collective: all processes of the replica
-    must call it); any other tensor as it is."""
-    with torch.no_grad():
-        return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def is_divided(module: nn.Module) -> bool:

@@ -41,8 +41,7 @@ class Evaluators:
     world has the same three.
 
     Attributes:
-        processes, rank: how many divide the batches, and this process's place among them. Processes
-            that hold one model together take the same ones.
+        processes, rank: how many divide the batches, and this process's place among them.
         gather_object: each one's value, in rank order.
     """
 
@@ -65,14 +64,12 @@ class World:
         instruments: the traffic of ``ask_apart``.
         shards, shard: how many processes hold one worker together, each some rows of every layer,
             and which one this is.
-        mesh: these processes, for ``fully_shard``; None: a run does not divide its model.
         divided: layers are also divided among processes of another group (tensor parallel).
         lockstep: programs run round by round, so that a round of all travels as one collective.
     """
 
     lockstep = False
     divided = False
-    mesh: Any = None
 
     def __init__(self, workers: int, *, processes: int = 1, rank: int = 0, shards: int = 1) -> None:
         replicas = processes // shards
@@ -108,13 +105,8 @@ class World:
 
     @property
     def evaluators(self) -> Evaluators:
-        """Who divides the batches of an evaluation: the replicas."""
-        shards = self.shards
-        return Evaluators(
-            self.processes // shards,
-            self.rank // shards,
-            lambda value: self.gather_object(value)[::shards],
-        )
+        """Who divides the batches of an evaluation: the processes."""
+        return Evaluators(self.processes, self.rank, self.gather_object)
 
     # -- requests ----------------------------------------------------------------------------
 
@@ -260,10 +252,6 @@ class World:
 
     def add_shards(self, tensor: Tensor) -> Tensor:
         """A small tensor's sum over the shards of a worker, the same on each."""
-        return tensor
-
-    def sum_in_model(self, tensor: Tensor) -> Tensor:
-        """The sum over the shards of a worker within a forward pass, with its gradient."""
         return tensor
 
     def whole_norms(self, norms: Tensor) -> Tensor:

@@ -23,7 +23,6 @@ from regimes.capabilities import (
     CAPTURED_STEPS,
     GRADIENT_UNIT,
     LEARNING_RATE,
-    NUMBERS_BY_SHARD,
 )
 from regimes.collectives.requests import Batched, Layer, Mean, Program, Request, Shard, Traffic
 from regimes.compression.answers import check_send, check_sent, sample_evenly
@@ -143,8 +142,6 @@ class Compressor(Bounded, ABC):
             included; such a compressor may be given that mean in place of all gradients.
         propagates_nonfinite: where the gradient of any worker is not finite, ``finite_probe`` is
             not finite either.
-        entrywise: an entry of the update depends on that entry of the gradients alone, whatever
-            else is in the layer.
         takes_bucket: it is an `InBuckets`: ``send_bucket`` is given several layers.
         in_place: the next residual may be computed in the memory of the present one, which is in
             units of the step's ``scale``. Without it the compressor leaves the present one as it
@@ -164,7 +161,6 @@ class Compressor(Bounded, ABC):
     replayable: ClassVar[bool] = False
     linear: ClassVar[bool] = False
     propagates_nonfinite: ClassVar[bool] = False
-    entrywise: ClassVar[bool] = False
     in_place: ClassVar[bool] = True
     joins_shards: ClassVar[bool] = False
     takes_bucket: ClassVar[bool] = False
@@ -206,7 +202,6 @@ class Compressor(Bounded, ABC):
     def requires(self) -> frozenset[str]:
         """What it needs of a job (``capabilities``), as its other attributes say."""
         needs = {
-            NUMBERS_BY_SHARD: not (self.joins_shards or self.entrywise),
             LEARNING_RATE: self.reads_rate,
             GRADIENT_UNIT: self.residual != type(self).residual,
         }

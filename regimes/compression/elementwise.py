@@ -48,7 +48,6 @@ BLOCK = 256  # numbers for which a layer's scale is read once
 class Dense(Compressor):
     """No compression: the one level is "dense", which ``Compressor.reduce`` sends."""
 
-    entrywise: ClassVar[bool] = True
     replayable: ClassVar[bool] = True
     linear: ClassVar[bool] = True
     propagates_nonfinite: ClassVar[bool] = True
@@ -227,7 +226,6 @@ class Cast(InBuckets):
     are equal up to the rounding of that format, in which the processes add."""
 
     usual: ClassVar[Mapping[str, Level]] = {"low": DENSE, "high": "bf16"}
-    entrywise: ClassVar[bool] = True
     replayable: ClassVar[bool] = True
 
     def check(self, level: Level) -> None:

@@ -18,7 +18,6 @@ from regimes.collectives.requests import (
     Layer,
     Mean,
     Program,
-    mean_of_sums,
 )
 from regimes.collectives.world import World
 from regimes.compression.base import Compressor, InBuckets, State
@@ -81,8 +80,8 @@ class Reducer:
             extra: numbers of each worker, such as its losses.
             states: memories that change instead of this reducer's own.
 
-        Where a worker's layers are divided into shards, the mean of ``extra`` is over shards, too:
-        of ``[L]``, of which the worker sends one number, or of ``[L, k]``, which each shard sends.
+        Where a worker's layers are divided into shards, the mean of ``extra``, ``[L, k]``, is over
+        shards, too, and each shard sends its own.
         """
         memories: Any = self.states if states is None else states
         self.set_rates(bucket, memories)
@@ -209,17 +208,10 @@ class Reducer:
 
 
 def _average_value(value: Tensor, shards: int) -> Program | Mean:
-    if shards == 1:
-        return Mean(value)
-    return _mean_loss(value, shards) if value.ndim == 1 else _mean_of_shards(value, shards)
+    return Mean(value) if shards == 1 else _mean_of_shards(value, shards)
 
 
 def _mean_of_shards(value: Float[Tensor, "hosted k"], shards: int) -> Program:
     mean = yield Mean(value)
     joined = yield JoinShards(mean, len(mean), shards * len(mean))
     return joined.view(shards, -1).mean(0)
-
-
-def _mean_loss(value: Float[Tensor, " hosted"], shards: int) -> Program:
-    total = yield from mean_of_sums(value[:, None], shards)
-    return total[0] / shards

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from regimes.capabilities import NAMED_TASK, SHARED_UPDATES, WHOLE_LAYERS
+from regimes.capabilities import NAMED_TASK, SHARED_UPDATES
 from regimes.config import Bounded, Bounds, Registry, check_windows, in_windows
 from regimes.config.bounds import Count, Positive
 from regimes.errors import require
@@ -34,7 +34,7 @@ REGISTRY = Registry(
     },
     has=("windows", "inputs", "labels", "updates"),
 )
-UNDECLARED = frozenset({NAMED_TASK, SHARED_UPDATES, WHOLE_LAYERS})  # needed without ``requires``
+UNDECLARED = frozenset({NAMED_TASK, SHARED_UPDATES})  # needed without ``requires``
 BANK = 1024  # different noise images
 Images = Float[Tensor, "n c h w"]
 Index = Int64[Tensor, " n"]

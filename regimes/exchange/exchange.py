@@ -205,8 +205,8 @@ class Exchange:
         assert transfer is not None
         compressors, examined = self.reducer.compressors, False
         if extra is not None and stack is not None:
-            # A shard's update alone may be finite. To examine the updates saves a pass over rows.
-            examined = self.world.shards == 1 and shows_in_updates(compressors, [stack])
+            # To examine the updates saves a pass over rows.
+            examined = shows_in_updates(compressors, [stack])
             transfer.extra = loss_with_flag(extra, stack[:, :0] if examined else stack)
         else:
             transfer.extra = extra

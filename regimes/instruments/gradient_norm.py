@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from regimes.capabilities import (
     OPTIMIZER_STEPS,
     OWN_COLLECTIVES,
-    WHOLE_LAYERS,
     WORKER_GRADIENTS,
 )
 from regimes.collectives.requests import Mean, mean_of_sums
@@ -48,8 +47,8 @@ REQUIRES: Mapping[Signal, frozenset[str]] = {  # what each needs of a job (``cap
     "global": frozenset({OWN_COLLECTIVES}),
     "local-mean": frozenset({OWN_COLLECTIVES, WORKER_GRADIENTS}),
     "worker0": frozenset({OWN_COLLECTIVES, WORKER_GRADIENTS}),
-    "movement": frozenset({OPTIMIZER_STEPS, WHOLE_LAYERS}),
-    "movement/lr": frozenset({OPTIMIZER_STEPS, WHOLE_LAYERS}),
+    "movement": frozenset({OPTIMIZER_STEPS}),
+    "movement/lr": frozenset({OPTIMIZER_STEPS}),
 }
 
 

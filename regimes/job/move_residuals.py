@@ -1,4 +1,4 @@
-"""Residuals of a saved state on other workers, processes and shards.
+"""Residuals of a saved state on other workers and processes.
 
 Error feedback has yet to send the mean over workers of their residuals, so that mean is preserved:
 the saved workers are equal parts of [0, 1), and so are the new ones; a new worker's residual is the
@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regimes.collectives.requests import JoinShards, Layer, Shard
-from regimes.collectives.world import World
 from regimes.job.refit import refuse_state
 from regimes.job.state import Part, State, by_layer
 
@@ -178,35 +176,3 @@ def average_residuals(parts: Sequence[Part], *, to_one: bool) -> None:
         for part, own in zip(parts, means, strict=True):
             repeated = every.repeat(len(part["workers"]), *[1] * (every.ndim - 1))
             part["layers"][name] = {"residual": own if to_one else repeated}
-
-
-# -- shards -----------------------------------------------------------------------------------
-
-
-def whole_residuals(world: World, layers: Iterable[Layer], residuals: Residuals) -> Residuals:
-    """Each layer's residual of the hosted workers, ``[L, n, m]``; all processes call this."""
-    return {
-        layer.name: None if own is None else _whole_rows(world, own, layer.shape[0])
-        for layer in layers
-        for own in [residuals[layer.name]]
-    }
-
-
-def _whole_rows(world: World, tensor: Tensor, rows: int) -> Tensor:
-    """A whole tensor on the CPU, from ``[L, rows here, ...]``: dimension 1 is divided as the rows
-    of a layer are."""
-    mine = tensor.transpose(0, 1).contiguous()  # [rows here, L, ...]
-    width, chunk = math.prod(mine.shape[1:]), Shard(0, world.shards, rows).chunk
-    (joined,) = world.join_shards([JoinShards(mine.flatten(), chunk * width, rows * width)])
-    return joined.view(rows, *mine.shape[1:]).transpose(0, 1).cpu().contiguous()
-
-
-def own_rows(parts: Iterable[Layer], residuals: Residuals) -> Residuals:
-    """The rows of whole residuals that are here."""
-    found: Residuals = {}
-    for part in parts:
-        whole = residuals[part.name]
-        if whole is not None and part.shard is not None:
-            whole = whole[:, part.shard.here].clone()
-        found[part.name] = whole
-    return found

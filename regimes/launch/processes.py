@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from regimes.collectives.launcher import LOOPBACK, check_replicas, read_launch
+from regimes.collectives.launcher import LOOPBACK, read_launch
 from regimes.config import RunConfig, to_toml
 from regimes.console import stdout
 from regimes.errors import RegimesError, TrainingError, require
@@ -29,7 +29,7 @@ from regimes.records import make_reporters
 GRACE = 10.0  # seconds that the other processes have to end when one has died
 
 
-def train_process(config: RunConfig, out: Path, resume: bool, quiet: bool, shards: int = 1) -> None:
+def train_process(config: RunConfig, out: Path, resume: bool, quiet: bool) -> None:
     """Train in this process; resume where torchrun restarted it. Process 0 prints the result."""
     from regimes.training.loop import run
 
@@ -37,10 +37,10 @@ def train_process(config: RunConfig, out: Path, resume: bool, quiet: bool, shard
     resume = resume or (process.restarts > 0 and (out / "run.json").exists())
     if quiet or process.rank > 0:
         named = make_reporters(config.reporters, out) if process.rank == 0 else ()
-        run(config, out, resume=resume, reporters=named, shards=shards)
+        run(config, out, resume=resume, reporters=named)
         return
     shown = monitoring.terminal_reporters(config, out)
-    record = run(config, out, resume=resume, reporters=shown, shards=shards)
+    record = run(config, out, resume=resume, reporters=shown)
     last, name = record.epochs.iloc[-1], record.header["metric"]
     unit = " %" if name == "accuracy" else ""
     stdout.try_print(
@@ -53,33 +53,24 @@ def train_process(config: RunConfig, out: Path, resume: bool, quiet: bool, shard
 
 
 def spawn_processes(
-    config: RunConfig,
-    out: Path,
-    count: int,
-    *,
-    resume: bool = False,
-    quiet: bool = True,
-    shards: int = 1,
+    config: RunConfig, out: Path, count: int, *, resume: bool = False, quiet: bool = True
 ) -> None:
-    """Run one configuration on ``count`` local processes, in replicas of ``shards``.
+    """Run one configuration on ``count`` local processes.
 
     Raises:
-        ConfigError: no process, workers that are no multiple of the processes or replicas, or a
+        ConfigError: no process, workers that are no multiple of the processes, or a
             ``REGIMES_GRACE`` that is no time.
         TrainingError: a process failed or was lost.
     """
     require(count >= 1, "--processes", count, "at least 1")
-    if shards == 1:
-        multiple = f"a multiple of the number of processes, {count}"
-        require(config.workers % count == 0, "workers", config.workers, multiple)
-    else:
-        check_replicas(count, shards, config.workers)
+    multiple = f"a multiple of the number of processes, {count}"
+    require(config.workers % count == 0, "workers", config.workers, multiple)
     grace = termination.grace_seconds()
     with tempfile.TemporaryDirectory(prefix="regimes-") as scratch:
         toml = Path(scratch, "run.toml")
         toml.write_text(to_toml(config), encoding="utf-8")
         command = [sys.executable, "-m", "regimes", "run", str(toml), "--out", str(out)]
-        command += ["--resume"] * resume + ["--quiet"] * quiet + ["--shards", str(shards)]
+        command += ["--resume"] * resume + ["--quiet"] * quiet
         logs = [Path(scratch, f"stderr-{rank}") for rank in range(count)]
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         group = [_start(command, rank, count, scratch, logs[rank]) for rank in range(count)]

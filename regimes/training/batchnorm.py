@@ -6,7 +6,7 @@ DistributedDataParallel's broadcast of buffers does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -14,8 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
-
-ONE_VALUE = "Expected more than 1 value per channel when training, got input size {}"  # torch's
 
 
 class PerWorkerBatchNorm:
@@ -26,16 +24,10 @@ class PerWorkerBatchNorm:
     launch costs more than the copy.
     """
 
-    def __init__(
-        self, model: nn.Module, sum_shards: Callable[[Tensor], Tensor] | None = None
-    ) -> None:
-        """``sum_shards``: adds up a tensor over the processes that each have a part of the batch;
-        None: all of it is here."""
-        self.sum_shards = sum_shards
+    def __init__(self, model: nn.Module) -> None:
         self.layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
         self.groups, self.update = 1, False
         self._recomputes = False
-        self._shares = 1, 1  # samples of the pass: of all shards, and here
         self._scales: dict[_BatchNorm, list[Tensor]] = {}  # weight and bias, once per worker
         # running mean and variance of all groups, [groups * C]; only worker 0's, the first C, count
         self._running: dict[_BatchNorm, list[Tensor]] = {}
@@ -47,11 +39,6 @@ class PerWorkerBatchNorm:
                 return self._normalise(bn, x) if bn.training else original(x)
 
             layer.forward = forward  # type: ignore[method-assign, assignment]
-
-    def set_division(self, count: int, here: int) -> None:
-        """Announce a pass of ``count`` samples; this process has ``here``. With none it runs along
-        with any one sample, because all shards run the model together."""
-        self._shares = count, here
 
     @contextmanager
     def set_pass(self, groups: int, update: bool) -> Iterator[None]:
@@ -127,8 +114,6 @@ class PerWorkerBatchNorm:
             if not self._recomputes:
                 factor = self._start_update(bn)
         mean, var = running
-        if self.sum_shards is not None:
-            return self._normalise_shards(bn, x, self.sum_shards, mean, var, factor)
         if self.groups == 1:
             return F.batch_norm(x, mean, var, bn.weight, bn.bias, True, factor, bn.eps)
         weight, bias = self._scales.get(bn, [None, None])
@@ -143,40 +128,6 @@ class PerWorkerBatchNorm:
         if bn.momentum is None:  # they are the mean over all batches so far
             return 1.0 / float(cast(Tensor, bn.num_batches_tracked).add_(1))
         return bn.momentum
-
-    def _normalise_shards(
-        self,
-        bn: _BatchNorm,
-        x: Tensor,
-        add: Callable[[Tensor], Tensor],
-        running_mean: Any,
-        running_var: Any,
-        factor: float,
-    ) -> Tensor:
-        """BatchNorm of a batch that is divided among processes.
-
-        Raises:
-            ValueError: torch's own, on all processes, if the whole batch has one value per channel.
-        """
-        samples, here = self._shares
-        if samples * (x.numel() // x.shape[1]) // max(here, 1) <= 1:
-            raise ValueError(ONE_VALUE.format(list(x.shape)))
-        other = [i for i in range(x.ndim) if i != 1]
-        shape = [-1 if i == 1 else 1 for i in range(x.ndim)]
-        own = float(here > 0)
-        numbers = x.new_full((1,), own * x.numel() / x.shape[1])
-        *sums, count = add(torch.cat([own * x.sum(other), numbers])).split([x.shape[1], 1])
-        mean = sums[0] / count
-        centred = x - mean.view(shape)
-        var = add(own * centred.square().sum(other)) / count
-        if running_mean is not None:
-            with torch.no_grad():
-                running_mean.lerp_(mean, factor)
-                running_var.lerp_(var * count / (count - 1), factor)
-        scale = torch.rsqrt(var + bn.eps)
-        weight = scale if bn.weight is None else scale * bn.weight
-        y = centred * weight.view(shape)
-        return y if bn.bias is None else y + bn.bias.view(shape)
 
 
 def _running_tensors(bn: _BatchNorm) -> list[Tensor]:

@@ -44,10 +44,9 @@ from regimes.training.learning_rate import LearningRate
 from regimes.training.needs import parts_of
 from regimes.training.numerics import Numerics
 from regimes.training.optimizers import build_optimizers
-from regimes.training.parts import check_batch_of_one, check_parts, shard_parts
+from regimes.training.parts import check_batch_of_one, check_parts
 from regimes.training.phases import Phase
 from regimes.training.rounds import Rounds
-from regimes.training.sharded import shard_model
 from regimes.training.step import TrainingStep
 from regimes.training.units import Units
 
@@ -77,7 +76,7 @@ class Run:
         self.device, self.numerics = device, numerics
         dtype = getattr(torch, config.dtype)
         world.meter.dtype = full_precision(torch.empty(0, dtype=dtype)).dtype
-        check_combined(config, plug_ins, device, world.processes, world.shards)
+        check_combined(config, plug_ins, device, world.processes)
         self.task = task or load_task(config)
         if not self.task.splits:
             capabilities.check(parts_of(config, plug_ins), [capabilities.TEXT])
@@ -96,18 +95,15 @@ class Run:
         chosen, signal = plug_ins.compressor, config.signal
         check_order(chosen, config.levels, self.layers, config.workers)
         self.batches = self.task.batches(config, device, dtype)
-        if config.graphs is not None or world.shards > 1:  # they alone ask what a model does
-            parts = [*parts_of(config, plug_ins), *shard_parts(world.shards)]
-            capabilities.check(parts, self._model_modes())
-        check_parts(config, self.task, self.model, self.batches, world.shards)
+        if config.graphs is not None:  # they alone ask what a model does
+            capabilities.check(parts_of(config, plug_ins), self._model_modes())
+        check_parts(config, self.task, self.model, self.batches)
         check_batch_of_one(config, self.model, self.batches)
-        if world.shards > 1:
-            shard_model(self.model, world)
         self.gradients = self._make_gradients()
         parameters = self.gradients.parameters
         clips = config.optimizer.clip is not None
         buckets = buckets_with_loss(parameters, config.bucket_mb, whole=clips)
-        self.reducer = Reducer(chosen, world.local_layers(self.layers), world, config.seed)
+        self.reducer = Reducer(chosen, self.layers, world, config.seed)
         overlaps = world.processes > 1 and buckets is not None
         self.exchange = Exchange(self.reducer, buckets, background=device if overlaps else None)
         batch, sync = plug_ins.batch_policy, plug_ins.sync_policy
@@ -158,7 +154,7 @@ class Run:
         numbers do not depend on how many processes share the workers."""
         config = self.config
         per_worker = config.signal in PER_WORKER or config.optimizer.clip is not None
-        per_worker |= config.sync_policy is not None or self.world.shards > 1
+        per_worker |= config.sync_policy is not None
         # Half precision would round the workers' mean once, and not each worker's gradient.
         per_worker |= is_half(getattr(torch, config.dtype))
         if not config.union_pass or not self.plug_ins.compressor.linear or per_worker:
@@ -236,20 +232,19 @@ class Run:
         self.numerics.close()
 
 
-def prepare_run(config: RunConfig, task: Task | None = None, shards: int = 1) -> Run:
+def prepare_run(config: RunConfig, task: Task | None = None) -> Run:
     """Check the whole configuration and build the parts.
 
     Args:
         task: in place of the one that the configuration names.
-        shards: processes that hold a worker together.
 
     Raises:
         ConfigError, DataError: one sentence.
     """
     plug_ins = PlugIns.from_config(config)
-    check_combined(config, plug_ins, shards=shards)
+    check_combined(config, plug_ins)
     device = pick_device(config.device)
-    world = connect_world(config.workers, device, config.timeout, shards)
+    world = connect_world(config.workers, device, config.timeout)
     numerics = Numerics(config, device)
     try:
         return Run(config, plug_ins, world, device, numerics, task)

@@ -61,22 +61,19 @@ def save_checkpoint(
     """Write the checkpoint after ``epochs`` epochs; every process calls this together.
 
     Args:
-        state: this process's. Process 0 saves what all have alike; processes with other shards of
-            the same workers save nothing.
+        state: this process's. Process 0 saves what all have alike.
 
     Raises:
         RecordError: the disk is full or not writable; earlier checkpoints are intact.
     """
     final = folder / "checkpoints" / f"epoch-{epochs:04d}"
     partial = final.with_suffix(".partial")
-    report: list[str | None] = ["", None, None]
     # Failures are gathered, not raised: if one process raised here, the others would wait for it
     # in the collective.
     # The first gather also ensures that all files are there before process 0 renames the folder.
-    if world.shard == 0:
-        parts = {"format": state["format"], "parts": state["parts"]}
-        content = state if world.rank == 0 else parts
-        report = _write_file(partial, f"process-{world.rank}.pt", content)
+    parts = {"format": state["format"], "parts": state["parts"]}
+    content = state if world.rank == 0 else parts
+    report = _write_file(partial, f"process-{world.rank}.pt", content)
     reports = world.gather_object(report)
     failure = next((why for *_, why in reports if why), None)
     if world.rank == 0:

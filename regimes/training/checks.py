@@ -126,13 +126,10 @@ def check_combined(
     plug_ins: PlugIns,
     device: torch.device | None = None,
     processes: int = 1,
-    shards: int = 1,
 ) -> None:
     """Raise ConfigError where something in a configuration needs what one of its modes lacks."""
-    modes = modes_of(config, plug_ins, device, processes, shards)
+    modes = modes_of(config, plug_ins, device, processes)
     capabilities.check(parts_of(config, plug_ins), modes)
-    expected = f"at least --shards, {shards}: each process has a part of a worker's samples"
-    require(config.batch_size >= shards, "batch_size", config.batch_size, expected)
 
 
 def check_outer(outer: OuterConfig) -> None:

@@ -1,8 +1,6 @@
 """Gradients of the hosted workers, stacked on a leading axis, by one of two passes.
 
 - *Worker by worker*: one forward and backward pass for each hosted worker, ``[L, *shape]``.
-  Where FSDP2 divides a worker among the processes of a replica, each has its part of the worker's
-  samples, and its rows of the gradient.
 - *Union*: one pass over all hosted workers' samples, which gives their mean, ``[1, *shape]``.
   Exact for a compressor that declares itself ``linear`` and a model without randomness, because
   BatchNorm still normalises each worker's samples by themselves (``batchnorm``).
@@ -21,7 +19,6 @@ from torch import Tensor, nn
 
 from regimes import reduction
 from regimes.collectives.requests import Layer
-from regimes.collectives.sharded_models import as_gradient, local_part
 from regimes.collectives.world import World
 from regimes.errors import ConfigError, TrainingError, unexpected_value
 from regimes.precision import is_half
@@ -61,7 +58,6 @@ class Gradients:
         layers: its views, ``[G, *shape]`` each, in parameter order.
         seeded: whether generators are seeded before each worker's pass; False where steps are
             captured, of a model that draws no random numbers.
-        local: what this process holds of each parameter.
         hidden: by row, the state that a language model carries from batch to batch.
         replicas: the workers' own parameters while they step locally. Each worker then updates its
             own running statistics, and ``on_layer_complete`` is not called.
@@ -88,18 +84,17 @@ class Gradients:
         self.seeded = True
         self._modules = [*model.modules()]
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.local = [local_part(p) for p in self.parameters]
         self._final_backward = False  # is the last backward pass of a step in progress?
         self._complete: set[int] = set()  # layers whose gradient it has completed
         self.replicas: Replicas | None = None
-        self.batchnorm = PerWorkerBatchNorm(model, world.sum_in_model if world.shards > 1 else None)
+        self.batchnorm = PerWorkerBatchNorm(model)
         # Backward adds to these, which are of the parameters' type.
-        self._sum, self._summed = new_stack(self.local, 1 if union else world.hosted_count)
+        self._sum, self._summed = new_stack(self.parameters, 1 if union else world.hosted_count)
         self.stack, self.layers = self._sum, self._summed
         self._to_widen: set[int] = set()
         if is_half(self._sum.dtype):
             self.stack = self._sum.float()
-            self.layers = _layer_views(self.stack, self.local)
+            self.layers = _layer_views(self.stack, self.parameters)
 
     def on_layer_complete(self, callback: Callable[[Iterable[int]], None]) -> None:
         """Call ``callback([layer])`` from now on during the last backward pass of each step, as
@@ -114,9 +109,9 @@ class Gradients:
                 if self._final_backward:  # earlier passes are followed by another addition
                     if layer in self._complete:
                         raise ConfigError(
-                            "bucket_mb: the gradient of a layer comes in parts (a block is called "
-                            "several times with --shards, or checkpointing has use_reentrant = "
-                            "True): set bucket_mb so high that one bucket has all layers"
+                            "bucket_mb: the gradient of a layer comes in parts (checkpointing has "
+                            "use_reentrant = True): set bucket_mb so high that one bucket has all "
+                            "layers"
                         )
                     self._complete.add(layer)
                     self._widen_layer(layer)
@@ -146,7 +141,8 @@ class Gradients:
         firsts = range(0, count, size)
         losses = self.stack.new_zeros(len(self.stack))
         for i, first in enumerate(firsts):
-            part, share = self._own_part(y, slice(first, min(first + size, count)))
+            part = slice(first, min(first + size, count))
+            share = 1.0 if size >= count else self.reduction.share(y, part)
             key, last = (epoch, step * len(firsts) + i), i == len(firsts) - 1
             try:
                 losses += self._add_micro_batch(x[:, part], y[:, part], share, key, last)
@@ -162,28 +158,6 @@ class Gradients:
             norms = self.world.whole_norms(own)
             self.stack *= (self.clip / norms.clamp_min(1e-12)).clamp_max(1)
         return losses
-
-    def _own_part(self, y: Tensor, piece: slice) -> tuple[slice, Share]:
-        """This process's part of the samples ``piece`` of its workers' batches, and its share of
-        their loss. Without a sample it takes any one, which counts 0, because all processes of an
-        replica run the model together.
-
-        Args:
-            y: the batches' targets, ``[L, b, ...]``.
-        """
-        shards, count = self.world.shards, piece.stop - piece.start
-        part = piece
-        if shards > 1:
-            at = self.world.rank % shards
-            first, stop = (piece.start + place * count // shards for place in (at, at + 1))
-            self.batchnorm.set_division(count, stop - first)
-            if stop == first:
-                return slice(piece.start, piece.start + 1), y.new_zeros(len(y), dtype=torch.float64)
-            part = slice(first, stop)
-        elif count == y.shape[1]:
-            return part, 1.0
-        # times shards: FSDP2 takes the mean over the processes of a replica
-        return part, self.reduction.share(y, part) * shards
 
     def _widen_layer(self, layer: int) -> None:
         """Copy a layer's final gradient from half precision to the stack, once in each step."""
@@ -218,7 +192,7 @@ class Gradients:
         """One pass, which adds its gradient to a row of ``stack``."""
         # backward adds to an existing .grad in place: as views, they accumulate in the buffer
         for parameter, layer in zip(self.parameters, self._summed, strict=True):
-            parameter.grad = as_gradient(parameter, layer[row])
+            parameter.grad = layer[row]
         context: AbstractContextManager[Any] = nullcontext()
         if self.autocast is not None:
             context = torch.autocast(x.device.type, self.autocast)
@@ -232,8 +206,7 @@ class Gradients:
             self.batchnorm.end_forward()
             loss = reduction.scale_loss(loss, share)
             asks = isinstance(share, Tensor) and not self.reduction.zero_of_nothing
-            # not within a replica: all of its processes take part in a backward pass
-            if not (asks and self.world.shards == 1 and not bool(share)):
+            if not (asks and not bool(share)):
                 loss.backward()
         return loss.detach()
 
@@ -304,7 +277,6 @@ def layer_table(model: nn.Module) -> list[Layer]:
 
 
 def set_gradients(parameters: Sequence[nn.Parameter], updates: Sequence[Tensor]) -> None:
-    """Set the updates, of the rows that are here, as the gradients that the optimiser reads, in the
-    parameters' types."""
+    """Set the updates as the gradients that the optimiser reads, in the parameters' types."""
     for parameter, update in zip(parameters, updates, strict=True):
-        parameter.grad = as_gradient(parameter, update.to(parameter.dtype))
+        parameter.grad = update.to(parameter.dtype)

@@ -48,7 +48,6 @@ def run(
     resume: bool | Literal["auto"] = False,
     reporters: Sequence[Reporter] | None = None,
     task: Task | None = None,
-    shards: int = 1,
 ) -> Record:
     """Run one configuration and leave its record in ``out``.
 
@@ -61,9 +60,6 @@ def run(
         reporters: called as the run proceeds; an exception in one does not end the training.
             Default one line of progress in a notebook, and none elsewhere.
         task: model and data in place of those that the configuration names.
-        shards: so many consecutive processes are a replica, which holds each of its workers
-            together: FSDP2 divides the model, its gradients and its optimiser among them. Numbers
-            and record are as without.
 
     Raises:
         ConfigError, DataError, RecordError: before any training, one sentence.
@@ -76,7 +72,7 @@ def run(
     reporters = default_reporters() if reporters is None else reporters
     with end_in_one_sentence(lambda: _describe_kept(out, resume == "auto")):
         for phase in remaining_phases(list_phases(resolve_quirks(config), out), out, resumed):
-            resumed = _run_phase(phase, out, resumed, reporters, task, shards)
+            resumed = _run_phase(phase, out, resumed, reporters, task)
     return load(out)
 
 
@@ -104,16 +100,11 @@ def _has_epoch(out: Path) -> bool:
 
 
 def _run_phase(
-    phase: Phase,
-    out: Path,
-    resume: bool,
-    reporters: Sequence[Reporter],
-    task: Task | None,
-    shards: int,
+    phase: Phase, out: Path, resume: bool, reporters: Sequence[Reporter], task: Task | None
 ) -> bool:
     """Train the units of one phase. Returns True, which is ``resume`` for the next one."""
     shutdown = GracefulShutdown()
-    parts = prepare_run(phase.config, task, shards)
+    parts = prepare_run(phase.config, task)
     parts.phase = phase
     group = Reporters(reporters if parts.world.rank == 0 else ())
     recorded = _open_during_run(parts, group, out, resume)
@@ -197,7 +188,7 @@ def _end_of_unit_consensus(
         TrainingError: the processes hold different weights.
     """
     alone = run.world.processes == 1
-    weights = None if alone else fingerprint(run.gradients.local)
+    weights = None if alone else fingerprint(run.gradients.parameters)
     every, interval = run.config.checkpoint_every, run.config.checkpoint_seconds or 0
     due = (unit + 1) % every == 0 and time.monotonic() >= run.saved + interval
     due = due or is_asked(run.config.checkpoint_keep, unit + 1)
@@ -205,7 +196,7 @@ def _end_of_unit_consensus(
     gathered = run.world.gather_object((grace.asked, due, weights, own))
     stopping, dues, fingerprints, times = zip(*gathered, strict=True)
     name = unit_name(run.header["config"])
-    check_same_weights(fingerprints, f"{name} {unit}", run.world.shards)
+    check_same_weights(fingerprints, f"{name} {unit}")
     spent = dict(zip(LOOP, map(list, zip(*times, strict=True)), strict=True))
     return any(stopping), dues[0], {} if alone else {"processes": spent}
 
@@ -257,12 +248,12 @@ def _evaluate_unit(run: Run, clock: Clock, unit: int) -> dict[str, Any]:
     if (unit + 1) % run.config.evaluate_every and unit + 1 < len(run.units):
         return {"test_loss": None, "metric": None}
     where = run.device, run.batches.dtype, run.world.evaluators
-    with clock("evaluate"), run.world.explain_loss("an evaluation"), run.numerics.evaluation():
+    with clock("evaluate"), run.numerics.evaluation():
         loss, metric = run.task.evaluate(run.model, *where)
     columns: dict[str, Any] = {"test_loss": loss, "metric": metric}
     columns |= run.task.extra_metrics(loss)
     if run.config.data.validation_size is not None:
-        with clock("evaluate"), run.world.explain_loss("an evaluation"), run.numerics.evaluation():
+        with clock("evaluate"), run.numerics.evaluation():
             loss, metric = run.task.validate(run.model, *where)
         columns["validation"] = {"loss": loss, "metric": metric}
     return columns
@@ -309,8 +300,7 @@ def _step_together(run: Run, batch: Minibatch, levels: list[AnyLevel], losses: L
     run.panel.step(run.gradients.stack, updates, clock)
     with clock("compute"):
         set_gradients(run.gradients.parameters, updates)
-        with run.world.explain_loss("a step of the optimiser"):
-            run.optimizer.step()
+        run.optimizer.step()
 
 
 def _step_alone(

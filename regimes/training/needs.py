@@ -16,7 +16,6 @@ from regimes.capabilities import (
     NAMED_TASK,
     OWN_COLLECTIVES,
     TRUNK_STATE,
-    WHOLE_LAYERS,
     WORKER_MODELS,
     Mode,
     Part,
@@ -36,8 +35,7 @@ if TYPE_CHECKING:
 # expects in place of the value.
 FIELDS: dict[str, tuple[frozenset[str], str]] = {
     "branch": (frozenset({TRUNK_STATE}), "none"),
-    "compile": (frozenset({WHOLE_LAYERS}), "false"),
-    "channels_last": (frozenset({WHOLE_LAYERS, NAMED_TASK}), "false"),
+    "channels_last": (frozenset({NAMED_TASK}), "false"),
     "graphs": (frozenset({CAPTURED_STEPS}), "none"),
     "batch_policy": (frozenset({BATCH_SIZES}), "none"),
     "sync_policy": (frozenset({WORKER_MODELS}), "none"),
@@ -90,7 +88,6 @@ def modes_of(
     plug_ins: PlugIns,
     device: torch.device | None = None,
     processes: int = 1,
-    shards: int = 1,
 ) -> list[Mode]:
     """The modes in which a configuration runs, as far as they are known before model and data.
 
@@ -99,7 +96,6 @@ def modes_of(
     """
     local = plug_ins.sync_policy is not None
     found = {
-        capabilities.SHARDS: shards > 1,
         capabilities.PROCESSES: processes > 1,
         capabilities.SHARED_STEPS: not local,
         capabilities.LOCAL: local,

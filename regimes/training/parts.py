@@ -1,5 +1,4 @@
-"""Checks that a worker's batch can come in parts: shards, accumulated micro-batches, a smaller last
-batch.
+"""Checks that a worker's batch can come in parts: accumulated micro-batches, a smaller last batch.
 
 They try the model and the loss on training samples before any work, and leave both as they are.
 """
@@ -12,11 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from regimes import capabilities, reduction
-from regimes.capabilities import DIVISIBLE_BATCHES, Mode, Part
+from regimes import reduction
 from regimes.config import RunConfig
 from regimes.data.task import Batches, Task
-from regimes.errors import ConfigError
+from regimes.errors import ConfigError, unexpected_value
 from regimes.precision import is_half
 from regimes.reduction import Coupled, SampleMean
 
@@ -30,14 +28,12 @@ ONE_SAMPLE = (
 )
 
 
-def check_parts(
-    config: RunConfig, task: Task, model: nn.Module, batches: Batches, shards: int
-) -> None:
+def check_parts(config: RunConfig, task: Task, model: nn.Module, batches: Batches) -> None:
     """Raise ConfigError where a worker's batch is divided, and the losses of its parts do not give
     its loss. A loss is believed in what it says of itself (``reduction``); of any other it is tried
     whether it is a mean over samples."""
     more = [(k, n) for k, n in _batch_sizes(config).items() if n > config.batch_size]
-    if shards == 1 and not more:
+    if not more:
         return
     joins = reduction.declared_reduction(task.loss)
     if joins is None:
@@ -46,15 +42,9 @@ def check_parts(
             model, x = copy.deepcopy(model).float(), x.float() if x.is_floating_point() else x
         joins = reduction.measure_reduction(task.loss, model, x, y, [SampleMean()])
     if isinstance(joins, Coupled):
-        one = f"{config.batch_size}, one pass,"
-        parts = [Part(field, {DIVISIBLE_BATCHES}, size, one) for field, size in more]
-        loss = Mode("with this loss", {DIVISIBLE_BATCHES: f"{joins.why}; {_LOSS}"})
-        capabilities.check([*shard_parts(shards), *parts], [loss])
-
-
-def shard_parts(shards: int) -> list[Part]:
-    """The need of a worker's batch that is divided among processes, if it is."""
-    return [Part("--shards", {DIVISIBLE_BATCHES}, shards, "1")] if shards > 1 else []
+        (field, size), *_ = more
+        expected = f"{config.batch_size}, one pass, with this loss: {joins.why}; {_LOSS}"
+        raise unexpected_value(field, size, expected)
 
 
 def check_batch_of_one(config: RunConfig, model: nn.Module, batches: Batches) -> None:

@@ -56,7 +56,6 @@ def simulate(
     name: str | None = None,
     set: Mapping[str, Any] | None = None,
     reporters: Sequence[Reporter] | None = None,
-    shards: int = 1,
 ) -> Record:
     """Train a copy of a model on simulated workers, and leave a record.
 
@@ -93,7 +92,7 @@ def simulate(
             with ignored targets and class weights, of others found by trying.
         name: of the schedule in tables and figures; default the policy's.
         set: other fields of `RunConfig`: ``{"unit_steps": 50, "instruments.fisher": {}}``.
-        reporters, shards: as of `run`.
+        reporters: as of `run`.
 
     Raises:
         ConfigError, DataError: before any training, one sentence.
@@ -119,7 +118,7 @@ def simulate(
         name=name,
         set=set,
     )
-    return run(config, folder, resume="auto", reporters=reporters, task=task, shards=shards)
+    return run(config, folder, resume="auto", reporters=reporters, task=task)
 
 
 def own_training(
@@ -133,7 +132,7 @@ def own_training(
     defaults = {
         name: parameter.default
         for name, parameter in inspect.signature(simulate).parameters.items()
-        if name not in ("model", "train_data", "test_data", "out", "reporters", "shards")
+        if name not in ("model", "train_data", "test_data", "out", "reporters")
     }
     for name in given:
         if name not in defaults:

@@ -10,7 +10,7 @@ from regimes.config import to_dict
 from regimes.errors import RecordError, RegimesError, require
 from regimes.job.decided import as_decided
 from regimes.job.header import build_header
-from regimes.job.move_residuals import Residuals, own_rows, residuals_for, whole_residuals
+from regimes.job.move_residuals import Residuals, residuals_for
 from regimes.job.state import FORMAT, Part, State, by_layer, get_column, layer_shapes, of_workers
 from regimes.records import (
     Header,
@@ -29,7 +29,6 @@ from regimes.training import checkpoint
 from regimes.training.build import Run
 from regimes.training.changes import Notes, fit_checkpoint
 from regimes.training.phases import Phase, differing_fields
-from regimes.training.sharded import gather_state, load_model, load_optimizer
 
 
 def open_record(run: Run, out: Path, resume: bool) -> RecordWriter | None:
@@ -218,11 +217,7 @@ def _describe_trunk(run: Run, trunk: Path) -> dict[str, Any]:
 def save_run(run: Run, out: Path) -> None:
     """Write a checkpoint; all processes call this together."""
     memories, residuals = run.reducer.state_dict()
-    model, optimizer, world = run.model.state_dict(), run.optimizer.state_dict(), run.world
-    if world.shards > 1:  # collectives, in one order on all processes
-        with world.explain_loss("a checkpoint"):
-            model, optimizer = gather_state(world, model), gather_state(world, optimizer)
-        residuals = whole_residuals(world, run.layers, residuals)
+    world = run.world
     part: Part = {
         "process": world.rank,
         "workers": [*world.hosted],
@@ -234,8 +229,8 @@ def save_run(run: Run, out: Path) -> None:
         "processes": world.processes,
         "workers": run.config.workers,
         "layers": by_layer(shape=layer_shapes(run.layers), memory=memories),
-        "model": model,
-        "optimizer": optimizer,
+        "model": run.model.state_dict(),
+        "optimizer": run.optimizer.state_dict(),
         "gauges": run.panel.state_dict(),
         "union": run.gradients.union,  # one residual row for all workers of a process
         "parts": [part],
@@ -249,12 +244,12 @@ def save_run(run: Run, out: Path) -> None:
 
 def _restore_run(run: Run, state: State) -> None:
     """The inverse of ``save_run``, from the state of any number of processes."""
-    load_model(run.model, state["model"])
-    load_optimizer(run.optimizer, state["optimizer"])
+    run.model.load_state_dict(state["model"])
+    run.optimizer.load_state_dict(state["optimizer"])
     run.panel.load_state_dict(state["gauges"])
     parts = state["parts"]
-    residuals = own_rows(run.reducer.layers, _own_residuals(run, parts))
-    run.reducer.load_state_dict(get_column(state["layers"], "memory"), residuals)
+    memories = get_column(state["layers"], "memory")
+    run.reducer.load_state_dict(memories, _own_residuals(run, parts))
     run.reducer.to(run.device)
     hosted = run.world.hosted
     if run.local is not None:

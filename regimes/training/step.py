@@ -57,7 +57,7 @@ class TrainingStep:
         compute = self.gradients.compute_gradients if graphs is None else graphs.compute_gradients
         world.take_marks()  # of collectives before this step, which its clock does not count
         self.exchange.begin_transfer(levels)
-        with clock("compute"), world.explain_loss("a pass of the model"):
+        with clock("compute"):
             losses = compute(x, y, epoch, step)
         with clock.count_exchange(world), clock("compress"):
             return self.finish_step(losses) if graphs is None else graphs.finish_step(self, losses)
@@ -142,9 +142,8 @@ class Losses:
     def _not_finite(self, rows: Tensor, epoch: int, step: int) -> TrainingError:
         """The error that names the workers; every process calls this together."""
         world, union = self.gradients.world, self.gradients.union
-        whole = world.add_shards(rows)
-        weights = self._loss_weights(epoch, step).to(whole)
-        losses, counted = world.all_gather([whole.expand(world.hosted_count), weights])
+        weights = self._loss_weights(epoch, step).to(rows)
+        losses, counted = world.all_gather([rows.expand(world.hosted_count), weights])
         finite, counts = losses.isfinite().tolist(), counted.tolist()
         everyone = zip(range(world.workers), finite, counts, strict=True)
         bad = [(w, n) for w, ok, n in everyone if not ok]

@@ -126,35 +126,3 @@ def test_a_pass_that_is_repeated_in_backward_is_the_same_and_updates_nothing(
             gradients.compute_gradients(x, y, 0, step)
         found.append([gradients.stack, *model.buffers()])
     torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-14)
-
-
-# -- a batch of which each process has a part ----------------------------------------------------
-
-
-def halves(tensor: torch.Tensor) -> torch.Tensor:
-    """The sum over two shards of one worker, of which the other has the same numbers."""
-    return 2 * tensor
-
-
-@pytest.mark.parametrize(
-    ("samples", "here", "shape"),
-    [(1, 1, (1, 3)), (1, 0, (1, 3)), (1, 1, (1, 3, 1)), (2, 1, (1, 3)), (1, 1, (1, 3, 4))],
-)
-def test_one_value_per_channel_is_refused_in_shards_too(
-    samples: int, here: int, shape: tuple[int, ...]
-) -> None:
-    """As torch refuses the whole batch; neither it nor its running statistics become NaN."""
-    model = nn.Sequential(nn.BatchNorm1d(3)).train()
-    norm = PerWorkerBatchNorm(model, halves)
-    norm.set_division(samples, here)
-    whole = torch.randn(samples, *shape[1:])
-    try:
-        nn.BatchNorm1d(3)(whole)
-    except ValueError as error:
-        expected = str(error).partition(", got")[0]
-        with pytest.raises(ValueError, match=expected), norm.set_pass(1, update=True):
-            model(torch.randn(shape))
-        assert model.state_dict()["0.running_var"].isfinite().all()
-    else:
-        with norm.set_pass(1, update=True):
-            assert model(torch.randn(shape)).isfinite().all()

@@ -1,10 +1,9 @@
-"""A batch in parts (shards, micro-batches, evaluation batches, batches of a probe) has the loss of
-one batch, or is refused in a sentence (oracle: one batch)."""
+"""A batch in parts (micro-batches, evaluation batches, batches of a probe) has the loss of one
+batch, or is refused in a sentence (oracle: one batch)."""
 
 from __future__ import annotations
 
 import functools
-import os
 from collections import UserDict, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -159,7 +158,7 @@ LOSSES: dict[str, Case] = {
 }
 
 
-def numbers(name: str, out: Path, shards: int = 1, **more: Any) -> list[list[float]]:
+def numbers(name: str, out: Path, **more: Any) -> list[list[float]]:
     """Train and test losses; the tests' evaluation batch is of 256."""
     samples, loss, said, model, _ = LOSSES[name]
     options = {**CHOICES, "batch_size": 8, "optimizer": {"lr": 0.05}, **more}
@@ -171,7 +170,6 @@ def numbers(name: str, out: Path, shards: int = 1, **more: Any) -> list[list[flo
         out=out,
         loss=loss,
         loss_weight=said,
-        shards=shards,
         **options,
     )
     rows = record.rows
@@ -218,43 +216,6 @@ def test_micro_batches_and_evaluation_batches(
         return
     one = {**MICRO, "batch_size": 9, "set": {}}
     near(numbers(name, tmp_path / "micro", **MICRO), numbers(name, tmp_path / "one", **one))
-
-
-# One of each way to join terms: a run of two processes takes a while.
-SHARDED = (
-    "padded tokens",
-    "ignored labels",
-    "smoothed, weights, ignored",
-    "a sum",
-    "own mean",
-    "own weights",
-    "own weights, said",
-    "contrastive",
-)
-
-
-def in_shards(rank: int, out: str) -> dict[str, Any]:
-    objects.EVALUATED = 4
-    found: dict[str, Any] = {}
-    for name in SHARDED:
-        for place in ("RANK", "LOCAL_RANK"):
-            os.environ[place] = str(rank)
-        os.environ["REGIMES_RENDEZVOUS"] = Path(out, f"meet-{len(found)}").as_uri()
-        try:
-            found[name] = numbers(name, Path(out, str(len(found))), shards=2)
-        except ConfigError as error:
-            found[name] = str(error)
-    return found
-
-
-def test_shards_of_a_worker(tmp_path: Path, whole: Any) -> None:
-    found, other = processes.run(in_shards, 2, str(tmp_path), timeout=None)
-    assert found == other
-    for name in SHARDED:
-        if LOSSES[name][-1]:
-            near(found[name], whole(name))
-        else:
-            assert "--shards = 2: expected 1 with this loss: " in found[name], name
 
 
 # -- probes ----------------------------------------------------------------------------------------

@@ -72,12 +72,12 @@ def measured(chosen: Any, needs: Any, signal: Any, workers: int, **more: Any) ->
 
 
 def trained(mode: str, part: str) -> None:
-    _, processes, shards, device = combinations.TRAINER[mode]
+    _, processes, device = combinations.TRAINER[mode]
     config = configuration(mode, part)
     plug_ins = PlugIns.from_config(config)
-    check_combined(config, plug_ins, torch.device(device), processes, shards)
+    check_combined(config, plug_ins, torch.device(device), processes)
     dtype, local = getattr(torch, config.dtype), config.sync_policy is not None
-    own = local or shards > 1 or is_half(dtype) or config.signal in PER_WORKER
+    own = local or is_half(dtype) or config.signal in PER_WORKER
     measured(
         config.instruments,
         plug_ins.policy_needs,
@@ -152,7 +152,6 @@ NAMED: dict[str, set[str]] = {
     "trainer, one worker": SIMULATED | {"on a CPU"},
     "trainer, separate passes": {"without a sync_policy", "on a CPU"},
     "trainer, processes": SIMULATED | {"on several processes"},
-    "trainer, shards": {"with --shards", "without a sync_policy"},
     "trainer, local steps": LOCALLY,
     "trainer, mixed periods": LOCALLY | {"with periods of 1 and longer ones"},
     "trainer, streaming": OWN - {"in local_steps"} | LOCALLY,
@@ -294,10 +293,9 @@ class Bare:
     labels = updates = inputs
 
 
-@pytest.mark.parametrize("settings", [combinations.LOCAL, ()], ids=["local steps", "shards"])
-def test_a_deficit_that_declares_nothing_may_change_updates(settings: tuple[str, ...]) -> None:
-    config = override(RunConfig(), settings)
+def test_a_deficit_that_declares_nothing_may_change_updates() -> None:
+    config = override(RunConfig(), combinations.LOCAL)
     plug_ins = replace(PlugIns.from_config(config), deficit=Bare())  # type: ignore[arg-type]
     with_it = replace(config, deficit={"name": "package:Bare"})
-    sentence = refused(partial(check_combined, with_it, plug_ins, shards=1 if settings else 2))
+    sentence = refused(partial(check_combined, with_it, plug_ins))
     assert sentence.startswith("deficit = 'package:Bare': expected none with")

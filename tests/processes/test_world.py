@@ -88,17 +88,6 @@ def test_processes_equal_simulation(workers: int, count: int) -> None:
             torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs), rtol=1e-12, atol=0)
 
 
-def other_shards(rank: int) -> str:
-    with pytest.raises(ConfigError) as refused:
-        connect_world(2, torch.device("cpu"), 60, shards=1 + rank)
-    return str(refused.value)
-
-
-def test_processes_that_want_other_shards_are_refused_before_any_waits_in_a_group() -> None:
-    said = "--shards: the processes ask for [1, 2], expected one number"
-    assert group.run(other_shards, 2, timeout=None) == [said, said]
-
-
 def twice(rank: int, port: int, restarted: bool) -> list[float]:
     """Two worlds one after the other, process 0 late for the second, as torchrun's workers."""
     os.environ.update(

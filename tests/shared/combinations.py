@@ -14,15 +14,7 @@ from regimes.data import deficits
 BY_PARTS = "the error is added up over the parts of a layer"
 WHOLE = "weights are gathered for a measurement"
 CHANGED: dict[tuple[str, str, str], str] = {
-    **{
-        ("trainer", "shards", f"instrument {name}"): WHOLE
-        for name in ("curvature", "fisher", "sharpness")
-    },
-    ("trainer", "shards", "policy that reads curvature"): WHOLE,
     **{("attach", "FSDP2", f"instrument {name}"): WHOLE for name in ("curvature", "sharpness")},
-    ("trainer", "shards", "policy error-ladder"): BY_PARTS,
-    ("trainer", "shards", "policy gravac"): BY_PARTS,
-    ("trainer", "shards", "instrument error"): BY_PARTS,
     ("attach", "FSDP2", "policy that reads error:low"): BY_PARTS,
     ("local_steps", "FSDP2", "policy that reads error:low"): BY_PARTS,
 }
@@ -35,20 +27,19 @@ LOCAL = ("sync_levels={low=2,high=8}", "sync_policy={name='static',level='high'}
 MIXED = ("sync_levels={low=1,high=8}", "sync_policy={name='post-local'}")
 EIGENVALUE = "policy={name='detected',detector={name='eigenvalue-change'}}"
 
-# mode -> (settings, processes, shards, device)
-TRAINER: dict[str, tuple[tuple[str, ...], int, int, str]] = {
-    "simulated": ((), 1, 1, "cpu"),
-    "one worker": (("workers=1",), 1, 1, "cpu"),
-    "separate passes": (("union_pass=false",), 1, 1, "cpu"),
-    "processes": ((), 2, 1, "cpu"),
-    "shards": ((), 2, 2, "cpu"),
-    "local steps": (LOCAL, 1, 1, "cpu"),
-    "mixed periods": (MIXED, 1, 1, "cpu"),
-    "streaming": ((*LOCAL, "outer.fragments=2"), 1, 1, "cpu"),
-    "half precision": (("dtype=bfloat16",), 1, 1, "cpu"),
-    "own objects": (("data.name=own",), 1, 1, "cpu"),
-    "a GPU": ((), 1, 1, "cuda"),
-    "graphs": (("graphs=2",), 1, 1, "cuda"),
+# mode -> (settings, processes, device)
+TRAINER: dict[str, tuple[tuple[str, ...], int, str]] = {
+    "simulated": ((), 1, "cpu"),
+    "one worker": (("workers=1",), 1, "cpu"),
+    "separate passes": (("union_pass=false",), 1, "cpu"),
+    "processes": ((), 2, "cpu"),
+    "local steps": (LOCAL, 1, "cpu"),
+    "mixed periods": (MIXED, 1, "cpu"),
+    "streaming": ((*LOCAL, "outer.fragments=2"), 1, "cpu"),
+    "half precision": (("dtype=bfloat16",), 1, "cpu"),
+    "own objects": (("data.name=own",), 1, "cpu"),
+    "a GPU": ((), 1, "cuda"),
+    "graphs": (("graphs=2",), 1, "cuda"),
 }
 
 

@@ -12,8 +12,7 @@ from benchmarks.trainers import Training
 from regimes.config import RunConfig
 
 
-def train(config: RunConfig, out: Path, count: int, shards: int = 1) -> None:
-    """Run one configuration on ``count`` processes, in replicas of ``shards``; continues what the
-    folder has begun."""
-    ends = Training([config] * count, out, shards=shards).ends()
+def train(config: RunConfig, out: Path, count: int) -> None:
+    """Run one configuration on ``count`` processes; continues what the folder has begun."""
+    ends = Training([config] * count, out).ends()
     assert [end.code for end in ends] == [0] * count, ends

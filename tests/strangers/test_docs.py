@@ -299,7 +299,6 @@ def generate() -> ModuleType:
 
 
 WAYS = {  # of the page: call and mode of the recorded answers
-    "`run --shards`": ("trainer", "shards"),
     "`run, sync_policy`": ("trainer", "local steps"),
     "`simulate`": ("trainer", "own objects"),
     "`attach, FSDP2`": ("attach", "FSDP2"),

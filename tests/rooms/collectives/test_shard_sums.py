@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,26 +10,6 @@ from torch import Tensor
 from regimes.collectives.process_group import Group
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.requests import Traffic
-from regimes.collectives.world import World
-from regimes.data import task
-
-
-@pytest.mark.parametrize("shards", [1, 2, 3, 6])
-def test_an_evaluation_has_one_part_of_each_replica(
-    shards: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three replicas of two have three parts: neither two nor six."""
-    replicas = 6 // shards
-    world = World(6, processes=6, rank=5, shards=shards)
-
-    def gather(value: Any) -> list[Any]:
-        """Each process gives its replica."""
-        return [[(place // shards, [1.0, float(place // shards)])] for place in range(6)]
-
-    monkeypatch.setattr(world, "gather_object", gather)
-    evaluators = world.evaluators
-    assert (evaluators.processes, evaluators.rank) == (replicas, replicas - 1)
-    assert task.sum_over_processes(evaluators, {}) == [replicas, sum(range(replicas))]
 
 
 def test_a_meter_of_replicas_has_every_byte(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""FSDP2 on four slow links: bytes of each collective as the kernel counts them, seconds predicted.
+"""FSDP2 on four slow links: bytes of each collective as the kernel counts them, and seconds.
 
     python -m benchmarks.fsdp_link            # Linux, root, iproute2
 
@@ -8,12 +8,8 @@ them: as FSDP2 does, as its HSDP in two islands of two, and with its collectives
 methods live in the same processes and take their steps in turn, round by round, on unlimited links
 and on the slow ones.
 
-- *measured*: what the kernel has sent from a node, headers included. A pass under ``no_grad``
-  gathers each weight once; a step gathers the blocks' twice, and the rest of a step is its
-  reduce-scatter.
-- *predicted*: seconds of a step on unlimited links, in which processes that share cores wait for
-  one another, and for each collective those of `regimes.cost.sharded` at the goodput of one link,
-  without overlap, because gloo has none.
+Bytes are what the kernel has sent from a node, headers included. A pass under ``no_grad`` gathers
+each weight once; a step gathers the blocks' twice, and the rest of a step is its reduce-scatter.
 
 torch's gloo reduces and scatters by an all-reduce, which sends twice what a reduce-scatter needs;
 shares are of what it needs. All four processes share the cores of one machine: on one that others
@@ -32,18 +28,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-from regimes.cost import sharded
-from regimes.cost.job import Job
-from regimes.cost.models import from_module
-from regimes.network import Network
 from regimes.records import provenance, write_output
 
-PLAIN = "dense"
-METHODS = (PLAIN, sharded.HSDP, *sharded.USUAL)
+PLAIN, HSDP = "dense", "HSDP"
+LEVELS: dict[str, tuple[Any, Any]] = {  # of reduced gradients, and of gathered weights
+    PLAIN: ("dense", "dense"),
+    "scatter:8": (8, "dense"),
+    "scatter:4": (4, "dense"),
+    "scatter:8+gather:8": (8, 8),
+    "scatter:4+gather:8": (4, 8),
+}
+METHODS = (PLAIN, HSDP, *[method for method in LEVELS if method != PLAIN])
 RATE, WARM, STEPS, ROUNDS, NODES = 100, 1, 2, 4, 4
 VOCABULARY, CONTEXT, WIDTH, HEADS, BLOCKS, BATCH = 256, 32, 256, 4, 6, 2
-MOST = {8: 0.30, 4: 0.16}  # of float32's bytes
-GOAL = 0.10
 
 
 def model() -> Any:
@@ -59,8 +56,8 @@ _jobs: dict[str, Any] = {}
 
 
 def take(method: str, steps: int, trains: bool = True) -> dict[str, Any]:
-    """Some steps of a method on this process, or passes under ``no_grad``: seconds of one, seconds
-    outside of collectives, and what it has handed to the collectives, by kind."""
+    """Some steps of a method on this process, or passes under ``no_grad``: seconds of one, and what
+    it has handed to the collectives, by kind."""
     import torch
     import torch.distributed as dist
     from torch.nn import functional as F
@@ -72,7 +69,6 @@ def take(method: str, steps: int, trains: bool = True) -> dict[str, Any]:
         _jobs[method] = _built(method)
     net, optimizer, hook = _jobs[method]
     before = {} if hook is None else dict(hook.world.meter.sent)
-    waited = 0.0 if hook is None else hook.steps.clock.seconds["communicate"]
     dist.barrier()
     began = time.perf_counter()
     for step in range(steps):
@@ -87,11 +83,8 @@ def take(method: str, steps: int, trains: bool = True) -> dict[str, Any]:
     dist.barrier()
     seconds = (time.perf_counter() - began) / steps
     after = {} if hook is None else hook.world.meter.sent
-    if hook is not None:
-        waited = hook.steps.clock.seconds["communicate"] - waited
     return {
         "seconds": seconds,
-        "own": seconds - waited / steps,
         "sent": {k: (n - before.get(k, 0)) / steps for k, n in after.items()},
     }
 
@@ -104,7 +97,7 @@ def _built(method: str) -> tuple[Any, Any, Any]:
     import regimes
 
     names = ("replicate", "shard")
-    islands = method == sharded.HSDP
+    islands = method == HSDP
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=names) if islands else None
     mesh = mesh or init_device_mesh("cpu", (NODES,))
     torch.manual_seed(0)
@@ -116,12 +109,12 @@ def _built(method: str) -> tuple[Any, Any, Any]:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     if islands:
         return net, optimizer, None
-    chosen = sharded.parse_sharded(method)
+    scatter, gather = LEVELS[method]
     hook = regimes.attach(
         net,
         shards=mesh,
-        scatter={"level": chosen.scatter},
-        gather={"level": chosen.gather},
+        scatter={"level": scatter},
+        gather={"level": gather},
         optimizer=optimizer,
         every=10**6,
         summary=False,
@@ -132,31 +125,12 @@ def _built(method: str) -> tuple[Any, Any, Any]:
 # -- the benchmark ---------------------------------------------------------------------------
 
 
-def predictions(bandwidth: float) -> dict[str, dict[str, float]]:
-    """Of each method the seconds in collectives and the bytes from a node in one step.
-
-    Args:
-        bandwidth: bits per second.
-    """
-    link = Network(bandwidth, 100e-6)
-    job = Job(
-        from_module(model(), "benchmarks.fsdp_link:model"),
-        *(1.0, 1e10, 1, NODES, NODES),
-        within=link,
-        algorithm="gloo",
-    )
-    frame = sharded.tabulate_sharded(
-        job, map(sharded.parse_sharded, METHODS[2:]), width=4, overlaps=False
-    )
-    return frame.set_index("method")[["communicate", "bytes"]].to_dict("index")
-
-
 def measure(rounds: int, slow: int) -> dict[str, Any]:
     from benchmarks.nodes import Nodes, left, limit, star
 
     rows: dict[str, dict[str, Any]] = {m: {} for m in METHODS}
     lists: dict[str, dict[str, list[float]]] = {
-        m: {"free": [], "own": [], "slow": [], "bytes": [], "gathers": []} for m in METHODS
+        m: {"free": [], "slow": [], "bytes": [], "gathers": []} for m in METHODS
     }
     load = [os.getloadavg()[0]]
     with star() as spaces, Nodes(spaces, 900.0) as nodes:
@@ -164,7 +138,6 @@ def measure(rounds: int, slow: int) -> dict[str, Any]:
             nodes.ask("fsdp", method=method, steps=WARM)
         limit(spaces, slow)
         goodput = statistics.median(nodes.ask("goodput", seconds=3.0))
-        expected = predictions(goodput)
         for turn in range(rounds):
             for rate, kind in ((None, "free"), (slow, "slow")):
                 limit(spaces, rate)
@@ -179,17 +152,14 @@ def measure(rounds: int, slow: int) -> dict[str, Any]:
                     answers = nodes.ask("fsdp", method=method, steps=STEPS)
                     rows[method]["counted"] = answers[0]["sent"]
                     lists[method][kind].append(max(answer["seconds"] for answer in answers))
-                    if kind == "free":
-                        lists[method]["own"].append(max(answer["own"] for answer in answers))
                     if kind == "slow":
                         lists[method]["bytes"] += [
                             (b - a) / STEPS for a, b in zip(before, left(spaces), strict=True)
                         ]
             load.append(os.getloadavg()[0])
             print(f"round {turn}, load {load[-1]:.1f}", flush=True)
-    lists[sharded.HSDP]["own"] = lists[PLAIN]["own"]  # it has no hook, which would tell them apart
     for method in METHODS:
-        rows[method] |= lists[method] | {"predicted": expected[method]}
+        rows[method] |= lists[method]
     machine = {"cores": os.cpu_count(), "system": platform.platform(), "load": load}
     machine |= {"processor": provenance.processor_name()}
     return {"machine": machine, "goodput": goodput, "rounds": rounds, "rows": rows}
@@ -205,17 +175,12 @@ def collectives(row: dict[str, Any], times: float) -> tuple[float, float]:
     return passed * times, whole - passed * times
 
 
-def predicted_seconds(row: dict[str, Any], part: str = "free") -> float:
-    """Args: ``part``: the seconds on unlimited links; the slow link's are added."""
-    return statistics.median(row[part]) + row["predicted"]["communicate"]
-
-
 def markdown(results: dict[str, dict[str, Any]]) -> str:
     """Args: by the rate of the links."""
     text = [
         "This page compares what four processes send in a step of FSDP2 behind slow links, and the "
-        "seconds of a step, with predictions. `python -m benchmarks.fsdp_link` measures; its "
-        "docstring describes how.",
+        "seconds of a step. `python -m benchmarks.fsdp_link` measures; its docstring describes "
+        "how.",
         "",
         *_bytes(results[max(results, key=int)]),
     ]
@@ -231,14 +196,13 @@ def _bytes(result: dict[str, Any]) -> list[str]:
     times = plain["counted"]["weights"] / needed
     gathered, _ = collectives(plain, times)
     text = [
-        "| method | MB of a step | predicted | of FSDP2's | all-gathers | reduce-scatter |",
-        "|---|---:|---:|---:|---:|---:|",
+        "| method | MB of a step | of FSDP2's | all-gathers | reduce-scatter |",
+        "|---|---:|---:|---:|---:|",
     ]
     for method, row in rows.items():
         whole = statistics.median(row["bytes"])
-        cells = [f"{whole / 1e6:.2f}", f"{row['predicted']['bytes'] / 1e6:.2f}"]
-        cells += [f"{whole / statistics.median(plain['bytes']):.2f}"]
-        if method == sharded.HSDP:
+        cells = [f"{whole / 1e6:.2f}", f"{whole / statistics.median(plain['bytes']):.2f}"]
+        if method == HSDP:
             cells += ["", ""]
         else:
             gathers, scatter = collectives(row, times)
@@ -247,8 +211,8 @@ def _bytes(result: dict[str, Any]) -> list[str]:
     return [
         *text,
         "",
-        "MB: sent by a node, as the kernel counts them, headers and confirmations included, which "
-        "no prediction has. All-gathers and reduce-scatter: of what FSDP2's all-gathers send, and "
+        "MB: sent by a node, as the kernel counts them, headers and confirmations included. "
+        "All-gathers and reduce-scatter: of what FSDP2's all-gathers send, and "
         f"of the {needed / 1e6:.2f} MB that a reduce-scatter in float32 needs. FSDP2's own sends "
         "about twice that, because torch's gloo reduces and scatters by an all-reduce.",
     ]
@@ -257,32 +221,20 @@ def _bytes(result: dict[str, Any]) -> list[str]:
 def _seconds(rate: str, result: dict[str, Any]) -> list[str]:
     rows, machine = result["rows"], result["machine"]
     text = [
-        f"| method, at {rate} Mbit/s | s, unlimited | s | s predicted | predicted / measured |",
-        "|---|---:|---:|---:|---:|",
+        f"| method, at {rate} Mbit/s | s, unlimited | s |",
+        "|---|---:|---:|",
     ]
-    errors: dict[str, float] = {}
-    alone = 0  # predictions that hold without what processes wait for one another
     for method, row in rows.items():
-        slow, expected = statistics.median(row["slow"]), predicted_seconds(row)
-        errors[method] = abs(expected / slow - 1)
-        alone += abs(predicted_seconds(row, "own") / slow - 1) <= GOAL
-        numbers = (statistics.median(row["free"]), slow, expected, expected / slow)
+        numbers = (statistics.median(row["free"]), statistics.median(row["slow"]))
         text.append(f"| {method} | {' | '.join(f'{x:.2f}' for x in numbers)} |")
-    worst = max(errors, key=lambda m: errors[m])
     loads = f"{min(machine['load']):.0f} to {max(machine['load']):.0f}"
     return [
         *text,
         "",
         f"s, unlimited: of a step on unlimited links. Medians of {result['rounds']} rounds of "
-        f"{STEPS} steps. Predictions within {100 * GOAL:.0f} %: "
-        f"{sum(e <= GOAL for e in errors.values())} of {len(rows)}; the largest error is "
-        f"{100 * errors[worst]:.0f} %, of {worst}. From the seconds outside of collectives alone, "
-        "without what processes that share cores wait for one another in them: "
-        f"{alone} of {len(rows)}. That two gloo workers lose half a link in a gather was measured "
-        "on single collectives; its factors were chosen with HSDP's row in view. "
-        f"A link passes {result['goodput'] / 1e6:.1f} Mbit/s of data. {machine['processor']}, "
-        f"{machine['cores']} cores that four processes and other programs share (load average "
-        f"{loads}).",
+        f"{STEPS} steps. A link passes {result['goodput'] / 1e6:.1f} Mbit/s of data. "
+        f"{machine['processor']}, {machine['cores']} cores that four processes and other programs "
+        f"share (load average {loads}).",
     ]
 
 

@@ -9,7 +9,8 @@ compresses it. All methods live in the same processes and take their steps in tu
 
 - *counted*: what the hook's meter says an island has handed to the collectives, as these send it;
 - *measured*: what the kernel has sent from an island over the link, headers included;
-- *predicted*: `regimes cost --model ... --nodes 2 --gpus 2 --shards 2`, from the shapes alone.
+- *predicted*: `regimes cost --model ... --nodes 2 --gpus 1`, from the shapes alone: a replica of
+  two devices sends what one device would.
 
 All four share the cores of one machine, so compute and compression take longer than on nodes of
 their own; ratios of seconds are medians over the rounds. Leaves ``benchmarks/island_link.json`` and
@@ -126,7 +127,7 @@ def predictions() -> dict[str, float]:
     from regimes.cost import from_model, methods
     from regimes.cost.options import JobOptions
 
-    options = JobOptions("benchmarks.island_link:model", step="1s", gpus=2, shards=2)
+    options = JobOptions("benchmarks.island_link:model", step="1s", gpus=1)
     job = from_model.make_job(options, "gloo")
     found = {}
     for method, (name, level) in METHODS.items():

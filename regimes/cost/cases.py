@@ -151,7 +151,7 @@ def per_sample(runs: Iterable[Record]) -> float:
         if "gather" in run.config:
             raise RecordError(
                 f"{run.folder} is of attach(shards=...): the time of FSDP2's own collectives is "
-                "not predicted from records: regimes cost --model MODEL --shards DEVICES does"
+                "not predicted"
             )
         if any("churn" in row for row in run.rows):
             raise RecordError(

@@ -15,11 +15,9 @@ import pandas as pd
 from regimes.console.stdout import make_console as new_console
 from regimes.console.tables import Table
 from regimes.console.units import format_quantity
-from regimes.cost import sharded
 from regimes.cost.advice import tabulate_losses, write_advice
 from regimes.cost.job import (
     BETWEEN,
-    HALF,
     WITHIN,
     Job,
     Priced,
@@ -38,12 +36,13 @@ from regimes.cost.methods import (
     usual_methods,
 )
 from regimes.cost.models import MOST_FLOPS, Model, read_model
-from regimes.cost.options import JobOptions, changed_options
+from regimes.cost.options import JobOptions
 from regimes.errors import ConfigError, is_whole, require
 from regimes.network import FASTEST, Network, format_bandwidth
 from regimes.records import write_output, write_table
 
 SMALLEST = 1e-3  # MiB of a bucket
+HALF = 2  # bytes of a number in bfloat16
 ITEMS = 10**15  # of one device's step
 BANDWIDTHS = np.logspace(6, 12, 121)  # bits/s: 1 Mbit/s to 1 Tbit/s
 COMPRESSION = {
@@ -83,7 +82,6 @@ def make_job(options: JobOptions, algorithm: str = FASTEST) -> Job:
         memory,
         options.nodes,
         options.gpus,
-        options.shards,
         itemsize=WIDE if options.dtype == "float32" else HALF,
         bucket=options.bucket_mb * 2**20,
         algorithm=algorithm,
@@ -112,7 +110,7 @@ def _device(options: JobOptions, model: Model) -> tuple[float, float, Priced]:
     compute = parse_seconds(options.step)
     if options.device is not None:
         return compute, chosen.memory, "device"
-    least = memory_of_step(model.size / options.shards, compute)
+    least = memory_of_step(model.size, compute)
     return compute, max(least, chosen.memory * (predicted or 0.0) / compute), "step"
 
 
@@ -146,13 +144,6 @@ def main(options: JobOptions, algorithm: str = FASTEST, csv: Path | None = None)
         csv: file for the numbers in full precision.
     """
     planned = make_job(options, algorithm)
-    if planned.replicas == 1:
-        return _of_one_replica(options, planned, csv)
-    for name in changed_options(options, replace(options, weights="bfloat16", overlap=True)):
-        raise ConfigError(
-            f"--{name}: it is for plain FSDP2, whose shards are all devices: --shards "
-            f"{planned.nodes * planned.gpus}"
-        )
     methods = [parse_method(text) for text in options.methods] or usual_methods(planned)
     frame = tabulate_methods(planned, methods)
     console, sentence = new_console(highlight=False), write_advice(planned, methods, frame)
@@ -182,46 +173,21 @@ def main(options: JobOptions, algorithm: str = FASTEST, csv: Path | None = None)
     return frame
 
 
-def _of_one_replica(options: JobOptions, planned: Job, csv: Path | None) -> pd.DataFrame:
-    """`main` of plain FSDP2."""
-    if options.figure:
-        raise ConfigError("--figure: there is none of plain FSDP2; leave it out, or use --csv")
-    methods = [sharded.parse_sharded(text) for text in options.methods or sharded.USUAL]
-    width = WIDE if options.weights == "float32" else HALF
-    frame = sharded.tabulate_sharded(planned, methods, width=width, overlaps=options.overlap)
-    console, sentence = new_console(highlight=False), sharded.advise_sharded(planned, frame)
-    groups = len(sharded.groups_of(planned.model.layers))
-    console.print(f"{_describe_job(planned)}; {groups} calls of fully_shard", markup=False)
-    console.print(sharded.format_sharded(frame).drawn(padding=(0, 0, 0, 1)), "", sep="\n")
-    console.print(sentence, markup=False)
-    if csv:
-        write_table(csv, frame)
-    if options.json:
-        write_output(options.json, _json(options, planned, frame, sentence))
-    return frame
-
-
 def _describe_job(planned: Job) -> str:
     """The job in a sentence: model, replicas, links, step.
 
     It is the first line of the table and the figure's caption.
     """
-    model, spread = planned.model, ""
+    model = planned.model
     assumed = f" (an {USUAL_DEVICE} is assumed)" if planned.priced == "assumed" else ""
-    if planned.shards > 1:
-        spread = f" of {planned.shards} devices each"
     links = f"{planned.within} within"
     if planned.nodes > 1:
         links = f"{planned.between} between {planned.nodes} nodes, {links}"
     how = "ring or tree" if planned.algorithm == FASTEST else planned.algorithm
-    where = f"{planned.replicas} replicas{spread}"
-    if planned.replicas == 1:
-        where, how = f"one replica{spread[:-5]}", f"{how} collectives"
-    else:
-        how += f" all-reduce in {planned.buckets} bucket{'s' * (planned.buckets > 1)}"
+    how += f" all-reduce in {planned.buckets} bucket{'s' * (planned.buckets > 1)}"
     return (
         f"{model.name}: {format_quantity(model.size)} parameters in {len(model.layers)} layers; "
-        f"{where}; "
+        f"{planned.replicas} replicas; "
         f"{links}; {1e3 * planned.compute:.3g} ms of compute a step{assumed}; {how}"
     )
 

@@ -1,12 +1,9 @@
 """A training job that has not been run: its processes, its links, and the seconds of its step.
 
-``nodes`` machines have ``gpus`` devices each. A replica is one device, or with ``shards`` several
-devices of one node, which hold the model together (HSDP). The replicas' mean crosses the link
-between nodes, and where there is one node the link within. A ring over replicas that are numbered
-node by node enters and leaves each node once, so that a node's link carries what one replica's
-link would. The shards of a replica reduce a share of the gradient each, in rings of their own,
-which together carry the same bytes. Where the shards are all devices there is one replica, plain
-FSDP2: `regimes.cost.sharded` predicts its step.
+``nodes`` machines have ``gpus`` devices each, and each device is a replica. The replicas' mean
+crosses the link between nodes, and where there is one node the link within. A ring over replicas
+that are numbered node by node enters and leaves each node once, so that a node's link carries what
+one replica's link would.
 """
 
 from __future__ import annotations
@@ -27,13 +24,12 @@ from regimes.cost.models import Model
 from regimes.errors import ConfigError, require, suggest_nearest
 from regimes.network import FASTEST, SECONDS, Network, Values, Work
 
-MOST = 10**6  # nodes, GPUs of one, shards
+MOST = 10**6  # nodes, GPUs of one
 LONGEST = 1e6  # seconds of a step
 _UNITS = {**SECONDS, "min": 60.0, "h": 3600.0}
 LARGEST = 10**5  # bytes of a file of links
 WITHIN, BETWEEN = Network(400e9, 5e-6), Network(10e9, 50e-6)
 Priced = Literal["device", "step", "assumed"]
-HALF = 2  # bytes of a parameter that FSDP gathers
 
 
 @dataclass(frozen=True)
@@ -155,7 +151,6 @@ class Job:
     memory: float
     nodes: int = 2
     gpus: int = 8
-    shards: int = 1
     within: Network = WITHIN
     between: Network = BETWEEN
     itemsize: int = 4
@@ -165,13 +160,6 @@ class Job:
 
     def __post_init__(self) -> None:
         check_counts(self)
-        if self.shards > 1 and self.shards == self.nodes * self.gpus:
-            return  # plain FSDP2, see `sharded`
-        if self.gpus % self.shards:
-            raise ConfigError(
-                f"--shards {self.shards} does not divide --gpus {self.gpus}: a replica lies in one "
-                "node (where a domain of fast links has several machines, count it as one node)"
-            )
         if self.replicas == 1:
             raise ConfigError(
                 "there is one device, which exchanges nothing: raise --nodes or --gpus"
@@ -180,7 +168,7 @@ class Job:
     @property
     def replicas(self) -> int:
         """W: how many gradients are averaged."""
-        return self.nodes * self.gpus // self.shards
+        return self.nodes * self.gpus
 
     @property
     def link(self) -> Network:
@@ -192,19 +180,6 @@ class Job:
         """Parts of the gradient that are reduced during the backward pass."""
         return max(1, round(self.model.size * self.itemsize / self.bucket))
 
-    @property
-    def sharding(self) -> Values:
-        """Seconds of one device's link for FSDP: all parameters are gathered twice, in two bytes
-        each, and gradients are reduced once. They run during the step's products."""
-        share = (self.shards - 1) / self.shards
-        moved = share * self.model.size * (2 * HALF + self.itemsize)
-        return moved * 8 / self.within.bandwidth
-
-    def busy(self, work: Work) -> Any:
-        """Seconds of a device's products, or of gathering its parameters where that takes longer;
-        an array where the slow link's bandwidth is one."""
-        return np.maximum(work.compute, self.sharding)
-
     def at(self, bandwidth: Values) -> Job:
         """The same job with another slow link."""
         link = Network(bandwidth, self.link.latency)
@@ -212,12 +187,11 @@ class Job:
 
     def seconds(self, work: Work) -> Values:
         """Predicted seconds of one step; an array where the slow link's bandwidth is one."""
-        own = replace(work, compute=self.busy(work))
         how = (self.replicas, self.algorithm, self.buckets)
-        slow = self.on_link(own).seconds(self.link, *how)
+        slow = self.on_link(work).seconds(self.link, *how)
         # The ring then crosses the links within nodes, too.
-        if self.nodes > 1 and self.gpus > self.shards == 1:
-            slow = np.maximum(slow, own.seconds(self.within, *how))
+        if self.nodes > 1 and self.gpus > 1:
+            slow = np.maximum(slow, work.seconds(self.within, *how))
         return slow
 
     def bytes(self, work: Work) -> float:
@@ -227,17 +201,16 @@ class Job:
     def on_link(self, work: Work) -> Work:
         """The work with the bytes of an all-to-all as a node's link carries them: of p replicas in
         a node each sends W - p of its W - 1 parts for others to other nodes."""
-        here = self.gpus // self.shards
-        if self.nodes == 1 or here == 1 or "exchange" not in work.bytes:
+        if self.nodes == 1 or self.gpus == 1 or "exchange" not in work.bytes:
             return work
-        times = here * (self.replicas - here) / (self.replicas - 1)
+        times = self.gpus * (self.replicas - self.gpus) / (self.replicas - 1)
         size = {**work.bytes, "exchange": times * work.bytes["exchange"]}
         return replace(work, bytes=size)
 
 
 def check_counts(of: Any) -> None:
-    """Raise ConfigError unless there are nodes, GPUs and shards, of a job or of its options."""
-    for name in ("nodes", "gpus", "shards"):
+    """Raise ConfigError unless there are nodes and GPUs, of a job or of its options."""
+    for name in ("nodes", "gpus"):
         value = getattr(of, name)
         require(1 <= value <= MOST, f"--{name}", value, f"at least 1, at most {MOST}")
 

@@ -116,7 +116,7 @@ def method_work(job: Job, method: Method) -> Work:
     size["mean"] = size.get("mean", 0.0) + plain * itemsize
     calls = {"mean": 1.0, **calls} if plain else calls
     transfers = TRANSFERS.get(method.table["name"], OTHERS) if packed else 0
-    moved = transfers * WIDE * sum(layer.size for layer in packed) / job.shards
+    moved = transfers * WIDE * sum(layer.size for layer in packed)
     once = Work(job.compute, moved / job.memory, calls, size)
     return once.every(method.period)
 
@@ -170,14 +170,13 @@ def tabulate_methods(job: Job, methods: Iterable[Method]) -> pd.DataFrame:
         parts = job.buckets if step.overlaps else 1
         how = (job.link, job.replicas, job.algorithm, parts)
         waiting = float(job.on_link(step).communicate(*how))
-        compute = float(job.busy(step))
         sent = job.bytes(step)
-        hidden = compute + step.compress + waiting - seconds
+        hidden = step.compute + step.compress + waiting - seconds
         rows.append(
             {
                 "method": method.label,
                 "seconds": seconds,
-                "compute": compute,
+                "compute": step.compute,
                 "compress": step.compress,
                 "communicate": waiting,
                 "hidden": min(1.0, max(0.0, hidden / waiting)) if waiting else 1.0,

@@ -25,8 +25,6 @@ class JobOptions:
         utilisation: share of the device's operations per second that the step reaches.
         nodes: machines; where a domain of fast links has several, count it as one.
         gpus: devices in each.
-        shards: devices of a node that hold one replica together (HSDP); 1 = DDP; as many as there
-            are devices: plain FSDP2, without replicas.
         within: bandwidth of a device's link within a node, and latency of a message; default
             400Gbit/s,5us.
         between: bandwidth of a node's link to the others, which its devices share; default
@@ -34,11 +32,8 @@ class JobOptions:
         links: file of both, which torchrun ... -m regimes doctor --links FILE writes; --within and
             --between replace what it has.
         dtype: in which a dense gradient travels.
-        weights: with plain FSDP2, in which dense weights are gathered.
-        overlap: with plain FSDP2, collectives run beside products, as on a GPU; gloo's do not.
         bucket_mb: MiB of the gradient that are reduced together during the backward pass.
-        methods: COMPRESSOR:LEVEL, and /PERIOD for local steps, e.g. powersgd:4 dense/32;
-            with plain FSDP2 scatter:BITS and gather:BITS, e.g. scatter:4+gather:8.
+        methods: COMPRESSOR:LEVEL, and /PERIOD for local steps, e.g. powersgd:4 dense/32.
         json: file for the numbers.
         figure: file for a figure of seconds against bandwidth, .png, .svg or .pdf.
     """
@@ -51,13 +46,10 @@ class JobOptions:
     utilisation: float = 0.4
     nodes: int = 2
     gpus: int = 8
-    shards: int = 1
     within: str | None = None
     between: str | None = None
     links: Path | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
-    weights: Literal["float32", "bfloat16"] = "bfloat16"
-    overlap: bool = True
     bucket_mb: float = 25.0
     methods: tuple[str, ...] = ()
     json: Path | None = None

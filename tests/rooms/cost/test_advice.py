@@ -27,7 +27,6 @@ JOBS = {
     "eight devices in a node": JobOptions("gpt2-124m", items=8192, nodes=4, gpus=8),
     "a small model on processors": JobOptions("small.toml", step="0.16s", nodes=2, gpus=1),
     "one node": JobOptions("vit-b", step="0.1s", nodes=1, gpus=8),
-    "sharded": JobOptions("resnet50", items=64, device="l4", nodes=4, gpus=8, shards=8),
     "half precision": JobOptions("gpt2-124m", step="0.3s", nodes=16, gpus=1, dtype="bfloat16"),
 }
 STEP = 1.05

@@ -48,7 +48,7 @@ FREE = Network(1e18, 0.0)
 
 def two(model: Model = GPT2, bandwidth: float = 1e9, **changes: float) -> Job:
     """Two nodes of one device, one bucket, no latency, a second of compute, infinite memory."""
-    plain = Job(model, 1.0, np.inf, 2, 1, 1, FREE, Network(bandwidth, 0.0), bucket=np.inf)
+    plain = Job(model, 1.0, np.inf, 2, 1, FREE, Network(bandwidth, 0.0), bucket=np.inf)
     return replace(plain, algorithm="ring", **changes)
 
 
@@ -93,8 +93,6 @@ def test_the_memory_limits_compression() -> None:
     assert method_work(step, parse_method("powersgd:1")).compress == pytest.approx(
         8 * 4 * 500_000 / 1e9
     )
-    sharded = replace(step, gpus=4, shards=4)
-    assert method_work(sharded, parse_method("powersgd:1")).compress == pytest.approx(4e-3)
 
 
 def test_local_steps_share_one_exchange() -> None:
@@ -102,14 +100,6 @@ def test_local_steps_share_one_exchange() -> None:
     once, local = (method_work(step, parse_method(text)) for text in ("dense", "dense/32"))
     wait = float(once.communicate(step.link, 2))
     assert step.seconds(local) == pytest.approx(1 + wait / 32)
-
-
-def test_fsdp_gathers_and_reduces_beside_the_products() -> None:
-    """Half of 6 + 2 bytes... of each of the 124 M parameters over a device's link, beside them."""
-    slow = replace(two(gpus=2, shards=2), within=Network(1e9, 0.0), compute=0.5)
-    moved = 0.5 * GPT2.size * (2 + 2 + 4)
-    assert float(slow.busy(Work(0.5, 0, {}, {}))) == pytest.approx(8 * moved / 1e9)
-    assert float(slow.busy(Work(50.0, 0, {}, {}))) == 50
 
 
 def test_a_step_from_operations() -> None:
@@ -196,7 +186,7 @@ def test_one_node_averages_over_the_link_within() -> None:
     alone = replace(two(), nodes=1, gpus=4, within=Network(1e9, 0.0))
     assert alone.link.bandwidth == 1e9
     assert alone.replicas == 4
-    frame = tabulate_methods(replace(alone, shards=2), [parse_method("cast:bf16")])
+    frame = tabulate_methods(alone, [parse_method("cast:bf16")])
     assert (frame["seconds"] > 1).all()
 
 
@@ -315,7 +305,6 @@ def test_a_wrong_file_of_shapes_is_one_sentence(text: str, tmp_path: Path) -> No
 
 WRONG = {
     "nodes": (0, "--nodes"),
-    "shards": (3, "does not divide --gpus 8"),
     "step": ("fast", "--step fast"),
     "utilisation": (1.5, r"\(0, 1\]"),
     "device": ("a200", "no such device, did you mean"),
@@ -336,11 +325,9 @@ def test_wrong_options_are_one_sentence(name: str) -> None:
         main(options)
 
 
-@pytest.mark.parametrize("name", ["nodes", "gpus", "shards"])
+@pytest.mark.parametrize("name", ["nodes", "gpus"])
 @pytest.mark.parametrize("value", [0, -1, 10**7])
-def test_a_job_has_nodes_devices_and_shards_however_its_step_is_given(
-    name: str, value: int
-) -> None:
+def test_a_job_has_nodes_and_devices_however_its_step_is_given(name: str, value: int) -> None:
     options = replace(JobOptions(model="resnet50", step="1s"), **{name: value})
     with pytest.raises(ConfigError, match=f"--{name} = {value}: expected at least 1, at most"):
         make_job(options)

@@ -221,7 +221,7 @@ def island(number: int, shards: int = 1) -> Callable[[Place], str]:
 
 
 GPT = (  # it has hidden matrices, which Muon trains
-    "data={name='synthetic-text', sequence=8, train_size=400, test_size=60}",
+    "data={name='stdlib', sequence=8, train_size=400, test_size=60}",
     "model={name='gpt', width=16, depth=1, heads=2}",
     "batch_size=2",
 )
@@ -283,7 +283,7 @@ def graphs(place: Place) -> str:
 def curvature_of_lstm(place: Place) -> str:
     """Hessian eigenvalues of an LSTM, which cuDNN cannot differentiate twice, in float64."""
     words = (
-        "data={name='synthetic-text', sequence=8, train_size=150, test_size=60}",
+        "data={name='stdlib', sequence=8, train_size=150, test_size=60}",
         "model={name='lstm', width=8, depth=1, dropout=0}",  # a GPU draws other masks
         "batch_size=2",
         "dtype=float64",

@@ -207,8 +207,8 @@ def _check_options(config: RunConfig) -> None:
     else:
         sized = data.tokenizer == "bpe" or data.vocabulary is None
         require(sized, "data.vocabulary", data.vocabulary, 'none, or data.tokenizer = "bpe"')
-    if data.name in ("stdlib", "synthetic-text"):
-        require(data.path is None, "data.path", data.path, f"none for {data.name}")
+    if data.name == "stdlib":
+        require(data.path is None, "data.path", data.path, "none for stdlib")
     kind = type(make_deficit(config.deficit))
     if kind.inputs is not Deficit.inputs or kind.labels is not Deficit.labels:
         name = (config.deficit or {})["name"]

@@ -20,7 +20,7 @@ from regimes.seeding import make_generator
 
 logger = logging.getLogger(__name__)
 DIGITS_TRAIN = 1000  # of 1,797; the rest is the test set
-TEXTS = ("wikitext-2", "text", "stdlib", "synthetic-text")  # read elsewhere
+TEXTS = ("wikitext-2", "text", "stdlib")  # read elsewhere
 IMAGES = ("digits", "cifar10", "cifar100", "folder")
 OF_MATRIX = ("rows", "rank")  # fields for the matrices of the study alone
 CIFAR_FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}

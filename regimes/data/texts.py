@@ -1,4 +1,4 @@
-"""Texts as bytes, each in three parts: any file or folder, the standard library, a Markov chain.
+"""Texts as bytes, each in three parts: any file or folder, the standard library.
 
 The split does not depend on a seed:
 
@@ -27,7 +27,6 @@ from typing import Any
 from regimes import inputs
 from regimes.config import DataConfig
 from regimes.data.cache import user_path
-from regimes.data.markov import Chain
 from regimes.errors import DataError
 
 STANDARD = {name: f"wiki.{name[:5]}.tokens" for name in ("train", "validation", "test")}
@@ -38,7 +37,6 @@ EXCLUDED = {
     *("test", "tests", "idle_test", "encodings", "pydoc_data"),
     *("site-packages", "dist-packages", "__pycache__"),
 }
-MARKOV_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -57,18 +55,10 @@ def read_text(config: DataConfig) -> Parts:
     Raises:
         DataError: it is missing, empty or cannot be read.
     """
-    return {"text": _read_files, "stdlib": _read_stdlib, "synthetic-text": _write_markov}[
-        config.name
-    ](config)
+    return _read_stdlib() if config.name == "stdlib" else _read_files(config)
 
 
-def _write_markov(config: DataConfig) -> Parts:
-    chain = Chain()
-    floor = {"entropy_rate": chain.entropy_rate, "floor": chain.floor(config.sequence)}
-    return by_position(chain.text(MARKOV_BYTES), floor)
-
-
-def _read_stdlib(config: DataConfig) -> Parts:
+def _read_stdlib() -> Parts:
     """The Python sources of the standard library without tests and tables of characters: complete
     files in the order of the split, up to 8 MB."""
     root = Path(sysconfig.get_paths()["stdlib"])
@@ -97,7 +87,7 @@ def _read_files(config: DataConfig) -> Parts:
         raise DataError('data.name = "text" needs data.path: a file or a folder.')
     path = user_path(config.path)
     if path.is_file():
-        return by_position(_read_content(path), {})
+        return by_position(_read_content(path))
     if not path.is_dir():
         raise DataError(f"{path} does not exist: data.path must be a text file or a folder.")
     if all((path / name).is_file() for name in STANDARD.values()):
@@ -111,7 +101,7 @@ def _read_files(config: DataConfig) -> Parts:
     texts = [c for c in contents if c and 0 not in c[:BINARY]]
     if not texts:
         raise DataError(f"{path} has no text: all its files are empty, binary or hidden.")
-    return by_file(texts, {}) if len(texts) >= 3 else by_position(b"".join(texts), {})
+    return by_file(texts, {}) if len(texts) >= 3 else by_position(b"".join(texts))
 
 
 def _walk_files(root: Path, excluded: Callable[[str], bool]) -> Iterator[Path]:
@@ -156,11 +146,11 @@ def by_file(contents: list[bytes], facts: dict[str, Any]) -> Parts:
     return Parts(b"".join(contents[end:]), validation, test, {"files": len(contents), **facts})
 
 
-def by_position(content: bytes, facts: dict[str, Any]) -> Parts:
+def by_position(content: bytes) -> Parts:
     first, second = (
         _next_boundary(content, len(content) * n // SHARE) for n in (SHARE - 2, SHARE - 1)
     )
-    return Parts(content[:first], content[first:second], content[second:], facts)
+    return Parts(content[:first], content[first:second], content[second:], {})
 
 
 def _next_boundary(content: bytes, start: int) -> int:

@@ -20,7 +20,7 @@ import regimes
 from regimes.config import RunConfig, from_dict, override
 from regimes.records import read_lines
 
-TEXT = ["data={name='synthetic-text', sequence=8, train_size=150, test_size=60}", "batch_size=2"]
+TEXT = ["data={name='stdlib', sequence=8, train_size=150, test_size=60}", "batch_size=2"]
 TABLES = [
     "norms={readings=['global', 'worker0', 'local-mean']}",
     "noise={}",

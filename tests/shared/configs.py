@@ -49,7 +49,7 @@ def gpt(*settings: str) -> RunConfig:
             "workers": 4,
             "batch_size": 2,
             "data": {
-                "name": "synthetic-text",
+                "name": "stdlib",
                 "sequence": 16,
                 "train_size": 2100,
                 "test_size": 300,

@@ -107,7 +107,7 @@ SMALL = "model={name='vgg7', width=4}"
 STATIC = "policy={name='static', level='dense'}"
 DENSE = [SMALL, STATIC]
 TEXT = [
-    "data={name='synthetic-text', sequence=8, train_size=150, test_size=60}",
+    "data={name='stdlib', sequence=8, train_size=150, test_size=60}",
     "batch_size=2",
     "union_pass=false",
 ]

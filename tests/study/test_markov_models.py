@@ -18,7 +18,6 @@ from analysis.common import markov
 from analysis.findings.sources import REFERENCE
 from regimes.config import DataConfig
 from regimes.data import tokens
-from regimes.data.markov import Chain
 from regimes.plotting import style
 
 
@@ -68,11 +67,15 @@ def test_the_probabilities_of_all_bytes_sum_to_one() -> None:
 
 
 def test_the_order_of_a_chain_reaches_its_entropy_and_a_lower_one_does_not() -> None:
-    chain, sequence = Chain(), 64
-    text = as_bytes(chain.text(2**17))
+    """A letter is the sum of the two before it and of a coin, modulo 4: 1 bit; from the one letter
+    before the first of a window, 2 bits."""
+    letters, sequence = [0, 0], 64
+    for coin in np.random.default_rng(0).integers(0, 2, 2**17).tolist():
+        letters.append((letters[-2] + letters[-1] + coin) % 4)
+    text, floor = as_bytes(bytes(letters)), (2 + (sequence - 1) * 1) / sequence
     train, test = text[: -(2**13) - 1], text[-(2**13) - 1 :]
     bits = {k: markov.bits_per_byte(train, test, k, sequence) for k in (1, 2)}
-    assert chain.floor(sequence) - 0.03 < bits[2] < chain.floor(sequence) + 0.05
+    assert floor - 0.03 < bits[2] < floor + 0.05
     assert bits[1] > bits[2] + 0.5
 
 

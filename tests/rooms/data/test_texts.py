@@ -1,5 +1,5 @@
 """Texts as bytes and tokens: the parts against the rule written out, bits per byte against closed
-forms, the known entropy against a count, byte pairs against what they spell."""
+forms, byte pairs against what they spell."""
 
 from __future__ import annotations
 
@@ -7,23 +7,19 @@ import hashlib
 import math
 import os
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from corpora import write
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
 import regimes
 from regimes.config import DataConfig, RunConfig, from_dict
 from regimes.data import texts, tokens
 from regimes.data.language import TextTask
-from regimes.data.markov import LETTERS, Chain, entropy
 from regimes.data.texts import Parts
 from regimes.errors import ConfigError, DataError
 from regimes.monitor.text import metric_text
@@ -81,7 +77,7 @@ def test_three_files_or_more_give_every_part_one(contents: list[bytes]) -> None:
 @given(st.text(alphabet="aä€😀\n", max_size=200))
 def test_one_text_is_split_by_position_and_never_inside_a_character(text: str) -> None:
     content = text.encode()
-    parts = texts.by_position(content, {})
+    parts = texts.by_position(content)
     pieces = [parts.train, parts.validation, parts.test]
     assert b"".join(pieces) == content
     assert "".join(piece.decode() for piece in pieces) == text
@@ -145,62 +141,6 @@ def test_a_folder_that_cannot_be_read_is_not_left_out(
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(DataError, match="f3 cannot be read: Permission denied"):
         read(folder)
-
-
-# -- a text of known entropy ---------------------------------------------------------------------
-
-
-def test_the_entropy_rate_is_that_of_a_long_text() -> None:
-    """Estimated by counting; the estimate lies low by about states x 3 / (2 n ln 2) bits."""
-    chain, n = Chain(), 2**20
-    assert np.abs(chain.transitions.sum(1) - 1).max() == 0
-    assert chain.stationary.min() >= -1e-12
-    text = chain.text(n)
-    triples, pairs = Counter(zip(text, text[1:], text[2:])), Counter(zip(text, text[1:]))  # noqa: B905, RUF007
-    found = -sum(c * math.log2(c / pairs[a, b]) for (a, b, _), c in triples.items()) / (n - 2)
-    assert found == pytest.approx(chain.entropy_rate, abs=0.004)
-    singles = Counter(text)
-    first = -sum(c * math.log2(c / singles[a]) for (a, _), c in pairs.items()) / (n - 1)
-    assert chain.floor(1) == pytest.approx(first, abs=0.004)
-    assert chain.floor(64) == pytest.approx(
-        (chain.floor(1) + 63 * chain.entropy_rate) / 64, rel=1e-12
-    )
-
-
-def test_the_entropy_of_a_row() -> None:
-    rows = np.array([[0.5, 0.25, 0.25, 0], [1, 0, 0, 0], [0.25] * 4])
-    assert entropy(rows).tolist() == [1.5, 0, 2]
-
-
-class Oracle(nn.Module):
-    """Knows the chain: what a perfect model predicts from the last two letters; of the first of a
-    window, from one."""
-
-    text = True
-
-    def __init__(self, chain: Chain) -> None:
-        super().__init__()
-        a = len(LETTERS)
-        triple = (chain.stationary[:, None] * chain.transitions).reshape(a, a, a)
-        pair = triple.sum(0) / triple.sum((0, 2))[:, None]
-        self.two, self.one = (
-            torch.from_numpy(np.log(p + 1e-30)) for p in (chain.transitions, pair)
-        )
-
-    def forward(self, x: torch.Tensor, hidden: None = None) -> tuple[torch.Tensor, None]:
-        place = x - LETTERS[0]
-        after = self.two[place[:, :-1] * len(LETTERS) + place[:, 1:]]
-        logits = torch.full((*x.shape, 256), -100.0, dtype=torch.float64)
-        first = LETTERS[0]
-        logits[..., first : first + len(LETTERS)] = torch.cat([self.one[place[:, :1]], after], 1)
-        return logits, None
-
-
-def test_a_model_that_knows_the_chain_reaches_the_floor() -> None:
-    task = text_task(name="synthetic-text", sequence=16)
-    _, bits = task.evaluate(Oracle(Chain()), torch.device("cpu"), torch.float64)
-    assert bits == pytest.approx(task.header()["floor"], abs=0.01)
-    assert task.header()["floor"] > task.header()["entropy_rate"]
 
 
 # -- tokens and the metric -----------------------------------------------------------------------

@@ -134,7 +134,7 @@ def test_wikitext_has_a_file_of_its_own(tmp_path: Path) -> None:
 # -- a run ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("data", ["digits", "synthetic-text"])
+@pytest.mark.parametrize("data", ["digits", "stdlib"])
 def test_a_run_measures_what_is_held_out(data: str, tmp_path: Path) -> None:
     model = {"name": "vgg7", "width": 4} if data == "digits" else {"name": "gpt", "depth": 1}
     c = from_dict(
@@ -168,7 +168,7 @@ def test_a_run_measures_what_is_held_out(data: str, tmp_path: Path) -> None:
 
 
 def test_a_task_without_a_split_says_so() -> None:
-    for data, what in (("digits", "no images"), ("synthetic-text", "no text")):
+    for data, what in (("digits", "no images"), ("stdlib", "no text")):
         task = load_task(from_dict(RunConfig, {"data": {"name": data}}))
         with pytest.raises(DataError, match=f"there (are|is) {what} for validation"):
             task.validate(torch.nn.Identity(), CPU, torch.float32)

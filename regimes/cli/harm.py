@@ -28,7 +28,7 @@ def harm(
     quiet: bool = False,
 ) -> None:
     """Find the units of a training in which more may be compressed, within a budget, and write the
-    schedule beside its controls; start the same command again to go on.
+    rate ladder that sends about as few bytes; start the same command again to go on.
 
     Args:
         preset: a preset, GRID/SCHEDULE, or a .toml file; see `regimes presets`.

@@ -1,1 +1,1 @@
-"""Where in a training may more be compressed? Pulses within a budget, their harm, a schedule."""
+"""Where in a training may more be compressed? Pulses within a budget, and their harm."""

@@ -32,7 +32,7 @@ class Kind:
         name: of the arm.
         text: what it is, in a sentence.
         changes: fields by dotted path, during a pulse.
-        setup: the changes that a schedule needs in the whole run, such as ``sync_levels``.
+        setup: the changes that a policy needs in the whole run, such as ``sync_levels``.
         skip: its units are left out.
         within: for several spans in one run, the field of the policy that makes the change, and
             its levels within and outside of the spans; None: no policy can, a run has one span.
@@ -47,10 +47,9 @@ class Kind:
     within: tuple[Field, str, str] | None = None
     group: str | None = None
 
-    def schedule(self, spans: Spans) -> dict[str, Any] | None:
-        """The table of the policy with this change in spans of units; None if no policy has it."""
-        if self.within is None:
-            return None
+    def schedule(self, spans: Spans) -> dict[str, Any]:
+        """The table of the policy with this change in spans of units."""
+        assert self.within is not None
         _, inside, outside = self.within
         windows = {
             "name": "windows",

@@ -13,9 +13,9 @@ from regimes.errors import TrainingError, require
 from regimes.harms import measured
 from regimes.harms.decide import Known, Pulse, Run
 from regimes.harms.kinds import Kind, apply_pulse
+from regimes.harms.ladder import grid_toml, ladders_of
 from regimes.harms.rates import mean_rates
 from regimes.harms.result import Harm
-from regimes.harms.schedule import controls_of, grid_toml
 from regimes.harms.search import Facts, Search, ended_runs, result_of, rules_of
 from regimes.launch import budgeted, sweep
 from regimes.launch.budgeted import Budget, Round
@@ -149,7 +149,7 @@ class Records(Search):
         return f"{name}: harm {harm:.{shown.digits + 1}f} {shown.unit}"
 
     def found(self, rounds: Sequence[Round]) -> Harm:
-        """What the rounds have found, with bytes, rates and controls."""
+        """What the rounds have found, with bytes, rates and ladders."""
         first, known = self.record((None, 0)), self.known(rounds)
         rates = mean_rates(first)
         found = replace(
@@ -158,9 +158,9 @@ class Records(Search):
             saved=self._saved(known),
             rates=[rate / (max(rates) or 1.0) for rate in rates],
         )
-        found = replace(found, controls=controls_of(found, first))
+        found = replace(found, ladders=ladders_of(found, first))
         seeds = 1 + max(number for _, number in known.harms)
-        return replace(found, grid=grid_toml(found, self.trunk, seeds) if found.controls else "")
+        return replace(found, grid=grid_toml(found, self.trunk, seeds) if found.ladders else "")
 
     def _saved(self, known: Known) -> dict[Pulse, float]:
         """By pulse, the share of the trunk's bytes that is not sent, a mean over seeds."""

@@ -1,4 +1,4 @@
-"""What a search for harm has found: a frame, sentences, a schedule and its controls. No torch."""
+"""What a search for harm has found: a frame, sentences, and rate ladders. No torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from regimes.errors import ConfigError, RecordError
 from regimes.harms.decide import WORDS, Known, Pulse, Verdict, sorted_runs
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+    from regimes.harms.ladder import Ladder
     from regimes.harms.law import Law, Score
-    from regimes.harms.schedule import Controls
 
 
 @dataclass(frozen=True, repr=False)
@@ -36,8 +36,8 @@ class Harm:
             where bytes are not known.
         rates: of each unit, as a share of the highest; empty where they are not known.
         minutes: that training one unit takes, with all processes at work; nan: not known.
-        controls: of each arm with a schedule.
-        grid: the schedules and their controls as a grid's TOML file; "": there is none.
+        ladders: of each arm that has one.
+        grid: the trunk and the ladders as a grid's TOML file; "": there is none.
         out: the folder.
     """
 
@@ -48,7 +48,7 @@ class Harm:
     saved: Mapping[Pulse, float] = field(default_factory=dict)
     rates: Sequence[float] = ()
     minutes: float = math.nan
-    controls: Mapping[str, Controls] = field(default_factory=dict)
+    ladders: Mapping[str, Ladder] = field(default_factory=dict)
     grid: str = ""
     out: Path | None = None
 
@@ -79,19 +79,6 @@ class Harm:
         if needed is None:
             return math.inf
         return self.known.cost(self.known.missing(pulse, needed)) * self.minutes
-
-    @property
-    def schedule(self) -> dict[str, Any] | None:
-        """The policy of the first arm that has one: the table for ``policy`` of `simulate`,
-        `attach` and configurations (``sync_policy`` of longer periods, ``batch_policy`` of larger
-        batches); None: no phase was shown to be safe, or the change is none of a policy."""
-        tables = (self.schedule_of(arm) for arm in self.known.rules.arms)
-        return next((table for table in tables if table), None)
-
-    def schedule_of(self, arm: str) -> dict[str, Any] | None:
-        """The policy with the change of an arm in its safe phases."""
-        best = self.known.best(arm)
-        return self.kinds[arm].schedule(best.spans) if best else None
 
     def __str__(self) -> str:
         return "\n".join(self.sentences())
@@ -185,7 +172,7 @@ class Harm:
 
     def save(self) -> list[Path]:
         """Write ``harm.png``, ``.svg`` and ``.csv`` into the folder, and ``harm.toml`` if there is
-        a schedule."""
+        a rate ladder."""
         from regimes.plotting import style
         from regimes.records.files import write_output
 
@@ -200,7 +187,7 @@ class Harm:
     # -- in words ----------------------------------------------------------------------------
 
     def sentences(self) -> list[str]:
-        """A line for each phase, and what a schedule saves."""
+        """A line for each phase, and what the pulse saves in the safe ones."""
         lines: list[str] = []
         for arm in self.known.rules.arms:
             if len(self.known.rules.arms) > 1:

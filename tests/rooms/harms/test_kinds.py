@@ -77,7 +77,7 @@ def test_the_trunk_has_one_level() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_writes_a_figure_and_a_schedule(
+def test_the_command_writes_a_figure_and_a_ladder(
     command: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     words = ["--runs", "9", "--parts", "2", "--margin", "1000", "--set", "data.train_size=100"]
@@ -100,7 +100,7 @@ def test_the_command_writes_a_figure_and_a_schedule(
     assert lines[12:] == ["runs/harm/smoke/harm.png", "runs/harm/smoke/harm.toml"]
     with Image.open(folder / "harm.png") as picture:
         assert 3.2 < picture.width / picture.info["dpi"][0] < 3.6  # inches: one column
-    assert get_grid(str(folder / "harm.toml"))["from harm"].policy["windows"] == [[0, 2]]
+    assert get_grid(str(folder / "harm.toml"))["rate ladder"].policy["levels"] == ["high", "low"]
     again = command("harm", "smoke", *words, *short, "--quiet")
     assert again.stdout.splitlines() == lines[9:]
     assert len(load_all(folder)) == 9

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import regimes
 from regimes.errors import ConfigError, RecordError, RegimesError
-from regimes.harms import measured, schedule
+from regimes.harms import ladder, measured
 from regimes.harms.decide import Pulse
 from regimes.harms.kinds import kinds_of, trunk_of
 from regimes.launch.budgeted import LOG, rounds_of
@@ -122,7 +122,7 @@ def test_deletion_is_a_run_without_these_units(tmp_path: Path) -> None:
     expected = (trunk.rows[-1]["metric"] or 0) - (never.rows[-1]["metric"] or 0)
     assert seeds(found, pulse)[0] == pytest.approx(100 * expected, abs=1e-9)
     same_weights(tmp_path / "search/deletion, 2 units from 2/seed-0", never.folder)
-    assert found.schedule is None
+    assert not found.ladders
 
 
 @pytest.mark.parametrize("stop", [1, 7, 17, 25])
@@ -203,7 +203,6 @@ def test_spans_in_one_run_are_the_windows_of_the_schedule(tmp_path: Path) -> Non
     found = searched(tmp_path / "search", margin=1000.0, runs=40, parts=2)
     both = found.known.best("high")
     assert both == Pulse("high", ((0, UNITS),))
-    assert found.schedule is not None
     record = regimes.simulate(
         network,
         points(96, 0),
@@ -213,7 +212,7 @@ def test_spans_in_one_run_are_the_windows_of_the_schedule(tmp_path: Path) -> Non
         workers=2,
         batch_size=16,
         optimizer={"lr": 0.1, "schedule": "cosine"},
-        policy=found.schedule,
+        policy=found.kinds["high"].schedule(both.spans),
     )
     trunk = regimes.load(tmp_path / "search/trunk/seed-0")
     expected = 100 * ((trunk.rows[-1]["metric"] or 0) - (record.rows[-1]["metric"] or 0))
@@ -261,15 +260,17 @@ def test_other_data_or_weights_do_not_join_a_search(whole: regimes.Harm) -> None
     assert {*whole.out.rglob("run.json")} == before
 
 
-# -- schedules -------------------------------------------------------------------------------
+# -- ladders ---------------------------------------------------------------------------------
 
 
-def test_the_grid_has_the_schedule_and_controls_at_its_bytes(tmp_path: Path) -> None:
+def test_the_grid_has_a_ladder_at_the_bytes_of_the_safe_phases(
+    tmp_path: Path,
+) -> None:
     config = smoke("optimizer.decay_epochs=[]", "optimizer.schedule=cosine", "levels.low=8")
     found = regimes.harm(config, runs=9, parts=2, margin=1e6, out=tmp_path / "search")
     found.save()
     grid = get_grid(str(tmp_path / "search/harm.toml"))
-    assert {*grid} == {"trunk", "from harm", "one level", "rate ladder"}
+    assert {*grid} == {"trunk", "rate ladder"}
     expected = replace(config, name="trunk", seed=0, policy={"name": "static", "level": "low"})
     assert grid["trunk"] == expected
     assert read_seeds(str(tmp_path / "search/harm.toml")) == [3, 4, 5]
@@ -277,33 +278,30 @@ def test_the_grid_has_the_schedule_and_controls_at_its_bytes(tmp_path: Path) -> 
     for name, cell in grid.items():
         record = regimes.run(cell, tmp_path / name)
         sent[name] = float(record.epochs["bytes"].sum())
-    assert grid["from harm"].policy == found.schedule
-    for name, share in found.controls["high"].bytes.items():
-        assert sent[name] / sent["trunk"] == pytest.approx(share, rel=1e-6), name
-    near = [abs(sent[name] - sent["from harm"]) for name in ("one level", "rate ladder")]
-    assert max(near) <= 0.5 * (sent["trunk"] - sent["from harm"])
-    level = grid["one level"].levels["one"]
-    assert 1 < level < 8
+    share = sent["rate ladder"] / sent["trunk"]
+    assert share == pytest.approx(found.ladders["high"].bytes, rel=1e-6)
+    best = found.known.best("high")
+    assert best is not None
+    assert abs(share - (1 - found.saved[best])) <= 0.5 * found.saved[best]
 
 
-def test_the_bytes_of_controls_are_those_of_runs_with_a_shorter_last_unit(tmp_path: Path) -> None:
+def test_the_bytes_of_a_ladder_are_those_of_runs_with_a_shorter_last_unit(tmp_path: Path) -> None:
     """Three units of three steps and one of a single step, in which the rate is lowest."""
     rates = "optimizer.schedule=cosine", "optimizer.warmup_epochs=1", "data.train_size=96"
     config = smoke_static("levels.low=8", "steps=10", "unit_steps=3", *rates)
     kind = kinds_of(["high"], [], trunk_of(config))["high"]
 
-    def run(name: str, rule: Any, **levels: Any) -> regimes.Record:
-        levels = {**config.levels, **levels}
-        return regimes.run(replace(config, policy=rule, levels=levels), tmp_path / name)
+    def run(name: str, rule: Any) -> regimes.Record:
+        return regimes.run(replace(config, policy=rule), tmp_path / name)
 
     trunk = run("trunk", {"name": "static", "level": "low"})
     spans = [(0, 2)]
     own = run("schedule", kind.schedule(spans)).epochs["bytes"].sum()
     whole = trunk.epochs["bytes"].sum()
-    controls = schedule._controls(kind, trunk, spans, float(own / whole))
-    for name in ("one level", "rate ladder"):
-        sent = run(name, controls.policies[name], **controls.levels).epochs["bytes"].sum()
-        assert sent / whole == pytest.approx(controls.bytes[name], rel=1e-6), name
+    found = ladder._ladder_of(kind, trunk, spans, float(1 - own / whole))
+    assert found is not None
+    sent = run("rate ladder", found.policy).epochs["bytes"].sum()
+    assert sent / whole == pytest.approx(found.bytes, rel=1e-6)
 
 
 def test_a_ladder_is_found_among_many_rates(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,18 +311,18 @@ def test_a_ladder_is_found_among_many_rates(monkeypatch: pytest.MonkeyPatch) -> 
     rows = [{"lr": now, "next_lr": then, "steps": 1} for now, then in itertools.pairwise(cosine)]
     trunk: Any = SimpleNamespace(rows=rows)
     replayed: list[int] = []
-    plain = schedule._steps_at
+    plain = ladder._steps_at
 
     def counted(*given: Any) -> int:
         replayed.append(plain(*given))
         return replayed[-1]
 
-    monkeypatch.setattr(schedule, "_steps_at", counted)
+    monkeypatch.setattr(ladder, "_steps_at", counted)
     for steps in (0, 1, 50, 119):
-        ladder = schedule._ladder(trunk, "high", "low", steps)
-        assert ladder is not None
-        below = sum(rate < ladder["shares"][0] for rate in cosine[:120])
-        assert plain(ladder, "high", trunk) == below
+        rule = ladder._ladder(trunk, "high", "low", steps)
+        assert rule is not None
+        below = sum(rate < rule["shares"][0] for rate in cosine[:120])
+        assert plain(rule, "high", trunk) == below
         assert abs(below - steps) <= 1
     assert len(replayed) < 4 * 40
 
@@ -337,16 +335,15 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
-def test_longer_periods_and_larger_batches_make_schedules_too(name: str, tmp_path: Path) -> None:
-    """What a run under the schedule sends is what the search says."""
+def test_longer_periods_and_larger_batches_save_what_a_policy_of_them_saves(
+    name: str, tmp_path: Path
+) -> None:
+    """What a run with the change in the safe phases sends is what the search says."""
     changes, field = OTHERS[name]
     found = searched(tmp_path / "search", margin=1000.0, runs=12, **changes)
-    grid_text = tmp_path / "own.toml"
-    grid_text.write_text(found.grid)
-    grid = get_grid(str(grid_text))
-    cell = grid["from harm"]
     best = found.known.best(found.known.rules.arms[0])
     assert best is not None
+    kind = found.kinds[best.arm]
     record = regimes.simulate(
         network,
         points(96, 0),
@@ -357,10 +354,7 @@ def test_longer_periods_and_larger_batches_make_schedules_too(name: str, tmp_pat
         batch_size=16,
         optimizer={"lr": 0.1, "schedule": "cosine"},
         policy="static",
-        set={
-            field: getattr(cell, field),
-            f"{field[:-7]}_levels": getattr(cell, f"{field[:-7]}_levels"),
-        },
+        set={field: kind.schedule(best.spans), **kind.setup},
     )
     trunk = regimes.load(tmp_path / "search/trunk/seed-0")
     saved = 1 - record.epochs["bytes"].sum() / trunk.epochs["bytes"].sum()
@@ -380,8 +374,7 @@ def test_groups_of_layers_are_tried_by_themselves(tmp_path: Path) -> None:
         )
     )
     assert (levels["0.weight"], levels["2.weight"]) == ("high", "low")
-    assert found.schedule is not None
-    assert found.schedule["name"] == "by-layer"
+    assert {each.policy["name"] for each in found.ladders.values()} == {"by-layer"}
 
 
 # -- a function ------------------------------------------------------------------------------
@@ -401,12 +394,7 @@ def test_a_function_that_trains_is_searched_alike(tmp_path: Path) -> None:
     table = found.table.set_index(["first", "last"])["call"].to_dict()
     harmful = [(0, 2), (3, 3), (4, 4), (5, 5)]  # halved beside what is safe
     assert table == {**dict.fromkeys(harmful, "harmful"), (6, 8): "safe", (9, 11): "safe"}
-    assert found.schedule == {
-        "name": "windows",
-        "windows": [[6, 12]],
-        "inside": "high",
-        "outside": "low",
-    }
+    assert found.known.best("high") == Pulse("high", ((6, 12),))
     text = str(found)
     assert "epochs 6-8   safe        harm < 0.0500 loss (95 %)" in text
     calls: list[Any] = []

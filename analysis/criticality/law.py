@@ -1,6 +1,6 @@
 """Harm of pulses against their learning rate, and the law ``harm = level x rate^exponent`` in it.
 
-Trees of pulses with error feedback and without (`regimes.harms.law` has the fit)::
+Trees of pulses with error feedback and without (`fit` has the law)::
 
     regimes figure law data/reference/harm-lm.tar.xz data/reference/harm-lm-sgd.tar.xz
 
@@ -21,7 +21,6 @@ import pandas as pd
 
 from regimes.console.tables import Table
 from regimes.errors import RecordError
-from regimes.harms import law as laws
 from regimes.harms import measured
 from regimes.harms.rates import mean_rates
 from regimes.plotting import style
@@ -35,6 +34,7 @@ from regimes.statistics import are_alike
 from ..common import markov
 from ..common.command import Files, Out, Several, by_name
 from ..common.estimates import as_table, estimate, mean, number, word
+from . import fit as laws
 from .settings import Arms
 
 WITH, WITHOUT = ARMS = ("rank 1", "rank 1, no feedback")
@@ -89,7 +89,7 @@ def fitted(table: pd.DataFrame, method: laws.Method | None = "log") -> laws.Law:
     """The law of some pulses of one length.
 
     Raises:
-        RecordError: as `regimes.harms.law.fit_law`, or the pulses have several lengths.
+        RecordError: as `fit.fit_law`, or the pulses have several lengths.
     """
     lengths = sorted({*table["length"]})
     if len(lengths) > 1:
@@ -135,10 +135,10 @@ def from_three(table: pd.DataFrame, onsets: Sequence[int] | None = None) -> pd.D
 
     Args:
         table: pulses of one tree and arm.
-        onsets: of the three; None: chosen by their rates alone (`regimes.harms.law.choose_pilots`).
+        onsets: of the three; None: chosen by their rates alone (`fit.choose_pilots`).
 
     Raises:
-        RecordError: as `regimes.harms.law.choose_pilots` and `regimes.harms.law.fit_law`; or
+        RecordError: as `fit.choose_pilots` and `fit.fit_law`; or
             ``onsets`` are not three of the tree's.
     """
     rows = means(table)

@@ -24,7 +24,6 @@ def harm(
     first_seed: int = 0,
     out: Path | None = None,
     jobs: int = 1,
-    law: bool = False,
     quiet: bool = False,
 ) -> None:
     """Find the units of a training in which more may be compressed, within a budget, and write the
@@ -45,8 +44,6 @@ def harm(
         first_seed: of the first trunk.
         out: folder of the records; default runs/harm/NAME.
         jobs: runs at a time, each on its share of the cores.
-        law: fit harm = level x rate^exponent to the pulses, and say how well three of them predict
-            the others.
         quiet: print the answer alone.
     """
     from regimes.console.progress import show_spending
@@ -72,8 +69,6 @@ def harm(
             show=show,
         )
     print(found)
-    if law:
-        print("\n".join(found.law_in_words()))
     for path in found.save():
         if path.suffix in (".png", ".toml"):
             print(path)

@@ -206,7 +206,7 @@ class Known:
 
     def of(self, pulse: Pulse) -> Verdict:
         """The verdict on a pulse."""
-        values = [harm for (own, _), harm in sorted_runs(self.harms) if own == pulse]
+        values = [harm for (own, _), harm in _sorted_runs(self.harms) if own == pulse]
         return judge_harms(values, self.rules.margin, self.rules.grain)
 
     def windows(self, arm: str) -> list[Pulse]:
@@ -296,7 +296,7 @@ class Known:
         return runs
 
 
-def sorted_runs(harms: Harms) -> list[tuple[Run, float]]:
+def _sorted_runs(harms: Harms) -> list[tuple[Run, float]]:
     """By seed."""
     return sorted(harms.items(), key=lambda item: item[0][1])
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regimes.errors import ConfigError, RecordError
-from regimes.harms.decide import WORDS, Known, Pulse, Verdict, sorted_runs
+from regimes.errors import ConfigError
+from regimes.harms.decide import WORDS, Known, Pulse, Verdict
 from regimes.harms.kinds import Kind
 from regimes.plotting.looks import Metric
 from regimes.statistics import LEAST
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from regimes.harms.ladder import Ladder
-    from regimes.harms.law import Law, Score
 
 
 @dataclass(frozen=True, repr=False)
@@ -99,76 +97,6 @@ class Harm:
         fig = draw_harm(self.known, texts, self.shown, self.unit, self.rates)
         fig.data = self.table
         return fig
-
-    def law(self, arm: str | None = None) -> tuple[Law, Score | None]:
-        """The law of harm (`regimes.harms.law`) of an arm's pulses, for each of their units; and
-        how well three pulses predict the mean harms of the others, None where there are none.
-
-        A pulse counts by the harm of each of its units and their mean rate, so that pulses of
-        several lengths make one fit. This assumes that harms add up.
-
-        Args:
-            arm: default the first.
-
-        Raises:
-            RecordError: rates are not known, or the pulses have one rate or too few harms.
-        """
-        from regimes.harms import law as laws
-
-        arm = arm or self.known.rules.arms[0]
-        if not self.rates:
-            raise RecordError("the learning rates of this search are not known")
-        points = [
-            (pulse, seed, harm / pulse.length)
-            for (pulse, seed), harm in sorted_runs(self.known.harms)
-            if pulse is not None and pulse.arm == arm and len(pulse.spans) == 1
-            if math.isfinite(harm) and self._rate(pulse) > 0
-        ]
-        if not points:
-            raise RecordError(f"no pulse of {arm!r} has ended with a finite harm")
-        pulses = sorted({pulse for pulse, _, _ in points}, key=lambda pulse: pulse.spans)
-
-        def fitted(some: Sequence[Pulse]) -> Law:
-            used = [(harm, self._rate(p), seed) for p, seed, harm in points if p in some]
-            harms, rates, seeds = zip(*used, strict=True)
-            return laws.fit_law(harms, rates, seeds, method="harm")
-
-        whole = fitted(pulses)
-        pilots = [pulses[i] for i in laws.choose_pilots([self._rate(pulse) for pulse in pulses])]
-        others = [pulse for pulse in pulses if pulse not in pilots]
-        if not others:
-            return whole, None
-        predicted = fitted(pilots).of_units([self._rate(pulse) for pulse in others])
-        means = {p: statistics.fmean(harm for own, _, harm in points if own == p) for p in pulses}
-        constant = statistics.fmean(means[pulse] for pulse in pilots)
-        return whole, laws.score_predictions(
-            [means[p] for p in others], predicted.tolist(), constant
-        )
-
-    def _rate(self, pulse: Pulse) -> float:
-        """The mean rate of a pulse, as a share of the highest."""
-        ((first, stop),) = pulse.spans
-        return statistics.fmean(self.rates[first:stop])
-
-    def law_in_words(self) -> list[str]:
-        """A sentence on the law of each arm."""
-        lines = []
-        for arm in self.known.rules.arms:
-            try:
-                law, score = self.law(arm)
-            except RecordError as error:
-                lines.append(f"law of {self.kinds[arm].text}: not fitted, {error}")
-                continue
-            power, level = law.exponent, self.number(law.level)
-            unit = "epoch" if self.unit == "epoch" else "unit"
-            words = f"harm of one {unit} = {level} {self.shown.unit} x rate^{power.value:.1f}"
-            if math.isfinite(power.low):
-                words += f" [{power.low:.1f}, {power.high:.1f}]"
-            if score is not None and math.isfinite(score.r2):
-                words += f"; from three pulses it predicts the others with R2 {score.r2:.2f}"
-                words += f" (n = {score.n})"
-            lines.append(f"law of {self.kinds[arm].text}: {words}")
-        return lines
 
     def save(self) -> list[Path]:
         """Write ``harm.png``, ``.svg`` and ``.csv`` into the folder, and ``harm.toml`` if there is

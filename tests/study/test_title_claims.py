@@ -24,12 +24,12 @@ from synthetic import make
 from analysis.common import paired
 from analysis.common.estimates import WITHIN, estimate
 from analysis.criticality import draw, law
+from analysis.criticality import fit as laws
 from analysis.detection import agreement, deep_linear, signals
 from analysis.paper import curves, figure2, figure3
 from analysis.rates import edge, narrowing, usable_figure
 from analysis.tournament import tournament_figure, yoked
 from regimes.errors import RecordError
-from regimes.harms import law as laws
 from regimes.plotting import looks, style, words
 from regimes.plotting.said import Estimate
 from regimes.records import Record, load

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import linalg, optimize, stats
 
+from analysis.criticality import fit as law
 from regimes.errors import RecordError
-from regimes.harms import law
 from regimes.statistics import t_interval
 
 Floats = NDArray[np.float64]

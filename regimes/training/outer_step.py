@@ -19,24 +19,19 @@ from regimes.config import OuterConfig
 from regimes.training.replicas import Replicas
 
 
-def make_outer_optimizer(parameters: Iterable[Tensor], config: OuterConfig) -> torch.optim.SGD:
-    """Make the outer optimiser of some tensors."""
-    return torch.optim.SGD(
-        list(parameters),
-        lr=config.lr,
-        momentum=config.momentum,
-        nesterov=config.nesterov,
-        foreach=True,
-    )
-
-
 class OuterStep:
     """The outer optimiser, over the synchronised parameters, and the reducer of pseudo-gradients,
     which has memories of its own."""
 
     def __init__(self, parameters: Iterable[Tensor], reducer: Reducer, config: OuterConfig) -> None:
         self.parameters, self.reducer, self.config = list(parameters), reducer, config
-        self.optimizer = make_outer_optimizer(self.parameters, config)
+        self.optimizer = torch.optim.SGD(
+            self.parameters,
+            lr=config.lr,
+            momentum=config.momentum,
+            nesterov=config.nesterov,
+            foreach=True,
+        )
 
     def pseudo_gradients(
         self,

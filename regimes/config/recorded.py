@@ -28,7 +28,4 @@ RECORDED: dict[str, dict[str, str]] = {  # by the kind of a `Registry`
         "moments-frozen": "analysis.plugins.moments:FrozenMoments",
         "rivals": "analysis.plugins.rivals:Rivals",
     },
-    "data set": {"matrix": "analysis.plugins.matrix:MatrixTask"},
-    "deficit": {"other-matrix": "analysis.plugins.matrix:OtherMatrix"},
-    "model": {"deep-linear": "analysis.plugins.deep_linear:DeepLinear"},
 }

@@ -52,6 +52,8 @@ RETIRED: dict[str, Retired] = {  # by dotted path
         'parameter groups; "torch.optim:SGD" has none for 1-D parameters',
     ),
     "compressor.kernels": Retired("0.5", "leave it out, the numbers are the same without it"),
+    "data.rows": Retired("0.5", "pass your own model and data to regimes.simulate"),
+    "data.rank": Retired("0.5", "pass your own model and data to regimes.simulate"),
     "churn": Retired("0.5", "leave it out, all workers take part in the whole run"),
     "pruning": Retired("0.5", "leave it out, no weight is pruned while a run trains"),
 }

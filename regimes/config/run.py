@@ -80,8 +80,6 @@ class DataConfig:
     windows: Literal["streams", "contiguous", "sampled"] | None = None  # how a text is read
     tokenizer: Literal["bytes", "bpe"] | None = None  # of a text but WikiText-2; None = "bytes"
     vocabulary: int | None = None  # of WikiText-2, in words, None = all; of "bpe", in byte pairs
-    rows: int | None = None  # and columns, of a "matrix"; None = 100
-    rank: int | None = None  # of a "matrix"; None = 5
 
 
 @dataclass(frozen=True)

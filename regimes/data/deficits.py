@@ -46,7 +46,6 @@ class Deficit(Bounded):
     """The base class, which changes nothing. ``windows`` are pairs ``[first, stop)`` of epochs."""
 
     bounds_prefix: ClassVar[str] = "deficit."
-    only_for: ClassVar[str | None] = None  # the name of the only data set that it is for
     windows: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:

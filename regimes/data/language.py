@@ -29,7 +29,6 @@ from regimes.collectives.world import Evaluators, World
 from regimes.config import RunConfig
 from regimes.data import task, tokens, wikitext
 from regimes.data.deficits import Deficit, make_deficit
-from regimes.data.sources import OF_MATRIX
 from regimes.data.tokens import Split
 from regimes.data.windows import (
     Layout,
@@ -198,7 +197,7 @@ def _check_options(config: RunConfig) -> None:
     """Raise ConfigError for options that do not fit a text."""
     data = config.data
     require(data.sequence >= 1, "data.sequence", data.sequence, "at least 1 token")
-    others = ("augment", "image_size", "resize", "test_share", "split_seed", *OF_MATRIX)
+    others = ("augment", "image_size", "resize", "test_share", "split_seed")
     values = {f"data.{name}": getattr(data, name) for name in others}
     for name, value in {**values, "channels_last": config.channels_last}.items():
         require(not value, name, value, "none, the data are a text")

@@ -22,7 +22,6 @@ logger = logging.getLogger(__name__)
 DIGITS_TRAIN = 1000  # of 1,797; the rest is the test set
 TEXTS = ("wikitext-2", "text", "stdlib")  # read elsewhere
 IMAGES = ("digits", "cifar10", "cifar100", "folder")
-OF_MATRIX = ("rows", "rank")  # fields for the matrices of the study alone
 CIFAR_FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
 
 
@@ -43,7 +42,7 @@ def read_images(config: DataConfig) -> Arrays:
     for field in ("resize", "test_share", "split_seed"):
         value, expected = getattr(config, field), 'none, it is for data.name = "folder"'
         require(value is None or config.name == "folder", f"data.{field}", value, expected)
-    for field in ("windows", "tokenizer", "vocabulary", *OF_MATRIX):
+    for field in ("windows", "tokenizer", "vocabulary"):
         value = getattr(config, field)
         require(value is None, f"data.{field}", value, "none, the data are images")
     unused = config.path is None or config.name != "digits"

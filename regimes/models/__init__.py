@@ -7,9 +7,7 @@ says otherwise. Initialisation draws from torch's global generator: seed it arou
 
 Language models (``text = True``) take ``classes`` words and, if they have such a parameter,
 ``sequence``, the longest text. They map ``tokens [batch, time]`` and a hidden state to logits
-``[batch, time, classes]`` and the next hidden state: None, or tensors with the batch on axis 1. A
-network for a matrix (``matrix = True``) takes its ``rows`` and maps entries ``[batch, 2]`` to their
-values.
+``[batch, time, classes]`` and the next hidden state: None, or tensors with the batch on axis 1.
 
 ``head`` is the layer that gives the logits, or ends with it; None where no layer does that.
 """
@@ -82,7 +80,6 @@ def build_model(
     channels: int | None = None,
     image_size: int | None = None,
     sequence: int | None = None,
-    rows: int | None = None,
     **choices: Any,
 ) -> nn.Module:
     """The network of that name, or what the callable ``package.module:callable`` returns.
@@ -96,12 +93,10 @@ def build_model(
     builder = _find_builder(name)
     shape = {"channels": channels, "image_size": image_size}
     images = shape if any(v is not None for v in shape.values()) else {}
-    takes, data = input_kind(name), "images" if images else "text" if rows is None else "a matrix"
+    takes, data = input_kind(name), "images" if images else "text"
     if takes != data:
         raise ConfigError(f"Model {name!r} takes {takes}, the data are {data}: choose another.")
     keywords: dict[str, Any] = {"classes": classes, **images}
-    if rows is not None:
-        keywords["rows"] = rows
     if sequence is not None and "sequence" in inspect.signature(builder).parameters:
         keywords["sequence"] = sequence
     try:
@@ -116,11 +111,8 @@ def build_model(
 
 
 def input_kind(name: str) -> str:
-    """What a network or a callable takes, by its attributes: "text", "a matrix" or "images"."""
-    builder = _find_builder(name)
-    if getattr(builder, "matrix", False):
-        return "a matrix"
-    return "text" if getattr(builder, "text", False) else "images"
+    """What a network or a callable takes, by its attribute: "text" or "images"."""
+    return "text" if getattr(_find_builder(name), "text", False) else "images"
 
 
 def _checked_choices(

@@ -149,8 +149,6 @@ def _data(run: Record, unit: str) -> str:
 def _samples(run: Record) -> tuple[str, str]:
     """The units of a data set and of a batch."""
     data, words = run.config["data"], run.header["data"].get("words")
-    if data["name"] == "matrix":
-        return "entries", "entries"
     if data["name"] == OWN:
         return "samples", "samples"
     if not words:

@@ -164,13 +164,12 @@ def _equal(field: str, recorded: Any, wanted: Any, raw: str) -> bool:
     return recorded == raw or (same_kind and recorded == wanted)
 
 
-def last_metric(run: Record, last: int = 3, units: int | None = None) -> float:
-    """The mean metric of the ``last`` units after which a run was tested, of its first ``units`` or
-    of all; nan if there is none, or if it was not finite in one of them."""
+def last_metric(run: Record, last: int = 3) -> float:
+    """The mean metric of the ``last`` units after which a run was tested; nan if there is none, or
+    if it was not finite in one of them."""
     import numpy as np
 
-    rows = [row for row in run.tested_rows() if units is None or row["epoch"] < units]
-    tested = [row["metric"] for row in rows[-last:]]
+    tested = [row["metric"] for row in run.tested_rows()[-last:]]
     reached = [math.nan if metric is None else metric for metric in tested]
     return float(np.mean(reached)) if reached else math.nan
 

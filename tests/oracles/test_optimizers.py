@@ -192,11 +192,6 @@ SPLIT: dict[str, tuple[Callable[[], nn.Module], int, str]] = {  # model, classes
         16,
         r".*\.(squeeze|excite)\.weight",
     ),
-    "a matrix": (
-        lambda: models.build_model("deep-linear", classes=1, rows=1, width=4),
-        1,
-        r"factors\.\d\.weight",
-    ),
     "a head that is made first": (HeadFirst, 7, r"hidden\.weight"),
     "no head": (Headless, 7, r"hidden\.weight"),
     "no word of a head": (perceptron, 7, r"[02]\.weight"),

@@ -39,7 +39,6 @@ OTHERS = {  # the other commands; those of one run have it unpacked
     "cost": ["small"],
     "criticality": ["harm-lm"],
     "curves": ["lstm-small"],
-    "deep_linear": ["deep-linear"],
     "detectors": ["unpacked/low"],
     "edge": ["rates-edge"],
     "lost-time": ["harm-smoke"],
@@ -251,9 +250,9 @@ def test_it_lists_figures_and_presets(command) -> None:
 
 @pytest.mark.slow
 def test_it_trains_a_preset_of_the_study_with_its_instruments(command, tmp_path: Path) -> None:
-    short = ["epochs=4", "unit_steps=2", "instruments.moments.stride=1"]
+    short = ["epochs=1", "data.train_size=64", "data.test_size=50", "instruments.moments.stride=1"]
     settings = [word for setting in short for word in ("--set", setting)]
-    done = command("run", "deep-linear", *settings, "--out", "run")
+    done = command("run", "tournament-smoke/rank 1", *settings, "--out", "run")
     assert done.returncode == 0, done.stderr
     assert '"moments:mean-top1":' in (tmp_path / "run/epochs.jsonl").read_text()
 

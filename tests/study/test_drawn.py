@@ -104,7 +104,6 @@ CASES: dict[str, tuple[Any, ...]] = {
     "cost": ("cost", "small"),
     "criticality": ("criticality", "harm-lm"),
     "curves": ("curves", "lm-demo"),
-    "deep-linear": ("deep_linear", "deep-linear"),
     "bands": ("detectors", "small-signals"),
     "edge": ("edge", "rates-edge", (), means),
     "lasso": ("lasso", None, SMALL),

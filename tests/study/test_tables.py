@@ -12,10 +12,9 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from synthetic import STEPS, make
+from synthetic import make
 
 from analysis.common import compare
-from analysis.detection import deep_linear
 from analysis.paper import figures, published, table_rules, tables
 from analysis.rates import collapse, usable
 from regimes.config import to_dict
@@ -279,16 +278,6 @@ def test_the_grids_of_figures_12_to_17_train_the_rows_of_tables_1_to_6(number: i
 # -- the end of a run ------------------------------------------------------------------------
 
 
-def end_in_harms(run: Record) -> float:
-    """Against an error of 1 without a deficit."""
-    rows = [{**row, "metric": 1.0 if row["epoch"] % 2 else None} for row in run.rows]
-    config = run.config | {"unit_steps": STEPS, "policy": {"name": "static"}}
-    plain = replace(run, header=run.header | {"config": config}, rows=rows)
-    config |= {"deficit": {"name": "other-matrix", "windows": [[0, STEPS]]}}
-    late = replace(run, header=run.header | {"config": config})
-    return deep_linear.harms([plain.called(deep_linear.NONE), late])["harm"].item()
-
-
 ENDS: dict[str, Callable[[Record], float]] = {
     "summary": lambda run: summary([run])["metric"].item(),
     "schedules": lambda run: compare.table([run], ())[0]["accuracy"].item() / 100,
@@ -298,7 +287,6 @@ ENDS: dict[str, Callable[[Record], float]] = {
         / 100
     ),
     "collapse": lambda run: collapse.entries([run])["accuracy"].item() / 100,
-    "harms": end_in_harms,
 }
 
 

@@ -25,7 +25,7 @@ from analysis.common import paired
 from analysis.common.estimates import WITHIN, estimate
 from analysis.criticality import draw, law
 from analysis.criticality import fit as laws
-from analysis.detection import agreement, deep_linear, signals
+from analysis.detection import agreement, signals
 from analysis.paper import curves, figure2, figure3
 from analysis.rates import edge, narrowing, usable_figure
 from analysis.tournament import tournament_figure, yoked
@@ -366,20 +366,6 @@ def test_a_signal_falls_only_where_it_ends_lower(values: list[float]) -> None:
     title = check(signals._title(pd.DataFrame({column: values})))
     if "falls:" in title:
         assert values[-1] < max(values)
-
-
-@quick
-@given(values=seeds)
-def test_a_deficit_harms_late_as_far_as_is_shown(values: list[float]) -> None:
-    kept = [value for value in values if not math.isnan(value)]
-    late = {"first": 5, "stop": 9, "harm": 2.0, **estimate(kept, "later", logs=True)}
-    early = {"first": 0, "stop": 4, "harm": 1.0, **estimate([], "later", logs=True)}
-    title, ends = (
-        check(deep_linear._title(pd.DataFrame([early, late]).assign(n=3))),
-        interval(values),
-    )
-    assert hedged(title) == (ends is None or ends[0] <= 0 <= ends[1])
-    assert is_open(title) == (ends is None)
 
 
 @quick

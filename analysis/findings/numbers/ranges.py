@@ -1,8 +1,7 @@
-"""Usable learning rates, the edge of stability, the deep linear network: numbers for templates."""
+"""Usable learning rates and the edge of stability: numbers for templates."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from typing import Any
@@ -12,11 +11,9 @@ import pandas as pd
 
 from regimes.console.tables import Table
 from regimes.plotting.looks import find_metric
-from regimes.statistics import correct_by_holm
 
-from ...detection import deep_linear
 from ...rates import edge, narrowing, quadratic, usable
-from ..sources import number, records, row_of, without_n
+from ..sources import number, records, row_of
 from ..values import Interval, mean_of, of_ratios
 
 # -- usable rates ----------------------------------------------------------------------------
@@ -230,88 +227,3 @@ def quadratic_table() -> str:
     ]
     heads = ["momentum", "level", "sent", "feedback", *quadratic.BESIDE, "no feedback"]
     return Table(heads, lines, texts=2).markdown()
-
-
-# -- a deep linear network -------------------------------------------------------------------
-
-
-def _harms() -> pd.DataFrame:
-    return deep_linear.harms(records("deep-linear"))
-
-
-@number
-def deep_linear_table() -> str:
-    shown = deep_linear.as_text(_harms(), pd.DataFrame(columns=["detector"]))[0]
-    return without_n(shown, 4).markdown()
-
-
-@number
-def harm(first: int, stop: int) -> Interval:
-    """The final error after a deficit, divided by the error of a training without deficit and with
-    as many steps on the right data."""
-    row = row_of(_harms(), first=first, stop=stop)
-    return Interval(row["harm"], row["ci_low"], row["ci_high"], n=int(row["n"]))
-
-
-@number
-def harm_of_earliest(first: int, stop: int) -> Interval:
-    """`harm`, divided by the harm of the earliest deficit of the same length; p corrected over all
-    late deficits."""
-    row = row_of(_harms(), first=first, stop=stop)
-    ends = row["later"], row["later_low"], row["later_high"]
-    return Interval(*ends, n=int(row["n"]), p=row["p"], p_holm=row["p_holm"])
-
-
-@number
-def harms_tested() -> dict[str, int]:
-    """How many late deficits are compared with an early one, and how many differences remain
-    significant after correction."""
-    known = _harms()["p_holm"].dropna()
-    return {"tested": len(known), "significant": int((known < 0.05).sum())}
-
-
-@number
-def harms_grow_with_onset() -> bool:
-    """In each length, does the error grow with the step at which the deficit begins?"""
-    lengths = deep_linear.by_length(_harms()).values()
-    return all(bool(rows["harm"].is_monotonic_increasing) for rows in lengths)
-
-
-def _late_after_the_deficit() -> dict[tuple[int, int], Interval]:
-    """(first, stop) of each late deficit -> its ratio divided by the ratio of the earliest deficit
-    of that length. A deficit's ratio is its final error divided by the error of a training without
-    deficit after as many steps as follow the deficit."""
-    runs = records("deep-linear")
-    name = deep_linear.NONE
-    # 60 units: the 30,000 steps that follow each deficit (``grids/deep-linear.toml``)
-    without = {
-        run.seed: run.epochs["metric"].head(60).tail(3).mean() for run in runs if run.name == name
-    }
-    logs: dict[tuple[int, int], dict[int, float]] = {}
-    for run in (run for run in runs if run.name != name):
-        ((first, stop),) = run.config["deficit"]["windows"]
-        error = run.epochs["metric"].tail(3).mean() / without[run.seed]
-        logs.setdefault((first, stop), {})[run.seed] = math.log(error)
-    late = {
-        (first, stop): of_ratios([x - logs[0, stop - first][seed] for seed, x in by_seed.items()])
-        for (first, stop), by_seed in logs.items()
-        if first
-    }
-    corrected = correct_by_holm([ratio.p for ratio in late.values()])
-    return {
-        window: dataclasses.replace(ratio, p_holm=p)
-        for (window, ratio), p in zip(late.items(), corrected, strict=True)
-    }
-
-
-@number
-def harm_after_the_deficit(first: int, stop: int) -> Interval:
-    """Like `harm_of_earliest`, but each error is divided by that of a training without deficit
-    after as many steps as follow the deficit."""
-    return _late_after_the_deficit()[first, stop]
-
-
-@number
-def early_worse_after_the_deficit() -> int:
-    """How many of the late deficits' intervals say that early is worse."""
-    return sum(ratio.high < 1 for ratio in _late_after_the_deficit().values())

@@ -235,7 +235,7 @@ def test_presets_are_listed_in_groups_and_found_by_words() -> None:
     everything = list_groups()
     listed = {(group.kind, name) for group in everything for name, _ in group.rows}
     assert listed == {("preset", name) for name in PRESETS} | {("grid", name) for name in GRIDS}
-    assert len({(group.kind, group.about) for group in everything}) == len(everything) == 19
+    assert len({(group.kind, group.about) for group in everything}) == len(everything) == 16
     assert all(group.about and said for group in everything for _, said in group.rows)
     found = {name for group in list_groups(["TopK", "figure", "grid"]) for name, _ in group.rows}
     assert "small-topk" in found

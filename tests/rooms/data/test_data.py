@@ -255,7 +255,6 @@ def test_the_digest_sees_each_pixel_and_label(tree):
     [
         *[("path", "my-photos"), ("resize", 8), ("test_share", 0.5), ("split_seed", 0)],
         *[("windows", "sampled"), ("tokenizer", "bpe"), ("vocabulary", 300)],
-        *[("rows", 3), ("rank", 3)],
     ],
 )
 def test_a_field_that_digits_would_ignore_is_refused(field: str, value: Any) -> None:

@@ -237,8 +237,6 @@ def test_processes_equal_simulation(file: Path, tmp_path: Path) -> None:
         (["data.vocabulary=300"], ConfigError, "data.vocabulary = 300: expected none, or data.tok"),
         (["data.tokenizer=bpe", "data.vocabulary=256"], ConfigError, "256: expected more than 256"),
         (["data.validation_size=57"], DataError, "validation_size = 57: expected 2 to 56, the tok"),
-        (["data.rows=3"], ConfigError, "data.rows = 3: expected none, the data are a text"),
-        (["data.rank=3"], ConfigError, "data.rank = 3: expected none, the data are a text"),
         (["data.name=stdlib"], ConfigError, "data.path = "),
         (["data.name=texts"], DataError, "did you mean 'text'?"),
     ],

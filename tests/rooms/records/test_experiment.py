@@ -375,7 +375,6 @@ ARCHIVE = {  # records that each command without grids of its own can draw
     "cost": "small",
     "lost-time": "harm-smoke",
     "curves": "small-joint",
-    "deep_linear": "deep-linear",
     "deficit": "smoke-deficit",
     "detectors": "lstm-small",
     "edge": "rates-edge",

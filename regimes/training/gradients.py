@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -25,13 +24,14 @@ from regimes.precision import is_half
 from regimes.reduction import CarryingLoss, Loss, SampleMean, Share
 from regimes.seeding import derive_seed, seed_generators
 from regimes.training.batchnorm import PerWorkerBatchNorm
+from regimes.training.modes import modules_in_eval, set_training, training_copy
 from regimes.training.parts import ONE_SAMPLE, ONE_VALUE
 from regimes.training.replicas import Replicas
 
 
 def draws_random_numbers(model: nn.Module, x: Tensor) -> bool:
     """Does a training pass of ``model`` consume randomness (dropout, stochastic depth)?"""
-    probe = copy.deepcopy(model).train()
+    probe = training_copy(model)
     devices = [x.device] if x.device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.no_grad():
         torch.manual_seed(0)
@@ -46,7 +46,7 @@ def carries_state(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> bool:
     if not isinstance(loss, CarryingLoss):
         return False
     with torch.random.fork_rng([x.device] if x.device.type == "cuda" else []), torch.no_grad():
-        return loss.carry(copy.deepcopy(model).train(), x, y, None)[1] is not None
+        return loss.carry(training_copy(model), x, y, None)[1] is not None
 
 
 class Gradients:
@@ -82,7 +82,9 @@ class Gradients:
         self.union, self.micro_batch, self.clip, self.autocast = union, micro_batch, clip, autocast
         self.hidden: dict[int, Any] = {}
         self.seeded = True
-        self._modules = [*model.modules()]
+        self._in_eval = modules_in_eval(model)  # a user's choice, which outlasts evaluations
+        set_training(model, self._in_eval)
+        self._in_training = [module for module in model.modules() if module.training]
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self._final_backward = False  # is the last backward pass of a step in progress?
         self._complete: set[int] = set()  # layers whose gradient it has completed
@@ -128,8 +130,8 @@ class Gradients:
         copies nothing. Parameters' ``.grad`` are left as views of the buffer. A batch larger than
         ``micro_batch`` is cut along b and accumulated, each part by its share of the batch's loss.
         """
-        if not all(module.training for module in self._modules):  # after an evaluation
-            self.model.train()
+        if not all(module.training for module in self._in_training):  # after an evaluation
+            set_training(self.model, self._in_eval)
         self._sum.zero_()
         self._complete.clear()
         if self.stack is not self._sum:
@@ -213,7 +215,6 @@ class Gradients:
     def check_compiles(self, x: Tensor, y: Tensor) -> None:
         """Raise ConfigError unless torch can compile a pass over a batch ``x [L, b, ...]``,
         ``y [L, b]``; nothing is changed."""
-        self.model.train()
         groups = len(x) if self.union else 1
         x, y = (t.transpose(0, 1).flatten(0, 1) if self.union else t[0] for t in (x, y))
         try:

@@ -17,6 +17,7 @@ from regimes.data.task import Batches, Task
 from regimes.errors import ConfigError, unexpected_value
 from regimes.precision import is_half
 from regimes.reduction import Coupled, SampleMean
+from regimes.training.modes import training_copy
 
 _TRIED = 16  # samples
 _LOSS = "leave it out, or say in loss_weight of simulate what a batch's loss is divided by"
@@ -64,7 +65,7 @@ def _try_one(model: nn.Module, x: Tensor, what: str) -> None:
     devices = [x.device] if x.device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices):
         try:
-            copy.deepcopy(model).train()(x)
+            training_copy(model)(x)
         except Exception as error:  # any other the training itself raises
             if str(error).startswith(ONE_VALUE):
                 raise ConfigError(ONE_SAMPLE.format(what)) from None

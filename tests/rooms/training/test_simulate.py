@@ -499,13 +499,66 @@ def test_one_schedule_has_nothing_to_be_compared_with(tmp_path: Path) -> None:
         regimes.compare([record])
 
 
-def test_a_layer_that_was_left_in_evaluation_trains(tmp_path: Path) -> None:
-    """From the first epoch on: an evaluation ends with all layers in training."""
+class Frozen(nn.Module):
+    """Keeps its normalisation in evaluation by itself, as detection models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = normalised()
+
+    def train(self, mode: bool = True) -> nn.Module:
+        super().train(mode)
+        self.inside[1].eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inside(x)
+
+
+def in_eval(model: nn.Module) -> nn.Module:
+    model[1].eval()
+    return model
+
+
+@pytest.mark.parametrize("shape", ["one worker", "workers", "union", "local steps"])
+@pytest.mark.parametrize("kind", ["statistics", "dropout", "own train"])
+def test_a_module_in_evaluation_stays_so(kind: str, shape: str, tmp_path: Path) -> None:
+    """Oracle: at a rate of 0 the model in evaluation has the losses from its start throughout."""
+    torch.manual_seed(0)
+    made: dict[str, Callable[[], nn.Module]] = {
+        "statistics": lambda: in_eval(normalised()),
+        "dropout": lambda: in_eval(
+            nn.Sequential(nn.Linear(6, 12), nn.Dropout(0.9), nn.Linear(12, 3))
+        ),
+        "own train": Frozen,
+    }
+    model = made[kind]()
+    x, y = points()
+    settings: dict[str, dict[str, Any]] = {
+        "one worker": {"workers": 1},
+        "workers": {"set": {"union_pass": False}},
+        "union": {"set": {"union_pass": True}},
+        "local steps": {"set": {"sync_policy": {"name": "static", "level": "2"}}},
+    }
+    expected = F.cross_entropy(copy.deepcopy(model).eval()(x), y).item()
+    record = regimes.simulate(
+        model,
+        (x, y),
+        (x, y),
+        out=tmp_path,
+        policy=STATIC,
+        **{**QUICK, "optimizer": {"lr": 1e-30, "weight_decay": 0.0}, **settings[shape]},
+    )
+    for row in record.rows:
+        assert row["test_loss"] == pytest.approx(expected, rel=1e-5)
+        assert row["train_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_model_that_is_in_evaluation_as_a_whole_trains(tmp_path: Path) -> None:
+    """As a script's ``model.train()`` would let it, from the first epoch on."""
 
     def left() -> nn.Module:
-        model = normalised()
-        model[1].eval()
-        return model
+        return normalised().eval()
 
     one, other = (
         simulated(tmp_path / name, make, name="one")

@@ -1,0 +1,28 @@
+"""Which modules of a model are in training, and which a user keeps in evaluation."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+
+from torch import nn
+
+
+def modules_in_eval(model: nn.Module) -> list[nn.Module]:
+    """The modules that are in evaluation within a model that is in training: frozen statistics of a
+    BatchNorm, say. Of a model that is in evaluation as a whole none, because training sets that."""
+    return [module for module in model.modules() if not module.training] if model.training else []
+
+
+def set_training(model: nn.Module, in_eval: Iterable[nn.Module]) -> None:
+    """As ``model.train()``, but for modules that stay in evaluation."""
+    model.train()
+    for module in in_eval:
+        module.training = False  # and not ``eval()``: parts of it may be in training
+
+
+def training_copy(model: nn.Module) -> nn.Module:
+    """A copy of a model that was not evaluated yet, as its training passes have it."""
+    probe = copy.deepcopy(model)
+    set_training(probe, modules_in_eval(probe))
+    return probe

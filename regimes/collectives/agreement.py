@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from regimes.errors import TrainingError
+from regimes.errors import ConfigError, TrainingError
 
 _NAMED = 3  # differences in a sentence; the others are counted
 _LONGEST = 60  # letters of a value in a sentence
@@ -78,17 +79,64 @@ def _to_json(facts: Any) -> str:
 # -- weights -----------------------------------------------------------------------------------
 
 
-def check_same_weights(fingerprints: Sequence[int | None], unit: str) -> None:
-    """Raise TrainingError unless all processes have the fingerprint of process 0.
+AS_TRAINED = (  # what to do about a run of the trainer
+    "the record up to there is intact, continue with --resume, on equal processors and with "
+    "deterministic = true"
+)
+AS_ATTACHED = (  # what to do about a job of a user's own loop
+    "each process must step the same parameters by the same optimiser, after backward has ended "
+    "and on the gradients that were exchanged in it"
+)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What a process says of its weights, to be compared with the other processes'.
+
+    Attributes:
+        when: what has just ended, e.g. "unit 3".
+        fingerprint: of the weights that the model has now; None where it has none to compare.
+        strangers: sentences on parameters that are not those that were attached.
+    """
+
+    when: str
+    fingerprint: int | None
+    strangers: Sequence[str] = ()
+
+
+def check_weights(own: Weights, everyone: Sequence[Sequence[Any]], shards: int) -> None:
+    """Compare the weights of all processes.
+
+    Args:
+        everyone: by rank the fingerprint and the strangers.
+
+    Raises:
+        ConfigError: a process trains other parameters than those that were attached.
+        TrainingError: replicas hold different weights.
+    """
+    fingerprints, strangers = zip(*everyone, strict=True)
+    for rank, sentences in enumerate(strangers):
+        if sentences:
+            raise ConfigError(f"process {rank}, at the end of {own.when}: {sentences[0]}")
+    if None not in fingerprints:
+        check_same_weights(fingerprints, own.when, shards, AS_ATTACHED)
+
+
+def check_same_weights(
+    fingerprints: Sequence[int | None], unit: str, shards: int = 1, advice: str = AS_TRAINED
+) -> None:
+    """Raise TrainingError unless all processes have the fingerprint of process 0. Where ``shards``
+    divide a model, a shard is compared with the same shard of the first replica.
 
     Args:
         unit: what has just ended, e.g. "epoch 3".
+        advice: what to do.
     """
     ranks = enumerate(fingerprints)
-    odd = [str(rank) for rank, theirs in ranks if theirs != fingerprints[0]]
+    odd = [str(rank) for rank, theirs in ranks if theirs != fingerprints[rank % shards]]
     if odd:
         raise TrainingError(
-            f"process {', '.join(odd)} holds other weights than process 0 at the end of {unit}: "
-            "the replicas have drifted apart; the record up to there is intact, continue with "
-            "--resume, on equal processors and with deterministic = true"
+            f"process {', '.join(odd)} holds other weights than "
+            f"{'process 0' if shards == 1 else 'the first replica'} at the end of {unit}: "
+            f"the replicas have drifted apart; {advice}"
         )

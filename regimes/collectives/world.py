@@ -295,18 +295,29 @@ class World:
         """Wait for all processes."""
         self.gather_object(None)
 
-    def check_agreement(self, **facts: Any) -> None:
-        """Check that all processes hold the same facts (nested plain types).
+    def check_agreement(self, weights: agreement.Weights | None = None, /, **facts: Any) -> None:
+        """Check that all processes hold the same facts (nested plain types), and the same weights.
+
+        Args:
+            weights: what this process says of its own; they travel with the facts.
 
         Raises:
-            ConfigError: naming the first fields that differ, their values, and the process.
+            ConfigError: naming the first fields that differ, their values, and the process; or
+                parameters that are not those that were attached.
+            TrainingError: the weights differ.
         """
+        said: list[Any] = [agreement.digest(facts)]
+        if weights is not None:
+            said += [weights.fingerprint, list(weights.strangers)]
+        gathered = self.gather_object(said)
         # All see the same digests, so that all of them or none enter the second collective.
-        if len({*self.gather_object(agreement.digest(facts))}) > 1:
+        if len({theirs[0] for theirs in gathered}) > 1:
             differ = agreement.describe_difference(self.gather_object(facts))
             raise ConfigError(
                 f"{differ}: start all processes with the same configuration, code and data"
             )
+        if weights is not None:
+            agreement.check_weights(weights, [theirs[1:] for theirs in gathered], self.shards)
 
     def abort(self) -> None:
         """Before ``close``, after an error: wait for no other process from here on."""

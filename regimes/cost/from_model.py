@@ -147,12 +147,7 @@ def main(options: JobOptions, algorithm: str = FASTEST, csv: Path | None = None)
     methods = [parse_method(text) for text in options.methods] or usual_methods(planned)
     frame = tabulate_methods(planned, methods)
     console, sentence = new_console(highlight=False), write_advice(planned, methods, frame)
-    console.print(_describe_job(planned), markup=False)
-    console.print(_format_table(frame, planned).drawn(padding=(0, 0, 0, 1)))
-    console.print(
-        tabulate_losses(planned, methods).drawn(word=20, padding=(0, 1, 0, 0)), "", sep="\n"
-    )
-    console.print(sentence, markup=False)
+    # before anything is printed: the pipe may be closed
     if csv:
         write_table(csv, frame)
     if options.json:
@@ -170,6 +165,12 @@ def main(options: JobOptions, algorithm: str = FASTEST, csv: Path | None = None)
             title,
             _describe_job(planned),
         )
+    console.print(_describe_job(planned), markup=False)
+    console.print(_format_table(frame, planned).drawn(padding=(0, 0, 0, 1)))
+    console.print(
+        tabulate_losses(planned, methods).drawn(word=20, padding=(0, 1, 0, 0)), "", sep="\n"
+    )
+    console.print(sentence, markup=False)
     return frame
 
 

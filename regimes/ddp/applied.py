@@ -33,7 +33,8 @@ class AppliedSteps:
 
     Attributes:
         known: layers that one of these optimisers steps.
-        stepped: layers that were stepped since ``note_exchange``.
+        stepped: layers that were stepped since ``begin_pass``: some optimisers step within the
+            backward pass, as soon as a gradient is there.
     """
 
     def __init__(
@@ -64,9 +65,12 @@ class AppliedSteps:
         )
         weakref.finalize(self, remove_hooks, [before, after])
 
+    def begin_pass(self) -> None:
+        """A pass begins, which will be exchanged."""
+        self.stepped = set()
+
     def note_exchange(self) -> None:
         """A pass has been exchanged; ``.grad`` has what will be applied."""
-        self.stepped = set()
         self._marks = [[_read_version(p.grad) for p in several] for several in self.parameters]
         self._versions = [[p._version for p in several] for several in self.parameters]
 

@@ -49,6 +49,7 @@ def attach(
     check_every: int | None = None,
     check_cosine: float | None = None,
     summary: bool = True,
+    compare_weights: bool = True,
 ) -> Hook:
     """Let a DDP model, a sharded one (FSDP2), or replicas of a sharded one exchange compressed
     gradients, at a constant level or at levels that a policy decides.
@@ -113,6 +114,10 @@ def attach(
             compared with the update: the record has the cosine per layer, and process 0 warns where
             the model's cosine is less than ``check_cosine``, by default 0.3. Nothing else changes.
         summary: as the job ends, process 0 prints to stderr what was sent and waited for.
+        compare_weights: once in each unit and at ``close()`` the processes compare a hash of the
+            weights that the model has then, and each checks that these are the parameters that were
+            attached. An error names processes that have drifted apart, and parameters whose
+            gradients are not exchanged. It sends a few bytes with what is compared anyway.
 
     Raises:
         ConfigError: one sentence, before anything is registered.
@@ -156,7 +161,8 @@ def attach(
     modes = _list_modes(replicas, shards, optimizer, schedule, chosen.probe)
     capabilities.check([*asked, *chosen.needed_parts()], modes)
     options = record_options(record)
-    require(isinstance(summary, bool), "summary", summary, "true or false")
+    for name, given in (("summary", summary), ("compare_weights", compare_weights)):
+        require(isinstance(given, bool), name, given, "true or false")
     hook = Hook(
         source,
         chosen,
@@ -167,6 +173,7 @@ def attach(
         float(timeout),
         steps,
         summarizes=summary,
+        compares_weights=compare_weights,
     )
     if nothing_named and hook.world.rank == 0:
         choices.warn_of_unnamed()

@@ -4,6 +4,7 @@ without replicas, and within the replicas of `ShardedGradients`.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 from weakref import ref
 
@@ -38,6 +39,9 @@ class FSDPModules:
         members: the parameters of each layer.
         mesh: the processes that divide the parameters.
     """
+
+    ignored: Collection[str] = ()
+    replicated = False
 
     def __init__(self, model: nn.Module, shards: Any, weights: Weights) -> None:
         """

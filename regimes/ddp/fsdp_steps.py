@@ -191,6 +191,7 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
         self.forget_step()  # from here on .grad may be the sum of several passes
         self._pass, self._pending, self._states = now, {}, {}
         self._updates, self._flags, self._exact, self._means = {}, [], {}, {}
+        self.applied.begin_pass()
         self.before_step()
         self._due = any(getattr(gauge, "due", True) for gauge in self.readers)
         self.within.meter.add_counts(self.gathered.take_counts())

@@ -18,6 +18,7 @@ from typing import Any, SupportsFloat, cast
 
 from torch import Tensor
 
+from regimes.collectives.agreement import Weights
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer
@@ -30,7 +31,7 @@ from regimes.ddp.state import Fitted, StateCodec
 from regimes.ddp.steps import HookSteps
 from regimes.ddp.unit_steps import UnitSteps
 from regimes.detectors.statistics import Statistic
-from regimes.errors import ConfigError
+from regimes.errors import ConfigError, RegimesError, TrainingError
 from regimes.instruments.base import EndOfEpochGauge
 from regimes.instruments.panel import Readings
 from regimes.job.choices import Choice
@@ -42,6 +43,7 @@ from regimes.job.saved_units import with_all_units
 from regimes.job.schedule import UnitSchedule
 from regimes.job.set_level import as_set
 from regimes.job.state import State, check_format, get_column
+from regimes.job.weights import AttachedWeights
 from regimes.policies import Decision
 from regimes.policies.controller import Controller, Levels
 from regimes.policies.history import level_costs
@@ -73,9 +75,15 @@ class Hook(Job):
         made: type[UnitSteps] = HookSteps,
         *,
         summarizes: bool = True,
+        compares_weights: bool = True,
     ) -> None:
         """``made``: the class of the steps, `HookSteps` or another `UnitSteps`."""
         self.source = source
+        # in the closure the source alone: a reference to the hook would keep it alive
+        self.weights = AttachedWeights(lambda: source.network, source.parameters, source.ignored)
+        # without replicas FSDP2 divides whatever the module has, and each process its own rows
+        self.compares_weights = compares_weights and source.replicated
+        self._seen_weights: Weights | None = None
         layers, network = source.layers, source.network
         super().__init__(source.make_world(timeout), layers, schedule)
         world, self.summarizes = self.world, summarizes
@@ -290,6 +298,9 @@ class Hook(Job):
         if self.reducer.reads_rates:
             parameters = list(self.source.parameters.values())
             self.reducer.rates = self.schedule.rates_of(parameters)
+        # Here, in the thread of backward: the one that sends the buckets would see steps that an
+        # optimiser takes meanwhile.
+        self._seen_weights = self._read_weights() if self.steps.check is not None else None
         waits = self.schedule.steps is None  # for a call: counted steps end a unit by themselves
         if waits and steps == MANY_STEPS and not self.rows and self.world.rank == 0:
             warnings.warn(self._describe_no_end(), stacklevel=2)
@@ -371,11 +382,18 @@ class Hook(Job):
             "steps": [self.steps.in_unit, self.steps.total],
             "levels": self.decided.names,
         }
-        self.world.check_agreement(state=place, lr=self.schedule.all_rates())
+        self.world.check_agreement(self._seen_weights, state=place, lr=self.schedule.all_rates())
         if not self.record_opened:
             self._open_record()
             if self.recorder is not None and self.branched == len(self.rows):
                 self.recorder.note_branch(self.branched)
+
+    def _read_weights(self) -> Weights | None:
+        """What this process says of the weights that the last unit has left; None: it need not."""
+        if not self.compares_weights:
+            return None
+        unit = len(self.rows) - 1
+        return self.weights.read(f"unit {unit}" if unit >= 0 else "attach()")
 
     def _continue_from(self, fitted: Fitted) -> None:
         """Go on from a state, at the levels that were in use. If a part that ``fit_state`` does not
@@ -444,6 +462,13 @@ class Hook(Job):
         self.closed, steps = True, self.steps.in_unit
         if self.schedule.automatic and steps and not why and (together or not self.sends_at_end):
             self._finish_unit(*self.schedule.unit_rates())
+        drifted: RegimesError | None = None
+        if together and not why and self.steps.total and self.compares_weights:
+            self.world.guard.enter_call("close()")
+            try:
+                self.world.check_agreement(self.weights.read("the job"))
+            except (ConfigError, TrainingError) as error:  # raised once the record has ended
+                drifted, why = error, str(error)
         if self.world.rank == 0 and not why:
             at_end = cast("Header", {**self.header, "units": len(self.rows)})
             said = run_warnings(at_end, self.rows)
@@ -457,6 +482,8 @@ class Hook(Job):
         if not why:
             self._summarize()
         self.source.close()
+        if drifted is not None:
+            raise drifted
 
     def __del__(self) -> None:
         """The model is gone before Python ends: end the record, without the other processes, which

@@ -6,7 +6,7 @@ them in buckets: of a replica that several processes hold together (``ddp.sharde
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 from weakref import WeakSet, ref
 
@@ -34,6 +34,8 @@ class DividedGradients:
         idle: layers that no process has used in it.
     """
 
+    ignored: Collection[str] = ()
+    replicated = True
     advice: str
     _world: ProcessWorld
 

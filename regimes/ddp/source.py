@@ -83,8 +83,13 @@ class Attached(Protocol):
         mesh: these processes; None: each holds whole layers.
         device: of all parameters.
         config: entries of a record's configuration.
+        ignored: names of parameters of the network that processes may have apart.
+        replicated: processes hold replicas, or shards of several, whose weights can be compared;
+            else each its own rows of one.
     """
 
+    ignored: Collection[str]
+    replicated: bool
     parameters: dict[str, nn.Parameter]
     layers: list[Layer]
     local: list[Tensor]
@@ -159,6 +164,9 @@ class DDPGradients:
         # reference would keep the model, and its process group, for ever.
         self.model, self._model = proxy(ddp := _ddp_model(model)), ref(ddp)
         self.parameters = _ddp_parameters(ddp)
+        self.ignored: Collection[str] = frozenset(ddp.parameters_to_ignore)
+        # DDP's tensor parallelism has other parameters in the module within a pass
+        self.replicated = not any(hasattr(p, "_st_info") for p in self.parameters.values())
         self.layers = layers_of(self.parameters)
         self.local: list[Tensor] = list(self.parameters.values())
         self.index = {parameter: i for i, parameter in enumerate(self.parameters.values())}

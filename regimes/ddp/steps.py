@@ -79,7 +79,8 @@ class HookSteps(UnitSteps, Listener):
             self.forget_step()  # from here on .grad may be the sum of several passes
 
     def begin_step(self) -> None:
-        self.before_step()  # first: it may end a unit, which changes the clock and the levels
+        self.applied.begin_pass()
+        self.before_step()  # before the clock: it may end a unit, which changes clock and levels
         self.clock.start_step()
         self.exchange.begin_transfer(self.present_levels)
         self._keep_gradients(any(getattr(gauge, "due", True) for gauge in self.readers))

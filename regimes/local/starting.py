@@ -45,6 +45,7 @@ def local_steps(
     check_every: int | None = None,
     check_cosine: float | None = None,
     summary: bool = True,
+    compare_weights: bool = True,
 ) -> LocalSteps:
     """Let each process train ``model`` by itself, and synchronise all every so many steps.
 
@@ -77,6 +78,7 @@ def local_steps(
             how far the processes lie apart.
         check_every, check_cosine: as in ``attach``, counted in synchronisations.
         summary: as the job ends, process 0 prints to stderr what was sent and waited for.
+        compare_weights: as in ``attach``, of the weights after a unit's last synchronisation.
 
     Raises:
         ConfigError: one sentence, before anything is sent.
@@ -95,10 +97,11 @@ def local_steps(
     check_timeout(timeout)
     check_seed(seed)
     options = record_options(record)
-    require(isinstance(summary, bool), "summary", summary, "true or false")
+    for name, given in (("summary", summary), ("compare_weights", compare_weights)):
+        require(isinstance(given, bool), name, given, "true or false")
     world = what.make_world(float(timeout))
     job = LocalSteps(model, optimizer, what, chosen, options, seed, world)
-    job.summarizes = summary
+    job.summarizes, job.compares_weights = summary, compare_weights
     _JOBS[model] = reference = weakref.ref(job)
     atexit.register(_at_exit, reference)
     return job

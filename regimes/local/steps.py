@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regimes.collectives.agreement import Weights
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.requests import Layer
 from regimes.compression.reducer import Reducer
@@ -39,6 +40,7 @@ from regimes.job.state import (
     layer_shapes,
     own_part,
 )
+from regimes.job.weights import AttachedWeights
 from regimes.local.arguments import LocalChoice, Trained, local_header
 from regimes.policies.controller import WholeController, check_reasons
 from regimes.policies.schedules import period_of
@@ -58,9 +60,13 @@ class LocalSteps(Job):
             others, and a job may continue from the state after it.
         rounds: synchronisations in the unit under way; of fragments the last one of each period
             counts.
+        compares_weights: processes compare the weights that each unit's last synchronisation has
+            left, and those at the end.
         losses: sum and number of this process's training losses in the unit under way, if the
             policy reads them.
     """
+
+    compares_weights = True
 
     def __init__(
         self,
@@ -85,6 +91,9 @@ class LocalSteps(Job):
         kinds = [[str(t.dtype), *t.shape] for t in buffers]
         self._agree_on_start(chosen.shared_facts(), seed, buffers=kinds, **what.shared_facts())
         what.start_alike(world, model)
+        # in the closure the model alone: a reference to the job would keep it alive
+        self.weights = AttachedWeights(lambda: model, what.parameters)
+        self._seen_weights: Weights | None = None
         own, keys = [Optimizers([optimizer], 0.0)], list(what.parameters.values())
         self.replicas = Replicas(tensors, buffers, own, in_place=True, keys=keys)
         exchange = chosen.exchange
@@ -169,6 +178,9 @@ class LocalSteps(Job):
             self.clock.stop_step()
         if self.chosen.outer.mixing:  # all processes end with the same parameters
             self.replicas.receive_synced(range(len(self.layers)), 0.0)
+        if self.compares_weights and self.total:
+            self.world.guard.enter_call("close()")
+            self.world.check_agreement(self.weights.read("the job", may_move=True))
         if self._in_unit():
             self._finish_unit()
 
@@ -188,19 +200,26 @@ class LocalSteps(Job):
     # -- rounds and units --------------------------------------------------------------------
 
     def _synchronize(self, *, last: bool = False) -> None:
-        self.replicas.follow_buffers(self.model)
+        self.replicas.follow(self.weights.trained(), list(self.model.buffers()))
         self.world.guard.enter_call("a synchronisation")
         if self.to_agree:
             self.sync.wait_for_sent()  # its thread uses the communicator until then
             place: dict[str, Any] = {"units": len(self.rows), "steps": self.total}
             place |= {"period": self.next_period}
             place |= {} if self.set is None else {"level": self.levels.names}
-            self.world.check_agreement(state=place, lr=self.schedule.all_rates())
-            self.to_agree = False
+            self.world.check_agreement(
+                self._seen_weights, state=place, lr=self.schedule.all_rates()
+            )
+            self._seen_weights, self.to_agree = None, False
         if last:  # first: to send a fragment again would lose what of it is on its way
             self._apply_fragments(last)
         self._send_fragments(last)
         self._apply_fragments(last)
+        over = self.total - self.ended + self.next_period > self.chosen.every
+        outer = self.chosen.outer
+        if self.compares_weights and over and not (outer.streams or outer.mixing):
+            # the last synchronisation of the unit, which leaves all processes with the same weights
+            self._seen_weights = self.weights.read(f"unit {len(self.rows)}", may_move=True)
 
     def _send_fragments(self, last: bool) -> None:
         """Exchange what leaves, with a flag of what is not finite."""
@@ -384,7 +403,7 @@ class LocalSteps(Job):
         self._decide_next()
 
     def _restore_state(self, state: State) -> None:
-        self.replicas.follow_buffers(self.model)
+        self.replicas.follow(self.weights.trained(), list(self.model.buffers()))
         own = own_part(state)
         before = [*get_column(state["layers"], "synced").values(), *state["buffers"]]
         for tensor, value in zip(self.replicas.synced_tensors, before, strict=True):

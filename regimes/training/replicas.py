@@ -67,8 +67,15 @@ class Replicas:
             for row, optimizer in zip(self._rows, self.optimizers, strict=True):
                 self._set_module(row)
                 yield optimizer
+                self._keep_rebound(row)
         finally:
             self._set_module(self.synced_tensors)
+
+    def _keep_rebound(self, row: Sequence[Tensor]) -> None:
+        """A step that gave a tensor other memory (``p.data = ...``) is the worker's, too."""
+        for tensor, own in zip(self._all, row, strict=True):
+            if tensor.data_ptr() != own.data_ptr():
+                own.copy_(tensor.data)
 
     def _set_module(self, tensors: Sequence[Tensor]) -> None:
         for tensor, data in zip(self._all, tensors, strict=True):
@@ -96,18 +103,34 @@ class Replicas:
         )
         return dict(zip(floating, means, strict=True))
 
-    def follow_buffers(self, module: nn.Module) -> None:
-        """Where ``in_place``: take the buffers that the module has now. A forward pass may have
-        replaced some (``self.mean = ...``); one of another shape or type stays out, because a mean
-        over workers needs the same everywhere."""
-        first, present = len(self.parameters), list(module.buffers())
-        if len(present) != len(self._all) - first:
+    def follow(self, parameters: Sequence[Tensor], buffers: Sequence[Tensor]) -> None:
+        """Where ``in_place``: take the parameters and buffers that the module has now.
+
+        An optimiser's step may have given a parameter another memory (``p.data = ...``), and a
+        forward pass may have replaced a buffer (``self.mean = ...``). A buffer of another shape or
+        type stays out, because a mean over workers needs the same everywhere.
+
+        Args:
+            parameters: as many as there were, of the same shapes and types.
+        """
+        first = len(self.parameters)
+        for i, parameter in enumerate(parameters):
+            self._follow(i, parameter)
+        if len(buffers) != len(self._all) - first:
             return
-        for i, buffer in enumerate(present, start=first):
+        for i, buffer in enumerate(buffers, start=first):
             before = self._all[i]
             same = (buffer.shape, buffer.dtype) == (before.shape, before.dtype)
-            if buffer is not before and same and buffer.device == before.device:
-                self._all[i], self.stacks[i], self._rows[0][i] = buffer, buffer.data[None], buffer
+            if same and buffer.device == before.device:
+                self._follow(i, buffer)
+
+    def _follow(self, i: int, tensor: Tensor) -> None:
+        own = tensor.data
+        stack = self.stacks[i][0]
+        if (own.data_ptr(), own.stride()) != (stack.data_ptr(), stack.stride()):
+            self._all[i], self.stacks[i], self._rows[0][i] = tensor, own[None], own
+            if i < len(self.parameters):
+                self.parameters[i] = tensor
 
     def set_buffers(self, mean_of: Mapping[int, Tensor]) -> None:
         """Every worker goes on from these means."""

@@ -153,10 +153,9 @@ def retired() -> str:
     """Every key that has left the configuration, and what is in its place."""
     from regimes.config import RETIRED
 
-    lines = ["| key | default | retired in | instead |", "|---|---|---|---|"]
+    lines = ["| key | retired in | instead |", "|---|---|---|"]
     for key, field in RETIRED.items():
-        default = as_toml(field.default)
-        lines.append(f"| `{key}` | `{default}` | {field.since} | {field.instead} |")
+        lines.append(f"| `{key}` | {field.since} | {field.instead} |")
     return "\n".join(lines)
 
 

@@ -67,7 +67,6 @@ _PUBLIC = {
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names.split()}
 __all__ = sorted(_HOME)
-_RENAMED = {"Recording": "RecordOptions"}  # before version 0.3
 
 if TYPE_CHECKING:
     from regimes.config import DataConfig as DataConfig
@@ -106,12 +105,6 @@ sys.modules[__name__].__class__ = _Module
 
 
 def __getattr__(name: str) -> "Any":
-    if name in _RENAMED:
-        import warnings
-
-        new = _RENAMED[name]
-        warnings.warn(f"regimes.{name} is now regimes.{new}", FutureWarning, stacklevel=2)
-        return getattr(sys.modules[__name__], new)
     raise AttributeError(f"module 'regimes' has no attribute {name!r}")
 
 

@@ -151,8 +151,6 @@ def test_every_public_name_is_there() -> None:
 
     for name in regimes.__all__:
         assert getattr(regimes, name) is not None
-    with pytest.warns(FutureWarning, match=r"regimes\.Recording is now regimes\.RecordOptions"):
-        assert regimes.Recording is regimes.RecordOptions
     with pytest.raises(AttributeError, match="no attribute 'trane'"):
         _ = regimes.trane  # type: ignore[attr-defined]
 

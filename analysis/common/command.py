@@ -145,8 +145,6 @@ class Files:
         print(*self.paths, sep="\n")
         return self.paths
 
-    said = print_paths  # its name in version 0.2, which figures of other packages may call
-
 
 # -- start -----------------------------------------------------------------------------------
 

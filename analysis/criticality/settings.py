@@ -199,4 +199,4 @@ def main(records: Several, out: Out = None, arm: Arms = (ARM,)) -> list[Path]:
     files.table("settings-scores", scored)
     files.table("settings-scores-by-seed", by_seed)
     files.page("settings", "", *tables(harms, scored))
-    return files.said()
+    return files.print_paths()

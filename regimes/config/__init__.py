@@ -8,7 +8,7 @@ torch.
 # ruff: noqa: F401 -- the names of the room
 
 from regimes.config.bounds import MOST_EPOCHS, Bounded, Bounds, check_bounds
-from regimes.config.convert import convert_value, current_names, from_dict, to_dict
+from regimes.config.convert import convert_value, from_dict, to_dict
 from regimes.config.level import (
     DENSE,
     AnyLevel,
@@ -19,7 +19,7 @@ from regimes.config.level import (
     plain_levels,
 )
 from regimes.config.registry import Registry
-from regimes.config.retired import RETIRED, Retired, with_retired
+from regimes.config.retired import RETIRED, Retired
 from regimes.config.run import (
     BranchConfig,
     Budget,

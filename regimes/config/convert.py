@@ -14,7 +14,7 @@ from contextlib import suppress
 from datetime import date, time
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from regimes.config.retired import without_retired
+from regimes.config.retired import RETIRED
 from regimes.errors import ConfigError, suggest_nearest, unexpected_value
 
 T = TypeVar("T")
@@ -39,14 +39,19 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
 
     Raises:
         ConfigError: an unknown key (with the nearest known one), a value of the wrong type, or a
-            retired field with another value than its default.
+            retired field.
     """
     hints = _resolve_hints(cls)  # type: ignore[arg-type]  # classes are hashable
     names = [f.name for f in dataclasses.fields(cls) if f.init]  # type: ignore[arg-type]
-    values = without_retired(current_names(cls, values), where, names)
-    for key in values:
-        if key not in names:
+    for key, value in values.items():
+        if key in names:
+            continue
+        if (field := RETIRED.get(where + key)) is None:
             raise ConfigError(f"unknown key {where + key!r}: {suggest_nearest(key, names)}")
+        raise ConfigError(
+            f"{where}{key} = {value!r}: the field was retired in version {field.since}; "
+            f"{field.instead}"
+        )
     arguments = {k: convert_value(hints[k], v, where + k) for k, v in values.items()}
     try:
         return cls(**arguments)
@@ -57,16 +62,6 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
 @functools.cache
 def _resolve_hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
-
-
-def current_names(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """``values`` with the present names of keys and values that older versions wrote."""
-    keys, renamed_values = getattr(cls, "RENAMED", {}), getattr(cls, "RENAMED_VALUES", {})
-    current = {}
-    for key, value in values.items():
-        renamed = renamed_values.get(key, {}) if isinstance(value, str | bool) else {}
-        current[keys.get(key, key)] = renamed.get(value, value) if renamed else value
-    return current
 
 
 def convert_value(kind: Any, value: Any, where: str) -> Any:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from regimes.config.bounds import (
     Count,
@@ -24,7 +24,6 @@ from regimes.config.bounds import (
 )
 from regimes.config.convert import fields_as_html, to_dict
 from regimes.config.level import AnyLevel
-from regimes.config.retired import with_retired
 from regimes.errors import ConfigError
 
 Signal = Literal["update", "global", "local-mean", "worker0", "movement", "movement/lr"]
@@ -234,17 +233,6 @@ class RunConfig:
         quirks: "authors" replaces fields to reproduce the published code.
     """
 
-    # keys of older versions, and values by their old key, which records still have
-    RENAMED: ClassVar[dict[str, str]] = {
-        "parcel_mb": "bucket_mb",
-        "autocast": "precision",
-        "tensorboard": "reporters",
-    }
-    RENAMED_VALUES: ClassVar[dict[str, dict[Any, Any]]] = {
-        "autocast": {"none": "strict"},
-        "tensorboard": {True: ["tensorboard"], False: []},
-    }
-
     name: str = "run"
     role: Role | None = None
     seed: int = 0
@@ -295,10 +283,8 @@ class RunConfig:
         return fields_as_html(self, RunConfig())
 
     def digest(self) -> str:
-        """SHA-256 of the whole configuration; retired fields count with their defaults, so that
-        earlier versions computed the same."""
-        whole = with_retired(to_dict(self))
-        return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
+        """SHA-256 of the whole configuration."""
+        return hashlib.sha256(json.dumps(to_dict(self), sort_keys=True).encode()).hexdigest()
 
 
 def check_windows(where: str, windows: tuple[tuple[int, int], ...]) -> None:

@@ -6,14 +6,13 @@ import copy
 import dataclasses
 import re
 import tomllib
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from regimes import inputs
 from regimes.config.arguments import check_arguments
-from regimes.config.convert import current_names, from_dict, to_dict, without_none
+from regimes.config.convert import from_dict, to_dict, without_none
 from regimes.config.run import RunConfig
 from regimes.errors import ConfigError, suggest_nearest
 
@@ -106,9 +105,7 @@ def _flatten_leaves(table: Mapping[str, Any], place: str = "") -> Iterator[tuple
 def _with(config: RunConfig, pairs: Iterable[tuple[str, Any]]) -> RunConfig:
     plain = dataclasses.asdict(config)
     for path, value in pairs:
-        place = path if "." in path else _present_name(path)
-        current = current_names(RunConfig, {path: value}).get(place, value)
-        _set_in_place(plain, place, copy.deepcopy(current))  # later pairs may change its tables
+        _set_in_place(plain, path, copy.deepcopy(value))  # later pairs may change its tables
     return from_dict(RunConfig, without_none(plain))
 
 
@@ -119,11 +116,6 @@ def split_path(path: str) -> list[str]:
     ['policy', 'layers', 'blocks.0.out']
     """
     return [quoted or bare for quoted, bare in KEYS.findall(path)] or [path]
-
-
-def current_key(key: str) -> str:
-    """The present name of a key of the configuration."""
-    return RunConfig.RENAMED.get(key, key)
 
 
 def _set_in_place(plain: dict[str, Any], path: str, value: Any) -> None:
@@ -145,14 +137,6 @@ def _set_in_place(plain: dict[str, Any], path: str, value: Any) -> None:
     if renamed and (in_plug_in or (path == "model.name" and ":" in str(value))):
         table.clear()  # the fields of another class
     table[key] = value
-
-
-def _present_name(key: str) -> str:
-    """The present name of a key; warns if it has changed."""
-    present = current_key(key)
-    if present != key:
-        warnings.warn(f"{key} is called {present} now", FutureWarning, stacklevel=3)
-    return present
 
 
 def read_value(text: str) -> Any:
@@ -193,8 +177,6 @@ def load_toml(path: str | Path) -> RunConfig:
         table = read_tables(path)
         if table.keys() & {"schedules", "include"}:
             raise ConfigError(f"{path} is a grid of schedules: regimes ablate {path} trains it")
-        for key in table:
-            _present_name(key)  # warns of an old name
         return from_dict(RunConfig, table)
     except FileNotFoundError:
         raise ConfigError(f"cannot read the configuration {path}: no such file") from None

@@ -15,7 +15,7 @@ from typing import Any
 
 from regimes.config import Registry, RunConfig, load_toml, override, to_dict
 from regimes.config.arguments import check_arguments
-from regimes.config.toml import current_key, split_path
+from regimes.config.toml import split_path
 from regimes.errors import ConfigError, require, suggest_nearest
 from regimes.policies import make_policy
 from regimes.presets import cpu, language, own
@@ -136,7 +136,7 @@ def number_seeds(count: int, first: int = 0) -> list[int]:
 def check_common(grid: Grid, settings: Sequence[str]) -> None:
     """Raise ConfigError if a setting would overwrite a field in which a grid's schedules differ."""
     for setting in settings:
-        path = split_path(current_key(setting.partition("=")[0].strip()))
+        path = split_path(setting.partition("=")[0].strip())
         values = {name: _value_at(to_dict(cell), path) for name, cell in grid.items()}
         if any(value != next(iter(values.values())) for value in values.values()):
             raise ConfigError(

@@ -9,14 +9,13 @@ from typing import Any
 
 from regimes.config import (
     RunConfig,
-    current_names,
     from_dict,
     read_value,
     to_dict,
-    with_retired,
 )
 from regimes.config.convert import flatten_table
 from regimes.errors import ConfigError
+from regimes.records.earlier import as_present, with_fields_that_left
 from regimes.records.schema import Header, Row, is_hooked
 
 SAVING = ("checkpoint_every", "checkpoint_seconds", "checkpoint_keep", "reporters", "timeout")
@@ -35,17 +34,15 @@ Fields = dict[str, Any]
 
 
 def resolve_config(config: Mapping[str, Any]) -> Fields:
-    """A recorded configuration, with defaults for the fields that an older version lacked or this
-    one has retired, so that both versions' records compare."""
-    plain = dict(config)
-    if plain.get("instruments") == []:  # the first records wrote a list where there were none
-        plain["instruments"] = {}
+    """A recorded configuration, with defaults for the fields that its version lacked or this one
+    has no more, so that both versions' records compare."""
+    own = as_present(config)
     try:
-        return with_retired(to_dict(from_dict(RunConfig, plain)))
+        return with_fields_that_left(to_dict(from_dict(RunConfig, own)))
     except ConfigError:
-        # written by a later version, edited, or with another value of a retired field: its values
-        # replace the defaults
-        own, defaults = current_names(RunConfig, plain), with_retired(to_dict(RunConfig()))
+        # written by a later version, edited, or with a field that has left: its values replace the
+        # defaults
+        defaults = with_fields_that_left(to_dict(RunConfig()))
         for name in ("data", "model", "optimizer", "outer"):
             if isinstance(own.get(name), Mapping):
                 own[name] = defaults[name] | own[name]

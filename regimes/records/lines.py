@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from regimes.config import RunConfig, current_names
 from regimes.errors import RecordError
+from regimes.records.earlier import with_present_names
 from regimes.records.files import opened_to_read
 from regimes.records.hooked import without_defaults
 from regimes.records.kinds import find_fault
@@ -245,7 +245,7 @@ def read_header(folder: Path) -> Header:
         )
     if why := header_fault(table):
         raise RecordError(f"{path} is damaged: {why}")
-    table["config"] = current_names(RunConfig, table["config"])
+    table["config"] = with_present_names(table["config"])
     return without_defaults(cast("Header", table))
 
 

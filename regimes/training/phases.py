@@ -30,11 +30,11 @@ from regimes.records import (
     in_force,
     locate_trunk,
     read_header,
-    resolve_config,
     splice_phases,
     trunk_reference,
 )
 from regimes.records import list_phases as recorded_phases
+from regimes.records.earlier import as_present
 
 # Fields and tables that a branch shares with its trunk: its state or its units depend on them.
 _FIXED = ("seed", "workers", "unit_steps", "dtype", "data", "model")
@@ -114,7 +114,7 @@ def list_phases(config: RunConfig, out: Path) -> list[Phase]:
             f"{trunk} is the record of your own training script and has no checkpoint"
         )
     every = [
-        (first, from_dict(RunConfig, resolve_config(plain)))
+        (first, from_dict(RunConfig, as_present(plain)))
         for first, plain in splice_phases(recorded_phases(trunk), to_dict(config))
     ]
     at, kept = config.branch.at, {name: getattr(config, name) for name in _HARDWARE_FIELDS}
@@ -125,7 +125,7 @@ def list_phases(config: RunConfig, out: Path) -> list[Phase]:
             stop, after = every[i + 1] if i + 1 < len(every) else (None, None)
             made.append(Phase(own, config, first, stop, after, tuple(every[:i]), trunk))
     trained = in_force(recorded_phases(trunk), at)
-    _check_branch(from_dict(RunConfig, resolve_config(trained)), config, header["units"])
+    _check_branch(from_dict(RunConfig, as_present(trained)), config, header["units"])
     return made
 
 
@@ -177,7 +177,7 @@ def branch_config(
     """
     check_bounds(branch, "branch.")
     table = in_force(recorded_phases(trunk), branch.at)
-    base = from_dict(RunConfig, resolve_config(table))
+    base = from_dict(RunConfig, as_present(table))
     base = replace(base, branch=None, checkpoint_keep=None, reporters=())
     if isinstance(settings, Mapping):
         made = override_fields(base, settings)

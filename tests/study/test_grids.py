@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from regimes.config import RunConfig, to_dict, with_retired
+from regimes.config import RunConfig, to_dict
 from regimes.launch import sweep
 from regimes.presets import GRIDS, get_grid, get_preset
+from regimes.records.earlier import with_fields_that_left
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "analysis" / "grids"
@@ -26,7 +27,7 @@ SINCE = {
 
 
 def digest(cells: dict[str, RunConfig]) -> str:
-    plain = [[name, with_retired(to_dict(cell))] for name, cell in cells.items()]
+    plain = [[name, with_fields_that_left(to_dict(cell))] for name, cell in cells.items()]
     for _, fields in plain:
         for name, usual in SINCE.items():  # a field that no grid sets changes no grid
             if fields[name] == usual:

@@ -188,7 +188,7 @@ def test_a_grids_schedules_stay_apart() -> None:
 @pytest.mark.parametrize(
     ("fields", "setting"),
     [
-        (("bucket_mb=1", "bucket_mb=2"), "parcel_mb=3"),  # its name in older versions
+        (("bucket_mb=1", "bucket_mb=2"), "bucket_mb=3"),
         (
             ('policy.layers."blocks.0.out"=[[0, 1]]', 'policy.layers."blocks.0.out"=[[0, 2]]'),
             'policy.layers."blocks.0.out"=[[0, 3]]',
@@ -242,28 +242,3 @@ def test_presets_are_listed_in_groups_and_found_by_words() -> None:
     assert "small" not in found
     with pytest.raises(ConfigError, match="about 'smocke': did you mean 'smoke'"):
         list_groups(["smocke"])
-
-
-def test_a_renamed_key_is_read_and_says_so(tmp_path: Path) -> None:
-    with pytest.warns(FutureWarning, match="parcel_mb is called bucket_mb now"):
-        assert override(RunConfig(), ["parcel_mb=3"]).bucket_mb == 3.0
-    (tmp_path / "old.toml").write_text("parcel_mb = 4.0\n")
-    with pytest.warns(FutureWarning, match="bucket_mb"):
-        assert load_toml(tmp_path / "old.toml").bucket_mb == 4.0
-    assert from_dict(RunConfig, {"parcel_mb": 5.0}).bucket_mb == 5.0  # a record: in silence
-
-
-def test_the_old_name_of_precision_and_its_old_word_are_read(tmp_path: Path) -> None:
-    (tmp_path / "old.toml").write_text('autocast = "none"\n')
-    with pytest.warns(FutureWarning, match="autocast is called precision now"):
-        assert load_toml(tmp_path / "old.toml") == RunConfig()
-    with pytest.warns(FutureWarning):
-        assert override(RunConfig(), ["autocast=bfloat16"]).precision == "bfloat16"
-    for word, now in {"none": "strict", "bfloat16": "bfloat16"}.items():
-        assert from_dict(RunConfig, {"autocast": word}).precision == now
-    for word, names in ((True, ("tensorboard",)), (False, ())):
-        assert from_dict(RunConfig, {"tensorboard": word}).reporters == names
-    with pytest.warns(FutureWarning, match="tensorboard is called reporters now"):
-        assert override(RunConfig(), ["tensorboard=true"]).reporters == ("tensorboard",)
-    with pytest.raises(ConfigError, match="precision = 'none'"):
-        from_dict(RunConfig, {"precision": "none"})

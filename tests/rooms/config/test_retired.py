@@ -1,10 +1,10 @@
-"""Retired fields of files, settings, grids and records (oracles: what version 0.3 wrote, put there
-by hand; the same record without them)."""
+"""Retired fields of files and settings, and what earlier versions wrote into records.
+
+Oracles: that, put there by hand; the same record without it."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import re
 import shutil
@@ -20,11 +20,11 @@ from regimes.compression import REGISTRY, make_compressor
 from regimes.config import RETIRED, RunConfig, from_dict, load_toml, override, to_dict
 from regimes.errors import ConfigError
 from regimes.launch import sweep
-from regimes.presets import get_grid
 from regimes.records import check_same_experiment, read_lines, select_runs
+from regimes.records.earlier import as_present
 from regimes.records.experiment import identify_experiment, separate_experiments, sibling_difference
 
-OTHER = {  # values that version 0.3 took
+OTHER = {  # values that version 0.3 took of fields that have left
     "vmap": True,
     "model.positions": "learned",
     "optimizer.cycle_factor": 2,
@@ -71,47 +71,20 @@ def test_no_class_has_a_retired_field(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", FIELDS)
-def test_the_default_is_read_without_a_word(path: str, tmp_path: Path) -> None:
-    default = RETIRED[path].default
-    text = "none" if default is None else json.dumps(default)
-    assert override(RunConfig(), [f"{path}={text}"]) == RunConfig()
-    assert from_dict(RunConfig, put({}, path, default)) == RunConfig()
-    if default is not None:
-        (tmp_path / "old.toml").write_text(f"{path} = {text}\n")
-        assert load_toml(tmp_path / "old.toml") == RunConfig()
-        (tmp_path / "grid.toml").write_text(f'base = "smoke"\n[schedules.a]\n{path} = {text}\n')
-        expected = override(regimes.get_preset("smoke"), ["name=a"])
-        assert get_grid(str(tmp_path / "grid.toml")) == {"a": expected}
-
-
-@pytest.mark.parametrize("path", OTHER)
-def test_another_value_is_one_sentence_with_what_to_use_instead(path: str, tmp_path: Path) -> None:
-    value, field = OTHER[path], RETIRED[path]
-    sentence = f"{path} = {value!r}: the field was retired in version {field.since}; "
-    expected = f"{re.escape(sentence + field.instead)}$"
+def test_a_value_is_one_sentence_with_what_to_do(path: str, tmp_path: Path) -> None:
+    sentence = f"{path} = {{'a': 1}}: the field was retired in version {RETIRED[path].since}; "
+    expected = f"{re.escape(sentence + RETIRED[path].instead)}$"
     with pytest.raises(ConfigError, match=expected):
-        override(RunConfig(), [f"{path}={json.dumps(value)}"])
-    (tmp_path / "old.toml").write_text(f"{path} = {json.dumps(value)}\n")
+        override(RunConfig(), [f"{path}={{a=1}}"])
+    (tmp_path / "old.toml").write_text(f"{path} = {{a = 1}}\n")
     with pytest.raises(ConfigError, match=expected):
         load_toml(tmp_path / "old.toml")
-    (tmp_path / "grid.toml").write_text(
-        f'base = "smoke"\n[schedules.a]\n{path} = {json.dumps(value)}\n'
-    )
-    with pytest.raises(ConfigError, match=expected):
-        get_grid(str(tmp_path / "grid.toml"))
-
-
-def test_a_value_of_another_type_is_not_the_default() -> None:
-    for setting in ("vmap=0", "optimizer.cycle_factor=true", "optimizer.cycle_factor=1.0"):
-        with pytest.raises(ConfigError, match="was retired"):
-            override(RunConfig(), [setting])
 
 
 def test_a_field_of_a_compressor_is_retired_where_its_class_has_none() -> None:
     classes = [REGISTRY.dataclass(name) for name in REGISTRY]
     assert "kernels" not in {field.name for kind in classes for field in dataclasses.fields(kind)}
     table = {"name": "quantise", "stochastic": False}
-    assert make_compressor({**table, "kernels": None}) == make_compressor(table)
     instead = RETIRED["compressor.kernels"].instead
     sentence = f"compressor.kernels = 'compiled': the field was retired in version 0.5; {instead}"
     with pytest.raises(ConfigError, match=f"^{re.escape(sentence)}$"):
@@ -119,13 +92,31 @@ def test_a_field_of_a_compressor_is_retired_where_its_class_has_none() -> None:
     assert from_dict(Own, {"kernels": "compiled"}, "compressor.").kernels == "compiled"
 
 
-def test_a_digest_is_that_of_version_3() -> None:
-    for config in (RunConfig(), smoke("optimizer.lr=0.3")):
-        plain = json.dumps(of_version_3(to_dict(config)), sort_keys=True)
-        assert config.digest() == hashlib.sha256(plain.encode()).hexdigest()
-
-
 # -- records ---------------------------------------------------------------------------------
+
+
+def test_names_of_before_are_read_under_the_present_ones() -> None:
+    for word, now in {"none": "strict", "bfloat16": "bfloat16"}.items():
+        assert as_present({"autocast": word}) == {"precision": now}
+    for flag, names in ((True, ["tensorboard"]), (False, [])):
+        assert as_present({"tensorboard": flag}) == {"reporters": names}
+    assert as_present({"parcel_mb": 5.0, "precision": "none", "instruments": []}) == {
+        "bucket_mb": 5.0,
+        "precision": "none",
+        "instruments": {},
+    }
+
+
+def test_a_field_that_left_is_dropped_with_the_value_of_records_without_it() -> None:
+    config = of_version_3(to_dict(RunConfig()))
+    assert from_dict(RunConfig, as_present(config)) == RunConfig()
+    for path, other in (
+        ("vmap", 0),
+        ("optimizer.cycle_factor", 2),
+        ("optimizer.cycle_factor", 1.0),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(f"unknown key '{path}'")):
+            from_dict(RunConfig, as_present(put(of_version_3(to_dict(RunConfig())), path, other)))
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +165,8 @@ def test_a_record_with_another_value_is_read_but_not_trained(
     assert {k for k in {**before, **after} if before.get(k) != after.get(k)} == {path}
     assert all(path in run.variant for run in separate_experiments([now, then]))
     assert select_runs([now, then], [f"{path}={json.dumps(value)}"]) == [then]
-    with pytest.raises(ConfigError, match=re.escape(f"{path} = {value!r}: the field was")):
+    said = f"unknown key '{path}': " if path in OTHER else f"{path} = {value!r}: the field was"
+    with pytest.raises(ConfigError, match=re.escape(said)):
         regimes.branch(folder, at=1, out=root / "other")
 
 

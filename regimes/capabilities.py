@@ -7,8 +7,8 @@ refused where it shows.
 
 Plug-ins declare both by class attributes, or properties that depend on their fields::
 
-    requires = frozenset({WHOLE_LAYERS})            # what the plug-in needs
-    takes_away = {ONE_PROCESS: "why, what to do"}   # what no other part has beside it
+    requires = frozenset({WHOLE_LAYERS})               # what the plug-in needs
+    takes_away = {CAPTURED_STEPS: "why, what to do"}   # what no other part has beside it
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from regimes.errors import ConfigError, suggest_nearest
 WHOLE_LAYERS = "whole_layers"
 WORKER_GRADIENTS = "worker_gradients"
 SEVERAL_WORKERS = "several_workers"
-ONE_PROCESS = "one_process"
 SHARED_UPDATES = "shared_updates"
 STEP_UPDATES = "step_updates"
 WORKER_MODELS = "worker_models"
@@ -53,7 +52,6 @@ MEANING = {
     WHOLE_LAYERS: "a process holds all rows of each layer",
     WORKER_GRADIENTS: "each worker's own gradient is known, not their mean alone",
     SEVERAL_WORKERS: "there are two workers or more at all times",
-    ONE_PROCESS: "one process has all workers",
     SHARED_UPDATES: "all workers apply one update in each step, and have the same weights",
     STEP_UPDATES: "each process sees the update of every step of a unit",
     WORKER_MODELS: "workers have weights of their own between synchronisations",
@@ -201,10 +199,7 @@ _NO_PARTS = "it is for what FSDP2 exchanges: attach(model, shards=mesh, scatter=
 # of the trainer
 PROCESSES = Mode(
     "on several processes",
-    {
-        ONE_PROCESS: "the workers are divided among them",
-        CAPTURED_STEPS: "collectives are not captured",
-    },
+    {CAPTURED_STEPS: "collectives are not captured"},
 )
 SHARED_STEPS = Mode(
     "without a sync_policy",

@@ -262,12 +262,12 @@ class Quiet:
 
 class Demanding:
     requires = frozenset({"whole_layers"})
-    takes_away: ClassVar[dict[str, str]] = {"one_process": "it asks for several"}
+    takes_away: ClassVar[dict[str, str]] = {"several_workers": "it asks for one"}
 
 
 class Misspelt:
     requires = frozenset({"whole_layer"})
-    takes_away: ClassVar[dict[str, str]] = {"one_proces": "it asks for several"}
+    takes_away: ClassVar[dict[str, str]] = {"several_worker": "it asks for one"}
 
 
 def test_a_plug_in_declares_by_attributes() -> None:
@@ -278,7 +278,9 @@ def test_a_plug_in_declares_by_attributes() -> None:
     assert capabilities.mode_of(Demanding(), "with it").lacks == Demanding.takes_away
     with pytest.raises(ConfigError, match=r"Misspelt.requires: 'whole_layer': did you mean 'whole"):
         capabilities.declared_needs(Misspelt())
-    with pytest.raises(ConfigError, match=r"takes_away: 'one_proces': did you mean 'one_process'"):
+    with pytest.raises(
+        ConfigError, match=r"takes_away: 'several_worker': did you mean 'several_workers'"
+    ):
         capabilities.mode_of(Misspelt(), "with it")
 
 

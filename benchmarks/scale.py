@@ -231,7 +231,7 @@ def decisions(size: int) -> list[Cost]:
     return found
 
 
-SYNC = dict.fromkeys(("post-local", "qsr", "adacomm"), "sync")
+SYNC = dict.fromkeys(("post-local", "qsr"), "sync")
 WHOLE = {"accordion-batch": "batch", "smith": "batch", **SYNC}
 FIELDS: dict[str, dict[str, Any]] = {
     "windows": {"windows": [[0, 6]]},

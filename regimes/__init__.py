@@ -50,7 +50,7 @@ _PUBLIC = {
     "regimes.plotting.schedules": "compare",
     "regimes.plotting.lines": "plot",
     "regimes.policies": "Static Windows Accordion Detected BatchAccordion ByLayer Smith AdaQS "
-    "RateLadder LGreCo GraVAC PostLocal QSR AdaComm PastEpoch Decision",
+    "RateLadder PostLocal QSR PastEpoch Decision",
     "regimes.ddp": "Hook RecordOptions attach",
     "regimes.local": "LocalSteps local_steps",
     "regimes.network": "Network",
@@ -62,7 +62,6 @@ _PUBLIC = {
     "regimes.compression.elementwise": "Dense Sign Quantise Cast",
     "regimes.compression.powersgd": "PowerSGD ACPSGD",
     "regimes.compression.sparse": "TopK RandomK",
-    "regimes.compression.cosine": "DCTTopK",
     "regimes.errors": "RegimesError ConfigError DataError RecordError TrainingError",
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names.split()}

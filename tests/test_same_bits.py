@@ -146,7 +146,7 @@ def test_every_compressor_and_policy_has_a_case() -> None:
     settings = " ".join(setting for run in trainer.RUNS.values() for setting in run)
     words = {*re.findall(r"[\w-]+", settings), "powersgd", "accordion"}  # those of the preset
     assert {*compression.REGISTRY, *policies.REGISTRY} <= words
-    assert {*compression.REGISTRY, "low-pass"} == exchanges.PAIRS.keys()
+    assert {*compression.REGISTRY, "dct-topk", "low-pass", "threshold"} == exchanges.PAIRS.keys()
 
 
 def test_quick_has_a_case_of_each_kind() -> None:

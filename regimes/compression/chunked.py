@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from functools import lru_cache
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -21,11 +22,13 @@ from torch import Tensor
 from regimes.collectives.requests import Batched, Gather, Layer, Traffic
 from regimes.compression.base import Sending, State
 from regimes.compression.codes import pack_codes, unpack_codes
-from regimes.compression.cosine import Chunk, largest_divisor
 from regimes.compression.kernels import cache_tensors
 from regimes.compression.sparse import Sparsifier, in_each, num_kept, scatter_sum
-from regimes.config import Level
+from regimes.config import Bounds, Level
 from regimes.errors import require
+
+# the largest is that whose square, the size of a block, an int16 can index
+Chunk = Annotated[int, Bounds("a whole number from 1 to 181", low=1, high=181)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +98,16 @@ def _locate_blocks(
     first = (m * rows[:, None] + columns).reshape(-1, 1)
     offset = (m * np.arange(h)[:, None] + np.arange(w)).reshape(-1)
     return torch.from_numpy(first).to(device), torch.from_numpy(offset).to(device)
+
+
+@lru_cache(maxsize=1024)
+def largest_divisor(size: int, most: int) -> int:
+    """The largest divisor of ``size`` up to ``most``.
+
+    >>> [largest_divisor(size, 64) for size in (576, 27, 100, 67)]
+    [64, 27, 50, 1]
+    """
+    return next(side for side in range(min(size, most), 0, -1) if size % side == 0)
 
 
 def in_bins(values: Float[Tensor, "hosted k"], bits: int) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 RECORDED: dict[str, dict[str, str]] = {  # by the kind of a `Registry`
     "compressor": {
+        "dct-topk": "analysis.plugins.cosine:DCTTopK",
         "low-pass": "analysis.plugins.low_pass:LowPass",
+        "threshold": "analysis.plugins.threshold:Threshold",
         # of when the wheel had the study under this name
         "regimes_study.plugins.scattered:ScatteredMean": "analysis.plugins.scattered:ScatteredMean",
         # of the collectives of FSDP2, which choose it by the number of bits
@@ -16,7 +18,10 @@ RECORDED: dict[str, dict[str, str]] = {  # by the kind of a `Registry`
     },
     "policy": {
         "accordion-ladder": "analysis.plugins.ladders:AccordionLadder",
+        "adacomm": "analysis.plugins.adacomm:AdaComm",
         "error-ladder": "analysis.plugins.ladders:ErrorLadder",
+        "gravac": "analysis.plugins.allocation:GraVAC",
+        "l-greco": "analysis.plugins.allocation:LGreCo",
     },
     "detector": {
         "fisher-change": "analysis.plugins.detectors:FisherChange",

@@ -3,7 +3,7 @@
 At measured steps the mean gradient g is compressed at every level, without effect on the run and
 without error feedback: ``error:<level>`` is sum |g - C(g)|^2 / sum |g|^2 over the epoch's measured
 steps, 0 for dense and near 1 where almost nothing of g is sent. Each level has a PowerSGD Q of its
-own that continues from step to step, as the run's does. Read by ``GraVAC``.
+own that continues from step to step, as the run's does.
 """
 
 from __future__ import annotations

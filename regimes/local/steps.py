@@ -185,7 +185,7 @@ class LocalSteps(Job):
             self._finish_unit()
 
     def log(self, **values: Any) -> None:
-        """See ``Job.log``. Of a policy that reads the training loss ("adacomm") each process logs
+        """See ``Job.log``. Of a policy that reads the training loss each process logs
         its own "train_loss", with a record or without: the unit has the mean over processes, and
         the policy decides from it on all alike.
 

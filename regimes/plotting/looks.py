@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from regimes.config.recorded import RECORDED
+
 # points; polygons of many corners would look like a circle
 STARS: dict[Any, float] = {"*": 8, (6, 1, 0): 8, (4, 1, 0): 7, (4, 1, 45): 7}
 
@@ -116,9 +118,12 @@ SPELT = {
 }
 
 
+_NAMES = {target: name for name, target in RECORDED["compressor"].items()}
+
+
 def level_text(compressor: str) -> str | None:
     """How a level of a compressor is written, e.g. "rank {}"; None if nothing says it."""
-    return SPELT.get(compressor)
+    return SPELT.get(_NAMES.get(compressor, compressor))
 
 
 def style_of(name: str, spare: int = 0) -> Look:

@@ -6,7 +6,6 @@ from typing import Any
 
 from regimes.config import DENSE, Registry
 from regimes.errors import ConfigError
-from regimes.policies.allocation import GraVAC, LGreCo
 from regimes.policies.base import Decision, Policy
 from regimes.policies.by_layer import ByLayer
 from regimes.policies.detected import Accordion, BatchAccordion, Detected
@@ -14,7 +13,6 @@ from regimes.policies.history import LevelCost, PastEpoch, read_history, whole_h
 from regimes.policies.ladders import AdaQS, RateLadder
 from regimes.policies.schedules import (
     QSR,
-    AdaComm,
     PostLocal,
     Smith,
     Static,
@@ -24,14 +22,11 @@ from regimes.policies.schedules import (
 __all__ = [
     "QSR",
     "Accordion",
-    "AdaComm",
     "AdaQS",
     "BatchAccordion",
     "ByLayer",
     "Decision",
     "Detected",
-    "GraVAC",
-    "LGreCo",
     "LevelCost",
     "PastEpoch",
     "Policy",
@@ -58,11 +53,8 @@ REGISTRY = Registry(
         "smith": "regimes.policies:Smith",
         "adaqs": "regimes.policies:AdaQS",
         "rate-ladder": "regimes.policies:RateLadder",
-        "l-greco": "regimes.policies:LGreCo",
-        "gravac": "regimes.policies:GraVAC",
         "post-local": "regimes.policies:PostLocal",
         "qsr": "regimes.policies:QSR",
-        "adacomm": "regimes.policies:AdaComm",
     },
     has=("needs", "names", "decide"),
 )

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from regimes.detectors.statistics import Statistic, norm_of
-from regimes.errors import RecordError
 
 Row = Mapping[str, Any]
 T = TypeVar("T")
@@ -56,13 +55,6 @@ class PastEpoch:
         """A layer's value; None where it is undefined or not measured."""
         values = self.statistics.get(statistic, [])
         return values[layer] if layer < len(values) else None
-
-
-def level_cost(past: PastEpoch, level: str) -> LevelCost:
-    """What a step sends at a level; RecordError where the record does not say."""
-    if level not in past.costs:
-        raise RecordError(f"the record does not say what a step sends at level {level!r}")
-    return past.costs[level]
 
 
 def level_costs(per_step: Mapping[str, Mapping[str, Any]], compressed: Sequence[int]) -> Costs:

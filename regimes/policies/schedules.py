@@ -1,4 +1,4 @@
-"""Policies of the epoch, the learning rate and the training loss alone. No torch."""
+"""Policies of the epoch and the learning rate alone. No torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from regimes.config import Bounded, check_windows, in_windows
 from regimes.config.bounds import Count, Positive
 from regimes.errors import ConfigError, require, suggest_nearest
 from regimes.policies.base import Decision, FollowsDecays, follow_level, start_level
-from regimes.policies.history import PastEpoch, as_history, highest_rate
+from regimes.policies.history import PastEpoch
 
 LONGEST = 10**9  # steps of a period; at a rate of zero the formula is infinite
 ROUNDING = 1e-9  # share of a period: rounding of one that is whole neither adds nor takes a step
@@ -113,7 +113,7 @@ class Smith(FollowsDecays):
 # -- periods of local steps, for ``sync_policy`` ----------------------------------------------
 # The whole model is the only layer, and a level is a period: the number of steps that a worker
 # takes alone, named in ``sync_levels`` or the number itself. The published rules disagree:
-# post-local SGD and QSR synchronise more seldom late in training, AdaComm more often.
+# post-local SGD and QSR synchronise more seldom late in training, AdaComm (the study's) more often.
 
 
 def period_of(level: str, words: Mapping[str, int]) -> int:
@@ -210,40 +210,3 @@ class QSR(Periods):
             square = LONGEST if longest else (self.alpha / rate) ** 2 * (1 + ROUNDING)
             period = max(period, math.floor(square))
         return follow_level(str(period), {"rule": "rate", "new": rate}, history)
-
-
-@dataclass(frozen=True)
-class AdaComm(Periods):
-    """AdaComm (Wang & Joshi, MLSys 2019): a period of ``ceil(base * sqrt(F / F_0))`` with the mean
-    training loss F of the last unit and F_0 of the first, so that it shrinks during training.
-
-    The authors' rule for a period that would not shrink (halve it) is left out.
-
-    Attributes:
-        base: the first period.
-        rates: whether F / F_0 is multiplied by the highest rate so far over the next unit's. The
-            authors' is the first rate, which is the highest without a warm-up.
-    """
-
-    reads_loss: ClassVar[bool] = True
-    base: Count = 16
-    rates: bool = True
-    needs: tuple[str, ...] = field(default=(), init=False)
-
-    def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
-        if not history:
-            return start_level(str(self.base), layers)
-        last = history[-1].model.get("train_loss")
-        first = as_history(history).accumulate("first loss", lambda: None, _first_loss)
-        if first is None or last is None:  # a record without losses
-            return follow_level(history[-1].levels[0], None, history)
-        ratio, rate, peak = max(last / first, 0.0), history[-1].next_lr, highest_rate(history)
-        if self.rates and rate < peak:
-            ratio *= peak / rate if rate > 0 else float(LONGEST)
-        steps = math.ceil(self.base * math.sqrt(ratio) * (1 - ROUNDING))
-        level = str(min(LONGEST, max(1, steps)))
-        return follow_level(level, {"rule": "loss", "old": first, "new": last}, history)
-
-
-def _first_loss(loss: float | None, epochs: Sequence[PastEpoch]) -> float | None:
-    return loss or next((x for past in epochs if (x := past.model.get("train_loss"))), None)

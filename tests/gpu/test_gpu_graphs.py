@@ -106,7 +106,7 @@ SLOW: dict[str, list[str]] = {
     **{
         name: [SMALL, "data.train_size=96", *of(name)]
         for name in compression.REGISTRY
-        if name not in ("dense", "threshold")
+        if name != "dense"
     },
 }
 

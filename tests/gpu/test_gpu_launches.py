@@ -29,8 +29,8 @@ from gpu_steps import (
     waiting,
 )
 
+from analysis.plugins.cosine import DCTTopK
 from regimes import compression, instruments
-from regimes.compression.cosine import DCTTopK
 from regimes.compression.elementwise import Sign
 from regimes.compression.powersgd import ACPSGD
 from regimes.curvature import lanczos as algorithm

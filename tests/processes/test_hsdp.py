@@ -156,7 +156,12 @@ def scattered(case: Case, shards: int) -> int:
 
 
 def test_no_compressor_is_left_out() -> None:
-    assert {name_of(case) for case in EXACT} == {*compression.REGISTRY, "low-pass"}
+    assert {name_of(case) for case in EXACT} == {
+        *compression.REGISTRY,
+        "dct-topk",
+        "low-pass",
+        "threshold",
+    }
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from regimes.collectives import processes
 from regimes.compression import REGISTRY
 from regimes.network import Work
 
-LEVELS = {"threshold": 0.01, "cast": "bf16"}  # of compressors without usual ones
+LEVELS = {"cast": "bf16"}  # of compressors without usual ones
 STEPS = 4
 
 

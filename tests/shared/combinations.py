@@ -19,7 +19,7 @@ CHANGED: dict[tuple[str, str, str], str] = {
     ("local_steps", "FSDP2", "policy that reads error:low"): BY_PARTS,
 }
 
-COMPRESSORS = (*compression.REGISTRY, "low-pass")  # the study's as well
+COMPRESSORS = (*compression.REGISTRY, "dct-topk", "low-pass", "threshold")  # the study's as well
 
 # -- the trainer: settings -------------------------------------------------------------------------
 
@@ -53,9 +53,9 @@ def settings() -> dict[str, tuple[str, ...]]:
         levels = tuple(f"levels.{word}={level!r}" for word, level in usual.items())
         parts[f"compressor {name}"] = (f"compressor={{name='{name}'}}", *levels)
     parts["residual in updates"] = ("compressor={name='topk',residual='update'}",)
-    for name in (*policies.REGISTRY, "accordion-ladder", "error-ladder"):
-        # two are made of other policies, two decide periods alone
-        if name not in ("by-layer", "l-greco", "qsr", "adacomm"):
+    for name in (*policies.REGISTRY, "accordion-ladder", "error-ladder", "gravac"):
+        # one is made of other policies, one decides periods alone
+        if name not in ("by-layer", "qsr"):
             parts[f"policy {name}"] = (f"policy={{name='{name}'}}",)
     parts["policy that reads curvature"] = (EIGENVALUE,)
     for name in instruments.REGISTRY:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
+from analysis.plugins.cosine import DCTTopK
 from analysis.plugins.low_pass import LowPass
+from analysis.plugins.threshold import Threshold
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression.all_reduce import QuantisedAllReduce
 from regimes.compression.chunked import ChunkedTopK
-from regimes.compression.cosine import DCTTopK
 from regimes.compression.elementwise import Cast, Quantise, Sign
 from regimes.compression.powersgd import ACPSGD, PowerSGD
 from regimes.compression.reducer import Reducer
 from regimes.compression.sparse import RandomK, TopK
-from regimes.compression.threshold import Threshold
 from regimes.config import DENSE
 from regimes.exchange.exchange import Exchange
 

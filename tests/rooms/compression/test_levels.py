@@ -42,7 +42,7 @@ def test_levels_are_those_of_the_list(name: str) -> None:
 
 
 def test_every_compressor_has_its_usual_levels() -> None:
-    assert set(HAVE) == {*REGISTRY, "low-pass"}
+    assert set(HAVE) == {*REGISTRY, "dct-topk", "low-pass", "threshold"}
     for name in HAVE:
         usual = make_compressor({"name": name}).usual
         assert all(accepts(name, level) for level in usual.values()), name

@@ -563,7 +563,7 @@ def test_a_training_that_has_diverged_says_so(tmp_path: Path) -> None:
     assert said.startswith("no step of 2 of 3 units has finite gradients")
 
 
-USUAL = {"threshold": 0.01, "cast": "bf16"}  # levels of compressors without a number of their own
+USUAL = {"cast": "bf16"}  # levels of compressors without a number of their own
 
 
 @pytest.mark.parametrize("name", REGISTRY)

@@ -23,7 +23,7 @@ import regimes
 from regimes.compression import REGISTRY
 from regimes.ddp import Hook
 
-LEVELS = {"threshold": 0.01, "cast": "bf16", "dense": "dense"}  # of compressors without usual ones
+LEVELS = {"cast": "bf16", "dense": "dense"}  # of compressors without usual ones
 STEPS = 5
 
 

@@ -7,6 +7,7 @@ from decimal import Decimal
 
 import pytest
 import torch
+from decided import levels
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,23 +18,9 @@ from regimes.errors import ConfigError
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.noise import Spread
 from regimes.job.job import no_data
-from regimes.policies import AdaComm, PastEpoch, PostLocal, make_policy
+from regimes.policies import PostLocal, make_policy
 from regimes.policies.schedules import LONGEST, QSR, period_of
 from regimes.training.checks import PlugIns
-
-
-def levels(rule: object, rates: list[float], losses: list[float | None] | None = None) -> list[str]:
-    """What it decides for each unit of a run, and for the one that would follow."""
-    found: list[str] = []
-    past: list[PastEpoch] = []
-    for unit, lr in enumerate([*rates, rates[-1]]):
-        (decision,) = rule.decide(past, ["sync"])  # type: ignore[attr-defined]
-        found.append(decision.level)
-        assert (decision.why is not None) == (not past or found[-1] != past[-1].levels[0])
-        following = [*rates, rates[-1], rates[-1]][unit + 1]
-        loss = {} if losses is None else {"train_loss": losses[min(unit, len(losses) - 1)]}
-        past.append(PastEpoch(lr, following, {}, [decision.level], model=loss))
-    return found
 
 
 def test_post_local_sgd_changes_once() -> None:
@@ -69,33 +56,13 @@ def test_qsr_by_hand() -> None:
     assert levels(QSR(0.1, 2), [0.01, 0.02, 0.04]) == ["2", "2", "2", "6"]  # while it rises
 
 
-def test_adacomm_by_hand() -> None:
-    """16 sqrt(F / F_0), rounded up: 16, 16 sqrt(1/4) = 8, 16 sqrt(0.1) = 5.06."""
-    losses: list[float | None] = [2.0, 0.5, 0.2, None]
-    assert levels(AdaComm(16), [0.1] * 4, losses) == ["16", "16", "8", "6", "6"]
-    # a rate that falls tenfold asks for sqrt(10) times as many: 8 sqrt(10) = 25.3
-    assert levels(AdaComm(16), [0.1, 0.1, 0.01], losses)[2] == "26"
-    assert levels(AdaComm(16, rates=False), [0.1, 0.1, 0.01], losses)[2] == "8"
-    assert levels(AdaComm(4), [0.1] * 2, [1.0, 0.0])[-1] == "1"
-
-
-@pytest.mark.parametrize("start", [[0.0], [0.0, 0.0], [0.01], [0.0, 0.05]])
-def test_a_warm_up_leaves_adacomm_its_period(start: list[float]) -> None:
-    """The authors' first rate is the highest: with a warm-up that of its end, whatever it starts
-    at. At a loss that stays the period then stays, and a decay by 4 doubles it."""
-    found = levels(AdaComm(8), [*start, 0.1, 0.1, 0.1, 0.025], [2.0])
-    assert found == ["8"] * (len(start) + 3) + ["16"] * 2
-
-
 @pytest.mark.parametrize(
     "table",
     [
         {"name": "qsr", "alpha": 0.0},
         {"name": "qsr", "alpha": 1.0, "base": 0},
-        {"name": "adacomm", "base": 0},
         {"name": "qsr"},
         {"name": "qsr", "alpha": 1.0, "needs": []},
-        {"name": "adacomm", "needs": []},
         {"name": "post-local", "needs": []},
     ],
 )

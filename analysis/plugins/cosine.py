@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -20,12 +19,10 @@ from torch import Tensor
 
 from regimes.collectives.requests import Batched, Gather, Layer, Traffic
 from regimes.compression.base import Sending, State
+from regimes.compression.chunked import Chunk, largest_divisor
 from regimes.compression.kernels import batch_by_shape, cache_tensors
 from regimes.compression.sparse import Sparsifier, in_each, num_kept, scatter_sum
-from regimes.config import Bounds, Level
-
-# the largest is that whose square, the size of a block, an int16 can index
-Chunk = Annotated[int, Bounds("a whole number from 1 to 181", low=1, high=181)]
+from regimes.config import Level
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,16 +67,6 @@ class DCTTopK(Sparsifier):
         size = math.prod(largest_divisor(side, self.chunk) for side in layer.matrix)
         k = layer.size // size * num_kept(level, size)
         return Traffic(1.5 * k * workers, k * (itemsize + 2))
-
-
-@lru_cache(maxsize=1024)
-def largest_divisor(size: int, most: int) -> int:
-    """The largest divisor of ``size`` up to ``most``.
-
-    >>> [largest_divisor(size, 64) for size in (576, 27, 100, 67)]
-    [64, 27, 50, 1]
-    """
-    return next(side for side in range(min(size, most), 0, -1) if size % side == 0)
 
 
 @cache_tensors(256)

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import regimes
+from analysis.plugins.allocation import GraVAC, LGreCo, allocate_levels
 from regimes.errors import ConfigError, RecordError
-from regimes.policies import GraVAC, LevelCost, LGreCo, PastEpoch, make_policy
-from regimes.policies.allocation import allocate_levels
+from regimes.policies import LevelCost, PastEpoch, make_policy
 from regimes.records import load_all
 from regimes.replay.replay import past_epochs, replay_rule
 
-LADDER = Path(__file__).parents[3] / "data/reference/small-ladder.tar.xz"
+LADDER = Path(__file__).parents[2] / "data/reference/small-ladder.tar.xz"
 LEVELS = ("r1", "r2", "r4")
 
 

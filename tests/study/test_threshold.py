@@ -7,11 +7,11 @@ import torch
 from ddp_scripts import group
 from torch import Tensor
 
+from analysis.plugins.threshold import Threshold
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer
-from regimes.compression.threshold import Threshold
 from regimes.compression.traffic import check_order
 from regimes.config import DENSE, Level
 from regimes.errors import ConfigError

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 from regimes.capabilities import declared_needs
 from regimes.config import DENSE, Bounds
 from regimes.config.bounds import Count
-from regimes.errors import ConfigError, require, unexpected_value
+from regimes.errors import ConfigError, RecordError, require, unexpected_value
 from regimes.policies.base import Decision, Policy, start_level
-from regimes.policies.history import History, PastEpoch, as_history, level_cost
+from regimes.policies.history import History, LevelCost, PastEpoch, as_history
 from regimes.policies.ladders import Rungs
 
 Table = Sequence[Sequence[float]]  # a row per layer, a column per level
@@ -78,6 +78,13 @@ def lost_norms(past: PastEpoch, layer: int, levels: Sequence[str]) -> list[float
     if norm is None or None in shares:
         return None
     return [norm * math.sqrt(max(share or 0.0, 0.0)) for share in shares]
+
+
+def level_cost(past: PastEpoch, level: str) -> LevelCost:
+    """What a step sends at a level; RecordError where the record does not say."""
+    if level not in past.costs:
+        raise RecordError(f"the record does not say what a step sends at level {level!r}")
+    return past.costs[level]
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import pytest
 import scipy.fft
 import torch
 
+from analysis.plugins.cosine import DCTTopK, dct_basis
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
-from regimes.compression.cosine import DCTTopK, dct_basis
 from regimes.compression.reducer import Reducer
 from regimes.errors import ConfigError
 from regimes.exchange.exchange import Exchange

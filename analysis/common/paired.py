@@ -63,9 +63,9 @@ def as_text(rows: pd.DataFrame, shown: Metric, against: str, missing: str) -> Ta
     return Table(heads, lines, texts=2)
 
 
-def difference_text(shown: Metric, if_alike: str = ALIKE) -> Cell:
+def difference_text(shown: Metric) -> Cell:
     """The difference of a row of `compare` with its interval."""
-    return mean("difference", f"+.{shown.digits}f", "ci", if_alike)
+    return mean("difference", f"+.{shown.digits}f", "ci", ALIKE)
 
 
 def verdicts(rows: pd.DataFrame) -> list[Verdict]:

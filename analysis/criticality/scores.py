@@ -185,12 +185,12 @@ def over_seeds(each: pd.DataFrame) -> pd.DataFrame:
     return table.assign(p_holm=correct_by_holm(table["p"].to_list()))
 
 
-def against_dull(each: pd.DataFrame, column: str = "rank") -> pd.DataFrame:
+def against_dull(each: pd.DataFrame) -> pd.DataFrame:
     """`paired.compare` of each measured signal with each dull one, by seed: arm of branches in
     ``of``, signal in ``arm``, dull one in ``control``; p_holm over all rows."""
     differences, of = {}, []
     for arm, part in each.groupby("arm", sort=False):
-        wide = part.pivot(index="seed", columns="signal", values=column)
+        wide = part.pivot(index="seed", columns="signal", values="rank")
         for signal in dict.fromkeys(part["signal"]):
             for dull in DULL if signal not in DULL else ():
                 key = (f"{arm}\0{signal}", dull)  # for `compare` alone; both names return below

@@ -8,15 +8,15 @@ from regimes.capabilities import GRADIENT_UNIT, LEARNING_RATE, Part, declared_ne
 from regimes.compression import REGISTRY, Compressor, make_compressor
 
 
-def compressor_parts(chosen: Compressor, field: str = "compressor") -> Iterator[Part]:
+def compressor_parts(chosen: Compressor) -> Iterator[Part]:
     """The compressor, and the unit of its residual where that is another than usual."""
     needs, name = declared_needs(chosen), REGISTRY.table(chosen)["name"]
     if chosen.residual != type(chosen).residual:
         of_residual = needs & {GRADIENT_UNIT, LEARNING_RATE}
         usual = repr(type(chosen).residual)
-        yield Part(f"{field}.residual", of_residual, chosen.residual, usual)
+        yield Part("compressor.residual", of_residual, chosen.residual, usual)
         needs -= of_residual
-    yield Part(field, needs, name, "another one", compressor_needs)
+    yield Part("compressor", needs, name, "another one", compressor_needs)
 
 
 def compressor_needs() -> dict[str, frozenset[str]]:

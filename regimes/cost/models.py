@@ -209,11 +209,9 @@ def _build_on_meta(name: str, build: Callable[[], Any]) -> Any:
         ) from error
 
 
-def from_module(model: nn.Module, name: str, item: Item | None = None) -> Model:
-    """The trainable parameters of a module, on any device.
-
-    Args:
-        item: default "token" for a module with an embedding, "sample" for another.
+def from_module(model: nn.Module, name: str) -> Model:
+    """The trainable parameters of a module, on any device: of one with an embedding per token, of
+    another per sample.
 
     Raises:
         ConfigError: it is no module, or has no trainable parameter, or one without a shape (lazy)
@@ -236,9 +234,8 @@ def from_module(model: nn.Module, name: str, item: Item | None = None) -> Model:
                 f"--model {name}: parameter {key!r} is complex: methods are predicted for real "
                 "gradients"
             )
-    if item is None:
-        reads_text = any(isinstance(module, nn.Embedding) for module in model.modules())
-        item = "token" if reads_text else "sample"
+    reads_text = any(isinstance(module, nn.Embedding) for module in model.modules())
+    item: Item = "token" if reads_text else "sample"
     return _require_size(Model(name, tuple(layer_table(model)), item))
 
 

@@ -18,7 +18,7 @@ from regimes.network import Network
 from regimes.records import Record
 
 
-def _job_of(run: Record, network: Network, algorithm: str = "ring") -> Job:
+def _job_of(run: Record, network: Network) -> Job:
     """The run's model and seconds of compute, one replica for each of its workers, each with a link
     of its own. The speed of the memory is the one at which its own compressor took the seconds that
     are recorded; without compression `job.memory_of_step` of its seconds of compute.
@@ -39,7 +39,7 @@ def _job_of(run: Record, network: Network, algorithm: str = "ring") -> Job:
         within=network,
         between=network,
         bucket=float("inf"),
-        algorithm=algorithm,
+        algorithm="ring",
         priced="step",
     )
 

@@ -308,7 +308,7 @@ def _save_file(fig: Figure, numbers: pd.DataFrame | None, path: Path) -> list[Pa
     return save(fig, path, numbers)
 
 
-def render_figure(fig: Figure, kind: str = "svg", dpi: int = DPI, letters: bool = False) -> bytes:
+def render_figure(fig: Figure, kind: str = "svg", letters: bool = False) -> bytes:
     """A figure as a file without date and version.
 
     Args:
@@ -319,7 +319,7 @@ def render_figure(fig: Figure, kind: str = "svg", dpi: int = DPI, letters: bool 
     metadata = dict.fromkeys(unsaid.get(kind, ("Date", "Creator")))
     with theme(), mpl.rc_context({"svg.fonttype": "none"} if letters else {}):
         canvas.complete_labels(fig)
-        fig.savefig(buffer, format=kind, dpi=dpi, metadata=metadata)
+        fig.savefig(buffer, format=kind, dpi=DPI, metadata=metadata)
     return _reduce_colours(buffer) if kind == "png" else buffer.getvalue()
 
 

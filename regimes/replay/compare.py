@@ -90,15 +90,15 @@ def _agreement(a: Calls, b: Calls) -> tuple[str, float, float, float, float]:
     return "epoch x layer" if by_layer else "epoch", jaccard(a, b), kappa(a, b), *find_lag(a, b)
 
 
-def find_lag(a: Calls, b: Calls, farthest: int = FARTHEST) -> tuple[float, float]:
+def find_lag(a: Calls, b: Calls) -> tuple[float, float]:
     """By how many epochs ``b`` follows ``a`` (negative: leads it), and the agreement there.
 
-    The shift s of at most ``farthest`` epochs, and at most a quarter of the run, that maximises
+    The shift s of at most `FARTHEST` epochs, and at most a quarter of the run, that maximises
     the Jaccard index of ``a[e]`` with ``b[e + s]`` over the epochs that both have. Of equally good
     shifts it is the smallest, and of s and -s the lead. (nan, nan) if no shift has a critical call.
     """
     best, where = math.nan, math.nan
-    reach = min(farthest, len(a) // 4)
+    reach = min(FARTHEST, len(a) // 4)
     for shift in sorted(range(-reach, reach + 1), key=abs):
         early, late = (a, b) if shift >= 0 else (b, a)
         overlapping = len(a) - abs(shift)

@@ -34,6 +34,7 @@ from regimes.plotting.looks import Metric
 from regimes.plotting.said import Estimate
 from regimes.plotting.words import add_headline
 from regimes.records import Record, load_all
+from regimes.records.earlier import as_present
 
 from ..common import compare
 from ..common.command import Files, Out, Records
@@ -69,7 +70,7 @@ def yoked(run: Record, order: str) -> RunConfig:
     if not any(windows.values()):
         raise RecordError(f"{run.folder} was never at low compression: there is nothing to move")
     layers = {name: _moved(order, name, windows, epochs, run.seed) for name in windows}
-    config = from_dict(RunConfig, run.config)
+    config = from_dict(RunConfig, as_present(run.config))
     name = f"yoked {order}"
     return replace(config, name=name, policy={"name": "windows", "layers": layers})
 

@@ -12,6 +12,7 @@ import pandas as pd
 
 from regimes.config import OptimizerConfig, from_dict
 from regimes.records import Record
+from regimes.records.earlier import as_present
 from regimes.training.learning_rate import LearningRate
 from regimes.training.units import Units
 
@@ -41,5 +42,5 @@ def _schedule_of(run: Record) -> tuple[LearningRate, Units] | None:
     per_epoch = int(run.header["steps_per_epoch"] or 1)
     total = config.get("steps") or config["epochs"] * per_epoch
     units = Units(per_epoch, config.get("unit_steps"), total)
-    optimizer = from_dict(OptimizerConfig, config["optimizer"], "optimizer.")
+    optimizer = from_dict(OptimizerConfig, as_present(config)["optimizer"], "optimizer.")
     return LearningRate(optimizer, per_epoch, total), units

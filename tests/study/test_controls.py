@@ -27,6 +27,7 @@ from regimes.errors import ConfigError, RecordError
 from regimes.policies import PastEpoch, Windows, make_policy
 from regimes.presets.families import shorten_training
 from regimes.records import Record, load, load_all, summary
+from regimes.records.earlier import as_present
 
 REFERENCE = Path(__file__).parents[2] / "data" / "reference"
 
@@ -116,7 +117,7 @@ def test_exchanged_layers_have_each_others_schedules(accordion: Record) -> None:
 
 def test_a_control_is_the_runs_own_setting_and_seed(accordion: Record) -> None:
     config = yoked.yoked(accordion, "random")
-    original = from_dict(RunConfig, accordion.config)
+    original = from_dict(RunConfig, as_present(accordion.config))
     assert replace(config, name=original.name, policy=original.policy) == original
     assert config.name == "yoked random"
     assert config == yoked.yoked(accordion, "random")  # keyed by the seed

@@ -24,6 +24,7 @@ from regimes.config import RunConfig, from_dict, override, to_dict
 from regimes.errors import ConfigError
 from regimes.exchange.exchange import Exchange
 from regimes.presets import get_grid, get_preset
+from regimes.records.earlier import as_present
 from regimes.training.quirks import resolve_quirks
 
 # -- quirks ----------------------------------------------------------------------------------
@@ -83,7 +84,7 @@ def test_committed_runs_have_the_quirks_of_their_grid(name: str) -> None:
             assert file is not None
             run = json.load(file)["config"]
             config = to_dict(resolve_quirks(grid[run["name"]]))
-            old = to_dict(resolve_quirks(from_dict(RunConfig, run)))
+            old = to_dict(resolve_quirks(from_dict(RunConfig, as_present(run))))
             assert config["data"]["reshuffle"] == old["data"]["reshuffle"]
             for each in (config, old):
                 del each["seed"], each["data"], each["quirks"]

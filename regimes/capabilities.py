@@ -43,7 +43,6 @@ UNITS_BY_CALL = "units_by_call"
 NAMED_TASK = "named_task"
 LABELS = "labels"
 BATCH_SIZES = "batch_sizes"
-TRUNK_STATE = "trunk_state"
 NEW_START = "new_start"
 OWN_LENGTH = "own_length"
 MODULE_PARTS = "module_parts"
@@ -71,7 +70,6 @@ MEANING = {
     NAMED_TASK: "data set and network are named in the configuration",
     LABELS: "each sample is of one class",
     BATCH_SIZES: "the batch size may change during training",
-    TRUNK_STATE: "training may go on from the state of another run",
     NEW_START: "training starts anew, so that the state may have another form",
     OWN_LENGTH: "the length of training is its own",
     MODULE_PARTS: "a module's gradient comes in the parts of its owners",
@@ -255,7 +253,6 @@ BRANCH = Mode("in a branch", {NEW_START: "a branch shares it with its trunk"})
 PULSE = Mode(
     "in a branch with a length", {OWN_LENGTH: "a pulse ends as its trunk does, and shares it"}
 )
-TUNING = Mode("in tune", {TRUNK_STATE: "its trials start anew: tune its trunk"})
 ON_CPU = Mode("on a CPU", {CAPTURED_STEPS: "there is nothing to launch"})
 COMPILED = Mode("with compile", {CAPTURED_STEPS: "torch decides there what is captured"})
 RANDOM_MODEL = Mode(
@@ -359,7 +356,6 @@ CONDITIONS = (
     STREAMING,
     COMPILED,
     ON_CPU,
-    TUNING,
     WITHOUT_PROBE,
     WITHOUT_OPTIMIZER,
     ENDS_BY_ITSELF,

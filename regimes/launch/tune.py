@@ -22,8 +22,6 @@ from pathlib import Path
 from statistics import fmean, stdev
 from urllib.parse import quote
 
-from regimes import capabilities
-from regimes.capabilities import TRUNK_STATE, Part
 from regimes.config import RunConfig, override, to_toml
 from regimes.console import stdout
 from regimes.console.tables import Table
@@ -268,7 +266,9 @@ def _check(
     for cell, trials in tried.items():
         config = trials[0].config
         if config.branch is not None:
-            capabilities.check([Part(f"{cell}.branch", {TRUNK_STATE})], [capabilities.TUNING])
+            raise ConfigError(
+                f"{cell}.branch: expected none in tune: its trials start anew: tune its trunk"
+            )
         if not config.data.validation_size:
             raise ConfigError(
                 f"{cell} has no validation data, on which tune compares instead of the test set: "

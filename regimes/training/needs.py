@@ -15,7 +15,6 @@ from regimes.capabilities import (
     HALF_PARAMETERS,
     NAMED_TASK,
     OWN_COLLECTIVES,
-    TRUNK_STATE,
     WORKER_MODELS,
     Mode,
     Part,
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 # Fields that need something where they have another value than by default: needs, and what an error
 # expects in place of the value.
 FIELDS: dict[str, tuple[frozenset[str], str]] = {
-    "branch": (frozenset({TRUNK_STATE}), "none"),
     "channels_last": (frozenset({NAMED_TASK}), "false"),
     "graphs": (frozenset({CAPTURED_STEPS}), "none"),
     "batch_policy": (frozenset({BATCH_SIZES}), "none"),

@@ -165,11 +165,6 @@ class Reducer:
         """What each hosted worker has not sent yet, per layer."""
         return [state.residual for state in self.states]
 
-    def residual_norm(self) -> float:
-        """The Euclidean norm of all hosted residuals together."""
-        residuals = [r for r in self.residuals() if r is not None]
-        return float(torch.stack(torch._foreach_norm(residuals)).norm()) if residuals else 0.0
-
     # -- checkpoint --------------------------------------------------------------------------
 
     def state_dict(self) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -29,7 +29,6 @@ PAIRS: dict[str, dict[str, Any]] = {  # levels of each compressor
 FIELDS = {"chunked-topk": {"chunk": 16}, "quantised-all-reduce": {"block": 16}}
 LADDER = {"levels": {"low": 3, "mid": 2, "high": 1}}
 ACCORDION = {"name": "accordion", "interval": 1, "eta": 0.3}
-BY_LAYER = {"name": "by-layer", "groups": {"inner*": ACCORDION}}
 DILOCO = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
 STREAMS = {**DILOCO, "fragments": 2, "delay": 1, "mixing": 0.4}
 QUICK = {

@@ -116,12 +116,3 @@ def of_job(saved: Mapping[str, Any]) -> dict[str, Any]:
         found |= {"outer": outer["optimizer"], "fragments": outer["fragments"]}
         found["movements"] = part["outer"]["movements"]
     return found
-
-
-def of_loop(model: Any, optimizers: Sequence[Any], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of a user's own training loop."""
-    return {
-        "model": model.state_dict(),
-        "optimizer": [optimizer.state_dict() for optimizer in optimizers],
-        **of_job(saved),
-    }

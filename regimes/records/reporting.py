@@ -1,7 +1,7 @@
 """Reporters: TensorBoard, wandb, and a user's own, ``package.module:Class``.
 
 ``Class(folder)`` is made for the run in that folder, on process 0, and called as
-``training.reporters.Reporter`` says.
+``job.reporters.Reporter`` says.
 """
 
 from __future__ import annotations

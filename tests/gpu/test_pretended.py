@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 ONES = torch.ones(4)
-MASK = torch.tensor([True, False, True, False])
 
 
 def there(*size: int) -> Tensor:

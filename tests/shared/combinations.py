@@ -107,7 +107,6 @@ def configuration(mode: str, part: str) -> RunConfig:
 # -- calls in a user's own loop: arguments ---------------------------------------------------------
 
 HOOKS = ("DDP", "DDP with an optimiser", "DDP with counted units", "FSDP2")
-OWN_STEPS = ("processes", "FSDP2")
 
 
 def attached() -> dict[str, dict[str, Any]]:

@@ -189,16 +189,12 @@ def _list_alternatives(part: Part, modes: Collection[Mode]) -> str:
 
 # -- the modes -------------------------------------------------------------------------------------
 
-_ROWS = "each process holds some rows of each layer"
 _NO_DATA = "only gradients are seen here, not the training data: train with regimes.run"
 _ONLY_TRAINER = "only the trainer knows the optimiser's steps"
 _NO_PARTS = "it is for what FSDP2 exchanges: attach(model, shards=mesh, scatter=...)"
 
 # of the trainer
-PROCESSES = Mode(
-    "on several processes",
-    {CAPTURED_STEPS: "collectives are not captured"},
-)
+PROCESSES = Mode("on several processes", {CAPTURED_STEPS: "collectives are not captured"})
 SHARED_STEPS = Mode(
     "without a sync_policy",
     {
@@ -302,7 +298,7 @@ ENDS_BY_ITSELF = Mode(
 SHARDED_MODEL = Mode(
     "with a sharded model",
     {
-        WHOLE_LAYERS: _ROWS,
+        WHOLE_LAYERS: "each process holds some rows of each layer",
         MODULE_PARTS: _NO_PARTS,
         LOSS_SCALE: "it trains in bfloat16, which needs no gradient scaler: leave it out",
     },

@@ -212,13 +212,13 @@ def _band(part: PolyCollection) -> Part:
     return Part(part, seen, edges[edges[:, 2] - edges[:, 1] > NARROW * abs(edges[:, 2])])
 
 
-def uprights(ax: Axes, colour: str = "#000000") -> list[Line2D]:
-    """Lines from the bottom of the axes to its top."""
+def uprights(ax: Axes) -> list[Line2D]:
+    """Black lines from the bottom of the axes to its top."""
     return [
         line
         for line in ax.lines
         if line.get_visible()
-        and to_hex(line.get_color()) == colour
+        and to_hex(line.get_color()) == "#000000"
         and line.get_transform() == ax.get_xaxis_transform()
     ]
 

@@ -57,16 +57,16 @@ def same_run(a: Path, b: Path, tolerance: float = 1e-12) -> None:
         assert ((tensor - other[name]).abs().max() / scale) <= tolerance, name
 
 
-def same_text(a: Path, b: Path, tolerance: float = 1e-9) -> None:
+def same_text(a: Path, b: Path) -> None:
     """Equal levels and floats; perplexities and weights equal to a relative tolerance."""
     for mine, theirs in zip(rows(a), rows(b), strict=True):
         for key in ("level", "floats"):
             assert mine["layers"][key] == theirs["layers"][key]
-        assert mine["metric"] == pytest.approx(theirs["metric"], rel=tolerance)
+        assert mine["metric"] == pytest.approx(theirs["metric"], rel=1e-9)
     other = weights(b)
     for name, tensor in weights(a).items():
         difference = (tensor - other[name]).abs().max() / other[name].abs().max()
-        assert difference <= tolerance, name
+        assert difference <= 1e-9, name
 
 
 def stop_after(epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,6 @@ def column(place: Mapping[str, Any], key: str) -> dict[str, Any]:
     return {name: layer[key] for name, layer in place["layers"].items()}
 
 
-def owed(state: Mapping[str, Any], part: int = 0) -> dict[str, Any]:
+def owed(state: Mapping[str, Any]) -> dict[str, Any]:
     """The residuals of one process."""
-    return column(state["parts"][part], "residual")
+    return column(state["parts"][0], "residual")

@@ -62,13 +62,13 @@ def gpt(*settings: str) -> RunConfig:
     return override(base, list(settings))
 
 
-def lstm(text: Path, *settings: str) -> RunConfig:
+def lstm(text: Path, *settings: str, epochs: int = 3) -> RunConfig:
     """A small LSTM in float64 on `corpora.random_walk`: 4 workers x 3 streams of 66 tokens in 7
     windows."""
     base = from_dict(
         RunConfig,
         {
-            "epochs": 3,
+            "epochs": epochs,
             "workers": 4,
             "batch_size": 3,
             "dtype": "float64",

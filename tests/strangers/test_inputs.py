@@ -38,7 +38,7 @@ COMMANDS = {
     "cost of a file": "cost mine.toml --set epochs=1 --csv mine.toml",
     "detect": "detect detectors.csv --out .",
     "figure": "figure curves curves.csv --out .",
-    "tune": "tune tuned/chosen --set data.validation_size=100 --values optimizer.lr=0.1 --out tuned",
+    "tune": "tune tuned/chosen --set data.validation_size=9 --values optimizer.lr=1 --out tuned",
     "checkpoint": "report runs/low --out runs/low/checkpoints/epoch-0001/process-0.pt",
 }
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +19,9 @@ from typing import Any
 
 from regimes.errors import RecordError, TrainingError, require
 from regimes.launch import sweep
-from regimes.records.files import make_folder
+from regimes.records.files import append_synced, make_folder
 from regimes.records.lines import complete_lines, parse_line
+from regimes.records.writer import hold_folder
 
 LOG = "rounds.jsonl"
 NOT_FINITE = "is not finite"  # in the error of a training that broke
@@ -109,9 +109,18 @@ def search_in_rounds(folder: Path, choose: Choose, train: Train) -> list[Round]:
             rounds so far; no names: the search is over.
         train: trains the missing runs of a round, and calls with the name and the result of each as
             it ends.
+
+    Raises:
+        FolderInUse: another search writes to the folder.
+        RecordError: its log is damaged, or cannot be written.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     make_folder(folder)
+    with hold_folder(folder, "search"):
+        return _search(folder, choose, train)
+
+
+def _search(folder: Path, choose: Choose, train: Train) -> list[Round]:
     found = rounds_of(folder)
     while True:
         if not found or not found[-1].missing:
@@ -195,10 +204,17 @@ def train_cells(
 
 
 def _write(folder: Path, line: Mapping[str, Any]) -> None:
-    """Append a line; a torn one of a kill before is no line, and is ended first."""
+    """Append a line; a torn one of a kill before is no line, and is ended first.
+
+    Raises:
+        RecordError: the disk is full, or the log is a link, which would lead out of the folder.
+    """
     path = folder / LOG
-    torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
-    with path.open("ab") as file:
-        file.write(b"\n" * torn + json.dumps(line).encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
+        append_synced(path, b"\n" * torn + json.dumps(line).encode() + b"\n")
+    except OSError as error:
+        raise RecordError(
+            f"cannot write {path}: {error.strerror}; the runs that have ended are kept, and the "
+            "same search goes on from them"
+        ) from None

@@ -235,6 +235,27 @@ def _cut_torn_line(path: Path) -> None:
         raise RecordError(f"cannot write {path}: {error.strerror}") from None
 
 
+@contextlib.contextmanager
+def hold_folder(folder: Path, what: str) -> Iterator[None]:
+    """Hold the lock of a folder that is there.
+
+    Args:
+        what: writes to it, in the error, such as "search".
+
+    Raises:
+        FolderInUse: another process holds it.
+        RecordError: it cannot be written.
+    """
+    try:
+        lock = opened_to_append(folder / ".lock")
+    except OSError as error:
+        raise RecordError(f"cannot write to {folder}: {error.strerror}") from None
+    with lock:
+        if not _lock_folder(lock.fileno()):
+            raise FolderInUse(f"another {what} is writing to {folder}: choose another folder")
+        yield
+
+
 def _lock_folder(file: int, tries: int = 5) -> bool:
     """Take the lock. Several tries: ``watch`` holds it for an instant to see whether it is free."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from regimes.errors import ConfigError, RecordError
+from regimes.errors import ConfigError, FolderInUse, RecordError
+from regimes.launch import budgeted
 from regimes.launch.budgeted import LOG, Budget, Ended, Round, rounds_of, search_in_rounds
 
 
@@ -69,6 +71,40 @@ def test_a_torn_line_is_written_again(cut: int, tmp_path: Path) -> None:
     found = search_in_rounds(tmp_path / "run", runs.choose, runs.train)
     assert without_seconds(found) == without_seconds(expected)
     assert without_seconds(rounds_of(tmp_path / "run")) == without_seconds(expected)
+
+
+def test_a_log_that_is_a_link_is_not_written(tmp_path: Path) -> None:
+    """It would lead out of the folder that the user named."""
+    (tmp_path / "theirs").write_text("")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / LOG).symlink_to(tmp_path / "theirs")
+    runs = Runs()
+    with pytest.raises(RecordError, match=r"rounds\.jsonl: it is a symbolic link"):
+        search_in_rounds(tmp_path / "run", runs.choose, runs.train)
+    assert (tmp_path / "theirs").read_text() == ""
+    assert runs.trained == []
+
+
+def test_a_second_search_in_a_folder_is_refused(tmp_path: Path) -> None:
+    runs = Runs()
+
+    def train(chosen: Round, ended: Ended) -> None:
+        with pytest.raises(FolderInUse, match="another search is writing to"):
+            search_in_rounds(tmp_path / "run", runs.choose, runs.train)
+        runs.train(chosen, ended)
+
+    assert len(search_in_rounds(tmp_path / "run", runs.choose, train)) == 3
+    assert len(search_in_rounds(tmp_path / "run", runs.choose, runs.train)) == 3
+
+
+def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(budgeted, "append_synced", full)
+    runs = Runs()
+    with pytest.raises(RecordError, match="No space left on device; the runs that have ended are"):
+        search_in_rounds(tmp_path / "run", runs.choose, runs.train)
 
 
 def test_another_file_is_no_log(tmp_path: Path) -> None:

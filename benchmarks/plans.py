@@ -383,6 +383,8 @@ def _advised(line: Mapping[str, Any]) -> str:
 def markdown(found: Sequence[Verdict]) -> str:
     choices = list(found[0].regret) if found else []
     text = [
+        "# What `regimes plan` chooses, beside trainings of all methods",
+        "",
         "This page compares what `regimes plan` chooses with trainings of all methods that it has "
         "not seen. `python -m benchmarks.plans` measures; its docstring describes how. Plans with "
         "a method that was not trained at its length are left out.",

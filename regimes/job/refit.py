@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from regimes.collectives.requests import Layer
+from regimes.config.retired import RETIRED
 from regimes.errors import ConfigError
 from regimes.policies.controller import Row
 
@@ -113,10 +114,15 @@ def describe_compressor(compressor: Any) -> str:
 
 
 def with_default_fields(saved: str, compressor: Any) -> str:
-    """The text of a saved compressor, completed by the fields that its version did not have yet,
-    where this job's compressor has their defaults and is the same otherwise."""
+    """The text of a saved compressor, without fields that have left, completed by those that its
+    version did not have yet, where this job's compressor has their defaults and is the same
+    otherwise."""
     if not is_dataclass(compressor):
         return saved
+    for path in RETIRED:
+        if path.startswith("compressor."):
+            name = path.removeprefix("compressor.")
+            saved = re.sub(rf", {name}=(?:'[^']*'|\w+)", "", saved)
     known = [
         f"{field.name}={value!r}"
         for field in fields(compressor)

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regimes import TopK
+from regimes.compression import make_compressor
 from regimes.errors import ConfigError
 from regimes.job.move_residuals import (
     average_residuals,
@@ -127,6 +128,15 @@ def test_a_compressor_of_before_has_defaults_for_later_fields(
     saved: str, compressor: TopK, fits: bool
 ) -> None:
     assert (with_default_fields(saved, compressor) == repr(compressor)) is fits
+
+
+@pytest.mark.parametrize("value", ["None", "'compiled'"])
+@pytest.mark.parametrize("name", ["quantise", "quantised-all-reduce"])
+def test_a_field_of_0_4_that_has_left_is_no_difference(name: str, value: str) -> None:
+    compressor = make_compressor({"name": name})
+    saved = repr(compressor).replace("stochastic=True", f"stochastic=True, kernels={value}")
+    assert "kernels" in saved
+    assert with_default_fields(saved, compressor) == repr(compressor)
 
 
 def test_a_state_of_a_later_version_is_one_sentence() -> None:

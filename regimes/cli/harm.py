@@ -68,7 +68,8 @@ def harm(
             first_seed=first_seed,
             show=show,
         )
+    paths = found.save()  # before anything is printed: the pipe may be closed
     print(found)
-    for path in found.save():
+    for path in paths:
         if path.suffix in (".png", ".toml"):
             print(path)

@@ -75,7 +75,8 @@ def plan(
             jobs=jobs,
             show=show,
         )
+    paths = found.save()  # before anything is printed: the pipe may be closed
     print(found)
-    for path in found.save():
+    for path in paths:
         if path.suffix in (".png", ".toml"):
             print(path)

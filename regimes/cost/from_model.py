@@ -50,7 +50,7 @@ COMPRESSION = {
     "step": "Compression at the speed of the memory that the step implies; of large batches it is "
     "less with --device",
     "assumed": f"Compression at the speed of an {USUAL_DEVICE}'s memory, a lower bound. The "
-    "bandwidth below which a method pays depends on your device: give --device or --step",
+    "bandwidth below which a method pays depends on your device: give --device",
 }
 HEADS = ("", "compress", "network", "hidden", "step", "a day", "× dense", "pays below")
 
@@ -75,6 +75,7 @@ def make_job(options: JobOptions, algorithm: str = FASTEST) -> Job:
     if options.items is not None:
         good = is_whole(options.items, 1) and options.items <= ITEMS
         require(good, "--items", options.items, f"at least 1, at most {ITEMS:g}")
+    _refuse_idle(options, model)
     compute, memory, priced = _device(options, model)
     return Job(
         model,
@@ -90,16 +91,43 @@ def make_job(options: JobOptions, algorithm: str = FASTEST) -> Job:
     )
 
 
+def _refuse_idle(options: JobOptions, model: Model) -> None:
+    """Raise ConfigError where an option that was given changes no number."""
+    usual = JobOptions()
+    timed = options.step is not None
+    beside = "beside --step and --device" if options.device else "beside --step without --items"
+    for name in ("items", "flops", "utilisation"):
+        idle = timed and (options.device is not None or options.items is None)
+        if idle and getattr(options, name) != getattr(usual, name):
+            raise ConfigError(f"--{name} changes nothing {beside}: leave it out")
+    if timed and options.items is not None and not model.counted:
+        raise ConfigError(
+            f"--items changes nothing beside --step, because the operations of a {model.item} of "
+            f"{model.name} are not known: add them, e.g. --flops 8e9, or leave --items out"
+        )
+    if options.within is not None and options.gpus == 1:
+        raise ConfigError("--within changes nothing with --gpus 1: leave it out")
+    if options.between is not None and options.nodes == 1:
+        raise ConfigError(
+            "--between changes nothing with --nodes 1: leave it out, or give --within"
+        )
+    needed = {"within": options.gpus > 1, "between": options.nodes > 1}
+    if options.links and all(getattr(options, x) for x, needs in needed.items() if needs):
+        raise ConfigError(
+            f"--links {options.links} changes nothing beside the links that are given: leave it out"
+        )
+
+
 def _device(options: JobOptions, model: Model) -> tuple[float, float, Priced]:
     """Seconds of a step's compute, bytes per second of the memory, and the name of its device: the
-    one that is given. Where only the step's seconds are given, they imply it: with the operations
-    of its items, an A100's, slowed down as the step is; and not less than `memory_of_step`.
+    one that is given. With a step's seconds and its items that of an A100, slowed down as the step
+    is; with its seconds alone an A100's, since a step of many items moves far more than the model.
+    Neither is less than `memory_of_step`.
     """
     chosen = read_device(options.device or USUAL_DEVICE)
     predicted = None
-    if options.items is not None and (options.step is None or model.counted):
-        flops = model.step_flops(options.items)
-        predicted = flops / (chosen.flops * options.utilisation)
+    if options.items is not None:
+        predicted = model.step_flops(options.items) / (chosen.flops * options.utilisation)
     if options.step is None:
         if predicted is None:
             raise ConfigError(
@@ -111,7 +139,9 @@ def _device(options: JobOptions, model: Model) -> tuple[float, float, Priced]:
     if options.device is not None:
         return compute, chosen.memory, "device"
     least = memory_of_step(model.size, compute)
-    return compute, max(least, chosen.memory * (predicted or 0.0) / compute), "step"
+    if predicted is None:
+        return compute, max(least, chosen.memory), "assumed"
+    return compute, max(least, chosen.memory * predicted / compute), "step"
 
 
 def _links(options: JobOptions) -> dict[str, Network]:

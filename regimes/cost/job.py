@@ -143,7 +143,7 @@ class Job:
         itemsize: bytes of a number of a dense gradient.
         bucket: bytes of the gradient that are reduced together, while the backward pass goes on.
         priced: whose speed of the memory that is: of the "device" that was named, as the "step"
-            implies, or of the "assumed" one, where neither was given.
+            implies, or of the "assumed" one, where nothing says it.
     """
 
     model: Model

@@ -14,14 +14,14 @@ class JobOptions:
     Attributes:
         model: a known model (gpt2-124m, llama-1b, llama-7b, resnet50, vit-b), a .toml of shapes,
             package.module:function, or the folder of a Hugging Face config.json.
-        step: seconds of one device's step without communication, as measured, which also say how
-            fast the device compresses, where --device does not; default from the operations of
-            the model, the items of a step, the device and its utilisation.
+        step: seconds of one device's step without communication, as measured; with --items they
+            also say how fast the device compresses, where --device does not. Default from the
+            operations of the model, the items of a step, the device and its utilisation.
         items: tokens or samples of one device's step.
         flops: operations of the forward pass for one token or sample; default of known models, and
             two for each parameter and token.
         device: a name (a100, h100, h200, ...), or its speed, as 312TFLOP/s,2039GB/s; without
-            --step an a100 is assumed.
+            it, and without --step and --items together, an a100 is assumed.
         utilisation: share of the device's operations per second that the step reaches.
         nodes: machines; where a domain of fast links has several, count it as one.
         gpus: devices in each.

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from regimes.cost import evidence
 from regimes.cost.advice import (
@@ -20,6 +24,7 @@ from regimes.cost.from_model import main, make_job
 from regimes.cost.job import DEVICES, Job
 from regimes.cost.methods import method_work, parse_method, tabulate_methods, usual_methods
 from regimes.cost.options import JobOptions
+from regimes.errors import ConfigError
 from regimes.network import Network
 
 SMALL = 'item = "token"\n[[layers]]\nname = "block.{}"\nshape = [192, 768]\ntimes = 12\n'
@@ -114,12 +119,22 @@ def test_nothing_pays_below_a_bandwidth_of_a_device_that_was_not_named() -> None
     assert tabulate_methods(named, usual_methods(named))["break_even"].notna().all()
 
 
-def test_a_step_prices_compression() -> None:
-    """Eight arrays as large as the model within the step, of which rank 1 moves eight: it takes as
-    long as the step, on any device; with the items of the step, what an A100 as slow takes."""
-    for seconds in ("10ms", "0.16s", "20s"):
+def test_a_step_alone_does_not_price_compression() -> None:
+    """It may be of few samples or of many: 3 M parameters are compressed by an A100 alike, unless
+    the step moves the model's arrays faster than that."""
+    a100 = DEVICES["a100"].memory
+    for seconds in ("0.16s", "20s"):
         slow = make_job(JobOptions("small.toml", step=seconds, nodes=2, gpus=1))
-        assert method_work(slow, parse_method("powersgd:1")).compress == pytest.approx(slow.compute)
+        assert (slow.memory, slow.priced) == (a100, "assumed")
+        frame = tabulate_methods(slow, usual_methods(slow))
+        assert frame["break_even"].isna().all()
+        assert "assumed to be an a100" in write_advice(slow, usual_methods(slow), frame)
+    fast = make_job(JobOptions("small.toml", step="10us", nodes=2, gpus=1))
+    assert method_work(fast, parse_method("powersgd:1")).compress == pytest.approx(fast.compute)
+
+
+def test_a_step_and_its_items_price_compression() -> None:
+    """As on an A100 that is as slow."""
     a100 = DEVICES["a100"]
     given = make_job(JobOptions("gpt2-124m", items=8192))
     same = make_job(JobOptions("gpt2-124m", items=8192, step=f"{given.compute}s"))
@@ -127,8 +142,47 @@ def test_a_step_prices_compression() -> None:
     assert same.priced == "step"
     slower = make_job(JobOptions("gpt2-124m", items=8192, step=f"{5 * given.compute}s"))
     assert slower.memory == pytest.approx(a100.memory / 5)
-    named = make_job(JobOptions("gpt2-124m", items=8192, step="1s", device="h100"))
+    named = make_job(JobOptions("gpt2-124m", step="1s", device="h100"))
     assert named.memory == DEVICES["h100"].memory
+
+
+EITHER: dict[str, tuple[Any, ...]] = {
+    "model": ("small.toml", "samples.toml"),
+    "step": (None, "1s"),
+    "items": (None, 10**7),
+    "flops": (None, 1e9),
+    "device": (None, "h100"),
+    "utilisation": (0.4, 0.3),
+    "nodes": (2, 1),
+    "gpus": (8, 1),
+    "within": (None, "1Mbit/s,1us"),
+    "between": (None, "2Mbit/s,1us"),
+    "links": (None, Path("links.json")),
+}
+
+
+@given(st.fixed_dictionaries({name: st.sampled_from(both) for name, both in EITHER.items()}))
+def test_an_option_that_changes_no_number_is_refused(options: dict[str, Any]) -> None:
+    """Each option of a job that is predicted: without it another number, or no job."""
+    link = {"bandwidth": 3e6, "latency": 1e-6}
+    Path("links.json").write_text(json.dumps({"within": link, "between": link}))
+    Path("samples.toml").write_text(SMALL.replace("token", "sample"))
+
+    def numbers(of: dict[str, Any]) -> Any:
+        try:
+            job = make_job(JobOptions(**of))
+        except ConfigError:
+            return None
+        steps = [method_work(job, parse_method(text)) for text in ("dense", "cast:fp16")]
+        links = [job.link, *([job.within] if job.nodes > 1 < job.gpus else [])]
+        waits = [float(step.communicate(link, job.replicas)) for step in steps for link in links]
+        return job.priced, [(step.compute, step.compress) for step in steps], waits
+
+    found = numbers(options)
+    assume(found is not None)
+    for name, (usual, _) in EITHER.items():
+        if name != "model" and options[name] != usual:
+            assert numbers({**options, name: usual}) != found, name
 
 
 def test_the_first_command_recommends_nothing_harmful(capsys: pytest.CaptureFixture[str]) -> None:

@@ -447,7 +447,9 @@ def test_files_of_links(tmp_path: Path) -> None:
     planned = make_job(replace(some, gpus=1))
     assert planned.between == Network(2e9, 1e-4)
     assert make_job(replace(some, within="1Gbit/s")).within == Network(1e9)
-    assert make_job(replace(some, gpus=1, between="1Gbit/s")).between == Network(1e9)
+    path.write_text('{"within": {"bandwidth": 4e9, "latency": 0}, "between": {}}')
+    both = make_job(replace(some, between="1Gbit/s"))
+    assert (both.within, both.between) == (Network(4e9), Network(1e9))
     for wrong in ("[]", '{"within": {"bandwidth": 0, "latency": 0}}', '{"within": 3}', "{"):
         path.write_text(wrong)
         with pytest.raises(ConfigError, match="write it with torchrun"):

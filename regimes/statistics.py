@@ -6,8 +6,8 @@ Values are one number per run, e.g. a difference between two schedules with the 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,8 @@ def t_interval(values: Sequence[float], within: Range = ANY) -> tuple[float, flo
     are alike, which say nothing about sampling.
 
     Args:
-        within: what the mean can be, e.g. 0 to 1 for a share: the interval ends there.
+        within: what the mean can be, e.g. 0 to 1 for a share: the interval ends there. A mean
+            that lies outside was given a wrong range: the interval ends at the mean.
     """
     from scipy.special import stdtrit  # what `scipy.stats.t.ppf` calls, without its imports
 
@@ -39,7 +40,27 @@ def t_interval(values: Sequence[float], within: Range = ANY) -> tuple[float, flo
     if n < LEAST or are_alike(values):
         return mean, math.nan, math.nan
     half = float(stdtrit(n - 1, 0.975) * np.std(values, ddof=1) / math.sqrt(n))
-    return mean, max(mean - half, within[0]), min(mean + half, within[1])
+    low, high = max(mean - half, within[0]), min(mean + half, within[1])
+    return mean, min(mean, low), max(mean, high)
+
+
+def interval_names(column: str = "") -> tuple[str, str]:
+    """The columns of an interval's ends: ``ci_low`` and ``ci_high``; in a table of several means,
+    after the name of the mean's column.
+
+    >>> interval_names(), interval_names("kappa")
+    (('ci_low', 'ci_high'), ('kappa_ci_low', 'kappa_ci_high'))
+    """
+    prefix = f"{column}_" if column else ""
+    return f"{prefix}ci_low", f"{prefix}ci_high"
+
+
+def read_interval(row: Mapping[Any, Any] | pd.Series, column: str) -> tuple[float, float]:
+    """The ends of a mean's interval in a table's row: of its column, else of the row's only one."""
+    low, high = interval_names(column)
+    if low not in row:
+        low, high = interval_names()
+    return float(row[low]), float(row[high])
 
 
 def pair_by_seed(runs: pd.DataFrame, a: str, b: str, column: str) -> pd.DataFrame:

@@ -113,11 +113,15 @@ class Files:
     def page(self, name: str, about: str, *tables: Table) -> None:
         """Tables as Markdown in NAME.md below ``about``, each below its title; `print_paths` prints
         them."""
-        self._tables += tables
+        self.show(*tables)
         parts = [about] if about else []
         for table in tables:
             parts += [f"{table.title}.", table.markdown()] if table.title else [table.markdown()]
         self.text(f"{name}.md", "\n\n".join(parts) + "\n")
+
+    def show(self, *tables: Table) -> None:
+        """Tables that `print_paths` prints."""
+        self._tables += tables
 
     def compared(
         self, tables: tuple[pd.DataFrame, pd.DataFrame], about: str, prefix: str = ""
@@ -131,7 +135,7 @@ class Files:
         from . import compare
 
         rows, pairs = tables
-        self._tables += compare.as_text(rows, pairs)[: 2 if len(pairs) else 1]
+        self.show(*compare.as_text(rows, pairs)[: 2 if len(pairs) else 1])
         self.table(f"{prefix}table", rows)
         self.table(f"{prefix}differences", pairs)
         self.text(f"{prefix}table.md", compare.markdown(rows, pairs, about))

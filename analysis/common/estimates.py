@@ -1,7 +1,8 @@
 """A mean over seeds with its interval: as columns of a table, and as text.
 
-A column ``value`` has its 95 % t interval in ``value_low`` and ``value_high``. A text table is
-specified by its columns, each a heading and a function from a row to text.
+A column ``value`` has its 95 % t interval in ``value_ci_low`` and ``value_ci_high``; the only mean
+of a table has it in ``ci_low`` and ``ci_high``. A text table is specified by its columns, each a
+heading and a function from a row to text.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import pandas as pd
 
 from regimes.console.tables import Table
 from regimes.console.units import interval_text, p_text
-from regimes.statistics import ANY, Range, t_interval
+from regimes.statistics import ANY, Range, interval_names, read_interval, t_interval
 
 Row = Mapping[Any, Any]
 Cell = Callable[[Row], str]
 WITHIN: dict[str, Range] = {  # what a mean can be, by column: its interval ends there
-    **dict.fromkeys(("critical", "share_of_training", "jaccard", "auc", "overlap"), (0.0, 1.0)),
+    **dict.fromkeys(("critical", "jaccard", "auc", "overlap"), (0.0, 1.0)),
     **dict.fromkeys(("kappa", "spearman", "rank", "after"), (-1.0, 1.0)),
     "accuracy": (0.0, 100.0),
 }
@@ -29,22 +30,22 @@ WITHIN: dict[str, Range] = {  # what a mean can be, by column: its interval ends
 
 
 def estimate(
-    values: Sequence[float], name: str, ends: str = "", *, logs: bool = False
+    values: Sequence[float], name: str, *, alone: bool = False, logs: bool = False
 ) -> dict[str, float]:
-    """Mean and 95 % t interval as columns ``name``, ``ENDS_low`` and ``ENDS_high``; nan without
+    """Mean and 95 % t interval as columns ``name`` and those of `interval_names`; nan without
     values. An interval of `WITHIN`'s columns ends where the mean must.
 
     >>> estimate([1.0, 2.0, 3.0], "loss")["loss"]
     2.0
 
     Args:
-        ends: default ``name``.
+        alone: it is the only mean of its table.
         logs: the values are logarithms, the columns are not: a geometric mean.
     """
     numbers = t_interval(values, WITHIN.get(name, ANY)) if len(values) else (math.nan,) * 3
     if logs:
         numbers = (math.exp(numbers[0]), math.exp(numbers[1]), math.exp(numbers[2]))
-    columns = (name, f"{ends or name}_low", f"{ends or name}_high")
+    columns = (name, *interval_names("" if alone else name))
     return dict(zip(columns, numbers, strict=True))
 
 
@@ -56,7 +57,7 @@ def over_seeds(rows: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) ->
         for column in columns:
             row |= estimate(seeds[column].dropna().to_list(), column)
         table.append(row)
-    ends = [f"{column}{end}" for column in columns for end in ("", "_low", "_high")]
+    ends = [name for column in columns for name in (column, *interval_names(column))]
     return pd.DataFrame(table, columns=[*by, "n", *ends])
 
 
@@ -88,6 +89,23 @@ def as_table(
     return Table(tuple(columns), lines, texts=texts, ends=ends)
 
 
+def frame_table(rows: pd.DataFrame, digits: int, texts: int = 1) -> Table:
+    """A frame as rounded text; a value that is missing is empty.
+
+    Args:
+        digits: after the point, as far as they are not zero.
+        texts: how many columns from the left hold words.
+    """
+
+    def cell(value: Any) -> str:
+        if isinstance(value, str):
+            return value
+        return "" if pd.isna(value) else f"{round(value, digits):.10g}"
+
+    lines = [[cell(value) for value in row] for row in rows.itertuples(index=False)]
+    return Table([str(name) for name in rows.columns], lines, texts=texts)
+
+
 def word(column: str) -> Cell:
     """The value as it is."""
     return lambda row: str(row[column])
@@ -103,19 +121,17 @@ def p(column: str) -> Cell:
     return lambda row: p_text(row[column])
 
 
-def mean(column: str, form: str, ends: str = "", alike: str = "") -> Cell:
+def mean(column: str, form: str, alike: str = "") -> Cell:
     """A mean and its interval, "0.5 [0.3, 0.7]"; empty for nan.
 
     Args:
-        ends: of the columns of the interval; default ``column``.
         alike: in place of an interval that several equal values do not have.
     """
-    low, high = f"{ends or column}_low", f"{ends or column}_high"
 
     def text(row: Row) -> str:
         if math.isnan(row[column]):
             return ""
-        brackets = interval_text(row[low], row[high], form)
+        brackets = interval_text(*read_interval(row, column), form)
         if not brackets and row["n"] > 1:
             brackets = alike
         return f"{row[column]:{form}} {brackets}".rstrip()

@@ -32,7 +32,7 @@ def compare(differences: Mapping[tuple[str, str], Sequence[float]]) -> pd.DataFr
     """
     rows: list[dict[str, Any]] = []
     for (arm, control), values in differences.items():
-        row = estimate(values, "difference", "ci")
+        row = estimate(values, "difference", alone=True)
         names = {"arm": arm, "control": control, "n": len(values)}
         rows.append(names | row | {"p": p_value(values)})
     columns = ["arm", "control", "n", "difference", "ci_low", "ci_high", "p"]
@@ -65,7 +65,7 @@ def as_text(rows: pd.DataFrame, shown: Metric, against: str, missing: str) -> Ta
 
 def difference_text(shown: Metric) -> Cell:
     """The difference of a row of `compare` with its interval."""
-    return mean("difference", f"+.{shown.digits}f", "ci", ALIKE)
+    return mean("difference", f"+.{shown.digits}f", ALIKE)
 
 
 def verdicts(rows: pd.DataFrame) -> list[Verdict]:
@@ -73,7 +73,7 @@ def verdicts(rows: pd.DataFrame) -> list[Verdict]:
     where p after correction is below `ALPHA` that it is above or below."""
     found = []
     for row in rows.to_dict("records"):
-        verdict = Estimate.at(row, "difference", "ci").verdict()
+        verdict = Estimate.at(row, "difference").verdict()
         sure = row["p_holm"] < ALPHA or verdict == "open"
         found.append(verdict if sure else "not shown")
     return found

@@ -24,7 +24,7 @@ def over_rates(runs: pd.DataFrame, column: str) -> pd.DataFrame:
     for rate, seeds in runs.groupby("rate"):
         values = seeds[column].to_list()
         finite = values if all(map(math.isfinite, values)) else []
-        rows.append({"rate": rate, "n": len(values)} | estimate(finite, "mean", "ci"))
+        rows.append({"rate": rate, "n": len(values)} | estimate(finite, "mean", alone=True))
     return pd.DataFrame(rows)
 
 

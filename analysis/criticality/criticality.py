@@ -32,7 +32,7 @@ def onset_table(curve: pd.DataFrame, shown: Metric) -> Table:
         "units left": word("left"),
         "n": word("n"),
         "without": number("without", f".{max(2, shown.digits - 1)}f"),
-        f"harm, {shown.unit} [95 %]": mean("harm", f"+.{shown.digits + 1}f", "ci"),
+        f"harm, {shown.unit} [95 %]": mean("harm", f"+.{shown.digits + 1}f"),
         "right after": number("after", f"+.{shown.digits + 1}f"),
         "p (Holm)": p("p_holm"),
     }
@@ -62,7 +62,7 @@ def tables(
         "signal": word("arm"),
         "minus": word("control"),
         "n": word("n"),
-        "rank corr. [95 %]": mean("difference", "+.2f", "ci"),
+        "rank corr. [95 %]": mean("difference", "+.2f"),
         "p (Holm)": p("p_holm"),
     }
     made = [("Each pulse", arms, each, 1)]

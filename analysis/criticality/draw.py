@@ -121,7 +121,7 @@ def _named(rows: Sequence[Row]) -> Row:
 
 
 def _harm_of(row: Row) -> Estimate:
-    return Estimate.at(row, "harm", "ci")
+    return Estimate.at(row, "harm")
 
 
 def worst(curve: pd.DataFrame, trunk: Record) -> str:
@@ -234,7 +234,10 @@ def _signals(
         ax.axvline(chance, color="#949494", linewidth=0.8)
         ax.axhline(len(cells) - len(DULL) - 0.5, color="#949494", linewidth=0.8)
         for arm, part in points.groupby("arm", sort=False):
-            bars = [part[column] - part[f"{column}_low"], part[f"{column}_high"] - part[column]]
+            bars = [
+                part[column] - part[f"{column}_ci_low"],
+                part[f"{column}_ci_high"] - part[column],
+            ]
             line = looks[str(arm)].line | {"linestyle": "none"}
             ax.errorbar(part[column], part["place"], xerr=np.nan_to_num(bars), capsize=1.5, **line)
         words = "\n".join(textwrap.wrap(label, 12)) if narrow else f"{label}\nright: better"

@@ -52,7 +52,7 @@ def recovery(units: pd.DataFrame) -> pd.DataFrame:
     for (arm, onset, unit), part in units.groupby(["arm", "onset", "unit"], sort=False):
         values = part["harm"].to_list()
         names = {"arm": arm, "onset": onset, "unit": unit, "n": len(values)}
-        rows.append(names | estimate(values, "harm", "ci"))
+        rows.append(names | estimate(values, "harm", alone=True))
     return pd.DataFrame(rows)
 
 

@@ -116,7 +116,7 @@ def summary(each: pd.DataFrame) -> pd.DataFrame:
             exponent = found.exponent
             row = {"arm": arm, "method": method, "trunks": len(found.levels)}
             row |= {"pulses": found.pulses, "left_out": found.left_out, "level": found.level}
-            ends = {"exponent_low": exponent.low, "exponent_high": exponent.high}
+            ends = {"exponent_ci_low": exponent.low, "exponent_ci_high": exponent.high}
             rows.append(row | {"n": exponent.n, "exponent": exponent.value} | ends)
     return pd.DataFrame(rows)
 
@@ -211,7 +211,7 @@ def lines(each: pd.DataFrame) -> pd.DataFrame:
         for rate in (float(part["rate"].min()), float(part["rate"].max())):
             row = {"arm": arm, "rate": rate, "harm": float(found.of_pulses([rate])[0])}
             row |= {"n": exponent.n, "exponent": exponent.value}
-            rows.append(row | {"exponent_low": exponent.low, "exponent_high": exponent.high})
+            rows.append(row | {"exponent_ci_low": exponent.low, "exponent_ci_high": exponent.high})
     return pd.DataFrame(rows)
 
 
@@ -237,7 +237,7 @@ def figure(each: pd.DataFrame, trunk: Record) -> style.Drawing:
             marks |= {"markerfacecolor": look.colour if look is LOOKS[0] else "white"}
             marks |= {"markeredgewidth": 0.9, "markersize": 4}
             part = drawn[drawn["arm"] == arm]
-            bars = [part["harm"] - part["harm_low"], part["harm_high"] - part["harm"]]
+            bars = [part["harm"] - part["harm_ci_low"], part["harm_ci_high"] - part["harm"]]
             look_of_bars: Any = {"elinewidth": 0.7, "capsize": 1.5}
             ax.errorbar(part["x"], part["harm"], np.nan_to_num(bars), **look_of_bars, **marks)
             ends = law[law["arm"] == arm]
@@ -266,7 +266,7 @@ def figure(each: pd.DataFrame, trunk: Record) -> style.Drawing:
 
 def _power(row: pd.Series) -> str:
     """An exponent with its interval, as a label has it."""
-    return f"^{row['exponent']:.1f}{_interval_of(row['exponent_low'], row['exponent_high'])}"
+    return f"^{row['exponent']:.1f}{_interval_of(row['exponent_ci_low'], row['exponent_ci_high'])}"
 
 
 def _interval_of(low: float, high: float) -> str:

@@ -154,7 +154,7 @@ def _share_by_seed(whole: pd.DataFrame) -> dict[str, float]:
     x, y = whole["harm"].to_numpy(float), whole["harm_deletion"].to_numpy(float)
     n = len(x)
     if n < LEAST:
-        return {"share_low": math.nan, "share_high": math.nan}
+        return {"share_ci_low": math.nan, "share_ci_high": math.nan}
     (xx, xy), (_, yy) = np.cov(x, y) / n
     quantile = float(t.ppf(0.975, n - 1)) ** 2
     # the shares r at which the mean of y - r x is not significantly different from 0
@@ -165,10 +165,10 @@ def _share_by_seed(whole: pd.DataFrame) -> dict[str, float]:
     )
     inside = b * b - a * c
     if a <= 0 or inside < 0:  # harm itself may be 0
-        return {"share_low": math.nan, "share_high": math.nan}
+        return {"share_ci_low": math.nan, "share_ci_high": math.nan}
     return {
-        "share_low": float((b - math.sqrt(inside)) / a),
-        "share_high": float((b + math.sqrt(inside)) / a),
+        "share_ci_low": float((b - math.sqrt(inside)) / a),
+        "share_ci_high": float((b + math.sqrt(inside)) / a),
     }
 
 

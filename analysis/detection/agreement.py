@@ -47,7 +47,9 @@ def as_text(
 ) -> Table:
     """Agreement with the reference, `other_runs` and `costs`, rounded."""
     agreed = unforced.with_reference(rows, reference).set_index("detector")
-    table = in_other_runs.join(agreed[["n", "kappa", "kappa_low", "kappa_high"]]).assign(cost=spent)
+    table = in_other_runs.join(agreed[["n", "kappa", "kappa_ci_low", "kappa_ci_high"]]).assign(
+        cost=spent
+    )
     table.loc[table.index == reference, "with"] = np.nan  # 1 by definition, or the kappa
     table.loc[table.index == FIRST, "itself"] = np.nan
     columns = {
@@ -93,7 +95,7 @@ def figure(
         style.add_caption(fig, _words(runs, len(shares.columns), reference, change))
     numbers = shares.rename_axis("detector").reset_index()
     numbers = numbers.melt("detector", var_name="epoch", value_name="called")
-    kept = ["n", "kappa", "kappa_low", "kappa_high"]
+    kept = ["n", "kappa", "kappa_ci_low", "kappa_ci_high"]
     return style.Drawing(fig, pd.concat([numbers, agreed[kept].reset_index()], ignore_index=True))
 
 
@@ -101,7 +103,7 @@ def _draw_forest(ax: Axes, rows: pd.DataFrame, filled: Sequence[bool]) -> None:
     """One line per row, from the top: kappa and its interval, around a dotted line at 0; the marker
     is filled where ``filled`` says so."""
     ax.axvline(0, color="black", linewidth=0.8, linestyle=style.DOTTED)
-    numbers = rows[["kappa", "kappa_low", "kappa_high"]].to_numpy()
+    numbers = rows[["kappa", "kappa_ci_low", "kappa_ci_high"]].to_numpy()
     for place, ((value, low, high), full) in enumerate(zip(numbers, filled, strict=True)):
         ax.errorbar(
             value,

@@ -29,6 +29,7 @@ from regimes.records import Record, load_all, unit_name
 from regimes.statistics import LEAST
 
 from ..common.command import Files, Out, Several
+from ..common.estimates import frame_table
 from .model import largest_sigma
 from .numbers import FAMILIES, Setting, chances, network, shapes, sparsity
 
@@ -233,6 +234,5 @@ def main(
             f"{p.variance.max() ** 0.5:.3g}; w held, the bound is {1 - setting.epsilon:g} up to "
             f"σ = {largest_sigma(p, setting.n, setting.epsilon):.3g}"
         )
-    with pd.option_context("display.width", 250, "display.max_columns", None):
-        print(table(setting, runs).round(3).to_string(), "\n")
+    files.show(frame_table(table(setting, runs).rename_axis("statistic").reset_index(), 3))
     return files.print_paths()

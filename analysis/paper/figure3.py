@@ -31,7 +31,7 @@ from regimes.replay.compare import compare_rules
 
 from ..common.command import Files, Out, Records
 from ..common.compare import group_runs, schedules, whole_norm
-from ..common.estimates import estimate, over_seeds
+from ..common.estimates import as_table, estimate, mean, over_seeds, word
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,6 +43,22 @@ NORM, EVAL, BATCH = (
 )
 CONTROL = "the first epochs, as many as the norm flags"
 STATISTICS = ("eigenvalue", "eigenvalue:batch")
+ALONE = {  # the columns of the table of detectors, and of that of pairs
+    "detector": word("detector"),
+    "n": word("n"),
+    "critical [95 %]": mean("critical", ".3f"),
+    "of low": mean("of_low", ".3f"),
+    "s / epoch": mean("seconds_per_epoch", ".3f"),
+    "of training": mean("share_of_training", ".3f"),
+}
+PAIRS = {
+    "detector": word("a"),
+    "with": word("b"),
+    "n": word("n"),
+    "Jaccard [95 %]": mean("jaccard", ".3f"),
+    "kappa": mean("kappa", ".3f"),
+    "lag": mean("lag", ".2f"),
+}
 LINES = {  # what is drawn: (column, colour, dash)
     EVAL: ("eigenvalue", "#0173b2", "-"),
     BATCH: ("eigenvalue:batch", "#de8f05", (0, (4, 1.5))),
@@ -159,7 +175,7 @@ def _curve(values: pd.DataFrame, name: str, shares: pd.Series) -> pd.DataFrame:
     rows = []
     for epoch, group in values.groupby("epoch"):
         seen = group[column].dropna().to_list()
-        row = {"signal": name, "epoch": epoch, "n": len(seen), **estimate(seen, "mean", "ci")}
+        row = {"signal": name, "epoch": epoch, "n": len(seen), **estimate(seen, "mean", alone=True)}
         rows.append({**row, "critical": shares.get((name, epoch), np.nan)})
     return pd.DataFrame(rows)
 
@@ -250,9 +266,7 @@ def main(
     if schedule not in {run.name for run in runs}:
         runs = schedules(runs)
     alone, pairs = agreement(group_runs(runs, [schedule])[schedule], interval, eta)
-    with pd.option_context("display.width", 200, "display.max_columns", None):
-        print(alone.round(3).to_string(index=False), "\n")
-        print(pairs.round(3).to_string(index=False), "\n")
+    files.show(as_table(alone, ALONE).filled(), as_table(pairs, PAIRS, texts=2).filled())
     files.figure(f"figure3-{schedule}", figure3(runs, schedule, interval, eta))
     files.table(f"figure3-{schedule}-detectors", alone)
     files.table(f"figure3-{schedule}-pairs", pairs)

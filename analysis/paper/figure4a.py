@@ -101,7 +101,7 @@ def _pool_seeds(key: Any, rows: pd.DataFrame) -> dict[str, Any]:
         "batch": key[1],
         "n": len(rows),
         "pairs": rows["pairs"].iloc[0],
-        **estimate(rows["overlap"].to_list(), "overlap", "ci"),
+        **estimate(rows["overlap"].to_list(), "overlap", alone=True),
         "chance": rows["chance"].iloc[0],
         "layers": rows["layers"].mean(),
         "percent": rows["percent"].iloc[0],

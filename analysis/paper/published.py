@@ -24,6 +24,7 @@ from regimes.plotting.words import add_headline
 from regimes.records import Record
 
 from ..common.command import Files, Out
+from ..common.estimates import frame_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -250,5 +251,5 @@ def main(out: Out = None) -> list[Path]:
     last = frame.groupby([*KEYS, "level"], sort=False)["value"].last().rename("log").reset_index()
     last["log"] *= last["data"].map(lambda name: 1.0 if name == "wikitext-2" else 100.0)
     both = last.merge(tables()[[*KEYS, "level", "accuracy"]], how="left").round(2)
-    print(both.rename(columns={"accuracy": "printed"}).to_string(index=False))
+    files.show(frame_table(both.rename(columns={"accuracy": "printed"}), 2, len(KEYS) + 1))
     return files.print_paths()

@@ -78,10 +78,10 @@ def table(by_run: pd.DataFrame) -> pd.DataFrame:
                 "n": n,
                 "collapsed": count,
                 "share": count / n,
-                "share_low": low,
-                "share_high": high,
+                "share_ci_low": low,
+                "share_ci_high": high,
                 "p": math.nan if name == best else paired(both[name], both[best]),
-                **estimate(rest, "accuracy", "ci"),
+                **estimate(rest, "accuracy", alone=True),
             }
         )
     table = pd.DataFrame(rows)
@@ -114,7 +114,7 @@ def as_text(rows: pd.DataFrame) -> Table:
         "share [95 %]": mean("share", ".2f"),
         "p": p("p"),
         "p (Holm)": p("p_holm"),
-        "the rest's accuracy": mean("accuracy", ".1f", "ci"),
+        "the rest's accuracy": mean("accuracy", ".1f"),
     }
     return as_table(rows, columns)
 

@@ -131,7 +131,7 @@ def _ranges(ax: Axes, rows: pd.DataFrame, looks: dict[str, Any]) -> None:
         rates = [row["usable_min"], row["best"], row["usable_max"]]
         ax.plot(rates, [y] * 3, markevery=[1], **looks[row["arm"]].line)
         for side, arrow in (("usable_min", "<"), ("usable_max", ">")):
-            bars = [[row[side] - row[f"{side}_low"]], [row[f"{side}_high"] - row[side]]]
+            bars = [[row[side] - row[f"{side}_ci_low"]], [row[f"{side}_ci_high"] - row[side]]]
             if row[f"{side}_beyond"]:  # beside the end, which may be the best rate
                 ax.annotate(
                     "",
@@ -176,7 +176,7 @@ def _title(rows: pd.DataFrame) -> str:
     known = rows[np.isfinite(rows["of_dense"]) & (rows["of_dense"] < 1)]
     if known.empty:
         return "No level of compression has a narrower range of usable learning rates than dense"
-    with_ends = known[np.isfinite(known["of_dense_high"])]
+    with_ends = known[np.isfinite(known["of_dense_ci_high"])]
     known = known if with_ends.empty else with_ends
     row = known.loc[known["of_dense"].idxmin()]
     end = Estimate.at(row.drop("n", errors="ignore"), "of_dense")  # n is of all seeds

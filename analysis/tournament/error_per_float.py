@@ -167,7 +167,10 @@ def _draw(ax: Axes, rows: pd.DataFrame, cost: str, error: str) -> None:
     for place, (name, levels) in enumerate(rows.groupby("compressor", sort=False)):
         colour, dash, marker = LINES[place % len(LINES)]
         points = levels.sort_values(cost)
-        half = [points[error] - points[f"{error}_low"], points[f"{error}_high"] - points[error]]
+        half = [
+            points[error] - points[f"{error}_ci_low"],
+            points[f"{error}_ci_high"] - points[error],
+        ]
         ax.errorbar(
             points[cost],
             points[error],

@@ -87,7 +87,7 @@ def table(by_run: pd.DataFrame, metric: Metric, networks: Sequence[str] = NETWOR
     for name, runs in by_run.groupby("name", sort=False):
         costs = runs[["floats", "bytes", *networks]].mean().to_dict()
         row = {"arm": name, "rate": runs["rate"].iloc[0], "n": len(runs)}
-        rows.append(row | estimate(runs[metric.name].to_list(), metric.name, "ci") | costs)
+        rows.append(row | estimate(runs[metric.name].to_list(), metric.name, alone=True) | costs)
     by_arm = pd.DataFrame(rows).sort_values("floats", kind="stable", ignore_index=True)
     dense = by_arm[by_arm["arm"].isin(WHOLE)]
     for column in ("floats", "bytes"):
@@ -128,7 +128,7 @@ def own_minus_shared(by_run: pd.DataFrame, shared: pd.DataFrame, column: str) ->
             f"{column}_shared": runs[f"{column}_shared"].mean(skipna=False),
         }
         differences = (runs[column] - runs[f"{column}_shared"]).to_list()
-        rows.append(row | estimate(differences, "difference", "ci"))
+        rows.append(row | estimate(differences, "difference", alone=True))
     return pd.DataFrame(rows)
 
 
@@ -167,7 +167,7 @@ def arms_as_text(rows: pd.DataFrame, metric: Metric) -> Table:
         "arm": word("arm"),
         "rate": number("rate", "g"),
         "n": word("n"),
-        f"{metric.heading} [95 %]": mean(metric.name, f".{metric.digits}f", "ci", ALIKE),
+        f"{metric.heading} [95 %]": mean(metric.name, f".{metric.digits}f", ALIKE),
         "floats, of dense": _percent("floats_of_dense"),
         "bytes": _percent("bytes_of_dense"),
     }

@@ -169,7 +169,7 @@ def _title(against: pd.DataFrame, shown: Metric, control: str) -> str:
     """Which arms are better than the control at their floats, after correction."""
     sign = -1 if shown.lower else 1
     if len(against) and {*verdicts(against)} == {"open"}:
-        seeds = Estimate.at(against.iloc[0], "difference", "ci").seeds
+        seeds = Estimate.at(against.iloc[0], "difference").seeds
         return (
             f"Open whether a schedule of {len(against)} beats {control} with as many floats{seeds}"
         )

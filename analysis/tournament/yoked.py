@@ -136,7 +136,7 @@ def figure(runs: Sequence[Record]) -> style.Drawing:
     with style.theme():
         fig = style.figure(3.2)
         left, middle, right = fig.subplots(1, 3, sharey=True, width_ratios=[3, 3, 2])
-        _bars(left, rows, metric.name, f"{metric.name}_low", f"{metric.name}_high")
+        _bars(left, rows, metric.name, f"{metric.name}_ci_low", f"{metric.name}_ci_high")
         middle.axvline(0, color="black", linewidth=0.8, linestyle=style.DOTTED)
         _bars(middle, others, "difference", "ci_low", "ci_high")
         right.plot(rows["traffic_ratio"], rows["place"], "D", color="black", markersize=3.5)
@@ -168,7 +168,7 @@ def _title(rows: pd.DataFrame, metric: Metric) -> str:
         if row["schedule"] not in ("yoked first", "yoked last"):
             continue
         when = row["schedule"].replace("yoked", "in the")
-        gap = Estimate.at(row, "difference", "ci")
+        gap = Estimate.at(row, "difference")
         said.append(f"{when} epochs: {gap.text(f'+.{metric.digits}f')}")
     if not said:
         return "Does it matter where ACCORDION spends its floats?"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from regimes.console.stdout import escape_control
@@ -40,6 +40,18 @@ class Table:
         """Does each column hold words?"""
         last = len(self.heads) - self.ends
         return [i < self.texts or i >= last for i in range(len(self.heads))]
+
+    def filled(self) -> Table:
+        """The table without those columns of numbers in which no row has one.
+
+        >>> Table(("schedule", "n", "p"), [("low", "5", ""), ("high", "5", "")]).filled().heads
+        ['schedule', 'n']
+        """
+        kept = [
+            i for i, words in enumerate(self.words) if words or any(row[i] for row in self.rows)
+        ]
+        rows = [[row[i] for i in kept] for row in self.rows]
+        return replace(self, heads=[self.heads[i] for i in kept], rows=rows)
 
     def drawn(self, least: int | None = None, word: int = BROKEN, **options: Any) -> FoldingTable:
         """For a terminal: words wrap, and numbers do not. No text is read as markup. Columns that

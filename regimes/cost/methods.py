@@ -159,8 +159,8 @@ def tabulate_methods(job: Job, methods: Iterable[Method]) -> pd.DataFrame:
     a step and ``bytes_per_day``; ``speed_up`` over dense, and ``break_even``, the bandwidth in
     bits/s below which the method is faster than dense (as `network.crossing_bandwidth`), nan where
     the device is assumed; ``loss``, the verdict of `evidence`, and where it was measured: ``harm``
-    with ``harm_low``, ``harm_high`` and ``unit``, ``grid``, ``data``, ``parameters``, ``n``, and
-    ``times``, how many times as large the job's model is; empty where nothing was.
+    with ``harm_ci_low``, ``harm_ci_high`` and ``unit``, ``grid``, ``data``, ``parameters``, ``n``,
+    and ``times``, how many times as large the job's model is; empty where nothing was.
     """
     rows = []
     dense, assumed = method_work(job, parse_method(DENSE)), job.priced == "assumed"
@@ -200,8 +200,8 @@ def _measured(job: Job, method: Method) -> dict[str, Any]:
     return {
         "loss": method.verdict,
         "harm": harm.mean,
-        "harm_low": harm.low,
-        "harm_high": harm.high,
+        "harm_ci_low": harm.low,
+        "harm_ci_high": harm.high,
         "unit": harm.setting.unit,
         "grid": harm.setting.grid,
         "data": harm.setting.name,

@@ -13,7 +13,7 @@ from regimes.plotting.looks import METRICS, Metric
 from regimes.records import Record
 from regimes.records.reader import logged_values
 from regimes.replay.replay import TRAINING as CLOCK
-from regimes.statistics import t_interval
+from regimes.statistics import interval_names, t_interval
 
 KEYS = ("schedule", "epoch", "n", "ci_low", "ci_high", "floats", "seconds")  # of the tables below
 # columns of tables in which the metric is a column, too
@@ -101,8 +101,7 @@ def tabulate_ends(by_schedule: Groups, shown: Metric | None = None) -> pd.DataFr
             ("floats", [_sent(run)[end] for run, end in last]),
             ("seconds", [training_seconds(run)[end] for run, end in last]),
         ):
-            prefix = "" if column == shown.name else f"{column}_"
-            names = (column, f"{prefix}ci_low", f"{prefix}ci_high")
+            names = (column, *interval_names("" if column == shown.name else column))
             row |= dict(zip(names, t_interval([float(x) for x in numbers]), strict=True))
         rows.append(row)
     return pd.DataFrame(rows)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from regimes.statistics import ANY, LEAST, Range, t_interval
+from regimes.statistics import ANY, LEAST, Range, read_interval, t_interval
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,12 +50,10 @@ class Estimate:
         return cls(*t_interval(finite, within), len(finite))
 
     @classmethod
-    def at(cls, row: Mapping[Any, Any] | pd.Series, column: str, ends: str = "") -> Estimate:
-        """The number of a table's row that has the columns ``column``, ``ENDS_low`` and
-        ``ENDS_high``, and n where it is known (default: enough seeds)."""
-        value, low, high = (
-            float(row[name]) for name in (column, f"{ends or column}_low", f"{ends or column}_high")
-        )
+    def at(cls, row: Mapping[Any, Any] | pd.Series, column: str) -> Estimate:
+        """The number of a table's row that has the column ``column`` and those of its interval
+        (`statistics.read_interval`), and n where it is known (default: enough seeds)."""
+        value, (low, high) = float(row[column]), read_interval(row, column)
         n = row.get("n", LEAST)
         n = 0 if n is None or math.isnan(n) or not math.isfinite(value) else int(n)
         width = high - low if n >= LEAST else 0.0

@@ -24,7 +24,7 @@ from regimes.errors import ConfigError, RecordError
 from regimes.records import Record, load_all, separate_experiments, write_table
 from regimes.replay.compare import Comparison, compare_rules
 from regimes.replay.replay import Rule, has_statistics, past_epochs, replay_rule
-from regimes.statistics import t_interval
+from regimes.statistics import interval_names, t_interval
 
 NUMBERS = {
     "detectors": ("critical", "floats", "of_low", "seconds_per_epoch", "share_of_training"),
@@ -107,15 +107,16 @@ def over_seeds(frame: pd.DataFrame, part: str) -> pd.DataFrame:
         for name in NUMBERS[part]:
             values = group[name].dropna().tolist()
             defined = bool(values) and (part == "pairs" or len(values) == len(group))
-            mean, low, high = t_interval(values) if defined else (math.nan,) * 3
-            row |= {name: mean, f"{name}_low": low, f"{name}_high": high, f"{name}_n": len(values)}
+            found = t_interval(values) if defined else (math.nan,) * 3
+            row |= dict(zip((name, *interval_names(name)), found, strict=True))
+            row[f"{name}_n"] = len(values)
         rows.append(row)
     return pd.DataFrame(rows)
 
 
 def _cell(row: Any, name: str, digits: int = 2, times: float = 1) -> str:
     """Mean ± half the interval; a dash where it is undefined."""
-    mean, high = times * row[name], times * row[f"{name}_high"]
+    mean, high = times * row[name], times * row[interval_names(name)[1]]
     spread = "" if math.isnan(high) else f" ± {high - mean:.{digits}f}"
     return "-" if math.isnan(mean) else f"{mean:.{digits}f}{spread}"
 

@@ -120,7 +120,7 @@ def test_over_seeds_with_the_t_interval(runs: list[Record]) -> None:
     row = with_reference(over_seeds(each)).set_index("detector").loc["norm"]
     known = each[(each["a"] == "norm") & (each["b"] == "eigenvalue")]["kappa"].to_numpy()
     ends = stats.t.interval(0.95, len(known) - 1, known.mean(), stats.sem(known))
-    assert (row["kappa"], row["kappa_low"], row["kappa_high"]) == pytest.approx(
+    assert (row["kappa"], row["kappa_ci_low"], row["kappa_ci_high"]) == pytest.approx(
         (known.mean(), *ends)
     )
 

@@ -198,7 +198,7 @@ def test_scores_by_own_code(tree: Path) -> None:
     over = scores.over_seeds(each.reset_index()).set_index("signal").loc["norm"]
     values = each.xs("norm", level="signal")["rank"].to_numpy()
     ends = np.clip(stats.t.interval(0.95, 2, values.mean(), stats.sem(values)), -1, 1)
-    assert (over["rank"], over["rank_low"], over["rank_high"]) == pytest.approx(
+    assert (over["rank"], over["rank_ci_low"], over["rank_ci_high"]) == pytest.approx(
         (values.mean(), *ends)
     )
     dull = scores.against_dull(each.reset_index())

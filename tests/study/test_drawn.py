@@ -1,5 +1,6 @@
 """Every figure that `regimes figure` offers, and every picture of a report, shows numbers of its
-table: made from committed records, and read again from what is drawn (`drawn`)."""
+table, whose means lie within their intervals: made from committed records, and read again from what
+is drawn (`drawn`)."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from drawn import Parts, colour_alone, complaints, misplaced
+from intervals import interval_complaints
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.offsetbox import DrawingArea
@@ -193,6 +195,7 @@ def test_what_is_drawn_is_in_the_table(name: str, make: Callable[..., list[Made]
     (made,) = (one for one in make(offer, source, *words) if one.name == name)
     tables = [made.table, *made.tables.values(), *(also(made) for also in more)]
     assert complaints(made.figure, tables, WORDS.get(name, ())) == []
+    assert [said for rows in tables for said in interval_complaints(rows)] == []
     assert misplaced(made.figure) == []
     answers(name, made.figure)
     assert name in SHADED or colour_alone(made.figure) == []

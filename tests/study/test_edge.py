@@ -56,7 +56,7 @@ def test_the_mean_is_over_seeds_behind_the_warm_up(runs: list[Record]) -> None:
     means = np.array([seeds["product"].mean() for _, seeds in kept.groupby("seed")])
     row = rows.loc[(0.4, "dense")]
     ends = stats.t.interval(0.95, len(means) - 1, means.mean(), stats.sem(means))
-    assert (row["product"], row["product_low"], row["product_high"]) == pytest.approx(
+    assert (row["product"], row["product_ci_low"], row["product_ci_high"]) == pytest.approx(
         (means.mean(), *ends)
     )
     assert row["n"] == len(means) == 8

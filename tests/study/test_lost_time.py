@@ -69,10 +69,10 @@ def test_the_share_of_lost_time_has_the_interval_of_a_t_test() -> None:
     assert table.loc[6, "share"] == pytest.approx(lost[0].mean() / harm[0].mean())
     whole = table.loc[-1]
     assert whole["share"] == pytest.approx(lost.mean() / harm.mean())
-    for end in ("share_low", "share_high"):
+    for end in ("share_ci_low", "share_ci_high"):
         rest = (lost - whole[end] * harm).mean(0)
         assert stats.ttest_1samp(rest, 0.0).pvalue == pytest.approx(0.05)
-    assert whole["share_low"] < whole["share"] < whole["share_high"]
+    assert whole["share_ci_low"] < whole["share"] < whole["share_ci_high"]
 
 
 def test_a_tree_of_the_records() -> None:

@@ -126,7 +126,7 @@ def test_windows_are_compared_by_seed() -> None:
     row = rows.loc[(0.3, "epochs 2-7")]
     assert row["ratio"] == pytest.approx(np.exp(ends[0].mean()))
     low, high = stats.t.interval(0.95, 2, ends[0].mean(), stats.sem(ends[0]))
-    assert (row["ratio_low"], row["ratio_high"]) == pytest.approx((np.exp(low), np.exp(high)))
+    assert (row["ratio_ci_low"], row["ratio_ci_high"]) == pytest.approx((np.exp(low), np.exp(high)))
     assert row["p"] == pytest.approx(stats.ttest_1samp(ends[0] - ends[1], 0).pvalue)
     assert math.isnan(rows.loc[(0.3, "epochs 8-13"), "p"])
 

@@ -121,7 +121,7 @@ def test_harm_by_phase_and_scores_of_a_committed_tree() -> None:
     for phase, onset in ((settings.START, 0), (settings.HIGH, 6), (settings.FALLEN, 18)):
         row = by_phase.loc[phase]
         assert (row["onset"], row["n"]) == (onset, 3)
-        ends = (row["harm"], row["harm_low"], row["harm_high"])
+        ends = (row["harm"], row["harm_ci_low"], row["harm_ci_high"])
         assert ends == pytest.approx(t_interval([*wanted[onset].values()]))
     scores = scored.set_index(["seed", "signal"])
     for seed in (11000, 11001, 11002):
@@ -143,7 +143,7 @@ def test_harm_by_phase_and_scores_of_a_committed_tree() -> None:
     over = settings.over_trees(scored, pooled=True).set_index(["setting", "signal"])
     each = scores.xs("norm", level="signal")["rank"].to_list()
     row = over.loc[("harm-lm", "norm")]
-    assert (row["rank"], row["rank_low"], row["rank_high"]) == pytest.approx(t_interval(each))
+    assert (row["rank"], row["rank_ci_low"], row["rank_ci_high"]) == pytest.approx(t_interval(each))
     assert over.loc[(settings.ALL, "norm"), "rank"] == pytest.approx(np.mean(each))
     mean, low, high = t_interval(each)
     table = NUMBERS["signals_table"]("harm-lm", "harm-lm", "rank 1")

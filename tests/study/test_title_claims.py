@@ -58,10 +58,10 @@ def hedged(title: str) -> bool:
     return any(word in title for word in HEDGES)
 
 
-def row(name: str, values: list[float], ends: str = "") -> dict[str, Any]:
+def row(name: str, values: list[float], alone: bool = False) -> dict[str, Any]:
     """A row of a table of estimates, without missing values."""
     kept = [value for value in values if not math.isnan(value)]
-    return {"n": len(kept), **estimate(kept, name, ends)}
+    return {"n": len(kept), **estimate(kept, name, alone=alone)}
 
 
 def interval(values: list[float]) -> tuple[float, float] | None:
@@ -110,10 +110,10 @@ def test_an_interval_lies_within_what_is_possible(values: list[float], name: str
     low, high = WITHIN[name]
     kept = [min(max(value, low), high) for value in values if not math.isnan(value)]
     found = row(name, kept)
-    if found["n"] >= 3 and math.isnan(found[f"{name}_low"]):
+    if found["n"] >= 3 and math.isnan(found[f"{name}_ci_low"]):
         assert max(kept) - min(kept) <= 1e-9 * max(1.0, *map(abs, kept))
     elif found["n"] >= 3:
-        assert low <= found[f"{name}_low"] <= found[name] <= found[f"{name}_high"] <= high
+        assert low <= found[f"{name}_ci_low"] <= found[name] <= found[f"{name}_ci_high"] <= high
 
 
 # -- curves ----------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ def test_the_norm_falls_in_a_window_only_where_there_is_one(windows: Any, said: 
 @quick
 @given(values=seeds)
 def test_the_windows_are_worth_what_is_shown(values: list[float]) -> None:
-    gap = Estimate.at(row("difference", values, "ci"), "difference", "ci")
+    gap = Estimate.at(row("difference", values, alone=True), "difference")
     if not gap.n:
         return
     title = check(
@@ -295,7 +295,7 @@ def trunk(tmp_path_factory: pytest.TempPathFactory) -> Record:
 )
 def test_harm(arms: dict[str, list[list[float]]]) -> None:
     rows = [
-        {"arm": arm, "onset": at, "left": 3 - at, "without": 3.0, **row("harm", values, "ci")}
+        {"arm": arm, "onset": at, "left": 3 - at, "without": 3.0, **row("harm", values, alone=True)}
         for arm, by_onset in arms.items()
         for at, values in enumerate(by_onset)
     ]
@@ -317,7 +317,7 @@ def test_harm(arms: dict[str, list[list[float]]]) -> None:
 def test_the_pulse_that_is_shaded_is_the_one_that_the_title_names() -> None:
     """A larger mean, from unit 1, has an interval around 0; the first arm changes nothing."""
     rows = [
-        {"arm": arm, "onset": at, "left": 3, "without": 3.0, **row("harm", values, "ci")}
+        {"arm": arm, "onset": at, "left": 3, "without": 3.0, **row("harm", values, alone=True)}
         for arm, at, values in (
             ("same", 0, [0.0, 0.0, 0.0]),
             ("rank 1", 1, [0.0, 0.1, 3.0]),
@@ -371,7 +371,7 @@ def test_a_signal_falls_only_where_it_ends_lower(values: list[float]) -> None:
 @quick
 @given(values=seeds)
 def test_floats_in_other_epochs(values: list[float]) -> None:
-    rows = pd.DataFrame([{"schedule": "yoked first", **row("difference", values, "ci")}])
+    rows = pd.DataFrame([{"schedule": "yoked first", **row("difference", values, alone=True)}])
     if rows["n"][0]:
         check(yoked._title(rows, looks.find_metric("accuracy")))
 

@@ -90,7 +90,7 @@ def rule_agreement(source: str, a: str, b: str) -> Interval:
     """Kappa of two columns of Figure 3, with an interval of 3 epochs and eta 0.5."""
     _, rows = figure3.agreement([*records(source)], 3, 0.5)
     row = row_of(rows, a=a, b=b)
-    return Interval(row["kappa"], row["kappa_low"], row["kappa_high"])
+    return Interval(row["kappa"], row["kappa_ci_low"], row["kappa_ci_high"])
 
 
 @number

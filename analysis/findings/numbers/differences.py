@@ -270,5 +270,5 @@ def collapsed(source: str, schedule: str) -> dict[str, Any]:
     """How many runs of a schedule end nearer to guessing than to the best schedule's median
     (`analysis.rates.collapse`)."""
     row = row_of(collapse.table(collapse.entries(records(source))), schedule=schedule)
-    share = Interval(row["share"], row["share_low"], row["share_high"], n=int(row["n"]))
+    share = Interval(row["share"], row["share_ci_low"], row["share_ci_high"], n=int(row["n"]))
     return {"count": int(row["collapsed"]), "share": share, "others": float(row["accuracy"])}

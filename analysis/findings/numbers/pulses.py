@@ -187,7 +187,7 @@ def signal_of_harm(source: str, arm: str, signal: str, first: int = 0) -> Interv
     """Rank correlation of a signal with harm over the onsets from ``first`` on, mean over seeds."""
     record_read(f"{source}.tar.xz")
     row = row_of(scores.over_seeds(_scores(source, first)), arm=arm, signal=signal)
-    low, high = row["rank_low"], row["rank_high"]
+    low, high = row["rank_ci_low"], row["rank_ci_high"]
     return Interval(row["rank"], low, high, int(row["n"]), row["p"], row["p_holm"])
 
 

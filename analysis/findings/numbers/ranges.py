@@ -48,7 +48,7 @@ def range_of(source: str, arm: str, rule: int = 0, metric: str = "accuracy") -> 
     interval (``of_dense``), and as a rate (``end``); n; and the arm's best rate."""
     rows = _table(source, metric)
     row = row_of(rows, rule=rows["rule"].unique()[rule], arm=arm)
-    ends = row["of_dense"], row["of_dense_low"], row["of_dense_high"]
+    ends = row["of_dense"], row["of_dense_ci_low"], row["of_dense_ci_high"]
     n = int(row["n"])
     return {"of_dense": Interval(*ends, n=n), "end": row["usable_max"], "n": n, "best": row["best"]}
 
@@ -141,7 +141,7 @@ def when(nats: float, epochs: str) -> Interval:
     hypothesis that the last window has the same ratio."""
     rows = narrowing.table(_when())
     row = row_of(rows, limit=nats, window=f"epochs {epochs}")
-    ends = row["ratio"], row["ratio_low"], row["ratio_high"]
+    ends = row["ratio"], row["ratio_ci_low"], row["ratio_ci_high"]
     return Interval(*ends, n=int(row["n"]), p=row["p"])
 
 
@@ -188,7 +188,7 @@ def _edge() -> pd.DataFrame:
 def product(rate: float, arm: str) -> Interval:
     """The top eigenvalue times the rate."""
     row = row_of(_edge(), rate=rate, arm=arm)
-    return Interval(row["product"], row["product_low"], row["product_high"], n=int(row["n"]))
+    return Interval(row["product"], row["product_ci_low"], row["product_ci_high"], n=int(row["n"]))
 
 
 @number

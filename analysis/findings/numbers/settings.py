@@ -66,7 +66,7 @@ def _rank(scored: pd.DataFrame, signal: str) -> str:
     if of_signal.empty:
         return ""
     row = settings.over_trees(of_signal).iloc[0]
-    return f"{row['rank']:+.2f}" + "*" * bool(row["rank_low"] > 0 or row["rank_high"] < 0)
+    return f"{row['rank']:+.2f}" + "*" * bool(row["rank_ci_low"] > 0 or row["rank_ci_high"] < 0)
 
 
 @number
@@ -76,8 +76,8 @@ def signals_table(sources: str, tree: str, *arms: str) -> str:
     one tree."""
     every, lines = _scored(sources), []
     for signal in _tree(tree, arms[0])[1]["signal"].unique():
-        ends = every.loc[every["signal"] == signal, ["rank_low", "rank_high"]]
-        above, below = int((ends["rank_low"] > 0).sum()), int((ends["rank_high"] < 0).sum())
+        ends = every.loc[every["signal"] == signal, ["rank_ci_low", "rank_ci_high"]]
+        above, below = int((ends["rank_ci_low"] > 0).sum()), int((ends["rank_ci_high"] < 0).sum())
         none = int(ends.isna().any(axis=1).sum())
         line = [signal, *map(str, (above, len(ends) - above - below - none, below, none))]
         for found in (signal_of_harm(tree, arm, signal) for arm in arms):
@@ -91,7 +91,7 @@ def signals_table(sources: str, tree: str, *arms: str) -> str:
 def settings_above(sources: str, signal: str) -> int:
     """In how many of the settings a signal's rank correlation has an interval above 0."""
     rows = _scored(sources)
-    return int((rows.loc[rows["signal"] == signal, "rank_low"] > 0).sum())
+    return int((rows.loc[rows["signal"] == signal, "rank_ci_low"] > 0).sum())
 
 
 @number

@@ -65,7 +65,7 @@ def _arm_columns(rows: pd.DataFrame, metric: Metric) -> dict[str, Cell]:
         "arm": word("arm"),
         "rate": estimates.number("rate", "g"),
         f"{metric.heading} [95 %], {seeds_in_words(rows['n'].to_list())}": mean(
-            metric.name, f".{metric.digits}f", "ci", ALIKE
+            metric.name, f".{metric.digits}f", ALIKE
         ),
         "floats, % of dense": lambda row: f"{100 * row['floats_of_dense']:.1f}",
     }

@@ -312,19 +312,19 @@ def test_a_number_that_one_seed_lacks() -> None:
     ]
     one = detect.over_seeds(pd.DataFrame(rows), "detectors").iloc[0]
     assert one["n"] == 4
-    assert np.isnan([one["of_low"], one["of_low_low"], one["of_low_high"]]).all()
+    assert np.isnan([one["of_low"], one["of_low_ci_low"], one["of_low_ci_high"]]).all()
     two = detect.over_seeds(pd.DataFrame(rows), "pairs").iloc[0]
     assert (two["n"], two["kappa_n"], two["kappa"]) == (4, 3, 3.0)
     half = stats.t.ppf(0.975, 2) * 2 / math.sqrt(3)
-    assert (two["kappa_low"], two["kappa_high"]) == pytest.approx((3 - half, 3 + half))
+    assert (two["kappa_ci_low"], two["kappa_ci_high"]) == pytest.approx((3 - half, 3 + half))
 
 
 def test_what_stands_behind_plus_and_minus() -> None:
-    row = {"x": 0.25, "x_high": 0.375, "y": 2.0, "y_high": math.nan, "z": math.nan}
+    row = {"x": 0.25, "x_ci_high": 0.375, "y": 2.0, "y_ci_high": math.nan, "z": math.nan}
     assert detect._cell(row, "x") == "0.25 ± 0.12"
     assert detect._cell(row, "x", 1, 100) == "25.0 ± 12.5"
     assert detect._cell(row, "y") == "2.00"
-    assert detect._cell({**row, "z_high": math.nan}, "z") == "-"
+    assert detect._cell({**row, "z_ci_high": math.nan}, "z") == "-"
 
 
 def test_lag_keeps_to_a_quarter_of_a_short_run() -> None:
@@ -464,7 +464,7 @@ def test_means_and_intervals_over_seeds(folder: Path) -> None:
     )
     ends = stats.t.interval(0.95, 2, each.mean(), stats.sem(each))
     assert mine["n"].tolist() == [3]
-    found = mine[["critical_low", "critical_high"]].to_numpy()[0]
+    found = mine[["critical_ci_low", "critical_ci_high"]].to_numpy()[0]
     assert found == pytest.approx(ends)
 
 

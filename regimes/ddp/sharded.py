@@ -9,11 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
 
-from regimes.collectives.sharded_models import describe_sharding, local_part, mesh_fault
+from regimes.collectives.sharded_models import (
+    describe_sharding,
+    fully_shard_calls,
+    local_part,
+    mesh_fault,
+    param_groups,
+)
 from regimes.ddp.own_hooks import BUCKET, DividedGradients
 from regimes.ddp.source import plain_names
 from regimes.errors import ConfigError
@@ -50,6 +57,39 @@ class ShardedGradients(DividedGradients):
         super().__init__(network, parameters, local, replicas, mesh)
         check_rows(parameters, self.local, self.mesh)
         self.bucket_bytes = BUCKET * self.mesh.size()
+        calls = fully_shard_calls(network)
+        self.param_groups = [group for state, *_ in calls for group in param_groups(state)]
+
+    def connect_receiver(self, receiver: Any) -> None:
+        super().connect_receiver(receiver)
+        self._multiply_sums()  # and before each pass, because a factor may be set at any time
+        self.network.register_forward_pre_hook(
+            lambda *_: None if torch.compiler.is_compiling() else self._multiply_sums()
+        )
+
+    def _multiply_sums(self) -> None:
+        """Where the user has set what a sum of gradients is divided by, FSDP2 divides the sum of
+        one replica by it. The sum of all replicas is their mean, which is exchanged, times their
+        number."""
+        for group in self._divided_by_factor():
+            group._all_reduce_hook = _TimesReplicas(group, self._replicas.size())
+
+    def _divided_by_factor(self) -> list[Any]:
+        """The groups with a factor whose gradients are not multiplied yet."""
+        return [
+            group
+            for group in self.param_groups
+            if getattr(group, "gradient_divide_factor", None) is not None
+            and not isinstance(group._all_reduce_hook, _TimesReplicas)
+        ]
+
+    def _begin_pass(self, now: int) -> None:
+        if self._divided_by_factor():
+            raise ConfigError(
+                "set_gradient_divide_factor or set_all_reduce_hook was called between the forward "
+                "and the backward pass, or in a compiled model after attach: call it before attach"
+            )
+        super()._begin_pass(now)
 
     def shared_facts(self) -> dict[str, Any]:
         kinds = [str(p.dtype) for p in self.parameters.values()]
@@ -58,6 +98,24 @@ class ShardedGradients(DividedGradients):
     def local_gradient(self, parameter: Any) -> Tensor:
         """This process's rows of a gradient that FSDP2 has reduced within the replica."""
         return local_part(parameter.grad)
+
+
+class _TimesReplicas:
+    """What FSDP2 calls with a group's gradient once it is reduced within the replica, before it is
+    added to ``.grad``: an all-reduce hook (``set_all_reduce_hook``), after the user's own."""
+
+    def __init__(self, group: Any, replicas: int) -> None:
+        self.group, self.replicas, self.own = ref(group), replicas, group._all_reduce_hook
+
+    def __call__(self, output: Tensor) -> None:
+        if self.own is not None:
+            self.own(output)
+        if (group := self.group()) is not None and group.gradient_divide_factor is not None:
+            output.mul_(self.replicas)
+        if output.is_cuda:
+            # With such a hook FSDP2 works on in another stream than that of the reduce-scatter,
+            # which has allocated the memory and would use it again too early.
+            output.record_stream(torch.cuda.current_stream(output.device))
 
 
 def named_trainable(network: nn.Module) -> dict[str, nn.Parameter]:

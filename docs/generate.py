@@ -307,7 +307,7 @@ EXAMPLES = ("compressor.residual=update", "dtype=bfloat16", "data.augment=true",
 
 def all_parts() -> dict[str, tuple[frozenset[str], tuple[str, ...]]]:
     """By part: what it needs, and the calls that can ask for it."""
-    from regimes.capabilities import LOSS_SCALE, OWN_COLLECTIVES, PROBE, declared_needs
+    from regimes.capabilities import OWN_COLLECTIVES, PROBE, declared_needs
     from regimes.compression.needs import compressor_needs
     from regimes.config import OuterConfig, RunConfig, override
     from regimes.data import deficits
@@ -345,7 +345,7 @@ def all_parts() -> dict[str, tuple[frozenset[str], tuple[str, ...]]]:
         parts[f"`{setting.replace('=', ' = ')}`"] = needs, calls
     for part in outer_parts(OuterConfig(states="average", delay=1)):
         parts[f"`{part.field}`"] = frozenset(part.needs), (*TRAINER, "local_steps")
-    parts["`scaler`"] = frozenset({LOSS_SCALE}), ("attach",)
+    parts["`scaler`"] = frozenset(), ("attach",)
     return parts
 
 

@@ -37,7 +37,6 @@ SAMPLES = "samples"
 OWN_COLLECTIVES = "own_collectives"
 FULL_PRECISION = "full_precision"
 HALF_PARAMETERS = "half_parameters"
-LOSS_SCALE = "loss_scale"
 CAPTURED_STEPS = "captured_steps"
 UNITS_BY_CALL = "units_by_call"
 NAMED_TASK = "named_task"
@@ -64,7 +63,6 @@ MEANING = {
     OWN_COLLECTIVES: "values may be sent apart from the exchange of a step",
     FULL_PRECISION: "parameters are float32 or float64",
     HALF_PARAMETERS: "parameters may be bfloat16 or float16",
-    LOSS_SCALE: "the loss may be scaled",
     CAPTURED_STEPS: "each step launches the same kernels",
     UNITS_BY_CALL: "a unit ends where the script says so, between two steps",
     NAMED_TASK: "data set and network are named in the configuration",
@@ -300,7 +298,6 @@ SHARDED_MODEL = Mode(
     {
         WHOLE_LAYERS: "each process holds some rows of each layer",
         MODULE_PARTS: _NO_PARTS,
-        LOSS_SCALE: "it trains in bfloat16, which needs no gradient scaler: leave it out",
     },
 )
 SHARDED_COLLECTIVES = Mode(
@@ -310,7 +307,6 @@ SHARDED_COLLECTIVES = Mode(
         WORKER_GRADIENTS: "gradients are exchanged module by module, and then freed",
         STEP_UPDATES: "each process has its part of each module's reduced gradient",
         OWN_COLLECTIVES: "what FSDP2 exchanges is compressed, and nothing is sent beside it",
-        LOSS_SCALE: "it trains in bfloat16, which needs no gradient scaler: leave it out",
     },
 )
 LOCAL_STEPS = Mode(

@@ -73,6 +73,9 @@ class State(Workspace):
         """What the residual is multiplied by, beside the scale that a hook keeps of each layer."""
         return 1.0
 
+    def rescale_residual(self, ratio: float) -> None:
+        """The residual is multiplied by ``ratio`` times ``residual_unit``."""
+
     def seeds(self, what: str, workers: Iterable[int] | None = None) -> list[Seed]:
         """Seeds of this step's random numbers for a purpose, one for each of some workers, or one
         that all share. In a step that is captured they are places on the device (``SeedTable``)."""

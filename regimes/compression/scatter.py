@@ -38,6 +38,9 @@ class ScatterState(State):
     def residual_unit(self) -> float:
         return self.residual_scale
 
+    def rescale_residual(self, ratio: float) -> None:
+        self.residual_scale *= ratio
+
 
 @dataclass(frozen=True, kw_only=True)
 class QuantisedScatter(QuantisedAllReduce):

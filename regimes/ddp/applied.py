@@ -8,7 +8,7 @@ what it has held back from such a pass. ``ddp.steps`` then takes the pass back.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ class AppliedSteps:
         known: layers that one of these optimisers steps.
         stepped: layers that were stepped since ``begin_pass``: some optimisers step within the
             backward pass, as soon as a gradient is there.
+        told: called with an optimiser that is about to step a layer.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class AppliedSteps:
         self._layers = {id(p): i for i, several in enumerate(self.parameters) for p in several}
         self.known: set[int] = set()
         self.stepped: set[int] = set()
+        self.told: Callable[[Any], Any] = lambda optimizer: None
         self._marks: list[list[tuple[int, int] | None]] = []
         self._versions: list[list[int]] = []
         # ``Optimizer.__init__`` wraps the class's step, without which no hook is called
@@ -121,6 +123,8 @@ class AppliedSteps:
 
 def _before_step(applied: AppliedSteps, optimizer: Any, args: Any, kwargs: Any) -> None:
     """Before a step: some optimisers clear the gradients in it. A closure makes its own."""
+    if applied._with_layers(optimizer):
+        applied.told(optimizer)
     if len(args) < 2 and kwargs.get("closure") is None:
         _after_step(applied, optimizer, args, kwargs)
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from regimes import capabilities
-from regimes.capabilities import LOSS_SCALE, Mode, Part
+from regimes.capabilities import Mode
 from regimes.config import GivenLevel
 from regimes.ddp.fsdp_source import FSDPModules, ShardedReplicas
 from regimes.ddp.fsdp_steps import ModuleSteps, ReplicaSteps
@@ -98,8 +98,9 @@ def attach(
             steps, ``len(loader)`` for an epoch. A ``DistributedSampler``: it ends by itself when
             ``set_epoch`` names another epoch. The last two need the optimiser.
         record: a folder for a record of the job, as the trainer writes one; process 0 writes it.
-        scaler: the GradScaler that scales the loss, if one does. The hook then works in units of
-            the unscaled loss: another scale changes neither residuals nor norms.
+        scaler: the GradScaler that scales the loss, if one does. The hook works in units of the
+            unscaled loss: another scale changes neither residuals nor norms. One of torch that
+            steps the model's optimiser is found without this argument.
         instruments: what else is measured: ``{"error", "residual"}``, or a table of their fields;
             with ``probe``, at the end of each unit, ``{"curvature": {}, "sharpness": {}}`` (fields
             of `instruments.curvature`). The training ends in the same bits with and without them.
@@ -122,7 +123,6 @@ def attach(
     Raises:
         ConfigError: one sentence, before anything is registered.
     """
-    asked = [] if scaler is None else [Part("scaler", {LOSS_SCALE})]
     source: Attached
     steps: type[UnitSteps] = HookSteps
     if shards is None and (scatter is not None or gather is not None):
@@ -134,7 +134,6 @@ def attach(
         within = choices.within_replicas(scatter, gather)
         source, steps = ShardedReplicas(model, replicas, shards, within), ReplicaSteps
     elif shards is not None:
-        capabilities.check(asked, [capabilities.SHARDED_COLLECTIVES])
         compressor, level, levels = choices.choose_scatter(
             scatter, policy, compressor, level, levels
         )
@@ -159,7 +158,7 @@ def attach(
         policy, compressor, levels, signal, start_compressing_after, probed
     )
     modes = _list_modes(replicas, shards, optimizer, schedule, chosen.probe)
-    capabilities.check([*asked, *chosen.needed_parts()], modes)
+    capabilities.check(chosen.needed_parts(), modes)
     options = record_options(record)
     for name, given in (("summary", summary), ("compare_weights", compare_weights)):
         require(isinstance(given, bool), name, given, "true or false")

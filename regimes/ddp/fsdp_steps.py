@@ -28,6 +28,7 @@ from regimes.config import DENSE
 from regimes.ddp.applied import AppliedSteps
 from regimes.ddp.fsdp_groups import ParameterGroup, check_root
 from regimes.ddp.fsdp_reductions import QuantisedReduction
+from regimes.ddp.loss_scale import LossScale
 from regimes.ddp.source import after_backward
 from regimes.ddp.steps import HookSteps
 from regimes.ddp.unit_steps import UnitSteps
@@ -112,9 +113,9 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
         gauges: Collection[Any],
         *,
         readers: Collection[Any] = (),
+        loss_scale: LossScale,
         dense_start: int = 0,
         optimizer: Any = None,
-        **_: Any,
     ) -> None:
         """
         Args:
@@ -122,11 +123,12 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
             gauges: see the reduced gradient of every step, what this process owns of each layer.
             readers: those of them that, when they are ``due``, also see what it would be without
                 compression.
+            loss_scale: what the loss is multiplied by.
             dense_start: so many steps send the gradient uncompressed.
             optimizer: steps the parameters, if it is known.
         """
         applied = AppliedSteps(source.members, optimizer)
-        super().__init__(reducer, source.device, dense_start, gauges, applied)
+        super().__init__(reducer, source.device, dense_start, gauges, applied, loss_scale)
         self.source, self.within = source, cast(ProcessWorld, reducer.world)
         self.sizes = [layout.owned_size for layout in source.layouts]
         self.reductions = source.make_reductions(reducer)
@@ -140,6 +142,7 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
         self._means: dict[int, Tensor] = {}  # updates without compression
         self._flags: list[Tensor] = []
         self._flag: tuple[Tensor, Any] | None = None  # of the last step, on its way to the host
+        self._scale = 1.0  # of the loss of the step under way
         self._pass: int | None = None  # the autograd engine's number of the step under way
 
     @property
@@ -192,6 +195,8 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
         self._pass, self._pending, self._states = now, {}, {}
         self._updates, self._flags, self._exact, self._means = {}, [], {}, {}
         self.applied.begin_pass()
+        self.loss_scale.begin_pass()
+        self._scale = self.loss_scale.of_pass()
         self.before_step()
         self._due = any(getattr(gauge, "due", True) for gauge in self.readers)
         self.within.meter.add_counts(self.gathered.take_counts())
@@ -201,7 +206,7 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
     def _copy_memory(self, layer: int, scale: float) -> State:
         """A layer's memory as this pass changes it."""
         if layer not in self._states:
-            self._states[layer] = self.memories.copy_state(layer, scale)
+            self._states[layer] = self.memories.copy_state(layer, scale * self._scale)
         return self._states[layer]
 
     def _collect_update(self, place: int) -> None:
@@ -252,6 +257,8 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
         """Show a step to the gauges; one that is not finite adds nothing."""
         rows = self._fill_layers(self._updates)
         stack = torch.cat(self._fill_layers(self._means)) if self._due else rows[0].new_zeros(0)
+        if self._scale != 1:
+            rows, stack = list(torch._foreach_div(rows, self._scale)), stack / self._scale
         fill_if_nonfinite([*rows, stack], flag, 0.0)
         for gauge in self.gauges:
             gauge.step(stack[None], rows)

@@ -25,6 +25,7 @@ from regimes.compression.reducer import Reducer
 from regimes.compression.traffic import check_order, costs_per_step
 from regimes.config import DENSE
 from regimes.ddp.divided_state import DividedState
+from regimes.ddp.loss_scale import LossScale
 from regimes.ddp.sharded_state import ShardedState
 from regimes.ddp.source import Attached
 from regimes.ddp.state import Fitted, StateCodec
@@ -115,7 +116,7 @@ class Hook(Job):
             self.reducer,
             list(on_steps.values()),
             readers=readers,
-            scale=(lambda: 1.0) if scaler is None else scaler.get_scale,
+            loss_scale=LossScale(scaler),
             dense_start=chosen.dense_start,
             optimizer=schedule.optimizer,
         )

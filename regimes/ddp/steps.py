@@ -10,7 +10,7 @@ it. The next pass may find that the last one was not applied (``ddp.applied``): 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from regimes.compression.reducer import Reducer
 from regimes.ddp.applied import AppliedSteps
+from regimes.ddp.loss_scale import LossScale
 from regimes.ddp.source import Source
 from regimes.ddp.unit_steps import UnitSteps
 from regimes.errors import ConfigError
@@ -43,7 +44,7 @@ class HookSteps(UnitSteps, Listener):
         gauges: Collection[Any],
         *,
         readers: Sequence[Any] = (),
-        scale: Callable[[], float],
+        loss_scale: LossScale,
         dense_start: int = 0,
         optimizer: Any = None,
     ) -> None:
@@ -53,11 +54,11 @@ class HookSteps(UnitSteps, Listener):
             readers: those of the gauges that, when they are ``due``, read this process's own
                 gradients as well as the shared update.
             dense_start: how many steps, from the first on, send the gradient uncompressed.
-            scale: what the loss is multiplied by (a GradScaler's scale).
+            loss_scale: what the loss is multiplied by.
             optimizer: steps the parameters, if it is known.
         """
         applied = AppliedSteps([[p] for p in source.parameters.values()], optimizer)
-        super().__init__(reducer, source.device, dense_start, gauges, applied)
+        super().__init__(reducer, source.device, dense_start, gauges, applied, loss_scale)
         self.source, self.readers = source, readers
         self.sizes = [t.numel() for t in source.local]
         self.stack = self._make_stack(0)
@@ -69,7 +70,6 @@ class HookSteps(UnitSteps, Listener):
             background=source.device,
             written=self,
         )
-        self._scale = scale
 
     # -- in the thread of backward, called by the source -------------------------------------
 
@@ -80,6 +80,7 @@ class HookSteps(UnitSteps, Listener):
 
     def begin_step(self) -> None:
         self.applied.begin_pass()
+        self.loss_scale.begin_pass()
         self.before_step()  # before the clock: it may end a unit, which changes clock and levels
         self.clock.start_step()
         self.exchange.begin_transfer(self.present_levels)
@@ -164,8 +165,8 @@ class HookSteps(UnitSteps, Listener):
 
     # -- what the exchange asks and tells ------------------------------------------------------
 
-    def loss_scale(self) -> float:
-        return self._scale()
+    def scale_of_loss(self) -> float:
+        return self.loss_scale.of_pass()
 
     def before_first_bucket(self) -> None:
         self.run_check()

@@ -6,12 +6,14 @@ import contextlib
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, AnyLevel
 from regimes.ddp.applied import UNKNOWN, AppliedSteps
+from regimes.ddp.loss_scale import LossScale
 from regimes.exchange.tentative import TentativeMemories
 from regimes.instruments.gradient_norm import NormsGauge
 from regimes.job.clock import Clock
@@ -32,6 +34,7 @@ class UnitSteps:
         gauges: each sees every finite step, in units of the unscaled loss; each is a ``Gauge``,
             made ``reversible`` here.
         applied: tells whether the last step was applied.
+        loss_scale: what the loss of a pass is multiplied by.
         by_process: no process holds whole layers: there is no full state, and another number of
             processes can load only ``sharded_state``, from the folder of all.
     """
@@ -46,12 +49,15 @@ class UnitSteps:
         dense_start: int,
         gauges: Collection[Any],
         applied: AppliedSteps,
+        loss_scale: LossScale,
     ) -> None:
         self.reducer, self.device, self.dense_start = reducer, device, dense_start
         self.gauges = gauges
         for gauge in gauges:
             gauge.reversible = True
-        self.applied = applied
+        self.applied, self.loss_scale = applied, loss_scale
+        see_step = WeakMethod(self._see_step)  # torch keeps what it calls at a step
+        applied.told = lambda optimizer: (alive := see_step()) and alive(optimizer)
         self.levels: Sequence[AnyLevel] = []
         # each gauge with its attributes before the last step, while that may still be undone
         self._last: list[tuple[Any, dict[str, Any]]] | None = None
@@ -80,6 +86,20 @@ class UnitSteps:
         """Keep what a step that counts now will change, so that ``undo_step`` can take it back.
         Called before counts and gauges see the step."""
         self._last = [(gauge, dict(vars(gauge))) for gauge in self.gauges]
+
+    @torch.no_grad()
+    def _see_step(self, optimizer: Any) -> None:
+        """An optimiser steps the model, which may show another scale of the last pass than was
+        assumed: put right what was kept of it."""
+        first = not self.loss_scale.certain  # then all passes so far have assumed the same
+        ratio = self.loss_scale.see_step(optimizer)
+        if ratio == 1:
+            return
+        self.memories.rescale(ratio)
+        with self.on_hook_stream():
+            for gauge, before in self._last or ():
+                if isinstance(gauge, NormsGauge):  # others do not depend on the unit
+                    gauge.rescale({} if first else before["sums"], 1 / ratio)
 
     # -- a step that has not counted -----------------------------------------------------------
 

@@ -108,7 +108,7 @@ class Transfer:
 class Listener:
     """What a written exchange asks its owner, and reports to it, in the thread that exchanges."""
 
-    def loss_scale(self) -> float:
+    def scale_of_loss(self) -> float:
         """What the loss is multiplied by; asked at a step's first bucket."""
         return 1.0
 
@@ -336,7 +336,7 @@ class Exchange:
         sent with the first."""
         assert self.memories is not None
         if not transfer.flags:
-            transfer.scale = owner.loss_scale()
+            transfer.scale = owner.scale_of_loss()
             # Here and not in the caller's thread: it may contain a collective, which must come
             # before those of the first bucket on all processes.
             owner.before_first_bucket()

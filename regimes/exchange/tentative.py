@@ -96,6 +96,14 @@ class TentativeMemories:
             self.before = None
         return chosen
 
+    def rescale(self, ratio: float) -> None:
+        """The present residuals are in units of ``ratio`` times the scale that was assumed."""
+        for i, state in enumerate(self.reducer.states):
+            if self.reducer.compressors[i].in_place:
+                self.scales[i] *= ratio
+            else:
+                state.rescale_residual(ratio)
+
     def _reuse_residual(self, layer: int, state: State) -> None:
         """The next step may write to the residual of a state that is not adopted, unless it is the
         present one, because the step has not come to it."""

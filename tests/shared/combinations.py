@@ -17,6 +17,7 @@ CHANGED: dict[tuple[str, str, str], str] = {
     **{("attach", "FSDP2", f"instrument {name}"): WHOLE for name in ("curvature", "sharpness")},
     ("attach", "FSDP2", "policy that reads error:low"): BY_PARTS,
     ("local_steps", "FSDP2", "policy that reads error:low"): BY_PARTS,
+    ("attach", "FSDP2", "scaler"): "a scale of the loss was refused, and not undone",
 }
 
 COMPRESSORS = (*compression.REGISTRY, "dct-topk", "low-pass", "threshold")  # the study's as well

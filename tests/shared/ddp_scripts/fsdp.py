@@ -658,11 +658,6 @@ def another_signal(mesh: DeviceMesh) -> None:
     hook(fully_shard(Net(), mesh=mesh), mesh, signal="global")
 
 
-def scaled(mesh: DeviceMesh) -> None:
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
-    hook(fully_shard(Net(), mesh=mesh), mesh, scaler=scaler)
-
-
 def compressor(mesh: DeviceMesh) -> None:
     hook(fully_shard(Net(), mesh=mesh), mesh, compressor="topk")
 
@@ -752,7 +747,6 @@ WRONG: dict[str, Callable[[DeviceMesh], None]] = {
     "process 1 has levels.constant = 8": not_alike,
     "process 1 has shards.gather.level = 8": gather_not_alike,
     "signal = 'global': expected update with shards": another_signal,
-    "scaler: expected none with shards": scaled,
     "compressor = 'topk': with shards": compressor,
     "compressor = 'powersgd': with shards": usual_compressor,
     'scatter: it names no level: scatter={"level": 8} for one': no_level,

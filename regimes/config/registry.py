@@ -134,6 +134,11 @@ class Registry(dict[str, Any]):
         return plug_in
 
 
+def find_registry(target: str) -> Registry:
+    """The registry ``package.module:NAME`` of a room above this one, imported when it is needed."""
+    return _import_object("registry", target)
+
+
 def find_imported(target: str) -> Any:
     """The object ``package.module:Class``, if the module has been imported; else None."""
     module, _, attribute = target.partition(":")

@@ -13,10 +13,18 @@ from typing import Any
 from regimes import inputs
 from regimes.config.arguments import check_arguments
 from regimes.config.convert import from_dict, to_dict, without_none
+from regimes.config.registry import find_registry
 from regimes.config.run import RunConfig
 from regimes.errors import ConfigError, suggest_nearest
 
-PLUG_INS = ("compressor", "policy", "batch_policy", "sync_policy", "deficit")  # name a class
+PLUG_INS = {  # the tables that name a class, and the names that there are: of rooms above this one
+    "compressor": "regimes.compression:REGISTRY",
+    "policy": "regimes.policies:REGISTRY",
+    "batch_policy": "regimes.policies:REGISTRY",
+    "sync_policy": "regimes.policies:REGISTRY",
+    "deficit": "regimes.data.deficits:REGISTRY",
+}
+INSTRUMENTS = "regimes.instruments:REGISTRY"
 KEYS = re.compile(r'"([^"]*)"|([^."]+)')  # of a.b."c.d"
 # tables that are created when one of their fields is set
 OPTIONAL = (*PLUG_INS, "budget", "branch")
@@ -43,9 +51,10 @@ def override(config: RunConfig, settings: Sequence[str]) -> RunConfig:
     {'name': 'windows', 'layers': {'blocks.0.out': [[0, 6]]}}
 
     Raises:
-        ConfigError: a setting without "=", an unknown key, a wrong type.
+        ConfigError: a setting without "=", an unknown key, a wrong type; a plug-in that cannot be
+            made from its table.
     """
-    return _with(config, read_pairs(settings))
+    return _with_parts(config, read_pairs(settings))
 
 
 def read_pairs(settings: Iterable[str], option: str = "--set") -> list[tuple[str, Any]]:
@@ -87,9 +96,29 @@ def override_fields(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
     {'name': 'static'}
 
     Raises:
-        ConfigError: an unknown key, a wrong type.
+        ConfigError: an unknown key, a wrong type; a plug-in that cannot be made from its table.
     """
-    return _with(config, list(values.items()))
+    return _with_parts(config, list(values.items()))
+
+
+def _with_parts(config: RunConfig, pairs: Sequence[tuple[str, Any]]) -> RunConfig:
+    """`_with`; a plug-in or an instrument that is changed is made once, as the run will make it, so
+    that a word that it does not know is refused where it is written."""
+    changed = _with(config, pairs)
+    for field in dict.fromkeys(split_path(path)[0] for path, _ in pairs):
+        table = getattr(changed, field)
+        if field in PLUG_INS and table is not None:
+            find_registry(PLUG_INS[field]).make(table, field)
+    for name in dict.fromkeys(name for path, _ in pairs for name in _instruments_in(path, changed)):
+        fields = changed.instruments[name]
+        find_registry(INSTRUMENTS).make({"name": name, **fields}, f"instruments.{name}")
+    return changed
+
+
+def _instruments_in(path: str, config: RunConfig) -> Iterable[str]:
+    """The instruments that a path changes."""
+    field, *name = split_path(path)
+    return () if field != "instruments" else name[:1] or config.instruments
 
 
 def _flatten_leaves(table: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
@@ -129,6 +158,11 @@ def _set_in_place(plain: dict[str, Any], path: str, value: Any) -> None:
         elif table is plain["instruments"] or (in_plug_in and table is not plain):
             table.setdefault(parent, {})  # switches the instrument on; its class checks the field
         if not isinstance(table.get(parent), dict):
+            if table is plain["levels"] and parent in table:
+                raise ConfigError(
+                    f"{path} = {value!r}: levels.{parent} = {table[parent]!r} is no table: write "
+                    f"levels.{parent} = {{level = {table[parent]}, error_feedback = false}}"
+                )
             raise ConfigError(f"unknown key {path!r}: {suggest_nearest(parent, table)}")
         table = table[parent]
     if path in PLUG_INS and isinstance(value, str):

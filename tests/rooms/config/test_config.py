@@ -77,11 +77,14 @@ def test_overriding_a_plug_in_forgets_the_old_ones_fields() -> None:
     assert config.levels == {"low": "dense", "high": 1}
     assert config.data.path is None
     assert override(get_preset("smoke"), ["budget.epochs=3"]).budget == Budget(epochs=3)
-    for table in ("batch_policy", "deficit"):
-        config = override(get_preset("smoke"), [f"{table}=one", f"{table}.field=3"])
-        assert getattr(config, table) == {"name": "one", "field": 3}
-        config = override(config, [f"{table}.name=two"])
-        assert getattr(config, table) == {"name": "two"}
+    for table, one, field, two in (
+        ("batch_policy", "accordion", "interval", "static"),
+        ("deficit", "blur", "factor", "flip"),
+    ):
+        config = override(get_preset("smoke"), [f"{table}={one}", f"{table}.{field}=3"])
+        assert getattr(config, table) == {"name": one, field: 3}
+        config = override(config, [f"{table}.name={two}"])
+        assert getattr(config, table) == {"name": two}
 
 
 def test_a_table_that_is_passed_stays_as_it_is() -> None:

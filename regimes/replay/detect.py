@@ -9,7 +9,8 @@ import dataclasses
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -265,11 +266,26 @@ def default_rules(runs: Sequence[Record]) -> list[str]:
     Raises:
         RecordError: there is none.
     """
-    recorded = [[*_signals_of(run)] for run in runs]
-    shared = [text for text in recorded[0] if all(text in texts for texts in recorded)]
-    if not shared:
-        raise RecordError(f"{runs[0].folder} recorded no signal that a detector reads")
-    return [*shared, *BASELINES]
+    recorded = {run.folder: [*_signals_of(run)] for run in runs}
+    shared = [text for text in DETECTORS if all(text in texts for texts in recorded.values())]
+    if shared:
+        return [*shared, *BASELINES]
+    some = {folder: texts for folder, texts in recorded.items() if texts}
+    if none := [folder for folder in recorded if folder not in some]:
+        others = f", as the other {len(none) - 1} without" if len(none) > 1 else ""
+        hint = f": name the runs that have one, e.g. {next(iter(some))}" if some else ""
+        raise RecordError(f"{none[0]} recorded no signal that a detector reads{others}{hint}")
+    (a, of_a), (b, of_b) = _apart(some)
+    raise RecordError(
+        f"no detector's signal is in all runs: {a} has that of {', '.join(of_a)}, {b} that of "
+        f"{', '.join(of_b)}: name runs that share one"
+    )
+
+
+def _apart(signals: Mapping[Path, list[str]]) -> list[tuple[Path, list[str]]]:
+    """Two runs that have the least in common."""
+    pairs = combinations(signals.items(), 2)
+    return [*min(pairs, key=lambda pair: len({*pair[0][1]} & {*pair[1][1]}))]
 
 
 def short_labels(texts: Iterable[str]) -> dict[str, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regimes.errors import ConfigError
-from regimes.harms.decide import WORDS, Known, Pulse, Verdict
+from regimes.harms.decide import MOST_SEEDS, WORDS, Known, Pulse, Verdict
 from regimes.harms.kinds import Kind
 from regimes.plotting.looks import Metric
 from regimes.statistics import LEAST
@@ -157,7 +157,7 @@ class Harm:
             seeds = f"{found.n} seed{'s' * (found.n > 1)}"
             return f"{self.number(found.harm)} {unit}, {seeds}; {LEAST} at least, {time}"
         if found.needed is None:
-            return f"{interval}; more seeds would hardly decide"
+            return f"{interval}; if the mean stayed, {MOST_SEEDS} seeds would not decide"
         return f"{interval}; {found.needed} seeds would decide, {time}"
 
     def number(self, value: float) -> str:

@@ -57,7 +57,7 @@ class Round:
         runs: their names, in the order of training.
         facts: what else the caller has written of it, in plain types.
         results: of the runs that have ended, by name; in plain types.
-        seconds: that these took, side by side.
+        seconds: that these took, side by side, with the choice of what to train.
     """
 
     runs: tuple[str, ...]
@@ -121,7 +121,7 @@ def search_in_rounds(folder: Path, choose: Choose, train: Train) -> list[Round]:
 
 
 def _search(folder: Path, choose: Choose, train: Train) -> list[Round]:
-    found = rounds_of(folder)
+    found, last = rounds_of(folder), time.monotonic()
     while True:
         if not found or not found[-1].missing:
             names, facts = choose(found)
@@ -129,7 +129,6 @@ def _search(folder: Path, choose: Choose, train: Train) -> list[Round]:
                 return found
             found.append(Round(tuple(names), facts))
             _write(folder, {"runs": list(names), "facts": dict(facts)})
-        last = time.monotonic()
 
         def ended(name: str, result: Any) -> None:
             nonlocal last
@@ -144,7 +143,7 @@ def _search(folder: Path, choose: Choose, train: Train) -> list[Round]:
 
 
 def sum_seconds(rounds: Sequence[Round]) -> float:
-    """That the runs have taken, side by side."""
+    """That the runs have taken, side by side, and choosing them."""
     return sum(each.seconds for each in rounds)
 
 

@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
 from regimes.harms.decide import (
+    MOST_SEEDS,
     Harms,
     Known,
     Left,
@@ -202,7 +205,30 @@ def test_an_open_window_that_no_seeds_can_decide_is_halved() -> None:
     known = Known(rules, harms | dict.fromkeys(runs, 0.0))
     assert known.windows("high") == [*halves, safe]
     assert known.unions("high")[0] == Pulse("high", ((0, 8),))
-    assert next_round(Known(rules, harms), Left(units=30.0)) == [], "too few for six runs"
+    few = next_round(Known(rules, harms), Left(units=30.0))
+    assert few == [(None, 3), (wide, 3)], "too few for six runs of halves"
+
+
+@settings(max_examples=40)
+@given(
+    means=st.lists(st.floats(0.0, 0.8), min_size=4, max_size=12),
+    spread=st.floats(0.1, 3.0),
+    units=st.floats(50.0, 2000.0),
+    slots=st.integers(1, 4),
+    parts=st.integers(2, 4),
+)
+def test_an_open_window_gets_the_rest_of_the_budget(
+    means: list[float], spread: float, units: float, slots: int, parts: int
+) -> None:
+    """Whatever three seeds say: a search ends where all is decided, or where one seed more of any
+    open window is beyond the budget."""
+    world = World(means, spread)
+    known = world.searched(units, slots, parts=parts, least=2)
+    left = units - known.cost([*world.harms])
+    for window in known.windows("high"):
+        found = known.of(window)
+        if found.call == "open" and 3 <= found.n < MOST_SEEDS:
+            assert known.cost(known.missing(window, found.n + 1)) > left
 
 
 @pytest.mark.parametrize("units", [0.0, 4.0, 12.0, 30.0, 100.0, 400.0])
@@ -265,13 +291,16 @@ def test_looking_again_makes_few_wrong_calls() -> None:
 
 
 def test_a_search_looks_less_often_and_is_wrong_less_often() -> None:
-    """As `next_round` adds seeds: half of those that are missing at a time, while they are few."""
+    """As `next_round` adds seeds: half of those that are missing at a time, while they are few;
+    else half as many again."""
     wrong, searches = 0, 1000
     for first in range(searches):
         values = np.random.default_rng(first).normal(1.0, 0.5, 40)
         found = judge_harms(values[:3].tolist(), 1.0)
-        while found.call == "open" and found.needed is not None and found.needed <= 40:
-            more = found.n + math.ceil((found.needed - found.n) / 2)
+        while found.call == "open" and found.n < 40:
+            more = found.n + found.n // 2
+            if found.needed is not None and found.needed <= 40:
+                more = found.n + math.ceil((found.needed - found.n) / 2)
             found = judge_harms(values[:more].tolist(), 1.0)
         wrong += found.call == "safe"
-    assert 0.03 < wrong / searches < 0.065
+    assert 0.03 < wrong / searches < 0.075

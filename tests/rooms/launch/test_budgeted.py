@@ -61,6 +61,26 @@ def test_a_search_goes_on_where_it_was_killed(kill_at: int, tmp_path: Path) -> N
     ]
 
 
+def test_the_time_of_choosing_is_of_the_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(budgeted.time, "monotonic", lambda: now[0])
+
+    class Slow(Runs):
+        def choose(self, rounds: Sequence[Round]) -> tuple[list[str], Mapping[str, Any]]:
+            now[0] += 7.0
+            return super().choose(rounds)
+
+        def train(self, chosen: Round, ended: Ended) -> None:
+            now[0] += 2.0
+            super().train(chosen, ended)
+
+    runs = Slow()
+    found = search_in_rounds(tmp_path / "slow", runs.choose, runs.train)
+    assert budgeted.sum_seconds(found) == 3 * (7.0 + 2.0)
+
+
 @pytest.mark.parametrize("cut", range(1, 40, 3))
 def test_a_torn_line_is_written_again(cut: int, tmp_path: Path) -> None:
     runs = Runs()

@@ -265,7 +265,7 @@ def ask(sizes: Sequence[str], out: Path, minutes: float) -> None:
         )
         labels = {parse_method(text).label: text for text in METHODS}
         rows = plan.table[["method", "best", "step", "steps", "loss", "low", "high", "rate", "n"]]
-        seconds = {labels[m]: price.seconds for m, price in plan.known.prices.items()}
+        seconds = {labels[m]: plan.known.price(m).seconds for m in plan.known.methods}
         line = {
             "situation": case.name,
             "chosen": labels[plan.best],

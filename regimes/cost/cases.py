@@ -305,7 +305,7 @@ def measure_cases(config: RunConfig, workers: int, steps: int = 5) -> list[Case]
     one level for all layers."""
     from regimes.cost.measure import time_steps
 
-    per_epoch, works, layers = time_steps(config, workers, steps)
+    per_epoch, (works,), layers, _ = time_steps([config], workers, steps)
     unit = config.unit_steps or per_epoch  # steps in a row of the record
     levels = [Case(_labelled(x, config.levels), [(unit, work)], unit) for x, work in works.items()]
     compressed = [layer.name for layer in layers if layer.compressed]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -62,12 +62,14 @@ class Known:
 
     Attributes:
         aim: of the plan.
-        prices: of a step, by method; dense first.
+        prices: of a step, by method; dense first. Lengths of probes follow from them.
         rungs: seconds on the link that probes stand for, rising; each twice the one before or
             less, the last one the training itself.
         losses: of the probes, lower is better.
         lower: is less of the metric better?
         ends: the lowest and the highest loss that there is.
+        renewed: prices that were found later, from which the training's length follows; empty:
+            there are none.
     """
 
     aim: Aim
@@ -76,6 +78,7 @@ class Known:
     losses: Mapping[Probe, float]
     lower: bool = True
     ends: tuple[float, float] = (-math.inf, math.inf)
+    renewed: Mapping[str, Price] = field(default_factory=dict)
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -91,9 +94,13 @@ class Known:
         """Steps of a method in the seconds of a rung."""
         return max(FEWEST, round(self.rungs[rung] / self.prices[method].seconds))
 
+    def price(self, method: str) -> Price:
+        """The latest one."""
+        return self.renewed.get(method, self.prices[method])
+
     def horizon(self, method: str) -> int:
         """Steps of a method in the whole training."""
-        return self.steps(method, -1)
+        return max(FEWEST, round(self.rungs[-1] / self.price(method).seconds))
 
     @cached_property
     def curve(self) -> Curve:
@@ -119,7 +126,7 @@ class Known:
             else:
                 loss = self.aim.loss if self.lower else -self.aim.loss
                 steps = self.curve.steps_to(method, loss, self.horizon(method))
-                rows.append(steps * self.prices[method].seconds)
+                rows.append(steps * self.price(method).seconds)
         return np.array(rows)
 
     @cached_property

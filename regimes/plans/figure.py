@@ -42,7 +42,7 @@ def draw_plan(plan: Plan) -> style.Shown:
         fig = style.figure(HEIGHT, WIDTH)
         ax = fig.subplots()
         for (colour, marker), method in zip(STYLES, [dense, *ranked], strict=False):
-            second = known.prices[method].seconds
+            second = known.price(method).seconds
             probes = {p: loss for p, loss in known.curve.losses.items() if p.method == method}
             first, longest = min(p.steps for p in probes), max(p.steps for p in probes)
             last = max(known.horizon(method), longest)

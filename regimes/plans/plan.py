@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from regimes.launch.budgeted import Budget
 from regimes.launch.subject import read_subject
 from regimes.network import Network
 from regimes.plans.decide import FEWEST, Aim
-from regimes.plans.priced import Links, keep_faster, price_methods
+from regimes.plans.priced import Links, keep_faster, price_methods, renew_prices
 from regimes.plans.probes import in_steps
 from regimes.plans.result import Plan
 from regimes.plans.search import Asked, Probes, Show, read_question
@@ -119,13 +120,16 @@ def plan(
     question |= {"methods": [m.label for m in every], "seconds": seconds, "loss": loss}
     # the probes' records tell one model from another
     question["probe"] = "a model" if callable(probe) else probe and dict(probe)
-    facts = read_question(out, question)
+    facts, start = read_question(out, question), time.monotonic()
+    per_epoch, prices, unrest = price_methods(config, every, where, task)
+    if probe is not None:
+        here = price_methods(smaller[0], every, where, smaller[1]).prices
+        prices = {name: replace(price, here=here[name].here) for name, price in prices.items()}
     if facts is None:
-        per_epoch, priced = price_methods(config, every, where, task)
-        if probe is not None:
-            here = price_methods(smaller[0], every, where, smaller[1])[1]
-            priced = {name: replace(price, here=here[name].here) for name, price in priced.items()}
-        facts = Asked(question, per_epoch, priced)
+        facts = Asked(question, per_epoch, prices, prices)
+    else:
+        facts = replace(facts, renewed=renew_prices(facts.renewed, prices))
+    spent = time.monotonic() - start
     chosen = keep_faster(every, facts.prices)
     least = FEWEST * min(facts.prices[method.label].seconds for method in chosen)
     enough = f"{least:.3g} or more, in which the fastest method has {FEWEST} steps"
@@ -133,7 +137,7 @@ def plan(
     left_out = tuple(method.label for method in every if method not in chosen)
     table = {method.label: method for method in chosen}
     trained = in_steps(smaller[0], facts.per_epoch)
-    probes = Probes(out, trained, table, facts, aim, smaller[1], probe is not None)
+    probes = Probes(out, trained, table, facts, aim, smaller[1], probe is not None, spent)
     with end_in_one_sentence(lambda: describe_kept_runs(out)), shown_by(show) as line:
         known, shown, more = probes.search(budget, jobs, line)
     return Plan(
@@ -146,6 +150,7 @@ def plan(
         own=task is not None,
         smaller=probe is not None,
         more=more,
+        unrest=unrest,
         out=out,
     )
 

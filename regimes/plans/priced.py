@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from regimes.collectives.requests import Layer
 from regimes.config import DENSE, AnyLevel, RunConfig
 from regimes.cost.job import Job
 from regimes.cost.methods import Method
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from regimes.data.task import Task
 
 LESS = 0.98  # of dense's seconds: what a prediction of 2 to 10 % can tell
+RENEWED = 0.9  # of earlier seconds, from which on steps that are timed again count in their place
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,25 @@ class Links:
     compute: float | None = None
 
 
+class Priced(NamedTuple):
+    """What the steps of a training take.
+
+    Attributes:
+        per_epoch: steps of an epoch.
+        prices: by a method's label.
+        unrest: of `cost.measure.Timed`.
+    """
+
+    per_epoch: int
+    prices: dict[str, Price]
+    unrest: float
+
+
 def price_methods(
     config: RunConfig, methods: Sequence[Method], links: Links, task: Task | None = None
-) -> tuple[int, dict[str, Price]]:
-    """Time a few steps of one worker on this machine by each compressor, and price them.
-
-    Returns:
-        Steps per epoch, and by a method's label its price.
+) -> Priced:
+    """Time a few steps of one worker on this machine, and the compression of each method, and
+    price them.
 
     Raises:
         ConfigError: workers that do not fill their nodes, or what a run would refuse.
@@ -73,15 +85,21 @@ def price_methods(
     plain = replace(config, instruments={}, reporters=(), sync_levels={}, sync_policy=None)
     with contextlib.closing(prepare_run(plain, task)):  # no local steps: one copy of the model
         pass  # what a run refuses is refused before anything is timed
-    works: dict[str, Work] = {}
-    per_epoch, layers = 1, tuple[Layer, ...]()
-    for tables in _by_compressor(methods):
+    groups, configs = _by_compressor(methods), []
+    for group in groups:
         levels: dict[str, AnyLevel] = {
-            str(method.level): method.level for method in tables if method.level != DENSE
+            str(method.level): method.level for method in group if method.level != DENSE
         }
-        by = replace(plain, compressor=dict(tables[0].table), levels=levels) if levels else plain
-        per_epoch, found, layers = time_steps(by, workers, task=task)
-        works |= {method.label: found[str(method.level)] for method in tables}
+        table = dict(group[0].table)
+        configs.append(
+            replace(plain, compressor=table if levels else plain.compressor, levels=levels)
+        )
+    per_epoch, found, layers, unrest = time_steps(configs, workers, task=task)
+    works = {
+        method.label: by_level[str(method.level)]
+        for group, by_level in zip(groups, found, strict=True)
+        for method in group
+    }
     job = Job(
         Model(config.model.name, layers),
         1.0,  # a step has its own seconds
@@ -92,7 +110,8 @@ def price_methods(
         between=links.between,
         algorithm=FASTEST,
     )
-    return per_epoch, {m.label: _price(job, works[m.label], m, links.compute) for m in methods}
+    prices = {m.label: _price(job, works[m.label], m, links.compute) for m in methods}
+    return Priced(per_epoch, prices, unrest)
 
 
 def _price(job: Job, once: Work, method: Method, compute: float | None) -> Price:
@@ -113,6 +132,15 @@ def _by_compressor(methods: Sequence[Method]) -> list[list[Method]]:
     for method in methods:
         found.setdefault(repr(sorted(method.table.items())), []).append(method)
     return list(found.values())
+
+
+def renew_prices(before: Mapping[str, Price], now: Mapping[str, Price]) -> dict[str, Price]:
+    """The prices of a plan that goes on: those of now, where a step was slowed down before."""
+    found = {}
+    for name, old in before.items():
+        new = now[name] if now[name].seconds < RENEWED * old.seconds else old
+        found[name] = replace(new, here=min(old.here, now[name].here))
+    return found
 
 
 def keep_faster(methods: Sequence[Method], prices: Mapping[str, Price]) -> list[Method]:

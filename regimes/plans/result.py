@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+RESTLESS = 0.5  # from which on what steps take here is not sure
 FAR = 2.0  # times the longest probe beyond which a loss is called far from what was measured
 TOO_FAR = 16.0  # beyond which nothing is advised: four doublings, of a curve fitted to few
 
@@ -43,6 +44,8 @@ class Plan:
         smaller: the probes are of a smaller model: losses are given as differences to dense's, and
             learning rates in proportion to the configuration's, taken as dense's best.
         more: the least budget that would train more probes; None if none would.
+        unrest: how much longer than the fastest of the steps that were timed the median one took,
+            as a share.
         out: the folder.
     """
 
@@ -55,6 +58,7 @@ class Plan:
     own: bool = False
     smaller: bool = False
     more: Budget | None = None
+    unrest: float = 0.0
     out: Path | None = None
 
     @property
@@ -83,7 +87,7 @@ class Plan:
             if method in self.known.untried:
                 continue
             middle, low, high = _quantiles(draws[i] - draws[0] if self.smaller else draws[i])
-            price, mine = self.known.prices[method], self._probes(method)
+            price, mine = self.known.price(method), self._probes(method)
             steps: float = self.known.horizon(method)
             if self.by_seconds:
                 seconds, loss = steps * price.seconds, self._sign * middle + 0.0
@@ -267,6 +271,11 @@ class Plan:
             )
         if self.left_out:
             words += f". Not faster than dense on this link: {'; '.join(self.left_out)}"
+        if self.unrest > RESTLESS:
+            words += (
+                f". The steps that were timed for this differ by {self.unrest:.0%}, as beside "
+                "another load: the same call at a quieter time renews what a step takes"
+            )
         return words + "."
 
     def _doubt(self) -> str:
@@ -295,7 +304,7 @@ class Plan:
     def _own_schedule(self) -> str:
         """That the configured schedule is cut or stretched, if it is."""
         seconds, steps = self.known.aim.seconds, self.config.steps or 0
-        dense = self.known.prices[self.known.methods[0]].seconds * steps
+        dense = self.known.price(self.known.methods[0]).seconds * steps
         if seconds is None or not steps or 1 / FAR < dense / seconds < FAR:
             return ""
         how = "stretched" if dense < seconds else "cut"
@@ -303,10 +312,10 @@ class Plan:
 
     def _too_slow(self) -> str:
         """Methods that have no time for the fewest steps of a probe."""
-        seconds, prices = self.known.aim.seconds, self.known.prices
+        seconds, known = self.known.aim.seconds, self.known
         if seconds is None:
             return ""
-        slow = [name for name, price in prices.items() if FEWEST * price.seconds > seconds]
+        slow = [name for name in known.methods if FEWEST * known.price(name).seconds > seconds]
         fewest = f". {_time(seconds)} have no time for the {FEWEST} steps that are shown of "
         return f"{fewest}{'; '.join(slow)}" if slow else ""
 

@@ -51,17 +51,24 @@ class Asked:
     Attributes:
         question: link, methods and aim, in plain types.
         per_epoch: steps of the training's epoch.
-        prices: of a step of all methods that were named, by label.
+        prices: of a step of all methods that were named, by label, as the plan began.
+        renewed: the latest ones.
     """
 
     question: Mapping[str, Any]
     per_epoch: int
     prices: Mapping[str, Price]
+    renewed: Mapping[str, Price]
 
     def plain(self) -> dict[str, Any]:
         """In plain types."""
-        prices = {name: [p.seconds, p.bytes, p.here] for name, p in self.prices.items()}
+        prices = plain_prices(self.prices)
         return {"question": {**self.question}, "per_epoch": self.per_epoch, "prices": prices}
+
+
+def plain_prices(prices: Mapping[str, Price]) -> dict[str, list[float]]:
+    """In plain types."""
+    return {name: [p.seconds, p.bytes, p.here] for name, p in prices.items()}
 
 
 def read_question(out: Path, question: Mapping[str, Any]) -> Asked | None:
@@ -82,8 +89,12 @@ def read_question(out: Path, question: Mapping[str, Any]) -> Asked | None:
             raise RecordError(
                 f"{out} holds a plan with {key} {before!r}, not {value!r}: choose another folder"
             )
-    prices = {name: Price(*numbers) for name, numbers in facts["prices"].items()}
-    return Asked(question, int(facts["per_epoch"]), prices)
+    logged = [
+        {name: Price(*numbers) for name, numbers in each.facts["prices"].items()}
+        for each in rounds
+        if "prices" in each.facts
+    ]
+    return Asked(question, int(facts["per_epoch"]), logged[0], logged[-1])
 
 
 @dataclass(frozen=True)
@@ -96,6 +107,7 @@ class Probes:
         facts: what was asked, and what a step takes.
         task: model and data in place of those that the configuration names.
         smaller: they are of a smaller model than the training.
+        before: seconds of the budget that were spent before any probe.
     """
 
     out: Path
@@ -105,11 +117,17 @@ class Probes:
     aim: Aim
     task: Task | None = None
     smaller: bool = False
+    before: float = 0.0
 
     @property
     def prices(self) -> dict[str, Price]:
         """Those of the methods that are compared."""
         return {name: self.facts.prices[name] for name in self.methods}
+
+    @property
+    def renewed(self) -> dict[str, Price]:
+        """The latest ones."""
+        return {name: self.facts.renewed[name] for name in self.methods}
 
     def search(self, budget: Budget, jobs: int, show: Show) -> tuple[Known, Metric, Budget | None]:
         """Train probes until the plan is decided or the budget spent.
@@ -187,11 +205,11 @@ class Probes:
         }
         ended = any(math.isfinite(loss) for loss in losses.values())
         if not ended:
-            return Known(self.aim, self.prices, rungs, losses)
+            return Known(self.aim, self.prices, rungs, losses, renewed=self.renewed)
         shown = self._shown(rounds)
         low, high = shown.ends
         ends = (low, high) if shown.lower else (-high, -low)
-        return Known(self.aim, self.prices, rungs, losses, shown.lower, ends)
+        return Known(self.aim, self.prices, rungs, losses, shown.lower, ends, self.renewed)
 
     def _choose(
         self, budget: Budget, jobs: int, seeds: Sequence[int], rounds: Sequence[Round]
@@ -217,7 +235,9 @@ class Probes:
                 f"optimizer.lr {self.config.optimizer.lr:g}: no training of the plan ended with a "
                 "finite loss: choose a lower learning rate"
             )
-        return self._chosen(left(probes), {})
+        latest = next(each.facts["prices"] for each in rounds[::-1] if "prices" in each.facts)
+        now = plain_prices(self.facts.renewed)
+        return self._chosen(left(probes), {} if now == latest else {"prices": now})
 
     def _chosen(
         self, probes: Sequence[Probe], more: Mapping[str, Any]
@@ -246,7 +266,7 @@ class Probes:
             fewest = math.ceil(TRIED * len(self.prices) / FIRST)
             return f"runs {budget.runs}: expected {fewest} or more"
         steps = {m: FEWEST * self._span_steps(m) for m in self.prices}
-        slow = sum(TRIED * (START + n * self.prices[m].here) for m, n in steps.items())
+        slow = sum(TRIED * (START + n * self.renewed[m].here) for m, n in steps.items())
         needed = math.ceil(10 * slow / FIRST / jobs / 60) / 10
         model = "" if self.smaller else ", a smaller model (--probe, probe=)"
         return (
@@ -289,11 +309,11 @@ class Probes:
         ]
         spent = budgeted.sum_seconds(rounds)
         expected = sum(self._seconds(probe) for probe in done)
-        return spent, len(done), spent / expected if done else 1 / jobs
+        return self.before + spent, len(done), spent / expected if done else 1 / jobs
 
     def _seconds(self, probe: Probe) -> float:
         """That a probe is expected to take here, by itself."""
-        return START + probe.steps * self.prices[probe.method].here
+        return START + probe.steps * self.renewed[probe.method].here
 
     def _train(
         self, train: sweep.Train, budget: Budget, show: Show, chosen: Round, ended: Ended

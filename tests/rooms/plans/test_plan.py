@@ -3,9 +3,12 @@ stopped)."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import itertools
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +19,13 @@ from torch import nn
 
 import regimes
 from regimes.config import RunConfig, override_fields
+from regimes.cost import measure
 from regimes.cost.methods import parse_method
 from regimes.errors import ConfigError, DataError, RecordError
 from regimes.launch.budgeted import LOG, Budget
 from regimes.network import Network
 from regimes.plans.curve import Probe
-from regimes.plans.priced import Links, price_methods
+from regimes.plans.priced import Links, Priced, price_methods
 from regimes.plans.probes import configure_probe, in_steps
 from regimes.plans.search import read_question
 from regimes.presets import get_preset
@@ -101,8 +105,8 @@ def test_a_link_on_which_nothing_is_faster_needs_no_search(tmp_path: Path) -> No
 def test_probes_take_the_time_of_this_machine_whatever_a_step_takes_elsewhere() -> None:
     links = Links(Network(1e6, 1e-3), Network(1e9, 1e-6), compute=1e3)
     config = get_preset("smoke")
-    _, priced = price_methods(config, [parse_method("dense"), parse_method("dense/8")], links)
-    for price in priced.values():
+    priced = price_methods(config, [parse_method("dense"), parse_method("dense/8")], links)
+    for price in priced.prices.values():
         assert price.seconds > 1e3
         assert price.here < 100  # of a step of milliseconds
 
@@ -187,7 +191,7 @@ def test_a_schedule_that_is_stretched_is_said(found: regimes.Plan) -> None:
     plan = replace(found, config=replace(found.config, steps=10**6))
     assert "and is cut" in plan.sentence()
     slow = {name: replace(price, seconds=1.0) for name, price in found.known.prices.items()}
-    plan = replace(found, known=replace(found.known, prices=slow))
+    plan = replace(found, known=replace(found.known, renewed=slow))
     assert "have no time for the 16 steps that are shown of dense;" in plan.sentence()
 
 
@@ -212,11 +216,59 @@ def test_a_stopped_plan_goes_on_as_one_that_was_not(found: regimes.Plan, tmp_pat
     assert other.known.losses == found.known.losses
     again = [json.loads(line) for line in (folder / LOG).read_text().splitlines()]
     for line, before in zip(again, map(json.loads, lines), strict=True):
+        line.get("facts", {}).pop("prices", None)  # renewed where they were slower before
+        before.get("facts", {}).pop("prices", None)
         assert {**line, "seconds": 0} == {**before, "seconds": 0}
     with pytest.raises(RecordError, match=r"holds a plan with seconds 2\.0, not 1"):
         planned(folder, seconds=1.0)
     with pytest.raises(RecordError, match="data"):
         planned(folder, shift=1.0)
+
+
+def test_prices_that_were_too_high_are_renewed(
+    found: regimes.Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same call at a quieter time: no training is repeated, and the training's length is that
+    of the new price."""
+    shutil.copytree(found.out, tmp_path / "quiet")  # type: ignore[type-var]
+    local = "dense, every 4 steps"
+    price = found.known.prices[local]
+
+    def quiet(*given: Any) -> Priced:
+        prices = {**found.known.prices, local: replace(price, seconds=price.seconds / 2)}
+        return Priced(found_per_epoch, prices, 4.0)
+
+    found_per_epoch = 2
+    monkeypatch.setattr(importlib.import_module("regimes.plans.plan"), "price_methods", quiet)
+    again = planned(tmp_path / "quiet")
+    assert again.known.losses.items() >= found.known.losses.items()
+    steps = (plan.table.set_index("method")["steps"] for plan in (again, found))
+    now, before = ({**each} for each in steps)
+    assert now == {**before, local: pytest.approx(2 * before[local], abs=1)}
+    assert "The steps that were timed for this differ by 400%" in again.sentence()
+
+
+def test_computing_is_timed_once_for_all_and_the_fastest_step_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a machine where each seventh step alone is not slowed down by another load."""
+    turns = itertools.count()
+
+    def seconds(action: Callable[[], None], device: torch.device) -> float:
+        action()
+        return 1.0 if next(turns) % 7 == 0 else 5.0
+
+    monkeypatch.setattr(measure, "_seconds", seconds)
+    texts = ("dense", "cast:fp16", "powersgd:2", "powersgd:1", "acp-sgd:1", "dense/8")
+    links = Links(Network(1e18), Network(1e18))
+    methods = [parse_method(text) for text in texts]
+    priced = price_methods(get_preset("smoke"), methods, links)
+    assert priced.unrest == 4.0
+    kinds = {"acp-sgd 1": 1 / 2}  # of its two kinds of steps each is timed
+    for method in methods:
+        compress = kinds.get(method.label, 1.0) / method.period
+        assert priced.prices[method.label].here == pytest.approx(4 + compress)
+        assert priced.prices[method.label].seconds == pytest.approx(1 + compress, rel=1e-3)
 
 
 def test_a_question_of_tuples_is_the_one_in_the_log(tmp_path: Path) -> None:

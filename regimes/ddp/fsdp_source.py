@@ -19,7 +19,7 @@ from regimes.compression.scatter import Weights, WithinReplicas
 from regimes.ddp.fsdp_groups import Layout, ParameterGroup, check_root, groups_of
 from regimes.ddp.fsdp_reductions import QuantisedReduction
 from regimes.ddp.fsdp_steps import ModuleSteps, replace_collectives, restore_collectives
-from regimes.ddp.own_hooks import attached_models
+from regimes.ddp.own_hooks import ATTACHED, attached_models
 from regimes.ddp.sharded import ShardedGradients, check_rows, named_trainable
 from regimes.errors import ConfigError
 
@@ -56,7 +56,7 @@ class FSDPModules:
         if not isinstance(network, nn.Module):
             raise ConfigError(f"model: got {type(model).__name__}, expected a torch.nn.Module")
         if network in attached_models:
-            raise ConfigError("this model has a hook already: attach it once")
+            raise ConfigError(ATTACHED)
         _check_divided(network, shards)
         check_root(network)
         self._network, self.mesh, self.weights = ref(network), shards, weights
@@ -174,6 +174,10 @@ class ShardedReplicas(ShardedGradients):
         gradients."""
         super().connect_receiver(receiver)
         replace_collectives(self.groups, receiver, self.inside.weights)
+
+    def close(self) -> None:
+        super().close()
+        restore_collectives(self.groups)
 
 
 def _make_reductions(

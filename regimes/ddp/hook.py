@@ -187,6 +187,9 @@ class Hook(Job):
     def close(self) -> None:
         """End the record; all processes call this, or none: when Python ends, it ends as well.
 
+        From then on gradients are exchanged as without a hook, uncompressed and uncounted: of
+        replicas as torch's HSDP does it. Another hook may be attached.
+
         The steps since the last unit are its last, shorter unit, if the hook ends units by itself.
         """
         self._end_job(together=True)

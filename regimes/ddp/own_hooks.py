@@ -12,15 +12,18 @@ from weakref import WeakSet, ref
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from regimes.collectives.group import on_mesh
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.sharded_models import local_part
+from regimes.ddp.applied import remove_hooks
 from regimes.ddp.source import Receiver, after_backward, layers_of
 from regimes.errors import ConfigError
 from regimes.job.refit import list_names
 
 BUCKET = 25 * 2**20  # bytes, as DDP's, of a shard if there are several
+ATTACHED = "this model has a hook already: attach it once, or call close() of the first one before"
 attached_models: WeakSet[nn.Module] = WeakSet()
 
 
@@ -55,12 +58,13 @@ class DividedGradients:
             ConfigError: the model has a hook already.
         """
         if network in attached_models:
-            raise ConfigError("this model has a hook already: attach it once")
+            raise ConfigError(ATTACHED)
         self._network, self.parameters, self.local = ref(network), parameters, local
         self._replicas, self.mesh = replicas, mesh
         self.layers = layers_of(parameters)
         self.names, self.device = list(parameters), local[0].device
         self.config: dict[str, Any] = {}
+        self.handles: list[RemovableHandle] = []
         self.arrived: set[int] = set()
         self.idle: set[int] = set()
         self.missing: set[int] = set()
@@ -88,14 +92,20 @@ class DividedGradients:
         attached_models.add(self.network)
 
     def connect_receiver(self, receiver: Receiver) -> None:
-        """Make the replicas' models the same, and take their gradients from now on; the hooks live
-        as long as the parameters."""
+        """Make the replicas' models the same, and take their gradients from now on; until ``close``
+        the hooks live as long as the parameters."""
         self.start_alike()
         self.receiver = receiver
-        for i, parameter in enumerate(self.parameters.values()):
+        self._hook_parameters()
+
+    def _hook_parameters(self) -> None:
+        remove_hooks(self.handles)
+        self.handles = [
             parameter.register_post_accumulate_grad_hook(
                 lambda p, i=i: self._receive_gradient(i, p)
             )
+            for i, parameter in enumerate(self.parameters.values())
+        ]
 
     @torch.no_grad()
     def _receive_gradient(self, layer: int, parameter: Any) -> None:
@@ -155,4 +165,11 @@ class DividedGradients:
         return self.idle
 
     def close(self) -> None:
-        pass  # gradients are shared for as long as the model lives
+        """Receive no gradients any more."""
+        remove_hooks(self.handles)
+        self.release()
+
+    def release(self) -> None:
+        """From now on this model has no hook."""
+        if (network := self._network()) is not None:
+            attached_models.discard(network)

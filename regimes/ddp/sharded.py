@@ -14,6 +14,7 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
+from regimes.collectives.process_group import Group
 from regimes.collectives.sharded_models import (
     describe_sharding,
     fully_shard_calls,
@@ -60,19 +61,34 @@ class ShardedGradients(DividedGradients):
         calls = fully_shard_calls(network)
         self.param_groups = [group for state, *_ in calls for group in param_groups(state)]
 
+    def start_alike(self) -> None:
+        super().start_alike()
+        for group in self.param_groups:  # which average by themselves since an earlier ``close``
+            if isinstance(hook := group._all_reduce_hook, BetweenReplicas):
+                group._all_reduce_hook = hook.own
+
     def connect_receiver(self, receiver: Any) -> None:
         super().connect_receiver(receiver)
         self._multiply_sums()  # and before each pass, because a factor may be set at any time
-        self.network.register_forward_pre_hook(
+        self.handle = self.network.register_forward_pre_hook(
             lambda *_: None if torch.compiler.is_compiling() else self._multiply_sums()
         )
+
+    def close(self) -> None:
+        super().close()
+        self.handle.remove()
+        for group in self.param_groups:
+            hook = group._all_reduce_hook
+            if not isinstance(hook, BetweenReplicas):
+                hook = group._all_reduce_hook = BetweenReplicas(group, self._replicas)
+            hook.averages = True
 
     def _multiply_sums(self) -> None:
         """Where the user has set what a sum of gradients is divided by, FSDP2 divides the sum of
         one replica by it. The sum of all replicas is their mean, which is exchanged, times their
         number."""
         for group in self._divided_by_factor():
-            group._all_reduce_hook = _TimesReplicas(group, self._replicas.size())
+            group._all_reduce_hook = BetweenReplicas(group, self._replicas)
 
     def _divided_by_factor(self) -> list[Any]:
         """The groups with a factor whose gradients are not multiplied yet."""
@@ -80,7 +96,7 @@ class ShardedGradients(DividedGradients):
             group
             for group in self.param_groups
             if getattr(group, "gradient_divide_factor", None) is not None
-            and not isinstance(group._all_reduce_hook, _TimesReplicas)
+            and not isinstance(group._all_reduce_hook, BetweenReplicas)
         ]
 
     def _begin_pass(self, now: int) -> None:
@@ -100,18 +116,30 @@ class ShardedGradients(DividedGradients):
         return local_part(parameter.grad)
 
 
-class _TimesReplicas:
+class BetweenReplicas:
     """What FSDP2 calls with a group's gradient once it is reduced within the replica, before it is
-    added to ``.grad``: an all-reduce hook (``set_all_reduce_hook``), after the user's own."""
+    added to ``.grad``: an all-reduce hook (``set_all_reduce_hook``), after the user's own.
 
-    def __init__(self, group: Any, replicas: int) -> None:
+    Attributes:
+        own: the user's.
+        averages: no job exchanges gradients any more: they are summed here, as torch's HSDP does.
+    """
+
+    averages = False
+
+    def __init__(self, group: Any, replicas: Any) -> None:
         self.group, self.replicas, self.own = ref(group), replicas, group._all_reduce_hook
 
     def __call__(self, output: Tensor) -> None:
         if self.own is not None:
             self.own(output)
-        if (group := self.group()) is not None and group.gradient_divide_factor is not None:
-            output.mul_(self.replicas)
+        if self.averages:
+            Group.of_torch(self.replicas.get_group()).all_reduce(output).wait()
+        # the sum of one replica is divided by the factor; a mean is exchanged
+        group, count = self.group(), self.replicas.size()
+        summed = group is not None and group.gradient_divide_factor is not None
+        if summed != self.averages:
+            output.mul_(count if summed else 1 / count)
         if output.is_cuda:
             # With such a hook FSDP2 works on in another stream than that of the reduce-scatter,
             # which has allocated the memory and would use it again too early.

@@ -18,6 +18,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from regimes.collectives.group import on_group
+from regimes.collectives.process_group import Group
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.requests import Layer
 from regimes.ddp.applied import remove_hooks
@@ -188,10 +189,15 @@ class DDPGradients:
         return {"ddp": {name: getattr(self.model, name) for name in _SAME}}
 
     def connect_receiver(self, receiver: Receiver) -> None:
-        """Give DDP the hook, which then lives as long as the model: DDP keeps the closure."""
-        self.receiver, receive = receiver, self._receive_bucket
-        _before_accumulation([*self.parameters.values()], receiver)
-        self.model.register_comm_hook(self._model, lambda state, bucket: receive(bucket))
+        """Give DDP the hook, or its place to this one, if an earlier one has left it; until
+        ``close`` it lives as long as the model: DDP keeps the place."""
+        self.receiver = receiver
+        self.leave_parameters = _before_accumulation([*self.parameters.values()], receiver)
+        self.place: Any = next((hook for hook, _ in self.model._comm_hooks), None)
+        if self.place is None:
+            self.place = _place_for_hook()
+            self.model.register_comm_hook(self._model, self.place)
+        self.place.receive = self._receive_bucket
 
     def _receive_bucket(self, bucket: Any) -> Future[Tensor]:
         """Take one bucket (``torch.distributed.GradBucket``); its buffer is overwritten with the
@@ -258,7 +264,25 @@ class DDPGradients:
         }
 
     def close(self) -> None:
-        pass  # DDP keeps a hook for as long as it lives
+        self.leave_parameters()
+        self.place.receive = None
+
+
+def _place_for_hook() -> Any:
+    """What DDP calls with each bucket. DDP takes it once and never gives it back; its ``receive``
+    is the hook that has the place now; None: gradients are averaged as DDP does by itself. (It is
+    a function, so that a copy of the model does not copy what it leads to.)"""
+
+    def place(model: Any, bucket: Any) -> Any:
+        if taken.receive is not None:
+            return taken.receive(bucket)
+        group, buffer = Group.of_torch(model().process_group), bucket.buffer()
+        buffer.div_(len(group))  # first: the sum in float16 could overflow
+        return group.all_reduce(buffer).get_future().then(lambda done: done.value()[0])
+
+    taken: Any = place
+    taken.receive, taken.__annotations__ = None, {}  # torch wants its own classes there, or none
+    return taken
 
 
 def _tensor_parallel(parameters: Sequence[Any]) -> tuple[Any, list[float]] | None:
@@ -276,9 +300,11 @@ def _tensor_parallel(parameters: Sequence[Any]) -> tuple[Any, list[float]] | Non
     return meshes[0].get_group(), shares
 
 
-def _before_accumulation(parameters: Sequence[nn.Parameter], receiver: Receiver) -> None:
+def _before_accumulation(
+    parameters: Sequence[nn.Parameter], receiver: Receiver
+) -> Callable[[], Any]:
     """Call ``approach`` in each backward pass, before the first gradient is added to ``.grad``:
-    a tensor's own hooks come before that, in any order of the layers."""
+    a tensor's own hooks come before that, in any order of the layers. Returns what ends it."""
     # weak, or the parameters' hooks would keep the receiver, and its process group, for ever
     approach = WeakMethod(receiver.approach_pass)
 
@@ -286,7 +312,9 @@ def _before_accumulation(parameters: Sequence[nn.Parameter], receiver: Receiver)
         if (alive := approach()) is not None:
             alive()
 
-    finalize(receiver, remove_hooks, [parameter.register_hook(call) for parameter in parameters])
+    return finalize(
+        receiver, remove_hooks, [parameter.register_hook(call) for parameter in parameters]
+    )
 
 
 def after_backward(callback: Callable[[], None]) -> None:
@@ -329,10 +357,10 @@ def _ddp_model(model: nn.Module) -> DistributedDataParallel:
     hooks = getattr(model, "_comm_hooks", [])
     # A deep copy of a hooked model lists the original's hook, but its new reducer has none.
     hooks[:] = [(hook, of) for hook, of in hooks if not isinstance(of, ref) or of() is model]
-    if hooks:
+    if any(getattr(hook, "receive", hook) is not None for hook, _ in hooks):
         raise ConfigError(
             "this model has a communication hook already: DDP takes one, attach it once, right "
-            "after wrapping the model"
+            "after wrapping the model, or call close() of the first one before"
         )
     return model
 

@@ -78,6 +78,7 @@ class LocalSteps(Job):
         seed: int,
         world: ProcessWorld,
     ) -> None:
+        self.sharded = what.sharded
         self.model, tensors, buffers = model, what.local, list(model.buffers())
         layers = [Layer(name, tuple(p.shape)) for name, p in what.parameters.items()]
         super().__init__(world, layers, UnitSchedule(chosen.every, optimizer))
@@ -166,6 +167,8 @@ class LocalSteps(Job):
                 self.recorder.end_record(len(self.rows), said)
             raise
         self.sync.close()
+        if self.sharded is not None:
+            self.sharded.release()
         if self.recorder is not None:
             self.recorder.end_record(len(self.rows))
         self._summarize()

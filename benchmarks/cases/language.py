@@ -41,7 +41,7 @@ def ours(measured: bool) -> Callable[[], None]:
     optimizer.lr = 1e-4
 
     def step() -> None:
-        updates, loss, _ = run.step.take_step(x, y, 0, 0, levels, clock)
+        updates, loss, *_ = run.step.take_step(x, y, 0, 0, levels, clock)
         loss.item()
         if measured:
             run.panel.step(run.gradients.stack, updates)

@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 NO_LAYER = -1  # a layer index for traffic that belongs to no layer, such as the loss
+MARKS = -2  # of what processes tell each other of their passes: counted nowhere, as objects are
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from regimes.collectives import agreement
 from regimes.collectives.driving import KIND, run_in_lockstep, run_one_by_one
 from regimes.collectives.meter import Meter
 from regimes.collectives.requests import (
+    MARKS,
     NO_LAYER,
     Collective,
     JoinShards,
@@ -130,7 +131,7 @@ class World:
             programs: generators that yield requests and return a tensor; or a mean, which is its
                 own result: a generator costs more than the mean of a small tensor.
             layers: the layer index that each one's traffic is counted for, or ``NO_LAYER``; of a
-                program for several layers, theirs.
+                program for several layers, theirs. ``MARKS`` are not counted.
             signal: these are a detector's statistics: bytes, but no floats of the paper's count.
             batched: join ``Batched`` requests, in lockstep in any world. For a GPU: on a CPU all
                 layers would pass through the cache once for each kernel.
@@ -139,6 +140,8 @@ class World:
 
         def count(i: int, request: Collective, turn: int) -> str:
             tensor, kind = request.tensor, KIND[type(request)]
+            if layers[i] == MARKS:
+                return kind
             convention = layers[i] != NO_LAYER and not signal
             if isinstance(request, SumShards | JoinShards):
                 self.meter.count_within(kind, tensor)

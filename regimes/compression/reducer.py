@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regimes.collectives.requests import (
+    MARKS,
     NO_LAYER,
     JoinShards,
     Layer,
@@ -72,13 +73,15 @@ class Reducer:
         levels: Sequence[AnyLevel],
         extra: Float[Tensor, "rows ..."] | None = None,
         states: Sequence[State] | Mapping[int, State] | None = None,
+        marks: Float[Tensor, "1 marks"] | None = None,
     ) -> dict[int, Tensor]:
         """All rounds of one bucket; its updates by layer, and the mean of ``extra`` where
-        ``NO_LAYER`` is among them.
+        ``NO_LAYER`` is among them, and at ``MARKS`` that of ``marks``.
 
         Args:
             extra: numbers of each worker, such as its losses.
             states: memories that change instead of this reducer's own.
+            marks: numbers of each process, which are not counted.
 
         Where a worker's layers are divided into shards, the mean of ``extra``, ``[L, k]``, is over
         shards, too, and each shard sends its own.
@@ -102,6 +105,9 @@ class Reducer:
                 assert isinstance(compressor, InBuckets)
                 programs.append(compressor.reduce_bucket(rows, own, level))
                 places.append(joint[i])
+        if marks is not None:
+            programs.append(Mean(marks))
+            places.append(MARKS)
         before = self.traffic_check.before(bucket, gradients, levels)
         batched = any(on_gpu(gradients[i]) for i in bucket if i != NO_LAYER)
         results = self.world.run_programs(programs, places, batched=batched)
@@ -113,7 +119,8 @@ class Reducer:
                 continue
             for i, part in zip(place, result, strict=True):
                 updates[i] = part.view(gradients[i].shape[1:])
-        return {i: updates[i] for i in bucket if i in updates}  # in the order that was asked for
+        # in the order that was asked for
+        return {i: updates[i] for i in (*bucket, MARKS) if i in updates}
 
     def _layers_together(
         self, bucket: Sequence[int], gradients: Stacks, levels: Sequence[AnyLevel]

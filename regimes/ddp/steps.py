@@ -145,7 +145,6 @@ class HookSteps(UnitSteps, Listener):
 
     @property
     def memories(self) -> TentativeMemories:
-        assert self.exchange.memories is not None
         return self.exchange.memories
 
     @contextlib.contextmanager

@@ -6,7 +6,8 @@ Trainer, hook and local steps use this one; what differs is a value:
   that an optimiser, or its GradScaler, sees what it would see without compression. A transfer
   changes copies of the compressors' memories, which ``settle_transfer`` adopts (the hook: its
   caller may skip a step, or throw it away). Otherwise memories change in place, and an error ends
-  the run (the trainer: W simulated workers need no second residual).
+  the run (the trainer: W simulated workers need no second residual), except those of layers that
+  this process has not used.
 - *in the background*: a thread exchanges a bucket as soon as it is complete, while backward or the
   next local steps go on. Otherwise ``finish_transfer`` exchanges all buckets in their order.
 
@@ -28,7 +29,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.collectives.requests import NO_LAYER
+from regimes.collectives.requests import MARKS, NO_LAYER
 from regimes.compression.base import State
 from regimes.compression.reducer import Reducer
 from regimes.config import AnyLevel
@@ -82,10 +83,13 @@ class Transfer:
         extra: numbers that travel with the bucket that has ``NO_LAYER``, ``[rows]`` or ``[rows,
             k]``, such as losses; ``means`` are their means over all workers.
         updates: by layer, ``[*shape]``, of buckets that have come back.
-        states: memories as they will be, of a written exchange.
+        states: memories as they will be, of a written exchange; otherwise of unused layers.
         scale: what the loss was multiplied by.
         flags: by bucket, 0 or NaN where a gradient is not finite; of a written exchange.
         marks: by bucket, its layers and the means of the source's marks.
+        unused: layers that no worker of this process has used, which ``finish_transfer`` reduces to
+            those that no worker of any process has used; None: nobody asks.
+        used: the means over processes of what each layer's use is marked with.
         finite: no gradient is NaN or infinite; known after ``finish_transfer``.
         failed: an error has ended it.
     """
@@ -100,6 +104,8 @@ class Transfer:
     scale: float = 1.0
     flags: list[Tensor] = field(default_factory=list)
     marks: list[tuple[Sequence[int], Tensor]] = field(default_factory=list)
+    unused: set[int] | None = None
+    used: Tensor | None = None
     finite: bool = True
     failed: bool = False
     complete: set[int] = field(default_factory=set)  # layers, and NO_LAYER
@@ -136,7 +142,7 @@ class Exchange:
         reducer: the compressors, and the layers' memories.
         buckets: layers that are exchanged together, in order; ``NO_LAYER`` stands for ``extra``.
         background: the thread that exchanges; None: ``finish_transfer`` does.
-        memories: of a written exchange; None: memories change in place.
+        memories: of a written exchange, and of layers that are not used; others change in place.
         copies: by layer, where a row is copied before it is overwritten; None: nowhere.
         transfer: the one under way, of those that ``begin_transfer`` without ``layers``.
     """
@@ -158,7 +164,7 @@ class Exchange:
         self.reducer, self.world = reducer, reducer.world
         self.buckets = buckets or [range(NO_LAYER, len(reducer.layers))]
         self.background = None if background is None else Background(background)
-        self.memories = None if written is None else TentativeMemories(reducer)
+        self.memories = TentativeMemories(reducer)
         self.written, self.copies = written, copies
         self.transfer: Transfer | None = None
 
@@ -176,10 +182,16 @@ class Exchange:
         self.transfer = Transfer(levels, list(self.buckets))
         return self.transfer
 
-    def add_rows(self, rows: Mapping[int, Tensor]) -> None:
+    def add_rows(self, rows: Mapping[int, Tensor], unused: Collection[int] | None = None) -> None:
         """These layers are complete in the current stream, ``[rows, *shape]`` each. Where a thread
-        exchanges, a bucket that is complete leaves at once. In any thread."""
+        exchanges, a bucket that is complete leaves at once. In any thread.
+
+        Args:
+            unused: with the last ones, the layers that no worker of this process has used.
+        """
         assert self.transfer is not None
+        if unused is not None:
+            self.transfer.unused = {*unused}
         self.transfer.rows.update(rows)
         self._mark_complete(self.transfer, rows)
 
@@ -215,8 +227,10 @@ class Exchange:
         self.wait_for_transfers(transfer)
         if examined and transfer.means is not None:
             layers = range(len(compressors))
-            states, levels = self.reducer.states, transfer.levels
-            _, finite = flag_of_updates(layers, compressors, transfer.updates, states, levels)
+            states = dict(enumerate(self.reducer.states)) | transfer.states
+            _, finite = flag_of_updates(
+                layers, compressors, transfer.updates, states, transfer.levels
+            )
             if not finite:
                 assert extra is not None
                 assert stack is not None
@@ -224,7 +238,20 @@ class Exchange:
                 transfer.extra = loss_with_flag(extra, stack)
         if transfer.flags:
             self._read_flags(transfer)
+        if transfer.unused:
+            self._find_unused(transfer)
         return transfer
+
+    @torch.no_grad()
+    def _find_unused(self, transfer: Transfer) -> None:
+        """Which layers no worker at all has used: their updates are zeros. A process that has used
+        all layers need not ask, which on a GPU is a wait of its host."""
+        assert transfer.unused is not None
+        if transfer.used is not None:
+            used = transfer.used.tolist()
+            transfer.unused = {i for i in transfer.unused if not used[i]}
+        for i in transfer.unused:
+            transfer.updates[i] = torch.zeros_like(transfer.updates[i])
 
     @torch.no_grad()
     def _read_flags(self, transfer: Transfer) -> None:
@@ -276,8 +303,7 @@ class Exchange:
         """
         transfer, self.transfer = self.transfer, None
         assert transfer is not None
-        if self.memories is not None:
-            self.memories.adopt_states(transfer.states, unapplied)
+        self.memories.adopt_states(transfer.states, {*unapplied, *(transfer.unused or ())})
         return transfer
 
     def exchange_step(
@@ -317,11 +343,7 @@ class Exchange:
         """Exchange one bucket; after an error report to the owner."""
         try:
             if self.written is None:
-                extra = transfer.extra if NO_LAYER in bucket else None
-                results = self.reducer.reduce(bucket, transfer.rows, transfer.levels, extra)
-                if extra is not None:
-                    transfer.means = results.pop(NO_LAYER)
-                transfer.updates.update(results)
+                self._reduce_apart(transfer, bucket)
             else:
                 self._reduce_and_write(transfer, bucket, self.written)
         except BaseException:
@@ -331,10 +353,29 @@ class Exchange:
                 self.written.release_gradients()
             raise
 
+    def _reduce_apart(self, transfer: Transfer, bucket: Sequence[int]) -> None:
+        """All rounds of one bucket, whose rows stay. The memories of layers that are used change in
+        place. Those of others change in copies, as nobody knows yet whether they were used
+        elsewhere: what was not used anywhere keeps its memory, as the weights stay."""
+        extra, marks, states = transfer.extra if NO_LAYER in bucket else None, None, None
+        if unused := transfer.unused:
+            copies = {i: self.memories.copy_state(i, 1.0) for i in unused.intersection(bucket)}
+            transfer.states.update(copies)
+            states = dict(enumerate(self.reducer.states)) | copies
+        if transfer.unused is not None and extra is not None and self.world.processes > 1:
+            marks = extra.new_ones(1, len(self.reducer.layers))
+            for i in transfer.unused:
+                marks[0, i].fill_(0.0)  # a list would have to be copied to a GPU
+        results = self.reducer.reduce(bucket, transfer.rows, transfer.levels, extra, states, marks)
+        if extra is not None:
+            transfer.means = results.pop(NO_LAYER)
+        if marks is not None:
+            transfer.used = results.pop(MARKS)
+        transfer.updates.update(results)
+
     def _reduce_and_write(self, transfer: Transfer, bucket: Sequence[int], owner: Listener) -> None:
         """All rounds of one bucket of a single row; the flag of a gradient that is not finite is
         sent with the first."""
-        assert self.memories is not None
         if not transfer.flags:
             transfer.scale = owner.scale_of_loss()
             # Here and not in the caller's thread: it may contain a collective, which must come

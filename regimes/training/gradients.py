@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -59,6 +59,7 @@ class Gradients:
         seeded: whether generators are seeded before each worker's pass; False where steps are
             captured, of a model that draws no random numbers.
         hidden: by row, the state that a language model carries from batch to batch.
+        unused: by row, the layers to which no backward pass of the last step has added a gradient.
         replicas: the workers' own parameters while they step locally. Each worker then updates its
             own running statistics, and ``on_layer_complete`` is not called.
     """
@@ -93,6 +94,10 @@ class Gradients:
         # Backward adds to these, which are of the parameters' type.
         self._sum, self._summed = new_stack(self.parameters, 1 if union else world.hosted_count)
         self.stack, self.layers = self._sum, self._summed
+        # What parameters have as ``.grad``, row by row. Not views of autograd, which would share
+        # one version: an addition to one layer must show in its own.
+        self._rows = [[part[row].data for part in self._summed] for row in range(len(self._sum))]
+        self.unused: list[set[int]] = [set() for _ in self._rows]
         self._to_widen: set[int] = set()
         if is_half(self._sum.dtype):
             self.stack = self._sum.float()
@@ -138,6 +143,7 @@ class Gradients:
             self._to_widen = {*range(len(self.layers))}
         if step == 0:
             self.hidden = {}
+        before = [_versions(row) for row in self._rows]
         count = x.shape[1]
         size = self.micro_batch or count
         firsts = range(0, count, size)
@@ -153,6 +159,10 @@ class Gradients:
                     raise TrainingError(ONE_SAMPLE.format("a batch")) from None
                 raise
         self._final_backward = False
+        self.unused = [
+            {i for i, (old, new) in enumerate(zip(was, _versions(row), strict=True)) if old == new}
+            for was, row in zip(before, self._rows, strict=True)
+        ]
         for layer in [*self._to_widen]:
             self._widen_layer(layer)
         if self.clip is not None:
@@ -193,8 +203,8 @@ class Gradients:
     ) -> Float[Tensor, ""]:
         """One pass, which adds its gradient to a row of ``stack``."""
         # backward adds to an existing .grad in place: as views, they accumulate in the buffer
-        for parameter, layer in zip(self.parameters, self._summed, strict=True):
-            parameter.grad = layer[row]
+        for parameter, gradient in zip(self.parameters, self._rows[row], strict=True):
+            parameter.grad = gradient
         context: AbstractContextManager[Any] = nullcontext()
         if self.autocast is not None:
             context = torch.autocast(x.device.type, self.autocast)
@@ -211,6 +221,10 @@ class Gradients:
             if not (asks and not bool(share)):
                 loss.backward()
         return loss.detach()
+
+    def unused_by_all(self) -> set[int]:
+        """The layers that no hosted worker has used in the last step."""
+        return set.intersection(*self.unused)
 
     def check_compiles(self, x: Tensor, y: Tensor) -> None:
         """Raise ConfigError unless torch can compile a pass over a batch ``x [L, b, ...]``,
@@ -277,7 +291,19 @@ def layer_table(model: nn.Module) -> list[Layer]:
     return layers
 
 
-def set_gradients(parameters: Sequence[nn.Parameter], updates: Sequence[Tensor]) -> None:
-    """Set the updates as the gradients that the optimiser reads, in the parameters' types."""
-    for parameter, update in zip(parameters, updates, strict=True):
-        parameter.grad = update.to(parameter.dtype)
+def _versions(tensors: Sequence[Tensor]) -> list[int]:
+    """How often each tensor was written to."""
+    return [tensor._version for tensor in tensors]
+
+
+def set_gradients(
+    parameters: Sequence[nn.Parameter], updates: Sequence[Tensor], unused: Collection[int] = ()
+) -> None:
+    """Set the updates as the gradients that the optimiser reads, in the parameters' types.
+
+    Args:
+        unused: layers that have none, so that the optimiser leaves them alone, without weight decay
+            or momentum, as after a backward pass of torch that has not come to them.
+    """
+    for i, (parameter, update) in enumerate(zip(parameters, updates, strict=True)):
+        parameter.grad = None if i in unused else update.to(parameter.dtype)

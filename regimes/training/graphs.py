@@ -23,7 +23,7 @@ gradients' stack, and `_Graph.inputs`); no random state of the host (``Gradients
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -54,6 +54,7 @@ class _Graph:
     Attributes:
         inputs: what a replay reads at these addresses; ``output``: what it leaves at others.
         held: see ``kernels.hold_cached_tensors``.
+        unused: of a pass: the layers that each row has not used.
         seeds, sent, after: of a reduction: its seeds, what one step sends, and the fields of each
             memory after it.
     """
@@ -63,6 +64,7 @@ class _Graph:
         self.inputs = inputs
         self.output: Any = None
         self.held: list[Any] = []
+        self.unused: list[set[int]] = []
         self.seeds: SeedTable | None = None
         self.sent: Meter | None = None
         self.after: list[dict[str, Any]] = []
@@ -164,6 +166,8 @@ class Graphs:
             inputs = [x.clone(), y.clone()]
             work = partial(g.compute_gradients, inputs[0], inputs[1], epoch, step)
             graph = self.passes.capture_graph(kind, inputs, work)
+            graph.unused = g.unused
+        g.unused = graph.unused
         for place, batch in zip(graph.inputs, (x, y), strict=True):
             place.copy_(batch)
         graph.graph.replay()
@@ -173,29 +177,31 @@ class Graphs:
 
     def finish_step(self, step: TrainingStep, losses: Float[Tensor, " rows"]) -> Reduced:
         """``TrainingStep.finish_step``."""
-        kind = (tuple(step.levels), tuple(map(_decisive, self.reducer.states)))
+        unused = frozenset(self.gradients.unused_by_all())
+        kind = (tuple(step.levels), tuple(map(_decisive, self.reducer.states)), unused)
         graph = self.reductions.get_graph(kind)
-        if self._changes_unit() or (graph is None and not self.reductions.is_due(kind)):
+        if self._changes_unit(unused) or (graph is None and not self.reductions.is_due(kind)):
             return self.reductions.run_uncaptured(lambda: step.finish_step(losses))
         if graph is None:
             graph = self._capture_reduction(kind, lambda: step.finish_step(losses))
         else:
-            self._move_memories(graph)
+            self._move_memories(graph, unused)
         if graph.seeds is not None:
             graph.seeds.fill()
         graph.graph.replay()
         if graph.sent is not None:
             self.reducer.world.meter.add_counts(graph.sent)
-        updates, mean, rows = graph.output
-        return list(updates), mean, rows.clone()  # ``Losses`` looks at rows many steps later
+        updates, mean, rows, _ = graph.output
+        # ``Losses`` looks at rows many steps later
+        return Reduced(list(updates), mean, rows.clone(), unused)
 
-    def _changes_unit(self) -> bool:
-        """Does a residual change its unit in this step?"""
+    def _changes_unit(self, unused: Collection[int]) -> bool:
+        """Does a residual change its unit in this step? Not those of layers that it does not use"""
         rates, reducer = self.reducer.rates, self.reducer
         return rates is not None and any(
-            compressor.rescales(state, rate)
-            for compressor, state, rate in zip(
-                reducer.compressors, reducer.states, rates, strict=True
+            i not in unused and compressor.rescales(state, rate)
+            for i, (compressor, state, rate) in enumerate(
+                zip(reducer.compressors, reducer.states, rates, strict=True)
             )
         )
 
@@ -238,19 +244,20 @@ class Graphs:
         for (state, name), old, _ in back:
             setattr(state, name, old)
 
-    def _move_memories(self, graph: _Graph) -> None:
+    def _move_memories(self, graph: _Graph, unused: Collection[int]) -> None:
         """The host's part of a step: copy memories to where the graph reads them, and set their
         fields as after the step."""
         states, reducer = self.reducer.states, self.reducer
         present = [getattr(state, name) for state, name in _tensor_fields(states)]
         _copy_moved(graph.inputs, present)
         reducer.set_rates(range(len(states)), states)
-        for compressor, state, after in zip(reducer.compressors, states, graph.after, strict=True):
+        parts = zip(reducer.compressors, states, graph.after, strict=True)
+        for i, (compressor, state, after) in enumerate(parts):
             begins = state.residual is None and after["residual"] is not None
             vars(state).update(after)
             if begins:
                 compressor.begin_residual(state)
-            state.step += 1
+            state.step += i not in unused
 
 
 def _layout_of(tensor: Tensor) -> tuple[Any, ...]:

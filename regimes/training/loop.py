@@ -291,15 +291,16 @@ def _step_together(run: Run, batch: Minibatch, levels: list[AnyLevel], losses: L
     epoch, step, clock = batch.epoch, batch.step, losses.clock
     run.reducer.rates = [batch.lr] * len(levels)
     with run.numerics.training():
-        updates, loss, own_losses = run.step.take_step(batch.x, batch.y, epoch, step, levels, clock)
+        reduced = run.step.take_step(batch.x, batch.y, epoch, step, levels, clock)
     # before the weights change: on the CPU a non-finite loss ends the run here
-    losses.add_step(loss, own_losses, epoch, step)
+    losses.add_step(reduced.loss, reduced.losses, epoch, step)
     run.optimizer.lr = batch.lr
+    updates = reduced.updates
     if run.plug_ins.deficit.active(epoch):
         updates = run.plug_ins.deficit.updates(updates, run.config.seed, epoch, step)
     run.panel.step(run.gradients.stack, updates, clock)
     with clock("compute"):
-        set_gradients(run.gradients.parameters, updates)
+        set_gradients(run.gradients.parameters, updates, reduced.unused)
         run.optimizer.step()
 
 

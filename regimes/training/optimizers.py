@@ -74,14 +74,18 @@ class Optimizers:
 
 
 def mean_state(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One state for several workers' optimisers: each momentum's mean, all else from the first."""
+    """One state for several workers' optimisers: each momentum's mean, all else from the first, and
+    momenta that not all have yet."""
     return cast("dict[str, Any]", _mean_of_states(states))
 
 
 def _mean_of_states(values: Sequence[Any]) -> Any:
     first = values[0]
     if isinstance(first, dict):
-        return {key: _mean_of_states([value[key] for value in values]) for key in first}
+        return {
+            key: _mean_of_states([v[key] for v in values]) if all(key in v for v in values) else own
+            for key, own in first.items()
+        }
     if isinstance(first, list):
         return [_mean_of_states(list(column)) for column in zip(*values, strict=True)]
     averaged = isinstance(first, Tensor) and first.ndim and first.is_floating_point()

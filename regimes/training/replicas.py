@@ -158,16 +158,23 @@ class Replicas:
 
     def _average_states(self, world: World) -> None:
         """The optimisers' momenta become their means over all workers, counted as traffic of their
-        layers; counts of steps are the same on all workers."""
-        places = [
-            (layer, part, key)
-            for layer, parameter in enumerate(self.keys)
-            for part, optimizer in enumerate(self.optimizers[0].parts)
-            for key, value in optimizer.state.get(parameter, {}).items()
-            if isinstance(value, Tensor) and value.ndim and value.is_floating_point()
-        ]
+        layers. Of a parameter that a worker has not stepped yet each keeps its own."""
+        here = [self._momenta(optimizer) for optimizer in self.optimizers]
+        common = [place for place in here[0] if all(place in other for other in here)]
+        known = [{*theirs} for theirs in world.gather_object(common)]
+        places = [place for place in common if all(place in theirs for theirs in known)]
         programs = [self._mean_state(*place) for place in places]
         world.run_programs(programs, [layer for layer, *_ in places])
+
+    def _momenta(self, optimizer: Optimizers) -> list[tuple[int, int, str]]:
+        """The layers, parts of an optimiser and names of the momenta that it has."""
+        return [
+            (layer, part, key)
+            for layer, parameter in enumerate(self.keys)
+            for part, one in enumerate(optimizer.parts)
+            for key, value in one.state.get(parameter, {}).items()
+            if isinstance(value, Tensor) and value.ndim and value.is_floating_point()
+        ]
 
     def _mean_state(self, layer: int, part: int, key: str) -> Program:
         states = [local_part(o.parts[part].state[self.keys[layer]][key]) for o in self.optimizers]

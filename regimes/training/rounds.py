@@ -98,7 +98,7 @@ class Rounds:
         with clock("compute"):
             losses = loss_with_flag(g.compute_gradients(x, y, epoch, step), g.stack)
             for row, own in enumerate(self.replicas.each_worker()):
-                set_gradients(g.parameters, [layer[row] for layer in g.layers])
+                set_gradients(g.parameters, [layer[row] for layer in g.layers], g.unused[row])
                 own.lr = lr
                 own.step()
         self.pending.append((losses, epoch, step))

@@ -9,8 +9,8 @@ order of additions over more than two processes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -26,7 +26,21 @@ from regimes.training.gradients import Gradients
 if TYPE_CHECKING:
     from regimes.training.graphs import Graphs
 
-Reduced = tuple[list[Tensor], Tensor, Tensor]  # updates, mean loss, losses of this process
+
+class Reduced(NamedTuple):
+    """What a step's exchange has given.
+
+    Attributes:
+        updates: per layer, ``[*shape]``.
+        loss: the mean.
+        losses: of this process, ``[rows]``; NaN if a gradient is not finite.
+        unused: layers that no worker of any process has used: their updates are zeros.
+    """
+
+    updates: list[Tensor]
+    loss: Tensor
+    losses: Tensor
+    unused: Collection[int]
 
 
 class TrainingStep:
@@ -47,12 +61,7 @@ class TrainingStep:
     def take_step(
         self, x: Tensor, y: Tensor, epoch: int, step: int, levels: Sequence[AnyLevel], clock: Clock
     ) -> Reduced:
-        """One batch ``x [L, b, ...]``, ``y [L, b]`` of the hosted workers.
-
-        Returns:
-            The updates ``[*shape]`` per layer, the mean loss, and the losses ``[rows]`` of this
-            process, NaN if a gradient is not finite.
-        """
+        """One batch ``x [L, b, ...]``, ``y [L, b]`` of the hosted workers."""
         world, graphs, self.levels = self.exchange.world, self.graphs, levels
         compute = self.gradients.compute_gradients if graphs is None else graphs.compute_gradients
         world.take_marks()  # of collectives before this step, which its clock does not count
@@ -70,12 +79,13 @@ class TrainingStep:
         """What ``take_step`` returns, from the gradients and their losses."""
         layers = self.gradients.layers
         # also those that backward has not reported, because this pass did not use them
-        self.exchange.add_rows(dict(enumerate(layers)))
+        self.exchange.add_rows(dict(enumerate(layers)), self.gradients.unused_by_all())
         transfer = self.exchange.finish_transfer(losses, self.gradients.stack)
         self.exchange.settle_transfer()
         assert transfer.means is not None
         assert transfer.extra is not None
-        return [transfer.updates[i] for i in range(len(layers))], transfer.means, transfer.extra
+        updates = [transfer.updates[i] for i in range(len(layers))]
+        return Reduced(updates, transfer.means, transfer.extra, transfer.unused or ())
 
     def close(self) -> None:
         """End the exchange's thread."""

@@ -50,6 +50,18 @@ def of(name: str) -> list[str]:
 CASES: dict[str, list[str]] = {
     "ranks that change": [*TINY, *LONG, *POWERSGD],
     "random numbers of the step": [*TINY, *of("randomk"), HIGH, "data.train_size=64"],
+    "a layer that some batches do not use": [
+        *TINY,
+        *LONG,
+        *of("topk"),
+        HIGH,
+        "model={name='gpu_steps:Forked'}",
+        "union_pass=false",
+        "data.train_size=44",
+        "epochs=8",
+        "unit_steps=none",
+        "steps=none",
+    ],
 }
 SLOW: dict[str, list[str]] = {
     "dense and back": [*TINY, *LONG, *POWERSGD, "policy.inside=dense"],
@@ -138,15 +150,15 @@ class Watched:
         def watched(step: TrainingStep, *args: Any) -> Any:
             before = [c.total() for c in (diary.ops, diary.memory)]
             replays = diary.graphs["replayed"]
-            updates, loss, rows = take(step, *args)
+            reduced = take(step, *args)
             after = [c.total() for c in (diary.ops, diary.memory)]
-            kept: list[Tensor] = [*updates, loss, step.gradients.stack]
+            kept: list[Tensor] = [*reduced.updates, reduced.loss, step.gradients.stack]
             for state in step.exchange.reducer.states:
                 kept += [x for x in vars(state).values() if isinstance(x, Tensor)]
             launched, taken = (b - a for a, b in zip(before, after, strict=True))
             whole = diary.graphs["replayed"] - replays == 2
             self.steps.append((whole, launched, taken, {x.data_ptr() for x in kept}))
-            return updates, loss, rows
+            return reduced
 
         patch.setattr(TrainingStep, "take_step", watched)
 

@@ -103,6 +103,19 @@ def tiny(classes: int, channels: int, image_size: int) -> nn.Module:
     )
 
 
+class Forked(nn.Module):
+    """`tiny` with a layer that a smaller batch, or one that is evaluated, does not use."""
+
+    def __init__(self, classes: int, channels: int, image_size: int) -> None:
+        super().__init__()
+        self.body = tiny(classes, channels, image_size)
+        self.side = nn.Linear(classes, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.body(x)
+        return x + self.side(x) if len(x) == 4 else x
+
+
 SMALL = "model={name='vgg7', width=4}"
 STATIC = "policy={name='static', level='dense'}"
 DENSE = [SMALL, STATIC]

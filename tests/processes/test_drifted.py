@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from typing import Any
 
@@ -72,3 +73,33 @@ def test_steps_within_backward_are_steps_after_it(scatter: dict[str, Any]) -> No
     for (mine, units), (theirs, as_many) in zip(inside, after, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
         assert units == as_many == 2
+
+
+def drawn(seeds: range) -> list[tuple[str, tuple[str, ...]]]:
+    """Kinds of job in turn, each with three ways to change a model, one after the other."""
+    return [
+        (KINDS[seed % 3], tuple(random.Random(seed).sample([*drifted.WAYS], 3))) for seed in seeds
+    ]
+
+
+def check_equal_or_named(cases: list[tuple[str, tuple[str, ...]]]) -> None:
+    """After any of them replicas are equal, or both processes say the same of who differs."""
+    for case, mine, theirs in zip(cases, *group.run(drifted.wide_jobs, 2, cases), strict=True):
+        said, spread, units = mine
+        assert mine == theirs, case
+        if said:
+            assert re.match(r"(Config|Training)Error: .*(process|used) ", said), (case, said)
+        else:
+            assert (spread, units) == (0.0, drifted.STEPS // drifted.UNIT), case
+
+
+def test_whatever_a_script_does_replicas_are_equal_or_named() -> None:
+    cases = drawn(range(18))
+    assert {way for _, ways in cases for way in ways} == {*drifted.WAYS}
+    check_equal_or_named(cases)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [100, 200])
+def test_more_of_what_a_script_may_do(first: int) -> None:
+    check_equal_or_named(drawn(range(first, first + 45)))

@@ -238,6 +238,40 @@ def test_it_is_the_wheel_that_runs(target: Path, command) -> None:
     assert all(Path(file).is_relative_to(target) for file in files)
 
 
+HELP = """
+import contextlib, io, json, sys
+from analysis.__main__ import offers
+from regimes.__main__ import main
+failed = {}
+commands = [[name] for name in COMMANDS]
+for words in [*commands, *(["figure", name] for name in offers())]:
+    sys.argv, said = ["regimes", *words, "--help"], io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            main()
+    except SystemExit as end:
+        if not end.code and "usage" in said.getvalue():
+            continue
+    except Exception as error:
+        said.write(repr(error))
+    failed[" ".join(words)] = said.getvalue()
+print(json.dumps([len(offers()), failed]))
+"""
+
+
+@pytest.mark.slow
+def test_every_command_and_figure_explains_itself(command, tmp_path: Path) -> None:
+    shown = command("--help").stdout
+    names = re.search(r"\{([a-z,]+)\}", shown)
+    assert names is not None
+    (tmp_path / "asked.py").write_text(HELP.replace("COMMANDS", repr(names[1].split(","))))
+    done = command(module="asked")
+    assert done.returncode == 0, done.stderr
+    count, failed = json.loads(done.stdout.splitlines()[-1])
+    assert count > 40
+    assert failed == {}
+
+
 @pytest.mark.slow
 def test_it_lists_figures_and_presets(command) -> None:
     listed = command("figure")

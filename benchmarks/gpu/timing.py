@@ -69,7 +69,8 @@ class Timer:
             torch.cuda.synchronize()
 
     def row(self) -> dict[str, Any]:
-        """The numbers of the line; "busy" is the share of a step in which a kernel runs."""
+        """The numbers of the line; "busy" is the profiled kernels' time, each by itself, over
+        the time of a step that is not profiled: above 1 where kernels run side by side."""
         found: dict[str, Any] = {
             "ms": round(statistics.median(self.units), 3),
             "n": len(self.units),

@@ -1,7 +1,7 @@
 """What FSDP2's quantised reduce-scatter does to a mean, for simulations: it is rounded once.
 
 Each parameter is a module of its own here, and 1-D parameters are not compressed. Blocks are those
-of ``attach(shards=...)`` where a block's size divides every owner's part of a parameter.
+of ``attach(shards=...)``, which begin anew at each parameter.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 from regimes.capabilities import MODULE_PARTS
 from regimes.collectives.requests import Gather, Layer, Traffic
 from regimes.compression.base import Compressor, Sending, State
+from regimes.compression.pieces import make_pieces
 from regimes.compression.scatter import QuantisedScatter
 from regimes.config import Level
 from regimes.errors import require
@@ -43,12 +44,12 @@ class ScatteredMean(QuantisedScatter):
         part = -(-rows // workers)  # rows of each owner; FSDP2 pads with zeros
         padded = torch.nn.functional.pad(delta, (0, 0, 0, workers * part - rows))
         parts = padded.reshape(hosted, workers, -1)
-        total, sent = yield from self.send_parts(parts, state, level)
+        pieces = make_pieces(Layer("", parts.shape[1:]).row, int(level), self.block, delta.dtype)
+        total = yield from self.send_parts(parts, state, pieces)
         means = yield Gather(total / workers)
-        update = means.view(workers * part, -1)[:rows]
-        if sent is not None:
-            sent = sent.view(padded.shape)[:, :rows].contiguous()
-        return update, sent
+        if self.error_feedback:  # parts is what was not sent
+            delta.copy_(parts.view(padded.shape)[:, :rows])
+        return means.view(workers * part, -1)[:rows], None
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         """The codes of other owners' rows, and the means of a part to all."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -45,17 +45,32 @@ class Shard:
         return slice(start, min(self.rows, start + self.chunk))
 
 
+class Piece(NamedTuple):
+    """What one parameter has in a row of a layer.
+
+    Attributes:
+        size: so many numbers.
+        compressed: the parameter has several dimensions.
+    """
+
+    size: int
+    compressed: bool
+
+
 @dataclass(frozen=True)
 class Layer:
-    """One named parameter tensor: the unit at which compressors and policies decide.
+    """One named parameter tensor: the unit at which compressors and policies decide. Or what FSDP2
+    exchanges for one of its modules.
 
     Attributes:
         shard: the shard that ``shape`` describes; None: the layer is whole.
+        pieces: of a module, what each row has of its parameters, in their order.
     """
 
     name: str
     shape: tuple[int, ...]
     shard: Shard | None = None
+    pieces: tuple[Piece, ...] = ()
 
     @property
     def size(self) -> int:
@@ -67,8 +82,15 @@ class Layer:
         return self.shape[0] if self.shape else 1, math.prod(self.shape[1:])
 
     @property
+    def row(self) -> tuple[Piece, ...]:
+        """The pieces of a row."""
+        return self.pieces or (Piece(self.matrix[1], True),)
+
+    @property
     def compressed(self) -> bool:
         """1-D parameters travel dense (paper, Appendix F), and so do those without any number."""
+        if self.pieces:
+            return any(piece.compressed for piece in self.pieces)
         rows = self.shape[:1] if self.shard is None else (self.shard.rows,)
         return len(self.shape) > 1 and 0 not in (*rows, *self.shape[1:])
 

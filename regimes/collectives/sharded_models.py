@@ -95,6 +95,15 @@ def current_parameter(fsdp_param: Any) -> Any:
     return getattr(fsdp_param._module_info.module, fsdp_param._module_info.param_name)
 
 
+def has_gradient(group: Any, fsdp_param: Any) -> bool:
+    """Will a trained parameter of a group be in its next reduce-scatter? Asked before it, after the
+    parameter's part of the backward pass."""
+    if not hasattr(fsdp_param, "_unsharded_param"):  # it was never gathered
+        return False
+    grads = fsdp_param.unsharded_accumulated_grad, fsdp_param.unsharded_param.grad
+    return grads != (None, None) or getattr(group, "reduce_scatter_unused_params", False)
+
+
 def optimizer_rows(fsdp_param: Any) -> Any:
     """The rows of a parameter that the optimiser steps. After a forward pass without a backward
     pass its module still has the gathered weights instead."""

@@ -76,7 +76,7 @@ class QuantisedAllReduce(Rounding):
         of_means = self._noise_of(plan, states, "means", 1, values)
         if isinstance(noise, Noise) and isinstance(of_means, Noise):
             draw_noise([noise, of_means])
-        wire = _encode_chunks(rows, bits, self.block, noise, values.flatten(0, 1))
+        wire = encode_chunks(rows, bits, self.block, noise, values.flatten(0, 1))
         packed = wire.shape[1]
         wire = plan.without_gaps(wire, bits).unflatten(0, (hosted, count))
         received = yield Exchange(wire, [count * size for size in sizes])  # [L, W, bytes]
@@ -134,10 +134,10 @@ def quantise_rows(
     rows = numbers.flatten(0, -2)
     noise = noise.reshape(rows.shape) if isinstance(noise, Tensor) else noise
     kept = None if values is None else values.view(rows.shape)
-    return _encode_chunks(rows, bits, block, noise, kept).view(*numbers.shape[:-1], -1)
+    return encode_chunks(rows, bits, block, noise, kept).view(*numbers.shape[:-1], -1)
 
 
-def _encode_chunks(
+def encode_chunks(
     rows: Rows, bits: int, block: int, noise: Added, values: Float[Tensor, "rows size"] | None
 ) -> UInt8[Tensor, "rows packed"]:
     """`quantise_rows` of rows."""

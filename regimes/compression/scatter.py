@@ -8,6 +8,7 @@ gathered: the parameters are divided as the sums are.
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, cast
 
@@ -16,23 +17,23 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regimes.capabilities import MODULE_PARTS
-from regimes.collectives.requests import Layer, Program, Scatter, Traffic
-from regimes.compression.all_reduce import (
-    QuantisedAllReduce,
-    dequantise_rows,
-    in_order_sum,
-    quantise_rows,
-    wire_bytes,
-)
+from regimes.collectives.requests import Layer, Piece, Program, Request, Scatter, Traffic
+from regimes.compression.all_reduce import QuantisedAllReduce
 from regimes.compression.base import Sending, State
+from regimes.compression.pieces import Pieces, make_pieces
 from regimes.config import DENSE, Bounds, Level
 
 
 @dataclass
 class ScatterState(State):
-    """``residual_scale``: the ``scale`` of the step that has left the residual."""
+    """
+    Attributes:
+        residual_scale: the ``scale`` of the step that has left the residual.
+        pieces: of a worker's part. Identity, not memory.
+    """
 
     residual_scale: float = 1.0
+    pieces: tuple[Piece, ...] = ()
 
     @property
     def residual_unit(self) -> float:
@@ -41,11 +42,17 @@ class ScatterState(State):
     def rescale_residual(self, ratio: float) -> None:
         self.residual_scale *= ratio
 
+    def shared_state(self) -> dict[str, Any]:
+        shared = super().shared_state()
+        del shared["pieces"]
+        return shared
+
 
 @dataclass(frozen=True, kw_only=True)
 class QuantisedScatter(QuantisedAllReduce):
-    """Integers of 8 or 4 bits, scaled by the largest magnitude of each block, which one part has
-    alone; the level is the number of bits. Rounding errs as in `QuantisedAllReduce`, once.
+    """Integers of 8 or 4 bits, scaled by the largest magnitude of each block, which one part of one
+    parameter has alone; the level is the number of bits. Rounding errs as in `QuantisedAllReduce`,
+    once. Parameters of one dimension travel as they are.
 
     Attributes:
         block: how many numbers share a scale.
@@ -65,26 +72,34 @@ class QuantisedScatter(QuantisedAllReduce):
     def requires(self) -> frozenset[str]:
         return super().requires | {MODULE_PARTS}
 
+    def init(self, layer: Layer, seed: int, first_worker: int = 0) -> State:
+        state = super().init(layer, seed, first_worker)
+        if isinstance(state, ScatterState):
+            state.pieces = layer.pieces
+        return state
+
     def send(
         self, delta: Float[Tensor, "hosted workers part"], state: State, level: Level
     ) -> Sending:
-        """Returns the sum of the hosted worker's part, ``[part]``, beside what was sent, None
-        without error feedback."""
-        total, own = yield from self.send_parts(delta, state, level)
-        return total[0], own
+        """Returns the sum of the hosted worker's part, ``[part]``. With error feedback ``delta``
+        becomes what was not sent."""
+        total = yield from self.send_parts(delta, state, self._pieces(delta, state, level))
+        return total[0], None
 
     def send_parts(
-        self, delta: Float[Tensor, "hosted workers part"], state: State, level: Level
-    ) -> Sending:
-        """Likewise of each hosted worker, ``[hosted, part]``."""
-        noise = yield from self._noise(delta.flatten(1), state, "numbers")
-        own = None
-        if self.error_feedback:
-            own = torch.empty_like(delta, memory_format=torch.contiguous_format)
-        wire = quantise_rows(delta, int(level), self.block, noise, own)
-        received = yield Scatter(wire)  # [L, W, bytes]: of all workers, this one's part
-        size = delta.shape[2]
-        return in_order_sum(received, int(level), self.block, size, delta.dtype), own
+        self, delta: Float[Tensor, "hosted workers part"], state: State, pieces: Pieces
+    ) -> Generator[Request, Any, Float[Tensor, "hosted part"]]:
+        """Likewise of each hosted worker."""
+        hosted, workers, _ = delta.shape
+        drawn = delta.new_empty(1).expand(hosted, workers * pieces.width)
+        noise = yield from self._noise(drawn, state, "numbers")
+        if isinstance(noise, Tensor):
+            noise = noise.view(hosted * workers, pieces.width)
+        rows = delta.flatten(0, 1)
+        wire = pieces.encode(rows, noise, rows if self.error_feedback else None)
+        del noise, rows  # and their memory
+        received = yield Scatter(wire.unflatten(0, (hosted, workers)))  # of all, this one's part
+        return pieces.sum(received, delta.dtype)
 
     def reduce(
         self, grad: Float[Tensor, "hosted workers part"], state: State, level: Level
@@ -93,55 +108,76 @@ class QuantisedScatter(QuantisedAllReduce):
         ``grad`` and the residual's memory are left as they are. Not for the level "dense", see
         ``add_residual``."""
         exact = self.add_residual(grad, state)
+        if self.error_feedback and exact is grad:
+            exact = grad.clone()
         state.step += 1
-        total, own = yield from self.send(exact, state, level)
-        if own is not None:
-            state.residual = self.stored(torch.sub(exact, own, out=own))
+        total = yield from self.send_parts(exact, state, self._pieces(grad, state, level))
+        if self.error_feedback:
+            state.residual = self.stored(exact, self._pieces_of(grad, state))
             cast(ScatterState, state).residual_scale = state.scale
-        return total
+        return total[0]
 
     def add_residual(self, grad: Tensor, state: State) -> Tensor:
         """The gradient in float32 at least, with what earlier steps have not sent, which is then
         taken from the memory."""
         exact = grad.to(torch.promote_types(grad.dtype, torch.float32))
         if state.residual is not None:
-            held = self._numbers(state.residual, exact.shape[2]).to(exact.dtype)
+            held = self._numbers(state.residual, self._pieces_of(grad, state)).to(exact.dtype)
             ratio = state.scale / state.residual_unit
             exact = torch.add(exact, held, alpha=float(self.error_feedback or True) * ratio)
             state.residual = None
         return exact
 
+    def _pieces_of(self, parts: Tensor, state: State) -> tuple[Piece, ...]:
+        """What a part consists of."""
+        return cast(ScatterState, state).pieces or (Piece(parts.shape[2], True),)
+
+    def _pieces(self, parts: Tensor, state: State, level: Level) -> Pieces:
+        """How parts travel at a level."""
+        return make_pieces(self._pieces_of(parts, state), int(level), self.block, parts.dtype)
+
     # -- the residual in memory ------------------------------------------------------------------
 
-    def stored(self, left: Float[Tensor, "hosted workers part"]) -> Tensor:
+    def stored(
+        self, left: Float[Tensor, "hosted workers part"], pieces: tuple[Piece, ...]
+    ) -> Tensor:
         """A residual as it is kept."""
         if self.residual_bits == 8:
-            return quantise_rows(left.float(), 8, self.block, 0.5)
+            return (
+                make_pieces(pieces, 8, self.block)
+                .encode(left.float().flatten(0, 1), 0.5)
+                .unflatten(0, left.shape[:2])
+            )
         return left.to(torch.bfloat16) if self.residual_bits == 16 else left
 
     def numbers(self, residual: Tensor, layer: Layer) -> Tensor:
-        return self._numbers(residual, layer.matrix[1])
+        return self._numbers(residual, layer.row)
 
-    def _numbers(self, residual: Tensor, part: int) -> Float[Tensor, "hosted workers part"]:
+    def _numbers(
+        self, residual: Tensor, pieces: tuple[Piece, ...]
+    ) -> Float[Tensor, "hosted workers part"]:
         if self.residual_bits == 8:
-            return dequantise_rows(residual, 8, self.block, part, torch.float32)
+            kept = make_pieces(pieces, 8, self.block)
+            return kept.decode(residual.flatten(0, 1), torch.float32).unflatten(
+                0, residual.shape[:2]
+            )
         return residual
 
     def residual_shape(self, layer: Layer) -> tuple[int, ...]:
         if self.residual_bits == 8:
-            workers, part = layer.matrix
-            return workers, wire_bytes(part, 8, self.block)
+            return layer.matrix[0], make_pieces(layer.row, 8, self.block).bytes
         return super().residual_shape(layer)
 
     # -- traffic -----------------------------------------------------------------------------------
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         """The parts of other owners, of a layer ``[workers, part]``."""
-        size = (workers - 1) * wire_bytes(layer.size // workers, int(level), self.block, itemsize)
+        kind = {2: torch.bfloat16, 8: torch.float64}.get(itemsize, torch.float32)
+        size = (workers - 1) * make_pieces(layer.row, int(level), self.block, kind).bytes
         return Traffic(size / 4, size)
 
     def cost(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
-        if level != DENSE:
+        if level != DENSE and layer.compressed:
             return self.traffic(layer, level, workers, itemsize)
         size = layer.size - layer.size // workers
         return Traffic(size, size * itemsize)

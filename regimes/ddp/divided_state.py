@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from regimes.collectives.requests import Layer
 from regimes.collectives.sharded_models import saved_names
 from regimes.compression.scatter import QuantisedScatter
 from regimes.ddp.sharded_state import pack_state, unpack_state
@@ -140,8 +139,7 @@ class DividedState:
         if residual is None:
             return None
         layout = self._layer_layout(layer).with_shards(self.processes)
-        was = Layer("", (layout.shards, layout.owned_size))
-        parts = full_precision(self._quantiser.numbers(residual, was))
+        parts = full_precision(self._quantiser.numbers(residual, layout.make_layer("")))
         return torch.cat([x.flatten() for x in layout.to_parameters(parts[0])])[None]
 
     def _from_numbers(self, layer: int, numbers: Tensor | None) -> Tensor | None:
@@ -151,7 +149,7 @@ class DividedState:
         layout = self._layer_layout(layer)
         flat = numbers[0].split([math.prod(shape) for shape in layout.shapes])
         tensors = [x.view(shape) for x, shape in zip(flat, layout.shapes, strict=True)]
-        return self._quantiser.stored(layout.from_parameters(tensors)[None])
+        return self._quantiser.stored(layout.from_parameters(tensors)[None], layout.pieces)
 
     def _owned_sum(self, layer: int, rows: Sequence[Tensor]) -> Tensor:
         """What this process owns of a sum, from what each saved one owned."""

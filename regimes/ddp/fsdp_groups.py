@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regimes.collectives.sharded_models import current_parameter, fully_shard_calls, param_groups
+from regimes.collectives.requests import Layer, Piece
+from regimes.collectives.sharded_models import (
+    current_parameter,
+    fully_shard_calls,
+    has_gradient,
+    param_groups,
+)
 from regimes.ddp.sharded import CHECKPOINT
 from regimes.ddp.source import plain_names
 from regimes.errors import ConfigError
@@ -58,6 +64,16 @@ class Layout:
     def owned_size(self) -> int:
         """The numbers that each process owns."""
         return sum(self.piece_sizes)
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """What each owner has of the parameters."""
+        sizes = zip(self.piece_sizes, self.shapes, strict=True)
+        return tuple(Piece(size, Layer("", shape).compressed) for size, shape in sizes)
+
+    def make_layer(self, name: str) -> Layer:
+        """The parameters as one layer, ``[shards, part]``."""
+        return Layer(name, (self.shards, self.owned_size), pieces=self.pieces)
 
     def to_parameters(self, flat: Float[Tensor, "shards part"]) -> list[Tensor]:
         """The parameters' numbers, in their shapes; copies where a parameter has several owners."""
@@ -104,6 +120,9 @@ class ParameterGroup:
         scatter, gather: torch's own collectives.
         factor: what the sum of gradients is divided by, where the user has set that
             (``set_gradient_divide_factor``); None: by the number of processes.
+        own: torch's own group of these parameters.
+        arriving: which of the trained parameters have a gradient in the reduce-scatter to come,
+            once ``watch_gradients`` was called; FSDP2 leaves the others out.
     """
 
     name: str
@@ -113,6 +132,24 @@ class ParameterGroup:
     scatter: Any
     gather: Any
     factor: Callable[[], float | None]
+    own: Any
+    arriving: list[bool] = field(default_factory=list)
+
+    def watch_gradients(self) -> None:
+        """Note in each backward pass which parameters have a gradient: the flat tensor does not
+        say where one ends and the next begins."""
+        usual, params = self.own.post_backward, self.own.fsdp_params
+        trained = [x for x in params if current_parameter(x).requires_grad]
+
+        def note_gradients(*args: Any) -> Any:
+            self.arriving[:] = [has_gradient(self.own, x) for x in trained]
+            return usual(*args)
+
+        self.own.post_backward = note_gradients
+
+    def forget_gradients(self) -> None:
+        """Undo ``watch_gradients``."""
+        vars(self.own).pop("post_backward", None)
 
     def gradient_scale(self, dtype: torch.dtype, shards: int) -> float:
         """What a gradient is multiplied by before its reduce-scatter.
@@ -124,11 +161,17 @@ class ParameterGroup:
         factor = float(shards) if given is None else given
         return factor / (shards * _divided_before(dtype, factor))
 
-    def make_layout(self, shards: int) -> Layout:
-        """Where the trained parameters' numbers are, among so many processes."""
-        trained: Sequence[Any] = self.trained
-        dims = tuple(p.placements[-1].dim for p in trained)
-        return Layout(tuple(tuple(p.shape) for p in trained), dims, shards)
+    def make_layout(self, shards: int, *, frozen: bool = False) -> Layout:
+        """Where the trained parameters' numbers are, among so many processes.
+
+        Args:
+            frozen: those of the others, too, as where weights are gathered.
+        """
+        chosen: Sequence[Any] = self.trained
+        if frozen:
+            chosen = [current_parameter(x) for x in self.own.fsdp_params]
+        dims = tuple(p.placements[-1].dim for p in chosen)
+        return Layout(tuple(tuple(p.shape) for p in chosen), dims, shards)
 
 
 def check_root(network: Any) -> None:
@@ -176,6 +219,7 @@ def groups_of(network: nn.Module) -> list[ParameterGroup]:
                     group._reduce_scatter_comm,
                     group._all_gather_comm,
                     partial(getattr, group, "gradient_divide_factor", None),
+                    group,
                 )
             )
     return groups

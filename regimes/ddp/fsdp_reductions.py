@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import compress
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regimes.collectives.requests import Piece
 from regimes.compression.base import State
 from regimes.compression.reducer import Reducer
-from regimes.compression.scatter import QuantisedScatter
+from regimes.compression.scatter import QuantisedScatter, ScatterState
 from regimes.config import DENSE, AnyLevel
 from regimes.ddp.fsdp_groups import Layout, ParameterGroup
 from regimes.precision import full_precision
@@ -40,12 +42,16 @@ class QuantisedReduction:
         compressor, level = self.reducer.at(layer, levels[layer])
         parts = flat.view(1, self.layout.shards, -1)
         kept = memory(layer, self.group.gradient_scale(flat.dtype, self.layout.shards))
-        state = kept
+        state, pieces = kept, self._arrived_pieces()
         if parts.shape[2] != self.layout.owned_size:  # its residual is of another order of numbers
             state = kept.twin()
             state.residual = None
+            if isinstance(state, ScatterState):
+                state.pieces = pieces
+        known = parts.shape[2] == sum(piece.size for piece in pieces)
+        rounds = known and any(piece.compressed for piece in pieces)
         total = None
-        if level != DENSE and isinstance(compressor, QuantisedScatter):
+        if rounds and level != DENSE and isinstance(compressor, QuantisedScatter):
             program = compressor.reduce(parts, state, level)
             total = world.run_programs([program], [layer])[0]
         else:
@@ -54,6 +60,11 @@ class QuantisedReduction:
             state.step += 1
         kept.step = state.step
         return total
+
+    def _arrived_pieces(self) -> tuple[Piece, ...]:
+        """Of the parameters that have a gradient in this pass."""
+        pieces, arriving = self.layout.pieces, self.group.arriving
+        return tuple(compress(pieces, arriving)) if arriving else pieces
 
     def count_dense(self, output: Float[Tensor, " part"]) -> None:
         """Count what torch's own reduce-scatter sends for this process's output."""

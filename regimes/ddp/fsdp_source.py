@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from regimes.collectives.group import on_group
 from regimes.collectives.processes import ProcessWorld
-from regimes.collectives.requests import Layer
 from regimes.collectives.sharded_models import describe_sharding, is_divided, local_part, mesh_fault
 from regimes.compression.reducer import Reducer
 from regimes.compression.scatter import Weights, WithinReplicas
@@ -66,7 +65,7 @@ class FSDPModules:
         self.parameters = named_trainable(network)
         check_rows(self.parameters, [*map(local_part, self.parameters.values())], shards)
         pairs = list(zip(self.trained, self.layouts, strict=True))
-        self.layers = [Layer(one.name, (self.mesh.size(), x.owned_size)) for one, x in pairs]
+        self.layers = [layout.make_layer(one.name) for one, layout in pairs]
         self.members = [list(one.trained) for one in self.trained]
         self.local: list[Tensor] = [local_part(members[0]) for members in self.members]
         self.device = self.local[0].device
@@ -146,9 +145,7 @@ class ShardedReplicas(ShardedGradients):
         self.trained = [group for group in self.groups if group.trained]
         self.layouts = [group.make_layout(shards.size()) for group in self.trained]
         pairs = zip(self.trained, self.layouts, strict=True)
-        self.modules = [
-            Layer(one.name, (shards.size(), layout.owned_size)) for one, layout in pairs
-        ]
+        self.modules = [layout.make_layer(one.name) for one, layout in pairs]
         self.config = {"within": inside.table()}
 
     def make_world(self, timeout: float, call: str = "attach()") -> ProcessWorld:

@@ -20,8 +20,8 @@ from regimes.collectives.meter import Meter
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.requests import NO_LAYER
 from regimes.collectives.sharded_models import as_reduced
-from regimes.compression.all_reduce import dequantise_rows, quantise_rows
 from regimes.compression.base import State
+from regimes.compression.pieces import make_pieces
 from regimes.compression.reducer import Reducer
 from regimes.compression.scatter import Weights
 from regimes.config import DENSE
@@ -386,8 +386,9 @@ class _AllGather:
     see the same weights.
     """
 
-    def __init__(self, steps: _ModuleCollectives, weights: Weights, usual: Any) -> None:
-        self.steps, self.weights, self.usual = steps, weights, usual
+    def __init__(self, steps: _ModuleCollectives, weights: Weights, group: ParameterGroup) -> None:
+        self.steps, self.weights, self.usual = steps, weights, group.gather
+        self.pieces = group.make_layout(steps.within.workers, frozen=True).pieces
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Allocate as torch's own collective does, which may need special memory."""
@@ -405,17 +406,18 @@ class _AllGather:
         others = group.size() - 1  # fewer with reshard_after_forward=NUMBER, in backward
         meter.count_dense("weights", input_tensor.numel() * others, input_tensor.element_size())
         plain = input_tensor.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+        plain &= len(input_tensor) == sum(piece.size for piece in self.pieces)
         if level == DENSE or not plain or others + 1 != world.workers:
             meter.count_weights(input_tensor, others)
             with steps.communicating("FSDP2's all-gather"):
                 return self.usual(output_tensor, input_tensor, group, async_op)
         with steps.clock.count_waiting(world):
             exact = full_precision(input_tensor)
-            wire = quantise_rows(exact[None], int(level), block, 0.5)
+            pieces = make_pieces(self.pieces, int(level), block, input_tensor.dtype)
+            wire = pieces.encode(exact[None], 0.5)
             meter.count_weights(wire, others)
             (wires,) = world.all_gather([wire])
-            size = len(input_tensor)
-            rows = dequantise_rows(wires, int(level), block, size, exact.dtype)  # [ranks, part]
+            rows = pieces.decode(wires, exact.dtype)  # [ranks, part]
             output_tensor.view(rows.shape).copy_(rows)
         return None
 
@@ -426,8 +428,9 @@ def replace_collectives(
     """Let modules call the steps in place of torch's collectives."""
     places = iter(range(len(groups)))
     for group in groups:
-        group.module.set_custom_all_gather(_AllGather(steps, weights, group.gather))
+        group.module.set_custom_all_gather(_AllGather(steps, weights, group))
         if group.trained:
+            group.watch_gradients()
             scatter = _ReduceScatter(next(places), steps, group.scatter)
             group.module.set_custom_reduce_scatter(scatter)
 
@@ -437,3 +440,4 @@ def restore_collectives(groups: Sequence[ParameterGroup]) -> None:
     for group in groups:
         group.module.set_custom_all_gather(group.gather)
         group.module.set_custom_reduce_scatter(group.scatter)
+        group.forget_gradients()

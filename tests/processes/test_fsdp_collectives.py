@@ -167,6 +167,15 @@ def test_bfloat16_stays_within_its_bounds(level: int) -> None:
     assert error.max() > 0
 
 
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("apart", [False, True], ids=["in one module", "apart"])
+@pytest.mark.parametrize("level", [8, 4])
+def test_vectors_travel_as_they_are(level: int, apart: bool, half: bool) -> None:
+    for found in group.run(fsdp.vectors, 2, 2, level, apart, half):
+        assert len(found) > 20
+        assert all(found), found
+
+
 def test_a_sum_in_rank_order_and_a_factor_of_the_users() -> None:
     """float32, to the bit: the sums of four ranks in their order, times a factor."""
     scatter = {"level": 8, "stochastic": False, "block": 4096}

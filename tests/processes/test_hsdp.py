@@ -148,10 +148,14 @@ def scattered(case: Case, shards: int) -> int:
     table = case.scatter or {"level": 64}  # float64
     for module, names in hsdp.MODULES.items():
         shapes = [named[name].shape for name in names if named[name].requires_grad]
-        part = sum(-(-shape[0] // shards) * math.prod(shape[1:]) for shape in shapes)
-        scales = 0 if case.scatter is None else -(-part // table.get("block", 64)) * 8
+        part = 0
+        for shape in shapes:  # a matrix in blocks of its own, a vector as it is
+            size, bits = -(-shape[0] // shards) * math.prod(shape[1:]), table["level"]
+            rounded = case.scatter is not None and len(shape) > 1
+            scales = -(-size // table.get("block", 64)) * 8 if rounded else 0
+            part += scales + -(-size * (bits if rounded else 64) // 8)
         times = hsdp.STEPS if module != "side" else int(case.side)
-        total += times * shards * (shards - 1) * (scales + -(-part * table["level"] // 8))
+        total += times * shards * (shards - 1) * part
     return total
 
 

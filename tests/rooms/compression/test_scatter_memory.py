@@ -19,11 +19,11 @@ WORKERS, PART = 4, 1 << 15
 NEAREST = {"stochastic": False}
 FEEDBACK = {**NEAREST, "error_feedback": True}
 CASES = {  # options: the most copies of the gradient at once, bytes of a number that is owed
-    "at random": ({}, 3, 0),
+    "at random": ({}, 2, 0),
     "to the nearest": (NEAREST, 2, 0),
-    "feedback": (FEEDBACK, 4, 4),
-    "feedback in 16 bits": (FEEDBACK | {"residual_bits": 16}, 4, 2),
-    "feedback in 8 bits": (FEEDBACK | {"residual_bits": 8}, 4, 1 + 4 / 64),
+    "feedback": (FEEDBACK, 3, 4),
+    "feedback in 16 bits": (FEEDBACK | {"residual_bits": 16}, 3, 2),
+    "feedback in 8 bits": (FEEDBACK | {"residual_bits": 8}, 3, 1 + 4 / 64),
 }
 
 

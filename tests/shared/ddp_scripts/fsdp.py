@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -298,11 +299,26 @@ class Loop:
                 numbers = [x + decay * y for x, y in zip(numbers, owed, strict=True)]
                 sent = numbers
                 if level != "dense":
-                    noise = self._noise(rank, owner, len(numbers))
-                    sent = rounded(numbers, level, self.block, noise)
+                    sizes = [len(for_owner(g, owner, ranks)) for g in own]
+                    matrices = [g.ndim > 1 for g in own]
+                    parts = list(zip(split(numbers, sizes), matrices, strict=True))
+                    widths = self._widths([n * m for n, m in zip(sizes, matrices, strict=True)])
+                    noise = self._noise(rank, owner, sum(widths))
+                    starts = accumulate(widths, initial=0)
+                    sent = [
+                        x
+                        for (part, matrix), start in zip(parts, starts, strict=False)
+                        for x in (
+                            rounded(part, level, self.block, noise[start:]) if matrix else part
+                        )
+                    ]
                     if self.feedback:
                         left = [x - y for x, y in zip(numbers, sent, strict=True)]
-                        self.owed[rank, owner] = stored(left, self.bits, self.block)
+                        self.owed[rank, owner] = [
+                            x
+                            for part in split(left, sizes)
+                            for x in stored(part, self.bits, self.block)
+                        ]
                 total = [x + y for x, y in zip(total or [0.0] * len(sent), sent, strict=True)]
             means.append([x / ranks for x in total])
         return joined(means, shapes, ranks)
@@ -311,12 +327,24 @@ class Loop:
         """The square of all that all ranks owe."""
         return sum(x * x for owed in self.owed.values() for x in owed)
 
+    def _widths(self, sizes: list[int]) -> list[int]:
+        """The random numbers of matrices' parts: for whole blocks, and whole bytes of codes."""
+        block = min(self.block, max(sizes))
+        unit = block * (1 + block % 2)
+        return [-(-size // unit) * unit for size in sizes]
+
     def _noise(self, rank: int, owner: int, size: int) -> list[float]:
         if not self.stochastic:
             return [0.5] * size
         seed = derive_seed(7, self.name, "numbers", self.step, self.first + rank)
         (drawn,) = draw_uniform([(seed, size * self.ranks, 0)], torch.device("cpu"))
         return drawn.tolist()[owner * size : (owner + 1) * size]
+
+
+def split(numbers: list[float], sizes: Sequence[int]) -> list[list[float]]:
+    """Parts of so many numbers."""
+    ends = list(accumulate(sizes, initial=0))
+    return [numbers[a:b] for a, b in pairwise(ends)]
 
 
 def joined(parts: list[list[float]], shapes: Sequence[torch.Size], ranks: int) -> list[Tensor]:
@@ -390,9 +418,14 @@ def round_weights(
     for names in modules.values():
         parts = []
         for owner in range(ranks):
-            numbers = [x for name in names for x in for_owner(named[name], owner, ranks)]
-            half = [0.5] * len(numbers)
-            parts.append(rounded(numbers, table["level"], table.get("block", 64), half))
+            part: list[float] = []
+            for name in names:
+                numbers = for_owner(named[name], owner, ranks)
+                if named[name].ndim > 1:
+                    half = [0.5] * len(numbers)
+                    numbers = rounded(numbers, table["level"], table.get("block", 64), half)
+                part += numbers
+            parts.append(part)
         shapes = [named[name].shape for name in names]
         for name, tensor in zip(names, joined(parts, shapes, ranks), strict=True):
             named[name].copy_(tensor)
@@ -463,6 +496,71 @@ def wide(rank: int, ranks: int) -> list[dict[str, int]]:
         net(given(rank, (64, 100))).backward()
         formula = hook.header["per_step"]["constant"]["bytes"]
         found.append({**hook.world.meter.sent, "formula": formula})
+        hook.close()
+    return found
+
+
+class Normed(nn.Module):
+    """Scales near 1 beside weights of 0.02, as in a GPT; a vector that not every step uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.a = nn.LayerNorm(16), nn.Linear(16, 33)
+        self.second, self.b = nn.LayerNorm(33), nn.Linear(33, 16)
+        self.extra = nn.Linear(16, 16)
+        with torch.no_grad():
+            for linear in (self.a, self.b):
+                linear.weight.mul_(0.02)
+
+    def forward(self, x: Tensor, whole: bool) -> Tensor:
+        y = self.b(self.second(torch.relu(self.a(self.first(x)))))
+        return x + (self.extra(y) if whole else y)
+
+
+def vectors(rank: int, ranks: int, level: int, apart: bool, half: bool) -> list[bool]:
+    """Are gathered weights and gradients of 1-D parameters those of plain FSDP2, to the bit? In
+    steps with and without all parameters."""
+    mesh, found = flat_mesh(ranks), []
+    kind = torch.bfloat16
+    policy = MixedPrecisionPolicy(kind, reduce_dtype=kind) if half else MixedPrecisionPolicy()
+    nets: list[Any] = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        net = Normed()
+        for module in (net.first, net.second) if apart else ():
+            fully_shard(module, mesh=mesh, mp_policy=policy)
+        nets.append(fully_shard(net, mesh=mesh, mp_policy=policy))
+    ours, plain = nets
+    gathered: dict[str, Tensor] = {}
+
+    def keep(module: nn.Module, _: Any) -> None:
+        for path in ("first", "second", "a", "b"):
+            bias = ours.get_parameter(f"{path}.bias")
+            gathered[path] = whole(bias.detach()).clone()
+
+    ours.b.register_forward_pre_hook(keep)
+    saved = {name: whole(p.detach()).clone() for name, p in ours.named_parameters()}
+    table = {"level": level}
+    # weights are rounded in a second job alone, because gradients depend on them
+    for tables in ({"scatter": table}, {"scatter": table, "gather": table}):
+        hook = regimes.attach(ours, shards=mesh, summary=False, **tables)
+        for step, used in enumerate((True, False, True)):
+            x = torch.randn(32, 16, generator=torch.Generator().manual_seed(9 * step + rank))
+            grads = []
+            for net in (ours, plain):
+                net.zero_grad()
+                net(x, used).square().mean().backward()
+                each = {n: p.grad for n, p in net.named_parameters() if p.grad is not None}
+                grads.append({n: whole(g).clone() for n, g in each.items() if g.ndim == 1})
+            if "gather" not in tables:
+                found.append(grads[0].keys() == grads[1].keys() and len(grads[0]) >= 6)
+                found += [torch.equal(grads[0][n], grads[1][n]) for n in grads[0]]
+            else:
+                like = torch.bfloat16 if half else torch.float32
+                found += [
+                    torch.equal(x.to(like), saved[f"{path}.bias"].to(like))
+                    for path, x in gathered.items()
+                ]
         hook.close()
     return found
 

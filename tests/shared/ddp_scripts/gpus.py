@@ -288,10 +288,10 @@ def _shards_step(rank: int) -> Iterator[None]:
     """4 bits at random; modules' gradients as FSDP2 would pass them: its own C++ cannot pretend."""
     device, everyone = torch.device("cuda", rank), dist.group.WORLD
     layouts = [Layout(((8, 6), (6,)), (0, 0), 2)] * 2
-    layers = [Layer(name, (2, x.owned_size)) for name, x in zip("ab", layouts, strict=True)]
+    layers = [x.make_layer(name) for name, x in zip("ab", layouts, strict=True)]
     world = group.on_group(everyone, device, 20.0, tensor=(everyone, [1.0] * len(layers)))
     reducer = Reducer(QuantisedScatter(), layers, world, seed=0)
-    module = Mock(spec=ParameterGroup, gradient_scale=lambda dtype, shards: 1.0)
+    module = Mock(spec=ParameterGroup, gradient_scale=lambda dtype, shards: 1.0, arriving=[])
     reductions = [QuantisedReduction(i, module, x, reducer) for i, x in enumerate(layouts)]
     model = Mock(layouts=layouts, device=device, make_reductions=lambda reducer: reductions)
     model.members = [[torch.nn.Parameter(torch.zeros(4, 6, device=device))] for _ in layers]

@@ -126,13 +126,14 @@ class CallGuard:
                 raise ConfigError(_describe_mismatch(other, position, self.rank, self.done()))
 
     def post_outside(self, waits: tuple[str, list[int], int] | None) -> None:
-        """Post the collective of the script in which this process has been for a while; None: it is
-        in none. From a thread of ``collectives.outside``."""
+        """Post the collective in which this process has been for a while, of the script or torch's
+        own in a step; None: it is in none. From a thread of ``collectives.outside``."""
         if waits is not None and not self.outside and not self.posted:
             name, ranks, _ = waits
-            call = f"{name}() of the script"
-            here: Position = {"call": call, "steps": self.done(), "count": self.count}
-            self._write_position({**here, "outside": ranks})
+            here: Position = {"call": None, "steps": self.done(), "count": self.count}
+            if name != outside.IN_STEP:
+                here = {**here, "call": f"{name}() of the script", "outside": ranks}
+            self._write_position(here)
         elif waits is None and self.outside and not self.posted:
             self._write_position({"call": None, "steps": -1, "count": self.count})
         self.outside = waits is not None
@@ -146,6 +147,13 @@ class CallGuard:
             raise ConfigError(_describe_mismatch(other, position, self.rank, self.done()))
         else:
             self.seen_outside[other] = position
+
+    def post_end(self) -> None:
+        """Post that the script of this process has ended."""
+        if self.others:
+            end: Position = {"call": "exit()", "steps": self.done(), "count": self.count + 1}
+            with contextlib.suppress(RuntimeError):  # the store may have ended
+                self._write_position(end)
 
     def stop_waiting(self) -> None:
         """This process no longer waits."""

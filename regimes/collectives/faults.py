@@ -7,6 +7,7 @@ NCCL runs collectives in a stream, which ``watcher`` watches.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -19,8 +20,9 @@ from regimes.collectives import call_guard
 from regimes.collectives.call_guard import CallGuard, done_within
 from regimes.collectives.process_group import Group, abort_nccl
 from regimes.collectives.watcher import Presence, Watcher
-from regimes.errors import TrainingError
+from regimes.errors import ConfigError, RegimesError, TrainingError
 
+_LAST_WORDS = 1.0  # seconds in which a process that leaves says so: it leaves its groups first
 _ROLL_CALL = 3.0  # seconds in which a living process answers when contact is lost
 
 
@@ -88,9 +90,17 @@ class Faults:
             raise
         self.guard.stop_waiting()
 
-    def explain_loss(self, name: str, error: RuntimeError) -> TrainingError:
+    def explain_loss(self, name: str, error: RuntimeError) -> RegimesError:
         """What to raise in place of the error of a collective."""
         silent = name_silent(self.store, self.rank, self.processes)
+        deadline = time.monotonic() + _LAST_WORDS
+        with contextlib.suppress(RuntimeError):  # the store may have ended, too
+            while self.guard.others and time.monotonic() < deadline:
+                try:
+                    self.guard.report_wait()
+                except ConfigError as cause:  # a process that has left has posted why
+                    return cause
+                time.sleep(0.05)
         reason = str(error).splitlines()[0]
         return TrainingError(
             f"{self.label} lost contact with the others in {name} ({silent}): {reason}"

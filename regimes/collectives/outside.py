@@ -27,17 +27,19 @@ _ALIKE = {
     "reduce_scatter_tensor",
 }
 _OWN = __name__.partition(".")[0]
+IN_STEP = "a step"  # in place of a name: a collective of torch that a hook has called for it
 
 
 def _waiting_in() -> tuple[str, list[int], int] | None:
-    """The collective of the script in which the main thread is now: its name, its processes by
+    """The collective in which the main thread is now: its name, or ``IN_STEP``, its processes by
     their ranks in the default group, and what tells it from the next call. None: in none."""
     frame: Any = sys._current_frames().get(threading.main_thread().ident or 0)
     found = None
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         if module.partition(".")[0] == _OWN:
-            return None  # the hook's own
+            # the hook's own do not wait there; FSDP2's do, which a hook of its modules calls
+            return None if found is None else (IN_STEP, [], id(found))
         if module == "torch.distributed.distributed_c10d" and frame.f_code.co_name in _ALIKE:
             found = frame
         frame = frame.f_back

@@ -466,13 +466,14 @@ class Hook(Job):
         self.closed, steps = True, self.steps.in_unit
         if self.schedule.automatic and steps and not why and (together or not self.sends_at_end):
             self._finish_unit(*self.schedule.unit_rates())
-        drifted: RegimesError | None = None
-        if together and not why and self.steps.total and self.compares_weights:
-            self.world.guard.enter_call("close()")
+        apart: RegimesError | None = None
+        if together and not why and self.steps.total:
             try:
-                self.world.check_agreement(self.weights.read("the job"))
+                self.world.guard.enter_call("close()")
+                if self.compares_weights:
+                    self.world.check_agreement(self.weights.read("the job"))
             except (ConfigError, TrainingError) as error:  # raised once the record has ended
-                drifted, why = error, str(error)
+                apart, why = error, str(error)
         if self.world.rank == 0 and not why:
             at_end = cast("Header", {**self.header, "units": len(self.rows)})
             said = run_warnings(at_end, self.rows)
@@ -486,8 +487,8 @@ class Hook(Job):
         if not why:
             self._summarize()
         self.source.close()
-        if drifted is not None:
-            raise drifted
+        if apart is not None:
+            raise apart
 
     def __del__(self) -> None:
         """The model is gone before Python ends: end the record, without the other processes, which
@@ -509,4 +510,6 @@ def _at_exit(reference: weakref.ref[Hook]) -> None:
     """End the record when Python ends; as broken, if an error has ended Python."""
     if (hook := reference()) is not None:
         error = getattr(sys, "last_value", None)
+        if error is None and not hook.closed:
+            hook.world.guard.post_end()
         hook._end_job(False, "" if error is None else f"{type(error).__name__} {error}".strip())

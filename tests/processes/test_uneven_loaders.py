@@ -1,30 +1,60 @@
-"""Loaders of different lengths, and then a collective of the script, as of a metric: the process
-that waits in the gradients says who waits where, long before any timeout."""
+"""Loaders of different lengths, and then a collective of the script, as of a metric, ``close()``,
+or the end of the script: the process that waits in the gradients says who waits where, long before
+any timeout."""
 
 from __future__ import annotations
+
+import atexit
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from ddp_scripts import group
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import regimes
 from regimes.collectives import call_guard
 
 
-def uneven(rank: int, kind: str, lengths: list[int], every: int) -> str:
+def wrapped(way: str) -> tuple[Any, dict[str, Any]]:
+    """A model, and arguments of ``attach``."""
+    model: Any = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 4))
+    if way == "ddp":
+        return DistributedDataParallel(model), {"compressor": "powersgd", "level": 1}
+    if way == "shards":
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        fully_shard(model[0], mesh=mesh)
+        return fully_shard(model, mesh=mesh), {"shards": mesh, "scatter": {"level": 8}}
+    shape = (dist.get_world_size(), 1)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+    given = {"replicas": mesh["replicate"], "compressor": "powersgd", "level": 1}
+    return fully_shard(model, mesh=mesh["shard"]), given
+
+
+def uneven(
+    rank: int, kind: str, lengths: list[int], every: int, way: str = "ddp", compared: bool = True
+) -> str:
     call_guard.SOON = 0.2
-    model = DistributedDataParallel(nn.Linear(6, 4))
+    model, given = wrapped(way)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    regimes.attach(model, level=1, optimizer=optimizer, every=every, timeout=60.0)
+    counted = {"optimizer": optimizer, "every": every, "summary": False}
+    hook = regimes.attach(model, timeout=60.0, compare_weights=compared, **counted, **given)
     try:
         for _ in range(lengths[rank]):
             optimizer.zero_grad()
             model(torch.ones(2, 6)).sum().backward()
             optimizer.step()
-        if kind == "all_gather_object":
+        if kind == "close":
+            hook.close()
+        elif kind in ("exit", "destroyed"):
+            if kind == "destroyed":
+                dist.destroy_process_group()
+            atexit._run_exitfuncs()
+        elif kind == "all_gather_object":
             dist.all_gather_object([None] * len(lengths), rank)
         else:
             dist.all_reduce(torch.ones(()))
@@ -51,5 +81,19 @@ def test_a_sentence_names_process_and_step(kind: str, lengths: list[int], every:
         assert "is in step 5 without it: every process" in sentence
 
 
-def test_even_loaders_end_well() -> None:
-    assert group.run(uneven, 2, "all_reduce", [4, 4], 2) == ["well"] * 2
+@pytest.mark.parametrize("way", ["ddp", "replicas", "shards"])
+@pytest.mark.parametrize(
+    ("kind", "compared"), [("close", True), ("close", False), ("exit", True), ("destroyed", True)]
+)
+def test_a_script_that_ends_earlier(way: str, kind: str, compared: bool) -> None:
+    """The longer one names it; of ``close()`` the shorter one does as well."""
+    said = group.run(uneven, 2, kind, [6, 4], 100, way, compared)
+    call = "close()" if kind == "close" else "exit()"
+    sentence = f"ConfigError: process 1 is in {call} after 4 steps, but process 0 is in step 5"
+    assert said[0].startswith(sentence)
+    assert said[1].startswith(sentence if kind == "close" else "well")
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "close", "exit"])
+def test_even_loaders_end_well(kind: str) -> None:
+    assert group.run(uneven, 2, kind, [4, 4], 2) == ["well"] * 2

@@ -35,6 +35,8 @@ class AppliedSteps:
         known: layers that one of these optimisers steps.
         stepped: layers that were stepped since ``begin_pass``: some optimisers step within the
             backward pass, as soon as a gradient is there.
+        elsewhere: since ``note_exchange`` an optimiser has stepped that has none of these
+            parameters: it may have copies of them.
         told: called with an optimiser that is about to step a layer.
     """
 
@@ -50,6 +52,7 @@ class AppliedSteps:
         self._layers = {id(p): i for i, several in enumerate(self.parameters) for p in several}
         self.known: set[int] = set()
         self.stepped: set[int] = set()
+        self.elsewhere = False
         self.told: Callable[[Any], Any] = lambda optimizer: None
         self._marks: list[list[tuple[int, int] | None]] = []
         self._versions: list[list[int]] = []
@@ -73,6 +76,7 @@ class AppliedSteps:
 
     def note_exchange(self) -> None:
         """A pass has been exchanged; ``.grad`` has what will be applied."""
+        self.elsewhere = False
         self._marks = [[_read_version(p.grad) for p in several] for several in self.parameters]
         self._versions = [[p._version for p in several] for several in self.parameters]
 
@@ -132,6 +136,7 @@ def _before_step(applied: AppliedSteps, optimizer: Any, args: Any, kwargs: Any) 
 def _after_step(applied: AppliedSteps, optimizer: Any, args: Any, kwargs: Any) -> None:
     """A step has been taken of all parameters that have a gradient."""
     own = applied._with_layers(optimizer)
+    applied.elsewhere |= not own
     applied.known |= {i for i, _ in own}
     applied.stepped |= {i for i, p in own if p.grad is not None}
 

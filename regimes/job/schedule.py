@@ -32,6 +32,9 @@ class _JoinedOptimizers:
         return " and ".join(type(one).__name__ for one in self.optimizers)
 
 
+_OF_COPIES = (
+    "leave out optimizer= and every=, and call hook.epoch_end(lr=...) at the end of each unit"
+)
 _LEFT_OUT = ("params", "lr")  # of a group's options: the rate is each unit's own
 
 
@@ -176,7 +179,8 @@ def unit_schedule(every: Any, optimizer: Any, model: nn.Module) -> UnitSchedule:
         if every != "epoch":
             raise ConfigError(
                 f"every = {every if counted else type(every).__name__}: the hook reads the "
-                "learning rate of each unit from the optimiser: add optimizer=optimizer"
+                "learning rate of each unit from the optimiser: add optimizer=optimizer; if that "
+                f"steps copies of the weights, {_OF_COPIES}"
             )
         return UnitSchedule()
     several = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
@@ -187,7 +191,8 @@ def unit_schedule(every: Any, optimizer: Any, model: nn.Module) -> UnitSchedule:
     trained = {id(p) for p in model.parameters()}
     if not any(id(p) in trained for group in optimizer.param_groups for p in group["params"]):
         raise ConfigError(
-            "optimizer: it has none of the model's parameters: build it from model.parameters()"
+            "optimizer: it has none of the model's parameters: build it from model.parameters(); "
+            f"if it steps copies of them, as masters in float32, {_OF_COPIES}"
         )
     schedule = UnitSchedule(every, optimizer)
     schedule.current_rate()  # refuses a rate that is no number before anything is registered

@@ -257,11 +257,8 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
         """Show a step to the gauges; one that is not finite adds nothing."""
         rows = self._fill_layers(self._updates)
         stack = torch.cat(self._fill_layers(self._means)) if self._due else rows[0].new_zeros(0)
-        if self._scale != 1:
-            rows, stack = list(torch._foreach_div(rows, self._scale)), stack / self._scale
         fill_if_nonfinite([*rows, stack], flag, 0.0)
-        for gauge in self.gauges:
-            gauge.step(stack[None], rows)
+        self.show_step(stack[None], rows)
 
     def _fill_layers(self, found: dict[int, Tensor]) -> list[Tensor]:
         """What this process owns of each layer, zero where the step has not used it."""

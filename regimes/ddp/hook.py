@@ -327,6 +327,7 @@ class Hook(Job):
                     "the training diverged?",
                     stacklevel=2,
                 )
+            steps.show_held()
             if not seen:
                 self._norm_sums().clear()
             readings = self.panel.read(len(self.rows)) if seen else Readings()

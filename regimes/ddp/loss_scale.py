@@ -33,7 +33,10 @@ class LossScale:
     Attributes:
         used: of the last pass.
         certain: it is known which scaler gives it, or that none does.
+        doubtful: it is not, and there are scalers.
     """
+
+    doubtful = False
 
     def __init__(self, scaler: Any = None) -> None:
         self.used, self.certain = 1.0, scaler is not None
@@ -56,6 +59,7 @@ class LossScale:
         self._passes += 1
         if self._passes == 1:
             found = _used_scalers()
+            self.doubtful = bool(found)
             self._find(found[0] if len(found) == 1 else None)
         elif self._passes == _LATE and self.scaler is None and _used_scalers():
             warnings.warn(UNKNOWN, stacklevel=2)
@@ -80,7 +84,7 @@ class LossScale:
             known = [scaler] if self.certain else _used_scalers()
             marks = "_per_optimizer_states"
             found = next((x for x in known if id(optimizer) in getattr(x, marks, ())), None)
-        self.certain = True
+        self.certain, self.doubtful = True, False
         if found is scaler:
             return 1.0
         self._find(found)

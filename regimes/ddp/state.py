@@ -103,6 +103,7 @@ class StateCodec:
                     else "call it right after epoch_end"
                 )
             )
+        steps.show_held()
         memories, residuals = steps.reducer.state_dict()
         here = layer_shapes(job.layers)
         state = copy.deepcopy(

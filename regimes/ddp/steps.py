@@ -137,11 +137,7 @@ class HookSteps(UnitSteps, Listener):
         updates = [full_precision(step.rows[i][0]) for i in range(len(step.rows))]
         for i in unapplied:
             updates[i] = torch.zeros_like(updates[i])
-        if step.scale != 1.0:
-            updates = list(torch._foreach_div(updates, step.scale))
-            self.stack /= step.scale
-        for gauge in self.gauges:
-            gauge.step(self.stack, updates)
+        self.show_step(self.stack, updates)
 
     @property
     def memories(self) -> TentativeMemories:

@@ -9,6 +9,7 @@ from typing import Any
 from weakref import WeakMethod
 
 import torch
+from torch import Tensor
 
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, AnyLevel
@@ -17,6 +18,8 @@ from regimes.ddp.loss_scale import LossScale
 from regimes.exchange.tentative import TentativeMemories
 from regimes.instruments.gradient_norm import NormsGauge
 from regimes.job.clock import Clock
+
+_MOST_HELD = 4  # steps that no gauge has seen: several may be exchanged for each of the optimiser
 
 
 class UnitSteps:
@@ -61,6 +64,7 @@ class UnitSteps:
         self.levels: Sequence[AnyLevel] = []
         # each gauge with its attributes before the last step, while that may still be undone
         self._last: list[tuple[Any, dict[str, Any]]] | None = None
+        self._held: list[tuple[Tensor, list[Tensor]]] = []  # steps that no gauge has seen
         self.total = 0
         self.before_step: Callable[[], Any] = lambda: None
         self.check: Callable[[], Any] | None = None
@@ -91,15 +95,34 @@ class UnitSteps:
     def _see_step(self, optimizer: Any) -> None:
         """An optimiser steps the model, which may show another scale of the last pass than was
         assumed: put right what was kept of it."""
-        first = not self.loss_scale.certain  # then all passes so far have assumed the same
         ratio = self.loss_scale.see_step(optimizer)
-        if ratio == 1:
-            return
-        self.memories.rescale(ratio)
-        with self.on_hook_stream():
-            for gauge, before in self._last or ():
-                if isinstance(gauge, NormsGauge):  # others do not depend on the unit
-                    gauge.rescale({} if first else before["sums"], 1 / ratio)
+        if ratio != 1:
+            self.memories.rescale(ratio)
+        if self._held:
+            with self.on_hook_stream():
+                self.show_held()
+
+    def show_step(self, stack: Tensor, updates: Sequence[Tensor]) -> None:
+        """Show a step to the gauges, or keep a copy until it is known what its loss was multiplied
+        by. ``stack`` may be overwritten."""
+        if self.loss_scale.doubtful:
+            self._held.append((stack.clone(), [update.clone() for update in updates]))
+            if len(self._held) <= _MOST_HELD:
+                return
+            stack, updates = self._held.pop(0)
+        self._show_step(stack, updates)
+
+    def show_held(self) -> None:
+        """Show the steps that were kept."""
+        held, self._held = self._held, []
+        for step in held:
+            self._show_step(*step)
+
+    def _show_step(self, stack: Tensor, updates: Sequence[Tensor]) -> None:
+        if (scale := self.loss_scale.used) != 1:
+            stack, updates = stack.div_(scale), torch._foreach_div(list(updates), scale)
+        for gauge in self.gauges:
+            gauge.step(stack, updates)
 
     # -- a step that has not counted -----------------------------------------------------------
 
@@ -119,7 +142,7 @@ class UnitSteps:
         cleared = applied.find_cleared(before.layers - applied.stepped, arriving)
         if thrown_away := cleared & applied.known:
             self.undo_step(thrown_away)
-        elif cleared and not applied.stepped and not applied.has_moved(cleared):
+        elif cleared and not (applied.stepped or applied.elsewhere or applied.has_moved(cleared)):
             # no optimiser is known to step these layers, so one may have without a trace: only warn
             held_back = any(self.reducer.states[i].residual is not None for i in cleared)
             if held_back and not self.warned and self.reducer.world.rank == 0:
@@ -134,6 +157,11 @@ class UnitSteps:
         if (last := self._last) is None:
             return
         chosen = self.memories.undo_step(layers)
+        if self.memories.before is None:
+            self._held = self._held[:-1]
+        elif self._held:
+            for i in chosen:
+                self._held[-1][1][i].zero_()
         if self.memories.before is not None:
             for gauge, before in last:
                 if isinstance(gauge, NormsGauge):

@@ -111,14 +111,6 @@ class NormsGauge(StatelessGauge):
             sums = [old[i] if i in layers else total for i, total in now]
             self.sums, self._room = {**self.sums, "update": sums}, {}
 
-    def rescale(self, before: Mapping[str, list[Tensor]], factor: float) -> None:
-        """Multiply what the last step has added; ``before`` has the sums before it."""
-        for name, now in self.sums.items():
-            old = before.get(name) or [torch.zeros_like(t) for t in now]
-            more = torch._foreach_mul(torch._foreach_sub(now, old), factor)
-            self.sums = {**self.sums, name: list(torch._foreach_add(more, old))}
-        self._room = {}
-
     def read(self, epoch: int) -> Reading:
         """``norm:<reading>`` per layer."""
         norms = {} if self.movement is None else self.movement.read()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -162,12 +163,23 @@ def _clipped_alone(scaler: Any, optimizer: torch.optim.Optimizer, net: nn.Module
     optimizer.step()
 
 
+@dataclass(frozen=True)
+class Reads:
+    """A constant level, and statistics that are measured for it."""
+
+    needs: tuple[str, ...] = ("norm", "msdr", "error:high")
+    names: tuple[str, ...] = ("high",)
+
+    def decide(self, history: Any, layers: Any) -> list[Any]:
+        return [regimes.policies.Decision("high", {"rule": "constant"}) for _ in layers]
+
+
 @pytest.mark.parametrize("ours", ["found", "none"])
-@pytest.mark.parametrize("others", [1, 2])
+@pytest.mark.parametrize("others", [0, 1, 2])
 def test_scalers_of_other_models(ours: str, others: int) -> None:
     """They have scaled losses before; the first step of the optimiser shows whose scaler it is."""
     there = used_scalers(others)
-    hook = attached(compressor="powersgd", policy=RULE)
+    hook = attached(compressor="powersgd", policy=Reads(), levels={"high": 1})
     found = looped(DistributedDataParallel(network()), hook, ours)
     del there
     check_same(found, looped(DistributedDataParallel(network()), hook, "none"))

@@ -329,7 +329,7 @@ def test_a_threshold_is_in_units_of_the_unscaled_gradient(scale: float) -> None:
     """Powers of two: what is sent, and the weights, are the same."""
 
     def run(scaler: Any) -> tuple[Tensor, float]:
-        gc.collect()  # a scaler of an earlier case could be this model's until its first step
+        gc.collect()  # a scaler of an earlier case could be this model's in its first pass
         net = network()
         model, optimizer = DistributedDataParallel(net), None
         optimizer = torch.optim.SGD(net.parameters(), 0.1)

@@ -38,7 +38,7 @@ def harm(
         group: a level only in the layers of these patterns, e.g. "blocks.* head*"; may be given
             several times, each is tried by itself.
         margin: harm below which a phase is safe; default 1 point of accuracy, else 2 % of the
-            metric.
+            metric, where that does not end close to 0.
         parts: windows that are tried first.
         set: change a field in all runs.
         first_seed: of the first trunk.

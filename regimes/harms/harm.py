@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from regimes.collectives.launcher import read_launch
-from regimes.config import RunConfig
+from regimes.config import BranchConfig, RunConfig
 from regimes.config.arguments import check_arguments
 from regimes.console.notebook import describe_kept_runs, end_in_one_sentence
 from regimes.console.progress import shown_by
@@ -22,6 +23,9 @@ from regimes.launch.budgeted import Budget
 from regimes.launch.subject import read_subject
 from regimes.plotting.looks import METRICS, Metric, find_metric
 from regimes.records.files import record_folder
+
+if TYPE_CHECKING:
+    from regimes.data.task import Task
 
 
 @check_arguments("what")
@@ -60,7 +64,8 @@ def harm(
         minutes, runs: the budget; default 10 minutes. A run that has begun is finished.
         jobs: runs at a time, each a process; model and data are then sent to it.
         margin: harm below which a phase is safe, in the unit of the table: points of an accuracy
-            (default 1), else the metric's own (default 2 % of the trunk's).
+            (default 1), else the metric's own (default 2 % of the trunk's; of a function's own
+            metric, and where trunks end close to 0, there is none).
         groups: a level is changed in each group of layers by itself; a group is a text of patterns
             of layers' names, separated by spaces.
         parts: windows that are tried first.
@@ -91,6 +96,8 @@ def harm(
         for name, value in given.items():
             require(value is None, name, value, "none beside a function, which trains by itself")
         shown, arms = _choose_metric(lower, **training), kinds_of_job(words)
+        own = f"a number: what change of {shown.name} counts as none is not known"
+        require(shown.directed or margin is not None, "margin", margin, own)
         function = Jobs(out, what, arms, units, shown, margin, parts, first_seed)
         with end_in_one_sentence(lambda: describe_kept_runs(out)), shown_by(show) as line:
             return function.search(budget, line)
@@ -98,7 +105,7 @@ def harm(
     config, task = read_subject(what, train_data, test_data, set, training)
     trunk = replace(trunk_of(config), seed=first_seed)
     kinds = kinds_of(words, groups, trunk)
-    _check_trainable(trunk, kinds)
+    _check_trainable(trunk, kinds, task)
     records = Records(out, trunk, kinds, task, margin, parts)
     with end_in_one_sentence(lambda: describe_kept_runs(out)), shown_by(show) as line:
         return records.search(budget, jobs, line)
@@ -113,13 +120,21 @@ def _choose_metric(lower: bool | None, metric: str = "loss", **others: Any) -> M
     return find_metric(metric) if lower is None else replace(find_metric(metric), lower=lower)
 
 
-def _check_trainable(trunk: RunConfig, kinds: Mapping[str, Kind]) -> None:
+def _check_trainable(trunk: RunConfig, kinds: Mapping[str, Kind], task: Task | None) -> None:
     """Raise ConfigError unless the trunk and each pulse can be trained."""
-    from regimes.training.checks import PlugIns  # torch, so late
+    from regimes.training.build import prepare_run  # torch, so late
+    from regimes.training.checks import PlugIns
+    from regimes.training.phases import check_branch
 
-    PlugIns.from_config(trunk)
+    with contextlib.closing(prepare_run(trunk, task)) as run:
+        units, layers = len(run.units), [layer.name for layer in run.layers if layer.compressed]
+    require(units >= 2, "epochs, steps", units, "a run of two units or more")
     for name, kind in kinds.items():
         try:
-            PlugIns.from_config(apply_pulse(trunk, kind, [(0, 1)]))
+            changed = apply_pulse(trunk, kind, [(0, 1)])
+            branch = BranchConfig(of="trunk", at=0, length=1, skip=kind.skip or None)
+            check_branch(trunk, replace(changed, branch=branch), units)
+            # its first decision, which names groups that the model does not have
+            PlugIns.from_config(changed).policy.decide([], layers)
         except ConfigError as error:
             raise ConfigError(f"pulse {name!r}: {error}") from None

@@ -7,6 +7,7 @@ log alone.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,9 +18,11 @@ from regimes.harms.decide import Pulse, Run
 from regimes.harms.kinds import Kind
 from regimes.harms.result import Harm
 from regimes.harms.search import Facts, Search, Show, result_of
+from regimes.launch import budgeted
 from regimes.launch.budgeted import Budget, Round
 from regimes.plotting.looks import Metric
 
+LARGEST = 1e100  # beyond it a training broke; squares of smaller ones are finite
 Job = Callable[[Pulse | None, int], float]
 
 
@@ -61,13 +64,16 @@ class Jobs(Search):
         """
         for run in runs:
             metric = _number(self.job(run[0], self.first_seed + run[1]))
-            if run[0] is None and not math.isfinite(metric):
+            ended_well = abs(metric) <= LARGEST  # not a number is not
+            if run[0] is None and not ended_well:
                 raise TrainingError(f"{self.name(run)}: the metric is {metric}")
-            ended(run, metric if math.isfinite(metric) else None)
+            ended(run, metric if ended_well else None)
 
     def facts_of(self, rounds: Sequence[Round]) -> Facts:
-        last = self.shown.factor * float(result_of(self.name((None, 0)), rounds))
-        return Facts(self.units, last, 0.0, self.shown)
+        return Facts(self.units, self.end_of((None, 0), rounds), 0.0, self.shown)
+
+    def end_of(self, run: Run, rounds: Sequence[Round]) -> float:
+        return self.shown.factor * float(result_of(self.name(run), rounds))
 
     def harm_of(self, run: Run, rounds: Sequence[Round]) -> float:
         value = result_of(self.name(run), rounds)
@@ -80,9 +86,19 @@ class Jobs(Search):
         value = result_of(self.name(run), rounds)
         return f"{self.name(run)}: {self.shown.name} {value}"
 
+    def check_result(self, run: Run, result: Any) -> None:
+        if result is not None or run[0] is None:
+            budgeted.expect(abs(budgeted.as_number(result)) <= LARGEST)
+
 
 def _number(value: Any) -> float:
+    """A metric; ConfigError if it is none, or too large for one."""
+    truth = isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")
+    with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):
+        if not truth and not isinstance(value, str | bytes):
+            return float(value)
     try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise ConfigError(f"the function returned {value!r:.40}, expected a number") from None
+        shown = " ".join(f"{value!r}".split())
+    except ValueError:  # Python writes no such number
+        shown = "a number of too many digits"
+    raise ConfigError(f"the function returned {shown:.40}, expected a number")

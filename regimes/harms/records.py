@@ -58,7 +58,7 @@ class Records(Search):
             units = -(-trunk.steps // trunk.unit_steps)
         else:  # known once the data are read
             return "all"
-        counts = range(2, self.parts + 1)
+        counts = range(2, min(self.parts, units) + 1)
         onsets = {onset for parts in counts for onset in rules_of(units, parts).onsets()}
         return tuple(sorted(onsets - {0}))
 
@@ -129,6 +129,9 @@ class Records(Search):
     def facts_of(self, rounds: Sequence[Round]) -> Facts:
         return facts_of_trunk(self.record((None, 0)))
 
+    def end_of(self, run: Run, rounds: Sequence[Round]) -> float:
+        return _last_metric(self.record(run))
+
     def harm_of(self, run: Run, rounds: Sequence[Round]) -> float:
         if result_of(self.name(run), rounds) is not None:
             return math.inf
@@ -147,6 +150,9 @@ class Records(Search):
         if math.isinf(harm):
             return f"{name}: broke, the {shown.name} in the end is not finite"
         return f"{name}: harm {harm:.{shown.digits + 1}f} {shown.unit}"
+
+    def check_result(self, run: Run, result: Any) -> None:
+        budgeted.expect(result is None or (isinstance(result, str) and run[0] is not None))
 
     def found(self, rounds: Sequence[Round]) -> Harm:
         """What the rounds have found, with bytes, rates and ladders."""

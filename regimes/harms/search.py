@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -70,7 +71,8 @@ class Search:
         first_seed: int,
     ) -> None:
         require(parts >= 2, "parts", parts, "2 or more")
-        require(margin is None or margin > 0, "margin", margin, "above 0")
+        good = margin is None or (math.isfinite(margin) and margin > 0)
+        require(good, "margin", margin, "above 0, and finite")
         self.out, self.kinds, self.given, self.parts = out, kinds, margin, parts
         self.first_seed = first_seed
         self.told: dict[str, Any] = {}
@@ -79,6 +81,10 @@ class Search:
 
     def facts_of(self, rounds: Sequence[Round]) -> Facts:
         """What the first trunk says."""
+        raise NotImplementedError
+
+    def end_of(self, run: Run, rounds: Sequence[Round]) -> float:
+        """The metric of a trunk in the end, in the unit of figures."""
         raise NotImplementedError
 
     def harm_of(self, run: Run, rounds: Sequence[Round]) -> float:
@@ -91,6 +97,10 @@ class Search:
 
     def line(self, run: Run, rounds: Sequence[Round]) -> str:
         """What a run has given, in words."""
+        raise NotImplementedError
+
+    def check_result(self, run: Run, result: Any) -> None:
+        """ValueError unless a run may have this result in the log."""
         raise NotImplementedError
 
     def kind_of(self, pulse: Pulse) -> Kind:
@@ -123,11 +133,19 @@ class Search:
         Raises:
             RecordError: they are of another search.
         """
-        found = budgeted.rounds_of(self.out)
+        found, trunks = budgeted.rounds_of(self.out), set[int]()
         for each in found:
-            own = "runs" in each.facts and [*map(self.name, _runs_of(each))] == [*each.runs]
-            if not own:
+            with budgeted.refuse_damage(self.out, each.line):
+                runs = _runs_of(each) if "runs" in each.facts else []
+                trunks |= {number for pulse, number in runs if pulse is None}
+                budgeted.expect(trunks >= {number for _, number in runs})
+                budgeted.as_whole(each.facts.get("parts", 2), 1)
+            if [*map(self.name, runs)] != [*each.runs]:
                 raise RecordError(f"{self.out} holds another search: choose another folder")
+            with budgeted.refuse_damage(self.out, each.line):
+                for name, run in zip(each.runs, runs, strict=True):
+                    if name in each.results:
+                        self.check_result(run, each.results[name])
             for key, value in self.told.items():
                 before = each.facts.get(key, value)  # a log of an earlier version does not say
                 if before != value:
@@ -156,14 +174,20 @@ class Search:
         """What the rounds say.
 
         Raises:
-            ConfigError: no margin was given, and the trunk ended at 0.
+            ConfigError: no margin was given, and the trunks end at 0, or at both sides of it.
             RecordError: they have pulses of another search.
         """
         facts = self.facts_of(rounds)
         several = tuple(name for name, kind in self.kinds.items() if kind.within)
         margin = self.given or facts.margin
-        own = f"one of your own: the default is {100 * OF_TRUNK:g} % of the trunk's metric, 0"
-        require(margin > 0, "margin", margin, own)
+        if self.given is None and facts.shown.name != "accuracy":
+            ends = [self.end_of(run, rounds) for run in ended_runs(rounds) if run[0] is None]
+            own = (
+                f"one of your own: the default is {100 * OF_TRUNK:g} % of the trunk's metric, and "
+                f"the trunks end close to 0, at {', '.join(f'{end:.3g}' for end in ends[:4])}"
+            )
+            mean = statistics.fmean(ends)
+            require(abs(mean) > statistics.pstdev(ends), "margin", None, own)
         rules = replace(
             rules_of(facts.units, self._parts_of(rounds) or self.parts),
             arms=(*self.kinds,),
@@ -226,16 +250,24 @@ class Search:
 
 
 def rules_of(units: int, parts: int) -> Rules:
-    """Rules without arms."""
-    return Rules(units, (), 1.0, parts=parts, least=max(1, round(units / SHORTEST)))
+    """Rules without arms; with no more parts than there are windows."""
+    least = max(1, round(units / SHORTEST))
+    return Rules(units, (), 1.0, parts=max(1, min(parts, units // least)), least=least)
 
 
 def _runs_of(each: Round) -> list[Run]:
     """The runs of a round, as its line in the log has them."""
-    return [
-        (p and Pulse(p[0], tuple((span[0], span[1]) for span in p[1])), number)
-        for p, number in each.facts["runs"]
-    ]
+    return [(_pulse_of(pulse), budgeted.as_whole(number)) for pulse, number in each.facts["runs"]]
+
+
+def _pulse_of(plain: Any) -> Pulse | None:
+    if plain is None:
+        return None
+    arm, spans = plain
+    found = tuple((budgeted.as_whole(first), budgeted.as_whole(stop)) for first, stop in spans)
+    ends = [end for span in found for end in span]
+    budgeted.expect(isinstance(arm, str) and bool(ends) and ends == sorted({*ends}))
+    return Pulse(arm, found)
 
 
 def ended_runs(rounds: Sequence[Round]) -> list[Run]:

@@ -9,11 +9,13 @@ that was killed does not count.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +38,15 @@ class Budget:
         runs: that are trained; None: any.
 
     Raises:
-        ConfigError: none of both, or not a positive number.
+        ConfigError: none of both, or not a positive, finite number.
     """
 
     minutes: float | None = None
     runs: int | None = None
 
     def __post_init__(self) -> None:
-        require(self.minutes is None or self.minutes > 0, "minutes", self.minutes, "above 0")
+        good = self.minutes is None or (math.isfinite(self.minutes) and self.minutes > 0)
+        require(good, "minutes", self.minutes, "above 0, and finite")
         require(self.runs is None or self.runs > 0, "runs", self.runs, "above 0")
         some = self.minutes is not None or self.runs is not None
         require(some, "minutes", None, "a number of minutes, or of runs")
@@ -58,12 +61,14 @@ class Round:
         facts: what else the caller has written of it, in plain types.
         results: of the runs that have ended, by name; in plain types.
         seconds: that these took, side by side, with the choice of what to train.
+        line: of the log, from 1 on; 0: it is not written yet.
     """
 
     runs: tuple[str, ...]
     facts: Mapping[str, Any]
     results: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+    line: int = field(default=0, compare=False)
 
     @property
     def missing(self) -> list[str]:
@@ -73,7 +78,7 @@ class Round:
     def with_result(self, name: str, result: Any, seconds: float) -> Round:
         """The round after one more of its runs."""
         results = {**self.results, name: result}
-        return Round(self.runs, self.facts, results, self.seconds + seconds)
+        return replace(self, results=results, seconds=self.seconds + seconds)
 
 
 Choose = Callable[[Sequence[Round]], tuple[Sequence[str], Mapping[str, Any]]]
@@ -88,17 +93,58 @@ def rounds_of(folder: Path) -> list[Round]:
         RecordError: the log is damaged.
     """
     found: list[Round] = []
-    lines = (parse_line(text) for text in complete_lines(folder / LOG))
-    try:
-        for line in filter(None, lines):  # one that was torn by a kill is none
+    for number, text in enumerate(complete_lines(folder / LOG), start=1):
+        line = parse_line(text)
+        if line is None:  # it was torn by a kill
+            continue
+        with refuse_damage(folder, number):
             if "runs" in line:
-                found.append(Round(tuple(line["runs"]), line["facts"]))
+                names, facts = tuple(map(_text, line["runs"])), {**line["facts"]}
+                if found and found[-1].runs == names and not found[-1].results:
+                    found.pop()  # its newline was torn by a kill, and it was written again
+                expect(bool(names) and not (found and found[-1].missing))
+                found.append(Round(names, facts, line=number))
             else:
-                seconds = float(line["seconds"])
+                expect(line["run"] in found[-1].runs)
+                seconds = as_number(line["seconds"])
+                expect(seconds >= 0)
                 found[-1] = found[-1].with_result(line["run"], line["result"], seconds)
-    except (KeyError, IndexError, TypeError, ValueError):
-        raise RecordError(f"{folder / LOG} is damaged: expected a round, then its runs") from None
     return found
+
+
+@contextlib.contextmanager
+def refuse_damage(folder: Path, number: int) -> Iterator[None]:
+    """RecordError, which names the log's line, where its content has another shape."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
+        raise RecordError(
+            f"{folder / LOG}, line {number} is damaged: expected a round, or one of its runs; "
+            "choose another folder"
+        ) from None
+
+
+def expect(good: bool) -> None:
+    """ValueError unless good."""
+    if not good:
+        raise ValueError
+
+
+def as_number(value: Any) -> float:
+    """A finite number of the log; ValueError for another value."""
+    expect(type(value) in (int, float) and math.isfinite(value))
+    return float(value)
+
+
+def as_whole(value: Any, least: int = 0) -> int:
+    """A whole number of the log; ValueError for another value, or one below the least."""
+    expect(type(value) is int and least <= value < 2**63)
+    return int(value)
+
+
+def _text(value: Any) -> str:
+    expect(isinstance(value, str))
+    return str(value)
 
 
 def search_in_rounds(folder: Path, choose: Choose, train: Train) -> list[Round]:

@@ -83,18 +83,37 @@ def read_question(out: Path, question: Mapping[str, Any]) -> Asked | None:
     facts = rounds[0].facts
     if "question" not in facts:
         raise RecordError(f"{out} holds another search: choose another folder")
+    with budgeted.refuse_damage(out, rounds[0].line):
+        budgeted.expect(isinstance(facts["question"], dict))
+        budgeted.expect(min(map(budgeted.as_number, facts["rungs"])) > 0)
+        first = _prices_of(facts)
+        per_epoch = budgeted.as_whole(facts["per_epoch"], 1)
     for key, value in json.loads(json.dumps(question)).items():  # a tuple is a list in the log
         before = facts["question"].get(key)
         if before != value:
             raise RecordError(
                 f"{out} holds a plan with {key} {before!r}, not {value!r}: choose another folder"
             )
-    logged = [
-        {name: Price(*numbers) for name, numbers in each.facts["prices"].items()}
-        for each in rounds
-        if "prices" in each.facts
-    ]
-    return Asked(question, int(facts["per_epoch"]), logged[0], logged[-1])
+    latest = first
+    for each in rounds:
+        with budgeted.refuse_damage(out, each.line):
+            latest = _prices_of(each.facts) if "prices" in each.facts else latest
+            budgeted.expect(latest.keys() == first.keys())
+            budgeted.expect({probe.method for probe in _probes_of(each).values()} <= first.keys())
+            for result in each.results.values():
+                if result is not None:
+                    budgeted.as_number(result)
+    return Asked(question, per_epoch, first, latest)
+
+
+def _prices_of(facts: Mapping[str, Any]) -> dict[str, Price]:
+    """The prices of a round's line."""
+    prices = {}
+    for name, numbers in facts["prices"].items():
+        seconds, size, here = map(budgeted.as_number, numbers)
+        budgeted.expect(seconds > 0 and size >= 0 and here >= 0)
+        prices[name] = Price(seconds, size, here)
+    return prices
 
 
 @dataclass(frozen=True)
@@ -354,7 +373,10 @@ class Probes:
 
 def _probes_of(each: Round) -> dict[str, Probe]:
     """The probes of a round, by name."""
-    probes = (Probe(m, int(n), float(r), int(seed)) for m, n, r, seed in each.facts["probes"])
+    probes = (
+        Probe(m, budgeted.as_whole(n, 1), budgeted.as_number(rate), budgeted.as_whole(seed))
+        for m, n, rate, seed in each.facts["probes"]
+    )
     return dict(zip(each.runs, probes, strict=True))
 
 

@@ -125,11 +125,11 @@ def list_phases(config: RunConfig, out: Path) -> list[Phase]:
             stop, after = every[i + 1] if i + 1 < len(every) else (None, None)
             made.append(Phase(own, config, first, stop, after, tuple(every[:i]), trunk))
     trained = in_force(recorded_phases(trunk), at)
-    _check_branch(from_dict(RunConfig, as_present(trained)), config, header["units"])
+    check_branch(from_dict(RunConfig, as_present(trained)), config, header["units"])
     return made
 
 
-def _check_branch(before: RunConfig, after: RunConfig, units: int | None) -> None:
+def check_branch(before: RunConfig, after: RunConfig, units: int | None) -> None:
     """Raise ConfigError unless the second configuration can continue the first one."""
     branch = after.branch
     assert branch is not None

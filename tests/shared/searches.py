@@ -391,7 +391,7 @@ HARMS: dict[str, Searched | Recorded] = {
         early, {"pulse": ["period=4", "no-feedback"], "runs": 40, "parts": 2}
     ),
     "harm of a level in groups": Recorded(
-        middle, {"pulse": "high", "groups": ["0.*", "1.*"], "runs": 30, "parts": 2}
+        middle, {"pulse": "high", "groups": ["features.*", "head.*"], "runs": 30, "parts": 2}
     ),
     "harm of a rate that breaks": Recorded(breaks_early, {"pulse": "optimizer.lr=9", "runs": 50}),
 }

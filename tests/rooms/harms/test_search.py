@@ -3,18 +3,23 @@ same search without a stop, a law that a function follows)."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
 from configs import smoke, smoke_static
+from hypothesis import strategies as st
+from odd_values import odd, places, with_odd
 from runs import same_bits, same_weights
 from torch import Tensor, nn
 
@@ -449,11 +454,16 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "period": ({"pulse": "period=1"}, "a whole number above 1"),
     "group": ({"pulse": "deletion", "groups": ["0.*"]}, "a level with groups"),
     "minutes": ({"minutes": 0.0, "runs": None}, "above 0"),
+    "typo": ({"groups": ["0.*", "typo*"]}, "no compressed layer matches 'typo\\*'"),
+    "forever": ({"minutes": math.inf, "runs": None}, "above 0, and finite"),
     "margin": ({"margin": 0.0}, "above 0"),
+    "no margin": ({"margin": math.inf}, "above 0, and finite"),
     "parts": ({"parts": 1}, "2 or more"),
     "jobs": ({"jobs": 0}, "at least 1"),
     "argument": ({"epoch": 3}, "no argument of a training. did you mean 'epochs'"),
-    "seed": ({"pulse": "seed=3"}, "seed"),
+    "seed": ({"pulse": "seed=3"}, "pulse 'seed=3': seed = 3"),
+    "data": ({"pulse": "data.batch_size=3"}, "data.batch_size"),
+    "level": ({"pulse": "levels.high=0"}, "levels.high"),
     "epochs": ({"epochs": 1}, "two units or more"),
     "unsent": ({"jobs": 2, "loss": lambda a, b: a.sum()}, "cannot be sent to another process"),
 }
@@ -465,6 +475,18 @@ def test_what_cannot_be_searched_is_one_sentence(name: str, tmp_path: Path) -> N
     with pytest.raises(RegimesError, match=why) as caught:
         searched(tmp_path / "search", **changes)
     assert "\n" not in str(caught.value)
+    assert not [*tmp_path.rglob("*.jsonl")], "nothing is trained"
+
+
+@pytest.mark.parametrize("parts", [5, 10**6, 10**12])
+def test_there_are_no_more_parts_than_units(parts: int, tmp_path: Path) -> None:
+    few, many = (
+        regimes.harm(law, units=12, runs=40, out=tmp_path / str(n), parts=n) for n in (12, parts)
+    )
+    if parts > 12:
+        assert many.table.equals(few.table)
+    assert len(many.table) <= 12
+    searched(tmp_path / "records", parts=parts, runs=1)  # whose trunk keeps a state per window
 
 
 def test_data_are_of_a_model_and_arguments_of_its_training(tmp_path: Path) -> None:
@@ -476,6 +498,79 @@ def test_data_are_of_a_model_and_arguments_of_its_training(tmp_path: Path) -> No
         regimes.harm(law, units=12, metric="mine", out=tmp_path)
     with pytest.raises(ConfigError, match="the function returned 'x', expected a number"):
         regimes.harm(lambda pulse, seed: "x", units=12, out=tmp_path)
+
+
+NO_METRIC = [10**400, 10**5000, True, np.bool_(True), torch.tensor(True), "0.5", b"1", None, 1j, {}]
+NO_METRIC += [[1.0], torch.zeros(3), np.zeros(2)]
+
+
+@pytest.mark.parametrize("value", NO_METRIC, ids=lambda value: type(value).__name__)
+def test_what_is_no_metric_is_one_sentence(value: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^the function returned .*, expected a number$") as told:
+        regimes.harm(lambda pulse, seed: value, units=12, out=tmp_path)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("value", [3, 0.5, np.float32(2), torch.tensor(1.5), torch.ones(1)])
+def test_a_number_of_any_kind_is_a_metric(value: Any, tmp_path: Path) -> None:
+    found = regimes.harm(lambda pulse, seed: value, units=12, runs=1, out=tmp_path)
+    assert found.known.rules.margin == pytest.approx(0.02 * float(value))
+
+
+def test_a_metric_around_zero_needs_a_margin(tmp_path: Path) -> None:
+    """2 % of a mean that is smaller than its spread over seeds says nothing."""
+    given: dict[str, Any] = {"units": 12, "runs": 15, "out": tmp_path}
+
+    def around(pulse: Pulse | None, seed: int) -> float:
+        return (-1) ** seed * 0.2 + 0.01
+
+    with pytest.raises(ConfigError, match=r"close to 0, at 0\.21, -0\.19") as told:
+        regimes.harm(around, **given)
+    assert "\n" not in str(told.value)
+    assert set(regimes.harm(around, **given, margin=1.0).table["call"]) == {"safe"}
+    with pytest.raises(ConfigError, match="what change of reward counts as none is not known"):
+        regimes.harm(law, units=12, metric="reward", lower=False, out=tmp_path / "other")
+
+
+# -- the log ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    folder = tmp_path_factory.mktemp("log")
+    regimes.harm(law, units=12, runs=12, out=folder)
+    return [json.loads(line) for line in (folder / LOG).read_text().splitlines()]
+
+
+@hypothesis.given(data=st.data())
+def test_a_damaged_log_is_one_sentence(data: st.DataObject, log: list[Any]) -> None:
+    """Another value at any place of any line."""
+    line = data.draw(st.integers(0, len(log) - 1))
+    at = data.draw(st.sampled_from([*places(log[line])]))
+    with tempfile.TemporaryDirectory() as folder:
+        changed = [*log[:line], with_odd(log[line], at, data.draw(odd)), *log[line + 1 :]]
+        Path(folder, LOG).write_text("".join(json.dumps(each) + "\n" for each in changed))
+        with contextlib.suppress(RegimesError):
+            regimes.harm(law, units=12, runs=12, out=folder)
+
+
+@pytest.mark.parametrize("value", [None, True, "7", -1, 1.5, -1e300, 10**400, []], ids=str)
+def test_a_damaged_log_names_its_line(value: Any, log: list[Any], tmp_path: Path) -> None:
+    """A seed, a span's end and seconds that are none; in each line that has them."""
+    for number, line in enumerate(log, start=1):
+        if "runs" in line:
+            names = [("facts", "runs", 0, 1), ("runs", 0)]
+            names += [("facts", "runs", -1, 0, 1, 0, 1)] if line["facts"]["runs"][-1][0] else []
+        else:
+            names = [("seconds",), ("run",)]
+        for at in names:
+            if value in (1.5, "7") and at[0] in ("seconds", "run", "runs"):
+                continue  # seconds; another name, which is another search
+            changed = [*log[: number - 1], with_odd(line, at, value), *log[number:]]
+            (tmp_path / LOG).write_text("".join(json.dumps(each) + "\n" for each in changed))
+            with pytest.raises(RecordError, match=rf"{LOG}, line {number} is damaged") as told:
+                regimes.harm(law, units=12, runs=12, out=tmp_path)
+            assert "\n" not in str(told.value)
 
 
 def test_words_of_a_function_are_some_and_each_once(tmp_path: Path) -> None:

@@ -93,6 +93,17 @@ def test_a_torn_line_is_written_again(cut: int, tmp_path: Path) -> None:
     assert without_seconds(rounds_of(tmp_path / "run")) == without_seconds(expected)
 
 
+def test_a_round_whose_newline_is_torn_is_written_again(tmp_path: Path) -> None:
+    runs = Runs()
+    expected = search_in_rounds(tmp_path / "run", runs.choose, runs.train)
+    log = tmp_path / "run" / LOG
+    lines = log.read_bytes().split(b"\n")
+    log.write_bytes(b"\n".join(lines[:7]))  # up to the third round
+    found = search_in_rounds(tmp_path / "run", runs.choose, runs.train)
+    assert without_seconds(found) == without_seconds(expected)
+    assert without_seconds(rounds_of(tmp_path / "run")) == without_seconds(expected)
+
+
 def test_a_log_that_is_a_link_is_not_written(tmp_path: Path) -> None:
     """It would lead out of the folder that the user named."""
     (tmp_path / "theirs").write_text("")
@@ -129,7 +140,7 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_another_file_is_no_log(tmp_path: Path) -> None:
     (tmp_path / LOG).write_text(json.dumps({"run": "a", "result": 1, "seconds": 1.0}) + "\n")
-    with pytest.raises(RecordError, match="expected a round, then its runs"):
+    with pytest.raises(RecordError, match="line 1 is damaged: expected a round, or one"):
         rounds_of(tmp_path)
 
 

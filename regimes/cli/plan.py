@@ -20,7 +20,7 @@ def plan(
     loss: float | None = None,
     step: str | None = None,
     gpus: int = 1,
-    methods: tuple[str, ...] = (),
+    methods: tuple[str, ...] | None = None,
     probe: Settings = (),
     minutes: float | None = None,
     runs: int | None = None,

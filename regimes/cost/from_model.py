@@ -30,7 +30,7 @@ from regimes.cost.job import (
 from regimes.cost.job import USUAL as USUAL_DEVICE
 from regimes.cost.methods import (
     WIDE,
-    parse_method,
+    parse_methods,
     tabulate_curves,
     tabulate_methods,
     usual_methods,
@@ -174,7 +174,8 @@ def main(options: JobOptions, algorithm: str = FASTEST, csv: Path | None = None)
         csv: file for the numbers in full precision.
     """
     planned = make_job(options, algorithm)
-    methods = [parse_method(text) for text in options.methods] or usual_methods(planned)
+    given = options.methods
+    methods = usual_methods(planned) if given is None else parse_methods(given)
     frame = tabulate_methods(planned, methods)
     console, sentence = new_console(highlight=False), write_advice(planned, methods, frame)
     # before anything is printed: the pipe may be closed

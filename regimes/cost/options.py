@@ -51,7 +51,7 @@ class JobOptions:
     links: Path | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     bucket_mb: float = 25.0
-    methods: tuple[str, ...] = ()
+    methods: tuple[str, ...] | None = None
     json: Path | None = None
     figure: Path | None = None
 

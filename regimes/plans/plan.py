@@ -14,7 +14,7 @@ from regimes.config.arguments import check_arguments
 from regimes.console.notebook import describe_kept_runs, end_in_one_sentence
 from regimes.console.progress import shown_by
 from regimes.cost.job import WITHIN, parse_seconds, read_links
-from regimes.cost.methods import parse_method
+from regimes.cost.methods import parse_method, parse_methods
 from regimes.errors import require
 from regimes.launch.budgeted import Budget
 from regimes.launch.subject import read_subject
@@ -48,7 +48,7 @@ def plan(
     seconds: float | str | None = None,
     loss: float | None = None,
     step: float | str | None = None,
-    methods: Sequence[str] = (),
+    methods: Sequence[str] | None = None,
     probe: Any = None,
     minutes: float | None = None,
     runs: int | None = None,
@@ -110,10 +110,9 @@ def plan(
     smaller = (
         (config, task) if probe is None else _smaller(what, config, probe, data, set, training)
     )
-    every = [
-        parse_method(DENSE),
-        *(parse_method(text) for text in methods or METHODS if text != DENSE),
-    ]
+    chosen = parse_methods(METHODS if methods is None else methods)
+    dense = parse_method(DENSE)
+    every = [dense, *(method for method in chosen if method != dense)]
     aim = Aim(seconds, loss)
     out = record_folder(out)
     question = {"link": str(where.between), "within": str(where.within), "gpus": gpus, "step": step}
@@ -130,12 +129,12 @@ def plan(
     else:
         facts = replace(facts, renewed=renew_prices(facts.renewed, prices))
     spent = time.monotonic() - start
-    chosen = keep_faster(every, facts.prices)
-    least = FEWEST * min(facts.prices[method.label].seconds for method in chosen)
+    faster = keep_faster(every, facts.prices)
+    least = FEWEST * min(facts.prices[method.label].seconds for method in faster)
     enough = f"{least:.3g} or more, in which the fastest method has {FEWEST} steps"
     require(seconds is None or seconds >= least, "seconds", seconds, enough)
-    left_out = tuple(method.label for method in every if method not in chosen)
-    table = {method.label: method for method in chosen}
+    left_out = tuple(method.label for method in every if method not in faster)
+    table = {method.label: method for method in faster}
     trained = in_steps(smaller[0], facts.per_epoch)
     probes = Probes(out, trained, table, facts, aim, smaller[1], probe is not None, spent)
     with end_in_one_sentence(lambda: describe_kept_runs(out)), shown_by(show) as line:

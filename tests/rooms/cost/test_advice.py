@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from regimes.cost import evidence
@@ -161,6 +161,7 @@ EITHER: dict[str, tuple[Any, ...]] = {
 }
 
 
+@settings(max_examples=30)
 @given(st.fixed_dictionaries({name: st.sampled_from(both) for name, both in EITHER.items()}))
 def test_an_option_that_changes_no_number_is_refused(options: dict[str, Any]) -> None:
     """Each option of a job that is predicted: without it another number, or no job."""
@@ -173,10 +174,8 @@ def test_an_option_that_changes_no_number_is_refused(options: dict[str, Any]) ->
             job = make_job(JobOptions(**of))
         except ConfigError:
             return None
-        steps = [method_work(job, parse_method(text)) for text in ("dense", "cast:fp16")]
         links = [job.link, *([job.within] if job.nodes > 1 < job.gpus else [])]
-        waits = [float(step.communicate(link, job.replicas)) for step in steps for link in links]
-        return job.priced, [(step.compute, step.compress) for step in steps], waits
+        return job.priced, job.compute, job.memory, job.replicas, links
 
     found = numbers(options)
     assume(found is not None)

@@ -314,13 +314,16 @@ WRONG = {
     "within": ("fast", "no bandwidth and latency"),
     "links": (Path("none.json"), "write it with torchrun"),
     "methods": (("powersgd",), "a level is missing"),
+    "no methods": ((), "one or more"),
+    "a method twice": (("topk:1", "topk:1"), "expected topk 1 once"),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_options_are_one_sentence(name: str) -> None:
     value, said = WRONG[name]
-    options = replace(JobOptions(model="resnet50", items=64), **{name: value})
+    field = "methods" if "method" in name else name
+    options = replace(JobOptions(model="resnet50", items=64), **{field: value})
     with pytest.raises(ConfigError, match=said):
         main(options)
 

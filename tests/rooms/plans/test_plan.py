@@ -3,18 +3,24 @@ stopped)."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import itertools
 import json
+import math
 import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
+from hypothesis import strategies as st
+from odd_values import odd, places, with_odd
 from torch import nn
 
 import regimes
@@ -274,12 +280,43 @@ def test_computing_is_timed_once_for_all_and_the_fastest_step_counts(
 def test_a_question_of_tuples_is_the_one_in_the_log(tmp_path: Path) -> None:
     asked = {"probe": {"model.widths": (8, 16)}, "seconds": 2}
     facts = {"question": asked, "per_epoch": 3, "prices": {"dense": [1.0, 2.0, 3.0]}}
+    facts |= {"rungs": [2.0], "probes": [["dense", 16, 0.0, 0]]}
     (tmp_path / LOG).write_text(json.dumps({"runs": ["x"], "facts": facts}) + "\n")
     found = read_question(tmp_path, asked)
     assert found is not None
     assert found.per_epoch == 3
     with pytest.raises(RecordError, match=r"holds a plan with probe .*\[8, 16\]"):
         read_question(tmp_path, {**asked, "probe": {"model.widths": (8, 17)}})
+
+
+@hypothesis.given(data=st.data())
+def test_a_damaged_log_is_one_sentence(data: st.DataObject, found: regimes.Plan) -> None:
+    """Another value at any place of any line; what is no number is never taken for one."""
+    assert found.out is not None
+    log = [json.loads(line) for line in (found.out / LOG).read_text().splitlines()]
+    question = log[0]["facts"]["question"]
+    number = data.draw(st.integers(0, len(log) - 1))
+    at = data.draw(st.sampled_from([*places(log[number])]))
+    changed = [*log[:number], with_odd(log[number], at, data.draw(odd)), *log[number + 1 :]]
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, LOG).write_text("".join(json.dumps(each) + "\n" for each in changed))
+        with contextlib.suppress(RecordError):
+            asked = read_question(Path(folder), question)
+            assert asked is None or all(p.seconds > 0 for p in asked.renewed.values())
+
+
+@pytest.mark.parametrize("value", [None, True, "7", -1, -1e300, 10**400, []], ids=str)
+def test_a_damaged_log_names_its_line(value: Any, found: regimes.Plan, tmp_path: Path) -> None:
+    assert found.out is not None
+    log = [json.loads(line) for line in (found.out / LOG).read_text().splitlines()]
+    question = log[0]["facts"]["question"]
+    probe, price = ("facts", "probes", 0), ("facts", "prices", "dense", 0)
+    for line, at in ((1, (*probe, 1)), (1, (*probe, 3)), (1, price), (2, ("seconds",))):
+        changed = [*log]
+        changed[line - 1] = with_odd(log[line - 1], at, value)
+        (tmp_path / LOG).write_text("".join(json.dumps(each) + "\n" for each in changed))
+        with pytest.raises(RecordError, match=f"{LOG}, line {line} is damaged"):
+            read_question(tmp_path, question)
 
 
 def test_a_smaller_model_stands_for_the_larger_one(tmp_path: Path, found: regimes.Plan) -> None:
@@ -314,6 +351,10 @@ def test_a_smaller_model_stands_for_the_larger_one(tmp_path: Path, found: regime
         ({"seconds": None}, "one of the two"),
         ({"loss": 80.0}, "one of the two"),
         ({"methods": ["powersgd"]}, "a level is missing"),
+        ({"methods": []}, r"methods = \[\]: expected one or more"),
+        ({"methods": ["dense/4", "topk:1", "dense/4"]}, "expected dense, every 4 steps once"),
+        ({"methods": ["topk:1", "topk:1/1"]}, "expected topk 1 once"),
+        ({"runs": None, "minutes": math.inf}, "above 0, and finite"),
         ({"gpus": 3}, "does not divide"),
         ({"step": 0.0}, "a duration above 0"),
         ({"step": "4 metres"}, "a duration above 0"),

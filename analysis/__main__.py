@@ -112,7 +112,10 @@ def offers() -> dict[str, Offer]:
 
 
 def _figure(figures: Command, number: str, words: Sequence[str]) -> None:
-    call(figures.main, [number, *words], f"regimes figure {number}")
+    from .paper.figures import FIGURES
+
+    program = f"regimes figure {number}"
+    call(partial(figures.main, number), words, program, FIGURES[number].shows)
 
 
 def _run(command: Command, name: str, words: Sequence[str]) -> None:

@@ -153,8 +153,13 @@ class Files:
 # -- start -----------------------------------------------------------------------------------
 
 
-def call(main: Callable[..., Any], words: Sequence[str], program: str) -> None:
+def call(
+    main: Callable[..., Any], words: Sequence[str], program: str, says: str | None = None
+) -> None:
     """Run ``main`` with its arguments from words.
+
+    Args:
+        says: how its help begins; default its docstring.
 
     Raises:
         ConfigError: ``main`` has a required argument, and none was given.
@@ -163,13 +168,13 @@ def call(main: Callable[..., Any], words: Sequence[str], program: str) -> None:
         lines = BLOCK.findall(main.__globals__["__doc__"] or "")
         how = ", then ".join(f"`{line}`" for line in lines[:2])
         raise ConfigError(f"{program} needs records: {how}")
-    about = (inspect.getdoc(main) or "").partition("Args:")[0].rstrip()
+    about = says or (inspect.getdoc(main) or "").partition("Args:")[0].rstrip()
     with track_inputs():
         tyro.cli(
             main,
             prog=program,
             args=words,
-            config=(tyro.conf.PositionalRequiredArgs,),
+            config=(tyro.conf.PositionalRequiredArgs, tyro.conf.DisallowNone),
             description=f"{about}\n\n{SELECT}",
         )
 

@@ -36,7 +36,7 @@ class _App(SubcommandApp):
                 return None if offered.begin_figure(name, words) else sys.exit(2)
             case [verb, *words] if not {"-h", "--help"} & {*words}:
                 _check_options(verb, words)
-        return super().cli(**kwargs)
+        return super().cli(**kwargs, config=(tyro.conf.DisallowNone,))  # "None" is not shown
 
 
 app = _App()

@@ -194,7 +194,7 @@ def figure(
     `regimes figure 2 runs/small --out figures`.
 
     Args:
-        name: as the list has it.
+        name: of a figure in the list, which `regimes figure` prints.
         words: records and options; `regimes figure NAME --help` says which.
     """
     from regimes.plotting import offered

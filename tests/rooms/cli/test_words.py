@@ -11,7 +11,7 @@ import pytest
 from synthetic import make
 
 import regimes
-from regimes import presets
+from regimes import cli, presets
 from regimes.cli.app import app, check_no_empty_word
 from regimes.console.tables import Table
 from regimes.errors import ConfigError
@@ -22,6 +22,16 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 def test_the_version(command: Command) -> None:
     done = command("--version")
     assert (done.returncode, done.stdout) == (0, f"regimes {regimes.__version__}\n")
+
+
+@pytest.mark.parametrize("verb", [verb for verb in cli.__all__ if verb != "app"])
+def test_the_help_of_a_command_has_no_none_for_what_may_be_left_out(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["regimes", verb, "--help"])
+    with pytest.raises(SystemExit):
+        app.cli(prog="regimes")
+    assert "{None}" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

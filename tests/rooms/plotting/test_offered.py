@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -158,3 +159,37 @@ def test_figure_is_among_the_commands(
     done = command("figure", "--help")
     assert done.returncode == 0
     assert "regimes figure 2 runs/small" in done.stdout
+
+
+def test_the_help_of_a_figure_begins_with_what_it_shows(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("2", "3", "8", "deficit"):
+        figure = FIGURES[name]
+        with pytest.raises(SystemExit) as ended:
+            offered.begin_figure(name, ["--help"])
+        assert not ended.value.code
+        said = " ".join(capsys.readouterr().out.split())
+        assert (
+            said.partition("] ")[2]
+            .removeprefix("[--out PATH] ")
+            .startswith(f"[[PATH [PATH ...]]] [--out PATH] {figure.shows}")
+        ), name
+
+
+def test_every_figure_takes_the_style_of_a_paper(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The words of a figure's own are the others, and its options hold while it is drawn."""
+    from regimes.plotting import canvas
+
+    install(mine="mine")
+    seen: list[object] = []
+    words = ["runs", "--style", "paper", "--out=figures", "--width", "5"]
+    monkeypatch.setattr(canvas, "use_options", lambda **given: seen.append(given) or nullcontext())
+    started.clear()
+    offered.begin_figure("mine", words)
+    assert started == [["runs", "--out=figures"]]
+    assert seen == [{"width": 5.0, "formats": ("pdf", "png"), "plain": True}]
+    offered.begin_figure("mine", ["runs", "--style=own"])
+    assert started[1:] == [["runs", "--style=own"]], "the figure's own"

@@ -9,6 +9,7 @@ those that installed packages offer: the study's, the paper's scale included, ar
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,8 @@ def get_preset(name: str) -> RunConfig:
 def get_grid(name: str) -> Grid:
     """A grid, or ConfigError with the nearest name.
 
-    The name may also be a TOML file (`own`), or a folder of configurations, one per schedule.
+    The name may also be a TOML file (`own`), or a folder of configurations, one per schedule: in
+    the order of their grid where `regimes tune` wrote them, else by name.
     """
     if own.is_file(name):
         return own.read_grid(name, get_preset)
@@ -70,9 +72,20 @@ def get_grid(name: str) -> Grid:
         files = sorted(Path(name).glob("*.toml"))
         if not files:
             raise ConfigError(f"{name} has no configuration: expected files *.toml in it")
+        order = _tuned_order(Path(name).parent / "tune.json")
+        files.sort(key=lambda file: order.get(file.stem, len(order)))  # the others by name
         return {file.stem: load_toml(file) for file in files}
     _check_file(name, GRIDS)
     return GRIDS.find(name)()
+
+
+def _tuned_order(path: Path) -> dict[str, int]:
+    """The place of each schedule in what `regimes tune` has written; none without such a file."""
+    try:
+        chosen = json.loads(path.read_text(encoding="utf-8"))["chosen"]
+        return {name: place for place, name in enumerate(chosen)}
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return {}
 
 
 def _check_file(name: str, known: Registry) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +85,19 @@ def test_each_cell_gets_its_best(halving: int | None, untrained: list[Any], tmp_
     }
     assert json.loads((tmp_path / "tune.json").read_text())["seeds"] == list(SEEDS)
     assert sum("chosen" in row for row in found.table().rows) == 2
+
+
+@pytest.mark.parametrize("names", [("low", "high", "a", "Z"), ("a", "low", "high", "Z")])
+def test_what_was_chosen_has_the_order_of_its_grid(names: tuple[str, ...], tmp_path: Path) -> None:
+    """A file that `regimes tune` did not write comes last; without its table all are by name."""
+    cell = cells()["low"]
+    trials = {n: [tune.Trial("as it is", replace(cell, name=n), (0.5,))] for n in names}
+    tune.Tuned("accuracy", trials, (5,)).write(tmp_path)
+    shutil.copy(tmp_path / "chosen" / "a.toml", tmp_path / "chosen" / "added.toml")
+    assert [*get_grid(str(tmp_path / "chosen"))] == [*names, "added"]
+    for odd in ("", "[]", '{"chosen": 3}', '{"chosen": [[]]}', "{"):
+        (tmp_path / "tune.json").write_text(odd)
+        assert [*get_grid(str(tmp_path / "chosen"))] == sorted([*names, "added"])
 
 
 def test_halving_trains_what_it_says(untrained: list[Any], tmp_path: Path) -> None:
